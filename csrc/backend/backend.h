@@ -1,0 +1,193 @@
+/* The backend table: everything a device must offer to train a network.
+ *
+ * A backend is one constant struct of function pointers. Operations on activations are objects that are created
+ * once for given shapes and formats and then run many times; kernels on arenas and losses are plain functions.
+ * An entry may be NULL: the plan then takes that operation from another table (the native CPU table has all).
+ *
+ * Life of an operation: create -> run forward/backward any number of times -> destroy. Creating may allocate and
+ * choose; running allocates nothing, locks nothing and prints nothing. An operation is used by one thread at a
+ * time; several operations may be used by several threads at once. */
+#ifndef GG_BACKEND_BACKEND_H
+#define GG_BACKEND_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cpu.h"
+#include "base/status.h"
+#include "tensor/tensor.h"
+
+typedef enum gg_op_kind {
+    GG_OP_CONV2D = 0,
+    GG_OP_LINEAR,
+    GG_OP_MAX_POOL2D,
+    GG_OP_AVG_POOL2D,
+    GG_OP_RELU,
+    GG_OP_TANH,
+    GG_OP_SIGMOID,
+    GG_OP_DROPOUT,
+    GG_OP_ADD,     /* sum of >= 2 inputs of one shape */
+    GG_OP_CONCAT,  /* along the first axis of the sample (channels or features) */
+    GG_OP_REORDER, /* from one format to another; backward goes the other way */
+    GG_OP_COUNT
+} gg_op_kind;
+
+const char *gg_op_kind_name(gg_op_kind kind);
+
+typedef enum gg_activation { GG_ACTIVATION_NONE = 0, GG_ACTIVATION_RELU } gg_activation;
+
+/* Windows of convolution and pooling; index 0 is height, 1 is width. All in elements; dilation 1 is dense. */
+typedef struct gg_window {
+    int64_t kernel[2], stride[2], padding[2], dilation[2];
+    bool ceil_mode;         /* pooling: round the output size up, PyTorch's rule (no window starts in the right padding) */
+    bool count_include_pad; /* average pooling: divide by the window's size with its padding, PyTorch's rule */
+} gg_window;
+
+#define GG_MAX_INPUTS 16
+
+/* What an operation is to compute. Shapes are of one sample; batch is N. */
+typedef struct gg_op_desc {
+    gg_op_kind kind;
+    int64_t batch;
+    int inputs;
+    gg_shape input[GG_MAX_INPUTS];
+    gg_shape output;
+    gg_format offered[GG_MAX_INPUTS]; /* how the inputs lie now; the operation may ask for something else */
+    gg_format wanted_output;          /* REORDER only: the target */
+    gg_window window;                 /* CONV2D and pooling */
+    int64_t groups;                   /* CONV2D; divides both channel counts */
+    bool bias;                        /* CONV2D and LINEAR */
+    gg_activation activation;         /* CONV2D and LINEAR: applied to the output; backward starts from the output */
+    float probability;                /* DROPOUT: of being zeroed; kept values are divided by 1 - probability */
+    uint64_t seed;                    /* DROPOUT: already mixed with the layer's number */
+    bool training;                    /* false: backward is never run and dropout copies */
+    bool input_grad;                  /* false: nobody wants grad_input (first layer) */
+} gg_op_desc;
+
+/* One run. Pointers are aligned to 64 bytes. Weights and their gradients are float32 in PyTorch's layouts:
+ * convolution (O, I/groups, kH, kW), linear (out, in), bias (out). Gradients are written, never added to. */
+typedef struct gg_op_args {
+    const void *input[GG_MAX_INPUTS];
+    void *output;                    /* backward: the forward's output, valid if op->backward_needs_output */
+    void *grad_output;               /* backward: may be overwritten by the operation */
+    void *grad_input[GG_MAX_INPUTS]; /* backward: NULL where not wanted */
+    const void *weight;
+    const float *bias;
+    float *grad_weight;
+    float *grad_bias;
+    void *saved;   /* op->saved_bytes, kept by the plan from forward to backward */
+    void *scratch; /* op->scratch_bytes, content lost between runs */
+    uint32_t rank; /* DROPOUT */
+    uint64_t step; /* DROPOUT */
+} gg_op_args;
+
+typedef struct gg_op gg_op;
+
+typedef struct gg_op_class {
+    gg_status (*forward)(gg_op *op, const gg_op_args *args);
+    gg_status (*backward)(gg_op *op, const gg_op_args *args);
+    void (*destroy)(gg_op *op); /* frees the op itself */
+} gg_op_class;
+
+/* The head of every operation; a backend puts its own fields behind it. */
+struct gg_op {
+    const gg_op_class *type;
+    const char *backend;             /* the table's name, for reports */
+    gg_op_desc desc;
+    gg_format input[GG_MAX_INPUTS];  /* what it takes; the plan reorders where it differs from desc.offered */
+    gg_format output;                /* what it gives. Gradients lie as their activations do. */
+    size_t saved_bytes, scratch_bytes;
+    bool in_place;                   /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
+    bool backward_needs_input;       /* backward reads args->input[] */
+    bool backward_needs_output;      /* backward reads args->output */
+};
+
+/* Destroys any operation; NULL is fine. */
+void gg_op_destroy(gg_op *op);
+
+typedef enum gg_loss_kind { GG_LOSS_CROSS_ENTROPY = 0, GG_LOSS_BINARY_CROSS_ENTROPY, GG_LOSS_MEAN_SQUARED_ERROR, GG_LOSS_COUNT } gg_loss_kind;
+
+/* A loss over the first `batch` samples of a prediction of `features` values a sample.
+ * targets: CROSS_ENTROPY int32 class of each sample (checked by the caller), others float32 (batch, features), plain. */
+typedef struct gg_loss_args {
+    gg_loss_kind kind;
+    gg_layout layout; /* PLAIN or BATCH_LAST, of prediction and gradient */
+    int64_t batch, features;
+    const float *prediction;
+    const void *targets;
+    float *gradient;  /* of the batch's mean loss; NULL: evaluation only. Padding lanes get zeros. */
+    double loss_sum;  /* out: sum over samples (for the float losses: of the mean over features) */
+    int64_t correct;  /* out: samples classified right (argmax, lowest index on ties; sign for binary; 0 for MSE) */
+} gg_loss_args;
+
+/* Plain SGD with momentum in PyTorch's form, fused with what gossip needs, over n elements of flat arenas:
+ *   m  = momentum + (momentum_before - momentum)/2          if momentum_before, else momentum
+ *   d  = grad_scale*grad + weight_decay*weight
+ *   m' = mu*m + d
+ *   w' = weight - lr*(nesterov ? d + mu*m' : m')
+ *   momentum_out = m' + (momentum_after - momentum)/2       if momentum_after, else m'
+ *   weight_out   = w' + (weight_after - weight)/2           if weight_after, else w'
+ * Outputs may be the inputs' own memory, or other memory, but nothing else may overlap. mu = 0: momentum pointers NULL.
+ * The result of an element does not depend on where it lies in the call. */
+typedef struct gg_sgd_args {
+    size_t n; /* multiple of GG_LANES */
+    const float *grad, *weight, *momentum;
+    float *weight_out, *momentum_out;
+    const float *momentum_before, *momentum_after, *weight_after; /* received from a partner; NULL: none */
+    uint16_t *compute_copy;                                       /* bfloat16 copy of weight_out; NULL: none */
+    float grad_scale, lr, mu, weight_decay;
+    bool nesterov;
+} gg_sgd_args;
+
+/* Reads samples of a data set into a batch. */
+typedef struct gg_gather_args {
+    gg_dtype dtype;         /* of the set: GG_UINT8 or GG_FLOAT32 */
+    const void *rows;       /* the set, one sample a row of `values` elements */
+    int64_t values;         /* elements in a sample */
+    const uint32_t *index;  /* n row numbers; NULL: rows 0..n-1 */
+    int64_t n;              /* samples; the batch is padded with zeros where the layout pads */
+    float scale, shift;     /* value = scale*element + shift */
+    gg_layout layout;       /* PLAIN or BATCH_LAST */
+    float *out;
+} gg_gather_args;
+
+/* A device's working context: threads and kernels chosen. Used by one rank. */
+typedef struct gg_device gg_device;
+
+typedef struct gg_backend {
+    const char *name;
+    gg_status (*open)(int threads, gg_isa isa, gg_device **out);
+    void (*close)(gg_device *device);
+
+    /* Operations; NULL: not offered. A desc that is offered but not possible gives GG_ERROR_UNSUPPORTED. */
+    gg_status (*create[GG_OP_COUNT])(gg_device *device, const gg_op_desc *desc, gg_op **out);
+
+    void (*loss)(gg_device *device, gg_loss_args *args);
+
+    /* Kernels on arenas. n is a multiple of GG_LANES; pointers aligned to 64 bytes. */
+    void (*sgd)(gg_device *device, const gg_sgd_args *args);
+    /* out = base + (received - snapshot)/2; out may be base or snapshot. */
+    void (*mix)(gg_device *device, size_t n, const float *base, const float *received, const float *snapshot, float *out);
+    /* out = (own + received)/2; out may be own. */
+    void (*halve)(gg_device *device, size_t n, const float *own, const float *received, float *out);
+    /* out = scale[0]*source[0] + scale[1]*source[1] + ..., in this order; out may be any one of the sources. */
+    void (*weighted_sum)(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out);
+    /* Sum of squares of a - b (b NULL: of a), in double. */
+    double (*sum_squares)(gg_device *device, size_t n, const float *a, const float *b);
+    /* True if no element is NaN or infinite. */
+    bool (*all_finite)(gg_device *device, size_t n, const float *a);
+
+    void (*gather)(gg_device *device, const gg_gather_args *args);
+    /* Between PLAIN and BATCH_LAST for n samples of `values` float32 each; to_lanes: PLAIN -> BATCH_LAST. */
+    void (*transpose)(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out);
+} gg_backend;
+
+/* The head of every device; a backend puts its own fields behind it. */
+struct gg_device {
+    const gg_backend *table;
+    gg_isa isa;
+    int threads;
+};
+
+#endif

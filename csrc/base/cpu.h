@@ -1,0 +1,23 @@
+/* What the CPU can do, and which kernels are to be used. */
+#ifndef GG_BASE_CPU_H
+#define GG_BASE_CPU_H
+
+#include <stdbool.h>
+
+#include "base/status.h"
+
+/* One build of every kernel a level. AVX512F is the Knights Landing subset (F and CD only). */
+typedef enum gg_isa { GG_ISA_SCALAR = 0, GG_ISA_AVX2, GG_ISA_AVX512F, GG_ISA_AVX512, GG_ISA_COUNT } gg_isa;
+
+/* True if this CPU and operating system run kernels of that level. */
+bool gg_cpu_supports(gg_isa isa);
+const char *gg_isa_name(gg_isa isa);
+/* The level for this process: `name` if not NULL, else $GOSSIPGRAD_ISA, else the best the CPU has. An unknown
+ * name is GG_ERROR_ARGUMENT, one that the CPU lacks GG_ERROR_UNSUPPORTED. */
+gg_status gg_isa_select(const char *name, gg_isa *out);
+/* The CPU's own name, "unknown" where it cannot be told. */
+const char *gg_cpu_name(void);
+/* Processors this process may run on. */
+int gg_cpu_count(void);
+
+#endif

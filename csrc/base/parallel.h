@@ -1,0 +1,19 @@
+/* Work shared by the threads of one rank.
+ *
+ * The threads are OpenMP's, so that they are the same ones that oneDNN uses: two pools on the same cores
+ * would fight for them. How work is split depends on the number of threads alone, so the bits of a result
+ * do too. With one thread the function is called directly and no OpenMP is entered. */
+#ifndef GG_BASE_PARALLEL_H
+#define GG_BASE_PARALLEL_H
+
+#include <stddef.h>
+
+typedef void (*gg_parallel_fn)(void *context, int thread, int threads);
+
+/* Calls fn(context, i, threads) for i = 0..threads-1, at the same time, and returns when all have. */
+void gg_parallel_run(int threads, gg_parallel_fn fn, void *context);
+
+/* The part [begin, end) of 0..n-1 that belongs to `thread`, cut at multiples of `grain` elements. */
+void gg_parallel_split(size_t n, size_t grain, int thread, int threads, size_t *begin, size_t *end);
+
+#endif

@@ -1,0 +1,40 @@
+/* Status codes and error text.
+ *
+ * Every fallible function returns a gg_status. On failure the thread-local message says what went wrong,
+ * which value was given and what was expected; the caller that can add the place ("layer 'conv1': ...")
+ * prefixes it with gg_error_prefix. Nothing here aborts, and nothing on the success path touches the message. */
+#ifndef GG_BASE_STATUS_H
+#define GG_BASE_STATUS_H
+
+typedef enum gg_status {
+    GG_OK = 0,
+    GG_ERROR_ARGUMENT,    /* a value the caller gave is outside of what is allowed */
+    GG_ERROR_SHAPE,       /* shapes that do not fit each other */
+    GG_ERROR_TYPE,        /* an element type or layout that is not taken here */
+    GG_ERROR_MEMORY,      /* the system gave no memory */
+    GG_ERROR_UNSUPPORTED, /* well-formed, but this build, CPU or library cannot do it */
+    GG_ERROR_STATE,       /* right call, wrong time */
+    GG_ERROR_BACKEND,     /* a compute library failed */
+    GG_ERROR_COMM,        /* a message failed, or a peer did */
+    GG_ERROR_NUMERIC,     /* NaN or infinity where a finite number is needed */
+    GG_ERROR_CANCELLED,   /* stopped on request, or because another rank failed */
+    GG_STATUS_COUNT
+} gg_status;
+
+/* Sets this thread's message (printf format, truncated at 1023 bytes) and returns `status`. */
+gg_status gg_fail(gg_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Puts text before this thread's message and returns `status`; GG_OK passes through untouched. */
+gg_status gg_error_prefix(gg_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* This thread's last message; never NULL; valid until the thread's next failure. */
+const char *gg_error_message(void);
+/* "argument", "shape", ...: a short word for a status. */
+const char *gg_status_name(gg_status status);
+
+/* Leaves through the one exit of a function: needs a local `gg_status status` and a label `cleanup`. */
+#define GG_TRY(call)                      \
+    do {                                  \
+        status = (call);                  \
+        if (status != GG_OK) goto cleanup; \
+    } while (0)
+
+#endif

@@ -1,0 +1,294 @@
+#include "comm/collective.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/parallel.h"
+
+/* One tag an operation suffices: messages between two ranks keep their order, and all ranks call in the same order. */
+enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_SCATTER_SLICE, TAG_GATHER_SLICE };
+
+#define PIECE ((size_t)64 << 20) /* a broadcast goes in pieces: a message's size is an int for MPI */
+#define ROUNDS 31                /* more than log2 of any group's size */
+#define WINDOW 16                /* receives that the root of a sum keeps open */
+#define MAX_VALUES 64
+
+/* Waits for an arrived message, copies it to `target` unless it landed there, and releases it. */
+static gg_status take(gg_transport *transport, gg_request *request, void *target) {
+    gg_status status = GG_OK;
+    if (request->state == GG_REQUEST_IDLE) return GG_OK;
+    GG_TRY(gg_wait(transport, request));
+    if (request->data != target) memcpy(target, request->data, request->bytes);
+    GG_TRY(gg_release(transport, request));
+cleanup:
+    return status;
+}
+
+/* Requests that live on the stack must not outlive a failure. */
+static void give_up(gg_transport *transport, gg_request *requests, int n) {
+    for (int i = 0; i < n; ++i) gg_cancel(transport, &requests[i]);
+}
+
+gg_status gg_barrier(gg_transport *transport) {
+    gg_status status = GG_OK;
+    gg_request request[2] = {0};
+    int p = transport->size, rank = transport->rank;
+    char token = 1, landing = 0;
+    for (int64_t hop = 1; hop < p; hop *= 2) {
+        int to = (int)((rank + hop) % p), from = (int)((rank - hop + p) % p);
+        GG_TRY(gg_receive(transport, &landing, 1, from, TAG_BARRIER, &request[0]));
+        GG_TRY(gg_send(transport, &token, 1, to, TAG_BARRIER, &request[1]));
+        GG_TRY(take(transport, &request[0], &landing));
+        GG_TRY(gg_wait(transport, &request[1]));
+    }
+cleanup:
+    if (status != GG_OK) {
+        give_up(transport, request, 2);
+        gg_error_prefix(status, "barrier: ");
+    }
+    return status;
+}
+
+/* One piece down the binomial tree: the place (rank relative to the root) of a rank's parent is its place with the
+ * lowest set bit cleared. */
+static gg_status broadcast_piece(gg_transport *transport, char *data, size_t bytes, int root) {
+    gg_status status = GG_OK;
+    gg_request up = {0}, down[ROUNDS] = {0};
+    int p = transport->size, place = (transport->rank - root + p) % p, children = 0;
+    int64_t bit = 1;
+    while (bit < p && !(place & bit)) bit *= 2;
+    if (place) {
+        int parent = (int)((place - bit + root) % p);
+        GG_TRY(gg_receive(transport, data, bytes, parent, TAG_BROADCAST, &up));
+        GG_TRY(take(transport, &up, data));
+    }
+    for (bit /= 2; bit >= 1; bit /= 2) {
+        if (place + bit >= p) continue;
+        GG_TRY(gg_send(transport, data, bytes, (int)((place + bit + root) % p), TAG_BROADCAST, &down[children]));
+        children++;
+    }
+    for (int i = 0; i < children; ++i) GG_TRY(gg_wait(transport, &down[i]));
+cleanup:
+    if (status != GG_OK) {
+        give_up(transport, &up, 1);
+        give_up(transport, down, ROUNDS);
+    }
+    return status;
+}
+
+gg_status gg_broadcast(gg_transport *transport, void *data, size_t bytes, int root) {
+    gg_status status = GG_OK;
+    if (root < 0 || root >= transport->size)
+        return gg_fail(GG_ERROR_ARGUMENT, "broadcast: root is %d, expected 0 to %d", root, transport->size - 1);
+    for (size_t done = 0; done < bytes; done += PIECE)
+        GG_TRY(broadcast_piece(transport, (char *)data + done, bytes - done < PIECE ? bytes - done : PIECE, root));
+cleanup:
+    return gg_error_prefix(status, "broadcast from rank %d: ", root);
+}
+
+/* The run of n blocks from `first` on wraps around the end: at most two parts, the same on both sides. */
+static int split_run(int first, int n, int size, int begin[2], int length[2]) {
+    begin[0] = first;
+    length[0] = first + n <= size ? n : size - first;
+    begin[1] = 0;
+    length[1] = n - length[0];
+    return length[1] > 0 ? 2 : 1;
+}
+
+gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, void *out) {
+    gg_status status = GG_OK;
+    gg_request receives[2] = {0}, sends[2] = {0};
+    int p = transport->size, rank = transport->rank, begin[2], length[2];
+    char *blocks = out;
+    if (bytes == 0) return GG_OK;
+    if (blocks + (size_t)rank * bytes != data) memmove(blocks + (size_t)rank * bytes, data, bytes);
+    /* Doubling: with blocks rank .. rank+hop-1 in hand, those of rank+hop follow on. */
+    for (int64_t hop = 1; hop < p; hop *= 2) {
+        int to = (int)((rank - hop + p) % p), from = (int)((rank + hop) % p);
+        int n = (int)(hop < p - hop ? hop : p - hop);
+        int parts = split_run(from, n, p, begin, length);
+        int received[2] = {begin[0], begin[1]};
+        for (int i = 0; i < parts; ++i)
+            GG_TRY(gg_receive(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, from, TAG_GATHER,
+                              &receives[i]));
+        parts = split_run(rank, n, p, begin, length);
+        for (int i = 0; i < parts; ++i)
+            GG_TRY(gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, TAG_GATHER,
+                           &sends[i]));
+        for (int i = 0; i < 2; ++i) GG_TRY(take(transport, &receives[i], blocks + (size_t)received[i] * bytes));
+        for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(transport, &sends[i]));
+    }
+cleanup:
+    if (status != GG_OK) {
+        give_up(transport, receives, 2);
+        give_up(transport, sends, 2);
+        gg_error_prefix(status, "allgather: ");
+    }
+    return status;
+}
+
+gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
+    gg_status status = GG_OK;
+    gg_request request[WINDOW] = {0};
+    double landing[WINDOW][MAX_VALUES];
+    int p = transport->size;
+    size_t bytes = (size_t)n * sizeof *values;
+    if (n < 0 || n > MAX_VALUES)
+        return gg_fail(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
+    if (n == 0 || p == 1) return GG_OK;
+    if (transport->rank == 0) {
+        /* Rank 0 adds in the order of ranks: the same bits as if everybody did, for 2(p-1) messages and no memory. */
+        int posted = 1;
+        for (int r = 1; r < p; ++r) {
+            for (; posted < p && posted < r + WINDOW; ++posted)
+                GG_TRY(gg_receive(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM, &request[posted % WINDOW]));
+            double *own = landing[r % WINDOW];
+            GG_TRY(take(transport, &request[r % WINDOW], own));
+            for (int i = 0; i < n; ++i) values[i] += own[i];
+        }
+    } else {
+        GG_TRY(gg_send(transport, values, bytes, 0, TAG_SUM, &request[0]));
+        GG_TRY(gg_wait(transport, &request[0]));
+    }
+    GG_TRY(gg_broadcast(transport, values, bytes, 0));
+cleanup:
+    if (status != GG_OK) {
+        give_up(transport, request, WINDOW);
+        gg_error_prefix(status, "allreduce of %d doubles: ", n);
+    }
+    return status;
+}
+
+struct gg_allreduce {
+    gg_transport *transport;
+    gg_device *device;
+    size_t count, own; /* elements: of the arena, of this rank's slice */
+    float *landing;    /* own elements for each rank */
+    const float **source;
+    gg_request *receives, *scattered, *gathered; /* one a rank each */
+};
+
+static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
+    size_t end = 0;
+    gg_parallel_split(allreduce->count, GG_LANES, rank, allreduce->transport->size, begin, &end);
+    return end - *begin;
+}
+
+gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, gg_allreduce **out) {
+    gg_status status = GG_OK;
+    gg_allreduce *made = NULL;
+    size_t p = (size_t)transport->size, begin = 0;
+    *out = NULL;
+    if (count % GG_LANES != 0)
+        return gg_fail(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES);
+    GG_TRY(gg_calloc(1, sizeof *made, "allreduce", (void **)&made));
+    made->transport = transport;
+    made->device = device;
+    made->count = count;
+    made->own = slice(made, transport->rank, &begin);
+    GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", (void **)&made->source));
+    if (p > 1) {
+        GG_TRY(gg_alloc(p * made->own * sizeof(float), "allreduce landing", (void **)&made->landing));
+        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->receives));
+        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->scattered));
+        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->gathered));
+    }
+    *out = made;
+    made = NULL;
+cleanup:
+    gg_allreduce_destroy(made);
+    return status;
+}
+
+void gg_allreduce_destroy(gg_allreduce *allreduce) {
+    if (!allreduce) return;
+    gg_free(allreduce->landing);
+    gg_free(allreduce->source);
+    gg_free(allreduce->receives);
+    gg_free(allreduce->scattered);
+    gg_free(allreduce->gathered);
+    gg_free(allreduce);
+}
+
+/* Peers are visited from the next rank on, so that not all of them send to one. */
+static gg_status reduce_scatter(gg_allreduce *allreduce, float *data, const float *scale) {
+    gg_status status = GG_OK;
+    gg_transport *transport = allreduce->transport;
+    int p = transport->size, rank = transport->rank;
+    size_t begin = 0, own = slice(allreduce, rank, &begin);
+    float *mine = data + begin;
+    for (int i = 1; i < p && own > 0; ++i) {
+        int from = (rank - i + p) % p;
+        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own, own * sizeof(float), from,
+                          TAG_SCATTER_SLICE, &allreduce->receives[from]));
+    }
+    for (int i = 1; i < p; ++i) {
+        int to = (rank + i) % p;
+        size_t at = 0, n = slice(allreduce, to, &at);
+        if (n == 0) continue;
+        GG_TRY(gg_send(transport, data + at, n * sizeof(float), to, TAG_SCATTER_SLICE, &allreduce->scattered[to]));
+    }
+    if (own > 0) {
+        for (int i = 1; i < p; ++i) {
+            int from = (rank - i + p) % p;
+            GG_TRY(gg_wait(transport, &allreduce->receives[from]));
+            allreduce->source[from] = allreduce->receives[from].data;
+        }
+        allreduce->source[rank] = mine;
+        allreduce->device->table->weighted_sum(allreduce->device, own, p, allreduce->source, scale, mine);
+        for (int i = 0; i < p; ++i)
+            if (i != rank) GG_TRY(gg_release(transport, &allreduce->receives[i]));
+    }
+cleanup:
+    return status;
+}
+
+static gg_status all_gather(gg_allreduce *allreduce, float *data) {
+    gg_status status = GG_OK;
+    gg_transport *transport = allreduce->transport;
+    int p = transport->size, rank = transport->rank;
+    size_t begin = 0, own = slice(allreduce, rank, &begin);
+    for (int i = 1; i < p && own > 0; ++i) {
+        int to = (rank + i) % p;
+        GG_TRY(gg_send(transport, data + begin, own * sizeof(float), to, TAG_GATHER_SLICE, &allreduce->gathered[to]));
+    }
+    for (int i = 1; i < p; ++i) {
+        int from = (rank - i + p) % p;
+        size_t at = 0, n = slice(allreduce, from, &at);
+        if (n == 0) continue;
+        /* The slice may be written only after `from` has read it. */
+        GG_TRY(gg_wait(transport, &allreduce->scattered[from]));
+        GG_TRY(gg_receive(transport, data + at, n * sizeof(float), from, TAG_GATHER_SLICE, &allreduce->receives[from]));
+    }
+    for (int i = 1; i < p; ++i) {
+        int from = (rank - i + p) % p;
+        size_t at = 0;
+        slice(allreduce, from, &at);
+        GG_TRY(take(transport, &allreduce->receives[from], data + at));
+    }
+    for (int i = 0; i < p; ++i) GG_TRY(gg_wait(transport, &allreduce->gathered[i]));
+cleanup:
+    return status;
+}
+
+gg_status gg_allreduce_run(gg_allreduce *allreduce, float *data, const float *scale) {
+    gg_status status = GG_OK;
+    gg_transport *transport = allreduce->transport;
+    if (allreduce->count == 0) return GG_OK;
+    if (transport->size == 1) {
+        const float *source = data;
+        if (scale[0] != 1.0f)
+            allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
+        return GG_OK;
+    }
+    GG_TRY(reduce_scatter(allreduce, data, scale));
+    GG_TRY(all_gather(allreduce, data));
+cleanup:
+    if (status != GG_OK) {
+        give_up(transport, allreduce->receives, transport->size);
+        give_up(transport, allreduce->scattered, transport->size);
+        give_up(transport, allreduce->gathered, transport->size);
+        gg_error_prefix(status, "allreduce of %zu values: ", allreduce->count);
+    }
+    return status;
+}

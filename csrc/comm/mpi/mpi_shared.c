@@ -1,0 +1,236 @@
+#include "comm/mpi/mpi_shared.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "comm/mpi/mpi_private.h"
+
+#define MAGIC 0x67676d73u
+#define SLOTS 1024
+#define HUGE_PAGE ((size_t)2 << 20)
+
+/* One segment: as many equal parts as the node has ranks. */
+typedef struct segment {
+    struct segment *next;
+    uint32_t id;
+    char *base;
+    size_t part, bytes; /* bytes = part * ranks of the node */
+} segment;
+
+struct gg_shared {
+    MPI_Comm node;
+    int ranks, place; /* of the node */
+    int *place_of;    /* rank of the whole communicator -> place on this node, or -1 */
+    uint32_t next_id;
+    segment *blocks;
+    segment *control;     /* SLOTS acknowledgement slots a rank; NULL: nothing is shared */
+    uint32_t free[SLOTS]; /* a stack of this rank's free slots */
+    int free_count;
+};
+
+static _Atomic uint32_t *slot_of(const gg_shared *shared, uint32_t place, uint32_t slot) {
+    return (_Atomic uint32_t *)(void *)(shared->control->base + place * shared->control->part) + slot;
+}
+
+/* ---- segments ---- */
+
+/* Reserves real memory, so that a full system says so here and not by a signal later. */
+static bool reserve(int file, off_t offset, size_t bytes) {
+    int code = 0;
+    do code = posix_fallocate(file, offset, (off_t)bytes);
+    while (code == EINTR);
+    return code == 0;
+}
+
+static gg_status all_agree(gg_shared *shared, bool mine, bool *all) {
+    gg_status status = GG_OK;
+    int value = mine, result = 0;
+    GG_TRY_MPI(MPI_Allreduce, &value, &result, 1, MPI_INT, MPI_MIN, shared->node);
+    *all = result != 0;
+cleanup:
+    return status;
+}
+
+/* Collective over the node. *out NULL: some rank could not. Each rank reserves its own part, near its own cores. */
+static gg_status segment_create(gg_shared *shared, size_t bytes, segment **out) {
+    gg_status status = GG_OK;
+    segment *made = NULL;
+    char name[64] = "";
+    int file = -1;
+    bool first = shared->place == 0, all = false;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), grain = bytes >= HUGE_PAGE ? HUGE_PAGE : page;
+    size_t part = (bytes + grain - 1) / grain * grain, whole = part * (size_t)shared->ranks;
+    bool good = part >= bytes && whole / part == (size_t)shared->ranks && whole < (size_t)1 << 62;
+    void *base = MAP_FAILED;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *made, "shared segment", (void **)&made));
+    if (first && good) {
+        struct timespec now = {0};
+        clock_gettime(CLOCK_REALTIME, &now);
+        snprintf(name, sizeof name, "/gossipgrad-%ld-%lld-%ld-%u", (long)getpid(), (long long)now.tv_sec, now.tv_nsec,
+                 shared->next_id);
+        file = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+        good = file >= 0 && ftruncate(file, (off_t)whole) == 0;
+    }
+    GG_TRY(all_agree(shared, good, &all));
+    if (!all) goto cleanup;
+    GG_TRY_MPI(MPI_Bcast, name, (int)sizeof name, MPI_CHAR, 0, shared->node);
+    if (!first) file = shm_open(name, O_RDWR, 0);
+    good = file >= 0 && reserve(file, (off_t)(part * (size_t)shared->place), part);
+    if (good) base = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    GG_TRY(all_agree(shared, base != MAP_FAILED, &all));
+    if (!all) goto cleanup;
+    (void)madvise(base, whole, MADV_HUGEPAGE); /* a wish */
+    *made = (segment){.id = shared->next_id, .base = base, .part = part, .bytes = whole};
+    *out = made;
+    made = NULL;
+    base = MAP_FAILED;
+cleanup:
+    if (base != MAP_FAILED) munmap(base, whole);
+    if (first && file >= 0) shm_unlink(name);
+    if (file >= 0) close(file);
+    gg_free(made);
+    shared->next_id++;
+    return status;
+}
+
+static void segment_destroy(segment *old) {
+    if (!old) return;
+    munmap(old->base, old->bytes);
+    gg_free(old);
+}
+
+/* ---- life ---- */
+
+static gg_status find_places(gg_shared *shared, MPI_Comm comm) {
+    gg_status status = GG_OK;
+    int rank = 0, size = 0;
+    int *ranks = NULL;
+    GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
+    GG_TRY_MPI(MPI_Comm_size, comm, &size);
+    GG_TRY(gg_alloc((size_t)size * sizeof(int), "places of ranks", (void **)&shared->place_of));
+    GG_TRY(gg_alloc((size_t)shared->ranks * sizeof(int), "ranks of a node", (void **)&ranks));
+    GG_TRY_MPI(MPI_Allgather, &rank, 1, MPI_INT, ranks, 1, MPI_INT, shared->node);
+    for (int r = 0; r < size; ++r) shared->place_of[r] = -1;
+    for (int i = 0; i < shared->ranks; ++i) shared->place_of[ranks[i]] = i;
+cleanup:
+    gg_free(ranks);
+    return status;
+}
+
+gg_status gg_shared_create(MPI_Comm comm, gg_shared **out) {
+    gg_status status = GG_OK;
+    gg_shared *made = NULL;
+    const char *choice = getenv("GOSSIPGRAD_SHARED");
+    bool wanted = !(choice && strcmp(choice, "0") == 0), all = false;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *made, "shared memory", (void **)&made));
+    made->node = MPI_COMM_NULL;
+    GG_TRY_MPI(MPI_Comm_split_type, comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made->node);
+    GG_TRY_MPI(MPI_Comm_set_errhandler, made->node, MPI_ERRORS_RETURN);
+    GG_TRY_MPI(MPI_Comm_rank, made->node, &made->place);
+    GG_TRY_MPI(MPI_Comm_size, made->node, &made->ranks);
+    GG_TRY(find_places(made, comm));
+    GG_TRY(all_agree(made, wanted, &all));
+    if (all && made->ranks > 1) GG_TRY(segment_create(made, SLOTS * sizeof(uint32_t), &made->control));
+    for (uint32_t i = 0; i < SLOTS; ++i) made->free[made->free_count++] = SLOTS - 1 - i;
+    *out = made;
+    made = NULL;
+cleanup:
+    gg_shared_destroy(made, status == GG_OK);
+    return status;
+}
+
+void gg_shared_destroy(gg_shared *shared, bool touch_mpi) {
+    if (!shared) return;
+    while (shared->blocks) gg_shared_free(shared, shared->blocks->base + (size_t)shared->place * shared->blocks->part);
+    segment_destroy(shared->control);
+    if (touch_mpi && shared->node != MPI_COMM_NULL) (void)MPI_Comm_free(&shared->node);
+    gg_free(shared->place_of);
+    gg_free(shared);
+}
+
+gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, void **out) {
+    gg_status status = GG_OK;
+    segment *made = NULL;
+    /* The largest of bytes and of -bytes: both are this rank's size only if all ranks gave the same. */
+    long long own[2] = {(long long)bytes, -(long long)bytes}, most[2] = {0, 0};
+    *out = NULL;
+    if (!shared->control) return GG_OK;
+    GG_TRY_MPI(MPI_Allreduce, own, most, 2, MPI_LONG_LONG, MPI_MAX, shared->node);
+    if (most[0] != -most[1]) {
+        status = gg_fail(GG_ERROR_ARGUMENT, "%s: the ranks of this node ask for %lld to %lld bytes, expected one size", what,
+                         -most[1], most[0]);
+        goto cleanup;
+    }
+    if (bytes < GG_SHARED_MIN_BYTES) goto cleanup;
+    GG_TRY(segment_create(shared, bytes, &made));
+    if (!made) goto cleanup;
+    made->next = shared->blocks;
+    shared->blocks = made;
+    *out = made->base + (size_t)shared->place * made->part;
+cleanup:
+    return gg_error_prefix(status, "%s of %zu bytes: ", what, bytes);
+}
+
+bool gg_shared_free(gg_shared *shared, void *block) {
+    for (segment **at = &shared->blocks; *at; at = &(*at)->next) {
+        segment *found = *at;
+        if (found->base + (size_t)shared->place * found->part != block) continue;
+        *at = found->next;
+        segment_destroy(found);
+        return true;
+    }
+    return false;
+}
+
+/* ---- messages ---- */
+
+bool gg_shared_describe(gg_shared *shared, int peer, const void *data, size_t bytes, gg_shared_descriptor *out) {
+    if (!shared->control || bytes < GG_SHARED_MIN_BYTES || shared->place_of[peer] < 0 || shared->free_count == 0) return false;
+    for (const segment *block = shared->blocks; block; block = block->next) {
+        uintptr_t begin = (uintptr_t)(block->base + (size_t)shared->place * block->part), at = (uintptr_t)data;
+        if (at < begin || at - begin >= block->part || block->part - (at - begin) < bytes) continue;
+        uint32_t slot = shared->free[--shared->free_count];
+        atomic_store_explicit(slot_of(shared, (uint32_t)shared->place, slot), 0, memory_order_relaxed);
+        *out = (gg_shared_descriptor){
+            .magic = MAGIC, .block = block->id, .offset = at - begin, .bytes = bytes, .slot = slot, .place = (uint32_t)shared->place};
+        return true;
+    }
+    return false;
+}
+
+bool gg_shared_acknowledged(gg_shared *shared, uint32_t slot) {
+    if (atomic_load_explicit(slot_of(shared, (uint32_t)shared->place, slot), memory_order_acquire) == 0) return false;
+    shared->free[shared->free_count++] = slot;
+    return true;
+}
+
+
+gg_status gg_shared_locate(gg_shared *shared, int peer, const gg_shared_descriptor *descriptor, const void **data) {
+    int place = shared->place_of[peer];
+    if (shared->control && descriptor->magic == MAGIC && place >= 0 && descriptor->place == (uint32_t)place &&
+        descriptor->slot < SLOTS) {
+        for (const segment *block = shared->blocks; block; block = block->next) {
+            if (block->id != descriptor->block || descriptor->offset > block->part ||
+                block->part - descriptor->offset < descriptor->bytes)
+                continue;
+            *data = block->base + (size_t)place * block->part + descriptor->offset;
+            return GG_OK;
+        }
+    }
+    return gg_fail(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)", peer,
+                   descriptor->block, (unsigned long long)descriptor->offset);
+}
+
+void gg_shared_acknowledge(gg_shared *shared, const gg_shared_descriptor *descriptor) {
+    atomic_store_explicit(slot_of(shared, descriptor->place, descriptor->slot), 1, memory_order_release);
+}

@@ -1,0 +1,50 @@
+/* Memory that the ranks of one node share, so that a large message between them is read where it lies.
+ *
+ * A node's ranks agree on every step: either all of them have a block, or none (plain memory then). Instead of a large
+ * message from a shared block its sender sends a descriptor of 32 bytes; the receiver reads the bytes in its own mapping
+ * and then sets an acknowledgement slot, which also lies in shared memory, so that the sender knows. */
+#ifndef GG_COMM_MPI_MPI_SHARED_H
+#define GG_COMM_MPI_MPI_SHARED_H
+
+#include <mpi.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* Smaller messages are always sent as they are, so a received count of 32 where more was expected is a descriptor. */
+#define GG_SHARED_MIN_BYTES 4096
+
+typedef struct gg_shared_descriptor {
+    uint32_t magic;
+    uint32_t block;
+    uint64_t offset, bytes;
+    uint32_t slot;
+    uint32_t place; /* of the sender on its node */
+} gg_shared_descriptor;
+
+_Static_assert(sizeof(gg_shared_descriptor) == 32, "a descriptor has 32 bytes");
+
+typedef struct gg_shared gg_shared;
+
+/* Collective over `comm`. Never fails for want of shared memory: *out is then an object that shares nothing. */
+gg_status gg_shared_create(MPI_Comm comm, gg_shared **out);
+/* Collective; touch_mpi false: after a failure, leaves the communicator alone. */
+void gg_shared_destroy(gg_shared *shared, bool touch_mpi);
+
+/* Collective. *out NULL: nothing to share here, take plain memory. Zeroed. */
+gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, void **out);
+/* False: not a block of gg_shared_alloc. */
+bool gg_shared_free(gg_shared *shared, void *block);
+
+/* Sender: true if the message can go as a descriptor, which then holds a slot. */
+bool gg_shared_describe(gg_shared *shared, int peer, const void *data, size_t bytes, gg_shared_descriptor *out);
+/* True once the receiver has released it; the slot is free again then. */
+bool gg_shared_acknowledged(gg_shared *shared, uint32_t slot);
+
+/* Receiver: where the message of `peer` lies. */
+gg_status gg_shared_locate(gg_shared *shared, int peer, const gg_shared_descriptor *descriptor, const void **data);
+void gg_shared_acknowledge(gg_shared *shared, const gg_shared_descriptor *descriptor);
+
+#endif

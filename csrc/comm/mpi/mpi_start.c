@@ -1,0 +1,182 @@
+/* Starting and ending MPI, and what can be told about it. */
+#include <ctype.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "comm/mpi/mpi_private.h"
+#include "comm/mpi/mpi_transport.h"
+
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
+
+/* How the library's version text begins if it is the one that mpi.h belongs to. */
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+#if defined(GG_MPI_BUILT_AGAINST)
+#define BUILT_AGAINST GG_MPI_BUILT_AGAINST
+#elif defined(OMPI_MAJOR_VERSION)
+#define BUILT_AGAINST "Open MPI v" TEXT(OMPI_MAJOR_VERSION) "." TEXT(OMPI_MINOR_VERSION) "." TEXT(OMPI_RELEASE_VERSION)
+#elif defined(I_MPI_VERSION)
+#define BUILT_AGAINST "Intel(R) MPI Library"
+#elif defined(MVAPICH2_VERSION)
+#define BUILT_AGAINST "MVAPICH2 Version : " MVAPICH2_VERSION
+#elif defined(MPICH_VERSION)
+#define BUILT_AGAINST "MPICH Version: " MPICH_VERSION
+#else
+#define BUILT_AGAINST ""
+#endif
+
+static bool ours;
+static double init_seconds;
+
+gg_status gg_mpi_check(int code, const char *function) {
+    if (code == MPI_SUCCESS) return GG_OK;
+    char text[MPI_MAX_ERROR_STRING + 1] = "";
+    int length = 0;
+    if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) snprintf(text, sizeof text, "error code %d", code);
+    return gg_fail(GG_ERROR_COMM, "%s failed: %s", function, text);
+}
+
+/* One line: every run of blanks and line ends becomes one blank. */
+static void one_line(const char *text, char *out, size_t bytes) {
+    size_t used = 0;
+    for (; *text && used + 1 < bytes; ++text) {
+        bool blank = isspace((unsigned char)*text);
+        if (blank && (used == 0 || out[used - 1] == ' ')) continue;
+        out[used++] = blank ? ' ' : *text;
+    }
+    while (used > 0 && out[used - 1] == ' ') used--;
+    out[used] = '\0';
+}
+
+static gg_status library_version(char *out, size_t bytes) {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
+    int length = 0;
+    gg_status status = gg_mpi_check(MPI_Get_library_version(text, &length), "MPI_Get_library_version");
+    if (status == GG_OK) one_line(text, out, bytes);
+    return status;
+}
+
+static gg_status check_library(void) {
+    char library[256], expected[256];
+    gg_status status = library_version(library, sizeof library);
+    if (status != GG_OK) return status;
+    one_line(BUILT_AGAINST, expected, sizeof expected);
+    size_t length = strlen(expected);
+    /* "5.0.1" is not "5.0.11" */
+    if (strncmp(library, expected, length) == 0 && !(length > 0 && isdigit((unsigned char)library[length]))) return GG_OK;
+    return gg_fail(GG_ERROR_UNSUPPORTED, "the MPI library found is '%.200s', but this package was built against '%s'", library,
+                   expected);
+}
+
+static bool folder_has_entries(const char *path) {
+    DIR *folder = opendir(path);
+    if (!folder) return false;
+    bool found = false;
+    for (const struct dirent *entry; !found && (entry = readdir(folder));) found = entry->d_name[0] != '.';
+    closedir(folder);
+    return found;
+}
+
+/* Settings that save a second of start-up where there is no fast network, and what Open MPI cannot start without. */
+static void set_defaults(void) {
+    const char *choice = getenv("GOSSIPGRAD_MPI_DEFAULTS");
+    if (choice && strcmp(choice, "0") == 0) return;
+#ifdef OPEN_MPI
+    if (!folder_has_entries("/sys/class/infiniband") && !folder_has_entries("/sys/class/cxi")) {
+        setenv("OMPI_MCA_btl", "^ofi,uct", 0);
+        setenv("OMPI_MCA_pml", "ob1", 0);
+    }
+    const char *temporary = getenv("TMPDIR");
+    setenv("HOME", temporary && *temporary ? temporary : "/tmp", 0);
+#else
+    (void)folder_has_entries;
+#endif
+}
+
+static gg_status alive(bool *initialised, bool *finalised) {
+    gg_status status = GG_OK;
+    int flag = 0;
+    GG_TRY_MPI(MPI_Initialized, &flag);
+    *initialised = flag != 0;
+    GG_TRY_MPI(MPI_Finalized, &flag);
+    *finalised = flag != 0;
+cleanup:
+    return status;
+}
+
+gg_status gg_mpi_start(int launched) {
+    gg_status status = GG_OK;
+    bool initialised = false, finalised = false;
+    int size = 0, level = 0;
+    GG_TRY(check_library());
+    GG_TRY(alive(&initialised, &finalised));
+    if (finalised) {
+        status = gg_fail(GG_ERROR_STATE, "MPI has been finalised in this process and cannot be started again");
+        goto cleanup;
+    }
+    if (!initialised) {
+        set_defaults();
+        double begin = gg_clock_now();
+        GG_TRY_MPI(MPI_Init_thread, NULL, NULL, MPI_THREAD_FUNNELED, &level);
+        init_seconds = gg_clock_now() - begin;
+        ours = true;
+        if (level < MPI_THREAD_FUNNELED) {
+            status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library does not allow threads (level %d, wanted %d)", level,
+                             MPI_THREAD_FUNNELED);
+            goto cleanup;
+        }
+    }
+    GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &size);
+    if (launched > 0 && launched != size)
+        status = gg_fail(GG_ERROR_COMM,
+                         "the launcher started %d ranks, but MPI sees %d: mpiexec and the MPI library do not belong together",
+                         launched, size);
+cleanup:
+    return status;
+}
+
+static int portable_level(int level) {
+    const int levels[] = {MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE};
+    for (int i = 3; i > 0; --i)
+        if (level >= levels[i]) return i;
+    return 0;
+}
+
+gg_status gg_mpi_query(gg_mpi_info *info) {
+    gg_status status = GG_OK;
+    bool finalised = false;
+    int level = 0;
+    *info = (gg_mpi_info){.size = 1, .init_seconds = init_seconds, .ours = ours};
+    one_line(BUILT_AGAINST, info->built_against, sizeof info->built_against);
+#ifdef OMPI_HAVE_MPI_EXT_FTMPI
+    info->fault_tolerance = true;
+#endif
+    GG_TRY(library_version(info->library, sizeof info->library));
+    GG_TRY(alive(&info->initialised, &finalised));
+    if (!info->initialised || finalised) goto cleanup;
+    GG_TRY_MPI(MPI_Comm_rank, MPI_COMM_WORLD, &info->rank);
+    GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &info->size);
+    GG_TRY_MPI(MPI_Query_thread, &level);
+    info->thread_level = portable_level(level);
+#ifdef OMPI_HAVE_MPI_EXT_CUDA
+    info->cuda = MPIX_Query_cuda_support() == 1;
+#endif
+cleanup:
+    return status;
+}
+
+void gg_mpi_stop(void) {
+    bool initialised = false, finalised = false;
+    if (ours && alive(&initialised, &finalised) == GG_OK && initialised && !finalised) (void)MPI_Finalize();
+    ours = false;
+}
+
+void gg_mpi_abort(int code) {
+    bool initialised = false, finalised = false;
+    if (alive(&initialised, &finalised) == GG_OK && initialised && !finalised) (void)MPI_Abort(MPI_COMM_WORLD, code);
+}

@@ -1,0 +1,267 @@
+#include "comm/mpi/mpi_transport.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "comm/mpi/mpi_private.h"
+#include "comm/mpi/mpi_shared.h"
+
+/* A tag above all others, on which nothing is ever sent: asking for it drives MPI's progress. */
+#define TAG_NOBODY (GG_TAG_LIMIT + 1)
+
+/* Rounds of a wait that only yield the processor; after them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
+#define YIELD_ROUNDS 32
+#define SLEEP_MIN 20e-6
+#define SLEEP_MAX 200e-6
+#define SLEEP_GROWTH 10 /* percent a round */
+
+/* What a request's private words hold. */
+typedef struct __attribute__((may_alias)) request_link {
+    MPI_Request mpi;
+    bool described;                  /* the message is a descriptor, of which the following is the content */
+    gg_shared_descriptor descriptor; /* lives here until MPI has sent it */
+} request_link;
+
+_Static_assert(sizeof(request_link) <= sizeof((gg_request *)0)->private_, "request_link must fit");
+
+typedef struct mpi_transport {
+    gg_transport transport; /* first: a gg_transport is cast to this */
+    MPI_Comm comm;
+    gg_shared *shared;
+    bool broken; /* a call failed: collective clean-up might wait for ever */
+} mpi_transport;
+
+static request_link *link_of(gg_request *request) { return (request_link *)request->private_; }
+static mpi_transport *mpi_of(gg_transport *transport) { return (mpi_transport *)transport; }
+
+/* Names the message in MPI's own error. */
+static gg_status check(gg_transport *transport, int code, const char *function, const gg_request *request) {
+    if (code == MPI_SUCCESS) return GG_OK;
+    mpi_of(transport)->broken = true;
+    return gg_error_prefix(gg_mpi_check(code, function), "rank %d: %zu bytes %s rank %d with tag %d: ", transport->rank,
+                           request->bytes, request->state == GG_REQUEST_SENDING ? "to" : "from", request->peer,
+                           request->tag);
+}
+
+static gg_status fits(const gg_transport *transport, const gg_request *request) {
+    if (request->bytes <= INT_MAX) return GG_OK;
+    return gg_fail(GG_ERROR_UNSUPPORTED, "rank %d: a message of %zu bytes (peer %d, tag %d): at most %d go in one message",
+                   transport->rank, request->bytes, request->peer, request->tag, INT_MAX);
+}
+
+static void destroy(gg_transport *transport) {
+    mpi_transport *own = mpi_of(transport);
+    int finalised = 0;
+    bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && !own->broken;
+    gg_shared_destroy(own->shared, touch);
+    if (touch && own->comm != MPI_COMM_NULL) (void)MPI_Comm_free(&own->comm);
+    gg_free(own);
+}
+
+static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    gg_status status = gg_shared_alloc(mpi_of(transport)->shared, bytes, what, out);
+    if (status == GG_OK && !*out) status = gg_calloc(1, bytes, what, out);
+    return status;
+}
+
+static void free_block(gg_transport *transport, void *block) {
+    if (!gg_shared_free(mpi_of(transport)->shared, block)) gg_free(block);
+}
+
+static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+    mpi_transport *own = mpi_of(transport);
+    request_link *link = link_of(request);
+    gg_status status = fits(transport, request);
+    if (status != GG_OK) return status;
+    *link = (request_link){.mpi = MPI_REQUEST_NULL};
+    link->described = gg_shared_describe(own->shared, peer, data, bytes, &link->descriptor);
+    if (link->described) {
+        data = &link->descriptor;
+        bytes = sizeof link->descriptor;
+    }
+    return check(transport, MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, own->comm, &link->mpi), "MPI_Isend", request);
+}
+
+static gg_status receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+    request_link *link = link_of(request);
+    gg_status status = fits(transport, request);
+    if (status != GG_OK) return status;
+    *link = (request_link){.mpi = MPI_REQUEST_NULL};
+    return check(transport, MPI_Irecv(landing, (int)bytes, MPI_BYTE, peer, tag, mpi_of(transport)->comm, &link->mpi),
+                 "MPI_Irecv", request);
+}
+
+static gg_status wrong_size(gg_transport *transport, const gg_request *request, unsigned long long received, bool more) {
+    return gg_fail(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %zu bytes, received %s%llu",
+                   transport->rank, request->peer, request->tag, request->bytes, more ? "more than " : "", received);
+}
+
+/* MPI has the message: is it the payload, or a descriptor that says where it lies? */
+static gg_status arrived(gg_transport *transport, gg_request *request, const MPI_Status *result) {
+    gg_status status = GG_OK;
+    mpi_transport *own = mpi_of(transport);
+    request_link *link = link_of(request);
+    int count = 0;
+    status = check(transport, MPI_Get_count(result, MPI_BYTE, &count), "MPI_Get_count", request);
+    if (status != GG_OK) goto cleanup;
+    request->data = request->landing;
+    if ((size_t)count != request->bytes) {
+        if ((size_t)count != sizeof link->descriptor || request->bytes < GG_SHARED_MIN_BYTES) {
+            status = wrong_size(transport, request, (unsigned long long)count, false);
+            goto cleanup;
+        }
+        memcpy(&link->descriptor, request->landing, sizeof link->descriptor);
+        GG_TRY(gg_shared_locate(own->shared, request->peer, &link->descriptor, &request->data));
+        if (link->descriptor.bytes != request->bytes) {
+            status = wrong_size(transport, request, link->descriptor.bytes, false);
+            goto cleanup;
+        }
+        link->described = true;
+    }
+    request->when = gg_clock_now();
+    request->state = GG_REQUEST_ARRIVED;
+cleanup:
+    return status;
+}
+
+static gg_status progress(gg_transport *transport) {
+    mpi_transport *own = mpi_of(transport);
+    int flag = 0;
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, TAG_NOBODY, own->comm, &flag, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) own->broken = true;
+    return gg_mpi_check(code, "MPI_Iprobe");
+}
+
+static gg_status test(gg_transport *transport, gg_request *request, bool *done) {
+    gg_status status = GG_OK;
+    mpi_transport *own = mpi_of(transport);
+    request_link *link = link_of(request);
+    MPI_Status result;
+    int flag = 1;
+    *done = false;
+    bool pending = link->mpi != MPI_REQUEST_NULL;
+    if (pending) {
+        int code = MPI_Test(&link->mpi, &flag, &result);
+        int class = MPI_SUCCESS;
+        if (code != MPI_SUCCESS && MPI_Error_class(code, &class) == MPI_SUCCESS && class == MPI_ERR_TRUNCATE) {
+            status = wrong_size(transport, request, request->bytes, true);
+            own->broken = true;
+            goto cleanup;
+        }
+        GG_TRY(check(transport, code, "MPI_Test", request));
+    }
+    if (!flag) goto cleanup;
+    if (request->state == GG_REQUEST_RECEIVING) {
+        GG_TRY(arrived(transport, request, &result));
+    } else {
+        if (link->described && !gg_shared_acknowledged(own->shared, link->descriptor.slot)) {
+            if (!pending) GG_TRY(progress(transport)); /* nobody else would: peers may want other things of this rank */
+            goto cleanup;
+        }
+        request->state = GG_REQUEST_IDLE;
+    }
+    *done = true;
+cleanup:
+    return status;
+}
+
+static gg_status release(gg_transport *transport, gg_request *request) {
+    const request_link *link = link_of(request);
+    if (link->described) gg_shared_acknowledge(mpi_of(transport)->shared, &link->descriptor);
+    return GG_OK;
+}
+
+static void cancel(gg_transport *transport, gg_request *request) {
+    mpi_transport *own = mpi_of(transport);
+    request_link *link = link_of(request);
+    int finalised = 0;
+    bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && link->mpi != MPI_REQUEST_NULL;
+    own->broken = true;
+    if (request->state == GG_REQUEST_ARRIVED) {
+        (void)release(transport, request);
+    } else if (request->state == GG_REQUEST_RECEIVING && touch) {
+        /* Cancelling a receive is local: after the wait nothing is written to its landing any more. */
+        if (MPI_Cancel(&link->mpi) == MPI_SUCCESS) (void)MPI_Wait(&link->mpi, MPI_STATUS_IGNORE);
+    } else if (request->state == GG_REQUEST_SENDING && touch) {
+        (void)MPI_Request_free(&link->mpi); /* its slot, if it has one, is not used again */
+    }
+}
+
+static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
+    (void)transport, (void)request;
+    double seconds = 0;
+    if (round >= YIELD_ROUNDS) {
+        seconds = SLEEP_MIN * (1.0 + SLEEP_GROWTH * 0.01 * (round - YIELD_ROUNDS));
+        if (seconds > SLEEP_MAX) seconds = SLEEP_MAX;
+    }
+    gg_clock_sleep(seconds);
+    return GG_OK;
+}
+
+static double now(gg_transport *transport) {
+    (void)transport;
+    return gg_clock_now();
+}
+
+static gg_status compute(gg_transport *transport, double seconds) {
+    (void)transport, (void)seconds;
+    return GG_OK;
+}
+
+static const gg_transport_table table = {
+    .name = "mpi",
+    .destroy = destroy,
+    .alloc = alloc,
+    .free = free_block,
+    .send = send,
+    .receive = receive,
+    .test = test,
+    .release = release,
+    .cancel = cancel,
+    .pause = pause_round,
+    .progress = progress,
+    .now = now,
+    .compute = compute,
+};
+
+gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, gg_transport **out) {
+    gg_status status = GG_OK;
+    mpi_transport *made = NULL;
+    int initialised = 0, finalised = 0, flag = 0;
+    int *limit = NULL;
+    *out = NULL;
+    GG_TRY_MPI(MPI_Initialized, &initialised);
+    GG_TRY_MPI(MPI_Finalized, &finalised);
+    if (!initialised || finalised) {
+        status = gg_fail(GG_ERROR_STATE, "MPI does not run (%s)", finalised ? "finalised" : "not started");
+        goto cleanup;
+    }
+    MPI_Comm given = use_world ? MPI_COMM_WORLD : MPI_Comm_f2c((MPI_Fint)fortran_handle);
+    if (given == MPI_COMM_NULL) {
+        status = gg_fail(GG_ERROR_ARGUMENT, "the communicator with handle %d is null", fortran_handle);
+        goto cleanup;
+    }
+    GG_TRY(gg_calloc(1, sizeof *made, "MPI transport", (void **)&made));
+    made->transport.table = &table;
+    made->comm = MPI_COMM_NULL;
+    GG_TRY_MPI(MPI_Comm_dup, given, &made->comm);
+    GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
+    GG_TRY_MPI(MPI_Comm_rank, made->comm, &made->transport.rank);
+    GG_TRY_MPI(MPI_Comm_size, made->comm, &made->transport.size);
+    GG_TRY_MPI(MPI_Comm_get_attr, made->comm, MPI_TAG_UB, &limit, &flag);
+    if (flag && limit && *limit < TAG_NOBODY) {
+        status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library has tags up to %d, %d are needed", *limit, TAG_NOBODY);
+        goto cleanup;
+    }
+    GG_TRY(gg_shared_create(made->comm, &made->shared));
+    *out = &made->transport;
+    made = NULL;
+cleanup:
+    if (made) {
+        made->broken = status == GG_ERROR_COMM;
+        destroy(&made->transport);
+    }
+    return status;
+}

@@ -1,0 +1,31 @@
+/* The transport over MPI. mpi.h stays inside this room. */
+#ifndef GG_COMM_MPI_MPI_TRANSPORT_H
+#define GG_COMM_MPI_MPI_TRANSPORT_H
+
+#include "comm/transport.h"
+
+typedef struct gg_mpi_info {
+    bool initialised;    /* by anybody */
+    bool ours;           /* initialised here, so finalised here */
+    int rank, size;      /* of the world; 0, 1 if not initialised */
+    int thread_level;    /* 0 single .. 3 multiple */
+    bool fault_tolerance, cuda;
+    char library[256];   /* MPI_Get_library_version, one line */
+    char built_against[256];
+    double init_seconds;
+} gg_mpi_info;
+
+/* Starts MPI if nobody has (THREAD_FUNNELED at least). Refuses a library other than the one built against, and a world
+ * whose size differs from `launched` (what the launcher said; 0: not known). */
+gg_status gg_mpi_start(int launched);
+/* Fills info; works before start too (library version, built_against). */
+gg_status gg_mpi_query(gg_mpi_info *info);
+/* Finalises if started here. */
+void gg_mpi_stop(void);
+/* Ends all ranks of the world with this exit code; returns only if MPI does not run. */
+void gg_mpi_abort(int code);
+
+/* A transport over a duplicate of the communicator with this Fortran handle (MPI_Comm_c2f); world if use_world. Collective. */
+gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, gg_transport **out);
+
+#endif

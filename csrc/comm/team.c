@@ -1,0 +1,86 @@
+#include "comm/team.h"
+
+#include <stdatomic.h>
+
+#include "base/memory.h"
+#include "comm/local.h"
+#include "comm/mpi/mpi_transport.h"
+
+struct gg_team {
+    const char *kind;
+    gg_virtual *cluster;     /* virtual only */
+    gg_transport *transport; /* all others */
+    int size, local;
+    atomic_int references;
+};
+
+static gg_status make(const char *kind, gg_team **out) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_calloc(1, sizeof **out, "team", (void **)out));
+    (*out)->kind = kind;
+    (*out)->size = (*out)->local = 1;
+    atomic_init(&(*out)->references, 1);
+cleanup:
+    return status;
+}
+
+gg_status gg_team_create_single(gg_team **out) {
+    gg_status status = GG_OK;
+    gg_team *team = NULL;
+    GG_TRY(make("single", &team));
+    GG_TRY(gg_local_transport_create(&team->transport));
+cleanup:
+    if (status != GG_OK) gg_team_release(team), team = NULL;
+    *out = team;
+    return status;
+}
+
+gg_status gg_team_create_mpi(bool use_world, int fortran_handle, gg_team **out) {
+    gg_status status = GG_OK;
+    gg_team *team = NULL;
+    GG_TRY(make("mpi", &team));
+    GG_TRY(gg_mpi_transport_create(use_world, fortran_handle, &team->transport));
+    team->size = team->transport->size;
+cleanup:
+    if (status != GG_OK) gg_team_release(team), team = NULL;
+    *out = team;
+    return status;
+}
+
+gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out) {
+    gg_status status = GG_OK;
+    gg_team *team = NULL;
+    GG_TRY(make("virtual", &team));
+    GG_TRY(gg_virtual_create(options, &team->cluster));
+    team->size = team->local = options->size;
+cleanup:
+    if (status != GG_OK) gg_team_release(team), team = NULL;
+    *out = team;
+    return status;
+}
+
+void gg_team_retain(gg_team *team) { atomic_fetch_add(&team->references, 1); }
+
+void gg_team_release(gg_team *team) {
+    if (team == NULL || atomic_fetch_sub(&team->references, 1) != 1) return;
+    if (team->cluster != NULL) gg_virtual_destroy(team->cluster);
+    gg_transport_destroy(team->transport);
+    gg_free(team);
+}
+
+const char *gg_team_kind(const gg_team *team) { return team->kind; }
+int gg_team_size(const gg_team *team) { return team->size; }
+int gg_team_rank(const gg_team *team) { return team->cluster ? 0 : team->transport->rank; }
+int gg_team_local(const gg_team *team) { return team->local; }
+
+gg_transport *gg_team_transport(gg_team *team, int local) {
+    return team->cluster ? gg_virtual_transport(team->cluster, local) : team->transport;
+}
+
+void gg_team_set_timeout(gg_team *team, double seconds) {
+    for (int i = 0; i < team->local; ++i) gg_team_transport(team, i)->timeout = seconds;
+}
+
+gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context) {
+    return team->cluster ? gg_virtual_run(team->cluster, fn, context) : fn(context, 0);
+}

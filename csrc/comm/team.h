@@ -1,0 +1,30 @@
+/* A team: the ranks that train together, of which some live in this process.
+ *
+ * One rank alone and a rank of MPI have one local rank, a virtual cluster has all of them. Whoever drives training says "run
+ * this on every local rank" and never asks which kind it is. Used by one thread at a time. */
+#ifndef GG_COMM_TEAM_H
+#define GG_COMM_TEAM_H
+
+#include "comm/transport.h"
+#include "comm/virtual/virtual.h"
+
+typedef struct gg_team gg_team;
+
+gg_status gg_team_create_single(gg_team **out);
+/* Over a duplicate of an MPI communicator, as gg_mpi_transport_create. MPI must have been started. Collective. */
+gg_status gg_team_create_mpi(bool use_world, int fortran_handle, gg_team **out);
+gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out);
+void gg_team_retain(gg_team *team);
+void gg_team_release(gg_team *team); /* the last one destroys; NULL is fine */
+
+const char *gg_team_kind(const gg_team *team); /* "single", "mpi", "virtual" */
+int gg_team_size(const gg_team *team);
+int gg_team_rank(const gg_team *team);  /* of the first local rank */
+int gg_team_local(const gg_team *team); /* number of local ranks */
+gg_transport *gg_team_transport(gg_team *team, int local);
+void gg_team_set_timeout(gg_team *team, double seconds);
+
+/* Runs fn(context, local) for every local rank, each on its own thread where there are several, and returns when all have. */
+gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context);
+
+#endif

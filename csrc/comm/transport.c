@@ -1,0 +1,116 @@
+#include "comm/transport.h"
+
+#include "base/memory.h"
+
+static gg_status check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
+                       const gg_request *request, const char *verb) {
+    if (!memory) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
+    if (bytes == 0) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb);
+    if (peer < 0 || peer >= transport->size || peer == transport->rank)
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank,
+                       verb, peer, transport->size - 1);
+    if (tag < 0 || tag >= GG_TAG_LIMIT)
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: tag is %d, expected 0 to %d", transport->rank, verb, tag,
+                       GG_TAG_LIMIT - 1);
+    if (request->state != GG_REQUEST_IDLE)
+        return gg_fail(GG_ERROR_STATE, "rank %d: %s with rank %d, tag %d: the request is in use (peer %d, tag %d)",
+                       transport->rank, verb, peer, tag, request->peer, request->tag);
+    return GG_OK;
+}
+
+static void begin(gg_request *request, gg_request_state state, size_t bytes, int peer, int tag) {
+    *request = (gg_request){.state = state, .peer = peer, .tag = tag, .bytes = bytes};
+}
+
+gg_status gg_message_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    *out = NULL;
+    return bytes ? transport->table->alloc(transport, bytes, what, out) : GG_OK;
+}
+
+void gg_message_free(gg_transport *transport, void *block) {
+    if (block) transport->table->free(transport, block);
+}
+
+gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+    gg_status status = check(transport, data, bytes, peer, tag, request, "send");
+    if (status != GG_OK) return status;
+    begin(request, GG_REQUEST_SENDING, bytes, peer, tag);
+    status = transport->table->send(transport, data, bytes, peer, tag, request);
+    if (status == GG_OK) {
+        transport->bytes_sent += (int64_t)bytes;
+        transport->messages_sent += 1;
+    } else {
+        request->state = GG_REQUEST_IDLE;
+    }
+    return status;
+}
+
+gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+    gg_status status = check(transport, landing, bytes, peer, tag, request, "receive");
+    if (status != GG_OK) return status;
+    begin(request, GG_REQUEST_RECEIVING, bytes, peer, tag);
+    request->landing = landing;
+    status = transport->table->receive(transport, landing, bytes, peer, tag, request);
+    if (status != GG_OK) request->state = GG_REQUEST_IDLE;
+    return status;
+}
+
+gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
+    *done = true;
+    if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) return GG_OK;
+    return transport->table->test(transport, request, done);
+}
+
+gg_status gg_wait(gg_transport *transport, gg_request *request) {
+    gg_status status = GG_OK;
+    double start = 0;
+    for (int round = 0;; ++round) {
+        bool done = false;
+        GG_TRY(gg_test(transport, request, &done));
+        if (done) break;
+        if (transport->timeout > 0) {
+            double now = gg_transport_now(transport);
+            if (round == 0) start = now;
+            if (now - start >= transport->timeout) {
+                bool sending = request->state == GG_REQUEST_SENDING;
+                status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)",
+                                 transport->rank, now - start, request->bytes, sending ? "to be taken by" : "from",
+                                 request->peer, request->tag, transport->table->name);
+                goto cleanup;
+            }
+        }
+        GG_TRY(transport->table->pause(transport, round, request));
+    }
+cleanup:
+    return status;
+}
+
+gg_status gg_release(gg_transport *transport, gg_request *request) {
+    if (request->state == GG_REQUEST_IDLE) return GG_OK;
+    if (request->state != GG_REQUEST_ARRIVED)
+        return gg_fail(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived", transport->rank,
+                       request->peer, request->tag);
+    gg_status status = transport->table->release(transport, request);
+    request->state = GG_REQUEST_IDLE;
+    return status;
+}
+
+void gg_cancel(gg_transport *transport, gg_request *request) {
+    if (request->state == GG_REQUEST_IDLE) return;
+    transport->table->cancel(transport, request);
+    request->state = GG_REQUEST_IDLE;
+}
+
+gg_status gg_progress(gg_transport *transport) { return transport->table->progress(transport); }
+
+double gg_transport_now(gg_transport *transport) { return transport->table->now(transport); }
+
+gg_status gg_transport_compute(gg_transport *transport, double seconds) {
+    if (!(seconds >= 0))
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: compute: seconds is %g, expected at least 0", transport->rank, seconds);
+    return transport->table->compute(transport, seconds);
+}
+
+void gg_transport_destroy(gg_transport *transport) {
+    if (transport) transport->table->destroy(transport);
+}

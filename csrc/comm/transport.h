@@ -1,0 +1,92 @@
+/* The transport: messages between the ranks of a group. One table, two implementations (MPI and virtual).
+ *
+ * Point-to-point only; everything collective is built on it in comm/collective.h with one fixed order, so both
+ * implementations give the same bits. A transport belongs to one rank and is used by that rank's thread alone.
+ *
+ * Messages between two ranks with the same tag arrive in the order they were sent. A message's bytes must not be
+ * written between gg_send and the request's completion. A receive gives its bytes in `landing`, or, where the
+ * transport can, in the sender's own memory without a copy: read them at request->data, and only there, until
+ * gg_release. Nothing moves unless the rank calls in; a wait sleeps instead of spinning. */
+#ifndef GG_COMM_TRANSPORT_H
+#define GG_COMM_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef enum gg_request_state {
+    GG_REQUEST_IDLE = 0, /* zero-initialised, or finished */
+    GG_REQUEST_SENDING,
+    GG_REQUEST_RECEIVING,
+    GG_REQUEST_ARRIVED /* a receive whose data may be read; must be released */
+} gg_request_state;
+
+/* Owned by the caller, zero-initialised, not moved while in use. */
+typedef struct gg_request {
+    gg_request_state state;
+    int peer, tag;
+    size_t bytes;
+    const void *data;  /* ARRIVED: the message */
+    void *landing;
+    double when;       /* ARRIVED: the clock at which it arrived */
+    uint64_t private_[8]; /* the implementation's */
+} gg_request;
+
+typedef struct gg_transport gg_transport;
+
+typedef struct gg_transport_table {
+    const char *name;
+    void (*destroy)(gg_transport *transport);
+    gg_status (*alloc)(gg_transport *transport, size_t bytes, const char *what, void **out);
+    void (*free)(gg_transport *transport, void *block);
+    gg_status (*send)(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request);
+    gg_status (*receive)(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request);
+    gg_status (*test)(gg_transport *transport, gg_request *request, bool *done);
+    gg_status (*release)(gg_transport *transport, gg_request *request);
+    void (*cancel)(gg_transport *transport, gg_request *request);
+    /* Called by gg_wait between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the baton on. */
+    gg_status (*pause)(gg_transport *transport, int round, gg_request *request);
+    gg_status (*progress)(gg_transport *transport);
+    double (*now)(gg_transport *transport);
+    gg_status (*compute)(gg_transport *transport, double seconds);
+} gg_transport_table;
+
+struct gg_transport {
+    const gg_transport_table *table;
+    int rank, size;
+    int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
+    double timeout;                    /* seconds a wait may take before it fails naming the peer; 0: for ever */
+};
+
+/* Collective: all ranks call it in the same order with the same sizes. Zeroed memory, 64-byte aligned, from which
+ * messages to ranks on the same node need no copy where the system offers shared memory; plain memory otherwise. */
+gg_status gg_message_alloc(gg_transport *transport, size_t bytes, const char *what, void **out);
+void gg_message_free(gg_transport *transport, void *block); /* collective as well; NULL is fine */
+
+/* Tags: 0 <= tag < GG_TAG_LIMIT. Strategies use tags from GG_TAG_USER on, the collectives those below. bytes > 0; both
+ * sides agree on the size. The peer is another rank, never oneself. */
+#define GG_TAG_USER 64
+#define GG_TAG_LIMIT 30000
+
+gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request);
+gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request);
+/* *done: a send is complete (its memory may be written, the request is IDLE), a receive has ARRIVED. IDLE: done. */
+gg_status gg_test(gg_transport *transport, gg_request *request, bool *done);
+gg_status gg_wait(gg_transport *transport, gg_request *request);
+/* Ends the reading of an arrived message; the request is IDLE again. */
+gg_status gg_release(gg_transport *transport, gg_request *request);
+/* After a failure: gives a request up, whatever its state, so that its memory may be freed. The message is lost, and
+ * the peer may wait for ever or fail. IDLE: nothing. Keeps the error message. */
+void gg_cancel(gg_transport *transport, gg_request *request);
+/* Lets messages move; cheap; called between layers. In the virtual cluster ranks whose clock is behind run first. */
+gg_status gg_progress(gg_transport *transport);
+
+/* The rank's clock in seconds: real time under MPI, virtual time in the virtual cluster. */
+double gg_transport_now(gg_transport *transport);
+/* Tells that the rank has just computed something that the model says takes `seconds` of virtual time; MPI ignores it. */
+gg_status gg_transport_compute(gg_transport *transport, double seconds);
+void gg_transport_destroy(gg_transport *transport); /* NULL is fine */
+
+#endif

@@ -1,0 +1,32 @@
+/* The virtual cluster: p ranks as threads of one process under one baton.
+ *
+ * Only the holder of the baton runs. Each rank has a virtual clock; computing adds modelled time, a message takes
+ * latency + bytes/bandwidth, and the rank with the smallest clock (ties: the lowest rank) that can run runs next. So
+ * every run is deterministic, asynchronous methods included. Messages are read in the sender's memory. */
+#ifndef GG_COMM_VIRTUAL_VIRTUAL_H
+#define GG_COMM_VIRTUAL_VIRTUAL_H
+
+#include "comm/transport.h"
+
+typedef struct gg_virtual_options {
+    int size;            /* ranks, 1 to 4096 */
+    double latency;      /* seconds a message, >= 0 */
+    double bandwidth;    /* bytes a second of each rank's outgoing link; 0: unlimited */
+    double compute_rate; /* multiplies modelled seconds given to gg_transport_compute; 1: as they are */
+} gg_virtual_options;
+
+typedef struct gg_virtual gg_virtual;
+
+gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out);
+void gg_virtual_destroy(gg_virtual *cluster);
+
+/* The transport of one rank, owned by the cluster. */
+gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
+
+/* Runs fn(context, rank) on every rank's own thread and returns when all have returned. The first failure (in baton
+ * order) stops the others at their next wait with GG_ERROR_CANCELLED; its status and message, prefixed with "rank r: ",
+ * are the caller's. If all ranks wait for messages that nobody will send, the run fails with GG_ERROR_COMM and says who
+ * waits for whom. Called by one thread at a time. After a failure the cluster can be used no more. */
+gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
+
+#endif

@@ -1,0 +1,135 @@
+/* The kernels behind convolution, linear layers and matrix products: one set for each instruction-set level.
+ *
+ * Activations lie BATCH_LAST, so a convolution is a matrix product whose right-hand rows are already where they
+ * are wanted: the row of an input value is `lanes` floats in place, and nothing is ever unrolled or packed but the
+ * weights. Kernels are single-threaded, allocate nothing and keep no state; who calls them splits the work.
+ * Lengths, offsets and distances are in floats. */
+#ifndef GG_CPU_GEMM_KERNELS_H
+#define GG_CPU_GEMM_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cpu.h"
+
+/* Rows of a result are computed in blocks of at most `most`, all as equal as possible: 50 rows by at most 14 are
+ * 13 + 13 + 12 + 12, not 14 + 14 + 14 + 8. */
+static inline int64_t gg_block_count(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
+
+static inline int64_t gg_block_begin(int64_t rows, int64_t blocks, int64_t block) {
+    const int64_t more = rows % blocks;
+    return block * (rows / blocks) + (block < more ? block : more);
+}
+
+/* One place of the window along one axis, for one target position: its part of the weight's number, and of the
+ * offset into the source. */
+typedef struct gg_tap {
+    int64_t w, x;
+} gg_tap;
+
+/* A target column, or two that are computed together because their taps differ by a shift of the source only. */
+typedef struct gg_column {
+    int32_t column[2]; /* second: -1 if alone */
+    int64_t shift;     /* source offset of the second column's taps behind the first's */
+} gg_column;
+
+/* Forward or backward-data convolution of one group, summed over a block of source channels:
+ *   target[m][r][c][lane] = start + sum over taps (i of row r, j of column c) and source channels k of
+ *       weight[i.w + j.w][k][m] * source[k*source_plane + i.x + j.x + lane]
+ * start is target itself (add), or bias[m], or 0. */
+typedef struct gg_conv_pass {
+    int64_t rows;  /* target channels */
+    int64_t terms; /* source channels of the block */
+    int64_t taps;  /* places of the window */
+    int64_t lanes;
+    const float *source;
+    int64_t source_plane;
+    float *target;
+    int64_t target_plane, target_width;
+    const float *weights; /* packed: for each block of rows [tap][term][row of the block] */
+    const float *bias;    /* NULL: zeros */
+    const gg_tap *row_taps, *col_taps;
+    const int32_t *row_start, *col_start; /* taps of row r: [row_start[r], row_start[r+1]) */
+    const gg_column *columns;
+    int64_t column_count, strip; /* columns computed before the next block of rows is taken */
+    bool add, relu;
+} gg_conv_pass;
+
+/* Gradient of a convolution's weights, of one group, over a range of target rows:
+ *   dw[m*dw_row + k] = start + sum over r < height, c < width and lanes of
+ *       dy[m*dy_plane + r*dy_row + c*lanes + lane] * x[col_x[k] + r*x_row + c*x_col + lane]
+ * start is dw itself (add) or 0. */
+typedef struct gg_conv_dot {
+    int64_t rows, cols; /* m and k */
+    int64_t height, width, lanes;
+    const float *x;
+    const int64_t *col_x;
+    int64_t x_row, x_col;
+    const float *dy;
+    int64_t dy_plane, dy_row;
+    float *dw;
+    int64_t dw_row;
+    bool add;
+} gg_conv_dot;
+
+/* c[i*c_row + j] = start + sum over l < k of a[i*a_row + l*a_step] * b[l*b_row + j], i < m, j < n; a_row or a_step
+ * is 1. start is c (add), or bias[i], or 0. Nothing is packed: b's rows must be readable up to n rounded up to
+ * `width` (what lies there does not matter). */
+typedef struct gg_multiply {
+    int64_t m, n, k;
+    const float *a;
+    int64_t a_row, a_step;
+    const float *b;
+    int64_t b_row;
+    float *c;
+    int64_t c_row;
+    const float *bias; /* NULL: zeros */
+    bool add, relu;
+} gg_multiply;
+
+typedef struct gg_gemm_kernels {
+    gg_isa isa;
+    int vector;    /* floats of a vector; 1: scalar */
+    int width;     /* floats across a tile */
+    int tile_rows; /* most rows of a block in conv and multiply */
+    int dot_rows;  /* most rows of a block in dot */
+    /* Blocks [block_begin, block_end) of gg_block_count(rows, tile_rows), target rows [row_begin, row_end). */
+    void (*conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin, int64_t row_end);
+    /* Blocks of gg_block_count(rows, dot_rows). */
+    void (*dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end);
+    /* Blocks of gg_block_count(m, tile_rows). */
+    void (*multiply)(const gg_multiply *product, int64_t block_begin, int64_t block_end);
+    /* out[j*out_row + i] = in[i*in_row + j], i < rows, j < cols; out's rows are filled with zeros from `rows` up
+     * to `padded`. */
+    void (*transpose)(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
+                      int64_t out_row);
+    /* dy = y > 0 ? dy : 0 (NaN in y: 0), then the sum of dy, over n floats. y NULL: only the sum. */
+    float (*mask_sum)(int64_t n, const float *y, float *dy);
+} gg_gemm_kernels;
+
+extern const gg_gemm_kernels gg_gemm_kernels_scalar;
+#ifndef GG_ONLY_SCALAR
+extern const gg_gemm_kernels gg_gemm_kernels_avx2;
+extern const gg_gemm_kernels gg_gemm_kernels_avx512f;
+extern const gg_gemm_kernels gg_gemm_kernels_avx512;
+#endif
+
+/* The kernels of a level; NULL if this build has none for it. Whether the CPU runs them is gg_cpu_supports. */
+const gg_gemm_kernels *gg_gemm_kernels_for(gg_isa isa);
+
+/* General product of row-major matrices, C = op(A)*op(B) (+ C): op(A) is m x k, op(B) k x n, C m x n; op transposes
+ * where asked, and lda, ldb, ldc are the distances of rows as stored. Parts of B are packed into scratch of
+ * gg_sgemm_scratch bytes (0 if k is), 64-byte aligned. Split over `threads` by rows of C. */
+typedef struct gg_sgemm {
+    int64_t m, n, k;
+    const float *a, *b;
+    float *c;
+    int64_t lda, ldb, ldc;
+    bool transpose_a, transpose_b, add;
+} gg_sgemm;
+
+size_t gg_sgemm_scratch(const gg_gemm_kernels *kernels, const gg_sgemm *product);
+void gg_sgemm_run(const gg_gemm_kernels *kernels, const gg_sgemm *product, int threads, void *scratch);
+
+#endif

@@ -1,0 +1,197 @@
+/* Kernels on arenas: one pass, bound by memory. All lengths are multiples of GG_LANES and all pointers aligned,
+ * so there are no remainders and an element's result does not depend on where it lies. */
+#include "cpu/isa/isa.h"
+#include "cpu/isa/math.h"
+
+/* Tells the compiler that no remainder loop is needed. */
+static inline size_t whole_lanes(size_t n) { return n & ~(size_t)(GG_LANES - 1); }
+
+/* The flags are constants in every call, so each combination becomes a loop without branches. */
+static inline __attribute__((always_inline)) void sgd_momentum(const gg_sgd_args *args, bool before, bool after,
+                                                               bool weight_after, bool nesterov) {
+    const size_t n = whole_lanes(args->n);
+    const float *grad = GG_ALIGNED(args->grad), *weight = GG_ALIGNED(args->weight);
+    const float *momentum = GG_ALIGNED(args->momentum);
+    const float *momentum_before = GG_ALIGNED(args->momentum_before);
+    const float *momentum_after = GG_ALIGNED(args->momentum_after);
+    const float *received = GG_ALIGNED(args->weight_after);
+    float *weight_out = GG_ALIGNED(args->weight_out), *momentum_out = GG_ALIGNED(args->momentum_out);
+    const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        const float old = momentum[i], w = weight[i];
+        const float m = before ? old + (momentum_before[i] - old) * 0.5f : old;
+        const float d = grad_scale * grad[i] + decay * w;
+        const float m_new = mu * m + d;
+        const float w_new = w - lr * (nesterov ? d + mu * m_new : m_new);
+        momentum_out[i] = after ? m_new + (momentum_after[i] - old) * 0.5f : m_new;
+        weight_out[i] = weight_after ? w_new + (received[i] - w) * 0.5f : w_new;
+    }
+}
+
+static inline __attribute__((always_inline)) void sgd_plain(const gg_sgd_args *args, bool weight_after) {
+    const size_t n = whole_lanes(args->n);
+    const float *grad = GG_ALIGNED(args->grad), *weight = GG_ALIGNED(args->weight);
+    const float *received = GG_ALIGNED(args->weight_after);
+    float *weight_out = GG_ALIGNED(args->weight_out);
+    const float grad_scale = args->grad_scale, lr = args->lr, decay = args->weight_decay;
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        const float w = weight[i];
+        const float w_new = w - lr * (grad_scale * grad[i] + decay * w);
+        weight_out[i] = weight_after ? w_new + (received[i] - w) * 0.5f : w_new;
+    }
+}
+
+/* Rounds to nearest, ties to even; a NaN stays a (quiet) NaN. */
+static void to_bfloat16(size_t n, const float *in, uint16_t *out) {
+    n = whole_lanes(n);
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        const uint32_t bits = bits_of_float(in[i]);
+        const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+        const uint32_t nan = bits | 0x400000u;
+        out[i] = (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded) >> 16);
+    }
+}
+
+static void sgd_pass(const gg_sgd_args *args) {
+    if (args->momentum == NULL) {
+        if (args->weight_after != NULL)
+            sgd_plain(args, true);
+        else
+            sgd_plain(args, false);
+        return;
+    }
+    const int combination = (args->momentum_before != NULL) | (args->momentum_after != NULL) << 1 |
+                            (args->weight_after != NULL) << 2 | (int)args->nesterov << 3;
+    switch (combination) {
+#define CASE(c)                                                                                                \
+    case c:                                                                                                    \
+        sgd_momentum(args, (c) & 1, ((c) >> 1) & 1, ((c) >> 2) & 1, ((c) >> 3) & 1);                             \
+        break;
+        CASE(0) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
+        CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15)
+#undef CASE
+    }
+}
+
+/* Elements between two looks at what is not in the main loop; their outputs are still in the first cache. */
+#define STRETCH ((size_t)2048)
+
+static void sgd(const gg_sgd_args *args) {
+    if (args->compute_copy == NULL) {
+        sgd_pass(args);
+        return;
+    }
+    gg_sgd_args part = *args;
+    for (size_t at = 0; at < args->n; at += part.n) {
+        part.n = args->n - at < STRETCH ? args->n - at : STRETCH;
+        sgd_pass(&part);
+        to_bfloat16(part.n, part.weight_out, args->compute_copy + at);
+        part.grad += part.n;
+        part.weight += part.n;
+        part.weight_out += part.n;
+        if (part.momentum != NULL) {
+            part.momentum += part.n;
+            part.momentum_out += part.n;
+        }
+        if (part.momentum_before != NULL) part.momentum_before += part.n;
+        if (part.momentum_after != NULL) part.momentum_after += part.n;
+        if (part.weight_after != NULL) part.weight_after += part.n;
+    }
+}
+
+static void mix(size_t n, const float *base, const float *received, const float *snapshot, float *out) {
+    n = whole_lanes(n);
+    const float *b = GG_ALIGNED(base), *r = GG_ALIGNED(received), *s = GG_ALIGNED(snapshot);
+    float *o = GG_ALIGNED(out);
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) o[i] = b[i] + (r[i] - s[i]) * 0.5f;
+}
+
+static void halve(size_t n, const float *own, const float *received, float *out) {
+    n = whole_lanes(n);
+    const float *a = GG_ALIGNED(own), *b = GG_ALIGNED(received);
+    float *o = GG_ALIGNED(out);
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) o[i] = (a[i] + b[i]) * 0.5f;
+}
+
+/* Summed beside the output, which may be one of the sources still to be read. */
+static void weighted_sum(size_t begin, size_t end, int sources, const float *const *source, const float *scale, float *out) {
+    _Alignas(64) float sum[STRETCH / 4];
+    for (size_t at = begin; at < end; at += STRETCH / 4) {
+        const size_t n = whole_lanes(end - at < STRETCH / 4 ? end - at : STRETCH / 4);
+        const float *first = GG_ALIGNED(source[0] + at);
+        for (size_t i = 0; i < n; ++i) sum[i] = scale[0] * first[i];
+        for (int s = 1; s < sources; ++s) {
+            const float *next = GG_ALIGNED(source[s] + at);
+            const float factor = scale[s];
+            for (size_t i = 0; i < n; ++i) sum[i] += factor * next[i];
+        }
+        memcpy(out + at, sum, n * sizeof(float));
+    }
+}
+
+/* A vector of this level: with sixteen partial sums at every level, results are the same at all of them (but for
+ * the fused rounding). */
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+typedef double vector __attribute__((vector_size(VECTOR_BYTES)));
+typedef float half_vector __attribute__((vector_size(VECTOR_BYTES / 2)));
+#define WIDTH (VECTOR_BYTES / 8)
+#define VECTORS (GG_LANES / WIDTH)
+
+static inline vector widened(const float *p) {
+    half_vector v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, vector);
+}
+
+static double sum_squares(size_t n, const float *a, const float *b) {
+    vector sum[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) sum[v] = (vector){0};
+    if (b == NULL) {
+        for (size_t i = 0; i < n; i += GG_LANES)
+            for (int v = 0; v < VECTORS; ++v) {
+                const vector d = widened(a + i + v * WIDTH);
+                sum[v] += d * d;
+            }
+    } else {
+        for (size_t i = 0; i < n; i += GG_LANES)
+            for (int v = 0; v < VECTORS; ++v) {
+                const vector d = widened(a + i + v * WIDTH) - widened(b + i + v * WIDTH);
+                sum[v] += d * d;
+            }
+    }
+    double total = 0;
+    for (int v = 0; v < VECTORS; ++v)
+        for (int i = 0; i < WIDTH; ++i) total += sum[v][i];
+    return total;
+}
+
+static bool all_finite(size_t n, const float *a) {
+    for (size_t at = 0; at < n; at += STRETCH) {
+        const size_t count = whole_lanes(n - at < STRETCH ? n - at : STRETCH);
+        const float *p = GG_ALIGNED(a + at);
+        uint32_t bad = 0;
+        for (size_t i = 0; i < count; ++i) bad |= (bits_of_float(p[i]) & 0x7f800000u) == 0x7f800000u;
+        if (bad) return false;
+    }
+    return true;
+}
+
+const gg_cpu_arena GG_VARIANT(gg_cpu_arena) = {
+    .sgd = sgd,
+    .mix = mix,
+    .halve = halve,
+    .weighted_sum = weighted_sum,
+    .sum_squares = sum_squares,
+    .all_finite = all_finite,
+};

@@ -1,0 +1,224 @@
+/* Products of matrices used where they lie, transposition, and the set of kernels of this instruction set. */
+#include "cpu/isa/tile.h"
+
+#ifndef GG_VECTOR
+
+static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
+    for (int64_t i = block_begin; i < block_end; ++i) { /* a block is one row here */
+        float *c = p->c + i * p->c_row;
+        if (!p->add)
+            for (int64_t j = 0; j < p->n; ++j) c[j] = p->bias ? p->bias[i] : 0;
+        for (int64_t l = 0; l < p->k; ++l) {
+            const float a = p->a[i * p->a_row + l * p->a_step];
+            for (int64_t j = 0; j < p->n; ++j) c[j] += a * p->b[l * p->b_row + j];
+        }
+        if (p->relu)
+            for (int64_t j = 0; j < p->n; ++j) c[j] = c[j] < 0 ? 0 : c[j];
+    }
+}
+
+static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
+                      int64_t out_row) {
+    for (int64_t j = 0; j < cols; ++j) {
+        for (int64_t i = 0; i < rows; ++i) out[j * out_row + i] = in[i * in_row + j];
+        for (int64_t i = rows; i < padded; ++i) out[j * out_row + i] = 0;
+    }
+}
+
+static float mask_sum(int64_t n, const float *y, float *dy) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        if (y != NULL && !(y[i] > 0)) dy[i] = 0;
+        sum += dy[i];
+    }
+    return (float)sum;
+}
+
+#define VECTOR 1
+#define WIDTH 1
+#define TILE_ROWS 1
+#define DOT_ROWS 1
+
+#else
+
+#define VECTOR GG_VECTOR
+#define WIDTH (2 * GG_VECTOR)
+#define TILE_ROWS GG_TILE_ROWS
+#define DOT_ROWS GG_DOT_ROWS
+
+#define TILE(R, V)                                                                                        \
+    static __attribute__((noinline)) void down_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, false); } \
+    static __attribute__((noinline)) void across_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, true); }
+GG_TILE_LIST_NARROW(TILE, 1)
+GG_TILE_LIST_NARROW(TILE, 2)
+GG_TILE_LIST_WIDE(TILE)
+#undef TILE
+#define DOWN(R, V) [V][R] = down_##R##x##V,
+#define ACROSS(R, V) [V][R] = across_##R##x##V,
+static const gg_tile_fn tiles[2][5][GG_TILE_ROWS + 1] = {
+    {GG_TILE_LIST_NARROW(DOWN, 1) GG_TILE_LIST_NARROW(DOWN, 2) GG_TILE_LIST_WIDE(DOWN)},
+    {GG_TILE_LIST_NARROW(ACROSS, 1) GG_TILE_LIST_NARROW(ACROSS, 2) GG_TILE_LIST_WIDE(ACROSS)}};
+#undef DOWN
+#undef ACROSS
+
+/* A tile of fewer columns than it has: computed beside, then the columns that exist are copied. */
+static void edge(const gg_tile *tile, gg_tile_fn run, int64_t rows, int64_t cols) {
+    float beside[GG_TILE_ROWS][4 * GG_VECTOR] __attribute__((aligned(64)));
+    gg_tile t = *tile;
+    t.y = beside[0];
+    t.y_row = 4 * GG_VECTOR;
+    if (t.add)
+        for (int64_t i = 0; i < rows; ++i) {
+            for (int64_t j = 0; j < cols; ++j) beside[i][j] = tile->y[i * tile->y_row + j];
+            for (int64_t j = cols; j < 4 * GG_VECTOR; ++j) beside[i][j] = 0;
+        }
+    run(&t);
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < cols; ++j) tile->y[i * tile->y_row + j] = beside[i][j];
+}
+
+static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
+    static const gg_tap whole = {0, 0};
+    const bool across = p->a_step == 1;
+    const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS);
+    /* Terms in parts, so that a part of b stays in the second-level cache while all blocks of rows use it. */
+    const int64_t parts = gg_block_count(p->k > 0 ? p->k : 1, 131072 / p->n > 256 ? 131072 / p->n : 256);
+    gg_tile t = {.row_taps = &whole, .col_taps = &whole, .row_count = 1, .col_count = 1, .x_step = p->b_row,
+                 .x_delta = GG_VECTOR, .w_row = across ? p->a_row : 1, .w_step = p->a_step, .y_row = p->c_row,
+                 .y_delta = GG_VECTOR};
+    for (int64_t part = 0; part < parts; ++part) {
+        const int64_t k = gg_block_begin(p->k, parts, part);
+        t.terms = gg_block_begin(p->k, parts, part + 1) - k;
+        t.add = p->add || part > 0;
+        t.relu = p->relu && part == parts - 1;
+        for (int64_t b = block_begin; b < block_end; ++b) {
+            const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
+            const int64_t most = rows <= GG_TILE_WIDE ? 4 * GG_VECTOR : 2 * GG_VECTOR;
+            t.w = p->a + i * p->a_row + k * p->a_step;
+            t.bias = p->bias ? p->bias + i : NULL;
+            for (int64_t j = 0; j < p->n;) {
+                const int64_t left = p->n - j;
+                int vectors = left >= most ? (int)(most / GG_VECTOR) : left > GG_VECTOR ? 2 : 1;
+                t.x = p->b + k * p->b_row + j;
+                t.y = p->c + i * p->c_row + j;
+                const gg_tile_fn run = tiles[across][vectors][rows];
+                if (left >= vectors * GG_VECTOR)
+                    run(&t);
+                else
+                    edge(&t, run, rows, left);
+                j += vectors * GG_VECTOR;
+            }
+        }
+    }
+}
+
+/* A square of GG_VECTOR by GG_VECTOR. */
+GG_INLINE void square(const float *in, int64_t in_row, float *out, int64_t out_row) {
+#if GG_VECTOR == 16
+    __m512 a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_ps(in + i * in_row);
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = (__m512)_mm512_unpacklo_pd((__m512d)b[i], (__m512d)b[i + 2]);
+        a[i + 1] = (__m512)_mm512_unpackhi_pd((__m512d)b[i], (__m512d)b[i + 2]);
+        a[i + 2] = (__m512)_mm512_unpacklo_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
+        a[i + 3] = (__m512)_mm512_unpackhi_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
+    }
+    /* Now a[4*g + c] holds, in its four quarters q, column 4*q + c of rows 4*g .. 4*g+3. */
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+        const __m512 low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88), high = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
+        const __m512 low2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88);
+        const __m512 high2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
+        _mm512_storeu_ps(out + c * out_row, _mm512_shuffle_f32x4(low, low2, 0x88));
+        _mm512_storeu_ps(out + (c + 4) * out_row, _mm512_shuffle_f32x4(high, high2, 0x88));
+        _mm512_storeu_ps(out + (c + 8) * out_row, _mm512_shuffle_f32x4(low, low2, 0xdd));
+        _mm512_storeu_ps(out + (c + 12) * out_row, _mm512_shuffle_f32x4(high, high2, 0xdd));
+    }
+#else
+    __m256 a[8], b[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(in + i * in_row);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        a[i] = (__m256)_mm256_unpacklo_pd((__m256d)b[i], (__m256d)b[i + 2]);
+        a[i + 1] = (__m256)_mm256_unpackhi_pd((__m256d)b[i], (__m256d)b[i + 2]);
+        a[i + 2] = (__m256)_mm256_unpacklo_pd((__m256d)b[i + 1], (__m256d)b[i + 3]);
+        a[i + 3] = (__m256)_mm256_unpackhi_pd((__m256d)b[i + 1], (__m256d)b[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+        _mm256_storeu_ps(out + c * out_row, _mm256_permute2f128_ps(a[c], a[c + 4], 0x20));
+        _mm256_storeu_ps(out + (c + 4) * out_row, _mm256_permute2f128_ps(a[c], a[c + 4], 0x31));
+    }
+#endif
+}
+
+static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
+                      int64_t out_row) {
+    const int64_t whole_rows = rows - rows % GG_VECTOR, whole_cols = cols - cols % GG_VECTOR;
+    for (int64_t i = 0; i < whole_rows; i += GG_VECTOR)
+        for (int64_t j = 0; j < whole_cols; j += GG_VECTOR)
+            square(in + i * in_row + j, in_row, out + j * out_row + i, out_row);
+    for (int64_t j = 0; j < cols; ++j) {
+        for (int64_t i = j < whole_cols ? whole_rows : 0; i < rows; ++i) out[j * out_row + i] = in[i * in_row + j];
+        for (int64_t i = rows; i < padded; ++i) out[j * out_row + i] = 0;
+    }
+}
+
+/* y > 0 ? dy : 0 */
+GG_INLINE gg_vec masked(gg_vec y, gg_vec dy) {
+#if GG_VECTOR == 16
+    return (gg_vec)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)y, _mm512_setzero_ps(), _CMP_GT_OQ), (__m512)dy);
+#else
+    return (gg_vec)_mm256_and_ps(_mm256_cmp_ps((__m256)y, _mm256_setzero_ps(), _CMP_GT_OQ), (__m256)dy);
+#endif
+}
+
+static float mask_sum(int64_t n, const float *y, float *dy) {
+    gg_vec sum[4] = {{0}, {0}, {0}, {0}};
+    int64_t i = 0;
+    for (; i + 4 * GG_VECTOR <= n; i += 4 * GG_VECTOR) {
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v) {
+            gg_vec *place = (gg_vec *)(dy + i + v * GG_VECTOR);
+            gg_vec value = *place;
+            if (y != NULL) *place = value = masked(*(const gg_vec *)(y + i + v * GG_VECTOR), value);
+            sum[v] += value;
+        }
+    }
+    const gg_vec all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    float total = 0;
+    for (int v = 0; v < GG_VECTOR; ++v) total += all[v];
+    for (; i < n; ++i) {
+        if (y != NULL && !(y[i] > 0)) dy[i] = 0;
+        total += dy[i];
+    }
+    return total;
+}
+
+#endif
+
+const gg_gemm_kernels GG_TILE_NAME(gg_gemm_kernels) = {
+    .isa = GG_TILE_JOIN(GG_TILE_ISA, GG_ISA),
+    .vector = VECTOR,
+    .width = WIDTH,
+    .tile_rows = TILE_ROWS,
+    .dot_rows = DOT_ROWS,
+    .conv = GG_TILE_NAME(gg_kernel_conv),
+    .dot = GG_TILE_NAME(gg_kernel_dot),
+    .multiply = multiply,
+    .transpose = transpose,
+    .mask_sum = mask_sum,
+};

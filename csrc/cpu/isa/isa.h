@@ -1,0 +1,29 @@
+/* Names of this compilation: every file of cpu/isa/ is built once for each level of gg_isa, with GG_ISA set to
+ * the level's name, and everything it exports carries that name. */
+#ifndef GG_CPU_ISA_ISA_H
+#define GG_CPU_ISA_ISA_H
+
+#include <string.h>
+
+#include "cpu/kernels.h"
+
+#ifndef GG_ISA
+#define GG_ISA scalar
+#endif
+#define GG_JOIN_(a, b) a##_##b
+#define GG_JOIN(a, b) GG_JOIN_(a, b)
+#define GG_VARIANT(name) GG_JOIN(name, GG_ISA)
+
+extern const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise);
+extern const gg_cpu_pool GG_VARIANT(gg_cpu_pool);
+extern const gg_cpu_loss_kernels GG_VARIANT(gg_cpu_loss_kernels);
+extern const gg_cpu_arena GG_VARIANT(gg_cpu_arena);
+extern const gg_cpu_layout GG_VARIANT(gg_cpu_layout);
+
+/* Iterations are independent although the compiler cannot see it: an output may be an input's own memory. */
+#define GG_INDEPENDENT _Pragma("GCC ivdep")
+
+/* Tells the compiler of the alignment that arenas and activations have. */
+#define GG_ALIGNED(p) __builtin_assume_aligned((p), 64)
+
+#endif

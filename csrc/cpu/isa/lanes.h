@@ -1,0 +1,193 @@
+/* Sixteen floats or integers as one value, for the kernels whose loops the compiler does not turn into good vector
+ * code. The plain arrays at the end say what each function does; the others only do it faster. Pointers to floats
+ * are aligned to 64 bytes, pointers to saved places need not be. */
+#ifndef GG_CPU_ISA_LANES_H
+#define GG_CPU_ISA_LANES_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+
+typedef __m512 lanes_f;
+typedef __m512i lanes_i;
+typedef __mmask16 lanes_mask;
+
+static inline lanes_f lanes_load(const float *p) { return _mm512_load_ps(p); }
+static inline void lanes_store(float *p, lanes_f v) { _mm512_store_ps(p, v); }
+static inline lanes_f lanes_set(float value) { return _mm512_set1_ps(value); }
+static inline lanes_i lanes_set_int(int32_t value) { return _mm512_set1_epi32(value); }
+static inline lanes_f lanes_add(lanes_f a, lanes_f b) { return _mm512_add_ps(a, b); }
+static inline lanes_f lanes_multiply(lanes_f a, lanes_f b) { return _mm512_mul_ps(a, b); }
+static inline lanes_f lanes_multiply_add(lanes_f a, lanes_f b, lanes_f c) { return _mm512_fmadd_ps(a, b, c); }
+/* a > b, or a is NaN */
+static inline lanes_mask lanes_wins(lanes_f a, lanes_f b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) | _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+}
+static inline lanes_mask lanes_equal(lanes_i a, lanes_i b) { return _mm512_cmpeq_epi32_mask(a, b); }
+static inline lanes_f lanes_choose(lanes_mask m, lanes_f yes, lanes_f no) { return _mm512_mask_blend_ps(m, no, yes); }
+static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) { return _mm512_mask_blend_epi32(m, no, yes); }
+static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) { return _mm512_maskz_mov_ps(m, v); }
+static inline lanes_i lanes_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+static inline void lanes_store_u8(uint8_t *p, lanes_i v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(v)); }
+
+#elif defined(__AVX2__)
+
+typedef struct lanes_f {
+    __m256 half[2];
+} lanes_f;
+typedef struct lanes_i {
+    __m256i half[2];
+} lanes_i;
+typedef lanes_i lanes_mask;
+
+static inline lanes_f lanes_load(const float *p) { return (lanes_f){{_mm256_load_ps(p), _mm256_load_ps(p + 8)}}; }
+static inline void lanes_store(float *p, lanes_f v) {
+    _mm256_store_ps(p, v.half[0]);
+    _mm256_store_ps(p + 8, v.half[1]);
+}
+static inline lanes_f lanes_set(float value) {
+    const __m256 v = _mm256_set1_ps(value);
+    return (lanes_f){{v, v}};
+}
+static inline lanes_i lanes_set_int(int32_t value) {
+    const __m256i v = _mm256_set1_epi32(value);
+    return (lanes_i){{v, v}};
+}
+static inline lanes_f lanes_add(lanes_f a, lanes_f b) {
+    return (lanes_f){{_mm256_add_ps(a.half[0], b.half[0]), _mm256_add_ps(a.half[1], b.half[1])}};
+}
+static inline lanes_f lanes_multiply(lanes_f a, lanes_f b) {
+    return (lanes_f){{_mm256_mul_ps(a.half[0], b.half[0]), _mm256_mul_ps(a.half[1], b.half[1])}};
+}
+static inline lanes_f lanes_multiply_add(lanes_f a, lanes_f b, lanes_f c) {
+    return (lanes_f){{_mm256_fmadd_ps(a.half[0], b.half[0], c.half[0]), _mm256_fmadd_ps(a.half[1], b.half[1], c.half[1])}};
+}
+static inline __m256i wins_half(__m256 a, __m256 b) {
+    return _mm256_castps_si256(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), _mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+}
+static inline lanes_mask lanes_wins(lanes_f a, lanes_f b) {
+    return (lanes_mask){{wins_half(a.half[0], b.half[0]), wins_half(a.half[1], b.half[1])}};
+}
+static inline lanes_mask lanes_equal(lanes_i a, lanes_i b) {
+    return (lanes_mask){{_mm256_cmpeq_epi32(a.half[0], b.half[0]), _mm256_cmpeq_epi32(a.half[1], b.half[1])}};
+}
+static inline __m256 choose_half(__m256i m, __m256 yes, __m256 no) { return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(m)); }
+static inline lanes_f lanes_choose(lanes_mask m, lanes_f yes, lanes_f no) {
+    return (lanes_f){{choose_half(m.half[0], yes.half[0], no.half[0]), choose_half(m.half[1], yes.half[1], no.half[1])}};
+}
+static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) {
+    return (lanes_i){{_mm256_blendv_epi8(no.half[0], yes.half[0], m.half[0]),
+                      _mm256_blendv_epi8(no.half[1], yes.half[1], m.half[1])}};
+}
+static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) {
+    return (lanes_f){{_mm256_and_ps(_mm256_castsi256_ps(m.half[0]), v.half[0]),
+                      _mm256_and_ps(_mm256_castsi256_ps(m.half[1]), v.half[1])}};
+}
+static inline lanes_i lanes_load_u8(const uint8_t *p) {
+    return (lanes_i){{_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+                      _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))}};
+}
+static inline void lanes_store_u8(uint8_t *p, lanes_i v) {
+    const __m128i low = _mm_packus_epi32(_mm256_castsi256_si128(v.half[0]), _mm256_extracti128_si256(v.half[0], 1));
+    const __m128i high = _mm_packus_epi32(_mm256_castsi256_si128(v.half[1]), _mm256_extracti128_si256(v.half[1], 1));
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(low, high));
+}
+
+#else
+
+typedef struct lanes_f {
+    float lane[16];
+} lanes_f;
+typedef struct lanes_i {
+    int32_t lane[16];
+} lanes_i;
+typedef lanes_i lanes_mask; /* 0 or 1 */
+
+#define EACH_LANE for (int i = 0; i < 16; ++i)
+
+static inline lanes_f lanes_load(const float *p) {
+    lanes_f v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline void lanes_store(float *p, lanes_f v) { memcpy(p, &v, sizeof v); }
+static inline lanes_f lanes_set(float value) {
+    lanes_f v;
+    EACH_LANE v.lane[i] = value;
+    return v;
+}
+static inline lanes_i lanes_set_int(int32_t value) {
+    lanes_i v;
+    EACH_LANE v.lane[i] = value;
+    return v;
+}
+static inline lanes_f lanes_add(lanes_f a, lanes_f b) {
+    EACH_LANE a.lane[i] += b.lane[i];
+    return a;
+}
+static inline lanes_f lanes_multiply(lanes_f a, lanes_f b) {
+    EACH_LANE a.lane[i] *= b.lane[i];
+    return a;
+}
+static inline lanes_f lanes_multiply_add(lanes_f a, lanes_f b, lanes_f c) {
+    EACH_LANE c.lane[i] += a.lane[i] * b.lane[i];
+    return c;
+}
+static inline lanes_mask lanes_wins(lanes_f a, lanes_f b) {
+    lanes_mask m;
+    EACH_LANE m.lane[i] = a.lane[i] > b.lane[i] || a.lane[i] != a.lane[i];
+    return m;
+}
+static inline lanes_mask lanes_equal(lanes_i a, lanes_i b) {
+    EACH_LANE a.lane[i] = a.lane[i] == b.lane[i];
+    return a;
+}
+static inline lanes_f lanes_choose(lanes_mask m, lanes_f yes, lanes_f no) {
+    EACH_LANE no.lane[i] = m.lane[i] ? yes.lane[i] : no.lane[i];
+    return no;
+}
+static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) {
+    EACH_LANE no.lane[i] = m.lane[i] ? yes.lane[i] : no.lane[i];
+    return no;
+}
+static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) {
+    EACH_LANE v.lane[i] = m.lane[i] ? v.lane[i] : 0.0f;
+    return v;
+}
+static inline lanes_i lanes_load_u8(const uint8_t *p) {
+    lanes_i v;
+    EACH_LANE v.lane[i] = p[i];
+    return v;
+}
+static inline void lanes_store_u8(uint8_t *p, lanes_i v) { EACH_LANE p[i] = (uint8_t)v.lane[i]; }
+
+#undef EACH_LANE
+
+#endif
+
+/* Wider places are rare (windows of more than 256 elements): one plain form serves all levels. */
+static inline void lanes_store_wide(void *p, size_t at, int bytes, lanes_i v) {
+    int32_t lane[16];
+    memcpy(lane, &v, sizeof lane);
+    for (int i = 0; i < 16; ++i) {
+        if (bytes == 2)
+            ((uint16_t *)p)[at + (size_t)i] = (uint16_t)lane[i];
+        else
+            ((int32_t *)p)[at + (size_t)i] = lane[i];
+    }
+}
+static inline lanes_i lanes_load_wide(const void *p, size_t at, int bytes) {
+    int32_t lane[16];
+    lanes_i v;
+    for (int i = 0; i < 16; ++i)
+        lane[i] = bytes == 2 ? ((const uint16_t *)p)[at + (size_t)i] : ((const int32_t *)p)[at + (size_t)i];
+    memcpy(&v, lane, sizeof v);
+    return v;
+}
+
+#endif

@@ -1,0 +1,128 @@
+/* Register tiles of the matrix-like kernels, for one instruction set.
+ *
+ * A tile is R rows by V vectors of the output, kept in registers while the whole sum runs: in each term V
+ * vectors are loaded and each of R scalars is spread over a register and multiplied with them. R*V
+ * accumulators hide the latency of the multiply-adds, and R + V loads for R*V of them leave the load ports
+ * idle half of the time. The scalar build has none of
+ * it. Included by gemm.c, conv.c and dot.c only. */
+#ifndef GG_CPU_ISA_TILE_H
+#define GG_CPU_ISA_TILE_H
+
+#include "cpu/gemm_kernels.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define GG_TILE_JOIN_(a, b) a##_##b
+#define GG_TILE_JOIN(a, b) GG_TILE_JOIN_(a, b)
+/* name_avx512, ... */
+#define GG_TILE_NAME(name) GG_TILE_JOIN(name, GG_ISA)
+#define GG_TILE_ISA_scalar GG_ISA_SCALAR
+#define GG_TILE_ISA_avx2 GG_ISA_AVX2
+#define GG_TILE_ISA_avx512f GG_ISA_AVX512F
+#define GG_TILE_ISA_avx512 GG_ISA_AVX512
+
+/* What the set of kernels is put together from, over files of one instruction set. */
+void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
+                                  int64_t row_end);
+void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end);
+
+#if defined(__AVX512F__)
+#define GG_VECTOR 16
+#define GG_MAX(a, b) ((gg_vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define GG_TILE_ROWS 14 /* rows of a tile two vectors wide: 28 accumulators, 2 vectors, 1 scalar of 32 registers */
+#define GG_TILE_WIDE 6  /* rows of a tile four vectors wide */
+#define GG_DOT_ROWS 5   /* a tile of dot products is this by GG_DOT_COLS */
+#define GG_DOT_COLS 5
+#elif defined(__AVX2__)
+#define GG_VECTOR 8
+#define GG_MAX(a, b) ((gg_vec)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#define GG_TILE_ROWS 6
+#define GG_TILE_WIDE 2
+#define GG_DOT_ROWS 3
+#define GG_DOT_COLS 4
+#endif
+
+#ifdef GG_VECTOR
+
+#define GG_INLINE static inline __attribute__((always_inline))
+
+/* Unaligned on purpose: rows of a gradient may begin anywhere. Aligned data pays nothing for it. */
+typedef float gg_vec __attribute__((vector_size(4 * GG_VECTOR), aligned(4), may_alias));
+
+typedef struct gg_tile {
+    const gg_tap *row_taps, *col_taps; /* the sum runs over pairs of these... */
+    int row_count, col_count;
+    int64_t terms;                     /* ...and for each pair over this many terms */
+    const float *x;                    /* a term's vectors: x + taps + term*x_step + v*x_delta */
+    int64_t x_step, x_delta;
+    const float *w;                    /* a term's scalars: w + taps*w_tap + term*w_step + r*w_row */
+    int64_t w_tap, w_step, w_row;
+    float *y;                          /* the result: y + r*y_row + v*y_delta */
+    int64_t y_row, y_delta;
+    const float *bias;                 /* one a row, NULL: zeros */
+    bool add;                          /* to what y holds, instead of to the bias */
+    bool relu;
+} gg_tile;
+
+typedef void (*gg_tile_fn)(const gg_tile *tile);
+
+/* across: the scalars of a term lie w_row apart and terms follow each other (a matrix used where it lies);
+ * otherwise the scalars of a term follow each other and terms lie w_step apart. */
+GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const bool across) {
+    gg_vec sum[GG_TILE_ROWS][4];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sum[r][v] = (gg_vec){0};
+
+    const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = t->w_row, w_step = t->w_step;
+    for (int i = 0; i < t->row_count; ++i) {
+        for (int j = 0; j < t->col_count; ++j) {
+            const float *x = t->x + t->row_taps[i].x + t->col_taps[j].x;
+            const float *w = t->w + (t->row_taps[i].w + t->col_taps[j].w) * t->w_tap;
+            for (int64_t k = t->terms; k > 0; --k) {
+                gg_vec value[4];
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) value[v] = *(const gg_vec *)(x + v * x_delta);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const float scalar = across ? w[r * w_row] : w[r];
+#pragma GCC unroll 4
+                    for (int v = 0; v < V; ++v) sum[r][v] += scalar * value[v];
+                }
+                x += x_step;
+                w += across ? 1 : w_step;
+            }
+        }
+    }
+
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        float *y = t->y + r * t->y_row;
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) {
+            gg_vec *place = (gg_vec *)(y + v * t->y_delta);
+            gg_vec value = sum[r][v];
+            if (t->add)
+                value += *place;
+            else if (t->bias)
+                value += t->bias[r];
+            if (t->relu) value = GG_MAX((gg_vec){0}, value); /* in this order NaN stays NaN */
+            *place = value;
+        }
+    }
+}
+
+/* Tables of tiles, [vectors][rows]: a source names those it needs with GG_TILES(name, across). */
+#if GG_VECTOR == 16
+#define GG_TILE_LIST_NARROW(X, V) X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V) X(7, V) X(8, V) X(9, V) X(10, V) X(11, V) X(12, V) X(13, V) X(14, V)
+#define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4)
+#else
+#define GG_TILE_LIST_NARROW(X, V) X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V)
+#define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4)
+#endif
+
+#endif
+#endif

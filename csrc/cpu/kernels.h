@@ -1,0 +1,109 @@
+/* The CPU kernels: one set for each instruction-set level, chosen at run time.
+ *
+ * Kernels are single-threaded and work on the part of the problem they are given; who calls them splits it.
+ * They allocate nothing and keep no state. Sources are in cpu/isa/, each compiled once a level. */
+#ifndef GG_CPU_KERNELS_H
+#define GG_CPU_KERNELS_H
+
+#include "backend/backend.h"
+#include "base/random.h"
+
+/* n elements, any layout. Outputs may be the first input's memory. Backward passes start from the output y. */
+typedef struct gg_cpu_elementwise {
+    void (*relu)(size_t n, const float *x, float *y); /* NaN stays NaN */
+    void (*relu_backward)(size_t n, const float *y, const float *dy, float *dx);
+    void (*tanh)(size_t n, const float *x, float *y); /* within 2 ulp */
+    void (*tanh_backward)(size_t n, const float *y, const float *dy, float *dx);
+    void (*sigmoid)(size_t n, const float *x, float *y); /* within 3 ulp, down to the denormals */
+    void (*sigmoid_backward)(size_t n, const float *y, const float *dy, float *dx);
+    void (*add)(size_t n, const float *a, const float *b, float *out); /* out may also be b */
+    /* out[i] = keep[i] ? scale*x[i] : 0; out may be x. */
+    void (*masked_scale)(size_t n, const float *x, const uint8_t *keep, float scale, float *out);
+    /* Dropout's draws: rows[w][i*step] = word w of the stream's block first + i*stride >= threshold, i < n. step is
+     * 1, with any rows (NULL: not wanted), or 4, with rows that follow each other byte by byte. */
+    void (*keep_mask)(const gg_random_key *key, uint32_t first, uint32_t stride, size_t n, uint32_t threshold,
+                      uint8_t *const rows[4], size_t step);
+} gg_cpu_elementwise;
+
+/* For every position along one axis of the input: the windows that hold it. Entries of position i are
+ * [start[i], start[i+1]): the window's number and the position's place in that window. */
+typedef struct gg_pool_cover {
+    const int32_t *start, *window, *place;
+} gg_pool_cover;
+
+/* A pooling's geometry, worked out once. Axis 0 is height, 1 is width. Everything is BATCH_LAST: an element
+ * is a row of `lanes` floats. */
+typedef struct gg_pool_shape {
+    int64_t channels, in[2], out[2], kernel[2], stride[2], dilation[2], lanes;
+    const int32_t *first[2]; /* per output position: the first input position of its window inside the image */
+    const int32_t *place[2]; /* and that position's place in the window */
+    const int32_t *count[2]; /* and how many places are inside */
+    const float *scale;      /* average: per output element (row-major) 1/divisor; NULL: max */
+    gg_pool_cover cover[2];
+    bool tiled;              /* windows neither overlap, nor leave gaps, nor reach outside */
+    int index_bytes;         /* max: bytes of a saved place: 1, 2 or 4 */
+} gg_pool_shape;
+
+/* Channels [begin, end). saved: one place (row-major in the window) for each output value; NULL: not wanted. */
+typedef struct gg_cpu_pool {
+    void (*max)(const gg_pool_shape *shape, int64_t begin, int64_t end, const float *x, float *y, void *saved);
+    void (*max_backward)(const gg_pool_shape *shape, int64_t begin, int64_t end, const void *saved, const float *dy, float *dx);
+    void (*average)(const gg_pool_shape *shape, int64_t begin, int64_t end, const float *x, float *y);
+    void (*average_backward)(const gg_pool_shape *shape, int64_t begin, int64_t end, const float *dy, float *dx);
+} gg_cpu_pool;
+
+/* Samples [begin, end) of the batch, begin a multiple of GG_LANES; adds to the two sums. The call that ends at
+ * the batch's end also clears the gradient's padding lanes. */
+typedef struct gg_cpu_loss_kernels {
+    void (*loss[GG_LOSS_COUNT])(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum, int64_t *correct);
+} gg_cpu_loss_kernels;
+
+/* As in gg_backend; n is a multiple of GG_LANES, pointers aligned to 64 bytes. */
+typedef struct gg_cpu_arena {
+    void (*sgd)(const gg_sgd_args *args);
+    void (*mix)(size_t n, const float *base, const float *received, const float *snapshot, float *out);
+    void (*halve)(size_t n, const float *own, const float *received, float *out);
+    /* Elements [begin, end) of the sources. */
+    void (*weighted_sum)(size_t begin, size_t end, int sources, const float *const *source, const float *scale, float *out);
+    double (*sum_squares)(size_t n, const float *a, const float *b);
+    bool (*all_finite)(size_t n, const float *a);
+} gg_cpu_arena;
+
+/* For PLAIN, [begin, end) are samples; for BATCH_LAST, values of a sample with begin a multiple of GG_LANES. */
+typedef struct gg_cpu_layout {
+    void (*gather)(const gg_gather_args *args, int64_t begin, int64_t end);
+    /* [begin, end) are values of a sample, begin a multiple of GG_LANES. */
+    void (*to_lanes)(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out);
+    void (*from_lanes)(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out);
+} gg_cpu_layout;
+
+typedef struct gg_cpu_kernels {
+    gg_isa isa;
+    const gg_cpu_elementwise *elementwise;
+    const gg_cpu_pool *pool;
+    const gg_cpu_loss_kernels *loss;
+    const gg_cpu_arena *arena;
+    const gg_cpu_layout *layout;
+} gg_cpu_kernels;
+
+extern const gg_cpu_kernels gg_cpu_kernels_scalar;
+#ifndef GG_ONLY_SCALAR
+extern const gg_cpu_kernels gg_cpu_kernels_avx2;
+extern const gg_cpu_kernels gg_cpu_kernels_avx512f;
+extern const gg_cpu_kernels gg_cpu_kernels_avx512;
+#endif
+
+/* The kernels of a level; NULL if this build has none for it. Whether the CPU runs them is gg_cpu_supports. */
+const gg_cpu_kernels *gg_cpu_kernels_for(gg_isa isa);
+
+#define GG_CPU_MAX_THREADS 512
+
+/* The head of every CPU device; a table puts its own fields behind it. */
+typedef struct gg_cpu_device {
+    gg_device head;
+    const gg_cpu_kernels *kernels;
+    double partial[GG_CPU_MAX_THREADS]; /* what each thread adds to a reduction */
+    int64_t partial_count[GG_CPU_MAX_THREADS];
+} gg_cpu_device;
+
+#endif

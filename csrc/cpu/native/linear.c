@@ -1,0 +1,155 @@
+/* The linear layer on BATCH_LAST activations. A sample's values are rows of lanes, whatever their shape, so
+ *   y = W x + b,   dx = W^T dy
+ * are products of the weights where they lie with the activations where they lie. dW = dy x^T sums over lanes: both
+ * are turned first, which costs little beside the product, so that dW comes out in rows. */
+#include "backend/backend.h"
+#include "base/parallel.h"
+#include "cpu/gemm_kernels.h"
+#include "cpu/native/native.h"
+
+typedef struct linear_op {
+    gg_op op;
+    const gg_gemm_kernels *kernels;
+    int threads;
+    int64_t batch, lanes, in, out;
+    int64_t in_padded, out_padded; /* rows of the turned activations */
+} linear_op;
+
+typedef struct job {
+    const linear_op *linear;
+    const gg_op_args *args;
+} job;
+
+static void split_blocks(const linear_op *linear, int64_t rows, int thread, int threads, int64_t *begin, int64_t *end) {
+    size_t from, to;
+    gg_parallel_split((size_t)gg_block_count(rows, linear->kernels->tile_rows), 1, thread, threads, &from, &to);
+    *begin = (int64_t)from;
+    *end = (int64_t)to;
+}
+
+static void forward_part(void *context, int thread, int threads) {
+    const job *j = context;
+    const linear_op *linear = j->linear;
+    const gg_multiply product = {
+        .m = linear->out, .n = linear->lanes, .k = linear->in,
+        .a = j->args->weight, .a_row = linear->in, .a_step = 1,
+        .b = j->args->input[0], .b_row = linear->lanes,
+        .c = j->args->output, .c_row = linear->lanes,
+        .bias = linear->op.desc.bias ? j->args->bias : NULL,
+        .relu = linear->op.desc.activation == GG_ACTIVATION_RELU,
+    };
+    int64_t begin, end;
+    split_blocks(linear, linear->out, thread, threads, &begin, &end);
+    if (begin < end) linear->kernels->multiply(&product, begin, end);
+}
+
+static float *turned_input(const gg_op_args *args) { return args->scratch; }
+
+static float *turned_gradient(const linear_op *linear, const gg_op_args *args) {
+    return (float *)args->scratch + linear->batch * linear->in_padded;
+}
+
+/* Activation and bias gradient, then dy and x turned: [sample][value]. */
+static void turn_part(void *context, int thread, int threads) {
+    const job *j = context;
+    const linear_op *linear = j->linear;
+    const gg_op_args *args = j->args;
+    const int64_t lanes = linear->lanes;
+    const bool relu = linear->op.desc.activation == GG_ACTIVATION_RELU, bias = linear->op.desc.bias;
+    size_t begin, end;
+    gg_parallel_split((size_t)linear->out, GG_LANES, thread, threads, &begin, &end);
+    float *dy = args->grad_output;
+    for (size_t i = begin; i < end && (relu || bias); ++i) {
+        const float *y = relu ? (const float *)args->output + (int64_t)i * lanes : NULL;
+        const float sum = linear->kernels->mask_sum(lanes, y, dy + (int64_t)i * lanes);
+        if (bias) args->grad_bias[i] = sum;
+    }
+    if (begin < end) {
+        const int64_t rows = (int64_t)(end - begin);
+        const int64_t padded = (int64_t)end == linear->out ? linear->out_padded - (int64_t)begin : rows;
+        linear->kernels->transpose(rows, linear->batch, dy + (int64_t)begin * lanes, lanes, padded,
+                                   turned_gradient(linear, args) + begin, linear->out_padded);
+    }
+    gg_parallel_split((size_t)linear->in, GG_LANES, thread, threads, &begin, &end);
+    if (begin < end) {
+        const int64_t rows = (int64_t)(end - begin);
+        const int64_t padded = (int64_t)end == linear->in ? linear->in_padded - (int64_t)begin : rows;
+        linear->kernels->transpose(rows, linear->batch, (const float *)args->input[0] + (int64_t)begin * lanes, lanes,
+                                   padded, turned_input(args) + begin, linear->in_padded);
+    }
+}
+
+static void weights_part(void *context, int thread, int threads) {
+    const job *j = context;
+    const linear_op *linear = j->linear;
+    const gg_multiply product = {
+        .m = linear->out, .n = linear->in, .k = linear->batch,
+        .a = turned_gradient(linear, j->args), .a_row = 1, .a_step = linear->out_padded,
+        .b = turned_input(j->args), .b_row = linear->in_padded,
+        .c = j->args->grad_weight, .c_row = linear->in,
+    };
+    int64_t begin, end;
+    split_blocks(linear, linear->out, thread, threads, &begin, &end);
+    if (begin < end) linear->kernels->multiply(&product, begin, end);
+}
+
+static void data_part(void *context, int thread, int threads) {
+    const job *j = context;
+    const linear_op *linear = j->linear;
+    const gg_multiply product = {
+        .m = linear->in, .n = linear->lanes, .k = linear->out,
+        .a = j->args->weight, .a_row = 1, .a_step = linear->in,
+        .b = j->args->grad_output, .b_row = linear->lanes,
+        .c = j->args->grad_input[0], .c_row = linear->lanes,
+    };
+    int64_t begin, end;
+    split_blocks(linear, linear->in, thread, threads, &begin, &end);
+    if (begin < end) linear->kernels->multiply(&product, begin, end);
+}
+
+static gg_status forward(gg_op *op, const gg_op_args *args) {
+    job j = {.linear = (const linear_op *)op, .args = args};
+    gg_parallel_run(j.linear->threads, forward_part, &j);
+    return GG_OK;
+}
+
+static gg_status backward(gg_op *op, const gg_op_args *args) {
+    job j = {.linear = (const linear_op *)op, .args = args};
+    gg_parallel_run(j.linear->threads, turn_part, &j);
+    gg_parallel_run(j.linear->threads, weights_part, &j);
+    if (op->desc.input_grad && args->grad_input[0] != NULL) gg_parallel_run(j.linear->threads, data_part, &j);
+    return GG_OK;
+}
+
+static const gg_op_class linear_class = {.forward = forward, .backward = backward, .destroy = gg_native_op_free};
+
+gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    *out = NULL;
+    if (desc->inputs != 1 || desc->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "a linear layer takes one input and a batch of at least 1, not %d and %lld",
+                       desc->inputs, (long long)desc->batch);
+    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
+    if (kernels == NULL)
+        return gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here", gg_isa_name(device->isa));
+    gg_op *op;
+    gg_status status = gg_native_op_create(desc, &linear_class, sizeof(linear_op), &op);
+    if (status != GG_OK) return status;
+    linear_op *linear = (linear_op *)op;
+    linear->op.backward_needs_input = true;
+    linear->op.backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
+    linear->kernels = kernels;
+    linear->threads = device->threads;
+    linear->batch = desc->batch;
+    linear->lanes = gg_lanes_padded(desc->batch);
+    linear->in = gg_shape_count(&desc->input[0]);
+    linear->out = gg_shape_count(&desc->output);
+    /* Whole tiles wide, and one cache line off a power of two, whose multiples would share few sets of the cache. */
+    linear->in_padded = (linear->in + 31) / 32 * 32;
+    linear->out_padded = (linear->out + 15) / 16 * 16;
+    if (linear->in_padded % 256 == 0) linear->in_padded += 32;
+    if (linear->out_padded % 256 == 0) linear->out_padded += 16;
+    if (desc->training)
+        linear->op.scratch_bytes = (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
+    *out = &linear->op;
+    return GG_OK;
+}

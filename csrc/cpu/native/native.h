@@ -1,0 +1,29 @@
+/* The operations of the native CPU table. Each creates its kind for float32, for a device that begins with a
+ * gg_cpu_device; the device must outlive the operation. */
+#ifndef GG_CPU_NATIVE_NATIVE_H
+#define GG_CPU_NATIVE_NATIVE_H
+
+#include "cpu/shared.h"
+
+/* A zeroed operation of `bytes` (it begins with a gg_op) with its head filled in: BATCH_LAST float32 in and out. Fails
+ * with GG_ERROR_UNSUPPORTED if an offered element type is not float32. Freed by gg_native_op_free. */
+gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, size_t bytes, gg_op **out);
+void gg_native_op_free(gg_op *op);
+
+gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+
+/* Both poolings; BATCH_LAST. */
+gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* RELU, TANH, SIGMOID: in the layout offered (but a sigmoid in PLAIN where padded channels would not stay zero). */
+gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* In the first input's layout. */
+gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* PLAIN if offered, else BATCH_LAST; what is drawn does not depend on it. */
+gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* BATCH_LAST. */
+gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* Between PLAIN and BATCH_LAST. */
+gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+
+#endif

@@ -1,0 +1,63 @@
+#include "base/memory.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/native/native.h"
+
+gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, size_t bytes, gg_op **out) {
+    *out = NULL;
+    if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
+        return gg_fail(GG_ERROR_ARGUMENT, "%s takes 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
+                       desc->inputs);
+    if (desc->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
+    for (int i = 0; i < desc->inputs; ++i)
+        if (desc->offered[i].dtype != GG_FLOAT32)
+            return gg_fail(GG_ERROR_UNSUPPORTED, "native %s computes in float32, not %s", gg_op_kind_name(desc->kind),
+                           gg_dtype_name(desc->offered[i].dtype));
+    void *block;
+    gg_status status = gg_calloc(1, bytes, "an operation", &block);
+    if (status != GG_OK) return status;
+    gg_op *op = block;
+    const gg_format lanes = {GG_FLOAT32, GG_LAYOUT_BATCH_LAST};
+    op->type = type;
+    op->backend = gg_backend_native.name;
+    op->desc = *desc;
+    for (int i = 0; i < desc->inputs; ++i) op->input[i] = lanes;
+    op->output = lanes;
+    *out = op;
+    return GG_OK;
+}
+
+void gg_native_op_free(gg_op *op) { gg_free(op); }
+
+static gg_status native_open(int threads, gg_isa isa, gg_device **out) {
+    return gg_cpu_device_open(&gg_backend_native, sizeof(gg_cpu_device), threads, isa, out);
+}
+
+const gg_backend gg_backend_native = {
+    .name = "native",
+    .open = native_open,
+    .close = gg_cpu_device_close,
+    .create =
+        {
+            [GG_OP_CONV2D] = gg_native_conv2d_create,
+            [GG_OP_LINEAR] = gg_native_linear_create,
+            [GG_OP_MAX_POOL2D] = gg_native_pool_create,
+            [GG_OP_AVG_POOL2D] = gg_native_pool_create,
+            [GG_OP_RELU] = gg_native_activation_create,
+            [GG_OP_TANH] = gg_native_activation_create,
+            [GG_OP_SIGMOID] = gg_native_activation_create,
+            [GG_OP_DROPOUT] = gg_native_dropout_create,
+            [GG_OP_ADD] = gg_native_add_create,
+            [GG_OP_CONCAT] = gg_native_concat_create,
+            [GG_OP_REORDER] = gg_native_reorder_create,
+        },
+    .loss = gg_cpu_loss,
+    .sgd = gg_cpu_sgd,
+    .mix = gg_cpu_mix,
+    .halve = gg_cpu_halve,
+    .weighted_sum = gg_cpu_weighted_sum,
+    .sum_squares = gg_cpu_sum_squares,
+    .all_finite = gg_cpu_all_finite,
+    .gather = gg_cpu_gather,
+    .transpose = gg_cpu_transpose,
+};

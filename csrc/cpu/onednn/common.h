@@ -1,0 +1,146 @@
+/* What the oneDNN operations share.
+ *
+ * An operation is two lists of steps, one for forward and one for backward. A step is a primitive with, for each of
+ * its arguments, a memory object without memory and the place where the pointer comes from at run time. So all
+ * operations run and are destroyed by the same code, and a run allocates nothing of ours, locks nothing and only
+ * sets pointers. Scratchpads are always the caller's: with the library's own, concurrent threads were seen to
+ * compute wrong results without an error. */
+#ifndef GG_CPU_ONEDNN_COMMON_H
+#define GG_CPU_ONEDNN_COMMON_H
+
+#include <oneapi/dnnl/dnnl.h>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/shared.h"
+
+typedef struct gg_dnn_device {
+    gg_cpu_device base;
+    dnnl_engine_t engine;
+} gg_dnn_device;
+
+/* GG_OK, or a message with the call's name and oneDNN's word for the status. What oneDNN does not implement is
+ * GG_ERROR_UNSUPPORTED. */
+gg_status gg_dnn_check(dnnl_status_t status, const char *call);
+#define GG_DNN_TRY(function, ...) GG_TRY(gg_dnn_check(function(__VA_ARGS__), #function))
+
+/* The buffers that a pointer can come from. */
+typedef enum gg_dnn_slot {
+    GG_DNN_ALWAYS = 0, /* as a step's condition */
+    GG_DNN_INPUT,
+    GG_DNN_OUTPUT,
+    GG_DNN_GRAD_OUTPUT,
+    GG_DNN_GRAD_INPUT,
+    GG_DNN_WEIGHT,
+    GG_DNN_BIAS,
+    GG_DNN_GRAD_WEIGHT,
+    GG_DNN_GRAD_BIAS,
+    GG_DNN_SAVED,
+    GG_DNN_SCRATCH,
+    GG_DNN_SCRATCHPAD /* the primitive's own: behind all temporaries, shared by the steps */
+} gg_dnn_slot;
+
+typedef struct gg_dnn_place {
+    gg_dnn_slot slot;
+    int index;     /* INPUT and GRAD_INPUT */
+    size_t offset; /* SAVED and SCRATCH, in bytes */
+} gg_dnn_place;
+
+static inline gg_dnn_place gg_dnn_at(gg_dnn_slot slot) { return (gg_dnn_place){slot, 0, 0}; }
+
+/* An argument of a step that is being added. A NULL md: the step has no such argument. */
+typedef struct gg_dnn_bind {
+    int argument; /* DNNL_ARG_... */
+    const_dnnl_memory_desc_t md;
+    gg_dnn_place place;
+} gg_dnn_bind;
+
+typedef struct gg_dnn_step {
+    dnnl_primitive_t primitive;
+    const char *what;
+    gg_dnn_place needs; /* the step is left out where this pointer is NULL */
+    int first, arguments;
+} gg_dnn_step;
+
+typedef enum gg_dnn_pass { GG_DNN_FORWARD = 0, GG_DNN_BACKWARD, GG_DNN_PASSES } gg_dnn_pass;
+
+#define GG_DNN_MAX_STEPS (GG_MAX_INPUTS + 8)
+#define GG_DNN_MAX_ARGUMENTS (6 * GG_MAX_INPUTS + 16)
+#define GG_DNN_MAX_DESCS (2 * GG_MAX_INPUTS + 32)
+
+typedef struct gg_dnn_op {
+    gg_op head;
+    dnnl_engine_t engine; /* the device's */
+    dnnl_stream_t stream;
+    int threads;
+    gg_dnn_step step[GG_DNN_PASSES][GG_DNN_MAX_STEPS];
+    int steps[GG_DNN_PASSES];
+    dnnl_exec_arg_t argument[GG_DNN_MAX_ARGUMENTS];
+    gg_dnn_place place[GG_DNN_MAX_ARGUMENTS];
+    int arguments;
+    size_t temporaries[GG_DNN_PASSES], scratchpad[GG_DNN_PASSES]; /* bytes */
+    /* Descriptors, all destroyed when creating ends. */
+    dnnl_memory_desc_t md[GG_DNN_MAX_DESCS];
+    int mds;
+    dnnl_primitive_desc_t pd[GG_DNN_MAX_DESCS];
+    int pds;
+    dnnl_primitive_attr_t plain_attr, relu_attr; /* user scratchpad, strict float32; and a ReLU behind */
+} gg_dnn_op;
+
+/* An operation without steps. Checks inputs, batch and element types. */
+gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op **out);
+/* Closes it: sizes of scratch and saved, descriptors dropped. Hands the operation over, or destroys it where `status`
+ * is an error, which it returns. */
+gg_status gg_dnn_op_finish(gg_status status, gg_dnn_op *op, gg_op **out);
+
+/* Descriptors; they belong to the operation and live until gg_dnn_op_finish. */
+gg_status gg_dnn_md(gg_dnn_op *op, int dims, const int64_t *size, gg_dtype dtype, dnnl_format_tag_t tag,
+                    const_dnnl_memory_desc_t *out);
+/* Of a batch of samples; checks that its bytes are those of gg_format_bytes. GG_ERROR_UNSUPPORTED for BATCH_LAST. */
+gg_status gg_dnn_batch_md(gg_dnn_op *op, gg_format format, const gg_shape *sample, const_dnnl_memory_desc_t *out);
+/* Of a batch of images in a layout of oneDNN's choice. */
+gg_status gg_dnn_any_md(gg_dnn_op *op, const gg_shape *sample, const_dnnl_memory_desc_t *out);
+/* `bytes` as one row of float32; for element-wise work on any layout. */
+gg_status gg_dnn_flat_md(gg_dnn_op *op, size_t bytes, const_dnnl_memory_desc_t *out);
+/* Which of our layouts a descriptor of a batch of images has; false: none of them. */
+bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out);
+/* Keeps a primitive descriptor. `call` names the function that made it. */
+gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd,
+                    dnnl_primitive_desc_t *out);
+#define GG_DNN_PD(op, out, function, ...)                                                                              \
+    do {                                                                                                               \
+        dnnl_primitive_desc_t made_ = NULL;                                                                            \
+        dnnl_status_t made_status_ = function(&made_, __VA_ARGS__);                                                    \
+        GG_TRY(gg_dnn_pd(op, made_status_, #function, made_, out));                                                    \
+    } while (0)
+/* A plain loop or a product of matrices rather than a kernel made for the layout. */
+bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd);
+
+/* Room in the pass's scratch. */
+gg_dnn_place gg_dnn_temporary(gg_dnn_op *op, gg_dnn_pass pass, const_dnnl_memory_desc_t md);
+/* Adds a step; its scratchpad is bound by itself. */
+gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
+                     const_dnnl_primitive_desc_t pd, int binds, const gg_dnn_bind *bind);
+/* Adds a copy from one layout to another. */
+gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
+                             const_dnnl_memory_desc_t from, gg_dnn_place from_place, const_dnnl_memory_desc_t to,
+                             gg_dnn_place to_place);
+/* Where a source that lies as `have` can be read as `want`: its own place, or a temporary with a reorder before. */
+gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
+                         const_dnnl_memory_desc_t have, gg_dnn_place place, const_dnnl_memory_desc_t want,
+                         gg_dnn_place *out);
+/* Adds a ReLU's backward pass, in place on grad_output, from the output. */
+gg_status gg_dnn_add_relu_mask(gg_dnn_op *op);
+
+/* PyTorch's output size along one axis, and the padding on the right that oneDNN needs to arrive at it; GG_ERROR_SHAPE
+ * if the output is not as large. */
+gg_status gg_dnn_window(const gg_op_desc *desc, int axis, int64_t *right_padding);
+
+gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out);       /* both kinds */
+gg_status gg_dnn_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out); /* RELU, TANH, SIGMOID */
+gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_dnn_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_dnn_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+
+#endif

@@ -1,0 +1,205 @@
+#include "cpu/shared.h"
+
+#include "base/memory.h"
+#include "base/parallel.h"
+
+/* Less work than this for each thread does not pay for waking one. In elements; depends on sizes alone, so
+ * that the split, and with it the bits of a reduction, does too. */
+#define WORTH_A_THREAD 16384
+
+gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads, gg_isa isa, gg_device **out) {
+    *out = NULL;
+    if (threads < 1 || threads > GG_CPU_MAX_THREADS)
+        return gg_fail(GG_ERROR_ARGUMENT, "a CPU device takes 1 to %d threads, not %d", GG_CPU_MAX_THREADS, threads);
+    const gg_cpu_kernels *kernels = gg_cpu_kernels_for(isa);
+    if (kernels == NULL || !gg_cpu_supports(isa))
+        return gg_fail(GG_ERROR_UNSUPPORTED, "no kernels for the instruction set %s here", gg_isa_name(isa));
+    void *block;
+    if (bytes < sizeof(gg_cpu_device)) bytes = sizeof(gg_cpu_device);
+    gg_status status = gg_calloc(1, bytes, "a CPU device", &block);
+    if (status != GG_OK) return status;
+    gg_cpu_device *device = block;
+    device->head.table = table;
+    device->head.isa = isa;
+    device->head.threads = threads;
+    device->kernels = kernels;
+    *out = &device->head;
+    return GG_OK;
+}
+
+void gg_cpu_device_close(gg_device *device) { gg_free(device); }
+
+const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device) {
+    return ((const gg_cpu_device *)device)->kernels;
+}
+
+/* One call that is being split. */
+typedef struct job {
+    gg_cpu_device *device;
+    size_t n, grain;
+    const void *args;
+    const float *a, *b, *c;
+    float *out;
+    const float *const *source;
+    const float *scale;
+    int sources;
+    bool to_lanes;
+    int64_t samples, values;
+} job;
+
+int gg_cpu_threads_for(const gg_device *device, size_t work) {
+    const size_t useful = work / WORTH_A_THREAD;
+    if (useful < 2) return 1;
+    return useful < (size_t)device->threads ? (int)useful : device->threads;
+}
+
+static void run(job *j, size_t work, gg_parallel_fn fn) {
+    gg_parallel_run(gg_cpu_threads_for(&j->device->head, work), fn, j);
+}
+
+static void loss_part(void *context, int thread, int threads) {
+    job *j = context;
+    const gg_loss_args *args = j->args;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    double sum = 0;
+    int64_t correct = 0;
+    if (begin < end) j->device->kernels->loss->loss[args->kind](args, (int64_t)begin, (int64_t)end, &sum, &correct);
+    j->device->partial[thread] = sum;
+    j->device->partial_count[thread] = correct;
+}
+
+void gg_cpu_loss(gg_device *device, gg_loss_args *args) {
+    job j = {.device = (gg_cpu_device *)device, .n = (size_t)args->batch, .args = args};
+    const int threads = gg_cpu_threads_for(device, (size_t)(args->batch * args->features));
+    gg_parallel_run(threads, loss_part, &j);
+    args->loss_sum = 0;
+    args->correct = 0;
+    for (int i = 0; i < threads; ++i) {
+        args->loss_sum += j.device->partial[i];
+        args->correct += j.device->partial_count[i];
+    }
+}
+
+static const float *offset(const float *p, size_t n) { return p != NULL ? p + n : NULL; }
+
+static void sgd_part(void *context, int thread, int threads) {
+    const job *j = context;
+    gg_sgd_args args = *(const gg_sgd_args *)j->args;
+    size_t begin, end;
+    gg_parallel_split(args.n, GG_LANES, thread, threads, &begin, &end);
+    args.n = end - begin;
+    args.grad = offset(args.grad, begin);
+    args.weight = offset(args.weight, begin);
+    args.momentum = offset(args.momentum, begin);
+    args.weight_out += begin;
+    if (args.momentum_out != NULL) args.momentum_out += begin;
+    args.momentum_before = offset(args.momentum_before, begin);
+    args.momentum_after = offset(args.momentum_after, begin);
+    args.weight_after = offset(args.weight_after, begin);
+    if (args.compute_copy != NULL) args.compute_copy += begin;
+    j->device->kernels->arena->sgd(&args);
+}
+
+void gg_cpu_sgd(gg_device *device, const gg_sgd_args *args) {
+    job j = {.device = (gg_cpu_device *)device, .args = args};
+    run(&j, args->n, sgd_part);
+}
+
+static void mix_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->kernels->arena->mix(end - begin, j->a + begin, j->b + begin, j->c + begin, j->out + begin);
+}
+
+void gg_cpu_mix(gg_device *device, size_t n, const float *base, const float *received, const float *snapshot, float *out) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .a = base, .b = received, .c = snapshot, .out = out};
+    run(&j, n, mix_part);
+}
+
+static void halve_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->kernels->arena->halve(end - begin, j->a + begin, j->b + begin, j->out + begin);
+}
+
+void gg_cpu_halve(gg_device *device, size_t n, const float *own, const float *received, float *out) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .a = own, .b = received, .out = out};
+    run(&j, n, halve_part);
+}
+
+static void weighted_sum_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->kernels->arena->weighted_sum(begin, end, j->sources, j->source, j->scale, j->out);
+}
+
+void gg_cpu_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .sources = sources, .source = source, .scale = scale, .out = out};
+    run(&j, n, weighted_sum_part);
+}
+
+static void sum_squares_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->partial[thread] = j->device->kernels->arena->sum_squares(end - begin, j->a + begin, offset(j->b, begin));
+}
+
+double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .a = a, .b = b};
+    const int threads = gg_cpu_threads_for(device, n);
+    gg_parallel_run(threads, sum_squares_part, &j);
+    double sum = 0;
+    for (int i = 0; i < threads; ++i) sum += j.device->partial[i];
+    return sum;
+}
+
+static void all_finite_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->partial_count[thread] = j->device->kernels->arena->all_finite(end - begin, j->a + begin);
+}
+
+bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .a = a};
+    const int threads = gg_cpu_threads_for(device, n);
+    gg_parallel_run(threads, all_finite_part, &j);
+    bool finite = true;
+    for (int i = 0; i < threads; ++i) finite = finite && j.device->partial_count[i] != 0;
+    return finite;
+}
+
+static void gather_part(void *context, int thread, int threads) {
+    const job *j = context;
+    const gg_gather_args *args = j->args;
+    size_t begin, end;
+    gg_parallel_split(j->n, j->grain, thread, threads, &begin, &end);
+    if (begin < end) j->device->kernels->layout->gather(args, (int64_t)begin, (int64_t)end);
+}
+
+void gg_cpu_gather(gg_device *device, const gg_gather_args *args) {
+    const bool lanes = args->layout == GG_LAYOUT_BATCH_LAST;
+    job j = {.device = (gg_cpu_device *)device, .args = args};
+    j.n = (size_t)(lanes ? args->values : args->n);
+    j.grain = lanes ? GG_LANES : 1;
+    run(&j, (size_t)(args->n * args->values), gather_part);
+}
+
+static void transpose_part(void *context, int thread, int threads) {
+    const job *j = context;
+    const gg_cpu_layout *layout = j->device->kernels->layout;
+    size_t begin, end;
+    gg_parallel_split((size_t)j->values, GG_LANES, thread, threads, &begin, &end);
+    if (begin < end)
+        (j->to_lanes ? layout->to_lanes : layout->from_lanes)(j->samples, j->values, (int64_t)begin, (int64_t)end, j->a, j->out);
+}
+
+void gg_cpu_transpose(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out) {
+    job j = {.device = (gg_cpu_device *)device, .samples = n, .values = values, .to_lanes = to_lanes, .a = in, .out = out};
+    run(&j, (size_t)(n * values), transpose_part);
+}

@@ -1,0 +1,27 @@
+/* What both CPU tables share: opening a device, and the loss, arena and layout entries of gg_backend, which
+ * split the work over the device's threads and call its kernels. Every gg_device given must begin with a
+ * gg_cpu_device. */
+#ifndef GG_CPU_SHARED_H
+#define GG_CPU_SHARED_H
+
+#include "cpu/kernels.h"
+
+/* A zeroed block of `bytes` (at least sizeof(gg_cpu_device)) with its head and kernels filled in. */
+gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads, gg_isa isa, gg_device **out);
+/* Frees the block; NULL is fine. */
+void gg_cpu_device_close(gg_device *device);
+const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device);
+/* How many of the device's threads are worth waking for so many elements. */
+int gg_cpu_threads_for(const gg_device *device, size_t work);
+
+void gg_cpu_loss(gg_device *device, gg_loss_args *args);
+void gg_cpu_sgd(gg_device *device, const gg_sgd_args *args);
+void gg_cpu_mix(gg_device *device, size_t n, const float *base, const float *received, const float *snapshot, float *out);
+void gg_cpu_halve(gg_device *device, size_t n, const float *own, const float *received, float *out);
+void gg_cpu_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out);
+double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b);
+bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a);
+void gg_cpu_gather(gg_device *device, const gg_gather_args *args);
+void gg_cpu_transpose(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out);
+
+#endif

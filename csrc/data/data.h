@@ -1,0 +1,52 @@
+/* In-memory data sets, the shard of a rank, and the batches of an epoch. Knows of ranks only (rank, size). */
+#ifndef GG_DATA_DATA_H
+#define GG_DATA_DATA_H
+
+#include "backend/backend.h"
+
+/* A set in memory; both storages are retained by whoever keeps a copy of this struct (gg_dataset_retain/release). */
+typedef struct gg_dataset {
+    gg_storage *samples, *targets;
+    gg_dtype dtype;        /* of samples: GG_UINT8 or GG_FLOAT32, row-major (count, shape) */
+    gg_shape shape;        /* of one sample */
+    int64_t count;
+    gg_dtype target_dtype; /* GG_INT32: one class a sample; GG_FLOAT32: target_values numbers a sample */
+    int64_t target_values;
+    float scale, shift;    /* what the network sees is scale*element + shift */
+} gg_dataset;
+
+/* GG_ERROR_ARGUMENT or GG_ERROR_SHAPE where sizes of the storages do not fit the counts. */
+gg_status gg_dataset_check(const gg_dataset *set);
+/* Checks that class targets are in 0..classes-1; names the first sample that is not. */
+gg_status gg_dataset_check_classes(const gg_dataset *set, int64_t classes);
+void gg_dataset_retain(const gg_dataset *set);
+void gg_dataset_release(gg_dataset *set); /* zeroes it */
+
+/* Contiguous shards whose sizes differ by at most one: rank r holds [begin, end). */
+void gg_shard(int64_t count, int rank, int size, int64_t *begin, int64_t *end);
+
+/* The batches of one rank. In epoch e the rank's samples are visited in an order that depends on (seed, rank, e) alone.
+ * Every rank makes the same number of steps, ceil(largest shard / batch), every sample is seen exactly once an epoch, and
+ * no batch is empty: batches are full but for the last; a rank that would have nothing left for the last step moves one sample from
+ * its last full batch to it (with batches of one it has none to move and sees its last sample a second time). */
+typedef struct gg_loader gg_loader;
+
+typedef struct gg_loader_options {
+    int rank, size;
+    int64_t batch; /* samples a rank and step; at most the smallest shard */
+    bool shuffle;  /* false: in the set's order */
+    uint64_t seed;
+} gg_loader_options;
+
+/* Retains the set. Errors: fewer samples than ranks; batch larger than the smallest shard: both name the numbers. */
+gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *options, gg_loader **out);
+void gg_loader_destroy(gg_loader *loader);
+int64_t gg_loader_steps(const gg_loader *loader); /* of an epoch */
+/* Orders the samples for epoch e = 0, 1, ... Allocates nothing. */
+void gg_loader_epoch(gg_loader *loader, int64_t epoch);
+/* Samples of rank `rank` (any rank, pure) in step t of an epoch. */
+int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step);
+/* Writes batch t of the epoch: samples as float32 in this layout, targets as gg_loss_args wants them. */
+void gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples, void *targets);
+
+#endif

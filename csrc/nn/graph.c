@@ -1,0 +1,256 @@
+#include "nn/graph.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "nn/layer.h"
+
+struct gg_graph {
+    gg_node *node;
+    int nodes, capacity;
+    int input, output;
+    int layers;
+    bool finished;
+    gg_parameter *parameter;
+    int parameters;
+    gg_slice *slice;   /* one a layer */
+    int *layer_node;   /* one a layer */
+    size_t arena_count;
+};
+
+static const gg_layer_type input_type = {.name = "input", .op = GG_OP_COUNT};
+
+static const gg_layer_type *const types[GG_LAYER_COUNT] = {
+    [GG_LAYER_INPUT] = &input_type,
+    [GG_LAYER_CONV2D] = &gg_layer_conv2d,
+    [GG_LAYER_LINEAR] = &gg_layer_linear,
+    [GG_LAYER_MAX_POOL2D] = &gg_layer_max_pool2d,
+    [GG_LAYER_AVG_POOL2D] = &gg_layer_avg_pool2d,
+    [GG_LAYER_RELU] = &gg_layer_relu,
+    [GG_LAYER_TANH] = &gg_layer_tanh,
+    [GG_LAYER_SIGMOID] = &gg_layer_sigmoid,
+    [GG_LAYER_FLATTEN] = &gg_layer_flatten,
+    [GG_LAYER_DROPOUT] = &gg_layer_dropout,
+    [GG_LAYER_ADD] = &gg_layer_add,
+    [GG_LAYER_CONCAT] = &gg_layer_concat,
+};
+
+const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }
+
+gg_status gg_graph_create(gg_graph **out) {
+    gg_status status = GG_OK;
+    void *block = NULL;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof(gg_graph), "graph", &block));
+    *out = block;
+    (*out)->input = -1;
+    (*out)->output = -1;
+cleanup:
+    return status;
+}
+
+void gg_graph_destroy(gg_graph *graph) {
+    if (graph == NULL) return;
+    gg_free(graph->node);
+    gg_free(graph->parameter);
+    gg_free(graph->slice);
+    gg_free(graph->layer_node);
+    gg_free(graph);
+}
+
+static gg_status reserve_node(gg_graph *graph) {
+    gg_status status = GG_OK;
+    if (graph->nodes < graph->capacity) return GG_OK;
+    int capacity = graph->capacity > 0 ? 2 * graph->capacity : 16;
+    void *block = NULL;
+    GG_TRY(gg_calloc((size_t)capacity, sizeof(gg_node), "graph nodes", &block));
+    if (graph->nodes > 0) memcpy(block, graph->node, (size_t)graph->nodes * sizeof(gg_node));
+    gg_free(graph->node);
+    graph->node = block;
+    graph->capacity = capacity;
+cleanup:
+    return status;
+}
+
+/* Every size at least 1, and the whole small enough for any product made of it later. */
+static gg_status check_shape(const gg_shape *shape) {
+    char text[GG_SHAPE_TEXT];
+    int64_t count = 1;
+    if (shape->dims < 1 || shape->dims > GG_MAX_DIMS)
+        return gg_fail(GG_ERROR_SHAPE, "a sample has 1 to %d axes, got %d", GG_MAX_DIMS, shape->dims);
+    for (int i = 0; i < shape->dims; i++) {
+        int64_t size = shape->size[i];
+        if (size < 1) return gg_fail(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text));
+        if (size > GG_MAX_SAMPLE / count)
+            return gg_fail(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)",
+                           gg_shape_text(shape, text), (long long)GG_MAX_SAMPLE);
+        count *= size;
+    }
+    return GG_OK;
+}
+
+static gg_status check_name(const gg_graph *graph, const char name[GG_NAME_LENGTH]) {
+    if (memchr(name, '\0', GG_NAME_LENGTH) == NULL)
+        return gg_fail(GG_ERROR_ARGUMENT, "a layer's name must be shorter than %d bytes, got '%.*s...'", GG_NAME_LENGTH,
+                       GG_NAME_LENGTH - 1, name);
+    if (name[0] == '\0') return gg_fail(GG_ERROR_ARGUMENT, "a layer's name must not be empty");
+    for (int i = 0; i < graph->nodes; i++) {
+        if (strcmp(graph->node[i].desc.name, name) == 0)
+            return gg_fail(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique", name,
+                           i, types[graph->node[i].desc.kind]->name);
+    }
+    return GG_OK;
+}
+
+static gg_status infer(const gg_graph *graph, const gg_layer_type *type, const gg_layer_desc *desc, const gg_shape *shape,
+                       int inputs, const int *input, gg_shape *out) {
+    const gg_node *node[GG_MAX_INPUTS] = {0};
+    if (desc->kind == GG_LAYER_INPUT) {
+        if (inputs != 0) return gg_fail(GG_ERROR_ARGUMENT, "takes no inputs, got %d", inputs);
+        if (graph->input >= 0)
+            return gg_fail(GG_ERROR_UNSUPPORTED, "a graph has one input, and '%s' is it already",
+                           graph->node[graph->input].desc.name);
+        if (shape == NULL) return gg_fail(GG_ERROR_ARGUMENT, "needs the shape of one sample");
+        *out = *shape;
+        return check_shape(out);
+    }
+    if (inputs < type->least_inputs || inputs > type->most_inputs || (inputs > 0 && input == NULL)) {
+        if (type->least_inputs == type->most_inputs)
+            return gg_fail(GG_ERROR_ARGUMENT, "takes %d input, got %d", type->least_inputs, inputs);
+        return gg_fail(GG_ERROR_ARGUMENT, "takes %d to %d inputs, got %d", type->least_inputs, type->most_inputs, inputs);
+    }
+    for (int i = 0; i < inputs; i++) {
+        if (input[i] < 0 || input[i] >= graph->nodes)
+            return gg_fail(GG_ERROR_ARGUMENT, "input %d is node %d, but the graph has nodes 0 to %d", i, input[i],
+                           graph->nodes - 1);
+        node[i] = &graph->node[input[i]];
+    }
+    gg_status status = type->infer(desc, inputs, node, out);
+    return status == GG_OK ? check_shape(out) : status;
+}
+
+gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shape *shape, int inputs, const int *input,
+                       int *node) {
+    gg_status status = GG_OK;
+    gg_parameter ignored[2];
+    if (graph->finished) return gg_fail(GG_ERROR_STATE, "layer '%.63s': the graph is finished and takes no more", desc->name);
+    if ((int)desc->kind < 0 || desc->kind >= GG_LAYER_COUNT)
+        return gg_fail(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind);
+    const gg_layer_type *type = types[desc->kind];
+    gg_node made = {.desc = *desc, .inputs = inputs, .layer = -1};
+
+    GG_TRY(check_name(graph, desc->name));
+    status = infer(graph, type, desc, shape, inputs, input, &made.shape);
+    GG_TRY(gg_error_prefix(status, "layer '%s' (%s): ", desc->name, type->name));
+    GG_TRY(reserve_node(graph));
+    for (int i = 0; i < inputs; i++) made.input[i] = input[i];
+    if (type->parameters != NULL && type->parameters(&made, &graph->node[input[0]].shape, ignored) > 0)
+        made.layer = graph->layers++;
+    if (desc->kind == GG_LAYER_INPUT) graph->input = graph->nodes;
+    if (node != NULL) *node = graph->nodes;
+    graph->node[graph->nodes++] = made;
+cleanup:
+    return status;
+}
+
+/* Every node must lead to the output: a layer that does not would silently never be trained. */
+static gg_status check_reachable(const gg_graph *graph, int output) {
+    gg_status status = GG_OK;
+    void *block = NULL;
+    GG_TRY(gg_calloc((size_t)graph->nodes, sizeof(bool), "graph marks", &block));
+    bool *leads = block;
+    leads[output] = true;
+    for (int i = graph->nodes - 1; i >= 0; i--) {
+        for (int k = 0; leads[i] && k < graph->node[i].inputs; k++) leads[graph->node[i].input[k]] = true;
+    }
+    for (int i = 0; i < graph->nodes; i++) {
+        if (leads[i]) continue;
+        status = gg_fail(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to the output '%s'", graph->node[i].desc.name,
+                         types[graph->node[i].desc.kind]->name, graph->node[output].desc.name);
+        goto cleanup;
+    }
+cleanup:
+    gg_free(block);
+    return status;
+}
+
+/* Lays the parameters out in forward order. The rooms for them are already there. */
+static void place_parameters(gg_graph *graph) {
+    size_t offset = 0;
+    int count = 0;
+    for (int i = 0; i < graph->nodes; i++) {
+        const gg_node *node = &graph->node[i];
+        if (node->layer < 0) continue;
+        gg_parameter made[2];
+        memset(made, 0, sizeof made);
+        int n = types[node->desc.kind]->parameters(node, &graph->node[node->input[0]].shape, made);
+        graph->slice[node->layer].offset = offset;
+        for (int k = 0; k < n; k++) {
+            gg_parameter *parameter = &graph->parameter[count++];
+            *parameter = made[k];
+            snprintf(parameter->name, sizeof parameter->name, "%.*s%.7s", GG_NAME_LENGTH - 1, node->desc.name, made[k].name);
+            parameter->count = (size_t)gg_shape_count(&parameter->shape);
+            parameter->offset = offset;
+            parameter->layer = node->layer;
+            offset += (size_t)gg_lanes_padded((int64_t)parameter->count);
+        }
+        graph->slice[node->layer].count = offset - graph->slice[node->layer].offset;
+        graph->layer_node[node->layer] = i;
+    }
+    graph->parameters = count;
+    graph->arena_count = offset;
+}
+
+gg_status gg_graph_finish(gg_graph *graph, int output) {
+    gg_status status = GG_OK;
+    void *parameter = NULL, *slice = NULL, *layer_node = NULL;
+    if (graph->finished) return gg_fail(GG_ERROR_STATE, "the graph is already finished");
+    if (graph->input < 0) return gg_fail(GG_ERROR_STATE, "the graph has no input");
+    if (output < 0 || output >= graph->nodes)
+        return gg_fail(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output, graph->nodes - 1);
+    GG_TRY(check_reachable(graph, output));
+    if (graph->layers > 0) {
+        GG_TRY(gg_calloc(2 * (size_t)graph->layers, sizeof(gg_parameter), "graph parameters", &parameter));
+        GG_TRY(gg_calloc((size_t)graph->layers, sizeof(gg_slice), "graph layers", &slice));
+        GG_TRY(gg_calloc((size_t)graph->layers, sizeof(int), "graph layers", &layer_node));
+    }
+    graph->parameter = parameter;
+    graph->slice = slice;
+    graph->layer_node = layer_node;
+    parameter = slice = layer_node = NULL;
+    place_parameters(graph);
+    graph->output = output;
+    graph->finished = true;
+cleanup:
+    gg_free(parameter);
+    gg_free(slice);
+    gg_free(layer_node);
+    return status;
+}
+
+int gg_graph_nodes(const gg_graph *graph) { return graph->nodes; }
+const gg_node *gg_graph_node(const gg_graph *graph, int node) { return &graph->node[node]; }
+int gg_graph_input(const gg_graph *graph) { return graph->input; }
+int gg_graph_output(const gg_graph *graph) { return graph->output; }
+int gg_graph_parameters(const gg_graph *graph) { return graph->parameters; }
+const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter) { return &graph->parameter[parameter]; }
+int gg_graph_layers(const gg_graph *graph) { return graph->layers; }
+const gg_slice *gg_graph_layer(const gg_graph *graph, int layer) { return &graph->slice[layer]; }
+size_t gg_graph_arena_count(const gg_graph *graph) { return graph->arena_count; }
+
+const char *gg_graph_layer_name(const gg_graph *graph, int layer) {
+    return graph->node[graph->layer_node[layer]].desc.name;
+}
+
+int64_t gg_graph_parameter_count(const gg_graph *graph) {
+    int64_t count = 0;
+    for (int i = 0; i < graph->parameters; i++) count += (int64_t)graph->parameter[i].count;
+    return count;
+}
+
+int64_t gg_graph_node_macs(const gg_graph *graph, int node) {
+    const gg_node *it = &graph->node[node];
+    const gg_layer_type *type = types[it->desc.kind];
+    return type->macs != NULL ? type->macs(it, &graph->node[it->input[0]].shape) : 0;
+}

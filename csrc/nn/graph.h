@@ -1,0 +1,113 @@
+/* The graph of a network: layers as nodes, any DAG.
+ *
+ * A graph is built once, shapes inferred and checked as each layer is added, and is constant afterwards; many
+ * plans and threads may read it then. It knows no batch size and no memory. */
+#ifndef GG_NN_GRAPH_H
+#define GG_NN_GRAPH_H
+
+#include "backend/backend.h"
+
+#define GG_NAME_LENGTH 64
+
+typedef enum gg_layer_kind {
+    GG_LAYER_INPUT = 0,
+    GG_LAYER_CONV2D,
+    GG_LAYER_LINEAR,
+    GG_LAYER_MAX_POOL2D,
+    GG_LAYER_AVG_POOL2D,
+    GG_LAYER_RELU,
+    GG_LAYER_TANH,
+    GG_LAYER_SIGMOID,
+    GG_LAYER_FLATTEN,
+    GG_LAYER_DROPOUT,
+    GG_LAYER_ADD,
+    GG_LAYER_CONCAT,
+    GG_LAYER_COUNT
+} gg_layer_kind;
+
+typedef enum gg_init_kind {
+    GG_INIT_DEFAULT = 0,    /* PyTorch's: uniform +-1/sqrt(fan_in), for weight and bias */
+    GG_INIT_XAVIER_UNIFORM, /* Glorot and Bengio 2010: +-sqrt(6/(fan_in + fan_out)) */
+    GG_INIT_XAVIER_NORMAL,  /* deviation sqrt(2/(fan_in + fan_out)) */
+    GG_INIT_HE_UNIFORM,     /* He et al. 2015: +-sqrt(6/fan_in) */
+    GG_INIT_HE_NORMAL,      /* deviation sqrt(2/fan_in) */
+    GG_INIT_CAFFE_XAVIER,   /* Caffe's "xavier": +-sqrt(3/fan_in) */
+    GG_INIT_UNIFORM,        /* +-value */
+    GG_INIT_NORMAL,         /* deviation value */
+    GG_INIT_CONSTANT,       /* value */
+    GG_INIT_COUNT
+} gg_init_kind;
+
+typedef struct gg_init {
+    gg_init_kind kind;
+    float value; /* UNIFORM, NORMAL, CONSTANT */
+} gg_init;
+
+/* What a layer is; the fields that its kind does not use are zero. */
+typedef struct gg_layer_desc {
+    gg_layer_kind kind;
+    char name[GG_NAME_LENGTH]; /* unique in the graph */
+    gg_window window;          /* CONV2D, pooling */
+    int64_t outputs;           /* CONV2D: channels, LINEAR: features */
+    int64_t groups;            /* CONV2D */
+    bool bias;                 /* CONV2D, LINEAR */
+    float probability;         /* DROPOUT, in [0, 1) */
+    gg_init weight_init, bias_init;
+} gg_layer_desc;
+
+typedef struct gg_node {
+    gg_layer_desc desc;
+    int inputs;
+    int input[GG_MAX_INPUTS]; /* node numbers, all smaller than this node's */
+    gg_shape shape;           /* of one sample's output */
+    int layer;                /* number among the layers with parameters, in node order; -1: has none */
+} gg_node;
+
+/* One trained tensor. Its place in an arena is in float32 elements. */
+typedef struct gg_parameter {
+    char name[GG_NAME_LENGTH + 8]; /* "conv1.weight" */
+    gg_shape shape;
+    size_t offset, count;
+    int layer;
+    int64_t fan_in, fan_out;
+    gg_init init;
+} gg_parameter;
+
+/* The slice of every arena that belongs to one layer: begins and ends at multiples of GG_LANES elements;
+ * the padding behind each parameter is zero in every arena, always. */
+typedef struct gg_slice {
+    size_t offset, count;
+} gg_slice;
+
+typedef struct gg_graph gg_graph;
+
+gg_status gg_graph_create(gg_graph **out);
+void gg_graph_destroy(gg_graph *graph);
+
+/* Adds a node and gives its number. Errors name the layer and the shapes. `inputs` is 0 for INPUT, whose sample
+ * shape is `shape` (ignored for all other kinds). */
+gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shape *shape, int inputs, const int *input,
+                       int *node);
+/* Names the node whose output the loss sees, and closes the graph. Every node must lead to it, else an error names
+ * the first that does not. One INPUT only, for now. */
+gg_status gg_graph_finish(gg_graph *graph, int output);
+
+int gg_graph_nodes(const gg_graph *graph);
+const gg_node *gg_graph_node(const gg_graph *graph, int node);
+int gg_graph_input(const gg_graph *graph);
+int gg_graph_output(const gg_graph *graph);
+
+/* After finish: */
+int gg_graph_parameters(const gg_graph *graph);
+const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter);
+int gg_graph_layers(const gg_graph *graph);
+const gg_slice *gg_graph_layer(const gg_graph *graph, int layer);
+const char *gg_graph_layer_name(const gg_graph *graph, int layer);
+size_t gg_graph_arena_count(const gg_graph *graph);          /* float32 elements of an arena, padding included */
+int64_t gg_graph_parameter_count(const gg_graph *graph);     /* trained numbers, without padding */
+int64_t gg_graph_node_macs(const gg_graph *graph, int node); /* multiply-adds of one sample's forward pass */
+
+/* Fills an arena with initial weights: a function of the seed alone, the same on every rank. */
+void gg_graph_initialise(const gg_graph *graph, uint64_t seed, float *weights);
+
+#endif

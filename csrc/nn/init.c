@@ -1,0 +1,49 @@
+/* Initial weights. */
+#include <math.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "nn/graph.h"
+#include "nn/layer.h"
+
+gg_status gg_init_check(const gg_init *init, const char *what) {
+    if ((int)init->kind < 0 || init->kind >= GG_INIT_COUNT)
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: unknown kind %d", what, (int)init->kind);
+    if (init->kind != GG_INIT_UNIFORM && init->kind != GG_INIT_NORMAL && init->kind != GG_INIT_CONSTANT) return GG_OK;
+    if (!isfinite(init->value)) return gg_fail(GG_ERROR_ARGUMENT, "%s: the value must be finite, got %g", what, init->value);
+    if (init->kind != GG_INIT_CONSTANT && init->value < 0)
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: the bound or deviation must not be negative, got %g", what, init->value);
+    return GG_OK;
+}
+
+static void fill_uniform(const gg_random_key *key, size_t n, double bound, float *out) {
+    gg_random_uniform(key, n, (float)-bound, (float)bound, out);
+}
+
+static void fill(const gg_parameter *parameter, const gg_random_key *key, float *out) {
+    size_t n = parameter->count;
+    double in = (double)parameter->fan_in, both = in + (double)parameter->fan_out;
+    switch (parameter->init.kind) {
+    case GG_INIT_XAVIER_UNIFORM: fill_uniform(key, n, sqrt(6 / both), out); break;
+    case GG_INIT_XAVIER_NORMAL: gg_random_normal(key, n, 0, (float)sqrt(2 / both), out); break;
+    case GG_INIT_HE_UNIFORM: fill_uniform(key, n, sqrt(6 / in), out); break;
+    case GG_INIT_HE_NORMAL: gg_random_normal(key, n, 0, (float)sqrt(2 / in), out); break;
+    case GG_INIT_CAFFE_XAVIER: fill_uniform(key, n, sqrt(3 / in), out); break;
+    case GG_INIT_UNIFORM: fill_uniform(key, n, parameter->init.value, out); break;
+    case GG_INIT_NORMAL: gg_random_normal(key, n, 0, parameter->init.value, out); break;
+    case GG_INIT_CONSTANT:
+        for (size_t i = 0; i < n; i++) out[i] = parameter->init.value;
+        break;
+    case GG_INIT_DEFAULT:
+    case GG_INIT_COUNT: fill_uniform(key, n, 1 / sqrt(in), out); break;
+    }
+}
+
+void gg_graph_initialise(const gg_graph *graph, uint64_t seed, float *weights) {
+    memset(weights, 0, gg_graph_arena_count(graph) * sizeof(float));
+    for (int i = 0; i < gg_graph_parameters(graph); i++) {
+        const gg_parameter *parameter = gg_graph_parameter(graph, i);
+        gg_random_key key = {.seed = seed, .purpose = GG_RANDOM_WEIGHTS, .rank = 0, .step = (uint64_t)i};
+        fill(parameter, &key, weights + parameter->offset);
+    }
+}

@@ -1,0 +1,40 @@
+/* What the graph and the plan know of each layer kind: one constant gg_layer_type a kind. */
+#ifndef GG_NN_LAYER_H
+#define GG_NN_LAYER_H
+
+#include "nn/graph.h"
+
+/* No axis, window or sample is larger than these, so that no product of sizes overflows. */
+#define GG_MAX_SAMPLE ((int64_t)1 << 31)
+#define GG_MAX_WINDOW ((int64_t)1 << 24)
+#define GG_MAX_BATCH ((int64_t)1 << 24)
+
+/* Functions that fail leave the layer's name to their caller. NULL: nothing to check, have, count or describe. */
+typedef struct gg_layer_type {
+    const char *name;            /* "conv2d", for messages */
+    int least_inputs, most_inputs;
+    gg_op_kind op;               /* GG_OP_COUNT: no operation of its own */
+    /* Checks the description against the inputs and gives the shape of one output sample. */
+    gg_status (*infer)(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out);
+    /* The trained tensors in order; names are suffixes (".weight") here. Returns how many. */
+    int (*parameters)(const gg_node *node, const gg_shape *input, gg_parameter out[2]);
+    int64_t (*macs)(const gg_node *node, const gg_shape *input);
+    /* Fills what an operation needs beyond shapes and batch. */
+    void (*describe)(const gg_layer_desc *desc, gg_op_desc *out);
+} gg_layer_type;
+
+const gg_layer_type *gg_layer_type_of(gg_layer_kind kind);
+
+extern const gg_layer_type gg_layer_conv2d, gg_layer_linear, gg_layer_max_pool2d, gg_layer_avg_pool2d, gg_layer_relu,
+    gg_layer_tanh, gg_layer_sigmoid, gg_layer_flatten, gg_layer_dropout, gg_layer_add, gg_layer_concat;
+
+/* Windows, for convolution and pooling: checks the four pairs, and gives one axis of the output. */
+gg_status gg_window_check(const gg_window *window);
+int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool ceil_mode);
+/* Wants (channels, height, width) and the window inside of it; fills out[1] and out[2] with the output's size. */
+gg_status gg_window_infer(const gg_window *window, bool ceil_mode, const gg_node *input, gg_shape *out);
+
+/* Checks an initialiser; `what` is "weight_init" or "bias_init". */
+gg_status gg_init_check(const gg_init *init, const char *what);
+
+#endif

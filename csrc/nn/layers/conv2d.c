@@ -1,0 +1,68 @@
+/* Two-dimensional convolution: (C, H, W) -> (O, H', W'), weight (O, C/groups, kH, kW). */
+#include <string.h>
+
+#include "nn/layer.h"
+
+static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    (void)inputs;
+    GG_TRY(gg_window_check(&desc->window));
+    GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
+    GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
+    if (desc->outputs < 1 || desc->outputs > GG_MAX_SAMPLE)
+        return gg_fail(GG_ERROR_ARGUMENT, "output channels must be at least 1, got %lld", (long long)desc->outputs);
+    GG_TRY(gg_window_infer(&desc->window, false, input[0], out));
+    int64_t channels = input[0]->shape.size[0];
+    if (desc->groups < 1) return gg_fail(GG_ERROR_ARGUMENT, "groups must be at least 1, got %lld", (long long)desc->groups);
+    if (channels % desc->groups != 0 || desc->outputs % desc->groups != 0)
+        return gg_fail(GG_ERROR_SHAPE, "groups = %lld must divide the %lld output channels and the %lld channels of the input %s from '%s'",
+                       (long long)desc->groups, (long long)desc->outputs, (long long)channels,
+                       gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
+    if (desc->window.kernel[0] * desc->window.kernel[1] > GG_MAX_SAMPLE / desc->outputs / channels)
+        return gg_fail(GG_ERROR_SHAPE, "the weight has too many values (at most %lld)", (long long)GG_MAX_SAMPLE);
+    out->size[0] = desc->outputs;
+cleanup:
+    return status;
+}
+
+static int parameters(const gg_node *node, const gg_shape *input, gg_parameter out[2]) {
+    const gg_layer_desc *desc = &node->desc;
+    int64_t channels = input->size[0] / desc->groups, window = desc->window.kernel[0] * desc->window.kernel[1];
+    gg_parameter weight = {
+        .name = ".weight",
+        .shape = {4, {desc->outputs, channels, desc->window.kernel[0], desc->window.kernel[1]}},
+        .fan_in = channels * window,
+        .fan_out = desc->outputs * window,
+        .init = desc->weight_init,
+    };
+    gg_parameter bias = weight;
+    memcpy(bias.name, ".bias", sizeof ".bias");
+    bias.shape = (gg_shape){1, {desc->outputs}};
+    bias.init = desc->bias_init;
+    out[0] = weight;
+    out[1] = bias;
+    return desc->bias ? 2 : 1;
+}
+
+static int64_t macs(const gg_node *node, const gg_shape *input) {
+    const gg_layer_desc *desc = &node->desc;
+    return gg_shape_count(&node->shape) * (input->size[0] / desc->groups) * desc->window.kernel[0] * desc->window.kernel[1];
+}
+
+static void describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    out->window = desc->window;
+    out->groups = desc->groups;
+    out->bias = desc->bias;
+}
+
+const gg_layer_type gg_layer_conv2d = {
+    .name = "conv2d",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_CONV2D,
+    .infer = infer,
+    .parameters = parameters,
+    .macs = macs,
+    .describe = describe,
+};

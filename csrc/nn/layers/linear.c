@@ -1,0 +1,56 @@
+/* Fully connected: (I) -> (O), weight (O, I). */
+#include <string.h>
+
+#include "nn/layer.h"
+
+static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    (void)inputs;
+    GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
+    GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
+    if (input[0]->shape.dims != 1)
+        return gg_fail(GG_ERROR_SHAPE, "input must be (features), got %s from '%s'; put a Flatten before it",
+                       gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
+    if (desc->outputs < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)desc->outputs);
+    if (desc->outputs > GG_MAX_SAMPLE / input[0]->shape.size[0])
+        return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)desc->outputs,
+                       (long long)input[0]->shape.size[0], (long long)GG_MAX_SAMPLE);
+    *out = (gg_shape){1, {desc->outputs}};
+cleanup:
+    return status;
+}
+
+static int parameters(const gg_node *node, const gg_shape *input, gg_parameter out[2]) {
+    const gg_layer_desc *desc = &node->desc;
+    gg_parameter weight = {
+        .name = ".weight",
+        .shape = {2, {desc->outputs, input->size[0]}},
+        .fan_in = input->size[0],
+        .fan_out = desc->outputs,
+        .init = desc->weight_init,
+    };
+    gg_parameter bias = weight;
+    memcpy(bias.name, ".bias", sizeof ".bias");
+    bias.shape = (gg_shape){1, {desc->outputs}};
+    bias.init = desc->bias_init;
+    out[0] = weight;
+    out[1] = bias;
+    return desc->bias ? 2 : 1;
+}
+
+static int64_t macs(const gg_node *node, const gg_shape *input) { return node->desc.outputs * input->size[0]; }
+
+static void describe(const gg_layer_desc *desc, gg_op_desc *out) { out->bias = desc->bias; }
+
+const gg_layer_type gg_layer_linear = {
+    .name = "linear",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_LINEAR,
+    .infer = infer,
+    .parameters = parameters,
+    .macs = macs,
+    .describe = describe,
+};

@@ -1,0 +1,43 @@
+/* Maximum and average pooling: (C, H, W) -> (C, H', W'). */
+#include "nn/layer.h"
+
+static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    const gg_window *window = &desc->window;
+    (void)inputs;
+    GG_TRY(gg_window_check(window));
+    for (int i = 0; i < 2; i++) {
+        int64_t reach = window->dilation[i] * (window->kernel[i] - 1) + 1;
+        /* More, and a window could lie in the padding alone. */
+        if (window->padding[i] > reach / 2)
+            return gg_fail(GG_ERROR_ARGUMENT, "padding must be at most half of the window, %lld, got %lld (%s)",
+                           (long long)(reach / 2), (long long)window->padding[i], i == 0 ? "height" : "width");
+        if (desc->kind == GG_LAYER_AVG_POOL2D && window->dilation[i] != 1)
+            return gg_fail(GG_ERROR_UNSUPPORTED, "average pooling has no dilation, got %lld (%s)",
+                           (long long)window->dilation[i], i == 0 ? "height" : "width");
+    }
+    GG_TRY(gg_window_infer(window, window->ceil_mode, input[0], out));
+    out->size[0] = input[0]->shape.size[0];
+cleanup:
+    return status;
+}
+
+static void describe(const gg_layer_desc *desc, gg_op_desc *out) { out->window = desc->window; }
+
+const gg_layer_type gg_layer_max_pool2d = {
+    .name = "max_pool2d",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_MAX_POOL2D,
+    .infer = infer,
+    .describe = describe,
+};
+
+const gg_layer_type gg_layer_avg_pool2d = {
+    .name = "avg_pool2d",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_AVG_POOL2D,
+    .infer = infer,
+    .describe = describe,
+};

@@ -1,0 +1,367 @@
+/* From nodes to steps: which table, which layout, what is fused, what is a view, where a reorder goes. */
+#include <string.h>
+
+#include "base/memory.h"
+#include "nn/choose.h"
+#include "nn/plan_internal.h"
+
+static const gg_format plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
+
+static bool same_format(gg_format a, gg_format b) { return a.dtype == b.dtype && a.layout == b.layout; }
+
+/* Layouts in which the values of a sample keep their order, so that its shape does not matter. */
+static bool shapeless(gg_layout layout) { return layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST; }
+
+gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, void **out) {
+    gg_status status = GG_OK;
+    *out = array;
+    if (count < *capacity) return GG_OK;
+    int room = *capacity > 0 ? 2 * *capacity : 32;
+    void *block = NULL;
+    GG_TRY(gg_calloc((size_t)room, size, "plan", &block));
+    if (count > 0) memcpy(block, array, (size_t)count * size);
+    gg_free(array);
+    *out = block;
+    *capacity = room;
+cleanup:
+    return status;
+}
+
+static gg_status add_value(gg_plan *plan, const gg_value *made, int *out) {
+    gg_status status = GG_OK;
+    void *array = NULL;
+    GG_TRY(gg_plan_reserve(plan->value, &plan->value_capacity, plan->values, sizeof(gg_value), &array));
+    plan->value = array;
+    gg_value *value = &plan->value[plan->values];
+    *value = *made;
+    value->bytes = gg_format_bytes(made->format, &made->shape, plan->options.batch);
+    value->parent = value->buffer = value->grad_buffer = GG_NONE;
+    if (value->origin == GG_NONE) value->origin = plan->values;
+    *out = plan->values++;
+cleanup:
+    return status;
+}
+
+/* Takes over step->op, also when it fails. */
+static gg_status add_step(gg_plan *plan, const gg_step *made) {
+    void *array = NULL;
+    gg_status status = gg_plan_reserve(plan->step, &plan->step_capacity, plan->steps, sizeof(gg_step), &array);
+    if (status != GG_OK) {
+        gg_op_destroy(made->op);
+        return status;
+    }
+    plan->step = array;
+    gg_step *step = &plan->step[plan->steps++];
+    *step = *made;
+    step->saved = GG_NONE;
+    for (int i = 0; i < GG_MAX_INPUTS; i++) step->grad_input[i].buffer = GG_NONE;
+    if (step->op->scratch_bytes > plan->scratch_bytes) plan->scratch_bytes = step->op->scratch_bytes;
+    return GG_OK;
+}
+
+static void decide(gg_plan *plan, int value, gg_format format) {
+    gg_value *it = &plan->value[value];
+    it->undecided = false;
+    it->format = format;
+    it->bytes = gg_format_bytes(format, &it->shape, plan->options.batch);
+}
+
+static gg_status create_from(gg_device *const *order, int devices, const gg_op_desc *desc, gg_op **out) {
+    bool asked = false;
+    for (int i = 0; i < devices; i++) {
+        if (order[i]->table->create[desc->kind] == NULL) continue;
+        asked = true;
+        gg_status status = order[i]->table->create[desc->kind](order[i], desc, out);
+        if (status == GG_OK && (*out)->backend == NULL) (*out)->backend = order[i]->table->name;
+        if (status != GG_ERROR_UNSUPPORTED) return status;
+    }
+    if (asked) return GG_ERROR_UNSUPPORTED; /* with the message of the table asked last */
+    return gg_fail(GG_ERROR_UNSUPPORTED, "no table offers the operation %s", gg_op_kind_name(desc->kind));
+}
+
+/* Reorders ----------------------------------------------------------------------------------------------- */
+
+/* A reorder from one value to a new one, if a table does it in one go. */
+static gg_status try_reorder(gg_plan *plan, int node, int from, gg_format format, int *out) {
+    gg_status status = GG_OK;
+    const gg_value *source = &plan->value[from];
+    gg_device *order[2] = {plan->options.device, plan->options.fallback};
+    int devices = order[1] != NULL && order[1] != order[0] ? 2 : 1;
+    gg_op_desc desc = {
+        .kind = GG_OP_REORDER,
+        .batch = plan->options.batch,
+        .inputs = 1,
+        .input = {source->shape},
+        .output = source->shape,
+        .offered = {source->format},
+        .wanted_output = format,
+        .training = plan->options.training,
+        .input_grad = plan->options.training && source->needs_gradient,
+    };
+    gg_value made = {.shape = source->shape,
+                     .format = format,
+                     .needs_gradient = source->needs_gradient,
+                     .node = source->node,
+                     .origin = source->origin,
+                     .producer = plan->steps};
+    gg_step step = {.node = node, .layer = GG_NONE, .inputs = 1, .input = {from}, .backward = desc.input_grad};
+
+    GG_TRY(create_from(order, devices, &desc, &step.op));
+    if (!same_format(step.op->input[0], desc.offered[0]) || !same_format(step.op->output, format)) {
+        const char *backend = step.op->backend;
+        gg_op_destroy(step.op);
+        return gg_fail(GG_ERROR_BACKEND, "the reorder of table '%s' is not between the formats asked for", backend);
+    }
+    status = add_value(plan, &made, &step.output);
+    if (status != GG_OK) {
+        gg_op_destroy(step.op);
+        goto cleanup;
+    }
+    GG_TRY(add_step(plan, &step));
+    *out = step.output;
+cleanup:
+    return status;
+}
+
+static int find_copy(const gg_plan *plan, int value, gg_format format) {
+    if (same_format(plan->value[value].format, format)) return value;
+    for (int i = 0; i < plan->values; i++) {
+        if (plan->value[i].origin == plan->value[value].origin && same_format(plan->value[i].format, format)) return i;
+    }
+    return GG_NONE;
+}
+
+/* The same activation in another format: an existing copy, a reorder of the value, or two by way of PLAIN. */
+static gg_status convert(gg_plan *plan, int node, int value, gg_format format, int *out) {
+    gg_status status = GG_OK;
+    int found = find_copy(plan, value, format);
+    if (found != GG_NONE) {
+        *out = found;
+        return GG_OK;
+    }
+    gg_format from = plan->value[value].format;
+    status = try_reorder(plan, node, value, format, out);
+    if (status != GG_ERROR_UNSUPPORTED) return status;
+    if (same_format(from, plain) || same_format(format, plain))
+        return gg_error_prefix(status, "from %s %s to %s %s: ", gg_dtype_name(from.dtype), gg_layout_name(from.layout),
+                               gg_dtype_name(format.dtype), gg_layout_name(format.layout));
+    int between = GG_NONE;
+    GG_TRY(convert(plan, node, value, plain, &between));
+    GG_TRY(convert(plan, node, between, format, out));
+cleanup:
+    return status;
+}
+
+/* The value of node `source` as its reader `node` takes it. The plan's input takes the format of its first reader. */
+static gg_status resolve(gg_plan *plan, int node, int source, gg_format format, int *out) {
+    int value = plan->node[source].value;
+    if (plan->value[value].undecided) {
+        bool taken = format.dtype == GG_FLOAT32 && shapeless(format.layout);
+        decide(plan, value, taken ? format : plain);
+    }
+    if (!shapeless(format.layout) && gg_graph_node(plan->graph, source)->shape.dims != 3)
+        return gg_fail(GG_ERROR_BACKEND, "layout %s is for images only, but was asked for the output of '%s'",
+                       gg_layout_name(format.layout), gg_graph_node(plan->graph, source)->desc.name);
+    return convert(plan, node, value, format, out);
+}
+
+/* Nodes ---------------------------------------------------------------------------------------------------- */
+
+/* Every layer draws from its own stream (the finaliser of SplitMix64 over the node's number). */
+static uint64_t dropout_seed(uint64_t seed, int node) {
+    uint64_t z = 0x9e3779b97f4a7c15u * ((uint64_t)node + 1);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return seed ^ z ^ (z >> 31);
+}
+
+static void describe(const gg_plan *plan, int node, gg_op_desc *desc) {
+    const gg_node *it = gg_graph_node(plan->graph, node);
+    const gg_layer_type *type = gg_layer_type_of(it->desc.kind);
+    memset(desc, 0, sizeof *desc);
+    desc->kind = type->op;
+    desc->batch = plan->options.batch;
+    desc->inputs = it->inputs;
+    desc->output = it->shape;
+    desc->training = plan->options.training;
+    for (int i = 0; i < it->inputs; i++) {
+        desc->input[i] = gg_graph_node(plan->graph, it->input[i])->shape;
+        desc->offered[i] = plan->value[plan->node[it->input[i]].value].format;
+        if (plan->options.training && plan->node[it->input[i]].needs_gradient) desc->input_grad = true;
+    }
+    if (type->describe != NULL) type->describe(&it->desc, desc);
+    if (desc->kind == GG_OP_DROPOUT) desc->seed = dropout_seed(plan->options.seed, node);
+}
+
+/* The operation of a node, with the ReLU behind it if a table can compute both. */
+static gg_status create_op(gg_plan *plan, int node, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op_desc desc;
+    gg_device *order[2];
+    describe(plan, node, &desc);
+    int devices = gg_choose_devices(&plan->options, desc.kind, order);
+    if (plan->node[node].fused != GG_NONE) {
+        desc.activation = GG_ACTIVATION_RELU;
+        status = create_from(order, devices, &desc, out);
+        if (status != GG_ERROR_UNSUPPORTED) return status;
+        desc.activation = GG_ACTIVATION_NONE;
+        plan->node[plan->node[node].fused].absorbed = false;
+        plan->node[node].fused = GG_NONE;
+    }
+    return create_from(order, devices, &desc, out);
+}
+
+/* A join whose inputs can be written where they belong in it: each then is a slice, and nothing is copied. Inputs that
+ * are already part of another join, or twice of this one, or the plan's input, leave the join to its operation. */
+static bool is_view(const gg_plan *plan, const gg_op *op, int inputs, const int *input) {
+    if (op->desc.kind != GG_OP_CONCAT || op->output.layout != GG_LAYOUT_BATCH_LAST) return false;
+    for (int i = 0; i < inputs; i++) {
+        const gg_value *value = &plan->value[input[i]];
+        if (!same_format(op->input[i], op->output) || value->pinned || value->parent != GG_NONE) return false;
+        if (value->bytes % GG_ALIGNMENT != 0) return false;
+        for (int k = 0; k < i; k++) {
+            if (input[k] == input[i]) return false;
+        }
+    }
+    return true;
+}
+
+static void join_by_view(gg_plan *plan, int joined, int inputs, const int *input) {
+    size_t offset = 0;
+    for (int i = 0; i < inputs; i++) {
+        plan->value[input[i]].parent = joined;
+        plan->value[input[i]].parent_offset = offset;
+        offset += plan->value[input[i]].bytes;
+    }
+    plan->value[joined].children = inputs;
+}
+
+static void find_parameters(const gg_graph *graph, gg_step *step) {
+    bool first = true;
+    if (step->layer == GG_NONE) return;
+    for (int i = 0; i < gg_graph_parameters(graph); i++) {
+        const gg_parameter *parameter = gg_graph_parameter(graph, i);
+        if (parameter->layer != step->layer) continue;
+        if (first) {
+            step->weight_offset = parameter->offset;
+        } else {
+            step->bias_offset = parameter->offset;
+            step->has_bias = true;
+        }
+        first = false;
+    }
+}
+
+static gg_status build_op(gg_plan *plan, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(plan->graph, node);
+    gg_op *op = NULL;
+    gg_step step = {.node = node, .layer = it->layer, .inputs = it->inputs};
+    gg_value made = {.shape = it->shape,
+                     .needs_gradient = plan->node[node].needs_gradient,
+                     .node = node,
+                     .origin = GG_NONE,
+                     .producer = GG_NONE};
+
+    GG_TRY(create_op(plan, node, &op));
+    for (int i = 0; i < it->inputs; i++) GG_TRY(resolve(plan, node, it->input[i], op->input[i], &step.input[i]));
+    made.format = op->output;
+    if (is_view(plan, op, it->inputs, step.input)) {
+        GG_TRY(add_value(plan, &made, &step.output));
+        join_by_view(plan, step.output, it->inputs, step.input);
+        plan->node[node].value = step.output;
+        goto cleanup;
+    }
+    made.producer = plan->steps;
+    GG_TRY(add_value(plan, &made, &step.output));
+    plan->node[node].value = step.output;
+    plan->node[node].backend = op->backend;
+    step.backward = plan->options.training && plan->node[node].needs_gradient;
+    find_parameters(plan->graph, &step);
+    step.op = op;
+    op = NULL;
+    GG_TRY(add_step(plan, &step));
+cleanup:
+    gg_op_destroy(op);
+    return status;
+}
+
+static gg_status build_flatten(gg_plan *plan, int node) {
+    gg_status status = GG_OK;
+    int source = gg_graph_node(plan->graph, node)->input[0];
+    int value = plan->node[source].value;
+    if (!shapeless(plan->value[value].format.layout)) {
+        gg_format format = {plan->value[value].format.dtype, GG_LAYOUT_PLAIN};
+        GG_TRY(convert(plan, node, value, format, &value));
+    }
+    plan->node[node].value = value;
+cleanup:
+    return status;
+}
+
+static gg_status build_node(gg_plan *plan, int node) {
+    const gg_node *it = gg_graph_node(plan->graph, node);
+    gg_node_state *state = &plan->node[node];
+    if (it->desc.kind == GG_LAYER_INPUT) {
+        gg_value made = {.shape = it->shape,
+                         .format = plain,
+                         .undecided = true,
+                         .pinned = true,
+                         .node = node,
+                         .origin = GG_NONE,
+                         .producer = GG_NONE};
+        gg_status status = add_value(plan, &made, &state->value);
+        plan->input_value = state->value;
+        return status;
+    }
+    if (it->desc.kind == GG_LAYER_FLATTEN) return build_flatten(plan, node);
+    bool still = it->desc.kind == GG_LAYER_DROPOUT && (!plan->options.training || it->desc.probability == 0);
+    if (state->absorbed || still) {
+        state->value = plan->node[it->input[0]].value;
+        return GG_OK;
+    }
+    return build_op(plan, node);
+}
+
+/* What is known before any operation exists: who needs a gradient, and which ReLU may go into the layer before it. */
+static void mark_nodes(gg_plan *plan) {
+    for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
+        const gg_node *it = gg_graph_node(plan->graph, i);
+        gg_node_state *state = &plan->node[i];
+        state->value = state->fused = GG_NONE;
+        state->backend = "";
+        state->needs_gradient = it->layer >= 0;
+        for (int k = 0; k < it->inputs; k++) {
+            plan->node[it->input[k]].consumers++;
+            if (plan->node[it->input[k]].needs_gradient) state->needs_gradient = true;
+        }
+    }
+    for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
+        const gg_node *it = gg_graph_node(plan->graph, i);
+        if (it->desc.kind != GG_LAYER_RELU) continue;
+        gg_layer_kind before = gg_graph_node(plan->graph, it->input[0])->desc.kind;
+        if (before != GG_LAYER_CONV2D && before != GG_LAYER_LINEAR) continue;
+        if (plan->node[it->input[0]].consumers != 1) continue;
+        plan->node[it->input[0]].fused = i;
+        plan->node[i].absorbed = true;
+    }
+}
+
+gg_status gg_plan_build(gg_plan *plan) {
+    gg_status status = GG_OK;
+    mark_nodes(plan);
+    for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
+        const gg_node *it = gg_graph_node(plan->graph, i);
+        status = build_node(plan, i);
+        GG_TRY(gg_error_prefix(status, "layer '%s' (%s): ", it->desc.name, gg_layer_type_of(it->desc.kind)->name));
+    }
+    int output = gg_graph_output(plan->graph);
+    gg_value *value = &plan->value[plan->node[output].value];
+    if (value->undecided) value->undecided = false;
+    gg_format format = value->format;
+    if (format.dtype != GG_FLOAT32 || !shapeless(format.layout)) format = plain;
+    status = convert(plan, output, plan->node[output].value, format, &plan->loss_value);
+    GG_TRY(gg_error_prefix(status, "the loss on '%s': ", gg_graph_node(plan->graph, output)->desc.name));
+cleanup:
+    return status;
+}

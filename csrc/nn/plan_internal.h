@@ -1,0 +1,119 @@
+/* The plan's insides, shared by its own files only.
+ *
+ * A value is an activation in one format, with its gradient beside it. Flatten, a fused activation and inactive
+ * dropout make no value of their own: their node shows the value of their input. A value can be a slice of
+ * another one: the inputs of a join that is a mere view lie in the joined value (`parent`).
+ *
+ * A step is one operation. With S steps, time runs 0..S-1 forward, S is the loss, and step s goes backward at
+ * 2S - s; lifetimes are inclusive intervals of that time. */
+#ifndef GG_NN_PLAN_INTERNAL_H
+#define GG_NN_PLAN_INTERNAL_H
+
+#include "nn/layer.h"
+#include "nn/plan.h"
+
+#define GG_NONE (-1)
+
+/* A place in a buffer, and after the memory is laid out in the plan's block. */
+typedef struct gg_place {
+    int buffer; /* GG_NONE: nowhere */
+    size_t offset;
+} gg_place;
+
+typedef struct gg_value {
+    gg_shape shape; /* of the node it was made for; copies in other formats have their origin's */
+    gg_format format;
+    size_t bytes;
+    bool undecided; /* the plan's input, until its first reader says which format it takes */
+    bool pinned;    /* the plan's input: never written by the plan, shares no memory */
+    bool needs_gradient;
+    int node;
+    int origin;   /* the value that this one is a copy of in another format; itself: none */
+    int producer; /* step; GG_NONE: the plan's input and views */
+    int parent;   /* value that this one is a slice of; GG_NONE: none */
+    size_t parent_offset;
+    int children;
+    int first, last;         /* lifetime of the activation; of a root: of its slices too */
+    int buffer, grad_buffer; /* of a root */
+    bool written;            /* of a leaf, while gradients are planned: its gradient has had its first writer */
+} gg_value;
+
+typedef struct gg_buffer {
+    size_t bytes, offset;
+    int first, last;
+} gg_buffer;
+
+/* Gradients that meet: target += term, or target = term where nothing was written before. */
+typedef struct gg_sum {
+    gg_place target, term;
+    float *target_at;
+    const float *term_at;
+    size_t count;
+    bool add;
+} gg_sum;
+
+typedef struct gg_step {
+    gg_op *op;
+    int node;  /* that it is timed and named as */
+    int layer; /* with parameters; GG_NONE: has none */
+    int inputs;
+    int input[GG_MAX_INPUTS];
+    int output;
+    bool backward;
+    size_t weight_offset, bias_offset; /* in arenas, with a layer */
+    bool has_bias;
+    int saved; /* buffer */
+    gg_place grad_input[GG_MAX_INPUTS];
+    int first_sum, sums;
+    gg_op_args forward_args, backward_args; /* all pointers into the plan's block are filled once */
+} gg_step;
+
+typedef struct gg_node_state {
+    int value;
+    int consumers;
+    bool needs_gradient; /* parameters here or upstream */
+    int fused;           /* a ReLU node that this one computes too; GG_NONE */
+    bool absorbed;       /* this node is such a ReLU */
+    const char *backend;
+    double forward_seconds, backward_seconds;
+} gg_node_state;
+
+struct gg_plan {
+    const gg_graph *graph;
+    gg_plan_options options;
+    gg_node_state *node;
+    gg_value *value;
+    int values, value_capacity;
+    gg_step *step;
+    int steps, step_capacity;
+    gg_buffer *buffer;
+    int buffers, buffer_capacity;
+    gg_sum *sum;
+    int sums, sum_capacity;
+    int input_value, loss_value;
+    int scratch_buffer, plain_buffer; /* plain_buffer: a plain copy of the output, for predict */
+    size_t scratch_bytes;
+    char *block;
+    size_t block_bytes;
+    float *input_at, *output_at, *output_gradient_at, *plain_at;
+    gg_device *loss_device, *sum_device, *transpose_device;
+    int64_t features; /* values in one output sample */
+    bool timing;
+};
+
+/* Makes room for one more of `size` bytes behind `count`: gives the array's new place, or NULL with an error set. */
+gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, void **out);
+
+/* The steps: tables, layouts, fusion, reorders, views. */
+gg_status gg_plan_build(gg_plan *plan);
+/* Lifetimes, in-place operations, meeting gradients, sharing; allocates the block and fills every step's pointers. */
+gg_status gg_plan_layout(gg_plan *plan);
+/* Whether the loss can take the output. */
+gg_status gg_plan_check_loss(const gg_plan *plan);
+
+/* The value whose buffer this one lies in, and where in it. */
+int gg_plan_root(const gg_plan *plan, int value, size_t *offset);
+
+static inline int gg_plan_backward_time(const gg_plan *plan, int step) { return 2 * plan->steps - step; }
+
+#endif

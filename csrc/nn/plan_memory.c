@@ -1,0 +1,334 @@
+/* Where everything lies: lifetimes, in-place operations, meeting gradients, and one block for all.
+ *
+ * Buffers are placed greedily, largest first, each at the lowest address that is free over its whole lifetime. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "nn/plan_internal.h"
+
+int gg_plan_root(const gg_plan *plan, int value, size_t *offset) {
+    size_t at = 0;
+    while (plan->value[value].parent != GG_NONE) {
+        at += plan->value[value].parent_offset;
+        value = plan->value[value].parent;
+    }
+    if (offset != NULL) *offset = at;
+    return value;
+}
+
+static int end_of_time(const gg_plan *plan) { return 2 * plan->steps; }
+
+static gg_status add_buffer(gg_plan *plan, size_t bytes, int first, int last, int *out) {
+    gg_status status = GG_OK;
+    void *array = NULL;
+    GG_TRY(gg_plan_reserve(plan->buffer, &plan->buffer_capacity, plan->buffers, sizeof(gg_buffer), &array));
+    plan->buffer = array;
+    size_t padded = (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+    plan->buffer[plan->buffers] = (gg_buffer){.bytes = padded, .first = first, .last = last};
+    *out = plan->buffers++;
+cleanup:
+    return status;
+}
+
+static void extend(gg_buffer *buffer, int time) {
+    if (time < buffer->first) buffer->first = time;
+    if (time > buffer->last) buffer->last = time;
+}
+
+/* Activations ---------------------------------------------------------------------------------------------- */
+
+static void use_value(gg_plan *plan, int value, int time) {
+    gg_value *root = &plan->value[gg_plan_root(plan, value, NULL)];
+    if (time < root->first) root->first = time;
+    if (time > root->last) root->last = time;
+}
+
+static void find_lifetimes(gg_plan *plan) {
+    for (int i = 0; i < plan->values; i++) {
+        plan->value[i].first = plan->value[i].pinned ? 0 : end_of_time(plan);
+        plan->value[i].last = plan->value[i].pinned ? end_of_time(plan) : 0;
+    }
+    for (int s = 0; s < plan->steps; s++) {
+        const gg_step *step = &plan->step[s];
+        int back = gg_plan_backward_time(plan, s);
+        use_value(plan, step->output, s);
+        if (step->backward && step->op->backward_needs_output) use_value(plan, step->output, back);
+        for (int i = 0; i < step->inputs; i++) {
+            use_value(plan, step->input[i], s);
+            if (step->backward && step->op->backward_needs_input) use_value(plan, step->input[i], back);
+        }
+    }
+    use_value(plan, plan->loss_value, plan->steps);
+}
+
+static bool stands_alone(const gg_value *value) {
+    return value->parent == GG_NONE && value->children == 0 && !value->pinned;
+}
+
+/* Whether a step may write its output over its first input: nobody reads that one later. */
+static bool forward_in_place(const gg_plan *plan, const gg_step *step, int time) {
+    const gg_value *in = &plan->value[step->input[0]], *out = &plan->value[step->output];
+    if (!step->op->in_place || !stands_alone(in) || !stands_alone(out) || in->bytes != out->bytes) return false;
+    for (int i = 1; i < step->inputs; i++) {
+        if (step->input[i] == step->input[0]) return false;
+    }
+    return in->buffer != GG_NONE && plan->buffer[in->buffer].last <= time;
+}
+
+static gg_status place_activations(gg_plan *plan) {
+    gg_status status = GG_OK;
+    gg_value *input = &plan->value[plan->input_value];
+    GG_TRY(add_buffer(plan, input->bytes, input->first, input->last, &input->buffer));
+    for (int s = 0; s < plan->steps; s++) {
+        gg_value *out = &plan->value[plan->step[s].output];
+        if (forward_in_place(plan, &plan->step[s], s)) {
+            out->buffer = plan->value[plan->step[s].input[0]].buffer;
+            extend(&plan->buffer[out->buffer], out->last);
+            continue;
+        }
+        gg_value *root = &plan->value[gg_plan_root(plan, plan->step[s].output, NULL)];
+        if (root->buffer == GG_NONE) GG_TRY(add_buffer(plan, root->bytes, root->first, root->last, &root->buffer));
+    }
+cleanup:
+    return status;
+}
+
+/* Gradients -------------------------------------------------------------------------------------------------- */
+
+static bool is_within(const gg_plan *plan, int value, int whole) {
+    while (value != whole && value != GG_NONE) value = plan->value[value].parent;
+    return value == whole;
+}
+
+/* Whether any part of a value's gradient has been written. */
+static bool partly_written(const gg_plan *plan, int value) {
+    for (int i = 0; i < plan->values; i++) {
+        if (plan->value[i].children == 0 && plan->value[i].written && is_within(plan, i, value)) return true;
+    }
+    return false;
+}
+
+static void mark_written(gg_plan *plan, int value) {
+    for (int i = 0; i < plan->values; i++) {
+        if (plan->value[i].children == 0 && is_within(plan, i, value)) plan->value[i].written = true;
+    }
+}
+
+/* The place of a value's gradient, its buffer made if this is the first use. */
+static gg_status grad_place(gg_plan *plan, int value, int time, gg_place *out) {
+    gg_status status = GG_OK;
+    size_t offset = 0;
+    gg_value *root = &plan->value[gg_plan_root(plan, value, &offset)];
+    if (root->grad_buffer == GG_NONE) GG_TRY(add_buffer(plan, root->bytes, time, time, &root->grad_buffer));
+    extend(&plan->buffer[root->grad_buffer], time);
+    *out = (gg_place){root->grad_buffer, offset};
+cleanup:
+    return status;
+}
+
+/* Joins a gradient lying at `term` to a value's: leaf by leaf, as slices may have been written each for itself. */
+static gg_status add_sums(gg_plan *plan, gg_step *step, int value, gg_place term, int time) {
+    gg_status status = GG_OK;
+    size_t begin = 0;
+    void *array = NULL;
+    gg_plan_root(plan, value, &begin);
+    for (int i = 0; i < plan->values; i++) {
+        const gg_value *leaf = &plan->value[i];
+        size_t offset = 0;
+        if (leaf->children > 0 || !is_within(plan, i, value)) continue;
+        if (leaf->format.dtype != GG_FLOAT32)
+            return gg_fail(GG_ERROR_UNSUPPORTED, "gradients of '%s' meet in %s; only float32 ones can be added",
+                           gg_graph_node(plan->graph, leaf->node)->desc.name, gg_dtype_name(leaf->format.dtype));
+        gg_sum made = {.term = term, .count = (leaf->bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES, .add = leaf->written};
+        gg_plan_root(plan, i, &offset);
+        made.term.offset += offset - begin;
+        GG_TRY(grad_place(plan, i, time, &made.target));
+        GG_TRY(gg_plan_reserve(plan->sum, &plan->sum_capacity, plan->sums, sizeof(gg_sum), &array));
+        plan->sum = array;
+        plan->sum[plan->sums++] = made;
+        step->sums++;
+    }
+cleanup:
+    return status;
+}
+
+/* Where a step writes the gradient of one input. The first writer writes straight into the value's gradient, over
+ * the gradient of its own output if the operation allows it; a later one writes aside and is added. */
+static gg_status place_grad_input(gg_plan *plan, int s, int i) {
+    gg_status status = GG_OK;
+    gg_step *step = &plan->step[s];
+    int value = step->input[i], time = gg_plan_backward_time(plan, s);
+    gg_value *in = &plan->value[value];
+    const gg_value *out = &plan->value[step->output];
+    bool over = i == 0 && step->op->in_place && in->bytes == out->bytes;
+
+    if (partly_written(plan, value)) {
+        if (over)
+            GG_TRY(grad_place(plan, step->output, time, &step->grad_input[i]));
+        else
+            GG_TRY(add_buffer(plan, in->bytes, time, time, &step->grad_input[i].buffer));
+        GG_TRY(add_sums(plan, step, value, step->grad_input[i], time));
+    } else {
+        if (over && stands_alone(in) && stands_alone(out)) in->grad_buffer = out->grad_buffer;
+        GG_TRY(grad_place(plan, value, time, &step->grad_input[i]));
+    }
+    mark_written(plan, value);
+cleanup:
+    return status;
+}
+
+static gg_status place_gradients(gg_plan *plan) {
+    gg_status status = GG_OK;
+    gg_place ignored;
+    if (!plan->options.training || !plan->value[plan->loss_value].needs_gradient) return GG_OK;
+    GG_TRY(grad_place(plan, plan->loss_value, plan->steps, &ignored));
+    mark_written(plan, plan->loss_value);
+    for (int s = plan->steps - 1; s >= 0; s--) {
+        gg_step *step = &plan->step[s];
+        if (!step->backward) continue;
+        GG_TRY(grad_place(plan, step->output, gg_plan_backward_time(plan, s), &ignored));
+        step->first_sum = plan->sums;
+        for (int i = 0; i < step->inputs; i++) {
+            if (plan->value[step->input[i]].needs_gradient) GG_TRY(place_grad_input(plan, s, i));
+        }
+    }
+cleanup:
+    return status;
+}
+
+/* Everything else ------------------------------------------------------------------------------------------ */
+
+static gg_status place_others(gg_plan *plan) {
+    gg_status status = GG_OK;
+    const gg_value *output = &plan->value[plan->loss_value];
+    for (int s = 0; s < plan->steps; s++) {
+        gg_step *step = &plan->step[s];
+        if (step->op->saved_bytes == 0) continue;
+        int last = step->backward ? gg_plan_backward_time(plan, s) : s;
+        GG_TRY(add_buffer(plan, step->op->saved_bytes, s, last, &step->saved));
+    }
+    /* One for all steps: what all of them use stays in the caches. */
+    plan->scratch_buffer = GG_NONE;
+    if (plan->scratch_bytes > 0) GG_TRY(add_buffer(plan, plan->scratch_bytes, 0, end_of_time(plan), &plan->scratch_buffer));
+    plan->plain_buffer = GG_NONE;
+    if (output->format.layout != GG_LAYOUT_PLAIN) {
+        gg_format plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
+        size_t bytes = gg_format_bytes(plain, &output->shape, plan->options.batch);
+        GG_TRY(add_buffer(plan, bytes, plan->steps, plan->steps, &plan->plain_buffer));
+    }
+cleanup:
+    return status;
+}
+
+typedef struct gg_ordered {
+    const gg_buffer *buffer;
+    int number;
+} gg_ordered;
+
+static int largest_first(const void *left, const void *right) {
+    const gg_ordered *a = left, *b = right;
+    if (a->buffer->bytes != b->buffer->bytes) return a->buffer->bytes > b->buffer->bytes ? -1 : 1;
+    return a->number < b->number ? -1 : a->number > b->number;
+}
+
+/* The lowest offset at which the buffer meets none of those placed, which are sorted by offset. */
+static size_t lowest_offset(const gg_plan *plan, const gg_buffer *buffer, int placed, const int *by_offset) {
+    size_t offset = 0;
+    for (int i = 0; i < placed; i++) {
+        const gg_buffer *other = &plan->buffer[by_offset[i]];
+        if (other->last < buffer->first || buffer->last < other->first) continue;
+        if (offset + buffer->bytes <= other->offset) break;
+        if (other->offset + other->bytes > offset) offset = other->offset + other->bytes;
+    }
+    return offset;
+}
+
+static gg_status place_buffers(gg_plan *plan) {
+    gg_status status = GG_OK;
+    void *order_block = NULL, *offset_block = NULL;
+    GG_TRY(gg_calloc((size_t)plan->buffers, sizeof(gg_ordered), "plan", &order_block));
+    GG_TRY(gg_calloc((size_t)plan->buffers, sizeof(int), "plan", &offset_block));
+    gg_ordered *order = order_block;
+    int *by_offset = offset_block;
+    for (int i = 0; i < plan->buffers; i++) order[i] = (gg_ordered){&plan->buffer[i], i};
+    qsort(order, (size_t)plan->buffers, sizeof(gg_ordered), largest_first);
+    for (int n = 0; n < plan->buffers; n++) {
+        gg_buffer *buffer = &plan->buffer[order[n].number];
+        buffer->offset = lowest_offset(plan, buffer, n, by_offset);
+        if (buffer->offset + buffer->bytes > plan->block_bytes) plan->block_bytes = buffer->offset + buffer->bytes;
+        int at = n;
+        for (; at > 0 && plan->buffer[by_offset[at - 1]].offset > buffer->offset; at--) by_offset[at] = by_offset[at - 1];
+        by_offset[at] = order[n].number;
+    }
+cleanup:
+    gg_free(order_block);
+    gg_free(offset_block);
+    return status;
+}
+
+static void *at(const gg_plan *plan, gg_place place) {
+    if (place.buffer == GG_NONE) return NULL;
+    return plan->block + plan->buffer[place.buffer].offset + place.offset;
+}
+
+static void *activation_at(const gg_plan *plan, int value) {
+    gg_place place = {0};
+    int root = gg_plan_root(plan, value, &place.offset);
+    place.buffer = plan->value[root].buffer;
+    return at(plan, place);
+}
+
+static void *gradient_at(const gg_plan *plan, int value) {
+    gg_place place = {0};
+    int root = gg_plan_root(plan, value, &place.offset);
+    place.buffer = plan->value[root].grad_buffer;
+    return at(plan, place);
+}
+
+/* Backward sees only what its operation says it reads: everything else may have been overwritten. */
+static void bind(gg_plan *plan) {
+    gg_place scratch = {plan->scratch_buffer, 0}, copy = {plan->plain_buffer, 0};
+    plan->input_at = activation_at(plan, plan->input_value);
+    plan->output_at = activation_at(plan, plan->loss_value);
+    plan->output_gradient_at = gradient_at(plan, plan->loss_value);
+    plan->plain_at = at(plan, copy);
+    for (int i = 0; i < plan->sums; i++) {
+        plan->sum[i].target_at = at(plan, plan->sum[i].target);
+        plan->sum[i].term_at = at(plan, plan->sum[i].term);
+    }
+    for (int s = 0; s < plan->steps; s++) {
+        gg_step *step = &plan->step[s];
+        gg_op_args *forward = &step->forward_args, *backward = &step->backward_args;
+        gg_place saved = {step->saved, 0};
+        forward->saved = at(plan, saved);
+        forward->scratch = at(plan, scratch);
+        forward->rank = plan->options.rank;
+        *backward = *forward;
+        forward->output = activation_at(plan, step->output);
+        for (int i = 0; i < step->inputs; i++) forward->input[i] = activation_at(plan, step->input[i]);
+        if (!step->backward) continue;
+        if (step->op->backward_needs_output) backward->output = forward->output;
+        backward->grad_output = gradient_at(plan, step->output);
+        for (int i = 0; i < step->inputs; i++) {
+            if (step->op->backward_needs_input) backward->input[i] = forward->input[i];
+            backward->grad_input[i] = at(plan, step->grad_input[i]);
+        }
+    }
+}
+
+gg_status gg_plan_layout(gg_plan *plan) {
+    gg_status status = GG_OK;
+    void *block = NULL;
+    find_lifetimes(plan);
+    GG_TRY(place_activations(plan));
+    GG_TRY(place_gradients(plan));
+    GG_TRY(place_others(plan));
+    GG_TRY(place_buffers(plan));
+    /* Zeroed, so that lanes nobody has written yet are finite. */
+    GG_TRY(gg_calloc(plan->block_bytes, 1, "activations and gradients of the plan", &block));
+    plan->block = block;
+    bind(plan);
+cleanup:
+    return status;
+}

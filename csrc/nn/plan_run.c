@@ -1,0 +1,261 @@
+/* Creating, running and asking a plan. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "nn/plan_internal.h"
+
+/* Creating -------------------------------------------------------------------------------------------------- */
+
+static gg_status check_options(const gg_graph *graph, const gg_plan_options *options) {
+    if (gg_graph_output(graph) < 0) return gg_fail(GG_ERROR_STATE, "a plan needs a finished graph");
+    if (options->batch < 1 || options->batch > GG_MAX_BATCH)
+        return gg_fail(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
+                       (long long)options->batch);
+    if ((int)options->loss < 0 || options->loss >= GG_LOSS_COUNT)
+        return gg_fail(GG_ERROR_ARGUMENT, "unknown loss %d", (int)options->loss);
+    if (options->device == NULL) return gg_fail(GG_ERROR_ARGUMENT, "a plan needs a device");
+    return GG_OK;
+}
+
+gg_status gg_plan_check_loss(const gg_plan *plan) {
+    const gg_node *output = gg_graph_node(plan->graph, gg_graph_output(plan->graph));
+    char text[GG_SHAPE_TEXT];
+    if (plan->options.loss != GG_LOSS_CROSS_ENTROPY) return GG_OK;
+    if (output->shape.dims == 1 && output->shape.size[0] >= 2) return GG_OK;
+    return gg_fail(GG_ERROR_SHAPE, "the cross-entropy loss needs an output of (classes), at least 2 of them, got %s from '%s'",
+                   gg_shape_text(&output->shape, text), output->desc.name);
+}
+
+static gg_status find_kernels(gg_plan *plan) {
+    gg_device *device[2] = {plan->options.fallback, plan->options.device};
+    for (int i = 0; i < 2; i++) {
+        if (device[i] == NULL) continue;
+        if (device[i]->table->loss != NULL) plan->loss_device = device[i];
+        if (device[i]->table->weighted_sum != NULL) plan->sum_device = device[i];
+        if (device[i]->table->transpose != NULL) plan->transpose_device = device[i];
+    }
+    if (plan->loss_device == NULL || plan->sum_device == NULL || plan->transpose_device == NULL)
+        return gg_fail(GG_ERROR_UNSUPPORTED, "neither table offers %s",
+                       plan->loss_device == NULL  ? "a loss"
+                       : plan->sum_device == NULL ? "weighted_sum"
+                                                  : "transpose");
+    return GG_OK;
+}
+
+gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
+    gg_status status = GG_OK;
+    void *block = NULL;
+    gg_plan *plan = NULL;
+    *out = NULL;
+    GG_TRY(check_options(graph, options));
+    GG_TRY(gg_calloc(1, sizeof(gg_plan), "plan", &block));
+    plan = block;
+    plan->graph = graph;
+    plan->options = *options;
+    plan->features = gg_shape_count(&gg_graph_node(graph, gg_graph_output(graph))->shape);
+    GG_TRY(gg_calloc((size_t)gg_graph_nodes(graph), sizeof(gg_node_state), "plan", &block));
+    plan->node = block;
+    if (options->training) GG_TRY(gg_plan_check_loss(plan));
+    GG_TRY(find_kernels(plan));
+    GG_TRY(gg_plan_build(plan));
+    GG_TRY(gg_plan_layout(plan));
+    *out = plan;
+    plan = NULL;
+cleanup:
+    gg_plan_destroy(plan);
+    return status;
+}
+
+void gg_plan_destroy(gg_plan *plan) {
+    if (plan == NULL) return;
+    for (int i = 0; i < plan->steps; i++) gg_op_destroy(plan->step[i].op);
+    gg_free(plan->node);
+    gg_free(plan->value);
+    gg_free(plan->step);
+    gg_free(plan->buffer);
+    gg_free(plan->sum);
+    gg_free(plan->block);
+    gg_free(plan);
+}
+
+/* Running --------------------------------------------------------------------------------------------------- */
+
+static gg_status poll(const gg_plan_hooks *hooks, const gg_step *step) {
+    /* Reorders belong to the node behind them, or to the loss. */
+    if (hooks == NULL || hooks->poll == NULL || step->op->desc.kind == GG_OP_REORDER) return GG_OK;
+    return hooks->poll(hooks->context);
+}
+
+static gg_status name_failure(const gg_plan *plan, const gg_step *step, gg_status status, const char *pass) {
+    const gg_node *node = gg_graph_node(plan->graph, step->node);
+    return gg_error_prefix(status, "layer '%s' (%s), %s: ", node->desc.name, gg_layer_type_of(node->desc.kind)->name, pass);
+}
+
+static void copy_values(const gg_plan *plan, size_t bytes, const float *from, float *to) {
+    const float one = 1;
+    const float *source[1] = {from};
+    size_t count = (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES;
+    if (from != to) plan->sum_device->table->weighted_sum(plan->sum_device, count, 1, source, &one, to);
+}
+
+static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training) {
+    gg_op_args *args = &step->forward_args;
+    const gg_value *in = &plan->value[step->input[0]];
+    if (step->layer != GG_NONE) {
+        args->weight = weights + step->weight_offset;
+        args->bias = step->has_bias ? weights + step->bias_offset : NULL;
+    }
+    args->step = step_number;
+    if (step->op->desc.kind == GG_OP_DROPOUT && !training) {
+        /* A plan made for training that is asked to evaluate: dropout is the identity. */
+        if (in->format.dtype != GG_FLOAT32)
+            return gg_fail(GG_ERROR_STATE, "evaluation with dropout in %s needs a plan made with training = false",
+                           gg_dtype_name(in->format.dtype));
+        copy_values(plan, in->bytes, args->input[0], args->output);
+        return GG_OK;
+    }
+    return step->op->type->forward(step->op, args);
+}
+
+static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_number, bool training,
+                             const gg_plan_hooks *hooks) {
+    gg_status status = GG_OK;
+    for (int s = 0; s < plan->steps; s++) {
+        gg_step *step = &plan->step[s];
+        if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE) GG_TRY(hooks->need(hooks->context, step->layer));
+        double begin = plan->timing ? gg_clock_now() : 0;
+        status = step_forward(plan, step, weights, step_number, training);
+        if (status != GG_OK) {
+            status = name_failure(plan, step, status, "forward");
+            goto cleanup;
+        }
+        if (plan->timing) plan->node[step->node].forward_seconds += gg_clock_now() - begin;
+        GG_TRY(poll(hooks, step));
+    }
+cleanup:
+    return status;
+}
+
+static void add_gradients(const gg_plan *plan, const gg_step *step) {
+    const float scale[2] = {1, 1};
+    for (int i = step->first_sum; i < step->first_sum + step->sums; i++) {
+        const gg_sum *sum = &plan->sum[i];
+        const float *source[2] = {sum->target_at, sum->term_at};
+        int skip = sum->add ? 0 : 1;
+        plan->sum_device->table->weighted_sum(plan->sum_device, sum->count, 2 - skip, source + skip, scale, sum->target_at);
+    }
+}
+
+static gg_status run_backward(gg_plan *plan, const float *weights, float *gradients, uint64_t step_number,
+                              const gg_plan_hooks *hooks) {
+    gg_status status = GG_OK;
+    for (int s = plan->steps - 1; s >= 0; s--) {
+        gg_step *step = &plan->step[s];
+        if (!step->backward) continue;
+        gg_op_args *args = &step->backward_args;
+        if (step->layer != GG_NONE) {
+            args->weight = weights + step->weight_offset;
+            args->bias = step->has_bias ? weights + step->bias_offset : NULL;
+            args->grad_weight = gradients + step->weight_offset;
+            args->grad_bias = step->has_bias ? gradients + step->bias_offset : NULL;
+        }
+        args->step = step_number;
+        double begin = plan->timing ? gg_clock_now() : 0;
+        status = step->op->type->backward(step->op, args);
+        if (status != GG_OK) {
+            status = name_failure(plan, step, status, "backward");
+            goto cleanup;
+        }
+        add_gradients(plan, step);
+        if (plan->timing) plan->node[step->node].backward_seconds += gg_clock_now() - begin;
+        if (hooks != NULL && hooks->ready != NULL && step->layer != GG_NONE) GG_TRY(hooks->ready(hooks->context, step->layer));
+        GG_TRY(poll(hooks, step));
+    }
+cleanup:
+    return status;
+}
+
+static void run_loss(gg_plan *plan, const void *targets, bool training, double *loss_sum, int64_t *correct) {
+    gg_loss_args args = {
+        .kind = plan->options.loss,
+        .layout = plan->value[plan->loss_value].format.layout,
+        .batch = plan->options.batch,
+        .features = plan->features,
+        .prediction = plan->output_at,
+        .targets = targets,
+        .gradient = training ? plan->output_gradient_at : NULL,
+    };
+    plan->loss_device->table->loss(plan->loss_device, &args);
+    if (loss_sum != NULL) *loss_sum = args.loss_sum;
+    if (correct != NULL) *correct = args.correct;
+}
+
+static gg_status check_arena(const gg_plan *plan, const void *arena, const char *what) {
+    if (arena != NULL || gg_graph_arena_count(plan->graph) == 0) return GG_OK;
+    return gg_fail(GG_ERROR_ARGUMENT, "no %s given", what);
+}
+
+gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const void *targets, uint64_t step,
+                        const gg_plan_hooks *hooks, double *loss_sum, int64_t *correct) {
+    gg_status status = GG_OK;
+    if (!plan->options.training) return gg_fail(GG_ERROR_STATE, "this plan was not made for training");
+    if (targets == NULL) return gg_fail(GG_ERROR_ARGUMENT, "no targets given");
+    GG_TRY(check_arena(plan, weights, "weights"));
+    GG_TRY(check_arena(plan, gradients, "gradients"));
+    GG_TRY(run_forward(plan, weights, step, true, hooks));
+    run_loss(plan, targets, true, loss_sum, correct);
+    GG_TRY(run_backward(plan, weights, gradients, step, hooks));
+cleanup:
+    return status;
+}
+
+gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, double *loss_sum, int64_t *correct) {
+    gg_status status = GG_OK;
+    if (targets == NULL) return gg_fail(GG_ERROR_ARGUMENT, "no targets given");
+    GG_TRY(gg_plan_check_loss(plan));
+    GG_TRY(check_arena(plan, weights, "weights"));
+    GG_TRY(run_forward(plan, weights, 0, false, NULL));
+    run_loss(plan, targets, false, loss_sum, correct);
+cleanup:
+    return status;
+}
+
+gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *output) {
+    gg_status status = GG_OK;
+    const float *from = plan->output_at;
+    if (n < 0 || n > plan->options.batch)
+        return gg_fail(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
+                       (long long)n);
+    GG_TRY(check_arena(plan, weights, "weights"));
+    GG_TRY(run_forward(plan, weights, 0, false, NULL));
+    if (plan->plain_at != NULL) {
+        plan->transpose_device->table->transpose(plan->transpose_device, plan->options.batch, plan->features, false, from,
+                                                 plan->plain_at);
+        from = plan->plain_at;
+    }
+    if (n > 0) memcpy(output, from, (size_t)n * (size_t)plan->features * sizeof(float));
+cleanup:
+    return status;
+}
+
+/* Asking ---------------------------------------------------------------------------------------------------- */
+
+float *gg_plan_input(gg_plan *plan) { return plan->input_at; }
+
+gg_layout gg_plan_input_layout(const gg_plan *plan) { return plan->value[plan->input_value].format.layout; }
+
+size_t gg_plan_bytes(const gg_plan *plan) { return plan->block_bytes; }
+
+const char *gg_plan_node_backend(const gg_plan *plan, int node) { return plan->node[node].backend; }
+
+void gg_plan_set_timing(gg_plan *plan, bool on) {
+    plan->timing = on;
+    for (int i = 0; on && i < gg_graph_nodes(plan->graph); i++)
+        plan->node[i].forward_seconds = plan->node[i].backward_seconds = 0;
+}
+
+void gg_plan_node_seconds(const gg_plan *plan, int node, double *forward, double *backward) {
+    *forward = plan->node[node].forward_seconds;
+    *backward = plan->node[node].backward_seconds;
+}

@@ -1,0 +1,48 @@
+/* Optimisers on flat arenas, and learning-rate schedules. Nothing here knows layers' insides or ranks. */
+#ifndef GG_OPTIM_OPTIM_H
+#define GG_OPTIM_OPTIM_H
+
+#include "backend/backend.h"
+#include "nn/graph.h"
+
+typedef enum gg_schedule_kind {
+    GG_SCHEDULE_CONSTANT = 0,
+    GG_SCHEDULE_STEP,       /* lr * gamma^(t / every) */
+    GG_SCHEDULE_COSINE,     /* from lr to final over `total` steps */
+    GG_SCHEDULE_POLYNOMIAL, /* final + (lr - final) * (1 - t/total)^power */
+    GG_SCHEDULE_COUNT
+} gg_schedule_kind;
+
+/* A learning rate as a function of the step t = 0, 1, ...; the first `warmup` steps rise linearly from
+ * lr * warmup_start to lr, and the schedule proper starts after them. */
+typedef struct gg_rate {
+    gg_schedule_kind kind;
+    double lr, final, gamma, power, warmup_start;
+    int64_t every, total, warmup;
+} gg_rate;
+
+gg_status gg_rate_check(const gg_rate *rate); /* GG_ERROR_ARGUMENT naming the field */
+double gg_rate_at(const gg_rate *rate, int64_t step);
+
+typedef struct gg_optimizer {
+    gg_rate rate;
+    float momentum, weight_decay;
+    bool nesterov;
+} gg_optimizer;
+
+gg_status gg_optimizer_check(const gg_optimizer *optimizer);
+
+/* The trained state of one rank: arenas in the graph's order, zeroed at creation. `weight` is what the forward
+ * pass reads now; a strategy may swap it and `momentum` with arenas of its own between runs of a layer's kernels, and
+ * puts the current values here when it settles. */
+typedef struct gg_state {
+    size_t count;    /* elements of each arena */
+    float *weight, *gradient;
+    float *momentum; /* NULL if the optimiser keeps none */
+    int64_t step;    /* updates done */
+} gg_state;
+
+/* Fills the part of gg_sgd_args that the optimiser decides, for step `step`, over the elements of one slice. */
+void gg_optimizer_fill(const gg_optimizer *optimizer, int64_t step, gg_sgd_args *args);
+
+#endif

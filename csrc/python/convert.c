@@ -1,0 +1,200 @@
+/* Between Python's values and the core's: errors, names, shapes, arrays, arenas. */
+#include <string.h>
+
+#include "python/python.h"
+
+const char *const gg_py_loss_names[GG_LOSS_COUNT] = {"cross_entropy", "binary_cross_entropy", "mean_squared_error"};
+const char *const gg_py_layout_names[GG_LAYOUT_COUNT] = {"plain", "channels16", "channels8", "nhwc", "batch_last"};
+const char *const gg_py_topology_names[GG_TOPOLOGY_COUNT] = {"dissemination", "cube"};
+
+PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec) {
+    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type != NULL && PyModule_AddType(module, type) < 0) Py_CLEAR(type);
+    return type;
+}
+
+PyObject *gg_py_raise(gg_status status) {
+    PyObject *type = PyExc_RuntimeError;
+    switch (status) {
+    case GG_ERROR_ARGUMENT:
+    case GG_ERROR_SHAPE: type = PyExc_ValueError; break;
+    case GG_ERROR_TYPE: type = PyExc_TypeError; break;
+    case GG_ERROR_MEMORY: type = PyExc_MemoryError; break;
+    case GG_ERROR_UNSUPPORTED: type = PyExc_NotImplementedError; break;
+    case GG_ERROR_COMM: type = gg_py_communication_error; break;
+    case GG_ERROR_CANCELLED: type = gg_py_cancelled; break;
+    case GG_ERROR_NUMERIC: type = PyExc_FloatingPointError; break;
+    default: break;
+    }
+    PyErr_SetString(type, gg_error_message());
+    return NULL;
+}
+
+int gg_py_choice(const char *argument, const char *value, const char *const *names, int n) {
+    char allowed[512] = "";
+    for (int i = 0; i < n; ++i) {
+        if (strcmp(value, names[i]) == 0) return i;
+        size_t used = strlen(allowed);
+        PyOS_snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", names[i]);
+    }
+    PyErr_Format(PyExc_ValueError, "%s: '%s'; allowed are %s", argument, value, allowed);
+    return -1;
+}
+
+int gg_py_shape(PyObject *sequence, const char *argument, gg_shape *out) {
+    PyObject *fast = PySequence_Fast(sequence, "a shape must be a sequence of sizes");
+    int result = -1;
+    if (fast == NULL) return -1;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);
+    if (n < 1 || n > GG_MAX_DIMS) {
+        PyErr_Format(PyExc_ValueError, "%s: has %zd sizes; 1 to %d are allowed", argument, n, GG_MAX_DIMS);
+        goto cleanup;
+    }
+    out->dims = (int)n;
+    for (Py_ssize_t i = 0; i < n; ++i) {
+        out->size[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i));
+        if (out->size[i] == -1 && PyErr_Occurred()) goto cleanup;
+        if (out->size[i] < 1) {
+            PyErr_Format(PyExc_ValueError, "%s: size %zd is %lld; must be at least 1", argument, i, (long long)out->size[i]);
+            goto cleanup;
+        }
+    }
+    result = 0;
+cleanup:
+    Py_DECREF(fast);
+    return result;
+}
+
+PyObject *gg_py_shape_tuple(const gg_shape *shape) {
+    PyObject *tuple = PyTuple_New(shape->dims);
+    for (int i = 0; tuple != NULL && i < shape->dims; ++i) {
+        PyObject *size = PyLong_FromLongLong(shape->size[i]);
+        if (size == NULL) Py_CLEAR(tuple);
+        else PyTuple_SET_ITEM(tuple, i, size);
+    }
+    return tuple;
+}
+
+PyArrayObject *gg_py_array(PyObject *object, int type, const char *argument) {
+    if (!PyArray_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "%s: must be a NumPy array, not %s", argument, Py_TYPE(object)->tp_name);
+        return NULL;
+    }
+    if (PyArray_TYPE((PyArrayObject *)object) != type) {
+        PyArray_Descr *wanted = PyArray_DescrFromType(type);
+        PyErr_Format(PyExc_TypeError, "%s: has dtype %S; must be %S", argument, PyArray_DESCR((PyArrayObject *)object), wanted);
+        Py_XDECREF(wanted);
+        return NULL;
+    }
+    return (PyArrayObject *)PyArray_FROM_OF(object, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
+}
+
+PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type) {
+    return (PyArrayObject *)PyArray_SimpleNew(dims, sizes, type);
+}
+
+PyObject *gg_py_arena_dict(const gg_graph *graph, const float *arena) {
+    PyObject *dict = PyDict_New();
+    for (int i = 0; dict != NULL && i < gg_graph_parameters(graph); ++i) {
+        const gg_parameter *p = gg_graph_parameter(graph, i);
+        npy_intp sizes[GG_MAX_DIMS];
+        for (int d = 0; d < p->shape.dims; ++d) sizes[d] = (npy_intp)p->shape.size[d];
+        PyArrayObject *array = gg_py_new_array(p->shape.dims, sizes, NPY_FLOAT32);
+        if (array != NULL) memcpy(PyArray_DATA(array), arena + p->offset, p->count * sizeof(float));
+        if (array == NULL || PyDict_SetItemString(dict, p->name, (PyObject *)array) < 0) Py_CLEAR(dict);
+        Py_XDECREF(array);
+    }
+    return dict;
+}
+
+/* The array that the dict holds for a parameter, of the right type and shape; NULL with an exception. */
+static PyArrayObject *parameter_array(PyObject *dict, const gg_parameter *p, const char *argument) {
+    char want[GG_SHAPE_TEXT];
+    PyObject *item = PyDict_GetItemString(dict, p->name);
+    if (item == NULL) {
+        PyErr_Format(PyExc_ValueError, "%s: '%s' is missing; shape %s", argument, p->name, gg_shape_text(&p->shape, want));
+        return NULL;
+    }
+    PyArrayObject *array = gg_py_array(item, NPY_FLOAT32, p->name);
+    if (array == NULL) return NULL;
+    bool fits = PyArray_NDIM(array) == p->shape.dims;
+    for (int d = 0; fits && d < p->shape.dims; ++d) fits = PyArray_DIM(array, d) == p->shape.size[d];
+    if (!fits) {
+        PyObject *shape = PyObject_GetAttrString((PyObject *)array, "shape");
+        PyErr_Format(PyExc_ValueError, "%s: '%s' has shape %S; the network's is %s", argument, p->name, shape,
+                     gg_shape_text(&p->shape, want));
+        Py_XDECREF(shape);
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
+int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *const *arenas, int count) {
+    int n = gg_graph_parameters(graph), result = -1;
+    PyObject *arrays = PyList_New(0);
+    if (arrays == NULL) return -1;
+    if (!PyDict_Check(dict)) {
+        PyErr_Format(PyExc_TypeError, "%s: must be a dict of arrays, not %s", argument, Py_TYPE(dict)->tp_name);
+        goto cleanup;
+    }
+    for (int i = 0; i < n; ++i) {
+        PyArrayObject *array = parameter_array(dict, gg_graph_parameter(graph, i), argument);
+        int failed = array == NULL || PyList_Append(arrays, (PyObject *)array) < 0;
+        Py_XDECREF(array);
+        if (failed) goto cleanup;
+    }
+    if (PyDict_Size(dict) != n) {
+        PyObject *key, *value;
+        Py_ssize_t place = 0;
+        while (PyDict_Next(dict, &place, &key, &value)) {
+            bool known = false;
+            for (int i = 0; !known && i < n; ++i)
+                known = PyUnicode_Check(key) && PyUnicode_CompareWithASCIIString(key, gg_graph_parameter(graph, i)->name) == 0;
+            if (known) continue;
+            PyErr_Format(PyExc_ValueError, "%s: %R is no parameter of this network", argument, key);
+            goto cleanup;
+        }
+    }
+    for (int i = 0; i < n; ++i) {
+        const gg_parameter *p = gg_graph_parameter(graph, i);
+        const void *data = PyArray_DATA((PyArrayObject *)PyList_GET_ITEM(arrays, i));
+        for (int a = 0; a < count; ++a) memcpy(arenas[a] + p->offset, data, p->count * sizeof(float));
+    }
+    result = 0;
+cleanup:
+    Py_DECREF(arrays);
+    return result;
+}
+
+static int number(PyObject *dict, const char *name, double *out) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    if (item == NULL) return 0;
+    double value = PyFloat_AsDouble(item);
+    if (value == -1.0 && PyErr_Occurred()) return -1;
+    *out = value;
+    return 0;
+}
+
+static int whole(PyObject *dict, const char *name, int64_t *out) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    if (item == NULL) return 0;
+    long long value = PyLong_AsLongLong(item);
+    if (value == -1 && PyErr_Occurred()) return -1;
+    *out = value;
+    return 0;
+}
+
+int gg_py_rate(PyObject *dict, gg_rate *out) {
+    static const char *const kinds[GG_SCHEDULE_COUNT] = {"constant", "step", "cosine", "polynomial"};
+    PyObject *kind = PyDict_GetItemString(dict, "kind");
+    if (kind != NULL) {
+        const char *text = PyUnicode_AsUTF8(kind);
+        int choice = text ? gg_py_choice("schedule", text, kinds, GG_SCHEDULE_COUNT) : -1;
+        if (choice < 0) return -1;
+        out->kind = (gg_schedule_kind)choice;
+    }
+    if (number(dict, "lr", &out->lr) < 0 || number(dict, "final", &out->final) < 0 || number(dict, "gamma", &out->gamma) < 0 ||
+        number(dict, "power", &out->power) < 0 || number(dict, "warmup_start", &out->warmup_start) < 0)
+        return -1;
+    return whole(dict, "every", &out->every) < 0 || whole(dict, "total", &out->total) < 0 || whole(dict, "warmup", &out->warmup) < 0 ? -1 : 0;
+}

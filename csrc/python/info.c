@@ -1,0 +1,114 @@
+/* _core's functions about the environment, and the pure functions that tests and plots recompute. */
+#include "base/memory.h"
+#include "base/random.h"
+#include "comm/mpi/mpi_transport.h"
+#include "cpu/cpu_backend.h"
+#include "python/python.h"
+
+static PyObject *mpi_info(void) {
+    gg_mpi_info mpi;
+    gg_status status = gg_mpi_query(&mpi);
+    if (status != GG_OK) return gg_py_raise(status);
+    return Py_BuildValue("{sNsNsisisisNsNsssssd}", "initialised", PyBool_FromLong(mpi.initialised), "ours", PyBool_FromLong(mpi.ours),
+                         "rank", mpi.rank, "size", mpi.size, "thread_level", mpi.thread_level, "fault_tolerance",
+                         PyBool_FromLong(mpi.fault_tolerance), "cuda", PyBool_FromLong(mpi.cuda), "library", mpi.library,
+                         "built_against", mpi.built_against, "init_seconds", mpi.init_seconds);
+}
+
+static PyObject *info(PyObject *module, PyObject *unused) {
+    gg_isa isa;
+    (void)module, (void)unused;
+    gg_status status = gg_isa_select(NULL, &isa);
+    if (status != GG_OK) return gg_py_raise(status);
+    PyObject *isas = PyList_New(0), *mpi = mpi_info();
+    for (int i = 0; isas != NULL && i < GG_ISA_COUNT; ++i) {
+        PyObject *name = gg_cpu_supports((gg_isa)i) ? PyUnicode_FromString(gg_isa_name((gg_isa)i)) : NULL;
+        if (name != NULL && PyList_Append(isas, name) < 0) Py_CLEAR(isas);
+        Py_XDECREF(name);
+    }
+    if (isas == NULL || mpi == NULL || PyErr_Occurred()) {
+        Py_XDECREF(isas);
+        Py_XDECREF(mpi);
+        return NULL;
+    }
+    return Py_BuildValue("{sssssssNsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa", gg_isa_name(isa), "isas", isas,
+                         "cores", gg_cpu_count(), "onednn", gg_onednn_version(), "mpi", mpi);
+}
+
+static PyObject *memory(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return Py_BuildValue("LL", (long long)gg_memory_live_bytes(), (long long)gg_memory_allocations());
+}
+
+static PyObject *shard(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"count", "rank", "size", NULL};
+    long long count;
+    int rank, size;
+    int64_t begin, end;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Lii:shard", names, &count, &rank, &size)) return NULL;
+    if (size < 1 || rank < 0 || rank >= size || count < 0)
+        return PyErr_Format(PyExc_ValueError, "rank: %d of %d ranks with %lld samples", rank, size, count);
+    gg_shard(count, rank, size, &begin, &end);
+    return Py_BuildValue("LL", (long long)begin, (long long)end);
+}
+
+static PyObject *partners(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"topology", "size", "step", "rank", "rotate", "seed", NULL};
+    const char *topology;
+    int size, rank, rotate = 1, send_to, receive_from;
+    long long step;
+    unsigned long long seed = 0;
+    gg_schedule schedule;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "siLi|pK:partners", names, &topology, &size, &step, &rank, &rotate, &seed)) return NULL;
+    int choice = gg_py_choice("topology", topology, gg_py_topology_names, GG_TOPOLOGY_COUNT);
+    if (choice < 0) return NULL;
+    if (rank < 0 || rank >= size || step < 0)
+        return PyErr_Format(PyExc_ValueError, "rank: %d of %d ranks at step %lld", rank, size, step);
+    gg_status status = gg_schedule_create((gg_topology)choice, size, rotate, seed, &schedule);
+    if (status != GG_OK) return gg_py_raise(status);
+    gg_schedule_at(&schedule, step, rank, &send_to, &receive_from);
+    gg_schedule_destroy(&schedule);
+    return Py_BuildValue("ii", send_to, receive_from);
+}
+
+static PyObject *random_uniform(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"seed", "purpose", "rank", "step", "n", NULL};
+    unsigned long long seed, step;
+    unsigned int purpose, rank;
+    Py_ssize_t n;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIKn:random_uniform", names, &seed, &purpose, &rank, &step, &n)) return NULL;
+    if (n < 0) return PyErr_Format(PyExc_ValueError, "n: %zd; must be at least 0", n);
+    PyArrayObject *array = gg_py_new_array(1, (npy_intp[]){n}, NPY_FLOAT32);
+    if (array != NULL)
+        gg_random_uniform(&(gg_random_key){.seed = seed, .purpose = purpose, .rank = rank, .step = step}, (size_t)n, 0.0f, 1.0f,
+                          PyArray_DATA(array));
+    return (PyObject *)array;
+}
+
+static PyObject *rate(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"schedule", "step", NULL};
+    PyObject *dict;
+    long long step;
+    gg_rate made = {.lr = 0.01, .gamma = 0.1, .power = 1.0};
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L:rate", names, &PyDict_Type, &dict, &step)) return NULL;
+    if (gg_py_rate(dict, &made) < 0) return NULL;
+    gg_status status = gg_rate_check(&made);
+    return status == GG_OK ? PyFloat_FromDouble(gg_rate_at(&made, step)) : gg_py_raise(status);
+}
+
+#define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
+
+static PyMethodDef functions[] = {
+    {"info", info, METH_NOARGS, "compiler, cpu, isa, isas, cores, onednn, mpi{...}"},
+    {"memory", memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
+    {"shard", KEYWORDS(shard), "The samples [begin, end) of a rank."},
+    {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
+    {"random_uniform", KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
+    {"rate", KEYWORDS(rate), "The learning rate of a schedule at a step."},
+    {NULL, NULL, 0, NULL}};
+
+int gg_py_add_info(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -1,0 +1,503 @@
+/* _core.run_op, run_loss and run_kernel: single operations of a table on plain arrays, for tests.
+ *
+ * Every buffer that the core writes or reads stands between guard bytes, and what an operation must write is filled with NaN before. */
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "cpu/cpu_backend.h"
+#include "python/python.h"
+
+#define GUARD 256
+#define GUARD_BYTE 0xA5
+
+/* ---- guarded memory ---- */
+
+typedef struct guarded {
+    unsigned char *block;
+    void *data;
+    size_t bytes;
+} guarded;
+
+static gg_status guarded_make(guarded *g, size_t bytes) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_alloc(bytes + 2 * GUARD, "guarded buffer", (void **)&g->block));
+    g->bytes = bytes;
+    g->data = g->block + GUARD;
+    memset(g->block, GUARD_BYTE, bytes + 2 * GUARD);
+    memset(g->data, 0xFF, bytes); /* NaN as float32 */
+cleanup:
+    return status;
+}
+
+static gg_status guarded_check(const guarded *g, const char *what) {
+    if (g->block == NULL) return GG_OK;
+    for (size_t i = 0; i < GUARD; ++i)
+        if (g->block[i] != GUARD_BYTE || g->block[GUARD + g->bytes + i] != GUARD_BYTE)
+            return gg_fail(GG_ERROR_BACKEND, "%s: a byte next to the buffer of %zu bytes was written", what, g->bytes);
+    return GG_OK;
+}
+
+static void guarded_free(guarded *g) {
+    gg_free(g->block);
+    memset(g, 0, sizeof *g);
+}
+
+/* ---- one operation ---- */
+
+typedef struct devices {
+    gg_device *wanted, *native;
+} devices;
+
+static gg_status open_devices(const char *backend, gg_isa isa, int threads, devices *out) {
+    gg_status status = GG_OK;
+    const gg_backend *table = strcmp(backend, "onednn") == 0 ? &gg_backend_onednn : &gg_backend_native;
+    GG_TRY(gg_backend_native.open(threads, isa, &out->native));
+    GG_TRY(table->open(threads, isa, &out->wanted));
+cleanup:
+    return status;
+}
+
+static void close_devices(devices *d) {
+    if (d->wanted != NULL) d->wanted->table->close(d->wanted);
+    if (d->native != NULL) d->native->table->close(d->native);
+}
+
+static gg_status create_op(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    if (device->table->create[desc->kind] == NULL)
+        return gg_fail(GG_ERROR_UNSUPPORTED, "the table '%s' has no %s", device->table->name, gg_op_kind_name(desc->kind));
+    return device->table->create[desc->kind](device, desc, out);
+}
+
+/* Copies a batch from one format to another, one of them plain. */
+static gg_status convert(devices *d, const gg_shape *shape, int64_t batch, gg_format from, gg_format to, const void *in, void *out) {
+    gg_status status = GG_OK;
+    gg_op *op = NULL;
+    void *scratch = NULL, *saved = NULL;
+    gg_op_desc desc = {.kind = GG_OP_REORDER, .batch = batch, .inputs = 1, .input = {*shape}, .output = *shape, .offered = {from}, .wanted_output = to};
+    if (from.layout == to.layout) {
+        memcpy(out, in, gg_format_bytes(from, shape, batch));
+        return GG_OK;
+    }
+    if (create_op(d->wanted, &desc, &op) != GG_OK) GG_TRY(create_op(d->native, &desc, &op));
+    GG_TRY(gg_alloc(op->scratch_bytes, "scratch", &scratch));
+    GG_TRY(gg_alloc(op->saved_bytes, "saved", &saved));
+    GG_TRY(op->type->forward(op, &(gg_op_args){.input = {in}, .output = out, .scratch = scratch, .saved = saved}));
+cleanup:
+    gg_op_destroy(op);
+    gg_free(scratch);
+    gg_free(saved);
+    return status;
+}
+
+static const gg_format plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
+
+/* Everything one run needs; arrays are plain and belong to Python. */
+typedef struct op_run {
+    gg_op_desc desc;
+    const float *input[GG_MAX_INPUTS], *weight, *bias, *grad_output;
+    float *output, *grad_input[GG_MAX_INPUTS], *grad_weight, *grad_bias;
+    size_t weight_count, bias_count;
+    uint32_t rank;
+    uint64_t step;
+} op_run;
+
+static gg_status guarded_copy(guarded *g, const void *data, size_t bytes) {
+    gg_status status = GG_OK;
+    if (data == NULL) return GG_OK;
+    GG_TRY(guarded_make(g, bytes));
+    memcpy(g->data, data, bytes);
+cleanup:
+    return status;
+}
+
+static gg_status run_guarded(devices *d, op_run *run) {
+    gg_status status = GG_OK;
+    gg_op *op = NULL;
+    const gg_op_desc *desc = &run->desc;
+    guarded input[GG_MAX_INPUTS] = {0}, grad_input[GG_MAX_INPUTS] = {0}, output = {0}, grad_output = {0}, weight = {0}, bias = {0},
+            grad_weight = {0}, grad_bias = {0}, saved = {0}, scratch = {0};
+    gg_op_args args = {.rank = run->rank, .step = run->step};
+
+    GG_TRY(create_op(d->wanted, desc, &op));
+    GG_TRY(guarded_make(&saved, op->saved_bytes));
+    GG_TRY(guarded_make(&scratch, op->scratch_bytes));
+    GG_TRY(guarded_make(&output, gg_format_bytes(op->output, &desc->output, desc->batch)));
+    GG_TRY(guarded_copy(&weight, run->weight, run->weight_count * sizeof(float)));
+    GG_TRY(guarded_copy(&bias, run->bias, run->bias_count * sizeof(float)));
+    for (int i = 0; i < desc->inputs; ++i) {
+        GG_TRY(guarded_make(&input[i], gg_format_bytes(op->input[i], &desc->input[i], desc->batch)));
+        memset(input[i].data, 0, input[i].bytes);
+        GG_TRY(convert(d, &desc->input[i], desc->batch, plain, op->input[i], run->input[i], input[i].data));
+        args.input[i] = input[i].data;
+    }
+    args.output = output.data;
+    args.weight = weight.data;
+    args.bias = bias.data;
+    args.saved = saved.data;
+    args.scratch = scratch.data;
+    GG_TRY(op->type->forward(op, &args));
+    GG_TRY(convert(d, &desc->output, desc->batch, op->output, plain, output.data, run->output));
+
+    if (run->grad_output != NULL) {
+        GG_TRY(guarded_make(&grad_output, output.bytes));
+        memset(grad_output.data, 0, grad_output.bytes);
+        GG_TRY(convert(d, &desc->output, desc->batch, plain, op->output, run->grad_output, grad_output.data));
+        if (weight.block != NULL) GG_TRY(guarded_make(&grad_weight, weight.bytes));
+        if (bias.block != NULL) GG_TRY(guarded_make(&grad_bias, bias.bytes));
+        for (int i = 0; desc->input_grad && i < desc->inputs; ++i) {
+            GG_TRY(guarded_make(&grad_input[i], input[i].bytes));
+            args.grad_input[i] = grad_input[i].data;
+            if (!op->backward_needs_input) args.input[i] = NULL;
+        }
+        if (!op->backward_needs_output) args.output = NULL;
+        memset(scratch.data, 0xFF, scratch.bytes);
+        args.grad_output = grad_output.data;
+        args.grad_weight = grad_weight.data;
+        args.grad_bias = grad_bias.data;
+        GG_TRY(op->type->backward(op, &args));
+        for (int i = 0; desc->input_grad && i < desc->inputs; ++i)
+            GG_TRY(convert(d, &desc->input[i], desc->batch, op->input[i], plain, grad_input[i].data, run->grad_input[i]));
+        if (grad_weight.block != NULL) memcpy(run->grad_weight, grad_weight.data, grad_weight.bytes);
+        if (grad_bias.block != NULL) memcpy(run->grad_bias, grad_bias.data, grad_bias.bytes);
+    }
+    GG_TRY(guarded_check(&output, "output"));
+    GG_TRY(guarded_check(&grad_output, "grad_output"));
+    GG_TRY(guarded_check(&weight, "weight"));
+    GG_TRY(guarded_check(&bias, "bias"));
+    GG_TRY(guarded_check(&grad_weight, "grad_weight"));
+    GG_TRY(guarded_check(&grad_bias, "grad_bias"));
+    GG_TRY(guarded_check(&saved, "saved"));
+    GG_TRY(guarded_check(&scratch, "scratch"));
+    for (int i = 0; i < desc->inputs; ++i) {
+        GG_TRY(guarded_check(&input[i], "input"));
+        GG_TRY(guarded_check(&grad_input[i], "grad_input"));
+    }
+cleanup:
+    gg_op_destroy(op);
+    for (int i = 0; i < desc->inputs; ++i) {
+        guarded_free(&input[i]);
+        guarded_free(&grad_input[i]);
+    }
+    guarded *const all[] = {&output, &grad_output, &weight, &bias, &grad_weight, &grad_bias, &saved, &scratch};
+    for (size_t i = 0; i < sizeof all / sizeof *all; ++i) guarded_free(all[i]);
+    return status;
+}
+
+/* ---- from and to Python ---- */
+
+static int isa_of(const char *name, gg_isa *out) {
+    gg_status status = gg_isa_select(name, out);
+    if (status != GG_OK) gg_py_raise(status);
+    return status == GG_OK ? 0 : -1;
+}
+
+/* The sample's shape of a batch array. */
+static int sample_shape(PyArrayObject *array, gg_shape *out) {
+    if (PyArray_NDIM(array) < 2 || PyArray_NDIM(array) - 1 > GG_MAX_DIMS) {
+        PyErr_Format(PyExc_ValueError, "inputs: an array has %d axes; 2 to %d are allowed", PyArray_NDIM(array), GG_MAX_DIMS + 1);
+        return -1;
+    }
+    out->dims = PyArray_NDIM(array) - 1;
+    for (int i = 0; i < out->dims; ++i) out->size[i] = PyArray_DIM(array, i + 1);
+    return 0;
+}
+
+static PyArrayObject *batch_array(int64_t batch, const gg_shape *shape) {
+    npy_intp sizes[GG_MAX_DIMS + 1] = {(npy_intp)batch};
+    for (int i = 0; i < shape->dims; ++i) sizes[i + 1] = (npy_intp)shape->size[i];
+    return gg_py_new_array(shape->dims + 1, sizes, NPY_FLOAT32);
+}
+
+static PyArrayObject *optional(PyObject *object, const char *argument) {
+    return object == NULL || object == Py_None ? NULL : gg_py_array(object, NPY_FLOAT32, argument);
+}
+
+static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"backend", "isa",     "kind",      "inputs",    "output_shape", "weight", "bias",        "grad_output", "threads",
+                            "kernel",  "stride",  "padding",   "dilation",  "groups",       "ceil_mode", "count_include_pad",
+                            "probability", "activation", "seed", "rank",   "step",      "input_grad",   NULL};
+    static const char *const backends[] = {"native", "onednn"};
+    static const char *const activations[] = {"none", "relu"};
+    const char *backend, *isa_name = NULL, *kind, *activation = "none";
+    PyObject *inputs, *output_shape, *weight_object = NULL, *bias_object = NULL, *grad_object = NULL, *result = NULL;
+    PyArrayObject *arrays[GG_MAX_INPUTS] = {NULL}, *grads[GG_MAX_INPUTS] = {NULL}, *weight = NULL, *bias = NULL, *grad = NULL,
+                  *output = NULL, *grad_weight = NULL, *grad_bias = NULL;
+    int threads = 1, ceil_mode = 0, include_pad = 1, input_grad = 1, choice = -1, kind_number = -1;
+    long long kernel[2] = {1, 1}, stride[2] = {1, 1}, padding[2] = {0, 0}, dilation[2] = {1, 1}, groups = 1;
+    unsigned int rank = 0;
+    unsigned long long seed = 0, step = 0;
+    gg_isa isa;
+    devices d = {NULL, NULL};
+    op_run run = {.desc = {.inputs = 0}};
+    gg_status status = GG_OK;
+    const char *kind_names[GG_OP_COUNT];
+    (void)module;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsOO|$OOOi(LL)(LL)(LL)(LL)LppfsKIKp:run_op", names, &backend, &isa_name, &kind, &inputs,
+                                     &output_shape, &weight_object, &bias_object, &grad_object, &threads, &kernel[0], &kernel[1],
+                                     &stride[0], &stride[1], &padding[0], &padding[1], &dilation[0], &dilation[1], &groups, &ceil_mode,
+                                     &include_pad, &run.desc.probability, &activation, &seed, &rank, &step, &input_grad))
+        return NULL;
+    for (int i = 0; i < GG_OP_COUNT; ++i) kind_names[i] = gg_op_kind_name((gg_op_kind)i);
+    if (gg_py_choice("backend", backend, backends, 2) < 0 || isa_of(isa_name, &isa) < 0) return NULL;
+    if ((kind_number = gg_py_choice("kind", kind, kind_names, GG_OP_COUNT)) < 0) return NULL;
+    if ((choice = gg_py_choice("activation", activation, activations, 2)) < 0) return NULL;
+    if (!PyList_Check(inputs) || PyList_GET_SIZE(inputs) < 1 || PyList_GET_SIZE(inputs) > GG_MAX_INPUTS)
+        return PyErr_Format(PyExc_ValueError, "inputs: must be a list of 1 to %d arrays", GG_MAX_INPUTS);
+
+    gg_op_desc *desc = &run.desc;
+    desc->kind = (gg_op_kind)kind_number;
+    desc->inputs = (int)PyList_GET_SIZE(inputs);
+    desc->groups = groups;
+    desc->activation = (gg_activation)choice;
+    desc->seed = seed;
+    desc->training = true;
+    desc->input_grad = input_grad;
+    desc->window.ceil_mode = ceil_mode;
+    desc->window.count_include_pad = include_pad;
+    for (int i = 0; i < 2; ++i) {
+        desc->window.kernel[i] = kernel[i];
+        desc->window.stride[i] = stride[i];
+        desc->window.padding[i] = padding[i];
+        desc->window.dilation[i] = dilation[i];
+    }
+    if (gg_py_shape(output_shape, "output_shape", &desc->output) < 0) goto cleanup;
+    for (int i = 0; i < desc->inputs; ++i) {
+        arrays[i] = gg_py_array(PyList_GET_ITEM(inputs, i), NPY_FLOAT32, "inputs");
+        if (arrays[i] == NULL || sample_shape(arrays[i], &desc->input[i]) < 0) goto cleanup;
+        desc->batch = PyArray_DIM(arrays[i], 0);
+        desc->offered[i] = plain;
+        run.input[i] = PyArray_DATA(arrays[i]);
+    }
+    weight = optional(weight_object, "weight");
+    bias = optional(bias_object, "bias");
+    grad = optional(grad_object, "grad_output");
+    output = batch_array(desc->batch, &desc->output);
+    if (output == NULL || PyErr_Occurred()) goto cleanup;
+    if (grad != NULL && PyArray_SIZE(grad) != PyArray_SIZE(output)) {
+        PyErr_SetString(PyExc_ValueError, "grad_output: does not have the output's size");
+        goto cleanup;
+    }
+    desc->bias = bias != NULL;
+    run.output = PyArray_DATA(output);
+    run.grad_output = grad ? PyArray_DATA(grad) : NULL;
+    run.rank = rank;
+    run.step = step;
+    if (weight != NULL) {
+        run.weight = PyArray_DATA(weight);
+        run.weight_count = (size_t)PyArray_SIZE(weight);
+        grad_weight = gg_py_new_array(PyArray_NDIM(weight), PyArray_DIMS(weight), NPY_FLOAT32);
+        if (grad_weight == NULL) goto cleanup;
+        run.grad_weight = PyArray_DATA(grad_weight);
+    }
+    if (bias != NULL) {
+        run.bias = PyArray_DATA(bias);
+        run.bias_count = (size_t)PyArray_SIZE(bias);
+        grad_bias = gg_py_new_array(PyArray_NDIM(bias), PyArray_DIMS(bias), NPY_FLOAT32);
+        if (grad_bias == NULL) goto cleanup;
+        run.grad_bias = PyArray_DATA(grad_bias);
+    }
+    for (int i = 0; i < desc->inputs; ++i) {
+        grads[i] = batch_array(desc->batch, &desc->input[i]);
+        if (grads[i] == NULL) goto cleanup;
+        run.grad_input[i] = PyArray_DATA(grads[i]);
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = open_devices(backend, isa, threads, &d);
+    if (status == GG_OK) status = run_guarded(&d, &run);
+    close_devices(&d);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        goto cleanup;
+    }
+    result = Py_BuildValue("{sO}", "output", output);
+    if (result != NULL && grad != NULL) {
+        PyObject *list = PyList_New(0);
+        for (int i = 0; list != NULL && input_grad && i < desc->inputs; ++i)
+            if (PyList_Append(list, (PyObject *)grads[i]) < 0) Py_CLEAR(list);
+        if (list == NULL || PyDict_SetItemString(result, "grad_inputs", list) < 0 ||
+            PyDict_SetItemString(result, "grad_weight", grad_weight ? (PyObject *)grad_weight : Py_None) < 0 ||
+            PyDict_SetItemString(result, "grad_bias", grad_bias ? (PyObject *)grad_bias : Py_None) < 0)
+            Py_CLEAR(result);
+        Py_XDECREF(list);
+    }
+cleanup:
+    for (int i = 0; i < GG_MAX_INPUTS; ++i) {
+        Py_XDECREF(arrays[i]);
+        Py_XDECREF(grads[i]);
+    }
+    Py_XDECREF(weight);
+    Py_XDECREF(bias);
+    Py_XDECREF(grad);
+    Py_XDECREF(output);
+    Py_XDECREF(grad_weight);
+    Py_XDECREF(grad_bias);
+    return result;
+}
+
+/* The loss on a batch in one of two layouts. */
+static gg_status guarded_loss(devices *d, gg_loss_args *args, float *gradient) {
+    gg_status status = GG_OK;
+    guarded prediction = {0}, grad = {0};
+    gg_shape shape = {1, {args->features}};
+    gg_format format = {GG_FLOAT32, args->layout};
+    size_t bytes = gg_format_bytes(format, &shape, args->batch);
+    GG_TRY(guarded_make(&prediction, bytes));
+    GG_TRY(guarded_make(&grad, bytes));
+    memset(prediction.data, 0, bytes);
+    GG_TRY(convert(d, &shape, args->batch, plain, format, args->prediction, prediction.data));
+    args->prediction = prediction.data;
+    args->gradient = grad.data;
+    d->native->table->loss(d->native, args);
+    GG_TRY(guarded_check(&prediction, "prediction"));
+    GG_TRY(guarded_check(&grad, "gradient"));
+    if (args->layout == GG_LAYOUT_BATCH_LAST)
+        for (int64_t f = 0, lanes = gg_lanes_padded(args->batch); f < args->features; ++f)
+            for (int64_t n = args->batch; n < lanes; ++n)
+                if (((float *)grad.data)[f * lanes + n] != 0.0f)
+                    GG_TRY(gg_fail(GG_ERROR_BACKEND, "gradient: padding lane %lld of feature %lld is not zero", (long long)n, (long long)f));
+    GG_TRY(convert(d, &shape, args->batch, format, plain, grad.data, gradient));
+cleanup:
+    guarded_free(&prediction);
+    guarded_free(&grad);
+    return status;
+}
+
+static PyObject *run_loss(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"isa", "kind", "layout", "prediction", "targets", NULL};
+    const char *isa_name, *kind, *layout;
+    PyObject *prediction_object, *targets_object, *result = NULL;
+    PyArrayObject *prediction = NULL, *targets = NULL, *gradient = NULL;
+    gg_isa isa;
+    devices d = {NULL, NULL};
+    gg_status status;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zssOO:run_loss", names, &isa_name, &kind, &layout, &prediction_object, &targets_object))
+        return NULL;
+    int kind_number = gg_py_choice("kind", kind, gg_py_loss_names, GG_LOSS_COUNT);
+    int layout_number = gg_py_choice("layout", layout, gg_py_layout_names, GG_LAYOUT_COUNT);
+    if (kind_number < 0 || layout_number < 0 || isa_of(isa_name, &isa) < 0) return NULL;
+    prediction = gg_py_array(prediction_object, NPY_FLOAT32, "prediction");
+    if (prediction == NULL) goto cleanup;
+    targets = gg_py_array(targets_object, kind_number == GG_LOSS_CROSS_ENTROPY ? NPY_INT32 : NPY_FLOAT32, "targets");
+    if (targets == NULL) goto cleanup;
+    if (PyArray_NDIM(prediction) != 2) {
+        PyErr_SetString(PyExc_ValueError, "prediction: must have two axes");
+        goto cleanup;
+    }
+    gradient = gg_py_new_array(2, PyArray_DIMS(prediction), NPY_FLOAT32);
+    if (gradient == NULL) goto cleanup;
+    gg_loss_args loss = {.kind = (gg_loss_kind)kind_number,
+                         .layout = (gg_layout)layout_number,
+                         .batch = PyArray_DIM(prediction, 0),
+                         .features = PyArray_DIM(prediction, 1),
+                         .prediction = PyArray_DATA(prediction),
+                         .targets = PyArray_DATA(targets)};
+    status = open_devices("native", isa, 1, &d);
+    if (status == GG_OK) status = guarded_loss(&d, &loss, PyArray_DATA(gradient));
+    close_devices(&d);
+    result = status == GG_OK ? Py_BuildValue("dLO", loss.loss_sum, (long long)loss.correct, gradient) : gg_py_raise(status);
+cleanup:
+    Py_XDECREF(prediction);
+    Py_XDECREF(targets);
+    Py_XDECREF(gradient);
+    return result;
+}
+
+/* ---- arena kernels ---- */
+
+#define MOST_ARRAYS 8
+
+static PyObject *array_copy(const float *data, Py_ssize_t n) {
+    PyArrayObject *array = gg_py_new_array(1, (npy_intp[]){n}, NPY_FLOAT32);
+    if (array != NULL) memcpy(PyArray_DATA(array), data, (size_t)n * sizeof(float));
+    return (PyObject *)array;
+}
+
+/* Runs one kernel over buffers of n elements; out and out2 are written where the kernel writes. */
+static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ssize_t count, float *const *buffer, const double *number,
+                        float *out, float *out2) {
+    const gg_backend *table = device->table;
+    const float *const *in = (const float *const *)buffer;
+    size_t size = (size_t)n;
+    if (strcmp(name, "sgd") == 0) {
+        gg_sgd_args args = {.n = size, .grad = in[0], .weight = in[1], .momentum = in[2], .momentum_before = in[3], .momentum_after = in[4],
+                            .weight_after = in[5], .weight_out = out, .momentum_out = in[2] ? out2 : NULL, .grad_scale = (float)number[0],
+                            .lr = (float)number[1], .mu = (float)number[2], .weight_decay = (float)number[3], .nesterov = number[4] != 0};
+        table->sgd(device, &args);
+        return Py_BuildValue("NN", array_copy(out, n), in[2] ? array_copy(out2, n) : Py_NewRef(Py_None));
+    }
+    if (strcmp(name, "mix") == 0) return table->mix(device, size, in[0], in[1], in[2], out), array_copy(out, n);
+    if (strcmp(name, "halve") == 0) return table->halve(device, size, in[0], in[1], out), array_copy(out, n);
+    if (strcmp(name, "weighted_sum") == 0) {
+        float scale[MOST_ARRAYS];
+        for (Py_ssize_t i = 0; i < count; ++i) scale[i] = (float)number[i];
+        return table->weighted_sum(device, size, (int)count, in, scale, out), array_copy(out, n);
+    }
+    if (strcmp(name, "sum_squares") == 0) return PyFloat_FromDouble(table->sum_squares(device, size, in[0], in[1]));
+    if (strcmp(name, "all_finite") == 0) return PyBool_FromLong(table->all_finite(device, size, in[0]));
+    return PyErr_Format(PyExc_ValueError, "name: '%s'; allowed are sgd, mix, halve, weighted_sum, sum_squares, all_finite", name);
+}
+
+static PyObject *run_kernel(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"isa", "name", "arrays", "numbers", NULL};
+    const char *isa_name, *name;
+    PyObject *arrays, *numbers, *result = NULL;
+    double number[MOST_ARRAYS] = {0};
+    guarded buffer[MOST_ARRAYS + 2] = {0};
+    float *data[MOST_ARRAYS] = {NULL};
+    Py_ssize_t n = 0;
+    gg_device *device = NULL;
+    gg_isa isa;
+    gg_status status = GG_OK;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zsO!O!:run_kernel", names, &isa_name, &name, &PyList_Type, &arrays, &PyList_Type, &numbers))
+        return NULL;
+    if (isa_of(isa_name, &isa) < 0) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(arrays);
+    if (count > MOST_ARRAYS || PyList_GET_SIZE(numbers) > MOST_ARRAYS)
+        return PyErr_Format(PyExc_ValueError, "arrays, numbers: at most %d of each", MOST_ARRAYS);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(numbers); ++i) number[i] = PyFloat_AsDouble(PyList_GET_ITEM(numbers, i));
+    if (PyErr_Occurred()) return NULL;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        PyObject *item = PyList_GET_ITEM(arrays, i);
+        if (item == Py_None) continue;
+        PyArrayObject *array = gg_py_array(item, NPY_FLOAT32, "arrays");
+        if (array == NULL) goto cleanup;
+        if (n == 0) n = PyArray_SIZE(array);
+        if (PyArray_SIZE(array) != n || n % GG_LANES != 0)
+            PyErr_Format(PyExc_ValueError, "arrays: sizes must be equal and multiples of %d", GG_LANES);
+        else if ((status = guarded_copy(&buffer[i], PyArray_DATA(array), (size_t)n * sizeof(float))) != GG_OK)
+            gg_py_raise(status);
+        Py_DECREF(array);
+        if (PyErr_Occurred()) goto cleanup;
+        data[i] = buffer[i].data;
+    }
+    if ((status = guarded_make(&buffer[MOST_ARRAYS], (size_t)n * sizeof(float))) != GG_OK ||
+        (status = guarded_make(&buffer[MOST_ARRAYS + 1], (size_t)n * sizeof(float))) != GG_OK ||
+        (status = gg_backend_native.open(1, isa, &device)) != GG_OK) {
+        gg_py_raise(status);
+        goto cleanup;
+    }
+    result = kernel(device, name, n, count, data, number, buffer[MOST_ARRAYS].data, buffer[MOST_ARRAYS + 1].data);
+    for (int i = 0; result != NULL && i < MOST_ARRAYS + 2; ++i)
+        if ((status = guarded_check(&buffer[i], name)) != GG_OK) {
+            Py_CLEAR(result);
+            gg_py_raise(status);
+        }
+cleanup:
+    if (device != NULL) device->table->close(device);
+    for (int i = 0; i < MOST_ARRAYS + 2; ++i) guarded_free(&buffer[i]);
+    return result;
+}
+
+#define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
+
+static PyMethodDef functions[] = {{"run_op", KEYWORDS(run_op), "One operation of one table on plain arrays, between guard bytes."},
+                                  {"run_loss", KEYWORDS(run_loss), "Sum of losses, samples right, gradient of the mean."},
+                                  {"run_kernel", KEYWORDS(run_kernel), "A kernel on arenas."},
+                                  {NULL, NULL, 0, NULL}};
+
+int gg_py_add_operations(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -1,0 +1,77 @@
+/* Private to the room: what the files of the extension module share.
+ *
+ * The core has process-wide state (MPI), so the module serves one interpreter. Every call into the core that computes or communicates
+ * releases the GIL. Errors are turned into exceptions here and nowhere else. */
+#ifndef GG_PYTHON_PYTHON_H
+#define GG_PYTHON_PYTHON_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL gg_numpy_api
+#ifndef GG_PYTHON_MODULE
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include "nn/graph.h"
+#include "train/trainer.h"
+
+typedef struct gg_py_graph {
+    PyObject_HEAD
+    gg_graph *graph;
+    bool finished;
+} gg_py_graph;
+
+typedef struct gg_py_team {
+    PyObject_HEAD
+    gg_team *team;
+} gg_py_team;
+
+typedef struct gg_py_dataset {
+    PyObject_HEAD
+    gg_dataset set;
+} gg_py_dataset;
+
+extern PyTypeObject *gg_py_graph_type, *gg_py_team_type, *gg_py_dataset_type, *gg_py_trainer_type;
+extern PyObject *gg_py_communication_error, *gg_py_cancelled;
+
+/* Each adds its types and functions to the module; 0, or -1 with an exception set. */
+int gg_py_add_graph(PyObject *module);
+int gg_py_add_team(PyObject *module);
+int gg_py_add_dataset(PyObject *module);
+int gg_py_add_trainer(PyObject *module);
+int gg_py_add_operations(PyObject *module);
+int gg_py_add_info(PyObject *module);
+
+/* Makes a heap type and adds it under its name. */
+PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec);
+
+/* Sets the exception that belongs to a status, with this thread's message; returns NULL. */
+PyObject *gg_py_raise(gg_status status);
+
+/* The place of `value` among n names; else ValueError naming the argument, the value and what is allowed, and -1. */
+int gg_py_choice(const char *argument, const char *value, const char *const *names, int n);
+
+extern const char *const gg_py_loss_names[GG_LOSS_COUNT];
+extern const char *const gg_py_layout_names[GG_LAYOUT_COUNT];
+extern const char *const gg_py_topology_names[GG_TOPOLOGY_COUNT];
+
+/* A shape from a sequence of sizes; -1 with an exception. */
+int gg_py_shape(PyObject *sequence, const char *argument, gg_shape *out);
+PyObject *gg_py_shape_tuple(const gg_shape *shape);
+
+/* A C-contiguous, aligned array of this type (borrowed rules: new reference), or NULL with TypeError naming the argument. No copy
+ * where the array already is so; no conversion of element types. */
+PyArrayObject *gg_py_array(PyObject *object, int type, const char *argument);
+PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
+
+/* Named copies of the parameters in an arena, and back: all names and shapes must fit, nothing is written otherwise. */
+PyObject *gg_py_arena_dict(const gg_graph *graph, const float *arena);
+int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *const *arenas, int count);
+
+/* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields keep their defaults. -1 with an exception. */
+int gg_py_rate(PyObject *dict, gg_rate *out);
+
+#endif

@@ -1,0 +1,182 @@
+/* _core.Team, and starting and ending MPI. */
+#include "comm/collective.h"
+#include "comm/mpi/mpi_transport.h"
+#include "python/python.h"
+
+PyTypeObject *gg_py_team_type;
+
+static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"kind", "size", "fortran_handle", "launched", "latency", "bandwidth", "compute_rate", "timeout", NULL};
+    static const char *const kinds[] = {"single", "mpi", "virtual"};
+    const char *kind;
+    PyObject *handle = Py_None;
+    int launched = 0, fortran = 0;
+    double timeout = 0;
+    gg_py_team *t = (gg_py_team *)self;
+    gg_virtual_options options = {.size = 1, .compute_rate = 1.0};
+    gg_status status = GG_OK;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iOidddd:Team", names, &kind, &options.size, &handle, &launched,
+                                     &options.latency, &options.bandwidth, &options.compute_rate, &timeout))
+        return -1;
+    int choice = gg_py_choice("kind", kind, kinds, 3);
+    if (choice < 0) return -1;
+    if (handle != Py_None) {
+        fortran = (int)PyLong_AsLong(handle);
+        if (PyErr_Occurred()) return -1;
+    }
+    gg_team_release(t->team);
+    t->team = NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    if (choice == 0) status = gg_team_create_single(&t->team);
+    if (choice == 1) status = gg_mpi_start(launched);
+    if (choice == 1 && status == GG_OK) status = gg_team_create_mpi(handle == Py_None, fortran, &t->team);
+    if (choice == 2) status = gg_team_create_virtual(&options, &t->team);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        return -1;
+    }
+    gg_team_set_timeout(t->team, timeout);
+    return 0;
+}
+
+static void dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    gg_team *team = ((gg_py_team *)self)->team;
+    Py_BEGIN_ALLOW_THREADS;
+    gg_team_release(team);
+    Py_END_ALLOW_THREADS;
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *get_kind(PyObject *self, void *unused) {
+    (void)unused;
+    return PyUnicode_FromString(gg_team_kind(((gg_py_team *)self)->team));
+}
+
+static PyObject *get_size(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(gg_team_size(((gg_py_team *)self)->team));
+}
+
+static PyObject *get_rank(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(gg_team_rank(((gg_py_team *)self)->team));
+}
+
+static PyObject *get_local(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(gg_team_local(((gg_py_team *)self)->team));
+}
+
+/* The transport over which this process talks to others as a whole; NULL if it is alone. */
+static gg_transport *between_processes(PyObject *self) {
+    gg_team *team = ((gg_py_team *)self)->team;
+    return gg_team_local(team) == gg_team_size(team) ? NULL : gg_team_transport(team, 0);
+}
+
+static PyObject *barrier(PyObject *self, PyObject *unused) {
+    gg_transport *transport = between_processes(self);
+    gg_status status = GG_OK;
+    (void)unused;
+    if (transport == NULL) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_barrier(transport);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) return gg_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *broadcast(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"data", "root", NULL};
+    PyObject *data, *result = NULL;
+    int root = 0;
+    gg_transport *transport = between_processes(self);
+    gg_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "S|i:broadcast", names, &data, &root)) return NULL;
+    if (root < 0 || root >= gg_team_size(((gg_py_team *)self)->team))
+        return PyErr_Format(PyExc_ValueError, "root: %d; must be a rank of the team, 0 to %d", root,
+                            gg_team_size(((gg_py_team *)self)->team) - 1);
+    if (transport == NULL) return Py_NewRef(data);
+    int64_t length = PyBytes_GET_SIZE(data);
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_broadcast(transport, &length, sizeof length, root);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) return gg_py_raise(status);
+    if (length == 0) return PyBytes_FromStringAndSize(NULL, 0);
+    result = transport->rank == root ? Py_NewRef(data) : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
+    if (result == NULL) return NULL;
+    char *bytes = PyBytes_AS_STRING(result);
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_broadcast(transport, bytes, (size_t)length, root);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) {
+        Py_DECREF(result);
+        return gg_py_raise(status);
+    }
+    return result;
+}
+
+static PyObject *allgather(PyObject *self, PyObject *data) {
+    gg_transport *transport = between_processes(self);
+    if (!PyBytes_Check(data)) return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
+    if (transport == NULL) return Py_BuildValue("[O]", data);
+    PyObject *list = PyList_New(0);
+    for (int root = 0; list != NULL && root < transport->size; ++root) {
+        PyObject *item = PyObject_CallMethod(self, "broadcast", "Oi", data, root);
+        if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
+                                   {"size", get_size, NULL, "Ranks of the team.", NULL},
+                                   {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
+                                   {"local", get_local, NULL, "Ranks in this process.", NULL},
+                                   {NULL, NULL, NULL, NULL, NULL}};
+
+static PyMethodDef methods[] = {
+    {"barrier", barrier, METH_NOARGS, "Waits until every process has come here."},
+    {"broadcast", (PyCFunction)(void (*)(void))broadcast, METH_VARARGS | METH_KEYWORDS, "Bytes of the root's process to all."},
+    {"allgather", allgather, METH_O, "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot slots[] = {{Py_tp_doc, "A group of ranks."}, {Py_tp_new, PyType_GenericNew}, {Py_tp_init, init},
+                              {Py_tp_dealloc, dealloc},         {Py_tp_methods, methods},       {Py_tp_getset, properties},
+                              {0, NULL}};
+
+static PyType_Spec spec = {"gossipgrad._core.Team", sizeof(gg_py_team), 0, Py_TPFLAGS_DEFAULT, slots};
+
+static PyObject *mpi_start(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"launched", NULL};
+    int launched = 0;
+    gg_status status;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:mpi_start", names, &launched)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_mpi_start(launched);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) return gg_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *mpi_abort(PyObject *module, PyObject *argument) {
+    long code = PyLong_AsLong(argument);
+    (void)module;
+    if (code == -1 && PyErr_Occurred()) return NULL;
+    gg_mpi_abort((int)code);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"mpi_start", (PyCFunction)(void (*)(void))mpi_start, METH_VARARGS | METH_KEYWORDS, "Starts MPI if nobody has."},
+    {"abort", mpi_abort, METH_O, "abort($module, code, /)\n--\n\nEnds all ranks of the MPI world."},
+    {NULL, NULL, 0, NULL}};
+
+int gg_py_add_team(PyObject *module) {
+    gg_py_team_type = gg_py_add_type(module, &spec);
+    if (gg_py_team_type == NULL || PyModule_AddFunctions(module, functions) < 0) return -1;
+    return Py_AtExit(gg_mpi_stop);
+}

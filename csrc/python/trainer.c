@@ -1,0 +1,727 @@
+/* _core.Trainer */
+#include <string.h>
+
+#include "base/memory.h"
+#include "python/python.h"
+
+PyTypeObject *gg_py_trainer_type;
+
+typedef struct gg_py_trainer {
+    PyObject_HEAD
+    gg_trainer *trainer;
+    gg_py_graph *graph;
+    gg_py_team *team;
+    gg_loss_kind loss;
+    bool busy; /* a call has released the GIL; only read and written with the GIL held */
+} gg_py_trainer;
+
+/* ---- options ---- */
+
+static const char *text_of(PyObject *dict, const char *name, const char *otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    if (item == NULL) return otherwise;
+    return PyUnicode_AsUTF8(item); /* NULL with TypeError if it is none */
+}
+
+static long long whole_of(PyObject *dict, const char *name, long long otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item ? PyLong_AsLongLong(item) : otherwise;
+}
+
+static int choice_of(PyObject *dict, const char *name, const char *otherwise, const char *const *names, int n) {
+    const char *text = text_of(dict, name, otherwise);
+    return text ? gg_py_choice(name, text, names, n) : -1;
+}
+
+static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
+    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad", "allreduce", "no-exchange"};
+    static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
+    static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
+    int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
+    int topology = choice_of(dict, "topology", "dissemination", gg_py_topology_names, GG_TOPOLOGY_COUNT);
+    int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
+    int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
+    long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
+    long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 1 << 20);
+    if (PyErr_Occurred()) return -1;
+    if (bucket < 1 || chunk < 1) {
+        PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
+                     bucket < 1 ? bucket : chunk);
+        return -1;
+    }
+    *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
+                                 .topology = (gg_topology)topology,
+                                 .rotate = rotate != 0,
+                                 .staleness = (int)staleness,
+                                 .exchange = (gg_exchange)exchange,
+                                 .mix = (gg_mix)mix,
+                                 .bucket_bytes = (size_t)bucket,
+                                 .chunk_bytes = (size_t)chunk};
+    return 0;
+}
+
+static int parse_optimizer(PyObject *dict, gg_optimizer *out) {
+    PyObject *lr = PyDict_GetItemString(dict, "lr"), *momentum = PyDict_GetItemString(dict, "momentum");
+    PyObject *decay = PyDict_GetItemString(dict, "weight_decay"), *nesterov = PyDict_GetItemString(dict, "nesterov");
+    PyObject *schedule = PyDict_GetItemString(dict, "schedule");
+    memset(out, 0, sizeof *out);
+    out->rate.lr = lr ? PyFloat_AsDouble(lr) : 0.01;
+    out->rate.gamma = 0.1;
+    out->rate.power = 1.0;
+    out->momentum = momentum ? (float)PyFloat_AsDouble(momentum) : 0.0f;
+    out->weight_decay = decay ? (float)PyFloat_AsDouble(decay) : 0.0f;
+    out->nesterov = nesterov && PyObject_IsTrue(nesterov);
+    if (PyErr_Occurred()) return -1;
+    if (schedule != NULL && schedule != Py_None) {
+        if (!PyDict_Check(schedule)) {
+            PyErr_SetString(PyExc_TypeError, "schedule: must be a dict");
+            return -1;
+        }
+        return gg_py_rate(schedule, &out->rate);
+    }
+    return 0;
+}
+
+static int parse_backend(const char *name, gg_backend_choice *out) {
+    static const char *const names[GG_CHOOSE_COUNT] = {"auto", "onednn", "native"};
+    if (name == NULL) name = getenv("GOSSIPGRAD_BACKEND");
+    if (name == NULL || *name == '\0') name = "auto";
+    int choice = gg_py_choice("backend", name, names, GG_CHOOSE_COUNT);
+    if (choice >= 0) *out = (gg_backend_choice)choice;
+    return choice < 0 ? -1 : 0;
+}
+
+/* ---- life ---- */
+
+static void clear(gg_py_trainer *t) {
+    gg_trainer *trainer = t->trainer;
+    t->trainer = NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    gg_trainer_destroy(trainer);
+    Py_END_ALLOW_THREADS;
+    Py_CLEAR(t->graph);
+    Py_CLEAR(t->team);
+}
+
+static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"graph", "team", "loss", "optimizer", "strategy", "seed", "threads", "backend", "trace", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *graph, *team, *optimizer, *strategy;
+    const char *loss, *backend = NULL;
+    unsigned long long seed = 0;
+    long long trace = 0;
+    gg_replica_options options = {.threads = 1};
+    gg_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!$sO!O!|KizL:Trainer", names, gg_py_graph_type, &graph, gg_py_team_type, &team,
+                                     &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed, &options.threads, &backend,
+                                     &trace))
+        return -1;
+    if (!((gg_py_graph *)graph)->finished) {
+        PyErr_SetString(PyExc_RuntimeError, "the graph is not finished yet");
+        return -1;
+    }
+    int loss_kind = gg_py_choice("loss", loss, gg_py_loss_names, GG_LOSS_COUNT);
+    if (loss_kind < 0 || parse_optimizer(optimizer, &options.optimizer) < 0 || parse_strategy(strategy, &options.strategy) < 0 ||
+        parse_backend(backend, &options.backend) < 0)
+        return -1;
+    options.graph = ((gg_py_graph *)graph)->graph;
+    options.loss = (gg_loss_kind)loss_kind;
+    options.seed = seed;
+    options.trace = trace > 0 ? (size_t)trace : 0;
+    status = gg_isa_select(NULL, &options.isa);
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        return -1;
+    }
+    clear(t);
+    t->graph = (gg_py_graph *)Py_NewRef(graph);
+    t->team = (gg_py_team *)Py_NewRef(team);
+    t->loss = options.loss;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_create(&options, t->team->team, &t->trainer);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        return -1;
+    }
+    return 0;
+}
+
+static void dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    clear((gg_py_trainer *)self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* Brackets a call that releases the GIL: the core serves one thread at a time. */
+static bool enter(gg_py_trainer *t) {
+    if (t->busy) PyErr_SetString(PyExc_RuntimeError, "this trainer is in use by another thread");
+    else if (t->trainer == NULL) PyErr_SetString(PyExc_RuntimeError, "this trainer was not initialised");
+    else return t->busy = true;
+    return false;
+}
+
+#define CALL(t, expression)      \
+    do {                         \
+        if (!enter(t)) return NULL; \
+        Py_BEGIN_ALLOW_THREADS;  \
+        status = (expression);   \
+        Py_END_ALLOW_THREADS;    \
+        (t)->busy = false;       \
+        if (status != GG_OK) return gg_py_raise(status); \
+    } while (0)
+
+static gg_replica *replica_of(gg_py_trainer *t, int rank) {
+    int local = gg_team_local(t->team->team);
+    if (rank >= 0 && rank < local) return gg_trainer_replica(t->trainer, rank);
+    PyErr_Format(PyExc_ValueError, "rank: %d; this process has local ranks 0 to %d", rank, local - 1);
+    return NULL;
+}
+
+/* ---- training ---- */
+
+static PyObject *begin(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"dataset", "batch", "shuffle", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *set;
+    long long batch;
+    int shuffle = 1;
+    gg_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:begin", names, gg_py_dataset_type, &set, &batch, &shuffle)) return NULL;
+    CALL(t, gg_trainer_begin(t->trainer, &((gg_py_dataset *)set)->set, batch, shuffle));
+    return PyLong_FromLongLong(gg_replica_epoch_steps(gg_trainer_replica(t->trainer, 0)));
+}
+
+static PyObject *epoch(PyObject *self, PyObject *argument) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    long long number = PyLong_AsLongLong(argument);
+    gg_status status;
+    if (number == -1 && PyErr_Occurred()) return NULL;
+    CALL(t, gg_trainer_epoch(t->trainer, number));
+    Py_RETURN_NONE;
+}
+
+static PyObject *run(PyObject *self, PyObject *argument) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    long long steps = PyLong_AsLongLong(argument);
+    gg_progress_counts counts;
+    gg_status status;
+    if (steps == -1 && PyErr_Occurred()) return NULL;
+    CALL(t, gg_trainer_run(t->trainer, steps));
+    gg_replica_counts(gg_trainer_replica(t->trainer, 0), &counts);
+    return PyLong_FromLongLong(counts.steps);
+}
+
+static PyObject *progress(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    double loss = 0, samples = 0, correct = 0;
+    gg_progress_counts counts = {0};
+    (void)unused;
+    if (!enter(t)) return NULL;
+    t->busy = false;
+    for (int i = 0; i < gg_team_local(t->team->team); ++i) {
+        gg_replica_counts(gg_trainer_replica(t->trainer, i), &counts);
+        loss += counts.loss_sum;
+        samples += (double)counts.samples;
+        correct += (double)counts.correct;
+    }
+    return Py_BuildValue("{sdsdsdsd}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct", correct, "seconds",
+                         counts.seconds);
+}
+
+static PyObject *end_epoch(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_epoch_summary s = {0};
+    gg_status status;
+    (void)unused;
+    CALL(t, gg_trainer_end_epoch(t->trainer, &s));
+    double ranks = gg_team_size(t->team->team), samples = (double)s.sum.samples, seconds = s.sum.seconds / ranks;
+    PyObject *dict = Py_BuildValue(
+        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples, "train_loss",
+        samples > 0 ? s.sum.loss_sum / samples : 0.0, "seconds", seconds, "seconds_max", s.most.seconds, "samples_per_second",
+        seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks, "compute_seconds_max",
+        s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks, "exposed_communication_seconds_max",
+        s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks, "data_wait_seconds_max", s.most.data_seconds,
+        "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent", (long long)s.sum.messages_sent, "consensus_distance",
+        s.consensus_distance);
+    if (dict != NULL && strcmp(gg_team_kind(t->team->team), "virtual") == 0) {
+        PyObject *clock = PyFloat_FromDouble(s.most.clock_seconds);
+        if (clock == NULL || PyDict_SetItemString(dict, "virtual_seconds", clock) < 0) Py_CLEAR(dict);
+        Py_XDECREF(clock);
+    }
+    return dict;
+}
+
+/* Checks that an array is a batch of the network's input. */
+static bool is_batch(gg_py_trainer *t, PyArrayObject *array) {
+    const gg_graph *graph = t->graph->graph;
+    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph))->shape;
+    bool fits = PyArray_NDIM(array) == input->dims + 1 && PyArray_DIM(array, 0) >= 1;
+    for (int i = 0; fits && i < input->dims; ++i) fits = PyArray_DIM(array, i + 1) == input->size[i];
+    if (!fits) {
+        char want[GG_SHAPE_TEXT];
+        PyObject *shape = PyObject_GetAttrString((PyObject *)array, "shape");
+        PyErr_Format(PyExc_ValueError, "samples: shape %S; must be (n, ...) with samples of shape %s and n >= 1", shape,
+                     gg_shape_text(input, want));
+        Py_XDECREF(shape);
+    }
+    return fits;
+}
+
+/* The targets of n samples as this loss wants them, checked; NULL with an exception. */
+static PyArrayObject *targets_of(gg_py_trainer *t, PyObject *object, int64_t n) {
+    const gg_graph *graph = t->graph->graph;
+    int64_t outputs = gg_shape_count(&gg_graph_node(graph, gg_graph_output(graph))->shape);
+    bool classes = t->loss == GG_LOSS_CROSS_ENTROPY;
+    PyArrayObject *array = gg_py_array(object, classes ? NPY_INT32 : NPY_FLOAT32, "targets");
+    if (array == NULL) return NULL;
+    int64_t want = classes ? n : n * outputs;
+    if (PyArray_SIZE(array) != want || PyArray_NDIM(array) < 1 || PyArray_DIM(array, 0) != n) {
+        PyErr_Format(PyExc_ValueError, "targets: %zd values for %lld samples; %lld are needed", PyArray_SIZE(array), (long long)n,
+                     (long long)want);
+        Py_CLEAR(array);
+    }
+    for (int64_t i = 0; array != NULL && classes && i < n; ++i) {
+        int32_t label = ((const int32_t *)PyArray_DATA(array))[i];
+        if (label >= 0 && label < outputs) continue;
+        PyErr_Format(PyExc_ValueError, "targets: entry %lld is %d; classes are 0 to %lld", (long long)i, (int)label,
+                     (long long)outputs - 1);
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
+/* One batch a local rank, held while the step runs. */
+typedef struct batches {
+    int count;
+    PyArrayObject **sample_arrays, **target_arrays;
+    const float **samples;
+    const void **targets;
+    int64_t *n;
+    double *losses;
+} batches;
+
+static void batches_free(batches *b) {
+    for (int i = 0; i < b->count; ++i) {
+        if (b->sample_arrays != NULL) Py_XDECREF(b->sample_arrays[i]);
+        if (b->target_arrays != NULL) Py_XDECREF(b->target_arrays[i]);
+    }
+    PyMem_Free(b->sample_arrays);
+    PyMem_Free(b->target_arrays);
+    PyMem_Free(b->samples);
+    PyMem_Free(b->targets);
+    PyMem_Free(b->n);
+    PyMem_Free(b->losses);
+}
+
+static int batches_make(gg_py_trainer *t, PyObject *samples, PyObject *targets, batches *b) {
+    size_t n = (size_t)gg_team_local(t->team->team);
+    memset(b, 0, sizeof *b);
+    if (!PyList_Check(samples) || !PyList_Check(targets) || PyList_GET_SIZE(samples) != (Py_ssize_t)n ||
+        PyList_GET_SIZE(targets) != (Py_ssize_t)n) {
+        PyErr_Format(PyExc_ValueError, "samples, targets: must be lists with one batch for each of the %zu local ranks", n);
+        return -1;
+    }
+    b->count = (int)n;
+    b->sample_arrays = PyMem_Calloc(n, sizeof *b->sample_arrays);
+    b->target_arrays = PyMem_Calloc(n, sizeof *b->target_arrays);
+    b->samples = PyMem_Calloc(n, sizeof *b->samples);
+    b->targets = PyMem_Calloc(n, sizeof *b->targets);
+    b->n = PyMem_Calloc(n, sizeof *b->n);
+    b->losses = PyMem_Calloc(n, sizeof *b->losses);
+    if (!b->sample_arrays || !b->target_arrays || !b->samples || !b->targets || !b->n || !b->losses) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < n; ++i) {
+        b->sample_arrays[i] = gg_py_array(PyList_GET_ITEM(samples, (Py_ssize_t)i), NPY_FLOAT32, "samples");
+        if (b->sample_arrays[i] == NULL || !is_batch(t, b->sample_arrays[i])) return -1;
+        b->n[i] = PyArray_DIM(b->sample_arrays[i], 0);
+        b->target_arrays[i] = targets_of(t, PyList_GET_ITEM(targets, (Py_ssize_t)i), b->n[i]);
+        if (b->target_arrays[i] == NULL) return -1;
+        b->samples[i] = PyArray_DATA(b->sample_arrays[i]);
+        b->targets[i] = PyArray_DATA(b->target_arrays[i]);
+    }
+    return 0;
+}
+
+static PyObject *train_step(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"samples", "targets", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *samples, *targets, *list = NULL;
+    batches b;
+    gg_status status = GG_OK;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:train_step", names, &samples, &targets)) return NULL;
+    if (batches_make(t, samples, targets, &b) < 0 || !enter(t)) goto cleanup;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_step(t->trainer, b.samples, b.targets, b.n, b.losses);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        goto cleanup;
+    }
+    list = PyList_New(0);
+    for (int i = 0; list != NULL && i < b.count; ++i) {
+        PyObject *loss = PyFloat_FromDouble(b.losses[i]);
+        if (loss == NULL || PyList_Append(list, loss) < 0) Py_CLEAR(list);
+        Py_XDECREF(loss);
+    }
+cleanup:
+    batches_free(&b);
+    return list;
+}
+
+static PyObject *bench(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"samples", "targets", "warmup", "steps", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *samples_object, *targets_object, *list = NULL;
+    int warmup, steps;
+    double *seconds = NULL;
+    gg_status status = GG_OK;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOii:bench", names, &samples_object, &targets_object, &warmup, &steps)) return NULL;
+    if (warmup < 0 || steps < 1)
+        return PyErr_Format(PyExc_ValueError, "%s: %d; must be at least %d", warmup < 0 ? "warmup" : "steps", warmup < 0 ? warmup : steps,
+                            warmup < 0 ? 0 : 1);
+    PyArrayObject *samples = gg_py_array(samples_object, NPY_FLOAT32, "samples"), *targets = NULL;
+    if (samples == NULL || !is_batch(t, samples)) goto cleanup;
+    targets = targets_of(t, targets_object, PyArray_DIM(samples, 0));
+    seconds = PyMem_Calloc((size_t)(warmup + steps), sizeof *seconds);
+    if (targets == NULL || seconds == NULL || !enter(t)) goto cleanup;
+    const float *sample_data = PyArray_DATA(samples);
+    const void *target_data = PyArray_DATA(targets);
+    int64_t n = PyArray_DIM(samples, 0);
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_bench(t->trainer, sample_data, target_data, n, warmup + steps, seconds);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        goto cleanup;
+    }
+    list = PyList_New(steps);
+    for (int i = 0; list != NULL && i < steps; ++i) {
+        PyObject *value = PyFloat_FromDouble(seconds[warmup + i]);
+        if (value == NULL) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, i, value);
+    }
+cleanup:
+    Py_XDECREF(samples);
+    Py_XDECREF(targets);
+    PyMem_Free(seconds);
+    return list;
+}
+
+/* ---- at rest ---- */
+
+static PyObject *settle(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_status status;
+    (void)unused;
+    CALL(t, gg_trainer_settle(t->trainer));
+    Py_RETURN_NONE;
+}
+
+static PyObject *consensus_distance(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    double distance = 0;
+    gg_status status;
+    (void)unused;
+    CALL(t, gg_trainer_distance(t->trainer, &distance));
+    return PyFloat_FromDouble(distance);
+}
+
+static PyObject *evaluate(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"dataset", "batch", "replica", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *set, *list = NULL;
+    long long batch;
+    int replicas = 0;
+    gg_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:evaluate", names, gg_py_dataset_type, &set, &batch, &replicas)) return NULL;
+    int n = replicas ? gg_team_size(t->team->team) : 1;
+    gg_evaluation *results = PyMem_Calloc((size_t)n, sizeof *results);
+    if (results == NULL) return PyErr_NoMemory();
+    if (!enter(t)) goto cleanup;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_evaluate(t->trainer, &((gg_py_dataset *)set)->set, batch, replicas, results);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        goto cleanup;
+    }
+    list = PyList_New(0);
+    for (int i = 0; list != NULL && i < n; ++i) {
+        double samples = (double)results[i].samples, loss = results[i].loss_sum / samples;
+        PyObject *entry = t->loss == GG_LOSS_MEAN_SQUARED_ERROR
+                              ? Py_BuildValue("{sd}", "loss", loss)
+                              : Py_BuildValue("{sdsd}", "loss", loss, "accuracy", (double)results[i].correct / samples);
+        if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
+        Py_XDECREF(entry);
+    }
+cleanup:
+    PyMem_Free(results);
+    return list;
+}
+
+static PyObject *predict(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"samples", "batch", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *object;
+    long long batch;
+    gg_status status = GG_OK;
+    PyArrayObject *result = NULL;
+    npy_intp sizes[GG_MAX_DIMS + 1];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL:predict", names, &object, &batch)) return NULL;
+    PyArrayObject *samples = gg_py_array(object, NPY_FLOAT32, "samples");
+    if (samples == NULL || !is_batch(t, samples)) goto cleanup;
+    const gg_shape *output = &gg_graph_node(t->graph->graph, gg_graph_output(t->graph->graph))->shape;
+    sizes[0] = PyArray_DIM(samples, 0);
+    for (int i = 0; i < output->dims; ++i) sizes[i + 1] = (npy_intp)output->size[i];
+    result = gg_py_new_array(output->dims + 1, sizes, NPY_FLOAT32);
+    if (result == NULL) goto cleanup;
+    if (!enter(t)) {
+        Py_CLEAR(result);
+        goto cleanup;
+    }
+    const float *in = PyArray_DATA(samples);
+    float *out = PyArray_DATA(result);
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_predict(t->trainer, in, sizes[0], batch, out);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        Py_CLEAR(result);
+    }
+cleanup:
+    Py_XDECREF(samples);
+    return (PyObject *)result;
+}
+
+/* ---- state ---- */
+
+typedef enum arena { WEIGHT, GRADIENT, MOMENTUM } arena;
+
+static float *arena_of(gg_replica *replica, arena which) {
+    gg_state *state = gg_replica_state(replica);
+    return which == WEIGHT ? state->weight : which == GRADIENT ? state->gradient : state->momentum;
+}
+
+static PyObject *show(PyObject *self, PyObject *args, PyObject *kwargs, arena which) {
+    static char *names[] = {"rank", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    int rank = 0;
+    gg_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i", names, &rank)) return NULL;
+    CALL(t, gg_trainer_settle(t->trainer));
+    gg_replica *replica = replica_of(t, rank);
+    if (replica == NULL) return NULL;
+    const float *data = arena_of(replica, which);
+    return data ? gg_py_arena_dict(t->graph->graph, data) : PyDict_New();
+}
+
+static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, WEIGHT); }
+static PyObject *gradients(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, GRADIENT); }
+static PyObject *momentum(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, MOMENTUM); }
+
+static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    float *mean = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *mean);
+    PyObject *dict = NULL;
+    gg_status status;
+    (void)unused;
+    if (mean == NULL) return PyErr_NoMemory();
+    if (enter(t)) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = gg_trainer_consensus(t->trainer, mean);
+        Py_END_ALLOW_THREADS;
+        t->busy = false;
+        dict = status == GG_OK ? gg_py_arena_dict(t->graph->graph, mean) : gg_py_raise(status);
+    }
+    PyMem_Free(mean);
+    return dict;
+}
+
+static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena which, const char *argument) {
+    static char *names[] = {"weights", "rank", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *dict, *rank_object = Py_None;
+    int local = gg_team_local(t->team->team), first = 0, count = local;
+    gg_status status;
+    names[0] = which == WEIGHT ? "weights" : "momentum";
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &dict, &rank_object)) return NULL;
+    if (rank_object != Py_None) {
+        first = (int)PyLong_AsLong(rank_object);
+        count = 1;
+        if (PyErr_Occurred() || replica_of(t, first) == NULL) return NULL;
+    }
+    CALL(t, gg_trainer_settle(t->trainer));
+    float **arenas = PyMem_Calloc((size_t)count, sizeof *arenas);
+    if (arenas == NULL) return PyErr_NoMemory();
+    for (int i = 0; i < count; ++i) arenas[i] = arena_of(gg_trainer_replica(t->trainer, first + i), which);
+    int failed = 0;
+    if (arenas[0] != NULL) {
+        failed = gg_py_arena_load(t->graph->graph, dict, argument, arenas, count);
+    } else if (!PyDict_Check(dict) || PyDict_Size(dict) != 0) {
+        PyErr_SetString(PyExc_ValueError, "momentum: given, but the optimizer keeps none");
+        failed = -1;
+    }
+    PyMem_Free(arenas);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return load(self, args, kwargs, WEIGHT, "weights");
+}
+
+static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return load(self, args, kwargs, MOMENTUM, "momentum");
+}
+
+/* ---- measurement ---- */
+
+static PyObject *node_backends(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && plan != NULL && i < gg_graph_nodes(t->graph->graph); ++i) {
+        PyObject *name = PyUnicode_FromString(gg_plan_node_backend(plan, i));
+        if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *set_timing(PyObject *self, PyObject *argument) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
+    int on = PyObject_IsTrue(argument);
+    if (on < 0) return NULL;
+    if (plan != NULL) gg_plan_set_timing(plan, on);
+    Py_RETURN_NONE;
+}
+
+static PyObject *node_seconds(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && plan != NULL && i < gg_graph_nodes(t->graph->graph); ++i) {
+        double forward = 0, backward = 0;
+        gg_plan_node_seconds(plan, i, &forward, &backward);
+        PyObject *pair = Py_BuildValue("dd", forward, backward);
+        if (pair == NULL || PyList_Append(list, pair) < 0) Py_CLEAR(list);
+        Py_XDECREF(pair);
+    }
+    return list;
+}
+
+static PyObject *spans(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    int rank = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:spans", names, &rank)) return NULL;
+    gg_replica *replica = replica_of(t, rank);
+    if (replica == NULL) return NULL;
+    const gg_trace *trace = gg_replica_trace(replica);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && trace != NULL && i < gg_trace_count(trace); ++i) {
+        const gg_trace_span *s = gg_trace_get(trace, i);
+        PyObject *entry = Py_BuildValue("ddsLii", s->begin, s->end, s->name, (long long)s->step, (int)s->lane, (int)s->index);
+        if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
+        Py_XDECREF(entry);
+    }
+    return list;
+}
+
+static PyObject *bytes(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    size_t total = 0;
+    (void)unused;
+    for (int i = 0; i < gg_team_local(t->team->team); ++i) total += gg_replica_bytes(gg_trainer_replica(t->trainer, i));
+    return PyLong_FromSize_t(total);
+}
+
+static PyObject *get_backend(PyObject *self, void *unused) {
+    (void)unused;
+    return PyUnicode_FromString(gg_replica_backend_name(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
+}
+
+static PyObject *get_isa(PyObject *self, void *unused) {
+    (void)unused;
+    return PyUnicode_FromString(gg_isa_name(gg_replica_isa(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0))));
+}
+
+static PyObject *get_step(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0))->step);
+}
+
+static int set_step(PyObject *self, PyObject *value, void *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    (void)unused;
+    if (value == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "step cannot be deleted");
+        return -1;
+    }
+    long long step = PyLong_AsLongLong(value);
+    if (step == -1 && PyErr_Occurred()) return -1;
+    if (step < 0) {
+        PyErr_Format(PyExc_ValueError, "step: %lld; must be at least 0", step);
+        return -1;
+    }
+    for (int i = 0; i < gg_team_local(t->team->team); ++i) gg_replica_state(gg_trainer_replica(t->trainer, i))->step = step;
+    return 0;
+}
+
+static PyGetSetDef properties[] = {{"backend", get_backend, NULL, "onednn, native, or onednn+native: each from the faster.", NULL},
+                                   {"isa", get_isa, NULL, "The kernels in use.", NULL},
+                                   {"step", get_step, set_step, "Training steps done.", NULL},
+                                   {NULL, NULL, NULL, NULL, NULL}};
+
+#define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
+
+static PyMethodDef methods[] = {
+    {"begin", KEYWORDS(begin), "Makes the loaders and plans; returns the steps of an epoch."},
+    {"epoch", epoch, METH_O, "epoch($self, epoch, /)\n--\n\nStarts an epoch: orders the samples, zeroes the sums."},
+    {"run", run, METH_O, "run($self, steps, /)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
+    {"progress", progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
+    {"end_epoch", end_epoch, METH_NOARGS, "Settles, and sums up the epoch over the ranks."},
+    {"train_step", KEYWORDS(train_step), "One step, one batch a local rank; each rank's mean loss."},
+    {"settle", settle, METH_NOARGS, "Completes and mixes all that is in flight."},
+    {"evaluate", KEYWORDS(evaluate), "The consensus model, or every replica, on a set."},
+    {"predict", KEYWORDS(predict), "Outputs of the consensus model."},
+    {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
+    {"weights", KEYWORDS(weights), "Copies of a local rank's weights, by name."},
+    {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, by name."},
+    {"gradients", KEYWORDS(gradients), "Copies of a local rank's last gradients."},
+    {"momentum", KEYWORDS(momentum), "Copies of a local rank's momentum."},
+    {"load_weights", KEYWORDS(load_weights), "Sets the weights of one local rank or of all."},
+    {"load_momentum", KEYWORDS(load_momentum), "Sets the momentum of one local rank or of all."},
+    {"bench", KEYWORDS(bench), "Seconds of each of `steps` training steps on one batch."},
+    {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
+    {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},
+    {"set_timing", set_timing, METH_O, "set_timing($self, on, /)\n--\n\nTimes each node from now on, or stops."},
+    {"spans", KEYWORDS(spans), "The trace of a local rank: begin, end, name, step, lane, index."},
+    {"bytes", bytes, METH_NOARGS, "Memory of plans and arenas."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot slots[] = {{Py_tp_doc, "The ranks of this process, each with its plan, state, strategy and loader."},
+                              {Py_tp_new, PyType_GenericNew},
+                              {Py_tp_init, init},
+                              {Py_tp_dealloc, dealloc},
+                              {Py_tp_methods, methods},
+                              {Py_tp_getset, properties},
+                              {0, NULL}};
+
+static PyType_Spec spec = {"gossipgrad._core.Trainer", sizeof(gg_py_trainer), 0, Py_TPFLAGS_DEFAULT, slots};
+
+int gg_py_add_trainer(PyObject *module) {
+    gg_py_trainer_type = gg_py_add_type(module, &spec);
+    return gg_py_trainer_type ? 0 : -1;
+}

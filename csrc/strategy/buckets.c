@@ -1,0 +1,64 @@
+#include "strategy/buckets.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+
+static int chunks_of(size_t count, size_t chunk) { return (int)((count + chunk - 1) / chunk); }
+
+/* The run of layers that ends at `last`: walks towards the front until enough bytes are joined. */
+static int first_layer_of(const gg_graph *graph, int last, size_t bucket_bytes) {
+    size_t bytes = 0;
+    int first = last;
+    for (;; --first) {
+        bytes += gg_graph_layer(graph, first)->count * sizeof(float);
+        if (bytes >= bucket_bytes || first == 0) return first;
+    }
+}
+
+gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out) {
+    gg_status status = GG_OK;
+    int layers = gg_graph_layers(graph);
+    size_t chunk = chunk_bytes / sizeof(float) / GG_LANES * GG_LANES;
+    if (chunk == 0) chunk = GG_LANES;
+    gg_buckets made = {0};
+
+    for (int last = layers - 1; last >= 0;) {
+        int first = first_layer_of(graph, last, bucket_bytes);
+        const gg_slice *a = gg_graph_layer(graph, first), *b = gg_graph_layer(graph, last);
+        made.count++;
+        made.chunk_count += chunks_of(b->offset + b->count - a->offset, chunk);
+        last = first - 1;
+    }
+    GG_TRY(gg_calloc((size_t)made.count, sizeof *made.bucket, "buckets", (void **)&made.bucket));
+    GG_TRY(gg_calloc((size_t)made.chunk_count, sizeof *made.chunk, "chunks", (void **)&made.chunk));
+    GG_TRY(gg_calloc((size_t)layers, sizeof *made.bucket_of_layer, "bucket of each layer", (void **)&made.bucket_of_layer));
+
+    int bucket = made.count, chunk_end = made.chunk_count;
+    for (int last = layers - 1; last >= 0;) {
+        int first = first_layer_of(graph, last, bucket_bytes);
+        const gg_slice *a = gg_graph_layer(graph, first), *b = gg_graph_layer(graph, last);
+        size_t end = b->offset + b->count;
+        int n = chunks_of(end - a->offset, chunk);
+        --bucket;
+        made.bucket[bucket] = (gg_bucket){first, last, chunk_end - n, chunk_end};
+        for (int i = 0; i < n; ++i) {
+            size_t offset = a->offset + (size_t)i * chunk;
+            made.chunk[chunk_end - n + i] = (gg_chunk){offset, end - offset < chunk ? end - offset : chunk};
+        }
+        for (int layer = first; layer <= last; ++layer) made.bucket_of_layer[layer] = bucket;
+        chunk_end -= n;
+        last = first - 1;
+    }
+cleanup:
+    if (status != GG_OK) gg_buckets_destroy(&made);
+    *out = made;
+    return status;
+}
+
+void gg_buckets_destroy(gg_buckets *buckets) {
+    gg_free(buckets->bucket);
+    gg_free(buckets->chunk);
+    gg_free(buckets->bucket_of_layer);
+    memset(buckets, 0, sizeof *buckets);
+}

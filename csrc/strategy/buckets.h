@@ -1,0 +1,30 @@
+/* Private to the room: layers joined to buckets, buckets cut into chunks. */
+#ifndef GG_STRATEGY_BUCKETS_H
+#define GG_STRATEGY_BUCKETS_H
+
+#include "strategy/strategy.h"
+
+/* A piece of an arena that travels as one message. */
+typedef struct gg_chunk {
+    size_t offset, count; /* float32 elements */
+} gg_chunk;
+
+/* A run of layers [first_layer, last_layer] that is exchanged together, and its chunks [first_chunk, end_chunk). */
+typedef struct gg_bucket {
+    int first_layer, last_layer;
+    int first_chunk, end_chunk;
+} gg_bucket;
+
+typedef struct gg_buckets {
+    int count, chunk_count;
+    gg_bucket *bucket;    /* in forward order */
+    gg_chunk *chunk;
+    int *bucket_of_layer;
+} gg_buckets;
+
+/* Joins layers from the last to the first, the order in which gradients become final, until a bucket holds at least
+ * bucket_bytes; what is left at the front is a bucket of its own. */
+gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out);
+void gg_buckets_destroy(gg_buckets *buckets);
+
+#endif

@@ -1,0 +1,60 @@
+#include "strategy/gossip.h"
+
+#include <stddef.h>
+
+#include "base/memory.h"
+
+gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, const gg_strategy_env *env) {
+    gg_status status = GG_OK;
+    gossip->head.env = *env;
+    gossip->options = *options;
+    GG_TRY(gg_schedule_create(options->topology, env->transport->size, options->rotate, env->seed, &gossip->schedule));
+    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of layers", (void **)&gossip->waiting));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "next chunks", (void **)&gossip->next));
+    for (int b = 0; b < gossip->buckets.count; ++b) gossip->next[b] = gossip->buckets.bucket[b].end_chunk;
+cleanup:
+    return status;
+}
+
+void gg_gossip_deinit(gg_gossip *gossip) {
+    gg_schedule_destroy(&gossip->schedule);
+    gg_buckets_destroy(&gossip->buckets);
+    gg_free(gossip->waiting);
+    gg_free(gossip->next);
+    gossip->waiting = gossip->next = NULL;
+}
+
+void gg_gossip_begin(gg_gossip *gossip) {
+    gg_schedule_at(&gossip->schedule, gossip->head.step, gossip->head.env.transport->rank, &gossip->send_to,
+                   &gossip->receive_from);
+    for (int b = 0; b < gossip->buckets.count; ++b) {
+        const gg_bucket *bucket = &gossip->buckets.bucket[b];
+        gossip->waiting[b] = bucket->last_layer - bucket->first_layer + 1;
+    }
+}
+
+bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece) {
+    const gg_chunk *whole = &gossip->buckets.chunk[chunk];
+    size_t begin = slice->offset > whole->offset ? slice->offset : whole->offset;
+    size_t slice_end = slice->offset + slice->count, whole_end = whole->offset + whole->count;
+    size_t end = slice_end < whole_end ? slice_end : whole_end;
+    if (begin >= end) return false;
+    *piece = (gg_chunk){begin, end - begin};
+    return true;
+}
+
+void gg_gossip_sgd(gg_gossip *gossip, int64_t step, gg_sgd_args *args) {
+    gg_device *device = gossip->head.env.device;
+    args->grad_scale = 1.0f;
+    gg_optimizer_fill(gossip->head.env.optimizer, step, args);
+    device->table->sgd(device, args);
+}
+
+void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const float *received, const float *snapshot, float *out) {
+    gg_device *device = gossip->head.env.device;
+    if (gossip->options.mix == GG_MIX_HALVES)
+        device->table->halve(device, n, base, received, out);
+    else
+        device->table->mix(device, n, base, received, snapshot, out);
+}

@@ -1,0 +1,34 @@
+/* Private to the room: what both forms of GossipGraD share. */
+#ifndef GG_STRATEGY_GOSSIP_H
+#define GG_STRATEGY_GOSSIP_H
+
+#include "strategy/stream.h"
+
+typedef struct gg_gossip {
+    gg_strategy head;
+    gg_strategy_options options;
+    gg_schedule schedule;
+    gg_buckets buckets;
+    int *waiting;               /* a bucket: its layers whose gradient is not final yet in this step */
+    int *next;                  /* a bucket: the first chunk that is still to be mixed (staleness 0) */
+    int send_to, receive_from;  /* of this step; -1: nobody */
+} gg_gossip;
+
+/* Fills everything but the table. On failure the caller destroys. */
+gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, const gg_strategy_env *env);
+void gg_gossip_deinit(gg_gossip *gossip);
+
+/* Looks up this step's partners and counts layers anew. */
+void gg_gossip_begin(gg_gossip *gossip);
+/* Both partners are there, or neither. */
+static inline bool gg_gossip_exchanges(const gg_gossip *gossip) { return gossip->send_to >= 0 && gossip->receive_from >= 0; }
+
+/* The part of chunk i inside a slice; false if there is none. */
+bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece);
+
+/* The optimiser's update over elements of flat arenas, as of step `step`. The caller gives pointers and n. */
+void gg_gossip_sgd(gg_gossip *gossip, int64_t step, gg_sgd_args *args);
+/* out = base mixed with what a partner sent for its `snapshot`, by the chosen rule. */
+void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const float *received, const float *snapshot, float *out);
+
+#endif

@@ -1,0 +1,44 @@
+#include "strategy/strategy.h"
+
+#include "strategy/tables.h"
+
+static gg_status check(const gg_strategy_options *options) {
+    if (options->staleness != 0 && options->staleness != 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
+    if (options->bucket_bytes == 0 || options->chunk_bytes == 0)
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1", options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes");
+    return GG_OK;
+}
+
+gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    *out = NULL;
+    switch (options->kind) {
+    case GG_STRATEGY_GOSSIPGRAD: {
+        gg_status status = check(options);
+        if (status != GG_OK) return status;
+        return options->exchange == GG_EXCHANGE_GRADIENTS ? gg_gossip_gradients_create(options, env, out)
+                                                          : gg_gossip_weights_create(options, env, out);
+    }
+    case GG_STRATEGY_ALLREDUCE: return gg_allreduce_strategy_create(options, env, out);
+    case GG_STRATEGY_NO_EXCHANGE: return gg_no_exchange_create(options, env, out);
+    default: return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind, GG_STRATEGY_COUNT);
+    }
+}
+
+void gg_strategy_destroy(gg_strategy *strategy) {
+    if (strategy != NULL) strategy->table->destroy(strategy);
+}
+
+void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient) {
+    const gg_state *state = strategy->env.state;
+    float *momentum = state->momentum ? state->momentum + offset : NULL;
+    gg_sgd_args args = {.n = count,
+                        .grad = gradient,
+                        .weight = state->weight + offset,
+                        .weight_out = state->weight + offset,
+                        .momentum = momentum,
+                        .momentum_out = momentum,
+                        .grad_scale = 1.0f};
+    gg_optimizer_fill(strategy->env.optimizer, strategy->step, &args);
+    strategy->env.device->table->sgd(strategy->env.device, &args);
+}

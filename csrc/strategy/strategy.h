@@ -1,0 +1,77 @@
+/* How replicas are kept together: the strategy sees four calls and flat slices of arenas, nothing else.
+ *
+ *   begin(step)   before the forward pass
+ *   need(layer)   before the layer's forward: its weights are current when this returns
+ *   ready(layer)  in the backward pass: its gradient is final and its weights are used no more in this step
+ *   poll()        between nodes: let messages move and mix what has arrived
+ *   end()         after the backward pass
+ *   settle()      collective: completes and mixes all that is in flight; state->weight and state->momentum are current and
+ *                 at rest. Evaluation, checkpoints and the end call it.
+ * The strategy owns the arenas that are exchanged (state->weight, ->gradient, ->momentum point into them) and calls the
+ * optimiser where it updates. One rank, one thread. */
+#ifndef GG_STRATEGY_STRATEGY_H
+#define GG_STRATEGY_STRATEGY_H
+
+#include "base/trace.h"
+#include "comm/schedule.h"
+#include "comm/transport.h"
+#include "optim/optim.h"
+
+typedef enum gg_strategy_kind {
+    GG_STRATEGY_GOSSIPGRAD = 0,
+    GG_STRATEGY_ALLREDUCE,
+    GG_STRATEGY_NO_EXCHANGE,
+    GG_STRATEGY_COUNT
+} gg_strategy_kind;
+
+typedef enum gg_exchange { GG_EXCHANGE_WEIGHTS_MOMENTUM = 0, GG_EXCHANGE_WEIGHTS, GG_EXCHANGE_GRADIENTS, GG_EXCHANGE_COUNT } gg_exchange;
+typedef enum gg_mix { GG_MIX_DISPLACEMENT = 0, GG_MIX_HALVES, GG_MIX_COUNT } gg_mix;
+
+typedef struct gg_strategy_options {
+    gg_strategy_kind kind;
+    gg_topology topology;
+    bool rotate;
+    int staleness; /* 0 or 1 */
+    gg_exchange exchange;
+    gg_mix mix;
+    size_t bucket_bytes; /* layers are joined to buckets of at least this size */
+    size_t chunk_bytes;  /* a bucket travels in pieces of at most this size */
+} gg_strategy_options;
+
+/* What a strategy works with; all of it outlives the strategy. */
+typedef struct gg_strategy_env {
+    gg_transport *transport;
+    gg_device *device;
+    const gg_optimizer *optimizer;
+    gg_state *state; /* count set by the caller; the arenas are allocated by the strategy */
+    const gg_graph *graph;
+    uint64_t seed;
+    gg_trace *trace; /* NULL: off */
+} gg_strategy_env;
+
+typedef struct gg_strategy gg_strategy;
+
+typedef struct gg_strategy_table {
+    const char *name;
+    gg_status (*begin)(gg_strategy *strategy);
+    gg_status (*need)(gg_strategy *strategy, int layer);
+    gg_status (*ready)(gg_strategy *strategy, int layer);
+    gg_status (*poll)(gg_strategy *strategy);
+    gg_status (*end)(gg_strategy *strategy);
+    gg_status (*settle)(gg_strategy *strategy);
+    void (*destroy)(gg_strategy *strategy);
+} gg_strategy_table;
+
+struct gg_strategy {
+    const gg_strategy_table *table;
+    gg_strategy_env env;
+    int64_t step;            /* of the training step under way; set by begin's caller */
+    const float *share;      /* batch of each rank / samples of all ranks in this step; set by begin's caller */
+    double exposed_seconds;  /* waited in need, end and settle, since creation */
+};
+
+/* Creation is collective. Checks the options: errors name the keyword and what is allowed. */
+gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+void gg_strategy_destroy(gg_strategy *strategy);
+
+#endif

@@ -1,0 +1,99 @@
+#include "strategy/stream.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_stream *out) {
+    gg_status status = GG_OK;
+    size_t bytes = owner->env.state->count * sizeof(float), chunks = (size_t)buckets->chunk_count;
+    gg_stream made = {.owner = owner, .buckets = buckets, .tag = GG_TAG_USER + streams * buckets->chunk_count};
+
+    if (made.tag + buckets->chunk_count > GG_TAG_LIMIT)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
+                       buckets->chunk_count, (GG_TAG_LIMIT - GG_TAG_USER) / 2));
+    for (int i = 0; i < arenas; ++i)
+        GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", (void **)&made.arena[i]));
+    if (arenas == 1) made.arena[1] = made.arena[0];
+    GG_TRY(gg_calloc(owner->env.state->count, sizeof(float), "landing arena", (void **)&made.landing));
+    for (int i = 0; i < 2; ++i)
+        GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&made.sent[i]));
+    GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&made.received));
+cleanup:
+    if (status != GG_OK) gg_stream_destroy(&made);
+    *out = made;
+    return status;
+}
+
+void gg_stream_destroy(gg_stream *stream) {
+    if (stream->owner == NULL) return;
+    gg_transport *transport = stream->owner->env.transport;
+    if (stream->arena[1] != stream->arena[0]) gg_message_free(transport, stream->arena[1]);
+    gg_message_free(transport, stream->arena[0]);
+    gg_free(stream->landing);
+    gg_free(stream->sent[0]);
+    gg_free(stream->sent[1]);
+    gg_free(stream->received);
+    memset(stream, 0, sizeof *stream);
+}
+
+gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from) {
+    gg_status status = GG_OK;
+    const gg_bucket *b = &stream->buckets->bucket[bucket];
+    gg_transport *transport = stream->owner->env.transport;
+    /* Receives first: a message that finds its receive posted needs no copy on the way. */
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
+        const gg_chunk *chunk = &stream->buckets->chunk[i];
+        GG_TRY(gg_receive(transport, stream->landing + chunk->offset, chunk->count * sizeof(float), receive_from,
+                          stream->tag + i, &stream->received[i]));
+    }
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
+        const gg_chunk *chunk = &stream->buckets->chunk[i];
+        GG_TRY(gg_send(transport, stream->arena[which] + chunk->offset, chunk->count * sizeof(float), send_to, stream->tag + i,
+                       &stream->sent[which][i]));
+    }
+cleanup:
+    return status;
+}
+
+gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
+    gg_status status = GG_OK;
+    bool done = false;
+    GG_TRY(gg_test(strategy->env.transport, request, &done));
+    if (!done) {
+        double begin = gg_transport_now(strategy->env.transport);
+        GG_TRY(gg_wait(strategy->env.transport, request));
+        strategy->exposed_seconds += gg_transport_now(strategy->env.transport) - begin;
+    }
+cleanup:
+    return status;
+}
+
+static gg_status wait_all(gg_stream *stream, int bucket, gg_request *requests) {
+    gg_status status = GG_OK;
+    const gg_bucket *b = &stream->buckets->bucket[bucket];
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_strategy_wait(stream->owner, &requests[i]));
+cleanup:
+    if (status != GG_OK) {
+        const gg_graph *graph = stream->owner->env.graph;
+        gg_error_prefix(status, "step %lld, layers '%s' to '%s': ", (long long)stream->owner->step,
+                        gg_graph_layer_name(graph, b->first_layer), gg_graph_layer_name(graph, b->last_layer));
+    }
+    return status;
+}
+
+gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which) {
+    return wait_all(stream, bucket, stream->sent[which]);
+}
+
+gg_status gg_stream_wait_received(gg_stream *stream, int bucket) { return wait_all(stream, bucket, stream->received); }
+
+gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived) {
+    return gg_test(stream->owner->env.transport, &stream->received[chunk], arrived);
+}
+
+const float *gg_stream_received(const gg_stream *stream, int chunk) { return stream->received[chunk].data; }
+
+gg_status gg_stream_release(gg_stream *stream, int chunk) {
+    return gg_release(stream->owner->env.transport, &stream->received[chunk]);
+}

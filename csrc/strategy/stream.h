@@ -1,0 +1,39 @@
+/* Private to the room: one arena that partners exchange, chunk by chunk.
+ *
+ * A stream has two snapshot arenas that take turns, so that what is being sent is never written: the update reads one
+ * and writes the other, and the other is sent. Before an arena is written again, gg_stream_wait_sent makes sure
+ * that the partner has read what was sent from it two exchanges ago. */
+#ifndef GG_STRATEGY_STREAM_H
+#define GG_STRATEGY_STREAM_H
+
+#include "strategy/buckets.h"
+
+typedef struct gg_stream {
+    gg_strategy *owner;
+    const gg_buckets *buckets;
+    int tag;              /* of chunk 0; chunk i has tag + i */
+    float *arena[2];      /* message memory; [1] is [0] where one suffices */
+    float *landing;       /* where chunks arrive that cannot be read in place */
+    gg_request *sent[2];  /* a request a chunk, for each arena */
+    gg_request *received; /* a request a chunk */
+} gg_stream;
+
+/* Allocates `arenas` (1 or 2) arenas of message memory. Collective. `streams` counts how many came before it. */
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_stream *out);
+void gg_stream_destroy(gg_stream *stream); /* collective */
+
+/* Starts receiving a bucket from a partner, and sending it from arena `which` to a partner. */
+gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from);
+/* Waits until nothing of the bucket is being sent from arena `which`. */
+gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which);
+/* Waits until the whole bucket has arrived; gg_stream_received then gives it until gg_stream_release. */
+gg_status gg_stream_wait_received(gg_stream *stream, int bucket);
+/* Whether chunk i has arrived. */
+gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived);
+const float *gg_stream_received(const gg_stream *stream, int chunk);
+gg_status gg_stream_release(gg_stream *stream, int chunk);
+
+/* Waits on one request, adding the time to the strategy's exposed seconds. */
+gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request);
+
+#endif

@@ -1,0 +1,26 @@
+/* Private to the room: the plans of one rank, by batch size and use. */
+#ifndef GG_TRAIN_PLANS_H
+#define GG_TRAIN_PLANS_H
+
+#include "nn/plan.h"
+
+#define GG_PLANS_KEPT 8
+
+typedef struct gg_plans {
+    const gg_graph *graph;
+    gg_plan_options options; /* batch and training are set for each plan */
+    struct {
+        gg_plan *plan;
+        int64_t batch;
+        bool training;
+        int64_t used; /* for choosing which one goes when all places are taken */
+    } kept[GG_PLANS_KEPT];
+    int64_t uses;
+} gg_plans;
+
+/* The plan for a batch size, built if it is not there. Owned by `plans`. */
+gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out);
+size_t gg_plans_bytes(const gg_plans *plans);
+void gg_plans_clear(gg_plans *plans);
+
+#endif

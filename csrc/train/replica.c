@@ -1,0 +1,372 @@
+#include "train/replica.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "cpu/cpu_backend.h"
+#include "train/plans.h"
+
+/* What the virtual clock charges for arithmetic when nothing else is said: a modest core. */
+#define MODEL_FLOPS_PER_SECOND 50e9
+
+struct gg_replica {
+    gg_replica_options options;
+    gg_device *native, *onednn; /* onednn NULL: only native is used */
+    gg_device *device;          /* arenas and gathering */
+    gg_state state;
+    gg_strategy *strategy;
+    gg_plans plans;
+    gg_plan *last_plan;
+    gg_plan_hooks hooks;
+    double *layer_seconds;      /* modelled forward time of one sample; backward is twice that */
+    gg_trace *trace;
+
+    gg_loader *loader;
+    gg_dataset set;
+    int64_t batch;              /* samples of the step under way */
+    void *targets;              /* of one batch */
+    float *share;
+    gg_progress_counts counts;  /* since the epoch began */
+    double exposed_before;
+    int64_t bytes_before, messages_before;
+
+    gg_allreduce *averaging;
+    float *consensus;           /* message memory; made on first use */
+    float *equal_share;
+};
+
+/* ---- the step ---- */
+
+static gg_status on_need(void *context, int layer) {
+    gg_status status = GG_OK;
+    gg_replica *r = context;
+    GG_TRY(r->strategy->table->need(r->strategy, layer));
+    GG_TRY(gg_transport_compute(r->options.transport, r->layer_seconds[layer] * (double)r->batch));
+cleanup:
+    return status;
+}
+
+static gg_status on_ready(void *context, int layer) {
+    gg_status status = GG_OK;
+    gg_replica *r = context;
+    GG_TRY(gg_transport_compute(r->options.transport, 2 * r->layer_seconds[layer] * (double)r->batch));
+    GG_TRY(r->strategy->table->ready(r->strategy, layer));
+cleanup:
+    return status;
+}
+
+static gg_status on_poll(void *context) {
+    gg_replica *r = context;
+    return r->strategy->table->poll(r->strategy);
+}
+
+static void record(gg_replica *r, gg_trace_lane lane, const char *name, double begin) {
+    if (r->trace == NULL) return;
+    gg_trace_add(r->trace, &(gg_trace_span){.begin = begin,
+                                            .end = gg_transport_now(r->options.transport),
+                                            .name = name,
+                                            .step = r->state.step,
+                                            .lane = lane});
+}
+
+/* Trains on the batch that lies in the plan's input; r->share is set. */
+static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *targets, double *loss_sum, int64_t *correct) {
+    gg_status status = GG_OK;
+    const gg_strategy_table *table = r->strategy->table;
+    double begin = gg_transport_now(r->options.transport);
+    r->strategy->step = r->state.step;
+    r->strategy->share = r->share;
+    r->batch = n;
+    r->last_plan = plan;
+    GG_TRY(table->begin(r->strategy));
+    GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum, correct));
+    GG_TRY(table->end(r->strategy));
+    record(r, GG_LANE_COMPUTE, "step", begin);
+    r->state.step++;
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_run(gg_replica *r, int64_t steps) {
+    gg_status status = GG_OK;
+    int64_t total = gg_replica_epoch_steps(r);
+    double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
+    if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet");
+    for (; steps > 0 && r->counts.steps < total; --steps) {
+        int64_t t = r->counts.steps, n = gg_loader_batch(r->loader, r->options.transport->rank, t), all = 0, correct = 0;
+        double loss_sum = 0, data_begin = gg_transport_now(r->options.transport);
+        gg_plan *plan = NULL;
+        for (int rank = 0; rank < r->options.transport->size; ++rank) all += gg_loader_batch(r->loader, rank, t);
+        for (int rank = 0; rank < r->options.transport->size; ++rank)
+            r->share[rank] = (float)gg_loader_batch(r->loader, rank, t) / (float)all;
+        GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
+        gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets);
+        r->counts.data_seconds += gg_transport_now(r->options.transport) - data_begin;
+        record(r, GG_LANE_DATA, "batch", data_begin);
+        GG_TRY(step_on(r, plan, n, r->targets, &loss_sum, &correct));
+        r->counts.steps++;
+        r->counts.samples += n;
+        r->counts.loss_sum += loss_sum;
+        r->counts.correct += correct;
+    }
+cleanup:
+    r->counts.seconds += gg_clock_now() - begin;
+    r->counts.clock_seconds += gg_transport_now(r->options.transport) - clock_begin;
+    return status;
+}
+
+gg_status gg_replica_step(gg_replica *r, const float *samples, const void *targets, int64_t n, const int64_t *batches,
+                          double *loss) {
+    gg_status status = GG_OK;
+    gg_plan *plan = NULL;
+    int64_t correct = 0, all = 0;
+    double loss_sum = 0;
+    const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph));
+    int size = r->options.transport->size;
+
+    for (int rank = 0; rank < size; ++rank) all += batches ? batches[rank] : n;
+    for (int rank = 0; rank < size; ++rank) r->share[rank] = (float)(batches ? batches[rank] : n) / (float)all;
+    GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
+    r->device->table->gather(r->device, &(gg_gather_args){.dtype = GG_FLOAT32,
+                                                          .rows = samples,
+                                                          .values = gg_shape_count(&input->shape),
+                                                          .n = n,
+                                                          .scale = 1.0f,
+                                                          .layout = gg_plan_input_layout(plan),
+                                                          .out = gg_plan_input(plan)});
+    GG_TRY(step_on(r, plan, n, targets, &loss_sum, &correct));
+    *loss = loss_sum / (double)n;
+cleanup:
+    return status;
+}
+
+/* ---- the epoch ---- */
+
+gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, bool shuffle) {
+    gg_status status = GG_OK;
+    gg_loader_options options = {.rank = r->options.transport->rank,
+                                 .size = r->options.transport->size,
+                                 .batch = batch,
+                                 .shuffle = shuffle,
+                                 .seed = r->options.seed};
+    gg_plan *plan = NULL;
+    size_t target_bytes = (size_t)batch * (size_t)set->target_values * gg_dtype_size(set->target_dtype);
+
+    gg_loader_destroy(r->loader);
+    r->loader = NULL;
+    gg_dataset_release(&r->set);
+    gg_free(r->targets);
+    r->targets = NULL;
+    GG_TRY(gg_loader_create(set, &options, &r->loader));
+    gg_dataset_retain(set);
+    r->set = *set;
+    GG_TRY(gg_alloc(target_bytes, "targets of a batch", &r->targets));
+    for (int64_t t = 0; t < gg_loader_steps(r->loader); ++t)
+        GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
+cleanup:
+    return status;
+}
+
+int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->loader ? gg_loader_steps(r->loader) : 0; }
+
+gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
+    if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "epoch: there is no data to train on yet");
+    gg_loader_epoch(r->loader, epoch);
+    memset(&r->counts, 0, sizeof r->counts);
+    r->exposed_before = r->strategy->exposed_seconds;
+    r->bytes_before = r->options.transport->bytes_sent;
+    r->messages_before = r->options.transport->messages_sent;
+    return GG_OK;
+}
+
+void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
+    *out = r->counts;
+    out->exposed_seconds = r->strategy->exposed_seconds - r->exposed_before;
+    out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
+    out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
+    out->messages_sent = r->options.transport->messages_sent - r->messages_before;
+}
+
+/* ---- at rest ---- */
+
+gg_status gg_replica_settle(gg_replica *r) { return r->strategy->table->settle(r->strategy); }
+
+gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_replica_settle(r));
+    if (r->options.transport->size == 1) {
+        *weights = r->state.weight;
+        return GG_OK;
+    }
+    if (r->averaging == NULL) {
+        GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
+        GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, &r->averaging));
+    }
+    memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
+    GG_TRY(gg_allreduce_run(r->averaging, r->consensus, r->equal_share));
+    *weights = r->consensus;
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_distance(gg_replica *r, double *distance) {
+    gg_status status = GG_OK;
+    const float *mean = NULL;
+    GG_TRY(gg_replica_consensus(r, &mean));
+    double apart = r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean);
+    double whole = r->device->table->sum_squares(r->device, r->state.count, mean, NULL);
+    double own = whole > 0 ? sqrt(apart / whole) : 0;
+    GG_TRY(gg_allreduce_doubles(r->options.transport, &own, 1));
+    *distance = own / r->options.transport->size;
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_dataset *set, int64_t begin, int64_t end,
+                              int64_t batch, gg_evaluation *out) {
+    gg_status status = GG_OK;
+    int64_t values = gg_shape_count(&set->shape);
+    size_t row_bytes = (size_t)values * gg_dtype_size(set->dtype);
+    size_t target_bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
+    memset(out, 0, sizeof *out);
+    for (int64_t i = begin; i < end; i += batch) {
+        int64_t n = end - i < batch ? end - i : batch, correct = 0;
+        double loss_sum = 0;
+        gg_plan *plan = NULL;
+        GG_TRY(gg_plans_get(&r->plans, n, false, &plan));
+        r->device->table->gather(r->device, &(gg_gather_args){.dtype = set->dtype,
+                                                              .rows = (const char *)gg_storage_data(set->samples) + (size_t)i * row_bytes,
+                                                              .values = values,
+                                                              .n = n,
+                                                              .scale = set->scale,
+                                                              .shift = set->shift,
+                                                              .layout = gg_plan_input_layout(plan),
+                                                              .out = gg_plan_input(plan)});
+        GG_TRY(gg_plan_evaluate(plan, weights, (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes, &loss_sum, &correct));
+        out->loss_sum += loss_sum;
+        out->correct += correct;
+        out->samples += n;
+    }
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_predict(gg_replica *r, const float *weights, const float *samples, int64_t n, int64_t batch, float *output) {
+    gg_status status = GG_OK;
+    int64_t values = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_input(r->options.graph))->shape);
+    int64_t results = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_output(r->options.graph))->shape);
+    for (int64_t i = 0; i < n; i += batch) {
+        int64_t now = n - i < batch ? n - i : batch;
+        gg_plan *plan = NULL;
+        GG_TRY(gg_plans_get(&r->plans, now, false, &plan));
+        r->device->table->gather(r->device, &(gg_gather_args){.dtype = GG_FLOAT32,
+                                                              .rows = samples + i * values,
+                                                              .values = values,
+                                                              .n = now,
+                                                              .scale = 1.0f,
+                                                              .layout = gg_plan_input_layout(plan),
+                                                              .out = gg_plan_input(plan)});
+        GG_TRY(gg_plan_predict(plan, weights, now, output + i * results));
+    }
+cleanup:
+    return status;
+}
+
+/* ---- life ---- */
+
+static gg_status open_devices(gg_replica *r) {
+    gg_status status = GG_OK;
+    const gg_replica_options *o = &r->options;
+    GG_TRY(gg_backend_native.open(o->threads, o->isa, &r->native));
+    if (o->backend != GG_CHOOSE_NATIVE) GG_TRY(gg_backend_onednn.open(o->threads, o->isa, &r->onednn));
+    r->device = r->native;
+    r->plans = (gg_plans){.graph = o->graph,
+                          .options = {.loss = o->loss,
+                                      .device = r->onednn ? r->onednn : r->native,
+                                      .fallback = r->native,
+                                      .choose = o->backend == GG_CHOOSE_FASTER,
+                                      .seed = o->seed,
+                                      .rank = (uint32_t)o->transport->rank}};
+cleanup:
+    return status;
+}
+
+static gg_status model_costs(gg_replica *r) {
+    gg_status status = GG_OK;
+    const gg_graph *graph = r->options.graph;
+    GG_TRY(gg_calloc((size_t)gg_graph_layers(graph) + 1, sizeof(double), "modelled times", (void **)&r->layer_seconds));
+    for (int i = 0; i < gg_graph_nodes(graph); ++i) {
+        int layer = gg_graph_node(graph, i)->layer;
+        if (layer >= 0) r->layer_seconds[layer] += 2.0 * (double)gg_graph_node_macs(graph, i) / MODEL_FLOPS_PER_SECOND;
+    }
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out) {
+    gg_status status = GG_OK;
+    gg_replica *r = NULL;
+    size_t ranks = (size_t)options->transport->size;
+
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *r, "replica", (void **)&r));
+    r->options = *options;
+    if (options->threads < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads));
+    GG_TRY(gg_optimizer_check(&options->optimizer));
+    GG_TRY(open_devices(r));
+    GG_TRY(model_costs(r));
+    GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
+    GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
+    for (size_t i = 0; i < ranks; ++i) r->equal_share[i] = 1.0f / (float)ranks;
+    if (options->trace > 0) GG_TRY(gg_trace_create(options->trace, &r->trace));
+    r->state.count = gg_graph_arena_count(options->graph);
+    r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
+    GG_TRY(gg_strategy_create(&options->strategy,
+                              &(gg_strategy_env){.transport = options->transport,
+                                                 .device = r->device,
+                                                 .optimizer = &r->options.optimizer,
+                                                 .state = &r->state,
+                                                 .graph = options->graph,
+                                                 .seed = options->seed,
+                                                 .trace = r->trace},
+                              &r->strategy));
+    gg_graph_initialise(options->graph, options->seed, r->state.weight);
+    *out = r;
+cleanup:
+    if (status != GG_OK) gg_replica_destroy(r);
+    return status;
+}
+
+void gg_replica_destroy(gg_replica *r) {
+    if (r == NULL) return;
+    gg_strategy_destroy(r->strategy);
+    gg_plans_clear(&r->plans);
+    gg_loader_destroy(r->loader);
+    gg_dataset_release(&r->set);
+    gg_free(r->targets);
+    gg_free(r->share);
+    gg_free(r->equal_share);
+    gg_free(r->layer_seconds);
+    gg_allreduce_destroy(r->averaging);
+    gg_message_free(r->options.transport, r->consensus);
+    gg_trace_destroy(r->trace);
+    if (r->onednn != NULL) r->onednn->table->close(r->onednn);
+    if (r->native != NULL) r->native->table->close(r->native);
+    gg_free(r);
+}
+
+gg_state *gg_replica_state(gg_replica *r) { return &r->state; }
+gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.transport; }
+const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
+gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
+gg_plan *gg_replica_plan(const gg_replica *r) { return r->last_plan; }
+
+const char *gg_replica_backend_name(const gg_replica *r) {
+    static const char *const names[] = {"onednn+native", "onednn", "native"};
+    return names[r->options.backend];
+}
+
+size_t gg_replica_bytes(const gg_replica *r) { return gg_plans_bytes(&r->plans) + 3 * r->state.count * sizeof(float); }

@@ -1,0 +1,82 @@
+/* One rank's training: its plans, state, strategy and batches, and the step that joins them.
+ *
+ * Everything here belongs to one rank and is called on that rank's thread. Functions marked collective must be called by all ranks of
+ * the group in the same order. Settling and everything that shows weights brings the exchange to rest first. */
+#ifndef GG_TRAIN_REPLICA_H
+#define GG_TRAIN_REPLICA_H
+
+#include "data/data.h"
+#include "nn/plan.h"
+#include "strategy/strategy.h"
+
+/* Which CPU table an operation comes from. */
+typedef enum gg_backend_choice { GG_CHOOSE_FASTER = 0, GG_CHOOSE_ONEDNN, GG_CHOOSE_NATIVE, GG_CHOOSE_COUNT } gg_backend_choice;
+
+typedef struct gg_replica_options {
+    const gg_graph *graph;    /* outlives the replica */
+    gg_transport *transport;  /* outlives the replica */
+    gg_loss_kind loss;
+    gg_optimizer optimizer;
+    gg_strategy_options strategy;
+    uint64_t seed;
+    int threads;
+    gg_backend_choice backend;
+    gg_isa isa;
+    size_t trace; /* spans kept; 0: off */
+} gg_replica_options;
+
+/* What a rank has done since the epoch began. */
+typedef struct gg_progress_counts {
+    int64_t steps, samples, correct;
+    double loss_sum;        /* over samples */
+    double seconds;         /* real time in training steps */
+    double compute_seconds, exposed_seconds, data_seconds; /* on the transport's clock */
+    double clock_seconds;   /* the transport's clock, all of it: virtual time in a virtual cluster */
+    int64_t bytes_sent, messages_sent;
+} gg_progress_counts;
+
+typedef struct gg_evaluation {
+    double loss_sum;
+    int64_t correct, samples;
+} gg_evaluation;
+
+typedef struct gg_replica gg_replica;
+
+gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out); /* collective */
+void gg_replica_destroy(gg_replica *replica);                                     /* collective; NULL is fine */
+
+/* Gives the data to train on and builds the plans of every batch size that an epoch has. */
+gg_status gg_replica_begin(gg_replica *replica, const gg_dataset *set, int64_t batch, bool shuffle);
+int64_t gg_replica_epoch_steps(const gg_replica *replica);
+gg_status gg_replica_epoch(gg_replica *replica, int64_t epoch);
+/* Up to `steps` more steps of the epoch. Every rank must ask for the same number. Allocates nothing. */
+gg_status gg_replica_run(gg_replica *replica, int64_t steps);
+void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
+
+/* One step on n samples in plain layout; loss: mean over them. `batches`: samples of every rank in this step; NULL: all n. */
+gg_status gg_replica_step(gg_replica *replica, const float *samples, const void *targets, int64_t n, const int64_t *batches,
+                          double *loss);
+
+gg_status gg_replica_settle(gg_replica *replica); /* collective */
+/* The mean of the replicas' weights; valid until the next call. Settles. Collective. */
+gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
+/* Mean over ranks of |w_r - w_mean| / |w_mean|. Settles. Collective. */
+gg_status gg_replica_distance(gg_replica *replica, double *distance);
+
+/* Loss and hits of `weights` on samples [begin, end) of a set. Not collective. */
+gg_status gg_replica_evaluate(gg_replica *replica, const float *weights, const gg_dataset *set, int64_t begin, int64_t end,
+                              int64_t batch, gg_evaluation *out);
+/* Outputs of `weights` for n samples, plain to plain. Not collective. */
+gg_status gg_replica_predict(gg_replica *replica, const float *weights, const float *samples, int64_t n, int64_t batch,
+                             float *output);
+
+gg_state *gg_replica_state(gg_replica *replica);
+gg_transport *gg_replica_transport(const gg_replica *replica);
+const gg_trace *gg_replica_trace(const gg_replica *replica); /* NULL: off */
+const char *gg_replica_backend_name(const gg_replica *replica);
+gg_isa gg_replica_isa(const gg_replica *replica);
+/* The plan of the last training step; NULL before the first. */
+gg_plan *gg_replica_plan(const gg_replica *replica);
+size_t gg_replica_bytes(const gg_replica *replica); /* of plans and arenas */
+
+#endif

@@ -1,0 +1,307 @@
+#include "train/trainer.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "comm/collective.h"
+
+struct gg_trainer {
+    gg_team *team;
+    gg_replica_options options;
+    int local;
+    gg_replica **replica;
+};
+
+/* What a call does on each local rank: the arguments of whichever function runs. */
+typedef struct call {
+    gg_trainer *trainer;
+    const gg_dataset *set;
+    int64_t number, batch;
+    bool flag;
+    const float *const *samples;
+    const void *const *targets;
+    const int64_t *n;
+    int steps;
+    double *doubles;
+    float *floats;
+    gg_epoch_summary *summary;
+    gg_evaluation *evaluations;
+} call;
+
+gg_team *gg_trainer_team(const gg_trainer *trainer) { return trainer->team; }
+gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local) { return trainer->replica[local]; }
+
+/* ---- life ---- */
+
+static gg_status create(void *context, int local) {
+    gg_trainer *t = ((call *)context)->trainer;
+    gg_replica_options options = t->options;
+    options.transport = gg_team_transport(t->team, local);
+    return gg_replica_create(&options, &t->replica[local]);
+}
+
+gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg_trainer **out) {
+    gg_status status = GG_OK;
+    gg_trainer *t = NULL;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *t, "trainer", (void **)&t));
+    gg_team_retain(team);
+    t->team = team;
+    t->options = *options;
+    t->local = gg_team_local(team);
+    GG_TRY(gg_calloc((size_t)t->local, sizeof(gg_replica *), "replicas", (void **)&t->replica));
+    GG_TRY(gg_team_run(team, create, &(call){.trainer = t}));
+    *out = t;
+cleanup:
+    if (status != GG_OK) gg_trainer_destroy(t);
+    return status;
+}
+
+void gg_trainer_destroy(gg_trainer *t) {
+    if (t == NULL) return;
+    if (t->replica != NULL)
+        for (int i = 0; i < t->local; ++i) gg_replica_destroy(t->replica[i]);
+    gg_free(t->replica);
+    gg_team_release(t->team);
+    gg_free(t);
+}
+
+/* ---- the epoch ---- */
+
+static gg_status begin(void *context, int local) {
+    call *c = context;
+    return gg_replica_begin(c->trainer->replica[local], c->set, c->batch, c->flag);
+}
+
+gg_status gg_trainer_begin(gg_trainer *t, const gg_dataset *set, int64_t batch, bool shuffle) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_trainer_check_set(t, set));
+    GG_TRY(gg_team_run(t->team, begin, &(call){.trainer = t, .set = set, .batch = batch, .flag = shuffle}));
+cleanup:
+    return status;
+}
+
+static gg_status epoch(void *context, int local) {
+    call *c = context;
+    return gg_replica_epoch(c->trainer->replica[local], c->number);
+}
+
+gg_status gg_trainer_epoch(gg_trainer *t, int64_t number) {
+    return gg_team_run(t->team, epoch, &(call){.trainer = t, .number = number});
+}
+
+static gg_status run(void *context, int local) {
+    call *c = context;
+    return gg_replica_run(c->trainer->replica[local], c->number);
+}
+
+gg_status gg_trainer_run(gg_trainer *t, int64_t steps) { return gg_team_run(t->team, run, &(call){.trainer = t, .number = steps}); }
+
+/* Sums over the ranks and maxima, from what every rank gives to all. */
+static gg_status gather_counts(gg_transport *transport, const gg_progress_counts *own, gg_epoch_summary *out) {
+    gg_status status = GG_OK;
+    gg_progress_counts *all = NULL;
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "counts of all ranks", (void **)&all));
+    GG_TRY(gg_allgather(transport, own, sizeof *own, all));
+    for (int r = 0; r < transport->size; ++r) {
+        const gg_progress_counts *c = &all[r];
+        out->sum.steps = c->steps;
+        out->sum.samples += c->samples;
+        out->sum.correct += c->correct;
+        out->sum.loss_sum += c->loss_sum;
+        out->sum.bytes_sent += c->bytes_sent;
+        out->sum.messages_sent += c->messages_sent;
+#define SECONDS(field)                                                         \
+    out->sum.field += c->field;                                                \
+    if (r == 0 || c->field > out->most.field) out->most.field = c->field
+        SECONDS(seconds);
+        SECONDS(compute_seconds);
+        SECONDS(exposed_seconds);
+        SECONDS(data_seconds);
+        SECONDS(clock_seconds);
+#undef SECONDS
+    }
+cleanup:
+    gg_free(all);
+    return status;
+}
+
+static gg_status end_epoch(void *context, int local) {
+    gg_status status = GG_OK;
+    call *c = context;
+    gg_replica *replica = c->trainer->replica[local];
+    gg_progress_counts own;
+    gg_epoch_summary summary = {0};
+    GG_TRY(gg_replica_settle(replica));
+    gg_replica_counts(replica, &own);
+    GG_TRY(gather_counts(gg_replica_transport(replica), &own, &summary));
+    GG_TRY(gg_replica_distance(replica, &summary.consensus_distance));
+    if (local == 0) *c->summary = summary;
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_end_epoch(gg_trainer *t, gg_epoch_summary *out) {
+    return gg_team_run(t->team, end_epoch, &(call){.trainer = t, .summary = out});
+}
+
+/* ---- single steps ---- */
+
+static gg_status step(void *context, int local) {
+    gg_status status = GG_OK;
+    call *c = context;
+    gg_replica *replica = c->trainer->replica[local];
+    gg_transport *transport = gg_replica_transport(replica);
+    int64_t *batches = NULL;
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", (void **)&batches));
+    GG_TRY(gg_allgather(transport, &c->n[local], sizeof *batches, batches));
+    GG_TRY(gg_replica_step(replica, c->samples[local], c->targets[local], c->n[local], batches, &c->doubles[local]));
+cleanup:
+    gg_free(batches);
+    return status;
+}
+
+gg_status gg_trainer_step(gg_trainer *t, const float *const *samples, const void *const *targets, const int64_t *n, double *losses) {
+    return gg_team_run(t->team, step, &(call){.trainer = t, .samples = samples, .targets = targets, .n = n, .doubles = losses});
+}
+
+static gg_status bench(void *context, int local) {
+    gg_status status = GG_OK;
+    call *c = context;
+    gg_replica *replica = c->trainer->replica[local];
+    double loss;
+    for (int i = 0; i < c->steps; ++i) {
+        double start = gg_clock_now();
+        GG_TRY(gg_replica_step(replica, c->samples[0], c->targets[0], c->n[0], NULL, &loss));
+        if (local == 0) c->doubles[i] = gg_clock_now() - start;
+    }
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targets, int64_t n, int steps, double *seconds) {
+    return gg_team_run(t->team, bench,
+                       &(call){.trainer = t, .samples = &samples, .targets = &targets, .n = &n, .steps = steps, .doubles = seconds});
+}
+
+/* ---- at rest ---- */
+
+static gg_status settle(void *context, int local) { return gg_replica_settle(((call *)context)->trainer->replica[local]); }
+
+gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, settle, &(call){.trainer = t}); }
+
+static gg_status distance(void *context, int local) {
+    gg_status status = GG_OK;
+    call *c = context;
+    double own = 0;
+    GG_TRY(gg_replica_distance(c->trainer->replica[local], &own));
+    if (local == 0) *c->doubles = own;
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_distance(gg_trainer *t, double *out) {
+    return gg_team_run(t->team, distance, &(call){.trainer = t, .doubles = out});
+}
+
+static gg_status consensus(void *context, int local) {
+    gg_status status = GG_OK;
+    call *c = context;
+    const float *mean = NULL;
+    GG_TRY(gg_replica_consensus(c->trainer->replica[local], &mean));
+    if (local == 0) memcpy(c->floats, mean, gg_replica_state(c->trainer->replica[0])->count * sizeof(float));
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_consensus(gg_trainer *t, float *weights) {
+    return gg_team_run(t->team, consensus, &(call){.trainer = t, .floats = weights});
+}
+
+static gg_status evaluate(void *context, int local) {
+    gg_status status = GG_OK;
+    call *c = context;
+    gg_replica *replica = c->trainer->replica[local];
+    gg_transport *transport = gg_replica_transport(replica);
+    const float *weights = NULL;
+    int64_t first = 0, end = c->set->count;
+    gg_evaluation own = {0}, *all = NULL;
+
+    GG_TRY(gg_replica_consensus(replica, &weights));
+    if (c->flag)
+        weights = gg_replica_state(replica)->weight;
+    else
+        gg_shard(c->set->count, transport->rank, transport->size, &first, &end);
+    GG_TRY(gg_replica_evaluate(replica, weights, c->set, first, end, c->batch, &own));
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", (void **)&all));
+    GG_TRY(gg_allgather(transport, &own, sizeof own, all));
+    if (local != 0) goto cleanup;
+    if (c->flag) {
+        memcpy(c->evaluations, all, (size_t)transport->size * sizeof *all);
+    } else {
+        *c->evaluations = (gg_evaluation){0};
+        for (int r = 0; r < transport->size; ++r) {
+            c->evaluations->loss_sum += all[r].loss_sum;
+            c->evaluations->correct += all[r].correct;
+            c->evaluations->samples += all[r].samples;
+        }
+    }
+cleanup:
+    gg_free(all);
+    return status;
+}
+
+gg_status gg_trainer_evaluate(gg_trainer *t, const gg_dataset *set, int64_t batch, bool replicas, gg_evaluation *out) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_trainer_check_set(t, set));
+    if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
+    GG_TRY(gg_team_run(t->team, evaluate, &(call){.trainer = t, .set = set, .batch = batch, .flag = replicas, .evaluations = out}));
+cleanup:
+    return status;
+}
+
+static gg_status predict(void *context, int local) {
+    gg_status status = GG_OK;
+    call *c = context;
+    const float *weights = NULL;
+    GG_TRY(gg_replica_consensus(c->trainer->replica[local], &weights));
+    if (local == 0)
+        GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->samples[0], c->n[0], c->batch, c->floats));
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_predict(gg_trainer *t, const float *samples, int64_t n, int64_t batch, float *output) {
+    gg_status status = GG_OK;
+    if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
+    GG_TRY(gg_team_run(t->team, predict, &(call){.trainer = t, .samples = &samples, .n = &n, .batch = batch, .floats = output}));
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {
+    gg_status status = GG_OK;
+    const gg_graph *graph = t->options.graph;
+    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph))->shape;
+    const gg_shape *output = &gg_graph_node(graph, gg_graph_output(graph))->shape;
+    char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
+    GG_TRY(gg_dataset_check(set));
+    if (!gg_shape_equal(&set->shape, input))
+        GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: a sample has shape %s, the network's input is %s", gg_shape_text(&set->shape, have),
+                       gg_shape_text(input, want)));
+    if (t->options.loss == GG_LOSS_CROSS_ENTROPY) {
+        if (set->target_dtype != GG_INT32)
+            GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; cross_entropy takes one integer class a sample",
+                           gg_dtype_name(set->target_dtype)));
+        GG_TRY(gg_dataset_check_classes(set, gg_shape_count(output)));
+    } else {
+        if (set->target_dtype != GG_FLOAT32)
+            GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; this loss takes float32", gg_dtype_name(set->target_dtype)));
+        if (set->target_values != gg_shape_count(output))
+            GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: a sample has %lld target values, the network's output has shape %s",
+                           (long long)set->target_values, gg_shape_text(output, want)));
+    }
+cleanup:
+    return status;
+}

@@ -1,0 +1,51 @@
+/* The ranks of a team that live in this process, each with its replica: whatever is asked is done by all of them.
+ *
+ * Every function runs on every local rank (gg_team_run) and is collective over the whole team. One thread may call at a time. */
+#ifndef GG_TRAIN_TRAINER_H
+#define GG_TRAIN_TRAINER_H
+
+#include "comm/team.h"
+#include "train/replica.h"
+
+typedef struct gg_trainer gg_trainer;
+
+/* options->transport is ignored: each replica takes its own rank's. Retains the team; the graph must outlive the trainer. */
+gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg_trainer **out);
+void gg_trainer_destroy(gg_trainer *trainer); /* NULL is fine */
+
+gg_team *gg_trainer_team(const gg_trainer *trainer);
+gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
+
+gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool shuffle);
+gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch);
+gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps);
+
+/* What all ranks of the team did since the epoch began. */
+typedef struct gg_epoch_summary {
+    gg_progress_counts sum;  /* counts and seconds summed over ranks; steps of one rank */
+    gg_progress_counts most; /* seconds of the rank that took longest */
+    double consensus_distance;
+} gg_epoch_summary;
+
+gg_status gg_trainer_end_epoch(gg_trainer *trainer, gg_epoch_summary *out);
+
+/* One step, one batch a local rank: samples[i] has n[i] rows. losses: one a local rank. */
+gg_status gg_trainer_step(gg_trainer *trainer, const float *const *samples, const void *const *targets, const int64_t *n,
+                          double *losses);
+/* `steps` steps on the same batch for every rank; seconds of each on the first local rank. */
+gg_status gg_trainer_bench(gg_trainer *trainer, const float *samples, const void *targets, int64_t n, int steps, double *seconds);
+
+gg_status gg_trainer_settle(gg_trainer *trainer);
+gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
+/* Copies the consensus weights into an arena of the caller. */
+gg_status gg_trainer_consensus(gg_trainer *trainer, float *weights);
+/* The consensus model, the set split over the ranks, the sum over ranks in out[0]; or, with `replicas`, each rank's own weights on the
+ * whole set, one result a rank of the team. */
+gg_status gg_trainer_evaluate(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool replicas, gg_evaluation *out);
+/* The consensus model's outputs: computed by the first local rank, on every process. */
+gg_status gg_trainer_predict(gg_trainer *trainer, const float *samples, int64_t n, int64_t batch, float *output);
+
+/* GG_ERROR_SHAPE or GG_ERROR_TYPE if a set does not fit the network's input or its loss. */
+gg_status gg_trainer_check_set(const gg_trainer *trainer, const gg_dataset *set);
+
+#endif

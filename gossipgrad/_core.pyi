@@ -1,0 +1,194 @@
+"""The compiled core. Not public: the package's own modules use it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Exceptions: argument, shape -> ValueError; type -> TypeError; memory -> MemoryError; unsupported ->
+# NotImplementedError; state, backend -> RuntimeError; comm -> CommunicationError; numeric -> FloatingPointError;
+# cancelled -> Cancelled.
+class CommunicationError(RuntimeError): ...
+class Cancelled(RuntimeError): ...
+
+class Graph:
+    """Layers as nodes. Node numbers start at 0; the input is a node."""
+
+    def __init__(self) -> None: ...
+    def input(self, shape: Sequence[int], name: str = "input") -> int: ...
+    def layer(
+        self,
+        kind: str,  # conv2d linear max_pool2d avg_pool2d relu tanh sigmoid flatten dropout add concat
+        name: str,
+        inputs: Sequence[int],
+        *,
+        outputs: int = 0,
+        kernel: tuple[int, int] = (0, 0),
+        stride: tuple[int, int] = (1, 1),
+        padding: tuple[int, int] = (0, 0),
+        dilation: tuple[int, int] = (1, 1),
+        groups: int = 1,
+        bias: bool = True,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        probability: float = 0.0,
+        weight_init: tuple[str, float] = ("default", 0.0),
+        bias_init: tuple[str, float] = ("default", 0.0),
+    ) -> int: ...
+    def finish(self, output: int) -> None: ...
+    def shape(self, node: int) -> tuple[int, ...]: ...
+    def nodes(self) -> list[dict[str, Any]]:
+        """One dict a node: name, kind, inputs, shape, parameters (count), macs."""
+    def parameters(self) -> list[tuple[str, tuple[int, ...]]]: ...
+    def initial_weights(self, seed: int) -> dict[str, NDArray[np.float32]]: ...
+
+class Team:
+    """A group of ranks. kind: single, mpi, virtual."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        size: int = 1,
+        fortran_handle: int | None = None,
+        launched: int = 0,
+        latency: float = 0.0,
+        bandwidth: float = 0.0,
+        compute_rate: float = 1.0,
+        timeout: float = 0.0,
+    ) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def rank(self) -> int:
+        """This process's rank; 0 for a virtual cluster."""
+    @property
+    def local(self) -> int:
+        """Ranks in this process: size for a virtual cluster, else 1."""
+    def barrier(self) -> None: ...
+    def broadcast(self, data: bytes, root: int = 0) -> bytes:
+        """MPI and single only do something; a virtual cluster returns data."""
+    def allgather(self, data: bytes) -> list[bytes]: ...
+
+class Dataset:
+    """A set in memory: samples (n, ...) uint8 or float32, targets (n,) int32 or (n, k) float32. No copy of C-contiguous arrays."""
+
+    def __init__(self, samples: NDArray[Any], targets: NDArray[Any], scale: float = 1.0, shift: float = 0.0) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+class Trainer:
+    """The ranks of this process, each with its plan, state, strategy and loader."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        team: Team,
+        *,
+        loss: str,  # cross_entropy binary_cross_entropy mean_squared_error
+        optimizer: dict[str, Any],  # lr momentum weight_decay nesterov schedule{kind final gamma power warmup_start every total warmup}
+        strategy: dict[str, Any],  # name topology rotate staleness exchange mix bucket_bytes chunk_bytes
+        seed: int = 0,
+        threads: int = 1,
+        backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
+        trace: int = 0,  # spans kept a rank; 0: off
+    ) -> None: ...
+    @property
+    def backend(self) -> str:
+        """"onednn", "native", or "onednn+native" where each operation comes from the faster table."""
+    @property
+    def isa(self) -> str: ...
+    def node_backends(self) -> list[str]: ...
+    def bytes(self) -> int: ...
+
+    # training
+    def begin(self, dataset: Dataset, batch: int, shuffle: bool = True) -> int:
+        """Makes the loaders and plans; returns the steps of an epoch."""
+    def epoch(self, epoch: int) -> None:
+        """Starts epoch `epoch` (from 0): orders the samples, zeroes the sums."""
+    def run(self, steps: int) -> int:
+        """Runs up to `steps` more steps of the epoch; returns the steps of the epoch done so far. Releases the GIL."""
+    def progress(self) -> dict[str, float]:
+        """Of this process's ranks since `epoch`: samples, loss (mean so far), correct, seconds."""
+    def end_epoch(self) -> dict[str, Any]:
+        """Collective. Settles; sums over ranks and means over ranks of design.md's epoch record, without validation."""
+    def train_step(self, samples: list[NDArray[np.float32]], targets: list[NDArray[Any]]) -> list[float]:
+        """One step, one batch a local rank (float32, plain layout); each rank's mean loss."""
+    def settle(self) -> None: ...
+    @property
+    def step(self) -> int: ...
+    @step.setter
+    def step(self, value: int) -> None: ...
+
+    # evaluation. Collective; replica: every rank's own weights on the whole set, one result a rank of the group;
+    # else the consensus model, the set split over the ranks, one result.
+    def evaluate(self, dataset: Dataset, batch: int, replica: bool = False) -> list[dict[str, float]]: ...
+    def predict(self, samples: NDArray[np.float32], batch: int) -> NDArray[np.float32]:
+        """By the consensus model, all on every rank of MPI."""
+    def consensus_distance(self) -> float: ...
+
+    # state, at rest
+    def weights(self, rank: int = 0) -> dict[str, NDArray[np.float32]]:
+        """Copies, by name; `rank` counts the local ranks."""
+    def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
+    def gradients(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
+    def momentum(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
+    def load_weights(self, weights: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
+        """None: every local rank. All names and shapes must fit."""
+    def load_momentum(self, momentum: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
+
+    # measurement
+    def bench(self, samples: NDArray[np.float32], targets: NDArray[Any], warmup: int, steps: int) -> list[float]:
+        """Seconds of each of `steps` training steps on one batch in memory."""
+    def node_seconds(self) -> list[tuple[float, float]]: ...
+    def set_timing(self, on: bool) -> None: ...
+    def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int]]:
+        """begin, end, name, step, lane, index."""
+
+def info() -> dict[str, Any]:
+    """compiler, cpu, isa, isas, cores, onednn, mpi{...}, built{...}"""
+
+def memory() -> tuple[int, int]:
+    """Live bytes of the core, allocations ever made."""
+
+def abort(code: int) -> None:
+    """Ends all ranks of the MPI world."""
+
+def mpi_start(launched: int = 0) -> None: ...
+
+def shard(count: int, rank: int, size: int) -> tuple[int, int]: ...
+
+def partners(topology: str, size: int, step: int, rank: int, rotate: bool = True, seed: int = 0) -> tuple[int, int]:
+    """(send to, receive from); -1: nobody."""
+
+def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
+
+def rate(schedule: dict[str, Any], step: int) -> float: ...
+
+def run_op(
+    backend: str,
+    isa: str | None,
+    kind: str,
+    inputs: Sequence[NDArray[np.float32]],
+    output_shape: Sequence[int],
+    *,
+    weight: NDArray[np.float32] | None = None,
+    bias: NDArray[np.float32] | None = None,
+    grad_output: NDArray[np.float32] | None = None,
+    threads: int = 1,
+    **attributes: Any,  # kernel stride padding dilation groups ceil_mode count_include_pad probability activation seed rank step
+) -> dict[str, Any]:
+    """One operation of one table on plain arrays (N, ...): output, and with grad_output grad_inputs, grad_weight, grad_bias.
+    Every buffer stands between guard bytes; a damaged guard is an error."""
+
+def run_loss(
+    isa: str | None, kind: str, layout: str, prediction: NDArray[np.float32], targets: NDArray[Any]
+) -> tuple[float, int, NDArray[np.float32]]:
+    """Sum of losses, samples right, gradient of the mean."""
+
+def run_kernel(isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]) -> Any:
+    """An arena kernel: sgd, mix, halve, weighted_sum, sum_squares, all_finite, gather, transpose."""

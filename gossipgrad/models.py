@@ -1,0 +1,56 @@
+"""Networks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gossipgrad.errors import choice, integer
+from gossipgrad.layers import Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, Model, ReLU, Sequential
+
+
+def lenet(classes: int = 10, weight_init: Init = "default", bias_init: Init = "default") -> Model:
+    """Caffe's LeNet for 28 x 28 grey digits: 431,080 parameters at 10 classes; loss "cross_entropy".
+
+    After LeCun et al., "Gradient-based learning applied to document recognition" (1998), as in Caffe's examples/mnist: no
+    activation after the convolutions. Input (1, 28, 28). weight_init="caffe_xavier", bias_init=0 start as Caffe does.
+    """
+    how = {"weight_init": weight_init, "bias_init": bias_init}
+    layers: list[Layer] = [
+        Conv2d(20, 5, name="conv1", **how),
+        MaxPool2d(2, name="pool1"),
+        Conv2d(50, 5, name="conv2", **how),
+        MaxPool2d(2, name="pool2"),
+        Flatten(name="flatten"),
+        Linear(500, name="fc1", **how),
+        ReLU(name="relu1"),
+        Linear(integer("classes", classes, 1), name="fc2", **how),
+    ]
+    return Sequential(layers, input=(1, 28, 28), name="lenet")
+
+
+def mlp(inputs: int = 28, hidden: Sequence[int] = (300, 300, 300), outputs: int = 1) -> Model:
+    """Linear layers with ReLU between: 28-300-300-300-1 for HIGGS; loss "binary_cross_entropy" (scores, no sigmoid)."""
+    layers: list[Layer] = []
+    for i, width in enumerate(hidden, 1):
+        layers += [Linear(integer(f"hidden[{i - 1}]", width, 1), name=f"fc{i}"), ReLU(name=f"relu{i}")]
+    layers.append(Linear(integer("outputs", outputs, 1), name=f"fc{len(hidden) + 1}"))
+    return Sequential(layers, input=(integer("inputs", inputs, 1),), name="mlp")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A network of the command line, with the loss and batch that go with it."""
+
+    make: Callable[[], Model]
+    loss: str
+    batch: int
+
+
+BY_NAME = {"lenet": Entry(lenet, "cross_entropy", 64), "mlp": Entry(mlp, "binary_cross_entropy", 256)}
+
+
+def by_name(name: str) -> Entry:
+    """The entry of a name; ValueError lists the names there are."""
+    choice("model", name, BY_NAME)
+    return BY_NAME[name]

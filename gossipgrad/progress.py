@@ -1,0 +1,94 @@
+"""The progress bar on a terminal, plain lines in a log; rank 0 alone."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import IO, TYPE_CHECKING
+
+from gossipgrad.callbacks import Callback, Progress
+from gossipgrad.history import Record
+
+if TYPE_CHECKING:
+    from gossipgrad.trainer import Trainer
+
+LINE_EVERY = 30.0  # seconds between plain lines within an epoch
+
+
+def duration(seconds: float) -> str:
+    """0:07, 12:30, 1:02:03."""
+    whole = max(int(seconds + 0.5), 0)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def epoch_line(record: Record, epochs: int) -> str:
+    """One epoch in words."""
+    parts = [f"loss {record['train_loss']:.4f}"]
+    validation = record.get("validation")
+    if validation is not None:
+        parts.append(f"validation loss {validation['loss']:.4f}")
+        if "accuracy" in validation:
+            parts.append(f"accuracy {100 * validation['accuracy']:.2f} %")
+    for i, replica in enumerate(record.get("validation_replicas", [])):
+        if "accuracy" in replica:
+            parts.append(f"rank {i} {100 * replica['accuracy']:.2f} %")
+    parts.append(f"{record['samples_per_second']:,.0f} samples/s")
+    parts.append(f"{record['seconds']:.2f} s")
+    parts.append(f"consensus distance {record['consensus_distance']:.2g}")
+    return f"epoch {record['epoch']}/{epochs}: {', '.join(parts)}"
+
+
+class ProgressBar(Callback):
+    """A bar with rate and estimated time left on a terminal; one line an epoch where the output is no terminal."""
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        self._file = file
+        self._shown = False
+        self._epochs = 0
+        self._line_due = 0.0
+
+    @property
+    def file(self) -> IO[str]:
+        return self._file if self._file is not None else sys.stdout
+
+    def _terminal(self) -> bool:
+        return bool(getattr(self.file, "isatty", lambda: False)())
+
+    def _clear(self) -> None:
+        if self._shown:
+            self.file.write("\r\x1b[K")
+            self._shown = False
+
+    def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
+        self._line_due = time.monotonic() + LINE_EVERY
+
+    def on_progress(self, trainer: Trainer, progress: Progress) -> None:
+        self._epochs = progress.epochs
+        if trainer.rank != 0:
+            return
+        done = progress.step / max(progress.steps, 1)
+        left = (1 - done) * progress.seconds / done if done else 0.0
+        numbers = f"{progress.step}/{progress.steps}  loss {progress.loss:.4f}"
+        numbers += f"  {progress.samples_per_second:,.0f} samples/s  {duration(left)} left"
+        head = f"epoch {progress.epoch}/{progress.epochs}"
+        if not self._terminal():
+            if time.monotonic() >= self._line_due:
+                self._line_due = time.monotonic() + LINE_EVERY
+                print(f"{head}: {numbers}", file=self.file, flush=True)
+            return
+        columns = shutil.get_terminal_size().columns
+        width = min(max(columns - len(head) - len(numbers) - 6, 0), 40)
+        bar = f" [{'#' * round(done * width):.<{width}}]" if width >= 5 else ""
+        self.file.write(f"\r{head}{bar} {numbers}"[:columns] + "\x1b[K")
+        self.file.flush()
+        self._shown = True
+
+    def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
+        if trainer.rank == 0:
+            self._clear()
+            print(epoch_line(record, trainer.last_epoch), file=self.file, flush=True)
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        self._clear()

@@ -1,0 +1,115 @@
+"""Learning rates as functions of the step t = 0, 1, ...; the core computes them.
+
+All take warmup (steps in which the rate rises linearly from warmup_start times lr to lr; the schedule proper starts
+after them). Where there is a `total`, it is in steps after the warm-up, and "auto" is all steps that fit will make.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from gossipgrad.errors import choice, integer, number
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The base: a constant rate after the warm-up."""
+
+    kind: ClassVar[str] = "constant"
+    warmup: int = 0
+    warmup_start: float = 0.0
+
+    def __post_init__(self) -> None:
+        integer("warmup", self.warmup, 0)
+        number("warmup_start", self.warmup_start, 0.0, 1.0)
+
+    @property
+    def auto(self) -> bool:
+        """Is its length not known before fit?"""
+        return getattr(self, "total", None) == "auto"
+
+    def settings(self) -> dict[str, Any]:
+        """The keywords, with the kind as "schedule"."""
+        return {"schedule": self.kind, **asdict(self)}
+
+    def options(self, total: int | None = None) -> dict[str, Any]:
+        """What the core wants; `total` stands for "auto": all steps of training, warm-up included."""
+        options: dict[str, Any] = {"kind": self.kind, **asdict(self)}
+        if self.auto:
+            if total is None:
+                raise ValueError("total='auto' is known only in fit; give the schedule's total in steps")
+            options["total"] = max(total - self.warmup, 1)
+        return options
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """lr at every step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDecay(Schedule):
+    """lr * gamma^(t // every)."""
+
+    kind: ClassVar[str] = "step"
+    every: int
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        integer("every", self.every, 1)
+        number("gamma", self.gamma, None, 1.0, above=0.0)
+
+
+def _check_total(total: Any) -> None:
+    if total != "auto":
+        if isinstance(total, str):
+            raise ValueError(f"total={total!r}: allowed: 'auto', or a number of steps")
+        integer("total", total, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """From lr to final in half a cosine over `total` steps, then final (Loshchilov and Hutter 2017)."""
+
+    kind: ClassVar[str] = "cosine"
+    total: int | str = "auto"
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_total(self.total)
+        number("final", self.final, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polynomial(Schedule):
+    """final + (lr - final) * (1 - t/total)^power over `total` steps, then final."""
+
+    kind: ClassVar[str] = "polynomial"
+    total: int | str = "auto"
+    power: float = 1.0
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_total(self.total)
+        number("power", self.power, above=0.0)
+        number("final", self.final, 0.0)
+
+
+BY_NAME: dict[str, type[Schedule]] = {c.kind: c for c in (Constant, StepDecay, Cosine, Polynomial)}
+
+
+def by_name(kind: str, **options: Any) -> Schedule:
+    """The schedule of this kind with these keywords; ValueError names the kinds there are, or a keyword it lacks."""
+    choice("schedule", kind, BY_NAME)
+    made = BY_NAME[kind]
+    allowed = made.__dataclass_fields__
+    for key in options:
+        if key not in allowed:
+            raise ValueError(f"{key}: not an option of schedule={kind!r}; it has {', '.join(allowed)}")
+    if kind == "step" and "every" not in options:
+        raise ValueError("schedule='step' wants every, the steps between two decays")
+    return made(**options)

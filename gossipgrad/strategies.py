@@ -1,0 +1,102 @@
+"""How the replicas are kept together: what to do, by name; the core does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from gossipgrad.errors import choice, flag, integer
+
+TOPOLOGIES = ("dissemination", "cube")
+EXCHANGES = ("weights+momentum", "weights", "gradients")
+MIXES = ("displacement", "halves")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The base. `name` is the strategy's on the command line and in reports."""
+
+    name: ClassVar[str] = ""
+
+    def settings(self) -> dict[str, Any]:
+        """The keywords, with the name as "strategy", in terms of JSON."""
+        return {"strategy": self.name, **asdict(self)}
+
+    def options(self) -> dict[str, Any]:
+        """What the core wants."""
+        return {"name": self.name, **{key: value for key, value in asdict(self).items() if value is not None}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GossipGraD(Strategy):
+    """Each step every rank exchanges with one partner, which changes from step to step.
+
+    Daily, Vishnu, Siegel, Warfel, Amatya, "GossipGraD: Scalable Deep Learning using Gossip Communication based Asynchronous
+    Gradient Descent" (2018), arXiv 1803.05880. Step t uses stage h = t mod k, k = ceil(log2 p).
+
+    topology      "dissemination": send to (r - 2^h) mod p, receive from (r + 2^h) mod p; any p.
+                  "cube": both with r XOR 2^h; a peer that does not exist is skipped, by both sides.
+    rotate        after each cycle of k stages the ranks change places by a permutation drawn from the seed.
+    staleness     0: what was sent after an update is mixed before the layer is used again.
+                  1: after the update of the next step, so that a whole step hides the exchange.
+    exchange      "weights+momentum", "weights", or "gradients" (for comparison: nothing pulls the replicas together).
+    mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
+                  "halves": w = (w + received) / 2, the authors' form.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    """
+
+    name: ClassVar[str] = "gossipgrad"
+    topology: str = "dissemination"
+    rotate: bool = True
+    staleness: int = 0
+    exchange: str = "weights+momentum"
+    mix: str = "displacement"
+    bucket_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        choice("topology", self.topology, TOPOLOGIES)
+        flag("rotate", self.rotate)
+        choice("staleness", self.staleness, (0, 1))
+        choice("exchange", self.exchange, EXCHANGES)
+        choice("mix", self.mix, MIXES)
+        for key in ("bucket_bytes", "chunk_bytes"):
+            if getattr(self, key) is not None:
+                integer(key, getattr(self, key), 1)
+
+
+@dataclass(frozen=True)
+class AllReduce(Strategy):
+    """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass (the paper's SGD)."""
+
+    name: ClassVar[str] = "allreduce"
+
+
+@dataclass(frozen=True)
+class NoExchange(Strategy):
+    """Nothing is exchanged: p independent runs on p shards, the floor of every comparison."""
+
+    name: ClassVar[str] = "no-exchange"
+
+
+BY_NAME: dict[str, type[Strategy]] = {c.name: c for c in (GossipGraD, AllReduce, NoExchange)}
+
+
+def by_name(name: str, **options: Any) -> Strategy:
+    """The strategy of this name with these keywords; ValueError for another name, or a keyword it does not have."""
+    choice("strategy", name, BY_NAME)
+    made = BY_NAME[name]
+    allowed = made.__dataclass_fields__
+    for key in options:
+        if key not in allowed:
+            has = f"it has {', '.join(allowed)}" if allowed else "it has none"
+            raise ValueError(f"{key}: not an option of strategy={name!r}; {has}")
+    return made(**options)
+
+
+def from_settings(settings: Mapping[str, Any]) -> Strategy:
+    """The strategy that settings() described; other keys are ignored."""
+    made = BY_NAME[choice("strategy", settings["strategy"], BY_NAME)]
+    return made(**{key: settings[key] for key in made.__dataclass_fields__})

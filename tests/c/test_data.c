@@ -1,0 +1,435 @@
+/* Data sets, shards and the batches of an epoch; optimiser settings and learning rates. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "check.h"
+#include "data/data.h"
+#include "optim/optim.h"
+
+/* ---------------------------------------------------------------------------------------------- a small
+ * device */
+
+static void gather(gg_device *device, const gg_gather_args *args) {
+    (void)device;
+    int64_t lanes = args->layout == GG_LAYOUT_BATCH_LAST ? gg_lanes_padded(args->n) : args->n;
+    for (int64_t i = 0; i < lanes; ++i)
+        for (int64_t v = 0; v < args->values; ++v) {
+            float value = 0;
+            if (i < args->n) {
+                int64_t at = (args->index ? args->index[i] : i) * args->values + v;
+                float element = args->dtype == GG_UINT8 ? ((const uint8_t *)args->rows)[at]
+                                                        : ((const float *)args->rows)[at];
+                value = args->scale * element + args->shift;
+            }
+            args->out[args->layout == GG_LAYOUT_BATCH_LAST ? v * lanes + i : i * args->values + v] = value;
+        }
+}
+
+static const gg_backend backend = {.name = "test", .gather = gather};
+static gg_device device = {.table = &backend, .threads = 1};
+
+/* Sample i holds the numbers 10*i and 10*i + 1 (uint8: 2*i mod 256 and 7), and its class or targets tell i.
+ */
+static gg_status make_set(int64_t count, gg_dtype dtype, gg_dtype target_dtype, gg_dataset *out) {
+    gg_status status = GG_OK;
+    gg_dataset set = {.dtype = dtype, .target_dtype = target_dtype, .count = count, .scale = 1};
+    set.shape = (gg_shape){.dims = 1, .size = {2}};
+    set.target_values = target_dtype == GG_INT32 ? 1 : 3;
+    GG_TRY(gg_storage_create((size_t)count * 2 * gg_dtype_size(dtype), "samples", &set.samples));
+    GG_TRY(gg_storage_create((size_t)(count * set.target_values) * 4, "targets", &set.targets));
+    void *samples = gg_storage_data(set.samples), *targets = gg_storage_data(set.targets);
+    for (int64_t i = 0; i < count; ++i) {
+        if (dtype == GG_UINT8) {
+            ((uint8_t *)samples)[2 * i] = (uint8_t)(2 * i);
+            ((uint8_t *)samples)[2 * i + 1] = 7;
+        } else {
+            ((float *)samples)[2 * i] = (float)(10 * i);
+            ((float *)samples)[2 * i + 1] = (float)(10 * i + 1);
+        }
+        if (target_dtype == GG_INT32)
+            ((int32_t *)targets)[i] = (int32_t)i;
+        else
+            for (int64_t v = 0; v < 3; ++v)
+                ((float *)targets)[3 * i + v] = (float)(100 * i + v);
+    }
+    *out = set;
+    memset(&set, 0, sizeof set);
+cleanup:
+    gg_dataset_release(&set);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------- data sets */
+
+static void test_dataset(void) {
+    gg_dataset set = {0}, bad;
+    if (!CHECK_OK(make_set(6, GG_FLOAT32, GG_INT32, &set)))
+        return;
+    CHECK_OK(gg_dataset_check(&set));
+    CHECK_OK(gg_dataset_check_classes(&set, 6));
+    CHECK_FAILS(gg_dataset_check_classes(&set, 5), GG_ERROR_ARGUMENT,
+                "sample 5 has class 5; allowed are 0 to 4");
+    ((int32_t *)gg_storage_data(set.targets))[2] = -3;
+    CHECK_FAILS(gg_dataset_check_classes(&set, 6), GG_ERROR_ARGUMENT, "sample 2 has class -3");
+
+#define BREAK(change, status, text)                                                                          \
+    do {                                                                                                     \
+        bad = set;                                                                                           \
+        change;                                                                                              \
+        CHECK_FAILS(gg_dataset_check(&bad), status, text);                                                   \
+    } while (0)
+    BREAK(bad.samples = NULL, GG_ERROR_ARGUMENT, "no samples");
+    BREAK(bad.targets = NULL, GG_ERROR_ARGUMENT, "no targets");
+    BREAK(bad.dtype = GG_INT32, GG_ERROR_TYPE, "samples are int32");
+    BREAK(bad.target_dtype = GG_UINT8, GG_ERROR_TYPE, "targets are uint8");
+    BREAK(bad.count = 0, GG_ERROR_ARGUMENT, "0 samples");
+    BREAK(bad.count = (int64_t)1 << 31, GG_ERROR_ARGUMENT, "2147483648 samples");
+    BREAK(bad.count = 5, GG_ERROR_SHAPE, "samples take 48 bytes, but 5 samples of 2 float32 values");
+    BREAK(bad.count = 7, GG_ERROR_SHAPE, "samples take 48 bytes");
+    BREAK(bad.dtype = GG_UINT8, GG_ERROR_SHAPE, "samples take 48 bytes");
+    BREAK(bad.targets = set.samples, GG_ERROR_SHAPE, "targets take 48 bytes");
+    BREAK(bad.shape.dims = 0, GG_ERROR_SHAPE, "0 dimensions");
+    BREAK(bad.shape.dims = 6, GG_ERROR_SHAPE, "6 dimensions");
+    BREAK(bad.shape.size[0] = 0, GG_ERROR_SHAPE, "shape (0,)");
+    BREAK((bad.shape.dims = 2, bad.shape.size[1] = INT64_MAX / 8), GG_ERROR_SHAPE, "fit in memory");
+    BREAK(bad.shape.size[0] = INT64_MAX / 8, GG_ERROR_SHAPE, "samples take 48 bytes");
+    BREAK(bad.target_values = 2, GG_ERROR_SHAPE, "2 target values");
+    BREAK((bad.target_dtype = GG_FLOAT32, bad.target_values = 0), GG_ERROR_SHAPE, "0 target values");
+    BREAK(bad.scale = NAN, GG_ERROR_ARGUMENT, "scale=nan");
+    BREAK(bad.shift = INFINITY, GG_ERROR_ARGUMENT, "shift=inf");
+#undef BREAK
+
+    /* Float targets are no classes; odd memory is refused. */
+    bad = set;
+    bad.target_dtype = GG_FLOAT32;
+    CHECK_FAILS(gg_dataset_check_classes(&bad, 6), GG_ERROR_TYPE, "float32");
+    char *memory = gg_storage_data(set.samples);
+    gg_storage *odd = NULL;
+    if (CHECK_OK(gg_storage_wrap(memory + 1, 40, NULL, NULL, &odd))) {
+        bad = set;
+        bad.samples = odd;
+        bad.count = 5;
+        CHECK_FAILS(gg_dataset_check(&bad), GG_ERROR_ARGUMENT, "not aligned");
+    }
+    gg_storage_release(odd);
+
+    gg_dataset copy = set;
+    gg_dataset_retain(&copy);
+    gg_dataset_release(&set);
+    CHECK(set.samples == NULL && set.count == 0);
+    CHECK_INT(((float *)gg_storage_data(copy.samples))[2], 10);
+    gg_dataset_release(&copy);
+    gg_dataset_release(&copy);
+}
+
+static void test_shard(void) {
+    for (int64_t count = 0; count < 60; ++count)
+        for (int size = 1; size < 20; ++size) {
+            int64_t expected = 0, smallest = INT64_MAX, largest = 0;
+            bool good = true;
+            for (int rank = 0; rank < size; ++rank) {
+                int64_t begin, end;
+                gg_shard(count, rank, size, &begin, &end);
+                good = good && begin == expected && end >= begin;
+                smallest = end - begin < smallest ? end - begin : smallest;
+                largest = end - begin > largest ? end - begin : largest;
+                expected = end;
+            }
+            CHECK(good && expected == count && largest - smallest <= 1);
+        }
+    int64_t begin, end;
+    gg_shard(INT64_MAX, 1 << 24, (1 << 24) + 1, &begin, &end);
+    CHECK(end == INT64_MAX && begin < end);
+}
+
+/* ---------------------------------------------------------------------------------------------- batches */
+
+#define MAX_COUNT 48
+#define MAX_RANKS 9
+
+/* One epoch of all ranks: every sample once, batches as promised. */
+static void check_epoch(gg_loader **loaders, int64_t count, int size, int64_t batch) {
+    int seen[MAX_COUNT] = {0};
+    int64_t largest = (count + size - 1) / size, steps = gg_loader_steps(loaders[0]);
+    bool sizes = true, owners = true, contents = true;
+    float samples[MAX_COUNT * 2];
+    int32_t targets[MAX_COUNT];
+    CHECK_INT(steps, (largest + batch - 1) / batch);
+    for (int rank = 0; rank < size; ++rank) {
+        int64_t begin, end;
+        gg_shard(count, rank, size, &begin, &end);
+        CHECK_INT(gg_loader_steps(loaders[rank]), steps);
+        for (int64_t step = 0; step < steps; ++step) {
+            /* By hand: full batches, but for the last; where nothing would be left for it, one moves. */
+            int64_t left = end - begin - step * batch, wanted = left < batch ? left : batch;
+            if (step == steps - 1 && left == 0)
+                wanted = 1;
+            if (step == steps - 2 && left == batch)
+                wanted = batch > 1 ? batch - 1 : 1;
+            int64_t n = gg_loader_batch(loaders[rank], rank, step);
+            sizes = sizes && n == wanted && n >= 1 && n <= batch;
+            for (int other = 0; other < size; ++other)
+                sizes = sizes && gg_loader_batch(loaders[other], rank, step) == n;
+            gg_loader_read(loaders[rank], &device, step, GG_LAYOUT_PLAIN, samples, targets);
+            for (int64_t i = 0; i < n; ++i) {
+                owners = owners && targets[i] >= begin && targets[i] < end;
+                contents = contents && samples[2 * i] == (float)(10 * targets[i]) &&
+                           samples[2 * i + 1] == (float)(10 * targets[i] + 1);
+                if (targets[i] >= 0 && targets[i] < count)
+                    ++seen[targets[i]];
+            }
+        }
+    }
+    CHECK(sizes);
+    CHECK(owners);
+    CHECK(contents);
+    /* With batches of one the smaller shards see their last sample twice. */
+    int again = batch == 1 && count % size != 0 ? size - (int)(count % size) : 0;
+    bool once = true;
+    for (int64_t i = 0; i < count; ++i) {
+        once = once && (seen[i] == 1 || (seen[i] == 2 && again > 0));
+        again -= seen[i] - 1;
+    }
+    CHECK_INT(again, 0);
+    CHECK(once);
+}
+
+static void test_loader(void) {
+    for (int64_t count = 1; count <= MAX_COUNT; ++count) {
+        gg_dataset set = {0};
+        if (!CHECK_OK(make_set(count, GG_FLOAT32, GG_INT32, &set)))
+            return;
+        for (int size = 1; size <= MAX_RANKS && size <= count; ++size)
+            for (int64_t batch = 1; batch <= count / size; ++batch) {
+                gg_loader *loaders[MAX_RANKS] = {0};
+                gg_loader_options options = {.size = size, .batch = batch, .seed = 3};
+                bool made = true;
+                for (int rank = 0; rank < size; ++rank) {
+                    options.rank = rank;
+                    options.shuffle = (count + batch) % 2 != 0;
+                    made = CHECK_OK(gg_loader_create(&set, &options, &loaders[rank])) && made;
+                }
+                if (made)
+                    check_epoch(loaders, count, size, batch); /* without a call of gg_loader_epoch */
+                for (int rank = 0; made && rank < size; ++rank)
+                    gg_loader_epoch(loaders[rank], 5);
+                if (made)
+                    check_epoch(loaders, count, size, batch);
+                for (int rank = 0; rank < size; ++rank)
+                    gg_loader_destroy(loaders[rank]);
+            }
+        gg_dataset_release(&set);
+    }
+}
+
+static void read_order(gg_loader *loader, int64_t epoch, int32_t *order) {
+    float samples[2 * 8];
+    gg_loader_epoch(loader, epoch);
+    for (int64_t step = 0; step < gg_loader_steps(loader); ++step) {
+        gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, order);
+        order += gg_loader_batch(loader, 1, step);
+    }
+}
+
+static void test_order(void) {
+    gg_dataset set = {0};
+    gg_loader *a = NULL, *b = NULL, *c = NULL, *plain = NULL;
+    gg_loader_options options = {.rank = 1, .size = 2, .batch = 8, .shuffle = true, .seed = 9};
+    if (!CHECK_OK(make_set(101, GG_FLOAT32, GG_INT32, &set)))
+        return;
+    bool made = CHECK_OK(gg_loader_create(&set, &options, &a));
+    options.batch = 5;
+    made = CHECK_OK(gg_loader_create(&set, &options, &b)) && made;
+    options.seed = 10;
+    made = CHECK_OK(gg_loader_create(&set, &options, &c)) && made;
+    options.shuffle = false;
+    made = CHECK_OK(gg_loader_create(&set, &options, &plain)) && made;
+    gg_dataset_release(&set); /* the loaders keep it */
+    if (made) {
+        int32_t first[50], second[50], other[50];
+        int64_t allocations = gg_memory_allocations();
+        read_order(a, 0, first);
+        read_order(a, 1, second);
+        CHECK(memcmp(first, second, sizeof first) != 0);
+        /* The order is a function of seed, rank and epoch: not of what was read before, nor of the batch. */
+        read_order(b, 1, other);
+        CHECK(memcmp(second, other, sizeof first) == 0);
+        read_order(a, 0, other);
+        CHECK(memcmp(first, other, sizeof first) == 0);
+        read_order(c, 0, other);
+        CHECK(memcmp(first, other, sizeof first) != 0);
+        read_order(plain, 4, other);
+        for (int i = 0; i < 50; ++i)
+            CHECK_INT(other[i], 51 + i);
+        CHECK_INT(gg_memory_allocations(), allocations);
+        /* Steps and ranks out of range are empty. */
+        CHECK_INT(gg_loader_batch(a, 0, -1), 0);
+        CHECK_INT(gg_loader_batch(a, 0, gg_loader_steps(a)), 0);
+        CHECK_INT(gg_loader_batch(a, 2, 0), 0);
+        CHECK_INT(gg_loader_batch(a, -1, 0), 0);
+        gg_loader_read(a, &device, gg_loader_steps(a), GG_LAYOUT_PLAIN, NULL, NULL);
+    }
+    gg_loader_destroy(a);
+    gg_loader_destroy(b);
+    gg_loader_destroy(c);
+    gg_loader_destroy(plain);
+    gg_loader_destroy(NULL);
+}
+
+static void test_read_formats(void) {
+    gg_dataset set = {0};
+    gg_loader *loader = NULL;
+    gg_loader_options options = {.rank = 1, .size = 2, .batch = 3};
+    if (!CHECK_OK(make_set(8, GG_UINT8, GG_FLOAT32, &set)))
+        return;
+    set.scale = 0.5f;
+    set.shift = -1;
+    if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
+        float samples[2 * GG_LANES], targets[9];
+        gg_loader_read(loader, &device, 0, GG_LAYOUT_BATCH_LAST, samples, targets);
+        for (int i = 0; i < 3; ++i) {
+            CHECK_NEAR(samples[i], 0.5 * (2 * (4 + i)) - 1, 0);
+            CHECK_NEAR(samples[GG_LANES + i], 2.5, 0);
+            for (int v = 0; v < 3; ++v)
+                CHECK_NEAR(targets[3 * i + v], 100 * (4 + i) + v, 0);
+        }
+        CHECK_NEAR(samples[3], 0, 0);
+        gg_loader_read(loader, &device, 1, GG_LAYOUT_PLAIN, samples, targets);
+        CHECK_INT(gg_loader_batch(loader, 1, 1), 1);
+        CHECK_NEAR(samples[0], 6, 0);
+        CHECK_NEAR(targets[2], 702, 0);
+    }
+    gg_loader_destroy(loader);
+
+    loader = NULL;
+    options.batch = 5;
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT,
+                "batch=5: 8 samples on 2 ranks");
+    options.batch = 0;
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "batch=0");
+    options = (gg_loader_options){.rank = 0, .size = 9, .batch = 1};
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "8 samples for 9 ranks");
+    options = (gg_loader_options){.rank = 2, .size = 2, .batch = 1};
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "rank 2");
+    options = (gg_loader_options){.rank = 0, .size = 0, .batch = 1};
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "0 ranks");
+    set.count = 7;
+    options.size = 1;
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_SHAPE, "bytes");
+    CHECK(loader == NULL);
+    gg_dataset_release(&set);
+}
+
+/* ---------------------------------------------------------------------------------------------- optimiser */
+
+static void test_rate(void) {
+    gg_rate rate = {.lr = 0.1};
+    CHECK_OK(gg_rate_check(&rate));
+    CHECK_NEAR(gg_rate_at(&rate, 0), 0.1, 0);
+    CHECK_NEAR(gg_rate_at(&rate, 1000000), 0.1, 0);
+
+    rate.warmup = 4;
+    rate.warmup_start = 0.2;
+    CHECK_NEAR(gg_rate_at(&rate, 0), 0.02, 1e-17);
+    CHECK_NEAR(gg_rate_at(&rate, 1), 0.04, 1e-17);
+    CHECK_NEAR(gg_rate_at(&rate, 3), 0.08, 1e-16);
+    CHECK_NEAR(gg_rate_at(&rate, 4), 0.1, 0);
+
+    rate.kind = GG_SCHEDULE_STEP;
+    rate.gamma = 0.5;
+    rate.every = 3;
+    CHECK_OK(gg_rate_check(&rate));
+    const double steps[] = {0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.025};
+    for (int t = 0; t < 7; ++t)
+        CHECK_NEAR(gg_rate_at(&rate, 4 + t), steps[t], 1e-17);
+    CHECK_NEAR(gg_rate_at(&rate, 1), 0.04, 1e-17);
+
+    rate.kind = GG_SCHEDULE_COSINE;
+    rate.total = 6;
+    rate.final = 0.01;
+    CHECK_OK(gg_rate_check(&rate));
+    CHECK_NEAR(gg_rate_at(&rate, 4), 0.1, 0);
+    CHECK_NEAR(gg_rate_at(&rate, 4 + 2), 0.01 + 0.09 * 0.75, 1e-16);
+    CHECK_NEAR(gg_rate_at(&rate, 4 + 3), 0.055, 1e-16);
+    CHECK_NEAR(gg_rate_at(&rate, 4 + 6), 0.01, 0);
+    CHECK_NEAR(gg_rate_at(&rate, 4 + 600), 0.01, 0);
+
+    rate.kind = GG_SCHEDULE_POLYNOMIAL;
+    rate.power = 2;
+    CHECK_OK(gg_rate_check(&rate));
+    CHECK_NEAR(gg_rate_at(&rate, 4), 0.1, 0);
+    CHECK_NEAR(gg_rate_at(&rate, 4 + 3), 0.01 + 0.09 * 0.25, 1e-16);
+    CHECK_NEAR(gg_rate_at(&rate, 4 + 6), 0.01, 0);
+    CHECK_NEAR(gg_rate_at(&rate, 4 + 7), 0.01, 0);
+
+#define BREAK(schedule, change, text)                                                                        \
+    do {                                                                                                     \
+        gg_rate bad = rate;                                                                                  \
+        bad.kind = schedule;                                                                                 \
+        change;                                                                                              \
+        CHECK_FAILS(gg_rate_check(&bad), GG_ERROR_ARGUMENT, text);                                           \
+    } while (0)
+    BREAK(GG_SCHEDULE_COUNT, (void)bad, "schedule=4");
+    BREAK(GG_SCHEDULE_CONSTANT, bad.lr = -0.5, "lr=-0.5: must be finite and at least 0");
+    BREAK(GG_SCHEDULE_CONSTANT, bad.lr = NAN, "lr=nan");
+    BREAK(GG_SCHEDULE_CONSTANT, bad.lr = INFINITY, "lr=inf");
+    BREAK(GG_SCHEDULE_CONSTANT, bad.lr = 1e300, "lr=1e+300");
+    BREAK(GG_SCHEDULE_CONSTANT, bad.warmup = -1, "warmup=-1");
+    BREAK(GG_SCHEDULE_CONSTANT, bad.warmup_start = 1.5, "warmup_start=1.5");
+    BREAK(GG_SCHEDULE_CONSTANT, bad.warmup_start = NAN, "warmup_start=nan");
+    BREAK(GG_SCHEDULE_STEP, bad.gamma = 0, "gamma=0");
+    BREAK(GG_SCHEDULE_STEP, bad.gamma = 1.01, "gamma=1.01");
+    BREAK(GG_SCHEDULE_STEP, bad.every = 0, "every=0");
+    BREAK(GG_SCHEDULE_COSINE, bad.total = 0, "total=0");
+    BREAK(GG_SCHEDULE_COSINE, bad.final = -1, "final=-1");
+    BREAK(GG_SCHEDULE_POLYNOMIAL, bad.total = 0, "total=0");
+    BREAK(GG_SCHEDULE_POLYNOMIAL, bad.power = 0, "power=0");
+    BREAK(GG_SCHEDULE_POLYNOMIAL, bad.power = INFINITY, "power=inf");
+#undef BREAK
+    /* What a schedule does not use is not looked at. */
+    rate = (gg_rate){.lr = 0.1, .gamma = -1, .power = NAN, .final = NAN, .every = -1, .total = -1};
+    CHECK_OK(gg_rate_check(&rate));
+}
+
+static void test_optimizer(void) {
+    gg_optimizer optimizer = {.rate = {.lr = 0.5, .kind = GG_SCHEDULE_STEP, .gamma = 0.5, .every = 2},
+                              .momentum = 0.9f,
+                              .weight_decay = 1e-4f,
+                              .nesterov = true};
+    CHECK_OK(gg_optimizer_check(&optimizer));
+    gg_sgd_args args = {.n = 32, .grad_scale = 0.25f};
+    gg_optimizer_fill(&optimizer, 2, &args);
+    CHECK_NEAR(args.lr, 0.25, 0);
+    CHECK_NEAR(args.mu, 0.9f, 0);
+    CHECK_NEAR(args.weight_decay, 1e-4f, 0);
+    CHECK(args.nesterov);
+    CHECK_INT(args.n, 32);
+    CHECK_NEAR(args.grad_scale, 0.25, 0); /* the strategy's */
+
+#define BREAK(change, text)                                                                                  \
+    do {                                                                                                     \
+        gg_optimizer bad = optimizer;                                                                        \
+        change;                                                                                              \
+        CHECK_FAILS(gg_optimizer_check(&bad), GG_ERROR_ARGUMENT, text);                                      \
+    } while (0)
+    BREAK(bad.rate.lr = -1, "lr=-1");
+    BREAK(bad.momentum = 1, "momentum=1: must be at least 0 and below 1");
+    BREAK(bad.momentum = -0.5f, "momentum=-0.5");
+    BREAK(bad.momentum = NAN, "momentum=nan");
+    BREAK(bad.weight_decay = -1, "weight_decay=-1");
+    BREAK(bad.weight_decay = INFINITY, "weight_decay=inf");
+    BREAK(bad.momentum = 0, "nesterov=True with momentum=0");
+#undef BREAK
+}
+
+int main(void) {
+    test_dataset();
+    test_shard();
+    test_loader();
+    test_order();
+    test_read_formats();
+    test_rate();
+    test_optimizer();
+    CHECK_INT(gg_memory_live_bytes(), 0);
+    return CHECK_RESULT;
+}

