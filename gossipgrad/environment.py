@@ -52,7 +52,12 @@ def environment(threads: int | None = None) -> dict[str, Any]:
         "cpus_usable": len(os.sched_getaffinity(0)),
         "threads": default_threads() if threads is None else threads,
         **{key: core[key] for key in core if key != "built"},
-        "build": {"variant": facts.VARIANT, "mpi": facts.MPI_MODE, "onednn": facts.ONEDNN_MODE, "isas": list(facts.ISAS)},
+        "build": {
+            "variant": facts.VARIANT,
+            "mpi": facts.MPI_MODE,
+            "onednn": facts.ONEDNN_MODE,
+            "isas": list(facts.ISAS),
+        },
         "cuda": "not built",
         "openmp_runtimes": openmp_runtimes(),
     }

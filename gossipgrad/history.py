@@ -1,4 +1,4 @@
-"""What fit returns and a report holds: settings, environment and one record an epoch (docs/report.md says the fields)."""
+"""What fit returns and a report holds: settings, environment, one record an epoch. docs/report.md says the fields."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Layers and the network: how a user writes down a graph. Shapes are inferred and checked by the core.
 
-A layer object is a description; calling it on a node gives the node of its output. Weights have the names and shapes that
-PyTorch uses: "conv1.weight" (out, in/groups, height, width), "fc1.weight" (out, in), "fc1.bias" (out,).
+A layer object is a description; calling it on a node gives the node of its output. Weights have PyTorch's names and
+shapes: "conv1.weight" (out, in/groups, height, width), "fc1.weight" (out, in), "fc1.bias" (out,).
 """
 
 from __future__ import annotations
@@ -318,8 +318,7 @@ class Concat(Layer):
 
 
 KINDS: dict[str, type[Layer]] = {
-    c.__name__: c
-    for c in (Conv2d, Linear, MaxPool2d, AvgPool2d, ReLU, Tanh, Sigmoid, Flatten, Dropout, Add, Concat)
+    c.__name__: c for c in (Conv2d, Linear, MaxPool2d, AvgPool2d, ReLU, Tanh, Sigmoid, Flatten, Dropout, Add, Concat)
 }
 
 
@@ -435,7 +434,9 @@ class Model:
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         lines = []
         for row in rows:
-            cells = [cell.rjust(w) if i > 3 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+            cells = [
+                cell.rjust(w) if i > 3 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ]
             lines.append("  ".join(cells).rstrip())
         rule = "-" * max(map(len, lines))
         return "\n".join([f"{self.name}: input {self.input_shape}", lines[0], rule, *lines[1:-1], rule, lines[-1]])
@@ -478,7 +479,7 @@ class Model:
             array = np.asarray(weights[name])
             if array.shape != shape:
                 raise CheckpointError(
-                    f"{what} is of another model than {self.name!r}: {name} has shape {array.shape}, the network {shape}"
+                    f"{what} is of another model than {self.name!r}: {name} has shape {array.shape}, here {shape}"
                 )
             if array.dtype.kind not in "iuf":
                 raise TypeError(f"{what}: {name} is of dtype {array.dtype}; wanted numbers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gossipgrad.errors import choice, integer
 from gossipgrad.layers import Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, Model, ReLU, Sequential
@@ -12,10 +13,10 @@ from gossipgrad.layers import Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, M
 def lenet(classes: int = 10, weight_init: Init = "default", bias_init: Init = "default") -> Model:
     """Caffe's LeNet for 28 x 28 grey digits: 431,080 parameters at 10 classes; loss "cross_entropy".
 
-    After LeCun et al., "Gradient-based learning applied to document recognition" (1998), as in Caffe's examples/mnist: no
-    activation after the convolutions. Input (1, 28, 28). weight_init="caffe_xavier", bias_init=0 start as Caffe does.
+    After LeCun et al., "Gradient-based learning applied to document recognition" (1998), as in Caffe's examples/mnist:
+    no activation after the convolutions. Input (1, 28, 28). weight_init="caffe_xavier", bias_init=0 start as Caffe.
     """
-    how = {"weight_init": weight_init, "bias_init": bias_init}
+    how: dict[str, Any] = {"weight_init": weight_init, "bias_init": bias_init}
     layers: list[Layer] = [
         Conv2d(20, 5, name="conv1", **how),
         MaxPool2d(2, name="pool1"),

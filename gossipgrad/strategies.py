@@ -32,8 +32,8 @@ class Strategy:
 class GossipGraD(Strategy):
     """Each step every rank exchanges with one partner, which changes from step to step.
 
-    Daily, Vishnu, Siegel, Warfel, Amatya, "GossipGraD: Scalable Deep Learning using Gossip Communication based Asynchronous
-    Gradient Descent" (2018), arXiv 1803.05880. Step t uses stage h = t mod k, k = ceil(log2 p).
+    Daily, Vishnu, Siegel, Warfel, Amatya, "GossipGraD: Scalable Deep Learning using Gossip Communication based
+    Asynchronous Gradient Descent" (2018), arXiv 1803.05880. Step t uses stage h = t mod k, k = ceil(log2 p).
 
     topology      "dissemination": send to (r - 2^h) mod p, receive from (r + 2^h) mod p; any p.
                   "cube": both with r XOR 2^h; a peer that does not exist is skipped, by both sides.

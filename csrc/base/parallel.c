@@ -35,3 +35,11 @@ void gg_parallel_split(size_t n, size_t grain, int thread, int threads, size_t *
     *begin = first < grains ? first * grain : n;
     *end = last < grains ? last * grain : n;
 }
+
+void gg_parallel_set_threads(int threads) {
+#ifdef _OPENMP
+    omp_set_num_threads(threads > 0 ? threads : 1);
+#else
+    (void)threads;
+#endif
+}

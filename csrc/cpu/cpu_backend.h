@@ -10,7 +10,9 @@ extern const gg_backend gg_backend_native;
  * are the native ones. */
 extern const gg_backend gg_backend_onednn;
 
-/* Version text of the oneDNN in use, e.g. "3.2.0". */
+/* The oneDNN table, or NULL where the core was built without it. */
+const gg_backend *gg_cpu_onednn(void);
+/* Version text of the oneDNN in use, e.g. "3.2.0"; "" without it. */
 const char *gg_onednn_version(void);
 
 #endif

@@ -119,8 +119,8 @@ extern const gg_gemm_kernels gg_gemm_kernels_avx512;
 const gg_gemm_kernels *gg_gemm_kernels_for(gg_isa isa);
 
 /* General product of row-major matrices, C = op(A)*op(B) (+ C): op(A) is m x k, op(B) k x n, C m x n; op transposes
- * where asked, and lda, ldb, ldc are the distances of rows as stored. Parts of B are packed into scratch of
- * gg_sgemm_scratch bytes (0 if k is), 64-byte aligned. Split over `threads` by rows of C. */
+ * where asked, and lda, ldb, ldc are the distances of rows as stored. Parts of both are packed into scratch of
+ * gg_sgemm_scratch bytes, 64-byte aligned. Split over `threads` by rows of C. */
 typedef struct gg_sgemm {
     int64_t m, n, k;
     const float *a, *b;
@@ -129,7 +129,7 @@ typedef struct gg_sgemm {
     bool transpose_a, transpose_b, add;
 } gg_sgemm;
 
-size_t gg_sgemm_scratch(const gg_gemm_kernels *kernels, const gg_sgemm *product);
+size_t gg_sgemm_scratch(const gg_gemm_kernels *kernels, const gg_sgemm *product, int threads);
 void gg_sgemm_run(const gg_gemm_kernels *kernels, const gg_sgemm *product, int threads, void *scratch);
 
 #endif

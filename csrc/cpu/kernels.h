@@ -40,8 +40,8 @@ typedef struct gg_pool_shape {
     const int32_t *count[2]; /* and how many places are inside */
     const float *scale;      /* average: per output element (row-major) 1/divisor; NULL: max */
     gg_pool_cover cover[2];
-    bool tiled;              /* windows neither overlap, nor leave gaps, nor reach outside */
-    int index_bytes;         /* max: bytes of a saved place: 1, 2 or 4 */
+    bool tiled;      /* windows neither overlap, nor leave gaps, nor reach outside */
+    int index_bytes; /* max: bytes of a saved place: 1, 2 or 4 */
 } gg_pool_shape;
 
 /* Channels [begin, end). saved: one place (row-major in the window) for each output value; NULL: not wanted. */

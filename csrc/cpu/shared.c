@@ -29,9 +29,7 @@ gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads,
 
 void gg_cpu_device_close(gg_device *device) { gg_free(device); }
 
-const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device) {
-    return ((const gg_cpu_device *)device)->kernels;
-}
+const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device) { return ((const gg_cpu_device *)device)->kernels; }
 
 /* One call that is being split. */
 typedef struct job {
@@ -53,9 +51,7 @@ int gg_cpu_threads_for(const gg_device *device, size_t work) {
     return useful < (size_t)device->threads ? (int)useful : device->threads;
 }
 
-static void run(job *j, size_t work, gg_parallel_fn fn) {
-    gg_parallel_run(gg_cpu_threads_for(&j->device->head, work), fn, j);
-}
+static void run(job *j, size_t work, gg_parallel_fn fn) { gg_parallel_run(gg_cpu_threads_for(&j->device->head, work), fn, j); }
 
 static void loss_part(void *context, int thread, int threads) {
     job *j = context;

@@ -14,8 +14,8 @@ struct gg_graph {
     bool finished;
     gg_parameter *parameter;
     int parameters;
-    gg_slice *slice;   /* one a layer */
-    int *layer_node;   /* one a layer */
+    gg_slice *slice; /* one a layer */
+    int *layer_node; /* one a layer */
     size_t arena_count;
 };
 
@@ -83,8 +83,8 @@ static gg_status check_shape(const gg_shape *shape) {
         int64_t size = shape->size[i];
         if (size < 1) return gg_fail(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text));
         if (size > GG_MAX_SAMPLE / count)
-            return gg_fail(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)",
-                           gg_shape_text(shape, text), (long long)GG_MAX_SAMPLE);
+            return gg_fail(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)", gg_shape_text(shape, text),
+                           (long long)GG_MAX_SAMPLE);
         count *= size;
     }
     return GG_OK;
@@ -97,8 +97,8 @@ static gg_status check_name(const gg_graph *graph, const char name[GG_NAME_LENGT
     if (name[0] == '\0') return gg_fail(GG_ERROR_ARGUMENT, "a layer's name must not be empty");
     for (int i = 0; i < graph->nodes; i++) {
         if (strcmp(graph->node[i].desc.name, name) == 0)
-            return gg_fail(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique", name,
-                           i, types[graph->node[i].desc.kind]->name);
+            return gg_fail(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique", name, i,
+                           types[graph->node[i].desc.kind]->name);
     }
     return GG_OK;
 }
@@ -239,9 +239,7 @@ int gg_graph_layers(const gg_graph *graph) { return graph->layers; }
 const gg_slice *gg_graph_layer(const gg_graph *graph, int layer) { return &graph->slice[layer]; }
 size_t gg_graph_arena_count(const gg_graph *graph) { return graph->arena_count; }
 
-const char *gg_graph_layer_name(const gg_graph *graph, int layer) {
-    return graph->node[graph->layer_node[layer]].desc.name;
-}
+const char *gg_graph_layer_name(const gg_graph *graph, int layer) { return graph->node[graph->layer_node[layer]].desc.name; }
 
 int64_t gg_graph_parameter_count(const gg_graph *graph) {
     int64_t count = 0;

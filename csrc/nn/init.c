@@ -1,6 +1,5 @@
 /* Initial weights. */
 #include <math.h>
-#include <string.h>
 
 #include "base/random.h"
 #include "nn/graph.h"
@@ -40,7 +39,7 @@ static void fill(const gg_parameter *parameter, const gg_random_key *key, float 
 }
 
 void gg_graph_initialise(const gg_graph *graph, uint64_t seed, float *weights) {
-    memset(weights, 0, gg_graph_arena_count(graph) * sizeof(float));
+    for (size_t i = 0; i < gg_graph_arena_count(graph); i++) weights[i] = 0;
     for (int i = 0; i < gg_graph_parameters(graph); i++) {
         const gg_parameter *parameter = gg_graph_parameter(graph, i);
         gg_random_key key = {.seed = seed, .purpose = GG_RANDOM_WEIGHTS, .rank = 0, .step = (uint64_t)i};

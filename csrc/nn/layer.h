@@ -11,9 +11,9 @@
 
 /* Functions that fail leave the layer's name to their caller. NULL: nothing to check, have, count or describe. */
 typedef struct gg_layer_type {
-    const char *name;            /* "conv2d", for messages */
+    const char *name; /* "conv2d", for messages */
     int least_inputs, most_inputs;
-    gg_op_kind op;               /* GG_OP_COUNT: no operation of its own */
+    gg_op_kind op; /* GG_OP_COUNT: no operation of its own */
     /* Checks the description against the inputs and gives the shape of one output sample. */
     gg_status (*infer)(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out);
     /* The trained tensors in order; names are suffixes (".weight") here. Returns how many. */

@@ -66,17 +66,12 @@ static void decide(gg_plan *plan, int value, gg_format format) {
     it->bytes = gg_format_bytes(format, &it->shape, plan->options.batch);
 }
 
-static gg_status create_from(gg_device *const *order, int devices, const gg_op_desc *desc, gg_op **out) {
-    bool asked = false;
-    for (int i = 0; i < devices; i++) {
-        if (order[i]->table->create[desc->kind] == NULL) continue;
-        asked = true;
-        gg_status status = order[i]->table->create[desc->kind](order[i], desc, out);
-        if (status == GG_OK && (*out)->backend == NULL) (*out)->backend = order[i]->table->name;
-        if (status != GG_ERROR_UNSUPPORTED) return status;
-    }
-    if (asked) return GG_ERROR_UNSUPPORTED; /* with the message of the table asked last */
-    return gg_fail(GG_ERROR_UNSUPPORTED, "no table offers the operation %s", gg_op_kind_name(desc->kind));
+static gg_status create_from(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    if (device->table->create[desc->kind] == NULL)
+        return gg_fail(GG_ERROR_UNSUPPORTED, "table '%s' has no operation %s", device->table->name, gg_op_kind_name(desc->kind));
+    gg_status status = device->table->create[desc->kind](device, desc, out);
+    if (status == GG_OK && (*out)->backend == NULL) (*out)->backend = device->table->name;
+    return status;
 }
 
 /* Reorders ----------------------------------------------------------------------------------------------- */
@@ -106,7 +101,9 @@ static gg_status try_reorder(gg_plan *plan, int node, int from, gg_format format
                      .producer = plan->steps};
     gg_step step = {.node = node, .layer = GG_NONE, .inputs = 1, .input = {from}, .backward = desc.input_grad};
 
-    GG_TRY(create_from(order, devices, &desc, &step.op));
+    status = create_from(order[0], &desc, &step.op);
+    if (status == GG_ERROR_UNSUPPORTED && devices == 2) status = create_from(order[1], &desc, &step.op);
+    if (status != GG_OK) goto cleanup;
     if (!same_format(step.op->input[0], desc.offered[0]) || !same_format(step.op->output, format)) {
         const char *backend = step.op->backend;
         gg_op_destroy(step.op);
@@ -193,22 +190,26 @@ static void describe(const gg_plan *plan, int node, gg_op_desc *desc) {
     if (desc->kind == GG_OP_DROPOUT) desc->seed = dropout_seed(plan->options.seed, node);
 }
 
-/* The operation of a node, with the ReLU behind it if a table can compute both. */
+/* The operation of a node, with the ReLU behind it if the table can compute both. A table that cannot, but has the
+ * operation, still comes before the next table: fusion saves less than another table and a reorder may cost. */
 static gg_status create_op(gg_plan *plan, int node, gg_op **out) {
-    gg_status status = GG_OK;
+    gg_status status = GG_ERROR_UNSUPPORTED;
+    int *fused = &plan->node[node].fused;
     gg_op_desc desc;
     gg_device *order[2];
     describe(plan, node, &desc);
     int devices = gg_choose_devices(&plan->options, desc.kind, order);
-    if (plan->node[node].fused != GG_NONE) {
-        desc.activation = GG_ACTIVATION_RELU;
-        status = create_from(order, devices, &desc, out);
-        if (status != GG_ERROR_UNSUPPORTED) return status;
+    for (int i = 0; i < devices && status == GG_ERROR_UNSUPPORTED; i++) {
+        desc.activation = *fused != GG_NONE ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
+        status = create_from(order[i], &desc, out);
+        if (*fused == GG_NONE || status != GG_ERROR_UNSUPPORTED) continue;
         desc.activation = GG_ACTIVATION_NONE;
-        plan->node[plan->node[node].fused].absorbed = false;
-        plan->node[node].fused = GG_NONE;
+        status = create_from(order[i], &desc, out);
+        if (status != GG_OK) continue;
+        plan->node[*fused].absorbed = false;
+        *fused = GG_NONE;
     }
-    return create_from(order, devices, &desc, out);
+    return status;
 }
 
 /* A join whose inputs can be written where they belong in it: each then is a slice, and nothing is copied. Inputs that

@@ -62,9 +62,7 @@ static void find_lifetimes(gg_plan *plan) {
     use_value(plan, plan->loss_value, plan->steps);
 }
 
-static bool stands_alone(const gg_value *value) {
-    return value->parent == GG_NONE && value->children == 0 && !value->pinned;
-}
+static bool stands_alone(const gg_value *value) { return value->parent == GG_NONE && value->children == 0 && !value->pinned; }
 
 /* Whether a step may write its output over its first input: nobody reads that one later. */
 static bool forward_in_place(const gg_plan *plan, const gg_step *step, int time) {
@@ -164,10 +162,8 @@ static gg_status place_grad_input(gg_plan *plan, int s, int i) {
     bool over = i == 0 && step->op->in_place && in->bytes == out->bytes;
 
     if (partly_written(plan, value)) {
-        if (over)
-            GG_TRY(grad_place(plan, step->output, time, &step->grad_input[i]));
-        else
-            GG_TRY(add_buffer(plan, in->bytes, time, time, &step->grad_input[i].buffer));
+        if (over) GG_TRY(grad_place(plan, step->output, time, &step->grad_input[i]));
+        else GG_TRY(add_buffer(plan, in->bytes, time, time, &step->grad_input[i].buffer));
         GG_TRY(add_sums(plan, step, value, step->grad_input[i], time));
     } else {
         if (over && stands_alone(in) && stands_alone(out)) in->grad_buffer = out->grad_buffer;

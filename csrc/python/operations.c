@@ -51,7 +51,8 @@ typedef struct devices {
 
 static gg_status open_devices(const char *backend, gg_isa isa, int threads, devices *out) {
     gg_status status = GG_OK;
-    const gg_backend *table = strcmp(backend, "onednn") == 0 ? &gg_backend_onednn : &gg_backend_native;
+    const gg_backend *table = strcmp(backend, "onednn") == 0 ? gg_cpu_onednn() : &gg_backend_native;
+    if (table == NULL) GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN"));
     GG_TRY(gg_backend_native.open(threads, isa, &out->native));
     GG_TRY(table->open(threads, isa, &out->wanted));
 cleanup:

@@ -106,16 +106,20 @@ static void clear(gg_py_trainer *t) {
 static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"graph", "team", "loss", "optimizer", "strategy", "seed", "threads", "backend", "trace", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *graph, *team, *optimizer, *strategy;
-    const char *loss, *backend = NULL;
+    PyObject *graph, *team, *optimizer = NULL, *strategy = NULL;
+    const char *loss = NULL, *backend = NULL;
     unsigned long long seed = 0;
     long long trace = 0;
     gg_replica_options options = {.threads = 1};
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!$sO!O!|KizL:Trainer", names, gg_py_graph_type, &graph, gg_py_team_type, &team,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$sO!O!KizL:Trainer", names, gg_py_graph_type, &graph, gg_py_team_type, &team,
                                      &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed, &options.threads, &backend,
                                      &trace))
         return -1;
+    if (loss == NULL || optimizer == NULL || strategy == NULL) {
+        PyErr_SetString(PyExc_TypeError, "Trainer: loss, optimizer and strategy must be given");
+        return -1;
+    }
     if (!((gg_py_graph *)graph)->finished) {
         PyErr_SetString(PyExc_RuntimeError, "the graph is not finished yet");
         return -1;

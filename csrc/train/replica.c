@@ -72,6 +72,19 @@ static void record(gg_replica *r, gg_trace_lane lane, const char *name, double b
                                             .lane = lane});
 }
 
+/* Puts n consecutive rows into the plan's input. */
+static void read_rows(gg_replica *r, gg_plan *plan, gg_dtype dtype, const void *rows, int64_t n, float scale, float shift) {
+    const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph));
+    r->device->table->gather(r->device, &(gg_gather_args){.dtype = dtype,
+                                                          .rows = rows,
+                                                          .values = gg_shape_count(&input->shape),
+                                                          .n = n,
+                                                          .scale = scale,
+                                                          .shift = shift,
+                                                          .layout = gg_plan_input_layout(plan),
+                                                          .out = gg_plan_input(plan)});
+}
+
 /* Trains on the batch that lies in the plan's input; r->share is set. */
 static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *targets, double *loss_sum, int64_t *correct) {
     gg_status status = GG_OK;
@@ -124,19 +137,12 @@ gg_status gg_replica_step(gg_replica *r, const float *samples, const void *targe
     gg_plan *plan = NULL;
     int64_t correct = 0, all = 0;
     double loss_sum = 0;
-    const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph));
     int size = r->options.transport->size;
 
     for (int rank = 0; rank < size; ++rank) all += batches ? batches[rank] : n;
     for (int rank = 0; rank < size; ++rank) r->share[rank] = (float)(batches ? batches[rank] : n) / (float)all;
     GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
-    r->device->table->gather(r->device, &(gg_gather_args){.dtype = GG_FLOAT32,
-                                                          .rows = samples,
-                                                          .values = gg_shape_count(&input->shape),
-                                                          .n = n,
-                                                          .scale = 1.0f,
-                                                          .layout = gg_plan_input_layout(plan),
-                                                          .out = gg_plan_input(plan)});
+    read_rows(r, plan, GG_FLOAT32, samples, n, 1.0f, 0.0f);
     GG_TRY(step_on(r, plan, n, targets, &loss_sum, &correct));
     *loss = loss_sum / (double)n;
 cleanup:
@@ -237,14 +243,8 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
         double loss_sum = 0;
         gg_plan *plan = NULL;
         GG_TRY(gg_plans_get(&r->plans, n, false, &plan));
-        r->device->table->gather(r->device, &(gg_gather_args){.dtype = set->dtype,
-                                                              .rows = (const char *)gg_storage_data(set->samples) + (size_t)i * row_bytes,
-                                                              .values = values,
-                                                              .n = n,
-                                                              .scale = set->scale,
-                                                              .shift = set->shift,
-                                                              .layout = gg_plan_input_layout(plan),
-                                                              .out = gg_plan_input(plan)});
+        const char *rows = (const char *)gg_storage_data(set->samples) + (size_t)i * row_bytes;
+        read_rows(r, plan, set->dtype, rows, n, set->scale, set->shift);
         GG_TRY(gg_plan_evaluate(plan, weights, (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes, &loss_sum, &correct));
         out->loss_sum += loss_sum;
         out->correct += correct;
@@ -262,13 +262,7 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const float *s
         int64_t now = n - i < batch ? n - i : batch;
         gg_plan *plan = NULL;
         GG_TRY(gg_plans_get(&r->plans, now, false, &plan));
-        r->device->table->gather(r->device, &(gg_gather_args){.dtype = GG_FLOAT32,
-                                                              .rows = samples + i * values,
-                                                              .values = values,
-                                                              .n = now,
-                                                              .scale = 1.0f,
-                                                              .layout = gg_plan_input_layout(plan),
-                                                              .out = gg_plan_input(plan)});
+        read_rows(r, plan, GG_FLOAT32, samples + i * values, now, 1.0f, 0.0f);
         GG_TRY(gg_plan_predict(plan, weights, now, output + i * results));
     }
 cleanup:
@@ -280,8 +274,11 @@ cleanup:
 static gg_status open_devices(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_replica_options *o = &r->options;
+    const gg_backend *onednn = gg_cpu_onednn();
+    if (o->backend == GG_CHOOSE_ONEDNN && onednn == NULL)
+        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN, allowed are auto, native"));
     GG_TRY(gg_backend_native.open(o->threads, o->isa, &r->native));
-    if (o->backend != GG_CHOOSE_NATIVE) GG_TRY(gg_backend_onednn.open(o->threads, o->isa, &r->onednn));
+    if (o->backend != GG_CHOOSE_NATIVE && onednn != NULL) GG_TRY(onednn->open(o->threads, o->isa, &r->onednn));
     r->device = r->native;
     r->plans = (gg_plans){.graph = o->graph,
                           .options = {.loss = o->loss,
@@ -365,8 +362,8 @@ gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->last_plan; }
 
 const char *gg_replica_backend_name(const gg_replica *r) {
-    static const char *const names[] = {"onednn+native", "onednn", "native"};
-    return names[r->options.backend];
+    if (r->onednn == NULL) return "native";
+    return r->options.backend == GG_CHOOSE_ONEDNN ? "onednn" : "onednn+native";
 }
 
 size_t gg_replica_bytes(const gg_replica *r) { return gg_plans_bytes(&r->plans) + 3 * r->state.count * sizeof(float); }

@@ -13,9 +13,7 @@ __all__ = ["NAMES", "DataError", "Dataset", "as_dataset", "idx", "load", "synthe
 NAMES = ("mnist-10k", "mnist")
 
 
-def load(
-    name: str, folder: str | os.PathLike[str] | None = None, *, download: bool = True
-) -> tuple[Dataset, Dataset]:
+def load(name: str, folder: str | os.PathLike[str] | None = None, *, download: bool = True) -> tuple[Dataset, Dataset]:
     """(train, test) of a set by name.
 
     "mnist-10k": in the package, 10,000 + 2,000 digits. "mnist": from `folder`, $GOSSIPGRAD_DATA/mnist, the cache

@@ -71,7 +71,7 @@ class Dataset:
     """Samples (n, ...) with targets, in memory.
 
     samples: uint8 or float32, used without a copy if C-contiguous; other numbers become float32. What the network
-    sees is scale * element + shift, computed batch by batch: uint8 pixels with scale=1/255 take a quarter of the memory.
+    sees is scale * element + shift, computed batch by batch: uint8 pixels with scale=1/255 take a quarter of the room.
     targets: integer classes (n,) or numbers (n, ...); checked against the network and its loss when it is used.
     The arrays must not change while the set is in use.
     """

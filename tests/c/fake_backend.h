@@ -17,8 +17,7 @@
 
 /* Kernels on plain arrays ------------------------------------------------------------------------------------ */
 
-static float fake_keep(const gg_op_desc *desc, uint32_t rank, uint64_t step, int64_t index)
-{
+static float fake_keep(const gg_op_desc *desc, uint32_t rank, uint64_t step, int64_t index) {
     uint32_t word[4];
     gg_random_key key = {.seed = 99, .purpose = GG_RANDOM_TEST, .rank = rank, .step = step};
     gg_random_block(&key, (uint32_t)index, word);
@@ -35,8 +34,7 @@ typedef struct fake_taps {
     size_t count, room;
 } fake_taps;
 
-static void fake_push(fake_taps *taps, fake_tap tap)
-{
+static void fake_push(fake_taps *taps, fake_tap tap) {
     if (taps->count == taps->room) {
         taps->room = taps->room ? 2 * taps->room : 1024;
         taps->tap = realloc(taps->tap, taps->room * sizeof(fake_tap));
@@ -44,8 +42,7 @@ static void fake_push(fake_taps *taps, fake_tap tap)
     taps->tap[taps->count++] = tap;
 }
 
-static fake_taps fake_window_taps(const gg_op_desc *desc)
-{
+static fake_taps fake_window_taps(const gg_op_desc *desc) {
     fake_taps taps = {0};
     const gg_window *win = &desc->window;
     bool conv = desc->kind == GG_OP_CONV2D;
@@ -66,19 +63,16 @@ static fake_taps fake_window_taps(const gg_op_desc *desc)
                             int64_t h = top + i * win->dilation[0], w = left + j * win->dilation[1];
                             if (h < 0 || w < 0 || h >= in[1] || w >= in[2]) continue;
                             inside++;
-                            fake_push(&taps,
-                                      (fake_tap){.out = (o * out[1] + y) * out[2] + x,
-                                                 .in = ((o / out_per * per + c) * in[1] + h) * in[2] + w,
-                                                 .weight = ((o * per + c) * win->kernel[0] + i) * win->kernel[1] + j});
+                            fake_push(&taps, (fake_tap){.out = (o * out[1] + y) * out[2] + x,
+                                                        .in = ((o / out_per * per + c) * in[1] + h) * in[2] + w,
+                                                        .weight = ((o * per + c) * win->kernel[0] + i) * win->kernel[1] + j});
                         }
-                for (size_t t = begin; t < taps.count; t++)
-                    taps.tap[t].window = win->count_include_pad ? whole : inside;
+                for (size_t t = begin; t < taps.count; t++) taps.tap[t].window = win->count_include_pad ? whole : inside;
             }
     return taps;
 }
 
-static fake_taps fake_linear_taps(const gg_op_desc *desc)
-{
+static fake_taps fake_linear_taps(const gg_op_desc *desc) {
     fake_taps taps = {0};
     int64_t in = desc->input[0].size[0], out = desc->output.size[0];
     for (int64_t o = 0; o < out; o++)
@@ -87,8 +81,7 @@ static fake_taps fake_linear_taps(const gg_op_desc *desc)
 }
 
 static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, const double *const *in, const float *weight,
-                                const float *bias, double *out)
-{
+                                const float *bias, double *out) {
     int64_t n = gg_shape_count(&desc->output), first = desc->output.size[0];
     switch (desc->kind) {
     case GG_OP_CONV2D:
@@ -106,8 +99,7 @@ static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, c
         break;
     case GG_OP_AVG_POOL2D:
         for (int64_t i = 0; i < n; i++) out[i] = 0;
-        for (size_t t = 0; t < taps->count; t++)
-            out[taps->tap[t].out] += in[0][taps->tap[t].in] / (double)taps->tap[t].window;
+        for (size_t t = 0; t < taps->count; t++) out[taps->tap[t].out] += in[0][taps->tap[t].in] / (double)taps->tap[t].window;
         break;
     case GG_OP_RELU:
         for (int64_t i = 0; i < n; i++) out[i] = in[0][i] > 0 ? in[0][i] : 0;
@@ -141,8 +133,7 @@ static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, c
 /* Adds to grad_in (entries may be NULL), grad_weight and grad_bias; changes grad_out. `out` is the forward's output. */
 static void fake_backward_sample(const gg_op_desc *desc, const fake_taps *taps, const double *const *in, const double *out,
                                  double *grad_out, const float *weight, double *const *grad_in, double *grad_weight,
-                                 double *grad_bias)
-{
+                                 double *grad_bias) {
     int64_t n = gg_shape_count(&desc->output), first = desc->output.size[0];
     double *to = grad_in[0];
     switch (desc->kind) {
@@ -199,8 +190,7 @@ static void fake_backward_sample(const gg_op_desc *desc, const fake_taps *taps, 
     }
 }
 
-static fake_taps fake_taps_of(const gg_op_desc *desc)
-{
+static fake_taps fake_taps_of(const gg_op_desc *desc) {
     if (desc->kind == GG_OP_LINEAR) return fake_linear_taps(desc);
     if (desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_MAX_POOL2D || desc->kind == GG_OP_AVG_POOL2D)
         return fake_window_taps(desc);
@@ -209,8 +199,7 @@ static fake_taps fake_taps_of(const gg_op_desc *desc)
 
 /* Losses in double, over plain predictions (batch, features). */
 static void fake_loss_kernel(gg_loss_kind kind, int64_t batch, int64_t features, const double *p, const void *targets,
-                             double *grad, double *sum, int64_t *correct)
-{
+                             double *grad, double *sum, int64_t *correct) {
     const float *real = targets;
     *sum = 0;
     *correct = 0;
@@ -224,8 +213,7 @@ static void fake_loss_kernel(gg_loss_kind kind, int64_t batch, int64_t features,
             for (int64_t i = 0; i < features; i++) total += exp(p[i] - top);
             *sum += log(total) + top - p[right];
             *correct += best == right;
-            for (int64_t i = 0; i < features; i++)
-                grad[i] = (exp(p[i] - top) / total - (i == right)) / (double)batch;
+            for (int64_t i = 0; i < features; i++) grad[i] = (exp(p[i] - top) / total - (i == right)) / (double)batch;
             continue;
         }
         for (int64_t i = 0; i < features; i++) {
@@ -243,8 +231,7 @@ static void fake_loss_kernel(gg_loss_kind kind, int64_t batch, int64_t features,
 
 /* Layouts ---------------------------------------------------------------------------------------------------- */
 
-static int64_t fake_index(gg_layout layout, const gg_shape *shape, int64_t batch, int64_t n, int64_t i)
-{
+static int64_t fake_index(gg_layout layout, const gg_shape *shape, int64_t batch, int64_t n, int64_t i) {
     int64_t count = gg_shape_count(shape);
     if (layout == GG_LAYOUT_PLAIN) return n * count + i;
     if (layout == GG_LAYOUT_BATCH_LAST) return i * gg_lanes_padded(batch) + n;
@@ -253,8 +240,7 @@ static int64_t fake_index(gg_layout layout, const gg_shape *shape, int64_t batch
     return ((n * ((shape->size[0] + 15) / 16) + c / 16) * area + at) * 16 + c % 16;
 }
 
-static double *fake_load(gg_layout layout, const gg_shape *shape, int64_t batch, const void *from)
-{
+static double *fake_load(gg_layout layout, const gg_shape *shape, int64_t batch, const void *from) {
     int64_t count = gg_shape_count(shape);
     double *out = calloc((size_t)(batch * count), sizeof(double));
     for (int64_t n = 0; from && n < batch; n++)
@@ -263,17 +249,14 @@ static double *fake_load(gg_layout layout, const gg_shape *shape, int64_t batch,
     return out;
 }
 
-static void fake_store(gg_layout layout, const gg_shape *shape, int64_t batch, const double *from, void *to)
-{
+static void fake_store(gg_layout layout, const gg_shape *shape, int64_t batch, const double *from, void *to) {
     int64_t count = gg_shape_count(shape);
     memset(to, 0, gg_format_bytes((gg_format){GG_FLOAT32, layout}, shape, batch));
     for (int64_t n = 0; n < batch; n++)
-        for (int64_t i = 0; i < count; i++)
-            ((float *)to)[fake_index(layout, shape, batch, n, i)] = (float)from[n * count + i];
+        for (int64_t i = 0; i < count; i++) ((float *)to)[fake_index(layout, shape, batch, n, i)] = (float)from[n * count + i];
 }
 
-static void fake_spoil(void *at, size_t bytes)
-{
+static void fake_spoil(void *at, size_t bytes) {
     for (size_t i = 0; i < bytes / sizeof(float); i++) ((float *)at)[i] = NAN;
 }
 
@@ -284,13 +267,14 @@ typedef struct fake_op {
     fake_taps taps;
 } fake_op;
 
-static gg_status fake_forward(gg_op *op, const gg_op_args *args)
-{
+static gg_status fake_forward(gg_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->desc;
     double *in[GG_MAX_INPUTS], *out = fake_load(GG_LAYOUT_PLAIN, &desc->output, desc->batch, NULL);
     int64_t count = gg_shape_count(&desc->output);
-    for (int k = 0; k < desc->inputs; k++)
+    for (int k = 0; k < desc->inputs; k++) {
+        CHECK(args->input[k] != args->output || (k == 0 && op->in_place));
         in[k] = fake_load(op->input[k].layout, &desc->input[k], desc->batch, args->input[k]);
+    }
     if (op->scratch_bytes) fake_spoil(args->scratch, op->scratch_bytes);
     for (int64_t n = 0; n < desc->batch; n++) {
         const double *sample[GG_MAX_INPUTS];
@@ -308,8 +292,7 @@ static gg_status fake_forward(gg_op *op, const gg_op_args *args)
     return GG_OK;
 }
 
-static gg_status fake_backward(gg_op *op, const gg_op_args *args)
-{
+static gg_status fake_backward(gg_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->desc;
     double *in[GG_MAX_INPUTS], *to[GG_MAX_INPUTS], *grad_weight = NULL, *grad_bias = NULL;
     double *out = fake_load(op->output.layout, &desc->output, desc->batch, args->output);
@@ -363,8 +346,7 @@ static gg_status fake_backward(gg_op *op, const gg_op_args *args)
     return GG_OK;
 }
 
-static void fake_destroy(gg_op *op)
-{
+static void fake_destroy(gg_op *op) {
     free(((fake_op *)op)->taps.tap);
     gg_free(op);
 }
@@ -374,8 +356,7 @@ static const gg_op_class fake_class = {fake_forward, fake_backward, fake_destroy
 static uint64_t fake_seed[64]; /* of the dropout operations made */
 static int fake_seeds;
 
-static gg_status fake_make(const gg_op_desc *desc, gg_layout in, gg_layout out, gg_op **made)
-{
+static gg_status fake_make(const gg_op_desc *desc, gg_layout in, gg_layout out, gg_op **made) {
     void *block;
     gg_status status = gg_calloc(1, sizeof(fake_op), "fake operation", &block);
     if (status != GG_OK) return status;
@@ -388,8 +369,7 @@ static gg_status fake_make(const gg_op_desc *desc, gg_layout in, gg_layout out, 
     op->head.output = (gg_format){GG_FLOAT32, out};
     op->head.scratch_bytes = desc->kind == GG_OP_LINEAR ? 192 : desc->kind == GG_OP_CONV2D ? 1024 : 0;
     op->head.in_place = pointwise || desc->kind == GG_OP_DROPOUT || desc->kind == GG_OP_ADD;
-    op->head.backward_needs_input =
-        desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR || desc->kind == GG_OP_MAX_POOL2D;
+    op->head.backward_needs_input = desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR || desc->kind == GG_OP_MAX_POOL2D;
     op->head.backward_needs_output = pointwise || desc->activation == GG_ACTIVATION_RELU;
     if (desc->kind == GG_OP_DROPOUT) {
         op->head.saved_bytes = (size_t)(desc->batch * gg_shape_count(&desc->output)) * sizeof(float);
@@ -399,28 +379,24 @@ static gg_status fake_make(const gg_op_desc *desc, gg_layout in, gg_layout out, 
     return GG_OK;
 }
 
-static gg_status fake_create_plain(gg_device *device, const gg_op_desc *desc, gg_op **out)
-{
+static gg_status fake_create_plain(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     (void)device;
     return fake_make(desc, GG_LAYOUT_PLAIN, GG_LAYOUT_PLAIN, out);
 }
 
-static gg_status fake_create_lanes(gg_device *device, const gg_op_desc *desc, gg_op **out)
-{
+static gg_status fake_create_lanes(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     (void)device;
     return fake_make(desc, GG_LAYOUT_BATCH_LAST, GG_LAYOUT_BATCH_LAST, out);
 }
 
-static gg_status fake_create_channels(gg_device *device, const gg_op_desc *desc, gg_op **out)
-{
+static gg_status fake_create_channels(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     (void)device;
     gg_layout layout = desc->kind == GG_OP_CONV2D ? GG_LAYOUT_CHANNELS16 : GG_LAYOUT_NHWC;
     if (desc->activation != GG_ACTIVATION_NONE || desc->groups > 1) return gg_fail(GG_ERROR_UNSUPPORTED, "not here");
     return fake_make(desc, layout, layout, out);
 }
 
-static gg_status fake_create_reorder(gg_device *device, const gg_op_desc *desc, gg_op **out)
-{
+static gg_status fake_create_reorder(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_layout from = desc->offered[0].layout, to = desc->wanted_output.layout;
     bool lanes = strcmp(device->table->name, "fake-plain") == 0;
     bool known = true;
@@ -433,8 +409,7 @@ static gg_status fake_create_reorder(gg_device *device, const gg_op_desc *desc, 
 
 /* Kernels of the table ----------------------------------------------------------------------------------------- */
 
-static void fake_loss(gg_device *device, gg_loss_args *args)
-{
+static void fake_loss(gg_device *device, gg_loss_args *args) {
     (void)device;
     gg_shape shape = {1, {args->features}};
     double *p = fake_load(args->layout, &shape, args->batch, args->prediction);
@@ -446,8 +421,7 @@ static void fake_loss(gg_device *device, gg_loss_args *args)
 }
 
 static void fake_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,
-                              float *out)
-{
+                              float *out) {
     (void)device;
     CHECK(n % GG_LANES == 0 && (uintptr_t)out % GG_ALIGNMENT == 0);
     for (size_t i = 0; i < n; i++) {
@@ -457,8 +431,7 @@ static void fake_weighted_sum(gg_device *device, size_t n, int sources, const fl
     }
 }
 
-static void fake_transpose(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out)
-{
+static void fake_transpose(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out) {
     (void)device;
     int64_t lanes = gg_lanes_padded(n);
     for (int64_t i = 0; i < n; i++)
@@ -468,8 +441,8 @@ static void fake_transpose(gg_device *device, int64_t n, int64_t values, bool to
         }
 }
 
-#define FAKE_ALL(create)                                                                                        \
-    {create, create, create, create, create, create, create, create, create, create, fake_create_reorder}
+#define FAKE_ALL(create)                                                                                                         \
+    { create, create, create, create, create, create, create, create, create, create, fake_create_reorder }
 
 static const gg_backend fake_plain_table = {
     .name = "fake-plain",
@@ -481,8 +454,8 @@ static const gg_backend fake_plain_table = {
 
 static const gg_backend fake_lanes_table = {
     .name = "fake-lanes",
-    .create = {fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes,
-               fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, NULL},
+    .create = {fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes,
+               fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, NULL},
 };
 
 static const gg_backend fake_channels_table = {

@@ -5,16 +5,14 @@
 #include "check.h"
 #include "nn/graph.h"
 
-static gg_layer_desc named(gg_layer_kind kind, const char *name)
-{
+static gg_layer_desc named(gg_layer_kind kind, const char *name) {
     gg_layer_desc desc = {.kind = kind, .groups = 1, .bias = true};
     for (int i = 0; i < 2; i++) desc.window.kernel[i] = desc.window.stride[i] = desc.window.dilation[i] = 1;
     snprintf(desc.name, sizeof desc.name, "%s", name);
     return desc;
 }
 
-static gg_layer_desc windowed(gg_layer_kind kind, const char *name, int64_t kernel, int64_t stride, int64_t padding)
-{
+static gg_layer_desc windowed(gg_layer_kind kind, const char *name, int64_t kernel, int64_t stride, int64_t padding) {
     gg_layer_desc desc = named(kind, name);
     for (int i = 0; i < 2; i++) {
         desc.window.kernel[i] = kernel;
@@ -24,8 +22,7 @@ static gg_layer_desc windowed(gg_layer_kind kind, const char *name, int64_t kern
     return desc;
 }
 
-static gg_graph *start(int dims, const int64_t *size)
-{
+static gg_graph *start(int dims, const int64_t *size) {
     gg_graph *graph = NULL;
     gg_shape shape = {.dims = dims};
     gg_layer_desc input = named(GG_LAYER_INPUT, "input");
@@ -35,20 +32,17 @@ static gg_graph *start(int dims, const int64_t *size)
     return graph;
 }
 
-static gg_status add1(gg_graph *graph, gg_layer_desc desc, int from, int *node)
-{
+static gg_status add1(gg_graph *graph, gg_layer_desc desc, int from, int *node) {
     return gg_graph_add(graph, &desc, NULL, 1, &from, node);
 }
 
-static void check_shape(const gg_graph *graph, int node, const char *wanted)
-{
+static void check_shape(const gg_graph *graph, int node, const char *wanted) {
     char text[GG_SHAPE_TEXT];
     CHECK_TEXT(gg_shape_text(&gg_graph_node(graph, node)->shape, text), wanted);
 }
 
 /* The network of the first page: a LeNet. */
-static void test_lenet(void)
-{
+static void test_lenet(void) {
     gg_graph *graph = start(3, (int64_t[]){1, 28, 28});
     int at = 0;
     gg_layer_desc conv1 = windowed(GG_LAYER_CONV2D, "conv1", 5, 1, 0), conv2 = windowed(GG_LAYER_CONV2D, "conv2", 5, 1, 0);
@@ -119,20 +113,19 @@ static void test_lenet(void)
 }
 
 /* PyTorch's output sizes. */
-static void test_windows(void)
-{
+static void test_windows(void) {
     static const struct {
         gg_layer_kind kind;
         int64_t input, kernel, stride, padding, dilation;
         bool ceil_mode;
         int64_t output;
     } rows[] = {
-        {GG_LAYER_CONV2D, 224, 7, 2, 3, 1, false, 112}, {GG_LAYER_CONV2D, 7, 3, 1, 0, 3, false, 1},
-        {GG_LAYER_CONV2D, 5, 3, 2, 1, 2, false, 2},     {GG_LAYER_MAX_POOL2D, 112, 3, 2, 0, 1, true, 56},
+        {GG_LAYER_CONV2D, 224, 7, 2, 3, 1, false, 112},    {GG_LAYER_CONV2D, 7, 3, 1, 0, 3, false, 1},
+        {GG_LAYER_CONV2D, 5, 3, 2, 1, 2, false, 2},        {GG_LAYER_MAX_POOL2D, 112, 3, 2, 0, 1, true, 56},
         {GG_LAYER_MAX_POOL2D, 112, 3, 2, 0, 1, false, 55}, {GG_LAYER_MAX_POOL2D, 112, 3, 2, 1, 1, false, 56},
-        {GG_LAYER_MAX_POOL2D, 5, 2, 2, 0, 1, true, 3},  {GG_LAYER_MAX_POOL2D, 4, 2, 3, 0, 1, true, 2},
-        {GG_LAYER_AVG_POOL2D, 3, 2, 3, 1, 1, true, 2},  {GG_LAYER_AVG_POOL2D, 2, 2, 3, 1, 1, true, 1},
-        {GG_LAYER_AVG_POOL2D, 3, 1, 2, 0, 1, true, 2},  {GG_LAYER_AVG_POOL2D, 6, 3, 4, 1, 1, true, 2},
+        {GG_LAYER_MAX_POOL2D, 5, 2, 2, 0, 1, true, 3},     {GG_LAYER_MAX_POOL2D, 4, 2, 3, 0, 1, true, 2},
+        {GG_LAYER_AVG_POOL2D, 3, 2, 3, 1, 1, true, 2},     {GG_LAYER_AVG_POOL2D, 2, 2, 3, 1, 1, true, 1},
+        {GG_LAYER_AVG_POOL2D, 3, 1, 2, 0, 1, true, 2},     {GG_LAYER_AVG_POOL2D, 6, 3, 4, 1, 1, true, 2},
         {GG_LAYER_MAX_POOL2D, 10, 3, 2, 2, 2, false, 5},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -150,8 +143,7 @@ static void test_windows(void)
     }
 }
 
-static void test_refusals(void)
-{
+static void test_refusals(void) {
     gg_graph *graph = start(3, (int64_t[]){4, 8, 6});
     gg_layer_desc desc = named(GG_LAYER_INPUT, "second");
     gg_shape shape = {1, {3}};
@@ -235,16 +227,15 @@ static void test_refusals(void)
 }
 
 /* Each initialiser's spread. */
-static void test_initialisers(void)
-{
+static void test_initialisers(void) {
     static const struct {
         gg_init init;
         double deviation, most;
     } rows[] = {
-        {{GG_INIT_DEFAULT, 0}, 0.1 / 1.7320508, 0.1},       {{GG_INIT_XAVIER_UNIFORM, 0}, 0.08164966, 0.14142136},
-        {{GG_INIT_XAVIER_NORMAL, 0}, 0.08164966, 0.6},      {{GG_INIT_HE_UNIFORM, 0}, 0.14142136, 0.24494897},
-        {{GG_INIT_HE_NORMAL, 0}, 0.14142136, 1},            {{GG_INIT_CAFFE_XAVIER, 0}, 0.1, 0.17320508},
-        {{GG_INIT_UNIFORM, 2}, 2 / 1.7320508, 2},           {{GG_INIT_NORMAL, 0.5f}, 0.5, 4},
+        {{GG_INIT_DEFAULT, 0}, 0.1 / 1.7320508, 0.1},  {{GG_INIT_XAVIER_UNIFORM, 0}, 0.08164966, 0.14142136},
+        {{GG_INIT_XAVIER_NORMAL, 0}, 0.08164966, 0.6}, {{GG_INIT_HE_UNIFORM, 0}, 0.14142136, 0.24494897},
+        {{GG_INIT_HE_NORMAL, 0}, 0.14142136, 1},       {{GG_INIT_CAFFE_XAVIER, 0}, 0.1, 0.17320508},
+        {{GG_INIT_UNIFORM, 2}, 2 / 1.7320508, 2},      {{GG_INIT_NORMAL, 0.5f}, 0.5, 4},
         {{GG_INIT_CONSTANT, 0.25f}, 0.25, 0.25},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -272,8 +263,7 @@ static void test_initialisers(void)
     }
 }
 
-int main(void)
-{
+int main(void) {
     test_lenet();
     test_windows();
     test_refusals();

@@ -270,7 +270,8 @@ static void test_dropout(void) {
             if (op == NULL) return;
             float *x = uniform(n, 1, 2), *dy = uniform(n, 1, 2), *y = floats(n), *dx = floats(n);
             clear_padding(layouts[l], batch, values, dy);
-            gg_op_args args = {.input = {x}, .output = y, .grad_output = dy, .grad_input = {dx}, .rank = 3, .step = UINT64_C(1) << 40};
+            gg_op_args args = {
+                .input = {x}, .output = y, .grad_output = dy, .grad_input = {dx}, .rank = 3, .step = UINT64_C(1) << 40};
             args.saved = guarded(op->saved_bytes);
             CHECK_OK(op->type->forward(op, &args));
             CHECK_OK(op->type->backward(op, &args));
@@ -322,7 +323,8 @@ typedef struct pool_case {
 } pool_case;
 
 static int64_t pooled_size(int64_t in, const gg_window *w, int a) {
-    const int64_t numerator = in + 2 * w->padding[a] - w->dilation[a] * (w->kernel[a] - 1) - 1 + (w->ceil_mode ? w->stride[a] - 1 : 0);
+    const int64_t numerator =
+        in + 2 * w->padding[a] - w->dilation[a] * (w->kernel[a] - 1) - 1 + (w->ceil_mode ? w->stride[a] - 1 : 0);
     int64_t out = (int64_t)floor((double)numerator / (double)w->stride[a]) + 1;
     if (w->ceil_mode && (out - 1) * w->stride[a] >= in + w->padding[a]) --out;
     return out;
@@ -332,7 +334,8 @@ static int64_t lower(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t upper(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* As PyTorch writes it: one sample and channel, all in double. */
-static void reference_pool(bool max, const pool_case *c, const int64_t out[2], const double *x, const double *dy, double *y, double *dx) {
+static void reference_pool(bool max, const pool_case *c, const int64_t out[2], const double *x, const double *dy, double *y,
+                           double *dx) {
     const gg_window *w = &c->window;
     const int64_t height = c->in[0], width = c->in[1];
     for (int64_t i = 0; i < height * width; ++i) dx[i] = 0;
@@ -441,14 +444,15 @@ static void check_pool(bool max, const pool_case *c, int64_t batch, bool special
 }
 
 static void test_pool(void) {
-#define WINDOW(k0, k1, s0, s1, p0, p1, d0, d1, c) {{k0, k1}, {s0, s1}, {p0, p1}, {d0, d1}, c, true}
+#define WINDOW(k0, k1, s0, s1, p0, p1, d0, d1, c)                                                                                \
+    { {k0, k1}, {s0, s1}, {p0, p1}, {d0, d1}, c, true }
     const pool_case cases[] = {
-        {3, {6, 8}, WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)},   {3, {7, 9}, WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)},
-        {2, {7, 9}, WINDOW(2, 2, 2, 2, 0, 0, 1, 1, true)},    {2, {9, 7}, WINDOW(3, 3, 2, 2, 0, 0, 1, 1, false)},
-        {2, {9, 10}, WINDOW(3, 3, 2, 2, 1, 1, 1, 1, true)},   {1, {10, 11}, WINDOW(3, 2, 3, 2, 0, 0, 1, 1, false)},
-        {1, {5, 5}, WINDOW(5, 5, 5, 5, 0, 0, 1, 1, false)},   {1, {8, 5}, WINDOW(4, 3, 1, 2, 2, 1, 1, 1, true)},
-        {2, {6, 6}, WINDOW(2, 2, 3, 3, 0, 0, 1, 1, false)},   {1, {3, 3}, WINDOW(2, 2, 2, 2, 1, 1, 1, 1, true)},
-        {1, {1, 1}, WINDOW(1, 1, 1, 1, 0, 0, 1, 1, false)},   {1, {4, 17}, WINDOW(1, 5, 1, 4, 0, 2, 1, 1, true)},
+        {3, {6, 8}, WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)},     {3, {7, 9}, WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)},
+        {2, {7, 9}, WINDOW(2, 2, 2, 2, 0, 0, 1, 1, true)},      {2, {9, 7}, WINDOW(3, 3, 2, 2, 0, 0, 1, 1, false)},
+        {2, {9, 10}, WINDOW(3, 3, 2, 2, 1, 1, 1, 1, true)},     {1, {10, 11}, WINDOW(3, 2, 3, 2, 0, 0, 1, 1, false)},
+        {1, {5, 5}, WINDOW(5, 5, 5, 5, 0, 0, 1, 1, false)},     {1, {8, 5}, WINDOW(4, 3, 1, 2, 2, 1, 1, 1, true)},
+        {2, {6, 6}, WINDOW(2, 2, 3, 3, 0, 0, 1, 1, false)},     {1, {3, 3}, WINDOW(2, 2, 2, 2, 1, 1, 1, 1, true)},
+        {1, {1, 1}, WINDOW(1, 1, 1, 1, 0, 0, 1, 1, false)},     {1, {4, 17}, WINDOW(1, 5, 1, 4, 0, 2, 1, 1, true)},
         {1, {20, 20}, WINDOW(17, 18, 1, 2, 0, 0, 1, 1, false)},
     };
     const pool_case dilated[] = {
@@ -701,7 +705,8 @@ static void check_gather(gg_dtype dtype, gg_layout layout, int64_t n, int64_t va
     uint32_t *index = guarded((size_t)n * sizeof *index);
     for (int64_t i = 0; i < rows * values; ++i) bytes[i] = (uint8_t)(i * 37 + i / 251);
     for (int64_t i = 0; i < n; ++i) index[i] = indexed ? (uint32_t)((i * 29 + 3) % rows) : (uint32_t)i;
-    gg_gather_args args = {.dtype = dtype, .values = values, .n = n, .scale = 1.5f, .shift = -0.25f, .layout = layout, .out = out};
+    gg_gather_args args = {
+        .dtype = dtype, .values = values, .n = n, .scale = 1.5f, .shift = -0.25f, .layout = layout, .out = out};
     args.rows = dtype == GG_UINT8 ? (const void *)bytes : numbers;
     args.index = indexed ? index : NULL;
     gg_backend_native.gather(device, &args);

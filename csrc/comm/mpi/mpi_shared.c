@@ -71,7 +71,8 @@ static gg_status segment_create(gg_shared *shared, size_t bytes, segment **out) 
     bool good = part >= bytes && whole / part == (size_t)shared->ranks && whole < (size_t)1 << 62;
     void *base = MAP_FAILED;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *made, "shared segment", (void **)&made));
+    /* Nobody may leave before all have agreed to. */
+    if (gg_calloc(1, sizeof *made, "shared segment", (void **)&made) != GG_OK) good = false;
     if (first && good) {
         struct timespec now = {0};
         clock_gettime(CLOCK_REALTIME, &now);
@@ -83,8 +84,8 @@ static gg_status segment_create(gg_shared *shared, size_t bytes, segment **out) 
     GG_TRY(all_agree(shared, good, &all));
     if (!all) goto cleanup;
     GG_TRY_MPI(MPI_Bcast, name, (int)sizeof name, MPI_CHAR, 0, shared->node);
-    if (!first) file = shm_open(name, O_RDWR, 0);
-    good = file >= 0 && reserve(file, (off_t)(part * (size_t)shared->place), part);
+    if (!first && good) file = shm_open(name, O_RDWR, 0);
+    good = good && file >= 0 && reserve(file, (off_t)(part * (size_t)shared->place), part);
     if (good) base = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     GG_TRY(all_agree(shared, base != MAP_FAILED, &all));
     if (!all) goto cleanup;

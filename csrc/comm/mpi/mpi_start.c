@@ -84,15 +84,14 @@ static bool folder_has_entries(const char *path) {
 
 /* Settings that save a second of start-up where there is no fast network, and what Open MPI cannot start without. */
 static void set_defaults(void) {
-    const char *choice = getenv("GOSSIPGRAD_MPI_DEFAULTS");
-    if (choice && strcmp(choice, "0") == 0) return;
 #ifdef OPEN_MPI
+    const char *temporary = getenv("TMPDIR"), *choice = getenv("GOSSIPGRAD_MPI_DEFAULTS");
+    setenv("HOME", temporary && *temporary ? temporary : "/tmp", 0);
+    if (choice && strcmp(choice, "0") == 0) return;
     if (!folder_has_entries("/sys/class/infiniband") && !folder_has_entries("/sys/class/cxi")) {
         setenv("OMPI_MCA_btl", "^ofi,uct", 0);
         setenv("OMPI_MCA_pml", "ob1", 0);
     }
-    const char *temporary = getenv("TMPDIR");
-    setenv("HOME", temporary && *temporary ? temporary : "/tmp", 0);
 #else
     (void)folder_has_entries;
 #endif

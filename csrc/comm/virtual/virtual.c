@@ -11,11 +11,12 @@
 #define MAX_SIZE 4096
 #define BUCKETS 16
 #define TEXT_BYTES 1024
-/* Tests in a row that find nothing at one clock before a rank counts as polling: it is then moved to the next event,
- * because in virtual time polling alone would last for ever. Far above what a strategy tests in a step. */
+/* Tests in a row that find nothing at one clock before a rank counts as polling: it then sleeps until something happens
+ * to one of its requests, because in virtual time polling alone would last for ever. Far above what a strategy tests in
+ * a step. */
 #define POLL_LIMIT 100000
 #define POLL_AGAIN 1000
-#define POLL_HOPELESS 50000000 /* the same when no other rank can run: about a second */
+#define POLL_HOPELESS 50000000 /* the same when no other rank can run: about a second, then it fails */
 
 /* What a request's private words hold. */
 typedef struct __attribute__((may_alias)) request_link {
@@ -52,7 +53,9 @@ typedef struct virtual_rank {
     bool only_deadline;  /* the key is the end of a wait's patience: does not count as able to run */
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
-    int fruitless;
+    bool polling; /* sleeps until something happens to any of its requests */
+    int fruitless; /* tests in a row that found nothing */
+    double next_known; /* the first clock at which one of the requests that they asked for completes */
     /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
     queue sends[BUCKETS], receives[BUCKETS];
 } virtual_rank;
@@ -97,8 +100,9 @@ static void baton_destroy(baton *b) {
 static void baton_give(baton *b) {
     pthread_mutex_lock(&b->mutex);
     b->here = true;
-    pthread_cond_signal(&b->turn);
     pthread_mutex_unlock(&b->mutex);
+    /* Outside of the lock: the woken thread need not sleep again for it. */
+    pthread_cond_signal(&b->turn);
 }
 
 static void baton_await(baton *b) {
@@ -167,7 +171,7 @@ static void describe_wait(const virtual_rank *rank, char *text, size_t bytes) {
 static void release_waiting(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         virtual_rank *rank = &cluster->ranks[r];
-        if (rank->finished || !rank->waiting) continue;
+        if (rank->finished || !(rank->waiting || (rank->polling && rank->place < 0))) continue;
         if (rank->place >= 0) heap_remove(cluster, rank);
         rank->waiting = NULL;
         heap_push(cluster, rank, rank->clock, false);
@@ -197,9 +201,18 @@ static void declare_deadlock(gg_virtual *cluster) {
     release_waiting(cluster);
 }
 
+/* Nobody can run but ranks that poll: what they do next may help. */
+static bool release_polling(gg_virtual *cluster) {
+    for (int r = 0; r < cluster->options.size; ++r) {
+        virtual_rank *rank = &cluster->ranks[r];
+        if (rank->polling && rank->place < 0) heap_push(cluster, rank, rank->clock, false);
+    }
+    return cluster->able > 0;
+}
+
 /* Hands the baton to the rank that is due. self: the caller, who then sleeps until it is due itself; NULL: nobody. */
 static void hand_on(gg_virtual *cluster, virtual_rank *self) {
-    if (cluster->able == 0 && cluster->unfinished > 0) declare_deadlock(cluster);
+    if (cluster->able == 0 && cluster->unfinished > 0 && !release_polling(cluster)) declare_deadlock(cluster);
     if (cluster->heap_size == 0) {
         baton_give(&cluster->caller);
         return;
@@ -238,37 +251,33 @@ static gg_status let_others_catch_up(virtual_rank *rank) {
 /* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
 static void wake(gg_virtual *cluster, gg_request *request, double time) {
     virtual_rank *rank = &cluster->ranks[link_of(request)->owner];
-    if (rank->waiting != request) return;
+    if (rank->waiting != request && !rank->polling) return;
     double key = time > rank->clock ? time : rank->clock;
     rank->waiting = NULL;
-    if (rank->place >= 0) { /* its patience ends at rank->key */
+    if (rank->place >= 0) { /* its patience ends at rank->key, or it polls and knows of another event */
         if (rank->key < key) key = rank->key;
         heap_remove(cluster, rank);
     }
     heap_push(cluster, rank, key, false);
 }
 
-/* A test found nothing; moves a rank that only polls to the next event. */
+/* A test found nothing. Puts a rank that only polls to sleep until there is something to find. */
 static gg_status found_nothing(virtual_rank *rank, gg_request *request) {
     gg_virtual *cluster = rank->cluster;
+    if (link_of(request)->known && link_of(request)->time < rank->next_known) rank->next_known = link_of(request)->time;
     if (++rank->fruitless < POLL_LIMIT) return GG_OK;
-    if (link_of(request)->known && (cluster->able == 0 || link_of(request)->time < cluster->heap[0]->key)) {
-        rank->clock = link_of(request)->time;
-        return GG_OK;
-    }
-    if (cluster->able == 0) {
+    bool knows = rank->next_known < INFINITY;
+    if (cluster->able == 0 && !knows) {
         if (rank->fruitless < POLL_HOPELESS) return GG_OK;
         return gg_fail(GG_ERROR_COMM, "rank %d polls for ever (peer %d, tag %d): all other ranks have returned or wait",
                        rank->transport.rank, request->peer, request->tag);
     }
-    rank->fruitless = POLL_LIMIT - POLL_AGAIN;
-    virtual_rank *next = cluster->heap[0];
-    double key = next->key > rank->clock ? next->key : rank->clock;
-    heap_remove(cluster, next);
-    heap_push(cluster, rank, key, false);
-    if (next->clock < key) next->clock = key;
-    baton_give(&next->baton);
-    baton_await(&rank->baton);
+    if (cluster->able > 0) rank->fruitless = POLL_LIMIT - POLL_AGAIN;
+    rank->polling = true;
+    if (knows) heap_push(cluster, rank, rank->next_known, false);
+    hand_on(cluster, rank);
+    rank->polling = false;
+    rank->next_known = INFINITY;
     return still_good(rank);
 }
 
@@ -380,6 +389,7 @@ static gg_status test(gg_transport *transport, gg_request *request, bool *done) 
         request->state = GG_REQUEST_IDLE;
     }
     rank->fruitless = 0;
+    rank->next_known = INFINITY;
     *done = true;
 cleanup:
     return status;
@@ -437,6 +447,7 @@ static gg_status pause_round(gg_transport *transport, int round, gg_request *req
         if (deadline < rank->clock) deadline = rank->clock;
     }
     rank->fruitless = 0;
+    rank->next_known = INFINITY;
     if (own->known) {
         double key = own->time > rank->clock ? own->time : rank->clock;
         heap_push(cluster, rank, patient || key < deadline ? key : deadline, false);
@@ -457,7 +468,10 @@ static gg_status compute(gg_transport *transport, double seconds) {
     virtual_rank *rank = rank_of(transport);
     double after = rank->clock + seconds * rank->cluster->options.compute_rate;
     if (!(after < INFINITY)) return gg_fail(GG_ERROR_ARGUMENT, "compute: %g seconds are beyond any clock", seconds);
-    if (after > rank->clock) rank->fruitless = 0;
+    if (after > rank->clock) {
+        rank->fruitless = 0;
+        rank->next_known = INFINITY;
+    }
     rank->clock = after;
     return rank->cluster->failed ? still_good(rank) : GG_OK;
 }
@@ -556,6 +570,7 @@ gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out)
         rank->transport = (gg_transport){.table = &table, .rank = r, .size = options->size};
         rank->cluster = made;
         rank->place = -1;
+        rank->next_known = INFINITY;
         GG_TRY(baton_create(&rank->baton));
     }
     GG_TRY(start_threads(made));
@@ -597,6 +612,7 @@ gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int
     for (int r = 0; r < cluster->options.size; ++r) {
         cluster->ranks[r].finished = false;
         cluster->ranks[r].fruitless = 0;
+        cluster->ranks[r].next_known = INFINITY;
         heap_push(cluster, &cluster->ranks[r], cluster->ranks[r].clock, false);
     }
     hand_on(cluster, NULL);

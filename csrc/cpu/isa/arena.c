@@ -57,21 +57,31 @@ static void to_bfloat16(size_t n, const float *in, uint16_t *out) {
 
 static void sgd_pass(const gg_sgd_args *args) {
     if (args->momentum == NULL) {
-        if (args->weight_after != NULL)
-            sgd_plain(args, true);
-        else
-            sgd_plain(args, false);
+        if (args->weight_after != NULL) sgd_plain(args, true);
+        else sgd_plain(args, false);
         return;
     }
     const int combination = (args->momentum_before != NULL) | (args->momentum_after != NULL) << 1 |
                             (args->weight_after != NULL) << 2 | (int)args->nesterov << 3;
     switch (combination) {
-#define CASE(c)                                                                                                \
-    case c:                                                                                                    \
-        sgd_momentum(args, (c) & 1, ((c) >> 1) & 1, ((c) >> 2) & 1, ((c) >> 3) & 1);                             \
-        break;
-        CASE(0) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
-        CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15)
+#define CASE(c)                                                                                                                  \
+    case c: sgd_momentum(args, (c)&1, ((c) >> 1) & 1, ((c) >> 2) & 1, ((c) >> 3) & 1); break
+        CASE(0);
+        CASE(1);
+        CASE(2);
+        CASE(3);
+        CASE(4);
+        CASE(5);
+        CASE(6);
+        CASE(7);
+        CASE(8);
+        CASE(9);
+        CASE(10);
+        CASE(11);
+        CASE(12);
+        CASE(13);
+        CASE(14);
+        CASE(15);
 #undef CASE
     }
 }
@@ -118,24 +128,7 @@ static void halve(size_t n, const float *own, const float *received, float *out)
     for (size_t i = 0; i < n; ++i) o[i] = (a[i] + b[i]) * 0.5f;
 }
 
-/* Summed beside the output, which may be one of the sources still to be read. */
-static void weighted_sum(size_t begin, size_t end, int sources, const float *const *source, const float *scale, float *out) {
-    _Alignas(64) float sum[STRETCH / 4];
-    for (size_t at = begin; at < end; at += STRETCH / 4) {
-        const size_t n = whole_lanes(end - at < STRETCH / 4 ? end - at : STRETCH / 4);
-        const float *first = GG_ALIGNED(source[0] + at);
-        for (size_t i = 0; i < n; ++i) sum[i] = scale[0] * first[i];
-        for (int s = 1; s < sources; ++s) {
-            const float *next = GG_ALIGNED(source[s] + at);
-            const float factor = scale[s];
-            for (size_t i = 0; i < n; ++i) sum[i] += factor * next[i];
-        }
-        memcpy(out + at, sum, n * sizeof(float));
-    }
-}
-
-/* A vector of this level: with sixteen partial sums at every level, results are the same at all of them (but for
- * the fused rounding). */
+/* A vector of this level. */
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX2__)
@@ -143,6 +136,27 @@ static void weighted_sum(size_t begin, size_t end, int sources, const float *con
 #else
 #define VECTOR_BYTES 16
 #endif
+
+typedef float floats __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+
+/* GG_LANES*blocks elements. All sources are read before the output, which may be one of them, is written. */
+static inline __attribute__((always_inline)) void weighted_block(size_t at, int blocks, int sources, const float *const *source,
+                                                                 const float *scale, float *out) {
+    enum { width = VECTOR_BYTES / 4, most = 2 * GG_LANES / width };
+    const int vectors = blocks * GG_LANES / width;
+    floats sum[most];
+    for (int v = 0; v < vectors; ++v) sum[v] = scale[0] * *(const floats *)(source[0] + at + v * width);
+    for (int s = 1; s < sources; ++s)
+        for (int v = 0; v < vectors; ++v) sum[v] += scale[s] * *(const floats *)(source[s] + at + v * width);
+    for (int v = 0; v < vectors; ++v) *(floats *)(out + at + v * width) = sum[v];
+}
+
+static void weighted_sum(size_t begin, size_t end, int sources, const float *const *source, const float *scale, float *out) {
+    size_t at = begin;
+    for (; at + 2 * GG_LANES <= end; at += 2 * GG_LANES) weighted_block(at, 2, sources, source, scale, out);
+    for (; at < end; at += GG_LANES) weighted_block(at, 1, sources, source, scale, out);
+}
+
 typedef double vector __attribute__((vector_size(VECTOR_BYTES)));
 typedef float half_vector __attribute__((vector_size(VECTOR_BYTES / 2)));
 #define WIDTH (VECTOR_BYTES / 8)
@@ -154,6 +168,7 @@ static inline vector widened(const float *p) {
     return __builtin_convertvector(v, vector);
 }
 
+/* Sixteen partial sums at every level, so that all levels add in the same order. */
 static double sum_squares(size_t n, const float *a, const float *b) {
     vector sum[VECTORS];
     for (int v = 0; v < VECTORS; ++v) sum[v] = (vector){0};

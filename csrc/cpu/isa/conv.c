@@ -30,8 +30,8 @@ void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin,
 
 #else
 
-#define TILE(R, V)                                            \
-    static __attribute__((noinline)) void conv_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, false); }
+#define TILE(R, V) \
+    static __attribute__((noinline)) void conv_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }
 GG_TILE_LIST_NARROW(TILE, 1)
 GG_TILE_LIST_NARROW(TILE, 2)
 GG_TILE_LIST_WIDE(TILE)

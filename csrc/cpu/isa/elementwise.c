@@ -2,6 +2,10 @@
 #include "cpu/isa/isa.h"
 #include "cpu/isa/math.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 static void relu(size_t n, const float *x, float *y) {
     GG_INDEPENDENT
     for (size_t i = 0; i < n; ++i) y[i] = x[i] <= 0.0f ? 0.0f : x[i]; /* false for NaN */
@@ -48,55 +52,80 @@ static void masked_scale(size_t n, const float *x, const uint8_t *keep, float sc
     }
 }
 
-#define BLOCKS 16
+/* Philox4x32-10 for a few vectors of blocks at once: a 32-bit word in each 64-bit lane, whose upper half may hold
+ * anything, because the widening multiplication does not look at it. */
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+typedef uint64_t words __attribute__((vector_size(VECTOR_BYTES)));
+#define WIDTH (VECTOR_BYTES / 8)
+#define CHAINS 4 /* vectors under way: the multiplication's result comes late */
+#define BLOCKS (CHAINS * WIDTH)
 
-/* Sixteen blocks of Philox4x32-10 at once: k[w][i] = word w of block index + i*stride is at least the threshold. */
-static inline void draw(const gg_random_key *key, uint32_t index, uint32_t stride, uint32_t threshold,
-                        uint32_t keep[4][BLOCKS]) {
-    uint32_t c0[BLOCKS], c1[BLOCKS], c2[BLOCKS], c3[BLOCKS];
-    for (uint32_t i = 0; i < BLOCKS; ++i) {
-        c0[i] = index + i * stride;
-        c1[i] = (uint32_t)key->step;
-        c2[i] = ((uint32_t)(key->step >> 32) & 0xFFFFFFu) | key->purpose << 24;
-        c3[i] = key->rank;
+static inline words low_product(words a, words b) {
+#if defined(__AVX512F__)
+    return (words)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (words)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#else
+    return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+/* keep[i]: of block index + i*stride, byte w is 1 if word w is at least the threshold, else 0. */
+static inline void draw(const gg_random_key *key, uint32_t index, uint32_t stride, uint32_t threshold, uint32_t keep[BLOCKS]) {
+    const words zero = {0}, first = zero + 0xD2511F53u, second = zero + 0xCD9E8D57u;
+    words c0[CHAINS], c1[CHAINS], c2[CHAINS], c3[CHAINS];
+    words step = zero;
+    for (uint32_t i = 0; i < WIDTH; ++i) step[i] = i * stride;
+    for (uint32_t c = 0; c < CHAINS; ++c) {
+        c0[c] = step + (index + c * WIDTH * stride);
+        c1[c] = zero + (uint32_t)key->step;
+        c2[c] = zero + (((uint32_t)(key->step >> 32) & 0xFFFFFFu) | key->purpose << 24);
+        c3[c] = zero + key->rank;
     }
     uint32_t k0 = (uint32_t)key->seed, k1 = (uint32_t)(key->seed >> 32);
     for (int round = 0; round < 10; ++round) {
-        for (int i = 0; i < BLOCKS; ++i) {
-            const uint64_t a = (uint64_t)0xD2511F53u * c0[i];
-            const uint64_t b = (uint64_t)0xCD9E8D57u * c2[i];
-            c0[i] = (uint32_t)(b >> 32) ^ c1[i] ^ k0;
-            c1[i] = (uint32_t)b;
-            c2[i] = (uint32_t)(a >> 32) ^ c3[i] ^ k1;
-            c3[i] = (uint32_t)a;
+        for (int c = 0; c < CHAINS; ++c) {
+            const words a = low_product(c0[c], first), b = low_product(c2[c], second);
+            c0[c] = (b >> 32) ^ c1[c] ^ k0;
+            c1[c] = b;
+            c2[c] = (a >> 32) ^ c3[c] ^ k1;
+            c3[c] = a;
         }
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    for (int i = 0; i < BLOCKS; ++i) {
-        keep[0][i] = c0[i] >= threshold;
-        keep[1][i] = c1[i] >= threshold;
-        keep[2][i] = c2[i] >= threshold;
-        keep[3][i] = c3[i] >= threshold;
+    for (int c = 0; c < CHAINS; ++c) {
+        /* The sign of word - threshold says that the word is less. */
+        words less = ((c0[c] & 0xffffffffu) - threshold) >> 63;
+        less |= ((c1[c] & 0xffffffffu) - threshold) >> 63 << 8;
+        less |= ((c2[c] & 0xffffffffu) - threshold) >> 63 << 16;
+        less |= ((c3[c] & 0xffffffffu) - threshold) >> 63 << 24;
+        less ^= 0x01010101u;
+        for (int i = 0; i < WIDTH; ++i) keep[c * WIDTH + i] = (uint32_t)less[i];
     }
 }
 
 static void keep_mask(const gg_random_key *key, uint32_t first, uint32_t stride, size_t n, uint32_t threshold,
                       uint8_t *const rows[4], size_t step) {
-    uint32_t keep[4][BLOCKS];
+    uint32_t keep[BLOCKS];
     for (size_t at = 0; at < n; at += BLOCKS) {
         const size_t count = n - at < BLOCKS ? n - at : BLOCKS;
         draw(key, first + (uint32_t)at * stride, stride, threshold, keep);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
         if (step == 4 && count == BLOCKS) {
-            uint8_t packed[BLOCKS][4];
-            for (int i = 0; i < BLOCKS; ++i)
-                for (int w = 0; w < 4; ++w) packed[i][w] = (uint8_t)keep[w][i];
-            memcpy(rows[0] + 4 * at, packed, sizeof packed);
+            memcpy(rows[0] + 4 * at, keep, sizeof keep);
             continue;
         }
+#endif
         for (int w = 0; w < 4; ++w) {
             if (rows[w] == NULL) continue;
-            for (size_t i = 0; i < count; ++i) rows[w][(at + i) * step] = (uint8_t)keep[w][i];
+            for (size_t i = 0; i < count; ++i) rows[w][(at + i) * step] = (uint8_t)(keep[i] >> 8 * w);
         }
     }
 }

@@ -46,9 +46,9 @@ static float mask_sum(int64_t n, const float *y, float *dy) {
 #define TILE_ROWS GG_TILE_ROWS
 #define DOT_ROWS GG_DOT_ROWS
 
-#define TILE(R, V)                                                                                        \
-    static __attribute__((noinline)) void down_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, false); } \
-    static __attribute__((noinline)) void across_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, true); }
+#define TILE(R, V)                                                                                                 \
+    static __attribute__((noinline)) void down_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_DOWN); } \
+    static __attribute__((noinline)) void across_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_ACROSS); }
 GG_TILE_LIST_NARROW(TILE, 1)
 GG_TILE_LIST_NARROW(TILE, 2)
 GG_TILE_LIST_WIDE(TILE)
@@ -81,8 +81,12 @@ static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_en
     static const gg_tap whole = {0, 0};
     const bool across = p->a_step == 1;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS);
-    /* Terms in parts, so that a part of b stays in the second-level cache while all blocks of rows use it. */
-    const int64_t parts = gg_block_count(p->k > 0 ? p->k : 1, 131072 / p->n > 256 ? 131072 / p->n : 256);
+    /* Terms in parts, so that a part of b stays in the second-level cache while all blocks of rows use it, and so does
+     * a column of a's cache lines until the next block has used the rest of them. */
+    int64_t most_terms = 131072 / p->n;
+    if (most_terms < 256) most_terms = 256;
+    if (!across && most_terms > 1024) most_terms = 1024;
+    const int64_t parts = gg_block_count(p->k > 0 ? p->k : 1, most_terms);
     gg_tile t = {.row_taps = &whole, .col_taps = &whole, .row_count = 1, .col_count = 1, .x_step = p->b_row,
                  .x_delta = GG_VECTOR, .w_row = across ? p->a_row : 1, .w_step = p->a_step, .y_row = p->c_row,
                  .y_delta = GG_VECTOR};

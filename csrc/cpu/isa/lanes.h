@@ -81,12 +81,12 @@ static inline lanes_f lanes_choose(lanes_mask m, lanes_f yes, lanes_f no) {
     return (lanes_f){{choose_half(m.half[0], yes.half[0], no.half[0]), choose_half(m.half[1], yes.half[1], no.half[1])}};
 }
 static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) {
-    return (lanes_i){{_mm256_blendv_epi8(no.half[0], yes.half[0], m.half[0]),
-                      _mm256_blendv_epi8(no.half[1], yes.half[1], m.half[1])}};
+    return (lanes_i){
+        {_mm256_blendv_epi8(no.half[0], yes.half[0], m.half[0]), _mm256_blendv_epi8(no.half[1], yes.half[1], m.half[1])}};
 }
 static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) {
-    return (lanes_f){{_mm256_and_ps(_mm256_castsi256_ps(m.half[0]), v.half[0]),
-                      _mm256_and_ps(_mm256_castsi256_ps(m.half[1]), v.half[1])}};
+    return (lanes_f){
+        {_mm256_and_ps(_mm256_castsi256_ps(m.half[0]), v.half[0]), _mm256_and_ps(_mm256_castsi256_ps(m.half[1]), v.half[1])}};
 }
 static inline lanes_i lanes_load_u8(const uint8_t *p) {
     return (lanes_i){{_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
@@ -175,10 +175,8 @@ static inline void lanes_store_wide(void *p, size_t at, int bytes, lanes_i v) {
     int32_t lane[16];
     memcpy(lane, &v, sizeof lane);
     for (int i = 0; i < 16; ++i) {
-        if (bytes == 2)
-            ((uint16_t *)p)[at + (size_t)i] = (uint16_t)lane[i];
-        else
-            ((int32_t *)p)[at + (size_t)i] = lane[i];
+        if (bytes == 2) ((uint16_t *)p)[at + (size_t)i] = (uint16_t)lane[i];
+        else ((int32_t *)p)[at + (size_t)i] = lane[i];
     }
 }
 static inline lanes_i lanes_load_wide(const void *p, size_t at, int bytes) {

@@ -7,11 +7,10 @@
 
 #define L GG_LANES
 
-/* to[j*to_stride + i] = from[i*from_stride + j]; nothing is aligned but `to` by the caller's choice. */
-static inline void transpose_block(const float *from, size_t from_stride, float *to, size_t to_stride) {
 #if defined(__AVX512F__)
-    __m512 a[L], b[L];
-    for (int i = 0; i < L; ++i) a[i] = _mm512_loadu_ps(from + (size_t)i * from_stride);
+/* to[j*to_stride + i] = element j of a[i]; a is used up. */
+static inline __attribute__((always_inline)) void store_transposed(__m512 a[L], float *to, size_t to_stride) {
+    __m512 b[L];
     for (int i = 0; i < L; i += 2) {
         b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
@@ -35,6 +34,15 @@ static inline void transpose_block(const float *from, size_t from_stride, float 
         _mm512_storeu_ps(to + (size_t)(8 + k) * to_stride, _mm512_shuffle_f32x4(b[k], b[8 + k], 0xdd));
         _mm512_storeu_ps(to + (size_t)(12 + k) * to_stride, _mm512_shuffle_f32x4(b[4 + k], b[12 + k], 0xdd));
     }
+}
+#endif
+
+/* to[j*to_stride + i] = from[i*from_stride + j] for i, j < 16; nothing need be aligned. */
+static inline void transpose_block(const float *from, size_t from_stride, float *to, size_t to_stride) {
+#if defined(__AVX512F__)
+    __m512 a[L];
+    for (int i = 0; i < L; ++i) a[i] = _mm512_loadu_ps(from + (size_t)i * from_stride);
+    store_transposed(a, to, to_stride);
 #elif defined(__AVX2__)
     for (size_t y = 0; y < L; y += 8) {
         for (size_t x = 0; x < L; x += 8) {
@@ -118,6 +126,22 @@ static void row_from_floats(int64_t n, const float *in, float scale, float shift
     for (int64_t i = 0; i < n; ++i) out[i] = scale * in[i] + shift;
 }
 
+#if defined(__AVX512F__)
+/* A whole block of bytes, which never leaves the registers: 16 x 16 values from `value` on of the samples from
+ * `sample` on. */
+static void gather_bytes(const gg_gather_args *args, int64_t sample, int64_t value, float *to, size_t to_stride) {
+    const __m512 scale = _mm512_set1_ps(args->scale), shift = _mm512_set1_ps(args->shift);
+    __m512 a[L];
+    for (int i = 0; i < L; ++i) {
+        const int64_t row = args->index != NULL ? (int64_t)args->index[sample + i] : sample + i;
+        const uint8_t *in = (const uint8_t *)args->rows + row * args->values + value;
+        const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)in));
+        a[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(wide), scale, shift);
+    }
+    store_transposed(a, to, to_stride);
+}
+#endif
+
 /* Sixteen values of sixteen samples, as they are wanted: scaled, or zeros where there is no sample. */
 static void gather_block(const gg_gather_args *args, int64_t sample, int64_t value, float block[L * L]) {
     const int64_t rows = at_most_lanes(args->n - sample), columns = at_most_lanes(args->values - value);
@@ -127,16 +151,12 @@ static void gather_block(const gg_gather_args *args, int64_t sample, int64_t val
         const int64_t at = row * args->values + value;
         if (args->dtype == GG_UINT8) {
             const uint8_t *in = (const uint8_t *)args->rows + at;
-            if (columns == L)
-                row_from_bytes(L, in, args->scale, args->shift, block + i * L);
-            else
-                row_from_bytes(columns, in, args->scale, args->shift, block + i * L);
+            if (columns == L) row_from_bytes(L, in, args->scale, args->shift, block + i * L);
+            else row_from_bytes(columns, in, args->scale, args->shift, block + i * L);
         } else {
             const float *in = (const float *)args->rows + at;
-            if (columns == L)
-                row_from_floats(L, in, args->scale, args->shift, block + i * L);
-            else
-                row_from_floats(columns, in, args->scale, args->shift, block + i * L);
+            if (columns == L) row_from_floats(L, in, args->scale, args->shift, block + i * L);
+            else row_from_floats(columns, in, args->scale, args->shift, block + i * L);
         }
     }
 }
@@ -148,17 +168,22 @@ static void gather(const gg_gather_args *args, int64_t begin, int64_t end) {
             float *out = args->out + s * args->values;
             if (args->dtype == GG_UINT8)
                 row_from_bytes(args->values, (const uint8_t *)args->rows + at, args->scale, args->shift, out);
-            else
-                row_from_floats(args->values, (const float *)args->rows + at, args->scale, args->shift, out);
+            else row_from_floats(args->values, (const float *)args->rows + at, args->scale, args->shift, out);
         }
         return;
     }
     const int64_t padded = gg_lanes_padded(args->n);
     _Alignas(64) float block[L * L], turned[L * L];
-    for (int64_t s = 0; s < args->n; s += L) {
-        for (int64_t v = begin; v < end; v += L) {
+    for (int64_t v = begin; v < end; v += L) {
+        for (int64_t s = 0; s < args->n; s += L) {
             const int64_t columns = at_most_lanes(end - v);
             float *to = args->out + v * padded + s;
+#if defined(__AVX512F__)
+            if (args->dtype == GG_UINT8 && columns == L && args->n - s >= L) {
+                gather_bytes(args, s, v, to, (size_t)padded);
+                continue;
+            }
+#endif
             gather_block(args, s, v, block);
             if (columns == L) {
                 transpose_block(block, L, to, (size_t)padded);

@@ -8,9 +8,7 @@
 static int64_t value_stride(const gg_loss_args *args) {
     return args->layout == GG_LAYOUT_BATCH_LAST ? gg_lanes_padded(args->batch) : 1;
 }
-static int64_t sample_stride(const gg_loss_args *args) {
-    return args->layout == GG_LAYOUT_BATCH_LAST ? 1 : args->features;
-}
+static int64_t sample_stride(const gg_loss_args *args) { return args->layout == GG_LAYOUT_BATCH_LAST ? 1 : args->features; }
 
 /* The lanes behind the last sample. */
 static void clear_padding(const gg_loss_args *args, int64_t end) {

@@ -18,7 +18,7 @@ static inline uint32_t bits_of_float(float value) {
     return bits;
 }
 
-/* exp(x) for x <= 0, within 1 ulp; below -104 it is 0 (so are the denormals' last bits); NaN stays NaN.
+/* exp(x) for x <= 0, to about 1 ulp; below -104 it is 0 (so are the denormals' last bits); NaN stays NaN.
  *
  * x = k*ln 2 + r with |r| <= ln 2 / 2; the polynomial is the Taylor-like minimax one of degree 6. 2^k is applied in
  * two factors, because below k = -126 it is no normal number. */

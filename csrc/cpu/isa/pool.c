@@ -5,10 +5,8 @@
 #include "cpu/isa/lanes.h"
 
 static inline __attribute__((always_inline)) void save_place(void *saved, size_t at, int bytes, lanes_i place) {
-    if (bytes == 1)
-        lanes_store_u8((uint8_t *)saved + at, place);
-    else
-        lanes_store_wide(saved, at, bytes, place);
+    if (bytes == 1) lanes_store_u8((uint8_t *)saved + at, place);
+    else lanes_store_wide(saved, at, bytes, place);
 }
 
 static inline __attribute__((always_inline)) lanes_i saved_place(const void *saved, size_t at, int bytes) {
@@ -72,17 +70,12 @@ static inline __attribute__((always_inline)) void max_2x2(const gg_pool_shape *s
     }
 }
 
-static bool is_2x2(const gg_pool_shape *s) {
-    return s->tiled && s->kernel[0] == 2 && s->kernel[1] == 2;
-}
+static bool is_2x2(const gg_pool_shape *s) { return s->tiled && s->kernel[0] == 2 && s->kernel[1] == 2; }
 
 static void max_forward(const gg_pool_shape *s, int64_t begin, int64_t end, const float *x, float *y, void *saved) {
-    if (!is_2x2(s))
-        max_any(s, begin, end, x, y, saved);
-    else if (saved != NULL)
-        max_2x2(s, begin, end, x, y, saved);
-    else
-        max_2x2(s, begin, end, x, y, NULL);
+    if (!is_2x2(s)) max_any(s, begin, end, x, y, saved);
+    else if (saved != NULL) max_2x2(s, begin, end, x, y, saved);
+    else max_2x2(s, begin, end, x, y, NULL);
 }
 
 /* What tiles do not reach at the right and bottom has no gradient. */
@@ -97,8 +90,8 @@ static void clear_rest(const gg_pool_shape *s, float *image) {
 
 /* Windows that tile the image: each output is read once, each input written once. */
 static inline __attribute__((always_inline)) void max_tiles_backward(const gg_pool_shape *s, int64_t begin, int64_t end,
-                                                                     int32_t rows, int32_t columns, int bytes,
-                                                                     const void *saved, const float *dy, float *dx) {
+                                                                     int32_t rows, int32_t columns, int bytes, const void *saved,
+                                                                     const float *dy, float *dx) {
     const size_t lanes = (size_t)s->lanes, row = (size_t)s->in[1] * lanes;
     for (int64_t c = begin; c < end; ++c) {
         float *image = dx + (size_t)(c * s->in[0]) * row;
@@ -120,26 +113,54 @@ static inline __attribute__((always_inline)) void max_tiles_backward(const gg_po
     }
 }
 
+/* The windows that hold one input element, a few at a time. */
+#define HOLDERS 16
+typedef struct holders {
+    int count;
+    int32_t place[HOLDERS];  /* the element's place in each window */
+    int64_t window[HOLDERS]; /* the output's number in its image */
+} holders;
+
+/* Fills `held` from pair number `from` on (pairs of windows down and right, row by row); true if there are more. */
+static inline bool find_holders(const gg_pool_shape *s, int64_t h, int64_t w, int32_t from, holders *held) {
+    const gg_pool_cover *down = &s->cover[0], *right = &s->cover[1];
+    const int32_t columns = right->start[w + 1] - right->start[w], pairs = (down->start[h + 1] - down->start[h]) * columns;
+    held->count = 0;
+    if (columns == 0) return false;
+    int32_t i = down->start[h] + from / columns, j = right->start[w] + from % columns;
+    for (; from < pairs && held->count < HOLDERS; ++from) {
+        held->place[held->count] = down->place[i] * (int32_t)s->kernel[1] + right->place[j];
+        held->window[held->count++] = down->window[i] * s->out[1] + right->window[j];
+        if (++j == right->start[w + 1]) {
+            j = right->start[w];
+            ++i;
+        }
+    }
+    return from < pairs;
+}
+
 static void max_any_backward(const gg_pool_shape *s, int64_t begin, int64_t end, const void *saved, const float *dy, float *dx) {
     const size_t lanes = (size_t)s->lanes;
-    const gg_pool_cover *down = &s->cover[0], *right = &s->cover[1];
+    const bool bytes = s->index_bytes == 1;
+    holders held;
     for (int64_t c = begin; c < end; ++c) {
         const size_t image = (size_t)(c * s->out[0] * s->out[1]) * lanes;
         float *out = dx + (size_t)(c * s->in[0] * s->in[1]) * lanes;
         for (int64_t h = 0; h < s->in[0]; ++h) {
-            for (int64_t w = 0; w < s->in[1]; ++w) {
-                for (size_t n = 0; n < lanes; n += GG_LANES, out += GG_LANES) {
-                    lanes_f sum = lanes_set(0.0f);
-                    for (int32_t i = down->start[h]; i < down->start[h + 1]; ++i) {
-                        for (int32_t j = right->start[w]; j < right->start[w + 1]; ++j) {
-                            const int64_t window = down->window[i] * s->out[1] + right->window[j];
-                            const size_t at = image + (size_t)window * lanes + n;
-                            const lanes_i here = lanes_set_int(down->place[i] * (int32_t)s->kernel[1] + right->place[j]);
-                            const lanes_mask won = lanes_equal(saved_place(saved, at, s->index_bytes), here);
+            for (int64_t w = 0; w < s->in[1]; ++w, out += lanes) {
+                bool more = true;
+                for (int32_t from = 0; more; from += HOLDERS) {
+                    more = find_holders(s, h, w, from, &held);
+                    for (size_t n = 0; n < lanes; n += GG_LANES) {
+                        lanes_f sum = from == 0 ? lanes_set(0.0f) : lanes_load(out + n);
+                        for (int i = 0; i < held.count; ++i) {
+                            const size_t at = image + (size_t)held.window[i] * lanes + n;
+                            const lanes_i winner = bytes ? saved_place(saved, at, 1) : saved_place(saved, at, s->index_bytes);
+                            const lanes_mask won = lanes_equal(winner, lanes_set_int(held.place[i]));
                             sum = lanes_add(sum, lanes_keep(won, lanes_load(dy + at)));
                         }
+                        lanes_store(out + n, sum);
                     }
-                    lanes_store(out, sum);
                 }
             }
         }
@@ -147,12 +168,10 @@ static void max_any_backward(const gg_pool_shape *s, int64_t begin, int64_t end,
 }
 
 static void max_backward(const gg_pool_shape *s, int64_t begin, int64_t end, const void *saved, const float *dy, float *dx) {
-    if (is_2x2(s))
-        max_tiles_backward(s, begin, end, 2, 2, 1, saved, dy, dx);
+    if (is_2x2(s)) max_tiles_backward(s, begin, end, 2, 2, 1, saved, dy, dx);
     else if (s->tiled)
         max_tiles_backward(s, begin, end, (int32_t)s->kernel[0], (int32_t)s->kernel[1], s->index_bytes, saved, dy, dx);
-    else
-        max_any_backward(s, begin, end, saved, dy, dx);
+    else max_any_backward(s, begin, end, saved, dy, dx);
 }
 
 static void average(const gg_pool_shape *s, int64_t begin, int64_t end, const float *x, float *y) {
@@ -180,21 +199,23 @@ static void average(const gg_pool_shape *s, int64_t begin, int64_t end, const fl
 
 static void average_backward(const gg_pool_shape *s, int64_t begin, int64_t end, const float *dy, float *dx) {
     const size_t lanes = (size_t)s->lanes;
-    const gg_pool_cover *down = &s->cover[0], *right = &s->cover[1];
+    holders held;
     for (int64_t c = begin; c < end; ++c) {
         const float *image = dy + (size_t)(c * s->out[0] * s->out[1]) * lanes;
         float *out = dx + (size_t)(c * s->in[0] * s->in[1]) * lanes;
         for (int64_t h = 0; h < s->in[0]; ++h) {
-            for (int64_t w = 0; w < s->in[1]; ++w) {
-                for (size_t n = 0; n < lanes; n += GG_LANES, out += GG_LANES) {
-                    lanes_f sum = lanes_set(0.0f);
-                    for (int32_t i = down->start[h]; i < down->start[h + 1]; ++i) {
-                        for (int32_t j = right->start[w]; j < right->start[w + 1]; ++j) {
-                            const size_t window = (size_t)(down->window[i] * s->out[1] + right->window[j]);
-                            sum = lanes_multiply_add(lanes_load(image + window * lanes + n), lanes_set(s->scale[window]), sum);
+            for (int64_t w = 0; w < s->in[1]; ++w, out += lanes) {
+                bool more = true;
+                for (int32_t from = 0; more; from += HOLDERS) {
+                    more = find_holders(s, h, w, from, &held);
+                    for (size_t n = 0; n < lanes; n += GG_LANES) {
+                        lanes_f sum = from == 0 ? lanes_set(0.0f) : lanes_load(out + n);
+                        for (int i = 0; i < held.count; ++i) {
+                            const lanes_f d = lanes_load(image + (size_t)held.window[i] * lanes + n);
+                            sum = lanes_multiply_add(d, lanes_set(s->scale[held.window[i]]), sum);
                         }
+                        lanes_store(out + n, sum);
                     }
-                    lanes_store(out, sum);
                 }
             }
         }

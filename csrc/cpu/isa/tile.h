@@ -68,14 +68,26 @@ typedef struct gg_tile {
 
 typedef void (*gg_tile_fn)(const gg_tile *tile);
 
-/* across: the scalars of a term lie w_row apart and terms follow each other (a matrix used where it lies);
- * otherwise the scalars of a term follow each other and terms lie w_step apart. */
-GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const bool across) {
+/* Where the scalars of a term lie. */
+enum {
+    GG_TILE_PACKED, /* one behind the other, and so do the terms */
+    GG_TILE_DOWN,   /* one behind the other; terms lie w_step apart, in a matrix used where it lies */
+    GG_TILE_ACROSS  /* w_row apart; terms follow each other */
+};
+
+GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int scalars) {
+    const bool across = scalars == GG_TILE_ACROSS;
     gg_vec sum[GG_TILE_ROWS][4];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sum[r][v] = (gg_vec){0};
+
+    if (t->add)
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) __builtin_prefetch(t->y + r * t->y_row + v * t->y_delta, 1);
 
     const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = t->w_row, w_step = t->w_step;
     for (int i = 0; i < t->row_count; ++i) {
@@ -83,6 +95,12 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const boo
             const float *x = t->x + t->row_taps[i].x + t->col_taps[j].x;
             const float *w = t->w + (t->row_taps[i].w + t->col_taps[j].w) * t->w_tap;
             for (int64_t k = t->terms; k > 0; --k) {
+                /* No hardware prefetcher follows steps of whole rows. What is fetched here is for the block of rows
+                 * after the next. */
+                if (scalars == GG_TILE_DOWN) __builtin_prefetch(w + 2 * R);
+#ifdef PFX
+                if (scalars == GG_TILE_PACKED) for (int v=0;v<V;++v) __builtin_prefetch(x + (V + v) * GG_VECTOR);
+#endif
                 gg_vec value[4];
 #pragma GCC unroll 4
                 for (int v = 0; v < V; ++v) value[v] = *(const gg_vec *)(x + v * x_delta);
@@ -115,7 +133,7 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const boo
     }
 }
 
-/* Tables of tiles, [vectors][rows]: a source names those it needs with GG_TILES(name, across). */
+/* The tiles there are, as X(rows, vectors). */
 #if GG_VECTOR == 16
 #define GG_TILE_LIST_NARROW(X, V) X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V) X(7, V) X(8, V) X(9, V) X(10, V) X(11, V) X(12, V) X(13, V) X(14, V)
 #define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4)

@@ -337,9 +337,6 @@ static void weights_part(void *context, int thread, int threads) {
         for (int64_t group = first; group <= last; ++group) {
             const int64_t from = group == first ? (int64_t)begin - group * blocks : 0;
             const int64_t to = group == last ? (int64_t)end - group * blocks : blocks;
-            for (int64_t m = gg_block_begin(conv->out_channels, blocks, from);
-                 m < gg_block_begin(conv->out_channels, blocks, to); ++m)
-                prepare(conv, args, group * conv->out_channels + m, r, r_end);
             for (int64_t c = 0; c < conv->in_channels; c += conv->slab_channels) {
                 const int64_t left = conv->in_channels - c;
                 const int64_t count = left < conv->slab_channels ? left : conv->slab_channels;
@@ -366,7 +363,14 @@ static void weights_part(void *context, int thread, int threads) {
                     .dw_row = cols,
                     .add = r > 0,
                 };
-                conv->kernels->dot(&dot, from, to);
+                for (int64_t b = from; b < to; ++b) {
+                    /* Block by block, so that what is read here is still in cache for the products. */
+                    if (c == 0)
+                        for (int64_t m = gg_block_begin(conv->out_channels, blocks, b);
+                             m < gg_block_begin(conv->out_channels, blocks, b + 1); ++m)
+                            prepare(conv, args, group * conv->out_channels + m, r, r_end);
+                    conv->kernels->dot(&dot, b, b + 1);
+                }
             }
         }
     }

@@ -77,7 +77,9 @@ static gg_status activation_forward(gg_op *head, const gg_op_args *args) {
     const element_op *op = (element_op *)head;
     const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
     element_job job = {.op = op, .args = args};
-    job.forward = head->desc.kind == GG_OP_RELU ? kernels->relu : head->desc.kind == GG_OP_TANH ? kernels->tanh : kernels->sigmoid;
+    job.forward = head->desc.kind == GG_OP_RELU   ? kernels->relu
+                  : head->desc.kind == GG_OP_TANH ? kernels->tanh
+                                                  : kernels->sigmoid;
     run(op, forward_part, &job);
     return GG_OK;
 }

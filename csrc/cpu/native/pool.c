@@ -28,14 +28,10 @@ static void pool_part(void *context, int thread, int threads) {
     size_t begin, end;
     gg_parallel_split((size_t)shape->channels, 1, thread, threads, &begin, &end);
     const int64_t from = (int64_t)begin, to = (int64_t)end;
-    if (max && job->backward)
-        kernels->max_backward(shape, from, to, job->saved, job->in, job->out);
-    else if (max)
-        kernels->max(shape, from, to, job->in, job->out, job->saved);
-    else if (job->backward)
-        kernels->average_backward(shape, from, to, job->in, job->out);
-    else
-        kernels->average(shape, from, to, job->in, job->out);
+    if (max && job->backward) kernels->max_backward(shape, from, to, job->saved, job->in, job->out);
+    else if (max) kernels->max(shape, from, to, job->in, job->out, job->saved);
+    else if (job->backward) kernels->average_backward(shape, from, to, job->in, job->out);
+    else kernels->average(shape, from, to, job->in, job->out);
 }
 
 static void pool_run(const pool_op *op, pool_job *job) {

@@ -15,10 +15,9 @@ static void destroy(gg_op *op) { gg_native_op_free(op); }
 static void move(const gg_op *op, gg_layout from, gg_layout to, const void *in, void *out) {
     const gg_op_desc *desc = &op->desc;
     if (from != to)
-        gg_cpu_transpose(((const move_op *)op)->device, desc->batch, gg_shape_count(&desc->input[0]),
-                         to == GG_LAYOUT_BATCH_LAST, in, out);
-    else if (in != out)
-        memcpy(out, in, gg_format_bytes(op->output, &desc->input[0], desc->batch));
+        gg_cpu_transpose(((const move_op *)op)->device, desc->batch, gg_shape_count(&desc->input[0]), to == GG_LAYOUT_BATCH_LAST,
+                         in, out);
+    else if (in != out) memcpy(out, in, gg_format_bytes(op->output, &desc->input[0], desc->batch));
 }
 
 static gg_status reorder_forward(gg_op *op, const gg_op_args *args) {
@@ -27,8 +26,7 @@ static gg_status reorder_forward(gg_op *op, const gg_op_args *args) {
 }
 
 static gg_status reorder_backward(gg_op *op, const gg_op_args *args) {
-    if (args->grad_input[0] != NULL)
-        move(op, op->output.layout, op->input[0].layout, args->grad_output, args->grad_input[0]);
+    if (args->grad_input[0] != NULL) move(op, op->output.layout, op->input[0].layout, args->grad_output, args->grad_input[0]);
     return GG_OK;
 }
 
@@ -39,7 +37,8 @@ static bool known(gg_layout layout) { return layout == GG_LAYOUT_PLAIN || layout
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     const gg_format from = desc->offered[0], to = desc->wanted_output;
     *out = NULL;
-    if (from.dtype != GG_FLOAT32 || to.dtype != GG_FLOAT32 || (from.layout != to.layout && !(known(from.layout) && known(to.layout))))
+    if (from.dtype != GG_FLOAT32 || to.dtype != GG_FLOAT32 ||
+        (from.layout != to.layout && !(known(from.layout) && known(to.layout))))
         return gg_fail(GG_ERROR_UNSUPPORTED, "native reorder: not from %s %s to %s %s", gg_dtype_name(from.dtype),
                        gg_layout_name(from.layout), gg_dtype_name(to.dtype), gg_layout_name(to.layout));
     const gg_status status = gg_native_op_create(desc, &reorder_class, sizeof(move_op), out);
@@ -53,9 +52,7 @@ gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg
 /* ------------------------------------------------------------------------------------------ concatenation */
 
 /* In BATCH_LAST the first axis is the slowest: the inputs lie one after the other. */
-static size_t input_bytes(const gg_op *op, int i) {
-    return gg_format_bytes(op->input[i], &op->desc.input[i], op->desc.batch);
-}
+static size_t input_bytes(const gg_op *op, int i) { return gg_format_bytes(op->input[i], &op->desc.input[i], op->desc.batch); }
 
 static gg_status concat_forward(gg_op *op, const gg_op_args *args) {
     char *out = args->output;
@@ -92,8 +89,8 @@ gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_
     if (!fits || rows != desc->output.size[0]) {
         gg_native_op_free(*out);
         *out = NULL;
-        return gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes sum to %lld of %lld, or other axes differ", (long long)rows,
-                       (long long)desc->output.size[0]);
+        return gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes sum to %lld of %lld, or other axes differ",
+                       (long long)rows, (long long)desc->output.size[0]);
     }
     return GG_OK;
 }

@@ -53,6 +53,7 @@ static gg_status run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
     for (int i = 0; i < op->steps[pass]; i++) {
         const gg_dnn_step *step = &op->step[pass][i];
         if (step->needs.slot != GG_DNN_ALWAYS && pointer(args, &step->needs) == NULL) continue;
+        if (step->copy && pointer(args, &op->place[step->first]) == pointer(args, &op->place[step->first + 1])) continue;
         for (int k = step->first; k < step->first + step->arguments; k++) {
             /* oneDNN's memory has no const; what it only reads it does not write. */
             void *data = (void *)(uintptr_t)pointer(args, &op->place[k]);
@@ -255,6 +256,18 @@ gg_status gg_dnn_flat_md(gg_dnn_op *op, size_t bytes, const_dnnl_memory_desc_t *
     return gg_dnn_md(op, 1, &size, GG_FLOAT32, dnnl_a, out);
 }
 
+gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg_shape *sample, const dnnl_dims_t offset,
+                         const_dnnl_memory_desc_t *out) {
+    gg_status status = GG_OK;
+    dnnl_memory_desc_t md = NULL;
+    dnnl_dims_t size = {op->head.desc.batch};
+    for (int i = 0; i < sample->dims; i++) size[i + 1] = sample->size[i];
+    GG_DNN_TRY(dnnl_memory_desc_create_submemory, &md, whole, size, offset);
+    GG_TRY(keep_md(op, md, out));
+cleanup:
+    return status;
+}
+
 bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out) {
     static const gg_layout known[] = {GG_LAYOUT_PLAIN, GG_LAYOUT_NHWC, GG_LAYOUT_CHANNELS16, GG_LAYOUT_CHANNELS8};
     int dims = 0;
@@ -339,6 +352,7 @@ gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, 
     GG_DNN_PD(op, &pd, dnnl_reorder_primitive_desc_create, from, op->engine, to, op->engine, op->plain_attr);
     const gg_dnn_bind bind[2] = {{DNNL_ARG_FROM, from, from_place}, {DNNL_ARG_TO, to, to_place}};
     GG_TRY(gg_dnn_add(op, pass, what, needs, pd, 2, bind));
+    op->step[pass][op->steps[pass] - 1].copy = dnnl_memory_desc_equal(from, to) != 0;
 cleanup:
     return status;
 }

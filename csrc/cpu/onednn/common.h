@@ -58,6 +58,7 @@ typedef struct gg_dnn_step {
     dnnl_primitive_t primitive;
     const char *what;
     gg_dnn_place needs; /* the step is left out where this pointer is NULL */
+    bool copy; /* of its first argument to its second; left out where they are the same memory */
     int first, arguments;
 } gg_dnn_step;
 
@@ -101,6 +102,9 @@ gg_status gg_dnn_batch_md(gg_dnn_op *op, gg_format format, const gg_shape *sampl
 gg_status gg_dnn_any_md(gg_dnn_op *op, const gg_shape *sample, const_dnnl_memory_desc_t *out);
 /* `bytes` as one row of float32; for element-wise work on any layout. */
 gg_status gg_dnn_flat_md(gg_dnn_op *op, size_t bytes, const_dnnl_memory_desc_t *out);
+/* The part of a batch at `offset` (N, C, ...) that is as large as a batch of `sample`. */
+gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg_shape *sample, const dnnl_dims_t offset,
+                         const_dnnl_memory_desc_t *out);
 /* Which of our layouts a descriptor of a batch of images has; false: none of them. */
 bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out);
 /* Keeps a primitive descriptor. `call` names the function that made it. */

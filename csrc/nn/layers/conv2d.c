@@ -16,7 +16,8 @@ static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *con
     int64_t channels = input[0]->shape.size[0];
     if (desc->groups < 1) return gg_fail(GG_ERROR_ARGUMENT, "groups must be at least 1, got %lld", (long long)desc->groups);
     if (channels % desc->groups != 0 || desc->outputs % desc->groups != 0)
-        return gg_fail(GG_ERROR_SHAPE, "groups = %lld must divide the %lld output channels and the %lld channels of the input %s from '%s'",
+        return gg_fail(GG_ERROR_SHAPE,
+                       "groups = %lld must divide the %lld output channels and the %lld channels of the input %s from '%s'",
                        (long long)desc->groups, (long long)desc->outputs, (long long)channels,
                        gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
     if (desc->window.kernel[0] * desc->window.kernel[1] > GG_MAX_SAMPLE / desc->outputs / channels)

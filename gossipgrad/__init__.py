@@ -1,0 +1,94 @@
+"""Data-parallel training that communicates by gossip: a C core under a thin Python package.
+
+    import gossipgrad as gg
+
+    train, test = gg.data.load("mnist-10k")
+    trainer = gg.Trainer(gg.models.lenet(), optimizer=gg.SGD(lr=0.02, momentum=0.9), comm=gg.VirtualCluster(4))
+    history = trainer.fit(train, validation=test, epochs=2)
+
+The method: Daily et al., "GossipGraD" (2018), arXiv 1803.05880. Under mpiexec the same code trains on all ranks.
+"""
+
+from gossipgrad import _preload
+
+_preload.load()  # before anything that imports the compiled core
+
+from gossipgrad import callbacks, data, models, plots, schedules  # noqa: E402
+from gossipgrad.callbacks import (  # noqa: E402
+    Callback,
+    Checkpoint,
+    CSVLogger,
+    EarlyStopping,
+    JSONLLogger,
+    StopOnNaN,
+)
+from gossipgrad.cluster import VirtualCluster  # noqa: E402
+from gossipgrad.data import Dataset  # noqa: E402
+from gossipgrad.environment import VERSION as __version__  # noqa: E402
+from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError  # noqa: E402
+from gossipgrad.history import History  # noqa: E402
+from gossipgrad.layers import (  # noqa: E402
+    Add,
+    AvgPool2d,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Input,
+    Layer,
+    Linear,
+    MaxPool2d,
+    Model,
+    ReLU,
+    Sequential,
+    Sigmoid,
+    Tanh,
+)
+from gossipgrad.optim import SGD  # noqa: E402
+from gossipgrad.progress import ProgressBar  # noqa: E402
+from gossipgrad.strategies import AllReduce, GossipGraD, NoExchange, Strategy  # noqa: E402
+from gossipgrad.trainer import Trainer  # noqa: E402
+
+__all__ = [
+    "SGD",
+    "Add",
+    "AllReduce",
+    "AvgPool2d",
+    "CSVLogger",
+    "Callback",
+    "Cancelled",
+    "Checkpoint",
+    "CheckpointError",
+    "CommunicationError",
+    "Concat",
+    "Conv2d",
+    "DataError",
+    "Dataset",
+    "Dropout",
+    "EarlyStopping",
+    "Flatten",
+    "GossipGraD",
+    "History",
+    "Input",
+    "JSONLLogger",
+    "Layer",
+    "Linear",
+    "MaxPool2d",
+    "Model",
+    "NoExchange",
+    "ProgressBar",
+    "ReLU",
+    "Sequential",
+    "Sigmoid",
+    "StopOnNaN",
+    "Strategy",
+    "Tanh",
+    "Trainer",
+    "VirtualCluster",
+    "__version__",
+    "callbacks",
+    "data",
+    "models",
+    "plots",
+    "schedules",
+]

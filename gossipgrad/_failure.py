@@ -1,0 +1,57 @@
+"""An error on one rank ends all ranks, and is said once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from gossipgrad import _core
+from gossipgrad._launch import launcher_rank, launcher_world_size
+
+# An error that all ranks meet alike is told by rank 0, whose abort ends the others within this time.
+PATIENCE = 0.5
+
+
+def launched_size() -> int:
+    """Ranks of the launcher's world; 1 without a launcher."""
+    return launcher_world_size() or 1
+
+
+def launched_rank() -> int:
+    """This process's rank in the launcher's world; 0 without a launcher."""
+    return launcher_rank() or 0
+
+
+def end_all_ranks(say: Callable[[str], None], code: int) -> None:
+    """Say what happened (`say` gets "" or "rank 3: "), then end every rank of the MPI world with this exit code.
+
+    Returns if there is no MPI world to end: a single process, or MPI not started yet.
+    """
+    size, rank = launched_size(), launched_rank()
+    if size > 1 and rank > 0:
+        time.sleep(PATIENCE)
+    say(f"rank {rank}: " if rank > 0 else "")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if size > 1:
+        _core.abort(code)
+
+
+_installed = False
+
+
+def guard() -> None:
+    """From now on an exception that nobody catches ends all ranks instead of leaving the others waiting."""
+    global _installed
+    if _installed or launched_size() < 2:
+        return
+    _installed = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        code = 130 if issubclass(kind, KeyboardInterrupt) else 1
+        end_all_ranks(lambda who: before(kind, error, trace), code)
+
+    sys.excepthook = hook

@@ -1,0 +1,158 @@
+"""Timing: one training step on synthetic data in memory, and what a strategy's exchange costs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad import models, strategies
+from gossipgrad.errors import integer
+from gossipgrad.layers import Model
+from gossipgrad.optim import SGD
+from gossipgrad.trainer import Trainer
+
+
+def synthetic_batch(net: Model, loss: str, batch: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Normal samples and random targets of the network's shapes."""
+    generator = np.random.default_rng(seed)
+    x = generator.standard_normal((batch, *net.input_shape), np.float32)
+    values = int(np.prod(net.output_shape))
+    if loss == "cross_entropy":
+        return x, generator.integers(values, size=batch, dtype=np.int32)
+    return x, generator.integers(2, size=(batch, values)).astype(np.float32)
+
+
+def _memory_mib(field: str) -> float:
+    """A field of /proc/self/status in MiB: VmRSS now, VmHWM peak."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) / 1024 for line in file if line.startswith(f"{field}:"))
+
+
+def _others_cpu_seconds() -> float:
+    """CPU seconds the machine has spent outside this process."""
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
+    own = os.times()
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
+def _trainer(model: str, strategy: strategies.Strategy, threads: int, backend: str | None) -> Trainer:
+    entry = models.by_name(model)
+    return Trainer(
+        entry.make(),
+        loss=entry.loss,
+        optimizer=SGD(lr=0.01, momentum=0.9),
+        strategy=strategy,
+        threads=threads,
+        backend=backend,
+    )
+
+
+def step(
+    model: str = "lenet",
+    batch_size: int | None = None,
+    threads: int = 1,
+    steps: int = 60,
+    warmup: int = 5,
+    backend: str | None = None,
+) -> dict[str, Any]:
+    """Seconds of a training step (forward, loss, backward, SGD with momentum) of one rank, and what goes with them.
+
+    step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores that other processes used meanwhile.
+    """
+    batch = integer("batch_size", batch_size or models.by_name(model).batch, 1)
+    integer("steps", steps, 1)
+    integer("warmup", warmup, 0)
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # the peak starts again from now; a sandbox may refuse
+    before = _memory_mib("VmRSS")
+    trainer = _trainer(model, strategies.NoExchange(), threads, backend)
+    x, y = synthetic_batch(trainer.net, trainer.loss, batch)
+    core = trainer.core
+    core.bench(x, y, 0, max(warmup, 1))
+    others, start = _others_cpu_seconds(), time.perf_counter()
+    times = [1e3 * seconds for seconds in core.bench(x, y, 0, steps)]
+    others = (_others_cpu_seconds() - others) / (time.perf_counter() - start)
+    median = statistics.median(times)
+    gflop = 6 * batch * sum(node["macs"] for node in trainer.net.graph.nodes()) / 1e9
+    loss = core.train_step([x] * trainer.team.local, [y] * trainer.team.local)[0]
+    return {
+        "mode": "step",
+        "model": model,
+        "batch": batch,
+        "dtype": "fp32",
+        "threads": threads,
+        "optim": "sgd",
+        "params": trainer.net.parameters,
+        "step_gflop": round(gflop, 4),
+        "ms_min": round(min(times), 4),
+        "ms_median": round(median, 4),
+        "ms_max": round(max(times), 4),
+        "steps": steps,
+        "others_busy": round(others, 2),
+        "samples_per_s": round(batch / median * 1e3, 1),
+        "gflops": round(gflop / median * 1e3, 1),
+        "peak_rss_growth_mib": round(_memory_mib("VmHWM") - before, 1),
+        "loss": round(loss, 4),
+        "backend": core.backend,
+        "isa": core.isa,
+    }
+
+
+def exchange(
+    strategy: strategies.Strategy,
+    model: str = "lenet",
+    batch_size: int | None = None,
+    threads: int = 1,
+    steps: int = 60,
+    warmup: int = 5,
+    blocks: int = 5,
+    backend: str | None = None,
+) -> dict[str, Any] | None:
+    """The step without exchange over the step with `strategy`, in alternating blocks; None but on rank 0. Collective.
+
+    A block's figure is the mean step of the slowest rank; both medians are over the blocks. ratio: 1 is free exchange.
+    """
+    batch = integer("batch_size", batch_size or models.by_name(model).batch, 1)
+    integer("blocks", blocks, 1)
+    integer("steps", steps, 1)
+    contestants = [_trainer(model, s, threads, backend) for s in (strategies.NoExchange(), strategy)]
+    team = contestants[0].team
+    x, y = synthetic_batch(contestants[0].net, contestants[0].loss, batch, seed=team.rank)
+    means: list[list[float]] = [[], []]
+    for block in range(blocks + 1):
+        for i, trainer in enumerate(contestants):
+            team.barrier()
+            start = time.perf_counter()
+            trainer.core.bench(x, y, 0, max(warmup, 1) if block == 0 else steps)
+            trainer.core.settle()
+            seconds = np.float64(time.perf_counter() - start)
+            slowest = max(float(np.frombuffer(one)[0]) for one in team.allgather(seconds.tobytes()))
+            if block:
+                means[i].append(slowest / steps)
+    if team.rank:
+        return None
+    alone, together = (statistics.median(one) for one in means)
+    return {
+        "mode": "exchange",
+        "model": model,
+        "batch": batch,
+        "ranks": team.size,
+        "threads": threads,
+        **strategy.settings(),
+        "steps": steps,
+        "blocks": blocks,
+        "ms_no_exchange": round(1e3 * alone, 4),
+        "ms_strategy": round(1e3 * together, 4),
+        "ratio": round(alone / together, 4),
+        "ms_no_exchange_blocks": [round(1e3 * s, 4) for s in means[0]],
+        "ms_strategy_blocks": [round(1e3 * s, 4) for s in means[1]],
+        "backend": contestants[1].core.backend,
+        "isa": contestants[1].core.isa,
+    }

@@ -1,0 +1,380 @@
+"""The command line: train, run, info, bench. An option is the keyword of the constructor that it feeds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+from gossipgrad import _failure, _launch, bench, environment, models, schedules, strategies
+from gossipgrad import data as gg_data
+from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
+from gossipgrad.cluster import VirtualCluster
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.errors import one_line
+from gossipgrad.history import History
+from gossipgrad.layers import Model
+from gossipgrad.optim import SGD
+from gossipgrad.trainer import BACKENDS, LOSSES, Trainer
+
+DATASETS = (*gg_data.NAMES, "synthetic")
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+TRACE_SPANS = 200_000  # kept a rank
+
+
+class UsageError(Exception):
+    """Options that cannot be; exit code 2."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, and through the same door as all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: what a launcher sends to end a rank."""
+
+
+# ---- options
+
+
+def _schedule_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("learning rate (steps; see gossipgrad.schedules)")
+    group.add_argument("--schedule", choices=schedules.BY_NAME, default="constant")
+    group.add_argument("--warmup", type=int, help="steps of linear rise")
+    group.add_argument("--warmup-start", type=float, help="where it starts, as a share of lr")
+    group.add_argument("--every", type=int, help="step: steps between two decays")
+    group.add_argument("--gamma", type=float, help="step: factor of a decay")
+    group.add_argument("--total", type=_total, help="cosine, polynomial: steps; default: all steps of the run")
+    group.add_argument("--final", type=float, help="cosine, polynomial: the rate at the end")
+    group.add_argument("--power", type=float, help="polynomial: exponent")
+
+
+def _total(text: str) -> int | str:
+    return "auto" if text == "auto" else int(text)
+
+
+def _strategy_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("strategy")
+    group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
+    group.add_argument("--topology", choices=strategies.TOPOLOGIES)
+    group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
+    group.add_argument("--staleness", type=int, choices=(0, 1))
+    group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
+    group.add_argument("--mix", choices=strategies.MIXES)
+    group.add_argument("--bucket-bytes", type=int, metavar="N")
+    group.add_argument("--chunk-bytes", type=int, metavar="N")
+
+
+_STRATEGY_KEYS = ("topology", "rotate", "staleness", "exchange", "mix", "bucket_bytes", "chunk_bytes")
+_SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
+
+
+def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: getattr(arguments, key) for key in keys if getattr(arguments, key) is not None}
+
+
+def _machine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, help="of each rank; default: OMP_NUM_THREADS, else 1")
+    allowed = [one for one in BACKENDS if one is not None]
+    parser.add_argument("--backend", choices=allowed, help="default: $GOSSIPGRAD_BACKEND, else the faster of both")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all sub-commands but run, whose words belong to the launcher."""
+    top = _Parser(
+        prog="gossipgrad", description="Data-parallel training that communicates by gossip.", allow_abbrev=False
+    )
+    top.add_argument("--version", action="version", version=f"gossipgrad {environment.VERSION}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+
+    train = commands.add_parser("train", help="train a network", allow_abbrev=False)
+    train.add_argument("--model", choices=models.BY_NAME, default="lenet")
+    train.add_argument(
+        "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, which is in the package"
+    )
+    train.add_argument("--data", metavar="FOLDER", help="where the files of --dataset mnist lie")
+    train.add_argument("--epochs", type=int, default=5)
+    train.add_argument("--batch-size", type=int, help="samples a rank and step; default: the model's")
+    train.add_argument("--loss", choices=LOSSES, help="default: the model's")
+    train.add_argument("--optimizer", choices=("sgd",), default="sgd")
+    train.add_argument(
+        "--lr", type=float, default=0.02, help="learning rate, used as given: not multiplied by the ranks"
+    )
+    train.add_argument("--momentum", type=float, default=0.9)
+    train.add_argument("--weight-decay", type=float, default=0.0)
+    train.add_argument("--nesterov", action=argparse.BooleanOptionalAction, default=False)
+    train.add_argument("--shuffle", action=argparse.BooleanOptionalAction, default=True)
+    train.add_argument("--seed", type=int, default=0)
+    _machine_options(train)
+    train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
+    _strategy_options(train)
+    _schedule_options(train)
+    files = train.add_argument_group("what comes out")
+    files.add_argument("--validate-replicas", action="store_true", help="validate every rank's own weights as well")
+    files.add_argument("--report", metavar="FILE", help="write the history as JSON")
+    files.add_argument("--trace", metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
+    files.add_argument("--checkpoint", metavar="FILE", help="save after every epoch; the best beside it, as *.best.*")
+    files.add_argument("--resume", metavar="FILE", help="go on from a checkpoint, up to --epochs in all")
+    files.add_argument(
+        "--early-stopping", type=int, metavar="N", help="stop after N epochs without a lower validation loss"
+    )
+    files.add_argument("--log-csv", metavar="FILE", help="one row an epoch")
+    files.add_argument("--log-jsonl", metavar="FILE", help="one line of JSON an epoch")
+    files.add_argument("--quiet", action="store_true", help="print errors only")
+
+    commands.add_parser("run", help="start ranks with mpiexec: gossipgrad run -n 4 train ...", add_help=False)
+
+    info = commands.add_parser("info", help="versions, CPU, MPI, libraries", allow_abbrev=False)
+    info.add_argument("--json", action="store_true")
+
+    timing = commands.add_parser("bench", help="time a training step; prints one line of JSON", allow_abbrev=False)
+    timing.add_argument("--model", choices=models.BY_NAME, default="lenet")
+    timing.add_argument("--batch-size", type=int, help="default: the model's")
+    timing.add_argument("--steps", type=int, default=60)
+    timing.add_argument("--warmup", type=int, default=5)
+    _machine_options(timing)
+    timing.add_argument("--blocks", type=int, default=5, help="with a strategy: alternating blocks")
+    _bench_strategy(timing)
+    return top
+
+
+def _bench_strategy(parser: argparse.ArgumentParser) -> None:
+    """bench --exchange [WHAT]: the bare flag times the strategy against no exchange."""
+    group = parser.add_argument_group("what exchange costs (under gossipgrad run -n P)")
+    group.add_argument(
+        "--exchange",
+        nargs="?",
+        const="",
+        choices=("", *strategies.EXCHANGES),
+        metavar="WHAT",
+        help="time the strategy against no exchange, in alternating blocks; WHAT: what partners exchange",
+    )
+    group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
+    group.add_argument("--topology", choices=strategies.TOPOLOGIES)
+    group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
+    group.add_argument("--staleness", type=int, choices=(0, 1))
+    group.add_argument("--mix", choices=strategies.MIXES)
+    group.add_argument("--bucket-bytes", type=int, metavar="N")
+    group.add_argument("--chunk-bytes", type=int, metavar="N")
+
+
+def _checked(make: Callable[[], Any]) -> Any:
+    """What an option is turned into; a value it cannot have is a usage error."""
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        raise UsageError(one_line(error)) from error
+
+
+# ---- train
+
+
+def _data(arguments: argparse.Namespace, net: Model) -> tuple[Dataset, Dataset]:
+    if arguments.dataset == "synthetic":
+        classes = net.output_shape[0] if len(net.output_shape) == 1 else 1
+        return gg_data.synthetic(net.input_shape, classes, seed=arguments.seed)
+    return gg_data.load(arguments.dataset, arguments.data)
+
+
+def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
+    chosen: list[Callback] = [StopOnNaN()]
+    if arguments.log_csv:
+        chosen.append(CSVLogger(arguments.log_csv))
+    if arguments.log_jsonl:
+        chosen.append(JSONLLogger(arguments.log_jsonl))
+    if arguments.early_stopping is not None:
+        chosen.append(_checked(lambda: EarlyStopping(patience=arguments.early_stopping)))
+    if arguments.checkpoint:
+        chosen.append(Checkpoint(arguments.checkpoint))
+    return chosen
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """A path that cannot be written is an error before training, not after it."""
+    for key in ("report", "trace", "checkpoint", "log_csv", "log_jsonl"):
+        path = getattr(arguments, key)
+        if path is None:
+            continue
+        folder = os.path.dirname(path) or "."
+        option = f"--{key.replace('_', '-')} {path}"
+        if not os.path.isdir(folder):
+            raise UsageError(f"{option}: no such folder: {folder}")
+        if os.path.isdir(path):
+            raise UsageError(f"{option}: is a folder")
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"{option}: {folder} cannot be written to")
+
+
+def train(arguments: argparse.Namespace) -> int:
+    entry = models.by_name(arguments.model)
+    strategy = _checked(lambda: strategies.by_name(arguments.strategy, **_given(arguments, _STRATEGY_KEYS)))
+    schedule = _checked(lambda: schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS)))
+    keys = ("lr", "momentum", "weight_decay", "nesterov")
+    optimizer = _checked(lambda: SGD(**{key: getattr(arguments, key) for key in keys}, schedule=schedule))
+    launched = _launch.launcher_world_size()
+    comm = None
+    if arguments.virtual_ranks is not None:
+        if launched is not None and launched > 1:
+            raise UsageError(
+                f"--virtual-ranks {arguments.virtual_ranks}: not under mpiexec, which started {launched} ranks"
+            )
+        comm = _checked(lambda: VirtualCluster(arguments.virtual_ranks))
+    for option, low in (("epochs", 1), ("batch_size", 1), ("threads", 1), ("seed", 0)):
+        value = getattr(arguments, option)
+        if value is not None and value < low:
+            raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
+    if arguments.data is not None and arguments.dataset != "mnist":
+        raise UsageError(
+            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with --dataset mnist"
+        )
+    _check_outputs(arguments)
+    callbacks = _callbacks(arguments)
+
+    net = entry.make()
+    train_set, validation_set = _data(arguments, net)
+    trainer = Trainer(
+        net,
+        loss=arguments.loss or entry.loss,
+        optimizer=optimizer,
+        strategy=strategy,
+        seed=arguments.seed,
+        comm=comm,
+        threads=arguments.threads,
+        backend=arguments.backend,
+        trace=TRACE_SPANS if arguments.trace else 0,
+    )
+    speaks = trainer.rank == 0 and not arguments.quiet
+    if speaks:
+        print(_headline(trainer, train_set, validation_set), flush=True)
+    history = trainer.fit(
+        train_set,
+        validation_set,
+        epochs=arguments.epochs,
+        batch_size=arguments.batch_size or entry.batch,
+        callbacks=callbacks,
+        validate_replicas=arguments.validate_replicas,
+        shuffle=arguments.shuffle,
+        progress=not arguments.quiet,
+        resume=arguments.resume,
+    )
+    if arguments.report and trainer.rank == 0:
+        history.write(arguments.report)
+    if arguments.trace:
+        trainer.write_trace(arguments.trace)
+    if speaks:
+        print(_closing(history, arguments), flush=True)
+    trainer.close()
+    return 0
+
+
+def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> str:
+    ranks = "1 rank" if trainer.size == 1 else f"{trainer.size} ranks"
+    where = {"mpi": " under MPI", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
+    threads = "1 thread" if trainer.threads == 1 else f"{trainer.threads} threads"
+    how = [str(v) for k, v in trainer.strategy.settings().items() if k in ("topology", "exchange") and v]
+    words = f" ({', '.join(how)})" if how else ""
+    return (
+        f"{trainer.net.name}, {trainer.net.parameters:,} parameters, on {train_set.name}, {len(train_set):,} + "
+        f"{len(validation_set):,} samples; {trainer.strategy.name}{words}; {ranks}{where}, {threads} each; "
+        f"{trainer.core.backend}, {trainer.core.isa}"
+    )
+
+
+def _closing(history: History, arguments: argparse.Namespace) -> str:
+    if not history.epochs:
+        return "nothing to do"
+    last = history.last
+    parts = [f"done: {len(history)} epochs in {sum(history['seconds']):.1f} s of training"]
+    if "accuracy" in last.get("validation", {}):
+        parts.append(f"validation accuracy {100 * last['validation']['accuracy']:.2f} %")
+    parts += [
+        f"{key} {getattr(arguments, key)}" for key in ("report", "trace", "checkpoint") if getattr(arguments, key)
+    ]
+    return ", ".join(parts)
+
+
+# ---- info, bench
+
+
+def info(arguments: argparse.Namespace) -> int:
+    facts = environment.environment()
+    if _failure.launched_rank() == 0:
+        print(json.dumps(facts, indent=1) if arguments.json else environment.table(facts), flush=True)
+    return 0
+
+
+def time_it(arguments: argparse.Namespace) -> int:
+    threads = environment.default_threads() if arguments.threads is None else arguments.threads
+    common: dict[str, Any] = {"model": arguments.model, "batch_size": arguments.batch_size, "threads": threads}
+    common |= {"steps": arguments.steps, "warmup": arguments.warmup, "backend": arguments.backend}
+    for option, low in (("batch_size", 1), ("steps", 1), ("warmup", 0), ("threads", 1), ("blocks", 1)):
+        value = getattr(arguments, option)
+        if value is not None and value < low:
+            raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
+    if arguments.exchange is None:
+        result: dict[str, Any] | None = bench.step(**common)
+        if _failure.launched_rank() != 0:
+            result = None
+    else:
+        options = _given(arguments, _STRATEGY_KEYS)
+        if options["exchange"] == "":
+            del options["exchange"]
+        strategy = _checked(lambda: strategies.by_name(arguments.strategy, **options))
+        result = bench.exchange(strategy, blocks=arguments.blocks, **common)
+    if result is not None:
+        print(json.dumps(result), flush=True)
+    return 0
+
+
+# ---- main
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _say(text: str) -> Callable[[str], None]:
+    def say(who: str) -> None:
+        if os.environ.get("GOSSIPGRAD_TRACEBACK", "0") not in ("", "0") and sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        print(f"gossipgrad: {who}{text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def main(argv: list[str]) -> int:
+    """Run a command; returns the exit code: 0, 1 after an error, 2 for wrong options, 130 when interrupted.
+
+    An error is one line on stderr, with the traceback before it if GOSSIPGRAD_TRACEBACK=1. Under MPI it ends all ranks.
+    """
+    if argv[:1] == ["run"]:
+        return _launch.main(argv[1:])
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        arguments = parser().parse_args(argv)
+        return {"train": train, "info": info, "bench": time_it}[arguments.command](arguments)
+    except UsageError as error:
+        code = USAGE
+        _failure.end_all_ranks(_say(f"error: {error}"), code)
+    except BrokenPipeError:  # the reader of our output has gone
+        code = FAILURE
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, Python flushes it at the end
+        _failure.end_all_ranks(lambda who: None, code)
+    except KeyboardInterrupt as error:
+        code = INTERRUPTED if not isinstance(error, _Terminated) else 128 + signal.SIGTERM
+        _failure.end_all_ranks(_say("interrupted" if code == INTERRUPTED else "terminated"), code)
+    except Exception as error:
+        code = FAILURE
+        plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
+        text = one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
+        _failure.end_all_ranks(_say(f"error: {text}"), code)
+    return code

@@ -1,0 +1,117 @@
+"""Pictures by matplotlib (pip install 'gossipgrad[plot]'). Each returns the figure, and writes it to a path if given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from gossipgrad import _core
+from gossipgrad.errors import choice, flag, integer
+from gossipgrad.history import History, flat
+from gossipgrad.strategies import TOPOLOGIES
+
+Path = str | os.PathLike[str]
+
+
+def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots want matplotlib: pip install 'gossipgrad[plot]'") from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def _finish(figure: Any, path: Path | None) -> Any:
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure
+
+
+def partner_schedule(
+    p: int,
+    topology: str = "dissemination",
+    path: Path | None = None,
+    *,
+    steps: int | None = None,
+    rotate: bool = True,
+    seed: int = 0,
+) -> Any:
+    """Who sends to whom: ranks from top to bottom, steps from left to right, an arrow a message.
+
+    steps None: two cycles of ceil(log2 p). The arrows are those of _core.partners, which training uses.
+    """
+    p = integer("p", p, 1)
+    choice("topology", topology, TOPOLOGIES)
+    flag("rotate", rotate)
+    stages = max((p - 1).bit_length(), 1)
+    steps = 2 * stages if steps is None else integer("steps", steps, 1)
+    figure, axes = _figure(1.3 + 1.1 * steps, 1.2 + 0.38 * p)
+    for step in range(steps + 1):
+        axes.scatter([step] * p, range(p), s=36, color="#37474f", zorder=3)
+    for step in range(steps):
+        colour = f"C{step % stages}"
+        for rank in range(p):
+            to, _ = _core.partners(topology, p, step, rank, rotate, seed)
+            axes.plot([step, step + 1], [rank, rank], color="#cfd8dc", lw=1, zorder=1)
+            if to >= 0:
+                style = {"arrowstyle": "-|>", "color": colour, "lw": 1.4, "shrinkA": 4, "shrinkB": 4}
+                axes.annotate("", xy=(step + 1, to), xytext=(step, rank), arrowprops=style, zorder=2)
+    for cycle in range(stages, steps, stages):
+        axes.axvline(cycle, color="#90a4ae", ls=":", lw=1, zorder=0)
+    turned = "places change after each cycle" if rotate else "no rotation"
+    axes.set_title(f"{topology}, {p} ranks: {stages} steps a cycle, {turned}", fontsize=10)
+    axes.set_xticks(range(steps + 1))
+    axes.set_yticks(range(p), [f"rank {r}" for r in range(p)])
+    axes.set_xlabel("step")
+    axes.invert_yaxis()
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+    return _finish(figure, path)
+
+
+def _lines(axes: Any, histories: dict[str, History], keys: Iterable[str], what: str) -> None:
+    keys = tuple(keys)
+    for name, history in histories.items():
+        for key in keys:
+            points = [(record["epoch"], flat(record)[key]) for record in history.epochs if key in flat(record)]
+            if points:
+                label = " ".join(part for part in (name, key if len(keys) > 1 else "") if part)
+                axes.plot(*zip(*points, strict=True), marker="o", ms=3, label=label or key)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(what)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0] and (len(keys) > 1 or any(histories)):
+        axes.legend(fontsize=8)
+
+
+def _named(histories: History | dict[str, History]) -> dict[str, History]:
+    return {"": histories} if isinstance(histories, History) else dict(histories)
+
+
+def loss(histories: History | dict[str, History], path: Path | None = None) -> Any:
+    """Training and validation loss over the epochs, of one history or of several by name."""
+    figure, axes = _figure(5, 3.4)
+    _lines(axes, _named(histories), ("train_loss", "validation.loss"), "loss")
+    return _finish(figure, path)
+
+
+def consensus(histories: History | dict[str, History], path: Path | None = None) -> Any:
+    """The consensus distance, the mean over ranks of |w_r - w_mean| / |w_mean|, over the epochs."""
+    figure, axes = _figure(5, 3.4)
+    _lines(axes, _named(histories), ("consensus_distance",), "consensus distance")
+    axes.set_ylim(bottom=0)
+    return _finish(figure, path)
+
+
+def training(histories: History | dict[str, History], path: Path | None = None) -> Any:
+    """Loss, accuracy and consensus distance side by side."""
+    named = _named(histories)
+    figure, axes = _figure(12, 3.4, 3)
+    _lines(axes[0], named, ("train_loss", "validation.loss"), "loss")
+    _lines(axes[1], named, ("validation.accuracy",), "validation accuracy")
+    _lines(axes[2], named, ("consensus_distance",), "consensus distance")
+    axes[2].set_ylim(bottom=0)
+    return _finish(figure, path)

@@ -1,0 +1,641 @@
+"""The trainer: a network, a loss, an optimiser and a strategy on the ranks of a group.
+
+Collective means: all ranks of an MPI group call it, in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad import _core, checkpoint, cluster, environment, safetensors, strategies
+from gossipgrad import callbacks as _callbacks
+from gossipgrad.callbacks import Callback, Progress, StopOnNaN
+from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
+from gossipgrad.errors import CheckpointError, choice, flag, integer, number
+from gossipgrad.history import History, Record, ordered
+from gossipgrad.layers import Model
+from gossipgrad.optim import SGD
+from gossipgrad.progress import ProgressBar
+
+LOSSES = ("cross_entropy", "binary_cross_entropy", "mean_squared_error")
+BACKENDS = (None, "onednn", "native")
+CHUNK = 0.2  # seconds of training between looks at signals and progress
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+class Trainer:
+    """Trains `net` on every rank of `comm`.
+
+    loss       "cross_entropy" (softmax; integer classes), "binary_cross_entropy" (of scores, "with logits"; targets
+               0..1), "mean_squared_error"; each the mean over a batch.
+    optimizer  gossipgrad.SGD(...); default SGD(lr=0.01, momentum=0.9).
+    strategy   gossipgrad.GossipGraD(...), AllReduce(), NoExchange(); default GossipGraD().
+    seed       of initial weights, order of samples, dropout and rotation.
+    comm       None: the MPI world where mpiexec started this process, else one rank; a VirtualCluster(p): p ranks in
+               this process; an mpi4py communicator: that group.
+    threads    of each rank; None: OMP_NUM_THREADS, else 1.
+    backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
+    dtype      "float32"; device: "cpu"; others are not there yet.
+    trace      spans kept a rank for write_trace; 0: none.
+    timeout    seconds a rank waits for another's message before it fails; 0: for ever.
+
+    Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights.
+    """
+
+    def __init__(
+        self,
+        net: Model,
+        *,
+        loss: str = "cross_entropy",
+        optimizer: SGD | None = None,
+        strategy: strategies.Strategy | None = None,
+        seed: int = 0,
+        comm: Any = None,
+        threads: int | None = 1,
+        backend: str | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        trace: int = 0,
+        timeout: float = 0.0,
+    ) -> None:
+        if not isinstance(net, Model):
+            raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
+        self.net = net
+        self.loss: str = choice("loss", loss, LOSSES)
+        self.optimizer = SGD(lr=0.01, momentum=0.9) if optimizer is None else optimizer
+        if not isinstance(self.optimizer, SGD):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: gossipgrad.SGD(...)")
+        self.strategy = strategies.GossipGraD() if strategy is None else strategy
+        if not isinstance(self.strategy, strategies.Strategy) or not self.strategy.name:
+            allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
+            raise TypeError(f"strategy={strategy!r}: allowed: {allowed}")
+        self.seed = integer("seed", seed, 0, 2**64 - 1)
+        self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
+        self.backend: str | None = choice("backend", backend, BACKENDS)
+        choice("dtype", dtype, ("float32",))
+        choice("device", device, ("cpu",))
+        self.trace = integer("trace", trace, 0)
+        if self.loss == "cross_entropy" and len(net.output_shape) != 1:
+            raise ValueError(
+                f"loss='cross_entropy' wants one score a class, a network output of shape (classes,); "
+                f"{net.name!r} gives {net.output_shape}"
+            )
+        self.comm = comm
+        self.team = cluster.make_team(comm, number("timeout", timeout, 0.0))
+        self.stop = False
+        self.epoch = 0  # epochs done
+        self.last_epoch = 0  # number of the last epoch of this fit
+        self.validating = False
+        self.history = History(ranks=self.size)
+        self._fit_settings: Record = {}
+        self._total: int | None = None
+        self._core: _core.Trainer | None = None
+        self._make(None)
+
+    # ---- who and where
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self.team.size
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; 0 in a virtual cluster."""
+        return self.team.rank
+
+    @property
+    def virtual(self) -> bool:
+        """Do all ranks live in this process, as threads?"""
+        return self.team.kind == "virtual"
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self.core.step
+
+    @property
+    def core(self) -> _core.Trainer:
+        """The compiled trainer; RuntimeError after close()."""
+        if self._core is None:
+            raise RuntimeError("this trainer is closed")
+        return self._core
+
+    def __repr__(self) -> str:
+        return f"<Trainer of {self.net.name} by {self.strategy.name} on {self.size} ranks ({self.team.kind})>"
+
+    def _make(self, total: int | None) -> None:
+        """A core trainer in the initial state, or in the state of the one before it.
+
+        total: the steps of training, where the schedule's length is "auto"; None: not known yet.
+        """
+        state = self._state() if self._core is not None else None
+        self._core = None  # frees its memory first
+        self._core = _core.Trainer(
+            self.net.graph,
+            self.team,
+            loss=self.loss,
+            optimizer=self.optimizer.options(total or 1),
+            strategy=self.strategy.options(),
+            seed=self.seed,
+            threads=self.threads,
+            backend=self.backend,
+            trace=self.trace,
+        )
+        self._total = total
+        if state is not None:
+            self._set_state(*state)
+        elif self.net.loaded:
+            self._core.load_weights(self.net.weights())
+
+    def _state(self) -> tuple[int, list[tuple[Arrays, Arrays]]]:
+        core = self.core
+        return core.step, [(core.weights(r), core.momentum(r)) for r in range(self.team.local)]
+
+    def _set_state(self, step: int, parts: Sequence[tuple[Arrays, Arrays]]) -> None:
+        core = self.core
+        for local, (weights, momentum) in enumerate(parts):
+            core.load_weights(weights, local)
+            if momentum and self.optimizer.momentum:
+                core.load_momentum(momentum, local)
+        core.step = step
+
+    def close(self) -> None:
+        """Free the core's memory. Collective."""
+        self._core = None
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- agreement among the processes of an MPI group
+
+    def _alone(self) -> bool:
+        return self.team.kind != "mpi" or self.size == 1
+
+    def _any(self, mine: bool) -> bool:
+        """Is it so on any rank?"""
+        return mine if self._alone() else any(one == b"\1" for one in self.team.allgather(b"\1" if mine else b"\0"))
+
+    def _together(self, what: str, work: Callable[[], None]) -> None:
+        """Do this on every process; where one fails, all raise CheckpointError with the first one's reason."""
+        problem = ""
+        try:
+            work()
+        except (OSError, CheckpointError) as error:
+            problem = f"{what}: {error}"
+        problems = [problem] if self._alone() else [one.decode() for one in self._gather(problem.encode())]
+        for rank, text in enumerate(problems):
+            if text:
+                raise CheckpointError(text if rank == self.rank or self._alone() else f"{text} (on rank {rank})")
+
+    def _gather(self, data: bytes) -> list[bytes]:
+        """Every process's bytes, of any length, by rank."""
+        if self._alone():
+            return [data]
+        longest = max(int.from_bytes(n, "little") for n in self.team.allgather(len(data).to_bytes(8, "little")))
+        framed = len(data).to_bytes(8, "little") + data.ljust(longest, b"\0")
+        return [one[8 : 8 + int.from_bytes(one[:8], "little")] for one in self.team.allgather(framed)]
+
+    # ---- training
+
+    def _check_batch(self, train: Dataset, batch_size: int) -> None:
+        if len(train) < self.size:
+            raise ValueError(f"train has {len(train)} samples for {self.size} ranks; allowed: at least one a rank")
+        smallest = len(train) // self.size
+        if batch_size > smallest:
+            raise ValueError(
+                f"batch_size={batch_size}: the smallest shard has {smallest} samples "
+                f"({len(train)} over {self.size} ranks); allowed: 1..{smallest}"
+            )
+
+    def fit(
+        self,
+        train: Any,
+        validation: Any = None,
+        epochs: int = 1,
+        batch_size: int = 64,
+        callbacks: Iterable[Callback] = (),
+        validate_replicas: bool = False,
+        shuffle: bool = True,
+        progress: bool = True,
+        resume: str | os.PathLike[str] | None = None,
+    ) -> History:
+        """Train for `epochs` epochs and return the history (all epochs of this trainer).
+
+        train, validation  a gossipgrad.data.Dataset or (samples, targets). Every rank gives the whole set and trains on
+                           its shard of it, a contiguous part; the consensus model (the replicas' mean) is validated.
+        batch_size         samples a rank and step.
+        validate_replicas  validates every rank's own weights as well.
+        resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
+        callbacks          see gossipgrad.callbacks; a ProgressBar (if `progress`) and StopOnNaN are added.
+
+        ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
+        CheckpointError: `resume` does not fit. Collective.
+        """
+        train_set = as_dataset(train, "train")
+        validation_set = None if validation is None else as_dataset(validation, "validation")
+        epochs = integer("epochs", epochs, 1)
+        batch_size = integer("batch_size", batch_size, 1)
+        flag("validate_replicas", validate_replicas)
+        flag("shuffle", shuffle)
+        if validate_replicas and validation_set is None:
+            raise ValueError("validate_replicas=True: allowed only with validation data")
+        shapes = (self.loss, self.net.input_shape, self.net.output_shape)
+        train_core = train_set.for_network(*shapes)
+        validation_core = None if validation_set is None else validation_set.for_network(*shapes)
+        self._check_batch(train_set, batch_size)
+        actors = list(callbacks)
+        for actor in actors:
+            if not isinstance(actor, Callback):
+                raise TypeError(f"callbacks: {actor!r} is no gossipgrad.callbacks.Callback")
+        if not any(isinstance(actor, StopOnNaN) for actor in actors):
+            actors.insert(0, StopOnNaN())
+        if progress and not any(isinstance(actor, ProgressBar) for actor in actors):
+            actors.insert(1, ProgressBar())
+
+        self._fit_settings = {
+            "dataset": train_set.name,
+            "train_samples": len(train_set),
+            "validation_samples": 0 if validation_set is None else len(validation_set),
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "validate_replicas": validate_replicas,
+        }
+        if resume is not None:
+            self._restore(resume)
+        self.last_epoch = epochs if resume is not None else self.epoch + epochs
+        steps = math.ceil(math.ceil(len(train_set) / self.size) / batch_size)
+        total = self.step + max(self.last_epoch - self.epoch, 0) * steps
+        if self.optimizer.schedule.auto and self._total != total:
+            self._make(total)
+        self.history.settings = self.settings()
+        self.history.environment = self._environment()
+        self.history.ranks = self.size
+        self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
+        self.history.weights_sha256 = []
+        self.stop = False
+        self.validating = validation_core is not None
+
+        self.core.begin(train_core, batch_size, shuffle)
+        try:
+            _callbacks.call(actors, "on_fit_begin", self)
+            while self.epoch < self.last_epoch and not self.stop:
+                self._epoch(actors, steps, validation_core, batch_size, validate_replicas)
+        finally:
+            _callbacks.call(actors, "on_fit_end", self)
+        self.history.weights_sha256 = self.weights_sha256()
+        return self.history
+
+    def _epoch(
+        self,
+        actors: list[Callback],
+        steps: int,
+        validation: _core.Dataset | None,
+        batch_size: int,
+        validate_replicas: bool,
+    ) -> None:
+        _callbacks.call(actors, "on_epoch_begin", self, self.epoch + 1)
+        self.core.epoch(self.epoch)
+        self._steps(actors, steps)
+        record: Record = {"epoch": self.epoch + 1, **self.core.end_epoch()}
+        if validation is not None:
+            record["validation"] = dict(self.core.evaluate(validation, batch_size, False)[0])
+            if validate_replicas:
+                record["validation_replicas"] = [dict(one) for one in self.core.evaluate(validation, batch_size, True)]
+        record = ordered(record)
+        self.epoch += 1
+        self.history.epochs.append(record)
+        _callbacks.call(actors, "on_epoch_end", self, record)
+        self.stop = self._any(self.stop)
+
+    def _steps(self, actors: list[Callback], steps: int) -> None:
+        """One epoch's steps, in pieces of about CHUNK seconds: between them Python sees signals and shows progress."""
+        begin = shown = time.perf_counter()
+        done, piece = 0, 1
+        while done < steps:
+            start = time.perf_counter()
+            before, done = done, self.core.run(min(piece, steps - done))
+            now = time.perf_counter()
+            if done == before:
+                raise RuntimeError(f"the epoch ended after {done} of {steps} steps")
+            a_step = max((now - start) / (done - before), 1e-7)
+            piece = max(1, min(int(CHUNK / a_step), 4 * piece))
+            if now - shown >= CHUNK / 2 or done == steps:
+                shown = now
+                self._show(actors, done, steps, now - begin)
+
+    def _show(self, actors: list[Callback], done: int, steps: int, seconds: float) -> None:
+        counts = self.core.progress()
+        samples = int(counts["samples"])
+        progress = Progress(
+            epoch=self.epoch + 1,
+            epochs=self.last_epoch,
+            step=done,
+            steps=steps,
+            samples=samples,
+            loss=float(counts["loss"]),
+            accuracy=float(counts["correct"]) / samples if samples else 0.0,
+            seconds=seconds,
+            samples_per_second=samples * self.size / self.team.local / max(seconds, 1e-9),
+        )
+        _callbacks.call(actors, "on_progress", self, progress)
+
+    def train_step(self, x: Any, y: Any) -> Any:
+        """One step on this rank's batch (x, y); returns its mean loss. For tests and research.
+
+        In a virtual cluster x and y are lists with one batch a rank, and a list comes back. Collective.
+        """
+        if self.optimizer.schedule.auto and self._total is None:
+            raise ValueError("total='auto' is known only in fit; give the schedule's total in steps")
+        if self.virtual:
+            for argument, value in (("x", x), ("y", y)):
+                if not isinstance(value, (list, tuple)) or len(value) != self.size:
+                    found = f"{len(value)} of them" if isinstance(value, (list, tuple)) else type(value).__name__
+                    raise ValueError(f"{argument}: a virtual cluster wants a list of {self.size} batches; got {found}")
+            pairs = list(zip(x, y, strict=True))
+        else:
+            pairs = [(x, y)]
+        samples, targets = [], []
+        for one, answers in pairs:
+            samples.append(self._batch(one, "x"))
+            targets.append(targets_array(answers, self.loss, self.net.output_shape, "y"))
+            if len(samples[-1]) != len(targets[-1]):
+                raise ValueError(f"x has {len(samples[-1])} samples, y {len(targets[-1])}")
+        losses = self.core.train_step(samples, targets)
+        return losses if self.virtual else losses[0]
+
+    def _batch(self, x: Any, what: str) -> NDArray[np.float32]:
+        array = samples_array(x, what)
+        if array.shape[1:] != self.net.input_shape or not len(array):
+            raise ValueError(f"{what}: shape {array.shape}, but the network wants (n, {str(self.net.input_shape)[1:]}")
+        return np.ascontiguousarray(array, np.float32)
+
+    # ---- using the network
+
+    def evaluate(self, data: Any, batch_size: int = 256, replicas: bool = False) -> Any:
+        """{"loss": ..., "accuracy": ...} of the consensus model; with `replicas` a list, one rank's own weights each.
+
+        The set is split over the ranks (not with `replicas`). Collective.
+        """
+        data_set = as_dataset(data, "data").for_network(self.loss, self.net.input_shape, self.net.output_shape)
+        results = self.core.evaluate(data_set, integer("batch_size", batch_size, 1), flag("replicas", replicas))
+        return [dict(one) for one in results] if replicas else dict(results[0])
+
+    def predict(self, x: Any, batch_size: int = 256) -> NDArray[np.float32]:
+        """The consensus model's outputs (n, ...) for samples (n, ...) or a Dataset; the same on every rank. Collective.
+
+        Scores: for "cross_entropy" and "binary_cross_entropy" no softmax or sigmoid is applied.
+        """
+        batch_size = integer("batch_size", batch_size, 1)
+        if isinstance(x, Dataset):
+            if x.shape != self.net.input_shape:
+                raise ValueError(f"x: samples of shape {x.shape}, but the network's input is {self.net.input_shape}")
+            rows = max(batch_size, 4096)
+            return np.concatenate([self.core.predict(np.ascontiguousarray(b), batch_size) for b in x.batches(rows)])
+        return self.core.predict(self._batch(x, "x"), batch_size)
+
+    # ---- state, at rest
+
+    def _local(self, rank: int) -> int:
+        """`rank` among the ranks of this process."""
+        return integer("rank", rank, 0, self.team.local - 1)
+
+    def settle(self) -> None:
+        """Complete and mix what is in flight. Collective."""
+        self.core.settle()
+
+    def weights(self, rank: int = 0) -> Arrays:
+        """This rank's weights by name, copies. `rank`: which one, in a virtual cluster. Collective."""
+        self.core.settle()
+        return self.core.weights(self._local(rank))
+
+    def consensus_weights(self) -> Arrays:
+        """The mean of all replicas' weights by name. Collective."""
+        return self.core.consensus_weights()
+
+    def gradients(self, rank: int = 0) -> Arrays:
+        """The gradients of the last step by name, copies. Collective."""
+        self.core.settle()
+        return self.core.gradients(self._local(rank))
+
+    def momentum(self, rank: int = 0) -> Arrays:
+        """The optimiser's momentum by name, copies; empty without momentum. Collective."""
+        self.core.settle()
+        return self.core.momentum(self._local(rank))
+
+    def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
+        """{"step": updates done, "momentum": arrays by name}. Collective."""
+        return {"step": self.step, "momentum": self.momentum(rank)}
+
+    def consensus_distance(self) -> float:
+        """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
+        return self.core.consensus_distance()
+
+    def load_weights(self, weights: Any) -> None:
+        """Give every rank these weights: arrays by name, or a .safetensors file. Momentum and step stay."""
+        what = "weights"
+        if isinstance(weights, (str, os.PathLike)):
+            what = os.fspath(weights)
+            weights = safetensors.read(weights)[0]
+        checked = self.net.check_weights(weights, what)
+        self.core.settle()
+        self.core.load_weights(checked)
+
+    def weights_sha256(self) -> list[str]:
+        """One a rank: SHA-256 of its weights as little-endian float32, in the order of the network. Collective."""
+        own = []
+        self.core.settle()
+        for local in range(self.team.local):
+            digest = hashlib.sha256()
+            for array in self.core.weights(local).values():
+                digest.update(np.ascontiguousarray(array, "<f4").data)
+            own.append(digest.hexdigest())
+        return own if self._alone() else [one.decode() for one in self._gather(own[0].encode())]
+
+    # ---- what it is, in terms of JSON
+
+    def settings(self) -> Record:
+        """All options by their names on the command line."""
+        virtual = self.comm.settings() if isinstance(self.comm, cluster.VirtualCluster) else None
+        return {
+            "model": self.net.name,
+            **self._fit_settings,
+            **self.strategy.settings(),
+            "loss": self.loss,
+            **self.optimizer.settings(),
+            "seed": self.seed,
+            "threads": self.threads,
+            "backend": self.backend,
+            "dtype": "float32",
+            "device": "cpu",
+            "comm": self.team.kind,
+            "virtual_ranks": None if virtual is None else self.size,
+            "virtual_cluster": virtual,
+        }
+
+    def _environment(self) -> Record:
+        used = {"backend": self.core.backend, "isa": self.core.isa}
+        return environment.environment(self.threads) | used
+
+    # ---- checkpoints
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the consensus weights to `path` (safetensors) and all ranks' state to `path`.state/. Collective.
+
+        Whenever it is interrupted, `path` and its state are those of one complete save. CheckpointError: not written.
+        """
+        path = os.fspath(path)
+        self.core.settle()
+        step = self.core.step
+        token = self.team.broadcast(os.urandom(4)).hex()
+        state = f"step-{step:08}-{token}"
+        self._together(path, lambda: checkpoint.prepare(path, state) if self.rank == 0 else None)
+
+        def write() -> None:
+            for local in range(self.team.local):
+                arrays = self.core.weights(local), self.core.momentum(local)
+                checkpoint.write_rank(path, state, self.rank + local, step, *arrays)
+
+        self._together(path, write)
+        weights = self.core.consensus_weights()
+        description = {
+            "model": self.net.config(),
+            "settings": self.settings(),
+            "ranks": self.size,
+            "step": step,
+            "epoch": self.epoch,
+            "epochs": self.history.epochs,
+        }
+        self._together(path, lambda: checkpoint.commit(path, state, weights, description) if self.rank == 0 else None)
+
+    def _restore(self, path: str | os.PathLike[str]) -> None:
+        """Take the state of a checkpoint of the same network and number of ranks."""
+        name = os.fspath(path)
+        _, description = checkpoint.read(name)
+        try:
+            saved = Model.from_config(description["model"])
+            ranks, step, epoch = (int(description[key]) for key in ("ranks", "step", "epoch"))
+            epochs, settings = list(description["epochs"]), dict(description["settings"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{name}: its description cannot be understood ({error!r})") from error
+        if not self.net.same_network(saved):
+            raise CheckpointError(
+                f"{name} is of another model: {saved.name!r} with {saved.parameters:,} parameters, here "
+                f"{self.net.name!r} with {self.net.parameters:,}{_first_difference(saved, self.net)}"
+            )
+        if ranks != self.size:
+            raise CheckpointError(
+                f"{name} is of {ranks} ranks, here are {self.size}; to go on it takes as many. "
+                "net.load_weights takes its consensus weights alone"
+            )
+        parts: list[tuple[Arrays, Arrays]] = []
+
+        def load() -> None:
+            for local in range(self.team.local):
+                weights, momentum = checkpoint.read_rank(name, description["state"], self.rank + local)
+                where = f"{name}, rank {self.rank + local}"
+                checked = self.net.check_weights(weights, where)
+                parts.append((checked, self.net.check_weights(momentum, where) if momentum else {}))
+
+        self._together("resume", load)
+        self.core.settle()
+        self._set_state(step, parts)
+        self.epoch = epoch
+        self.history.epochs = epochs
+        self._warn_of_changes(name, settings)
+
+    def _warn_of_changes(self, name: str, saved: Record) -> None:
+        here = self.settings()
+        free = {"epochs", "threads", "backend", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"}
+        free |= {"validation_samples", "dataset", "model"}
+        changed = [k for k in here if k not in free and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]
+        if changed and self.rank == 0:
+            pairs = ", ".join(f"{key} {saved[key]!r} -> {here[key]!r}" for key in changed)
+            warnings.warn(f"{name}: goes on with other settings than it was saved with: {pairs}", stacklevel=4)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        comm: Any = None,
+        threads: int | None = 1,
+        backend: str | None = None,
+    ) -> Trainer:
+        """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.
+
+        It takes as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
+        CheckpointError: not a checkpoint, damaged, or another number of ranks.
+        """
+        _, description = checkpoint.read(path)
+        try:
+            settings = description["settings"]
+            net = Model.from_config(description["model"])
+            strategy, optimizer = strategies.from_settings(settings), SGD.from_settings(settings)
+            if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
+                comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
+            how = {"loss": settings["loss"], "seed": settings["seed"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error
+        trainer = cls(net, optimizer=optimizer, strategy=strategy, comm=comm, threads=threads, backend=backend, **how)
+        trainer._fit_settings = {key: settings[key] for key in _FIT_SETTINGS if key in settings}
+        trainer._restore(path)
+        return trainer
+
+    # ---- traces
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what the ranks did and when (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
+
+        A process a rank, with a lane each for computing, exchange and data.
+        """
+        own = [[list(span) for span in self.core.spans(local)] for local in range(self.team.local)]
+        everything = [spans for part in self._gather(json.dumps(own).encode()) for spans in json.loads(part)]
+        if self.rank != 0:
+            return
+        events: list[Record] = []
+        for rank, spans in enumerate(everything):
+            about: Record = {"ph": "M", "pid": rank}
+            events.append(about | {"name": "process_name", "args": {"name": f"rank {rank}"}})
+            for lane, title in enumerate(_LANES):
+                events.append(about | {"name": "thread_name", "tid": lane, "args": {"name": title}})
+            for begin, end, name, step, lane, index in spans:
+                place = {"pid": rank, "tid": lane, "ts": begin * 1e6, "dur": (end - begin) * 1e6}
+                events.append({"ph": "X", "name": name, **place, "args": {"step": step, "index": index}})
+        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+        safetensors.write_atomically(path, text.encode())
+
+
+_LANES = ("compute", "exchange", "data")
+_FIT_SETTINGS = (
+    "dataset",
+    "train_samples",
+    "validation_samples",
+    "epochs",
+    "batch_size",
+    "shuffle",
+    "validate_replicas",
+)
+
+
+def _first_difference(saved: Model, here: Model) -> str:
+    theirs, ours = saved.parameter_shapes(), here.parameter_shapes()
+    for name in [*theirs, *ours]:
+        if theirs.get(name) != ours.get(name):
+            return f"; {name} is {theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+    return ""

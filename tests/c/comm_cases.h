@@ -1,0 +1,266 @@
+/* What every transport must do; run by test_virtual.c and test_mpi.c on each rank. */
+#ifndef GG_TESTS_COMM_CASES_H
+#define GG_TESTS_COMM_CASES_H
+
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "check.h"
+#include "comm/collective.h"
+#include "comm/transport.h"
+
+#define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
+/* Ends the case: after a failure the peers' messages no longer fit. */
+#define MUST(call)                                                                                           \
+    do {                                                                                                     \
+        gg_status must_ = (call);                                                                            \
+        if (must_ != GG_OK) {                                                                                \
+            if (must_ != GG_ERROR_CANCELLED) fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, gg_error_message()); \
+            CHECK(must_ == GG_OK);                                                                           \
+            return must_;                                                                                    \
+        }                                                                                                    \
+    } while (0)
+
+/* A device with the one kernel that a reduction needs. */
+static void case_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,
+                              float *out) {
+    (void)device;
+    for (size_t i = 0; i < n; ++i) {
+        float sum = scale[0] * source[0][i];
+        for (int s = 1; s < sources; ++s) sum = fmaf(scale[s], source[s][i], sum);
+        out[i] = sum;
+    }
+}
+
+static const gg_backend case_backend = {.name = "test", .weighted_sum = case_weighted_sum};
+
+static uint64_t case_hash(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *byte = data;
+    for (size_t i = 0; i < bytes; ++i) hash = (hash ^ byte[i]) * 1099511628211u;
+    return hash;
+}
+
+static unsigned char case_byte(int rank, size_t i, int salt) {
+    return (unsigned char)((size_t)rank * 131 + i * 7 + (i >> 8) * 13 + (size_t)salt);
+}
+
+/* The counter is the process's: in a virtual cluster other ranks move it. */
+static bool case_counts(const gg_transport *t) { return strcmp(t->table->name, "virtual") != 0; }
+
+static float case_value(int rank, size_t i) {
+    uint32_t x = (uint32_t)i * 2654435761u + (uint32_t)rank * 40503u + 12345u;
+    x ^= x >> 15;
+    x *= 2246822519u;
+    x ^= x >> 13;
+    return (float)(int32_t)x * 0x1p-31f;
+}
+
+static const size_t case_sizes[] = {1, 31, 32, 33, 4095, 4096, 4097, 65536 + 5, 1 << 20, 8 << 20};
+#define CASE_LARGEST ((size_t)8 << 20)
+
+/* Each size around the ring, out of memory for messages and out of plain memory. *direct counts messages that were read
+ * in the sender's memory. */
+static gg_status case_ring(gg_transport *t, int64_t *direct) {
+    int next = (t->rank + 1) % t->size, previous = (t->rank + t->size - 1) % t->size;
+    void *block = NULL;
+    unsigned char *plain = NULL, *landing = NULL;
+    if (t->size == 1) return GG_OK;
+    MUST(gg_message_alloc(t, CASE_LARGEST + 64, "ring", &block));
+    CHECK(((uintptr_t)block & 63) == 0);
+    bool zero = true;
+    for (size_t i = 0; i < CASE_LARGEST + 64; i += 997) zero = zero && ((unsigned char *)block)[i] == 0;
+    CHECK(zero);
+    MUST(gg_alloc(CASE_LARGEST + 64, "ring", (void **)&plain));
+    MUST(gg_alloc(CASE_LARGEST, "ring", (void **)&landing));
+    int64_t bytes = t->bytes_sent, messages = t->messages_sent, expected = 0;
+    for (int kind = 0; kind < 2; ++kind)
+        for (size_t s = 0; s < LENGTH(case_sizes); ++s) {
+            gg_request receive = {0}, send = {0};
+            size_t n = case_sizes[s];
+            unsigned char *data = (kind == 0 ? (unsigned char *)block : plain) + s; /* odd places as well */
+            for (size_t i = 0; i < n; ++i) data[i] = case_byte(t->rank, i, (int)s);
+            MUST(gg_receive(t, landing, n, previous, GG_TAG_USER + (int)s, &receive));
+            MUST(gg_send(t, data, n, next, GG_TAG_USER + (int)s, &send));
+            MUST(gg_wait(t, &receive));
+            CHECK(receive.state == GG_REQUEST_ARRIVED && receive.bytes == n && receive.peer == previous);
+            const unsigned char *got = receive.data;
+            *direct += receive.data != landing;
+            size_t wrong = 0;
+            for (size_t i = 0; i < n; ++i) wrong += got[i] != case_byte(previous, i, (int)s);
+            CHECK(wrong == 0);
+            MUST(gg_release(t, &receive));
+            MUST(gg_wait(t, &send));
+            CHECK(receive.state == GG_REQUEST_IDLE && send.state == GG_REQUEST_IDLE);
+            expected += (int64_t)n;
+        }
+    CHECK(t->bytes_sent - bytes == expected && t->messages_sent - messages == 2 * (int64_t)LENGTH(case_sizes));
+    gg_message_free(t, block);
+    gg_free(plain);
+    gg_free(landing);
+    return GG_OK;
+}
+
+/* Many messages in flight, received in another order of tags than sent, and two of each tag: more than a transport may
+ * have resources for. */
+enum { CASE_MANY = 700, CASE_PIECE = 4096 };
+
+static gg_status case_many(gg_transport *t) {
+    int next = (t->rank + 1) % t->size, previous = (t->rank + t->size - 1) % t->size;
+    unsigned char *block = NULL, *landing = NULL;
+    gg_request *request = NULL;
+    if (t->size == 1) return GG_OK;
+    MUST(gg_message_alloc(t, (size_t)2 * CASE_MANY * CASE_PIECE, "many", (void **)&block));
+    MUST(gg_alloc((size_t)2 * CASE_MANY * CASE_PIECE, "many", (void **)&landing));
+    MUST(gg_calloc(4 * CASE_MANY, sizeof *request, "many", (void **)&request));
+    gg_request *receive = request, *send = request + 2 * CASE_MANY;
+    for (int again = 0; again < 2; ++again) {
+        int64_t allocations = gg_memory_allocations();
+        for (int i = 0; i < 2 * CASE_MANY; ++i) {
+            for (size_t j = 0; j < CASE_PIECE; j += 64)
+                block[(size_t)i * CASE_PIECE + j] = case_byte(t->rank, j, i + again);
+            MUST(gg_send(t, block + (size_t)i * CASE_PIECE, CASE_PIECE, next, GG_TAG_USER + i / 2, &send[i]));
+        }
+        for (int i = 2 * CASE_MANY - 2; i >= 0; i -= 2)
+            for (int k = i; k < i + 2; ++k)
+                MUST(gg_receive(t, landing + (size_t)k * CASE_PIECE, CASE_PIECE, previous, GG_TAG_USER + i / 2, &receive[k]));
+        size_t wrong = 0;
+        for (int i = 0; i < 2 * CASE_MANY; ++i) {
+            MUST(gg_wait(t, &receive[i]));
+            const unsigned char *got = receive[i].data;
+            for (size_t j = 0; j < CASE_PIECE; j += 64) wrong += got[j] != case_byte(previous, j, i + again);
+            MUST(gg_release(t, &receive[i]));
+            MUST(gg_progress(t));
+        }
+        for (int i = 0; i < 2 * CASE_MANY; ++i) MUST(gg_wait(t, &send[i]));
+        CHECK(wrong == 0);
+        if (case_counts(t)) CHECK(gg_memory_allocations() == allocations);
+    }
+    gg_message_free(t, block);
+    gg_free(landing);
+    gg_free(request);
+    return GG_OK;
+}
+
+static gg_status case_collectives(gg_transport *t, uint64_t *hash) {
+    static const size_t sizes[] = {1, 13, 5000, 300001};
+    int p = t->size;
+    unsigned char *bytes = NULL, *all = NULL;
+    MUST(gg_alloc(300001, "bytes", (void **)&bytes));
+    MUST(gg_alloc((size_t)5000 * (size_t)p, "all", (void **)&all));
+    for (size_t s = 0; s < LENGTH(sizes); ++s)
+        for (int root = 0; root < p; root += p > 8 ? 5 : 1) {
+            for (size_t i = 0; i < sizes[s]; ++i) bytes[i] = case_byte(t->rank, i, root);
+            MUST(gg_broadcast(t, bytes, sizes[s], root));
+            size_t wrong = 0;
+            for (size_t i = 0; i < sizes[s]; ++i) wrong += bytes[i] != case_byte(root, i, root);
+            CHECK(wrong == 0);
+            MUST(gg_barrier(t));
+        }
+    for (size_t s = 0; s < 3; ++s) {
+        for (size_t i = 0; i < sizes[s]; ++i) bytes[i] = case_byte(t->rank, i, 3);
+        MUST(gg_allgather(t, bytes, sizes[s], all));
+        size_t wrong = 0;
+        for (int r = 0; r < p; ++r)
+            for (size_t i = 0; i < sizes[s]; ++i) wrong += all[(size_t)r * sizes[s] + i] != case_byte(r, i, 3);
+        CHECK(wrong == 0);
+        *hash = case_hash(*hash, all, (size_t)p * sizes[s]);
+    }
+    for (int n = 0; n <= 64; n += 16) {
+        double values[64], expected[64];
+        for (int i = 0; i < n; ++i) {
+            values[i] = (double)case_value(t->rank, (size_t)i);
+            expected[i] = (double)case_value(0, (size_t)i);
+            for (int r = 1; r < p; ++r) expected[i] += (double)case_value(r, (size_t)i);
+        }
+        MUST(gg_allreduce_doubles(t, values, n));
+        CHECK(memcmp(values, expected, (size_t)n * sizeof(double)) == 0);
+        *hash = case_hash(*hash, values, (size_t)n * sizeof(double));
+    }
+    CHECK(gg_allreduce_doubles(t, (double *)all, 65) == GG_ERROR_ARGUMENT);
+    CHECK(gg_broadcast(t, all, 1, p) == GG_ERROR_ARGUMENT);
+    gg_free(bytes);
+    gg_free(all);
+    return GG_OK;
+}
+
+static gg_status case_allreduce(gg_transport *t, size_t count, bool messages, uint64_t *hash) {
+    int p = t->size;
+    float *data = NULL, *scale = NULL;
+    gg_allreduce *allreduce = NULL;
+    gg_device device = {.table = &case_backend, .threads = 1};
+    if (messages) MUST(gg_message_alloc(t, count * sizeof(float), "arena", (void **)&data));
+    else MUST(gg_calloc(count, sizeof(float), "arena", (void **)&data));
+    MUST(gg_alloc((size_t)p * sizeof(float), "scale", (void **)&scale));
+    MUST(gg_allreduce_create(t, &device, count, &allreduce));
+    for (int again = 0; again < 3; ++again) {
+        for (int r = 0; r < p; ++r) scale[r] = again == 0 ? 1.0f : 1.0f / (float)(p + r);
+        for (size_t i = 0; i < count; ++i) data[i] = case_value(t->rank, i + (size_t)again);
+        int64_t allocations = gg_memory_allocations(), sent = t->bytes_sent;
+        MUST(gg_allreduce_run(allreduce, data, scale));
+        if (case_counts(t)) CHECK(gg_memory_allocations() == allocations);
+        if (count % (16 * (size_t)p) == 0) CHECK(t->bytes_sent - sent == (int64_t)(2 * (size_t)(p - 1) * (count / (size_t)p) * 4));
+        double worst = 0;
+        for (size_t i = 0; i < count; ++i) {
+            double sum = 0, size = 0;
+            for (int r = 0; r < p; ++r) {
+                double term = (double)scale[r] * (double)case_value(r, i + (size_t)again);
+                sum += term;
+                size += fabs(term);
+            }
+            double error = fabs(sum - (double)data[i]) / (size + 1e-30);
+            if (error > worst) worst = error;
+        }
+        CHECK(worst <= p * 0x1p-24);
+        *hash = case_hash(*hash, data, count * sizeof(float));
+    }
+    gg_allreduce_destroy(allreduce);
+    gg_free(scale);
+    if (messages) gg_message_free(t, data);
+    else gg_free(data);
+    return GG_OK;
+}
+
+static const size_t case_lengths[] = {16, 48, 16 * 12, 16 * 1001, 16 * 16384};
+
+static gg_status case_arguments(gg_transport *t) {
+    gg_request request = {0};
+    gg_allreduce *allreduce = NULL;
+    gg_device device = {.table = &case_backend, .threads = 1};
+    char memory = 0;
+    bool done = false;
+    CHECK(gg_send(t, &memory, 1, t->rank, 64, &request) == GG_ERROR_ARGUMENT);
+    CHECK(gg_send(t, &memory, 1, t->size, 64, &request) == GG_ERROR_ARGUMENT);
+    CHECK(gg_receive(t, &memory, 1, -1, 64, &request) == GG_ERROR_ARGUMENT);
+    if (t->size > 1) {
+        int peer = (t->rank + 1) % t->size;
+        CHECK(gg_send(t, &memory, 0, peer, 64, &request) == GG_ERROR_ARGUMENT);
+        CHECK(gg_send(t, NULL, 1, peer, 64, &request) == GG_ERROR_ARGUMENT);
+        CHECK(gg_send(t, &memory, 1, peer, GG_TAG_LIMIT, &request) == GG_ERROR_ARGUMENT);
+        CHECK(gg_receive(t, &memory, 1, peer, -1, &request) == GG_ERROR_ARGUMENT);
+    }
+    CHECK(request.state == GG_REQUEST_IDLE);
+    CHECK(gg_test(t, &request, &done) == GG_OK && done);
+    CHECK(gg_release(t, &request) == GG_OK);
+    gg_cancel(t, &request);
+    CHECK(gg_transport_compute(t, -1.0) == GG_ERROR_ARGUMENT);
+    CHECK(gg_allreduce_create(t, &device, 17, &allreduce) == GG_ERROR_ARGUMENT && !allreduce);
+    return GG_OK;
+}
+
+/* All of it; *hash stands for the results, *direct for messages that were not copied. */
+static gg_status case_all(gg_transport *t, uint64_t *hash, int64_t *direct) {
+    gg_status status = GG_OK;
+    *hash = 14695981039346656037u;
+    *direct = 0;
+    GG_TRY(case_arguments(t));
+    GG_TRY(case_ring(t, direct));
+    GG_TRY(case_many(t));
+    GG_TRY(case_collectives(t, hash));
+    for (size_t c = 0; c < LENGTH(case_lengths); ++c)
+        for (int messages = 0; messages < 2; ++messages) GG_TRY(case_allreduce(t, case_lengths[c], messages != 0, hash));
+cleanup:
+    return status;
+}
+
+#endif

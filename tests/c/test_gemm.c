@@ -1,0 +1,411 @@
+/* Convolution, linear layers and matrix products of the native table: every instruction set of this CPU and the
+ * scalar kernels, against sums in double. */
+#include <float.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "check.h"
+#include "cpu/gemm_kernels.h"
+#include "cpu/native/native.h"
+
+#define GUARD 64
+#define GUARD_BITS 0x7fc0dead /* a NaN: whoever reads it shows */
+
+/* ------------------------------------------------------------------------------------------------- buffers */
+
+typedef struct buffer {
+    float *block, *data;
+    size_t count;
+} buffer;
+
+static void fill(float *p, size_t n, uint32_t bits) {
+    for (size_t i = 0; i < n; ++i) memcpy(&p[i], &bits, sizeof bits);
+}
+
+static buffer buffer_create(size_t count) {
+    buffer b = {.count = count};
+    void *block;
+    if (gg_alloc((count + 2 * GUARD) * sizeof(float), "test", &block) != GG_OK) exit(2);
+    b.block = block;
+    b.data = b.block + GUARD;
+    fill(b.block, count + 2 * GUARD, GUARD_BITS);
+    return b;
+}
+
+static uint32_t stream;
+
+static buffer buffer_random(size_t count) {
+    buffer b = buffer_create(count);
+    const gg_random_key key = {.seed = 7, .purpose = GG_RANDOM_TEST, .step = ++stream};
+    gg_random_uniform(&key, count, -1, 1, b.data);
+    return b;
+}
+
+static bool guards_hold(const buffer *b) {
+    for (size_t i = 0; i < GUARD; ++i) {
+        uint32_t before, behind;
+        memcpy(&before, &b->block[i], sizeof before);
+        memcpy(&behind, &b->data[b->count + i], sizeof behind);
+        if (before != GUARD_BITS || behind != GUARD_BITS) return false;
+    }
+    return true;
+}
+
+static void buffer_free(buffer *b) { gg_free(b->block); }
+
+/* |actual - wanted| against the rounding that a sum of terms of this size may gather. */
+static bool agree(const char *what, const char *place, const float *actual, const double *wanted, const double *size,
+                  size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        const double bound = 8 * FLT_EPSILON * size[i] + FLT_MIN;
+        if (!(fabs((double)actual[i] - wanted[i]) <= bound)) {
+            fprintf(stderr, "%s, %s [%zu]: %.9g, wanted %.9g within %.2g\n", place, what, i, (double)actual[i], wanted[i],
+                    bound);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* --------------------------------------------------------------------------------------- reference in double */
+
+/* Values and the sums of their terms' magnitudes. */
+typedef struct reference {
+    double *value, *size;
+} reference;
+
+static reference reference_create(size_t n) {
+    reference r = {calloc(n, sizeof(double)), calloc(n, sizeof(double))};
+    if (r.value == NULL || r.size == NULL) exit(2);
+    return r;
+}
+
+static void reference_free(reference *r) {
+    free(r->value);
+    free(r->size);
+}
+
+static void reference_add(reference *r, size_t i, double a, double b) {
+    r->value[i] += a * b;
+    r->size[i] += fabs(a * b);
+}
+
+typedef struct layer_case {
+    const char *name;
+    gg_op_kind kind;
+    int batch, in, out, height, width;
+    int kernel[2], stride[2], padding[2], dilation[2], groups;
+    bool bias, relu;
+} layer_case;
+
+/* Calls back for every product of the layer: output value, weight, input value; all without the lanes. */
+typedef void (*product_fn)(void *context, size_t output, size_t weight, size_t input);
+
+static void each_product(const gg_op_desc *d, product_fn call, void *context) {
+    if (d->kind == GG_OP_LINEAR) {
+        const size_t in = (size_t)gg_shape_count(&d->input[0]), out = (size_t)gg_shape_count(&d->output);
+        for (size_t o = 0; o < out; ++o)
+            for (size_t i = 0; i < in; ++i) call(context, o, o * in + i, i);
+        return;
+    }
+    const gg_window *w = &d->window;
+    const int64_t *in = d->input[0].size, *out = d->output.size;
+    const int64_t in_group = in[0] / d->groups, out_group = out[0] / d->groups;
+    for (int64_t o = 0; o < out[0]; ++o)
+        for (int64_t r = 0; r < out[1]; ++r)
+            for (int64_t c = 0; c < out[2]; ++c)
+                for (int64_t i = 0; i < in_group; ++i)
+                    for (int64_t kr = 0; kr < w->kernel[0]; ++kr)
+                        for (int64_t kc = 0; kc < w->kernel[1]; ++kc) {
+                            const int64_t y = r * w->stride[0] - w->padding[0] + kr * w->dilation[0];
+                            const int64_t x = c * w->stride[1] - w->padding[1] + kc * w->dilation[1];
+                            if (y < 0 || y >= in[1] || x < 0 || x >= in[2]) continue;
+                            const int64_t channel = o / out_group * in_group + i;
+                            call(context, (size_t)((o * out[1] + r) * out[2] + c),
+                                 (size_t)(((o * in_group + i) * w->kernel[0] + kr) * w->kernel[1] + kc),
+                                 (size_t)((channel * in[1] + y) * in[2] + x));
+                        }
+}
+
+typedef struct sums {
+    size_t batch, lanes;
+    const float *x, *w, *dy; /* dy after the activation's mask */
+    reference y, dx, dw;
+} sums;
+
+static void add_forward(void *context, size_t output, size_t weight, size_t input) {
+    sums *s = context;
+    for (size_t n = 0; n < s->batch; ++n)
+        reference_add(&s->y, output * s->lanes + n, (double)s->w[weight], (double)s->x[input * s->lanes + n]);
+}
+
+static void add_backward(void *context, size_t output, size_t weight, size_t input) {
+    sums *s = context;
+    for (size_t n = 0; n < s->batch; ++n) {
+        const double dy = (double)s->dy[output * s->lanes + n];
+        reference_add(&s->dx, input * s->lanes + n, (double)s->w[weight], dy);
+        reference_add(&s->dw, weight, dy, (double)s->x[input * s->lanes + n]);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- layers */
+
+static void clear_lanes(float *p, size_t rows, size_t batch, size_t lanes) {
+    for (size_t i = 0; i < rows; ++i)
+        for (size_t n = batch; n < lanes; ++n) p[i * lanes + n] = 0;
+}
+
+static gg_op_desc describe(const layer_case *c) {
+    gg_op_desc d = {.kind = c->kind, .batch = c->batch, .inputs = 1, .groups = c->groups, .bias = c->bias,
+                    .activation = c->relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE, .training = true, .input_grad = true};
+    d.offered[0] = (gg_format){GG_FLOAT32, GG_LAYOUT_BATCH_LAST};
+    if (c->kind == GG_OP_LINEAR) {
+        d.input[0] = (gg_shape){1, {c->in}};
+        d.output = (gg_shape){1, {c->out}};
+        return d;
+    }
+    d.input[0] = (gg_shape){3, {c->in, c->height, c->width}};
+    d.output = (gg_shape){3, {c->out}};
+    for (int a = 0; a < 2; ++a) {
+        d.window.kernel[a] = c->kernel[a];
+        d.window.stride[a] = c->stride[a];
+        d.window.padding[a] = c->padding[a];
+        d.window.dilation[a] = c->dilation[a];
+        d.output.size[1 + a] =
+            (d.input[0].size[1 + a] + 2 * c->padding[a] - c->dilation[a] * (c->kernel[a] - 1) - 1) / c->stride[a] + 1;
+    }
+    return d;
+}
+
+static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, const buffer *x, const buffer *w,
+                      const buffer *b, const buffer *dy_given, const reference *bias_grad) {
+    char place[160];
+    snprintf(place, sizeof place, "%s batch %d, %s, %d threads", c->name, c->batch, gg_isa_name(isa), threads);
+    gg_device device = {.isa = isa, .threads = threads};
+    const gg_op_desc d = describe(c);
+    gg_op *op;
+    if (!CHECK_OK(c->kind == GG_OP_LINEAR ? gg_native_linear_create(&device, &d, &op)
+                                          : gg_native_conv2d_create(&device, &d, &op)))
+        return;
+    const size_t outputs = (size_t)gg_shape_count(&d.output), channels = (size_t)d.output.size[0];
+    buffer y = buffer_create(outputs * s->lanes), dx = buffer_create(x->count), dw = buffer_create(w->count);
+    buffer db = buffer_create(channels), dy = buffer_create(outputs * s->lanes);
+    buffer scratch = buffer_create(op->scratch_bytes / sizeof(float));
+    memcpy(dy.data, dy_given->data, dy.count * sizeof(float));
+    gg_op_args args = {.input = {x->data}, .output = y.data, .grad_output = dy.data, .grad_input = {dx.data},
+                       .weight = w->data, .bias = c->bias ? b->data : NULL, .grad_weight = dw.data,
+                       .grad_bias = c->bias ? db.data : NULL, .scratch = scratch.data};
+    CHECK_INT(op->output.layout, GG_LAYOUT_BATCH_LAST);
+    CHECK_OK(op->type->forward(op, &args));
+    clear_lanes(y.data, outputs, s->batch, s->lanes);
+    CHECK(agree("y", place, y.data, s->y.value, s->y.size, y.count));
+
+    for (size_t i = 0; i < y.count && c->relu; ++i) /* the activation's mask must be the reference's own */
+        y.data[i] = s->y.value[i] > 0 ? 1 : 0;
+    CHECK_OK(op->type->backward(op, &args));
+    CHECK(agree("dx", place, dx.data, s->dx.value, s->dx.size, dx.count));
+    CHECK(agree("dw", place, dw.data, s->dw.value, s->dw.size, dw.count));
+    if (c->bias) CHECK(agree("db", place, db.data, bias_grad->value, bias_grad->size, channels));
+    CHECK(guards_hold(&y) && guards_hold(&dx) && guards_hold(&dw) && guards_hold(&db) && guards_hold(&scratch));
+
+    /* A second run gives the same bits, also without the input's gradient. */
+    buffer again = buffer_create(w->count);
+    memcpy(dy.data, dy_given->data, dy.count * sizeof(float));
+    args.grad_input[0] = NULL;
+    args.grad_weight = again.data;
+    CHECK_OK(op->type->backward(op, &args));
+    CHECK(memcmp(again.data, dw.data, w->count * sizeof(float)) == 0);
+    op->type->destroy(op);
+    buffer *all[] = {&y, &dx, &dw, &db, &dy, &scratch, &again};
+    for (size_t i = 0; i < sizeof all / sizeof *all; ++i) buffer_free(all[i]);
+}
+
+static void test_layer(const layer_case *c) {
+    const gg_op_desc d = describe(c);
+    const size_t inputs = (size_t)gg_shape_count(&d.input[0]), outputs = (size_t)gg_shape_count(&d.output);
+    const size_t channels = (size_t)d.output.size[0], area = outputs / channels;
+    const size_t weights = c->kind == GG_OP_LINEAR ? inputs * outputs
+                                                   : (size_t)(c->out * (c->in / c->groups) * c->kernel[0] * c->kernel[1]);
+    sums s = {.batch = (size_t)c->batch, .lanes = (size_t)gg_lanes_padded(c->batch)};
+    buffer x = buffer_random(inputs * s.lanes), w = buffer_random(weights), b = buffer_random(channels);
+    buffer dy = buffer_random(outputs * s.lanes), masked = buffer_create(dy.count);
+    clear_lanes(dy.data, outputs, s.batch, s.lanes);
+    s.x = x.data;
+    s.w = w.data;
+    s.y = reference_create(dy.count);
+    s.dx = reference_create(x.count);
+    s.dw = reference_create(weights);
+    reference db = reference_create(channels);
+    each_product(&d, add_forward, &s);
+    for (size_t o = 0; o < outputs; ++o) {
+        for (size_t n = 0; n < s.batch; ++n) {
+            const size_t i = o * s.lanes + n;
+            if (c->bias) reference_add(&s.y, i, (double)b.data[o / area], 1);
+            if (c->relu && s.y.value[i] < 0) s.y.value[i] = 0;
+        }
+    }
+    for (size_t i = 0; i < dy.count; ++i) masked.data[i] = c->relu && !(s.y.value[i] > 0) ? 0 : dy.data[i];
+    s.dy = masked.data;
+    each_product(&d, add_backward, &s);
+    for (size_t i = 0; i < dy.count; ++i) reference_add(&db, i / s.lanes / area, (double)masked.data[i], 1);
+
+    for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
+        if (!gg_cpu_supports((gg_isa)isa) || gg_gemm_kernels_for((gg_isa)isa) == NULL) continue;
+        for (int threads = 1; threads <= 3; ++threads) run_layer(c, (gg_isa)isa, threads, &s, &x, &w, &b, &dy, &db);
+    }
+    buffer *all[] = {&x, &w, &b, &dy, &masked};
+    for (size_t i = 0; i < sizeof all / sizeof *all; ++i) buffer_free(all[i]);
+    reference *sets[] = {&s.y, &s.dx, &s.dw, &db};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; ++i) reference_free(sets[i]);
+}
+
+#define CONV(...) {.kind = GG_OP_CONV2D, .stride = {1, 1}, .dilation = {1, 1}, .groups = 1, .bias = true, __VA_ARGS__}
+#define LINEAR(...) {.kind = GG_OP_LINEAR, .groups = 1, .bias = true, __VA_ARGS__}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverride-init" /* the macros' defaults */
+
+static const layer_case layers[] = {
+    CONV(.name = "first 5x5", .in = 1, .out = 20, .height = 9, .width = 8, .kernel = {5, 5}),
+    CONV(.name = "second 5x5, relu", .in = 20, .out = 50, .height = 6, .width = 5, .kernel = {5, 5}, .relu = true),
+    CONV(.name = "padded", .in = 3, .out = 5, .height = 7, .width = 9, .kernel = {3, 3}, .padding = {1, 1}, .bias = false),
+    CONV(.name = "strided", .in = 5, .out = 3, .height = 9, .width = 8, .kernel = {3, 3}, .stride = {2, 2},
+         .padding = {1, 1}, .relu = true),
+    CONV(.name = "stride over the kernel", .in = 3, .out = 20, .height = 10, .width = 11, .kernel = {2, 1}, .stride = {3, 4}),
+    CONV(.name = "uneven window", .in = 3, .out = 7, .height = 9, .width = 12, .kernel = {2, 5}, .stride = {1, 3},
+         .padding = {0, 4}, .dilation = {3, 2}),
+    CONV(.name = "dilated", .in = 5, .out = 5, .height = 11, .width = 10, .kernel = {3, 3}, .padding = {2, 3},
+         .dilation = {2, 3}),
+    CONV(.name = "1x1", .in = 20, .out = 33, .height = 5, .width = 3, .kernel = {1, 1}, .relu = true),
+    CONV(.name = "kernel over image", .in = 3, .out = 5, .height = 2, .width = 3, .kernel = {5, 7}, .padding = {2, 3}),
+    CONV(.name = "padding over kernel", .in = 1, .out = 3, .height = 2, .width = 1, .kernel = {2, 2}, .padding = {3, 4}),
+    CONV(.name = "padding, far stride", .in = 2, .out = 3, .height = 3, .width = 2, .kernel = {1, 1}, .stride = {5, 7},
+         .padding = {1, 2}),
+    CONV(.name = "groups", .in = 6, .out = 9, .height = 6, .width = 5, .kernel = {3, 3}, .padding = {1, 1}, .groups = 3),
+    CONV(.name = "depthwise", .in = 5, .out = 5, .height = 7, .width = 8, .kernel = {3, 3}, .stride = {2, 1},
+         .padding = {1, 1}, .groups = 5, .relu = true),
+    CONV(.name = "parts of channels", .in = 150, .out = 15, .height = 3, .width = 4, .kernel = {1, 1}),
+    CONV(.name = "slabs of rows", .in = 2, .out = 6, .height = 60, .width = 14, .kernel = {3, 2}, .padding = {1, 0}),
+    LINEAR(.name = "linear 1x1", .in = 1, .out = 1),
+    LINEAR(.name = "linear 28x33, relu", .in = 28, .out = 33, .relu = true),
+    LINEAR(.name = "linear 65x3", .in = 65, .out = 3, .bias = false),
+    LINEAR(.name = "linear 300x1", .in = 300, .out = 1),
+    LINEAR(.name = "linear 256x29", .in = 256, .out = 29, .relu = true),
+    LINEAR(.name = "linear 1030x20", .in = 1030, .out = 20),
+};
+
+static void test_layers(void) {
+    static const int batches[] = {1, 37, 64, 16};
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; ++i) {
+        for (size_t n = 0; n < sizeof batches / sizeof *batches; ++n) {
+            layer_case c = layers[i];
+            c.batch = batches[n];
+            test_layer(&c);
+        }
+    }
+    /* Channels cut into parts, and strips of columns. */
+    layer_case wide = CONV(.name = "wide", .batch = 100, .in = 16, .out = 15, .height = 2, .width = 120, .kernel = {3, 3},
+                           .padding = {1, 1});
+    test_layer(&wide);
+    layer_case deep = LINEAR(.name = "deep", .batch = 150, .in = 1100, .out = 16);
+    test_layer(&deep);
+}
+
+#pragma GCC diagnostic pop
+
+static void test_refusals(void) {
+    gg_device device = {.isa = GG_ISA_SCALAR, .threads = 1};
+    const layer_case c = {.kind = GG_OP_CONV2D, .batch = 2, .in = 4, .out = 6, .height = 5, .width = 5, .kernel = {3, 3},
+                          .stride = {1, 1}, .dilation = {1, 1}, .groups = 2};
+    gg_op *op;
+    gg_op_desc d = describe(&c);
+    d.offered[0].dtype = GG_BFLOAT16;
+    CHECK_FAILS(gg_native_conv2d_create(&device, &d, &op), GG_ERROR_UNSUPPORTED, "");
+    d = describe(&c);
+    d.groups = 3;
+    CHECK_FAILS(gg_native_conv2d_create(&device, &d, &op), GG_ERROR_ARGUMENT, "groups is 3");
+    d = describe(&c);
+    d.output.size[2] = 4;
+    CHECK_FAILS(gg_native_conv2d_create(&device, &d, &op), GG_ERROR_SHAPE, "output size is 4");
+    d = describe(&c);
+    d.window.stride[1] = 0;
+    CHECK_FAILS(gg_native_conv2d_create(&device, &d, &op), GG_ERROR_ARGUMENT, "stride 0");
+}
+
+/* -------------------------------------------------------------------------------------------------- products */
+
+static void test_product(int64_t m, int64_t n, int64_t k, int flags, int threads) {
+    const bool transpose_a = flags & 1, transpose_b = flags & 2, add = flags & 4;
+    const int64_t lda = (transpose_a ? m : k) + 3, ldb = (transpose_b ? k : n) + 1, ldc = n + 5;
+    buffer a = buffer_random((size_t)(lda * (transpose_a ? k : m)));
+    buffer b = buffer_random((size_t)(ldb * (transpose_b ? n : k)));
+    buffer start = buffer_random((size_t)(ldc * m));
+    reference wanted = reference_create(start.count);
+    for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < ldc; ++j) {
+            const size_t at = (size_t)(i * ldc + j);
+            if (add || j >= n) reference_add(&wanted, at, (double)start.data[at], 1);
+            for (int64_t l = 0; l < k && j < n; ++l)
+                reference_add(&wanted, at, (double)a.data[transpose_a ? l * lda + i : i * lda + l],
+                              (double)b.data[transpose_b ? j * ldb + l : l * ldb + j]);
+        }
+    }
+    for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
+        const gg_gemm_kernels *kernels = gg_gemm_kernels_for((gg_isa)isa);
+        if (!gg_cpu_supports((gg_isa)isa) || kernels == NULL) continue;
+        char place[120];
+        snprintf(place, sizeof place, "product %d x %d x %d, %d, %s", (int)m, (int)n, (int)k, flags, gg_isa_name((gg_isa)isa));
+        buffer c = buffer_create(start.count);
+        memcpy(c.data, start.data, c.count * sizeof(float));
+        const gg_sgemm p = {.m = m, .n = n, .k = k, .a = a.data, .b = b.data, .c = c.data, .lda = lda, .ldb = ldb,
+                            .ldc = ldc, .transpose_a = transpose_a, .transpose_b = transpose_b, .add = add};
+        buffer scratch = buffer_create(gg_sgemm_scratch(kernels, &p, threads) / sizeof(float));
+        gg_sgemm_run(kernels, &p, threads, scratch.data);
+        CHECK(agree("c", place, c.data, wanted.value, wanted.size, c.count));
+        CHECK(guards_hold(&c) && guards_hold(&scratch));
+        buffer_free(&c);
+        buffer_free(&scratch);
+    }
+    reference_free(&wanted);
+    buffer_free(&a);
+    buffer_free(&b);
+    buffer_free(&start);
+}
+
+static void test_products(void) {
+    static const int64_t sizes[][3] = {{1, 1, 1},   {1, 40, 7},   {3, 1, 5},     {14, 32, 16},  {15, 33, 17},
+                                       {29, 31, 300}, {50, 500, 64}, {7, 1000, 530}, {130, 16, 256}, {5, 6, 0}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i)
+        for (int flags = 0; flags < 8; ++flags)
+            for (int threads = 1; threads <= 2; ++threads)
+                test_product(sizes[i][0], sizes[i][1], sizes[i][2], flags, threads);
+}
+
+static void test_transpose(void) {
+    for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
+        const gg_gemm_kernels *kernels = gg_gemm_kernels_for((gg_isa)isa);
+        if (!gg_cpu_supports((gg_isa)isa) || kernels == NULL) continue;
+        CHECK_INT(kernels->isa, isa);
+        const int64_t rows = 37, cols = 21, in_row = 23, padded = 48, out_row = 50;
+        buffer in = buffer_random((size_t)(rows * in_row)), out = buffer_create((size_t)(cols * out_row));
+        kernels->transpose(rows, cols, in.data, in_row, padded, out.data, out_row);
+        bool good = true;
+        for (int64_t j = 0; j < cols; ++j)
+            for (int64_t i = 0; i < padded; ++i)
+                good = good && out.data[j * out_row + i] == (i < rows ? in.data[i * in_row + j] : 0);
+        CHECK(good);
+        CHECK(guards_hold(&out));
+        buffer_free(&in);
+        buffer_free(&out);
+    }
+}
+
+int main(void) {
+    test_layers();
+    test_refusals();
+    test_products();
+    test_transpose();
+    CHECK_INT(gg_memory_live_bytes(), 0);
+    return CHECK_RESULT;
+}

@@ -1,0 +1,502 @@
+/* The virtual cluster, the local transport, and the collectives on them. */
+#include "comm/virtual/virtual.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "comm/local.h"
+#include "comm_cases.h"
+
+#define MOST 16
+
+typedef struct setup {
+    gg_virtual *cluster;
+    int number;
+    uint64_t hash[MOST];
+    int64_t direct[MOST];
+    double clock[MOST], seen[MOST];
+    int order[4 * MOST], ordered;
+} setup;
+
+static gg_virtual *make(int size, double latency, double bandwidth) {
+    gg_virtual *cluster = NULL;
+    gg_virtual_options options = {.size = size, .latency = latency, .bandwidth = bandwidth, .compute_rate = 1};
+    CHECK(gg_virtual_create(&options, &cluster) == GG_OK);
+    if (!cluster) {
+        fprintf(stderr, "%s\n", gg_error_message());
+        exit(1);
+    }
+    return cluster;
+}
+
+static gg_transport *at(setup *s, int rank) { return gg_virtual_transport(s->cluster, rank); }
+
+/* ---- everything, for several sizes ---- */
+
+static gg_status run_all(void *context, int rank) {
+    setup *s = context;
+    gg_status status = case_all(at(s, rank), &s->hash[rank], &s->direct[rank]);
+    s->clock[rank] = gg_transport_now(at(s, rank));
+    return status;
+}
+
+static void test_all(void) {
+    static const int sizes[] = {1, 2, 3, 4, 5, 8, 13};
+    for (size_t i = 0; i < LENGTH(sizes); ++i) {
+        setup first = {0}, second = {0};
+        for (int again = 0; again < 2; ++again) {
+            setup *s = again ? &second : &first;
+            s->cluster = make(sizes[i], 1e-6, 1e9);
+            gg_status status = gg_virtual_run(s->cluster, run_all, s);
+            CHECK(status == GG_OK);
+            if (status != GG_OK) fprintf(stderr, "%s\n", gg_error_message());
+            gg_virtual_destroy(s->cluster);
+        }
+        for (int r = 0; r < sizes[i]; ++r) {
+            CHECK(first.hash[r] == first.hash[0]);
+            CHECK(first.hash[r] == second.hash[r]);
+            CHECK(first.clock[r] == second.clock[r]);
+            CHECK(sizes[i] == 1 || first.clock[r] > 0);
+            CHECK(sizes[i] == 1 || first.direct[r] == 2 * (int64_t)LENGTH(case_sizes));
+        }
+    }
+}
+
+/* Nothing is allocated once things are made: counted over all ranks. */
+static gg_status run_warm(void *context, int rank) {
+    static float data[MOST][4800];
+    static gg_allreduce *allreduce[MOST];
+    static gg_device device = {.table = &case_backend, .threads = 1};
+    static const float scale[MOST] = {1, 2, 3, 4, 5};
+    setup *s = context;
+    double values[3] = {1, 2, 3};
+    char bytes[5 * 100] = {0};
+    if (s->number == 0) MUST(gg_allreduce_create(at(s, rank), &device, 4800, &allreduce[rank]));
+    MUST(gg_allreduce_run(allreduce[rank], data[rank], scale));
+    MUST(gg_allreduce_doubles(at(s, rank), values, 3));
+    MUST(gg_allgather(at(s, rank), bytes + 100 * rank, 100, bytes));
+    MUST(gg_broadcast(at(s, rank), bytes, 100, 2));
+    MUST(gg_barrier(at(s, rank)));
+    if (s->number == 2) gg_allreduce_destroy(allreduce[rank]);
+    return GG_OK;
+}
+
+static void test_warm(void) {
+    setup s = {.cluster = make(5, 0, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_warm, &s) == GG_OK);
+    int64_t allocations = gg_memory_allocations();
+    s.number = 1;
+    CHECK(gg_virtual_run(s.cluster, run_warm, &s) == GG_OK);
+    CHECK(gg_memory_allocations() == allocations);
+    s.number = 2;
+    CHECK(gg_virtual_run(s.cluster, run_warm, &s) == GG_OK);
+    gg_virtual_destroy(s.cluster);
+}
+
+static void test_local(void) {
+    gg_transport *t = NULL;
+    uint64_t hash = 0;
+    int64_t direct = 0;
+    CHECK(gg_local_transport_create(&t) == GG_OK);
+    CHECK(case_all(t, &hash, &direct) == GG_OK);
+    setup s = {.cluster = make(1, 0, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_all, &s) == GG_OK);
+    CHECK(s.hash[0] == hash);
+    gg_virtual_destroy(s.cluster);
+    gg_transport_destroy(t);
+}
+
+/* ---- clocks ---- */
+
+/* Two messages of 1000 bytes one after the other over the same link; latency 0.5 s, 1000 bytes/s. */
+static gg_status run_link(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request request[2] = {0};
+    char data[1000] = {0};
+    MUST(gg_transport_compute(t, rank == 0 ? 2.0 : 1.0));
+    for (int i = 0; i < 2; ++i) {
+        if (rank == 0) MUST(gg_send(t, data, sizeof data, 1, 64, &request[i]));
+        else MUST(gg_receive(t, data, sizeof data, 0, 64, &request[i]));
+    }
+    for (int i = 0; i < 2; ++i) {
+        MUST(gg_wait(t, &request[i]));
+        if (rank == 1) {
+            s->seen[i] = request[i].when;
+            CHECK(gg_transport_now(t) == request[i].when);
+            MUST(gg_transport_compute(t, 0.25)); /* it reads for that long */
+            MUST(gg_release(t, &request[i]));
+        }
+        s->clock[2 * rank + i] = gg_transport_now(t);
+    }
+    return GG_OK;
+}
+
+static void test_link(void) {
+    setup s = {.cluster = make(2, 0.5, 1000)};
+    CHECK(gg_virtual_run(s.cluster, run_link, &s) == GG_OK);
+    CHECK(s.seen[0] == 3.5 && s.seen[1] == 4.5); /* 2 + 1 + 0.5; the link is busy until 3, then one more second */
+    CHECK(s.clock[2] == 3.75 && s.clock[3] == 4.75);
+    CHECK(s.clock[0] == 3.75 && s.clock[1] == 4.75); /* a send is complete when the receiver lets go */
+    /* clocks go on in the next run */
+    CHECK(gg_virtual_run(s.cluster, run_link, &s) == GG_OK);
+    CHECK(s.clock[2] == 4.75 + 2 + 1.5 + 0.25);
+    gg_virtual_destroy(s.cluster);
+}
+
+/* Rank 0 is ahead; it must see what rank 1 sent before that clock, and nothing sent later. */
+static gg_status run_causal(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request early = {0}, late = {0};
+    char data[2] = {0};
+    bool done = false;
+    if (rank == 0) {
+        MUST(gg_receive(t, data, 1, 1, 64, &early));
+        MUST(gg_receive(t, data + 1, 1, 1, 65, &late));
+        MUST(gg_transport_compute(t, 10));
+        MUST(gg_test(t, &early, &done));
+        CHECK(done);
+        MUST(gg_test(t, &late, &done));
+        CHECK(!done);
+        MUST(gg_wait(t, &late));
+        CHECK(gg_transport_now(t) == 13);
+        MUST(gg_release(t, &early));
+        MUST(gg_release(t, &late));
+    } else {
+        MUST(gg_transport_compute(t, 8));
+        MUST(gg_send(t, data, 1, 0, 64, &early));
+        MUST(gg_transport_compute(t, 4));
+        MUST(gg_send(t, data, 1, 0, 65, &late));
+        MUST(gg_wait(t, &early));
+        CHECK(gg_transport_now(t) == 13);
+        MUST(gg_wait(t, &late));
+    }
+    return GG_OK;
+}
+
+static void test_causal(void) {
+    setup s = {.cluster = make(2, 1, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_causal, &s) == GG_OK);
+    gg_virtual_destroy(s.cluster);
+}
+
+/* The rank with the smallest clock, then with the lowest number, is due. */
+static gg_status run_order(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    for (int i = 0; i < 4; ++i) {
+        MUST(gg_transport_compute(t, rank == 1 ? 2.0 : 1.0));
+        MUST(gg_progress(t));
+        s->order[s->ordered++] = rank;
+    }
+    return GG_OK;
+}
+
+static void test_order(void) {
+    static const int expected[] = {0, 2, 0, 1, 2, 0, 2, 0, 1, 2, 1, 1};
+    setup s = {.cluster = make(3, 0, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_order, &s) == GG_OK);
+    CHECK(s.ordered == 12 && memcmp(s.order, expected, sizeof expected) == 0);
+    gg_virtual_destroy(s.cluster);
+}
+
+/* Testing in a loop, without computing, ends as well. */
+static gg_status run_poll(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request request = {0};
+    char data = 0;
+    bool done = false;
+    if (rank == 0) {
+        MUST(gg_receive(t, &data, 1, 1, 64, &request));
+        while (!done) MUST(gg_test(t, &request, &done));
+        CHECK(gg_transport_now(t) == 6);
+        return gg_release(t, &request);
+    }
+    MUST(gg_transport_compute(t, 5));
+    MUST(gg_progress(t));
+    MUST(gg_send(t, &data, 1, 0, 64, &request));
+    while (!done) MUST(gg_test(t, &request, &done));
+    CHECK(gg_transport_now(t) == 6);
+    return GG_OK;
+}
+
+static void test_poll(void) {
+    setup s = {.cluster = make(2, 1, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_poll, &s) == GG_OK);
+    gg_virtual_destroy(s.cluster);
+}
+
+/* ---- failures ---- */
+
+/* Ranks 1 and 2 of 3 wait for each other, rank 0 returns. */
+static gg_status run_deadlock(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request request = {0};
+    char data[8] = {0};
+    gg_status status = GG_OK;
+    if (rank == 0) return GG_OK;
+    if (rank == 1) GG_TRY(gg_receive(t, data, 7, 2, 77, &request));
+    else GG_TRY(gg_send(t, data, 8, 1, 78, &request));
+    GG_TRY(gg_wait(t, &request));
+cleanup:
+    s->order[rank] = (int)status;
+    gg_cancel(t, &request);
+    return gg_error_prefix(status, "layer 'x': ");
+}
+
+static void test_deadlock(void) {
+    setup s = {.cluster = make(3, 0, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_deadlock, &s) == GG_ERROR_COMM);
+    const char *text = gg_error_message();
+    CHECK(strstr(text, "rank 1: layer 'x': "));
+    CHECK(strstr(text, "1 of 3"));
+    CHECK(strstr(text, "rank 1 waits for 7 bytes from rank 2 (tag 77)"));
+    CHECK(strstr(text, "rank 2 waits for rank 1 to take 8 bytes (tag 78)"));
+    CHECK(s.order[1] == GG_ERROR_COMM && s.order[2] == GG_ERROR_COMM);
+    CHECK(gg_virtual_run(s.cluster, run_deadlock, &s) == GG_ERROR_STATE);
+    gg_virtual_destroy(s.cluster);
+}
+
+/* More ranks than fit into one message. */
+static gg_status run_all_wait(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    static char data[1];
+    gg_request request = {0};
+    gg_status status = gg_receive(t, data, 1, (rank + 1) % t->size, 64, &request);
+    if (status == GG_OK) status = gg_wait(t, &request);
+    gg_cancel(t, &request);
+    return s->number ? GG_OK : status; /* number 1: ignores the failure */
+}
+
+static void test_wide_deadlock(void) {
+    for (int ignore = 0; ignore < 2; ++ignore) {
+        setup s = {.cluster = make(100, 0, 0), .number = ignore};
+        CHECK(gg_virtual_run(s.cluster, run_all_wait, &s) == GG_ERROR_COMM);
+        CHECK(strstr(gg_error_message(), "rank 0 waits for 1 bytes from rank 1 (tag 64)"));
+        CHECK(strstr(gg_error_message(), "more"));
+        CHECK(strlen(gg_error_message()) < 1024);
+        gg_virtual_destroy(s.cluster);
+    }
+}
+
+/* Rank 2 fails; number: 0 others wait, 1 others compute and test, 2 others have not begun. */
+static gg_status run_failure(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request request = {0};
+    char data = 0;
+    bool done = false;
+    gg_status status = GG_OK;
+    if (rank == 2) {
+        if (s->number < 2) MUST(gg_transport_compute(t, 5));
+        GG_TRY(gg_progress(t));
+        return gg_fail(GG_ERROR_NUMERIC, "loss is NaN");
+    }
+    if (s->number == 2) GG_TRY(gg_transport_compute(t, 1));
+    GG_TRY(gg_receive(t, &data, 1, 2, 64, &request));
+    while (s->number == 1 && !done) {
+        GG_TRY(gg_test(t, &request, &done));
+        GG_TRY(gg_transport_compute(t, 0.5));
+    }
+    GG_TRY(gg_wait(t, &request));
+cleanup:
+    s->order[rank] = (int)status;
+    gg_cancel(t, &request);
+    return status;
+}
+
+static void test_failure(void) {
+    for (int kind = 0; kind < 3; ++kind) {
+        setup s = {.cluster = make(4, 0, 0), .number = kind};
+        CHECK(gg_virtual_run(s.cluster, run_failure, &s) == GG_ERROR_NUMERIC);
+        CHECK(strcmp(gg_error_message(), "rank 2: loss is NaN") == 0);
+        CHECK(s.order[0] == GG_ERROR_CANCELLED && s.order[1] == GG_ERROR_CANCELLED && s.order[3] == GG_ERROR_CANCELLED);
+        gg_virtual_destroy(s.cluster);
+    }
+}
+
+/* Rank 0 is impatient; the message comes at clock 10. number: its patience in seconds. */
+static gg_status run_timeout(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request request = {0};
+    char data[3] = {0};
+    gg_status status = GG_OK;
+    if (rank == 1) {
+        MUST(gg_transport_compute(t, 10));
+        GG_TRY(gg_progress(t));
+        GG_TRY(gg_send(t, data, 3, 0, 64, &request));
+    } else {
+        t->timeout = s->number;
+        GG_TRY(gg_receive(t, data, 3, 1, 64, &request));
+    }
+    GG_TRY(gg_wait(t, &request));
+    GG_TRY(gg_release(t, &request));
+cleanup:
+    s->clock[rank] = gg_transport_now(t);
+    gg_cancel(t, &request);
+    return status;
+}
+
+static void test_timeout(void) {
+    setup s = {.cluster = make(2, 0, 0), .number = 3};
+    CHECK(gg_virtual_run(s.cluster, run_timeout, &s) == GG_ERROR_COMM);
+    CHECK(strstr(gg_error_message(), "rank 0: ") && strstr(gg_error_message(), "waited 3.000 s"));
+    CHECK(strstr(gg_error_message(), "3 bytes from rank 1 with tag 64"));
+    CHECK(s.clock[0] >= 3 && s.clock[0] < 3.001);
+    gg_virtual_destroy(s.cluster);
+    s = (setup){.cluster = make(2, 0, 0), .number = 30};
+    CHECK(gg_virtual_run(s.cluster, run_timeout, &s) == GG_OK);
+    CHECK(s.clock[0] == 10);
+    gg_virtual_destroy(s.cluster);
+}
+
+static gg_status run_size_mismatch(void *context, int rank) {
+    setup *s = context;
+    gg_request request = {0};
+    char data[8] = {0};
+    gg_status status = GG_OK;
+    if (rank == 0) GG_TRY(gg_receive(at(s, 0), data, 8, 1, 64, &request));
+    else GG_TRY(gg_send(at(s, 1), data, 5, 0, 64, &request));
+    GG_TRY(gg_wait(at(s, rank), &request));
+    GG_TRY(gg_release(at(s, rank), &request));
+cleanup:
+    gg_cancel(at(s, rank), &request);
+    return status;
+}
+
+static void test_size_mismatch(void) {
+    setup s = {.cluster = make(2, 0, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_size_mismatch, &s) == GG_ERROR_COMM);
+    CHECK(strstr(gg_error_message(), "from rank 1 with tag 64: expected 8 bytes, received 5"));
+    gg_virtual_destroy(s.cluster);
+}
+
+/* Requests that are given up leave nothing behind. */
+static gg_status run_cancel(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request first = {0}, second = {0};
+    int data = 0, landing = 0;
+    if (rank == 0) {
+        MUST(gg_receive(t, &landing, 4, 1, 64, &first));
+        gg_cancel(t, &first);
+        CHECK(first.state == GG_REQUEST_IDLE);
+        MUST(gg_receive(t, &landing, 4, 1, 64, &first));
+        MUST(gg_receive(t, &landing, 4, 1, 65, &second));
+        MUST(gg_wait(t, &first));
+        CHECK(*(const int *)first.data == 1);
+        gg_cancel(t, &first); /* as good as a release */
+        CHECK(gg_wait(t, &second) == GG_ERROR_COMM);
+        CHECK(strstr(gg_error_message(), "gave up"));
+        gg_cancel(t, &second);
+        return GG_OK;
+    }
+    data = 1;
+    MUST(gg_send(t, &data, 4, 0, 66, &first));
+    gg_cancel(t, &first);
+    MUST(gg_send(t, &data, 4, 0, 64, &first));
+    MUST(gg_transport_compute(t, 1));
+    MUST(gg_wait(t, &first));
+    MUST(gg_send(t, &data, 4, 0, 65, &second));
+    gg_cancel(t, &second);
+    return GG_OK;
+}
+
+static void test_cancel(void) {
+    setup s = {.cluster = make(2, 0, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_cancel, &s) == GG_OK);
+    gg_virtual_destroy(s.cluster);
+}
+
+/* A message may wait from one run to the next. */
+static gg_request kept[2];
+static int kept_value;
+
+static gg_status run_kept(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    if (s->number == 0 && rank == 0) MUST(gg_send(t, &kept_value, sizeof kept_value, 1, 64, &kept[0]));
+    if (s->number == 0 && rank == 1) MUST(gg_receive(t, &s->ordered, sizeof kept_value, 0, 64, &kept[1]));
+    if (s->number == 1) {
+        MUST(gg_wait(t, &kept[rank]));
+        if (rank == 1) CHECK(*(const int *)kept[1].data == 42);
+        MUST(gg_release(t, &kept[rank]));
+    }
+    return GG_OK;
+}
+
+static void test_kept(void) {
+    setup s = {.cluster = make(2, 1, 0)};
+    gg_request request = {0};
+    bool done = false;
+    kept_value = 42;
+    CHECK(gg_virtual_run(s.cluster, run_kept, &s) == GG_OK);
+    CHECK(gg_send(at(&s, 0), &kept_value, 1, 1, 64, &request) == GG_ERROR_STATE); /* outside of a run */
+    CHECK(gg_test(at(&s, 1), &kept[1], &done) == GG_ERROR_STATE && !done);
+    s.number = 1;
+    CHECK(gg_virtual_run(s.cluster, run_kept, &s) == GG_OK);
+    gg_virtual_destroy(s.cluster);
+}
+
+static void test_options(void) {
+    gg_virtual *cluster = NULL;
+    gg_virtual_options good = {.size = 1, .compute_rate = 1}, bad = good;
+    bad.size = 0;
+    CHECK(gg_virtual_create(&bad, &cluster) == GG_ERROR_ARGUMENT && !cluster);
+    bad.size = 4097;
+    CHECK(gg_virtual_create(&bad, &cluster) == GG_ERROR_ARGUMENT);
+    bad = good;
+    bad.latency = -1;
+    CHECK(gg_virtual_create(&bad, &cluster) == GG_ERROR_ARGUMENT);
+    bad = good;
+    bad.bandwidth = (double)NAN;
+    CHECK(gg_virtual_create(&bad, &cluster) == GG_ERROR_ARGUMENT);
+}
+
+/* ---- many ranks ---- */
+
+static gg_status run_barriers(void *context, int rank) {
+    setup *s = context;
+    for (int i = 0; i < s->number; ++i) MUST(gg_barrier(at(s, rank)));
+    return GG_OK;
+}
+
+/* ranks from the command line: test_virtual 4096 10 */
+static void test_wide(int ranks, int barriers) {
+    double begin = gg_clock_now();
+    setup s = {.cluster = make(ranks, 1e-6, 1e9), .number = barriers};
+    double made = gg_clock_now();
+    CHECK(gg_virtual_run(s.cluster, run_barriers, &s) == GG_OK);
+    double ran = gg_clock_now();
+    gg_virtual_destroy(s.cluster);
+    double messages = (double)barriers * ranks * ceil(log2(ranks));
+    printf("%d ranks: created in %.3f s, %d barriers in %.3f s, %.2f us a message, destroyed in %.3f s\n", ranks,
+           made - begin, barriers, ran - made, (ran - made) * 1e6 / messages, gg_clock_now() - ran);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) test_wide(atoi(argv[1]), argc > 2 ? atoi(argv[2]) : 10);
+    else test_wide(300, 2);
+    test_options();
+    test_local();
+    test_link();
+    test_causal();
+    test_order();
+    test_poll();
+    test_deadlock();
+    test_wide_deadlock();
+    test_failure();
+    test_timeout();
+    test_size_mismatch();
+    test_cancel();
+    test_kept();
+    test_all();
+    test_warm();
+    CHECK(gg_memory_live_bytes() == 0);
+    return CHECK_RESULT;
+}
