@@ -36,6 +36,7 @@ def end_all_ranks(say: Callable[[str], None], code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if size > 1:
+        time.sleep(PATIENCE / 5)  # the launcher forwards the text before it ends us
         _core.abort(code)
 
 

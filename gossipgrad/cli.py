@@ -102,12 +102,12 @@ def parser() -> argparse.ArgumentParser:
         "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, which is in the package"
     )
     train.add_argument("--data", metavar="FOLDER", help="where the files of --dataset mnist lie")
-    train.add_argument("--epochs", type=int, default=5)
+    train.add_argument("--epochs", type=int, default=8)
     train.add_argument("--batch-size", type=int, help="samples a rank and step; default: the model's")
     train.add_argument("--loss", choices=LOSSES, help="default: the model's")
     train.add_argument("--optimizer", choices=("sgd",), default="sgd")
     train.add_argument(
-        "--lr", type=float, default=0.02, help="learning rate, used as given: not multiplied by the ranks"
+        "--lr", type=float, default=0.03, help="learning rate, used as given: not multiplied by the ranks"
     )
     train.add_argument("--momentum", type=float, default=0.9)
     train.add_argument("--weight-decay", type=float, default=0.0)
@@ -369,9 +369,16 @@ def main(argv: list[str]) -> int:
         code = FAILURE
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, Python flushes it at the end
         _failure.end_all_ranks(lambda who: None, code)
-    except KeyboardInterrupt as error:
-        code = INTERRUPTED if not isinstance(error, _Terminated) else 128 + signal.SIGTERM
-        _failure.end_all_ranks(_say("interrupted" if code == INTERRUPTED else "terminated"), code)
+    except _Terminated:
+        code = 128 + signal.SIGTERM
+        if _failure.launched_rank() == 0:
+            _say("terminated")("")
+        if _failure.launched_size() > 1:  # the launcher is ending the other ranks as well
+            sys.stdout.flush()
+            os._exit(code)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        _failure.end_all_ranks(_say("interrupted"), code)
     except Exception as error:
         code = FAILURE
         plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))

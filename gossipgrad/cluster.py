@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from gossipgrad import _core, _failure, _preload
@@ -37,7 +37,7 @@ class VirtualCluster:
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> VirtualCluster:
         """The cluster that settings() described."""
-        return cls(**{key: settings[key] for key in cls.__dataclass_fields__})
+        return cls(**{field.name: settings[field.name] for field in fields(cls)})
 
 
 def make_team(comm: Any = None, timeout: float = 0.0) -> _core.Team:

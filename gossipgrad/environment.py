@@ -12,6 +12,7 @@ import numpy as np
 from gossipgrad import _core, _preload
 
 VERSION = "0.1.0"
+_OF_A_RANK = ("initialised", "ours", "rank", "size")
 _OPENMP = re.compile(r"lib(gomp|iomp5|omp)[-.\w]*\.so[.\d]*$")
 
 
@@ -43,6 +44,7 @@ def default_threads() -> int:
 def environment(threads: int | None = None) -> dict[str, Any]:
     """Versions and machine, in terms of JSON; no paths."""
     core = core_info()
+    core["mpi"] = {key: value for key, value in core["mpi"].items() if key not in _OF_A_RANK}
     facts = _preload.build_facts()
     return {
         "gossipgrad": VERSION,

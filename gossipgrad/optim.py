@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from gossipgrad import _core, schedules
@@ -45,7 +45,7 @@ class SGD:
         """The optimiser that settings() described; other keys are ignored."""
         choice("optimizer", settings["optimizer"], [cls.name])
         kind = schedules.BY_NAME[choice("schedule", settings["schedule"], schedules.BY_NAME)]
-        schedule = kind(**{key: settings[key] for key in kind.__dataclass_fields__})
+        schedule = kind(**{one.name: settings[one.name] for one in fields(kind)})
         own = {key: settings[key] for key in ("lr", "momentum", "weight_decay", "nesterov")}
         return cls(**own, schedule=schedule)
 

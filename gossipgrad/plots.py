@@ -1,4 +1,4 @@
-"""Pictures by matplotlib (pip install 'gossipgrad[plot]'). Each returns the figure, and writes it to a path if given."""
+"""Pictures by matplotlib (pip install 'gossipgrad[plot]'). Each returns the figure; given a path, it writes it."""
 
 from __future__ import annotations
 

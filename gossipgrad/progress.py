@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
 from typing import IO, TYPE_CHECKING
 
+from gossipgrad._launch import launcher_world_size
 from gossipgrad.callbacks import Callback, Progress
 from gossipgrad.history import Record
 
@@ -54,6 +56,10 @@ class ProgressBar(Callback):
         return self._file if self._file is not None else sys.stdout
 
     def _terminal(self) -> bool:
+        # A launcher may give its ranks a terminal of their own although its own output goes to a file, so
+        # "gossipgrad run" says what it has itself.
+        if launcher_world_size() is not None and os.environ.get("GOSSIPGRAD_TERMINAL", "0") != "1":
+            return False
         return bool(getattr(self.file, "isatty", lambda: False)())
 
     def _clear(self) -> None:

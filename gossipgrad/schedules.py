@@ -6,7 +6,7 @@ after them). Where there is a `total`, it is in steps after the warm-up, and "au
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from gossipgrad.errors import choice, integer, number
@@ -106,7 +106,7 @@ def by_name(kind: str, **options: Any) -> Schedule:
     """The schedule of this kind with these keywords; ValueError names the kinds there are, or a keyword it lacks."""
     choice("schedule", kind, BY_NAME)
     made = BY_NAME[kind]
-    allowed = made.__dataclass_fields__
+    allowed = [field.name for field in fields(made)]
     for key in options:
         if key not in allowed:
             raise ValueError(f"{key}: not an option of schedule={kind!r}; it has {', '.join(allowed)}")

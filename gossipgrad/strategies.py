@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from gossipgrad.errors import choice, flag, integer
@@ -88,7 +88,7 @@ def by_name(name: str, **options: Any) -> Strategy:
     """The strategy of this name with these keywords; ValueError for another name, or a keyword it does not have."""
     choice("strategy", name, BY_NAME)
     made = BY_NAME[name]
-    allowed = made.__dataclass_fields__
+    allowed = [field.name for field in fields(made)]
     for key in options:
         if key not in allowed:
             has = f"it has {', '.join(allowed)}" if allowed else "it has none"
@@ -99,4 +99,4 @@ def by_name(name: str, **options: Any) -> Strategy:
 def from_settings(settings: Mapping[str, Any]) -> Strategy:
     """The strategy that settings() described; other keys are ignored."""
     made = BY_NAME[choice("strategy", settings["strategy"], BY_NAME)]
-    return made(**{key: settings[key] for key in made.__dataclass_fields__})
+    return made(**{field.name: settings[field.name] for field in fields(made)})

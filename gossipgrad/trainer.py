@@ -608,6 +608,7 @@ class Trainer:
         everything = [spans for part in self._gather(json.dumps(own).encode()) for spans in json.loads(part)]
         if self.rank != 0:
             return
+        zero = min((span[0] for spans in everything for span in spans), default=0.0)
         events: list[Record] = []
         for rank, spans in enumerate(everything):
             about: Record = {"ph": "M", "pid": rank}
@@ -615,7 +616,7 @@ class Trainer:
             for lane, title in enumerate(_LANES):
                 events.append(about | {"name": "thread_name", "tid": lane, "args": {"name": title}})
             for begin, end, name, step, lane, index in spans:
-                place = {"pid": rank, "tid": lane, "ts": begin * 1e6, "dur": (end - begin) * 1e6}
+                place = {"pid": rank, "tid": lane, "ts": (begin - zero) * 1e6, "dur": (end - begin) * 1e6}
                 events.append({"ph": "X", "name": name, **place, "args": {"step": step, "index": index}})
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
         safetensors.write_atomically(path, text.encode())

@@ -113,8 +113,7 @@ gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, 
                               &receives[i]));
         parts = split_run(rank, n, p, begin, length);
         for (int i = 0; i < parts; ++i)
-            GG_TRY(gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, TAG_GATHER,
-                           &sends[i]));
+            GG_TRY(gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, TAG_GATHER, &sends[i]));
         for (int i = 0; i < 2; ++i) GG_TRY(take(transport, &receives[i], blocks + (size_t)received[i] * bytes));
         for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(transport, &sends[i]));
     }
@@ -133,8 +132,7 @@ gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
     double landing[WINDOW][MAX_VALUES];
     int p = transport->size;
     size_t bytes = (size_t)n * sizeof *values;
-    if (n < 0 || n > MAX_VALUES)
-        return gg_fail(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
+    if (n < 0 || n > MAX_VALUES) return gg_fail(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
     if (n == 0 || p == 1) return GG_OK;
     if (transport->rank == 0) {
         /* Rank 0 adds in the order of ranks: the same bits as if everybody did, for 2(p-1) messages and no memory. */
@@ -219,8 +217,8 @@ static gg_status reduce_scatter(gg_allreduce *allreduce, float *data, const floa
     float *mine = data + begin;
     for (int i = 1; i < p && own > 0; ++i) {
         int from = (rank - i + p) % p;
-        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own, own * sizeof(float), from,
-                          TAG_SCATTER_SLICE, &allreduce->receives[from]));
+        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own, own * sizeof(float), from, TAG_SCATTER_SLICE,
+                          &allreduce->receives[from]));
     }
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;

@@ -7,8 +7,8 @@ static gg_status check(const gg_transport *transport, const void *memory, size_t
     if (!memory) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
     if (bytes == 0) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb);
     if (peer < 0 || peer >= transport->size || peer == transport->rank)
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank,
-                       verb, peer, transport->size - 1);
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank, verb,
+                       peer, transport->size - 1);
     if (tag < 0 || tag >= GG_TAG_LIMIT)
         return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: tag is %d, expected 0 to %d", transport->rank, verb, tag,
                        GG_TAG_LIMIT - 1);
@@ -74,8 +74,8 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
             if (now - start >= transport->timeout) {
                 bool sending = request->state == GG_REQUEST_SENDING;
                 status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)",
-                                 transport->rank, now - start, request->bytes, sending ? "to be taken by" : "from",
-                                 request->peer, request->tag, transport->table->name);
+                                 transport->rank, now - start, request->bytes, sending ? "to be taken by" : "from", request->peer,
+                                 request->tag, transport->table->name);
                 goto cleanup;
             }
         }

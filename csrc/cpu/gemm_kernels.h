@@ -31,6 +31,7 @@ typedef struct gg_tap {
 /* A target column, or two that are computed together because their taps differ by a shift of the source only. */
 typedef struct gg_column {
     int32_t column[2]; /* second: -1 if alone */
+    bool even;         /* the first column's taps are equally far apart, in weights and in source */
     int64_t shift;     /* source offset of the second column's taps behind the first's */
 } gg_column;
 

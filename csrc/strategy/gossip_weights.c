@@ -39,7 +39,10 @@ static gg_status mix_next(gossip_weights *g, int bucket) {
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
     const float *snapshot = g->weight.arena[0] + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, snapshot, gg_stream_received(&g->weight, i), snapshot, g->own_weight + chunk->offset);
-    if (g->gossip.next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->weight_pending[bucket] = false;
+    if (g->gossip.next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) {
+        g->weight_pending[bucket] = false;
+        gg_gossip_mixed(&g->gossip, bucket);
+    }
     return gg_stream_release(&g->weight, i);
 }
 
@@ -142,11 +145,13 @@ cleanup:
 static gg_status finish(gossip_weights *g, int bucket) {
     gg_status status = GG_OK;
     const bool stale = g->own_weight == NULL;
+    if (stale && g->weight_pending[bucket]) gg_gossip_mixed(&g->gossip, bucket);
     if (stale) GG_TRY(release_bucket(g, &g->weight, bucket, g->weight_pending));
     if (g->momentum.owner != NULL) GG_TRY(release_bucket(g, &g->momentum, bucket, g->momentum_pending));
     if (!gg_gossip_exchanges(&g->gossip)) return GG_OK;
     GG_TRY(gg_stream_post(&g->weight, bucket, stale ? 1 - g->turn : 0, g->gossip.send_to, g->gossip.receive_from));
     g->weight_pending[bucket] = true;
+    gg_gossip_sent(&g->gossip, bucket);
     g->gossip.next[bucket] = g->gossip.buckets.bucket[bucket].first_chunk;
     if (g->momentum.owner != NULL) {
         GG_TRY(gg_stream_post(&g->momentum, bucket, 1 - g->turn, g->gossip.send_to, g->gossip.receive_from));

@@ -63,7 +63,11 @@ gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
     if (!done) {
         double begin = gg_transport_now(strategy->env.transport);
         GG_TRY(gg_wait(strategy->env.transport, request));
-        strategy->exposed_seconds += gg_transport_now(strategy->env.transport) - begin;
+        double end = gg_transport_now(strategy->env.transport);
+        strategy->exposed_seconds += end - begin;
+        if (strategy->env.trace != NULL)
+            gg_trace_add(strategy->env.trace,
+                         &(gg_trace_span){.begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE});
     }
 cleanup:
     return status;

@@ -12,14 +12,14 @@
 
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 /* Ends the case: after a failure the peers' messages no longer fit. */
-#define MUST(call)                                                                                           \
-    do {                                                                                                     \
-        gg_status must_ = (call);                                                                            \
-        if (must_ != GG_OK) {                                                                                \
-            if (must_ != GG_ERROR_CANCELLED) fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, gg_error_message()); \
-            CHECK(must_ == GG_OK);                                                                           \
-            return must_;                                                                                    \
-        }                                                                                                    \
+#define MUST(call)                                                                                                               \
+    do {                                                                                                                         \
+        gg_status must_ = (call);                                                                                                \
+        if (must_ != GG_OK) {                                                                                                    \
+            if (must_ != GG_ERROR_CANCELLED) fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, gg_error_message());             \
+            CHECK(must_ == GG_OK);                                                                                               \
+            return must_;                                                                                                        \
+        }                                                                                                                        \
     } while (0)
 
 /* A device with the one kernel that a reduction needs. */
@@ -117,8 +117,7 @@ static gg_status case_many(gg_transport *t) {
     for (int again = 0; again < 2; ++again) {
         int64_t allocations = gg_memory_allocations();
         for (int i = 0; i < 2 * CASE_MANY; ++i) {
-            for (size_t j = 0; j < CASE_PIECE; j += 64)
-                block[(size_t)i * CASE_PIECE + j] = case_byte(t->rank, j, i + again);
+            for (size_t j = 0; j < CASE_PIECE; j += 64) block[(size_t)i * CASE_PIECE + j] = case_byte(t->rank, j, i + again);
             MUST(gg_send(t, block + (size_t)i * CASE_PIECE, CASE_PIECE, next, GG_TAG_USER + i / 2, &send[i]));
         }
         for (int i = 2 * CASE_MANY - 2; i >= 0; i -= 2)
@@ -199,7 +198,8 @@ static gg_status case_allreduce(gg_transport *t, size_t count, bool messages, ui
         int64_t allocations = gg_memory_allocations(), sent = t->bytes_sent;
         MUST(gg_allreduce_run(allreduce, data, scale));
         if (case_counts(t)) CHECK(gg_memory_allocations() == allocations);
-        if (count % (16 * (size_t)p) == 0) CHECK(t->bytes_sent - sent == (int64_t)(2 * (size_t)(p - 1) * (count / (size_t)p) * 4));
+        if (count % (16 * (size_t)p) == 0)
+            CHECK(t->bytes_sent - sent == (int64_t)(2 * (size_t)(p - 1) * (count / (size_t)p) * 4));
         double worst = 0;
         for (size_t i = 0; i < count; ++i) {
             double sum = 0, size = 0;

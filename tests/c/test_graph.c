@@ -126,7 +126,7 @@ static void test_windows(void) {
         {GG_LAYER_MAX_POOL2D, 5, 2, 2, 0, 1, true, 3},     {GG_LAYER_MAX_POOL2D, 4, 2, 3, 0, 1, true, 2},
         {GG_LAYER_AVG_POOL2D, 3, 2, 3, 1, 1, true, 2},     {GG_LAYER_AVG_POOL2D, 2, 2, 3, 1, 1, true, 1},
         {GG_LAYER_AVG_POOL2D, 3, 1, 2, 0, 1, true, 2},     {GG_LAYER_AVG_POOL2D, 6, 3, 4, 1, 1, true, 2},
-        {GG_LAYER_MAX_POOL2D, 10, 3, 2, 2, 2, false, 5},
+        {GG_LAYER_MAX_POOL2D, 10, 3, 2, 1, 2, false, 4},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         gg_graph *graph = start(3, (int64_t[]){2, rows[i].input, rows[i].input + 40});
@@ -185,7 +185,7 @@ static void test_refusals(void) {
     CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "must be finite");
 
     CHECK_FAILS(add1(graph, windowed(GG_LAYER_MAX_POOL2D, "p", 3, 2, 2), 0, NULL), GG_ERROR_ARGUMENT,
-                "layer 'p' (max_pool2d): padding must be at most half of the window, 1, got 2");
+                "layer 'p' (max_pool2d): padding must be at most half of the kernel, 1, got 2");
     desc = windowed(GG_LAYER_AVG_POOL2D, "p", 2, 2, 0);
     desc.window.dilation[1] = 2;
     CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_UNSUPPORTED, "no dilation");

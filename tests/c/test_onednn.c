@@ -73,10 +73,10 @@ static size_t place_of(const batch *it, gg_layout layout, int64_t n, int64_t c, 
     return (size_t)((((n * blocks + c / block) * it->h + h) * it->w + w) * block + c % block);
 }
 
-#define EACH(it)                                                                                                       \
-    for (int64_t n = 0; n < (it)->n; n++)                                                                              \
-        for (int64_t c = 0; c < (it)->c; c++)                                                                          \
-            for (int64_t h = 0; h < (it)->h; h++)                                                                      \
+#define EACH(it)                                                                                                                 \
+    for (int64_t n = 0; n < (it)->n; n++)                                                                                        \
+        for (int64_t c = 0; c < (it)->c; c++)                                                                                    \
+            for (int64_t h = 0; h < (it)->h; h++)                                                                                \
                 for (int64_t w = 0; w < (it)->w; w++)
 
 static gg_shape shape_of(const batch *it) { return (gg_shape){3, {it->c, it->h, it->w}}; }
@@ -299,19 +299,20 @@ static void conv_reference(trial *t) {
 static void test_conv(gg_device *device, const conv_case *it, gg_layout offered, bool training) {
     trial t = {.name = "conv2d", .outputs = it->out};
     t.weights = it->out * it->in / it->groups * it->kernel[0] * it->kernel[1];
-    t.desc = (gg_op_desc){.kind = GG_OP_CONV2D,
-                          .batch = it->batch,
-                          .inputs = 1,
-                          .input = {{3, {it->in, it->height, it->width}}},
-                          .output = {3,
-                                     {it->out, conv_out(it->height, it->kernel[0], it->stride[0], it->padding[0], it->dilation[0]),
-                                      conv_out(it->width, it->kernel[1], it->stride[1], it->padding[1], it->dilation[1])}},
-                          .offered = {{GG_FLOAT32, offered}},
-                          .groups = it->groups,
-                          .bias = it->bias,
-                          .activation = it->relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE,
-                          .training = training,
-                          .input_grad = it->input_grad};
+    t.desc =
+        (gg_op_desc){.kind = GG_OP_CONV2D,
+                     .batch = it->batch,
+                     .inputs = 1,
+                     .input = {{3, {it->in, it->height, it->width}}},
+                     .output = {3,
+                                {it->out, conv_out(it->height, it->kernel[0], it->stride[0], it->padding[0], it->dilation[0]),
+                                 conv_out(it->width, it->kernel[1], it->stride[1], it->padding[1], it->dilation[1])}},
+                     .offered = {{GG_FLOAT32, offered}},
+                     .groups = it->groups,
+                     .bias = it->bias,
+                     .activation = it->relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE,
+                     .training = training,
+                     .input_grad = it->input_grad};
     memcpy(t.desc.window.kernel, it->kernel, sizeof it->kernel);
     memcpy(t.desc.window.stride, it->stride, sizeof it->stride);
     memcpy(t.desc.window.padding, it->padding, sizeof it->padding);
@@ -405,20 +406,21 @@ static void pool_window(const trial *t, int64_t h, int64_t w, int64_t from[2], i
     *divisor = win->count_include_pad ? all : inside;
 }
 
-static gg_status test_pool(gg_device *device, gg_op_kind kind, int64_t batch_size, int64_t channels, int64_t height, int64_t width, gg_window win,
-                           gg_layout offered, bool training) {
+static gg_status test_pool(gg_device *device, gg_op_kind kind, int64_t batch_size, int64_t channels, int64_t height,
+                           int64_t width, gg_window win, gg_layout offered, bool training) {
     trial t = {.name = gg_op_kind_name(kind)};
-    t.desc = (gg_op_desc){.kind = kind,
-                          .batch = batch_size,
-                          .inputs = 1,
-                          .input = {{3, {channels, height, width}}},
-                          .output = {3,
-                                     {channels, pool_out(height, win.kernel[0], win.stride[0], win.padding[0], win.dilation[0], win.ceil_mode),
-                                      pool_out(width, win.kernel[1], win.stride[1], win.padding[1], win.dilation[1], win.ceil_mode)}},
-                          .offered = {{GG_FLOAT32, offered}},
-                          .window = win,
-                          .training = training,
-                          .input_grad = true};
+    t.desc = (gg_op_desc){
+        .kind = kind,
+        .batch = batch_size,
+        .inputs = 1,
+        .input = {{3, {channels, height, width}}},
+        .output = {3,
+                   {channels, pool_out(height, win.kernel[0], win.stride[0], win.padding[0], win.dilation[0], win.ceil_mode),
+                    pool_out(width, win.kernel[1], win.stride[1], win.padding[1], win.dilation[1], win.ceil_mode)}},
+        .offered = {{GG_FLOAT32, offered}},
+        .window = win,
+        .training = training,
+        .input_grad = true};
     gg_op *op = NULL;
     gg_status status = gg_backend_onednn.create[kind](device, &t.desc, &op);
     if (status != GG_OK) return status;
@@ -480,8 +482,14 @@ static void test_pools(gg_device *device) {
 
 static void test_activation(gg_device *device, gg_op_kind kind, gg_shape shape, gg_layout layout, bool in_place) {
     trial t = {.name = gg_op_kind_name(kind), .in_place = in_place, .tolerance = 1e-5};
-    t.desc = (gg_op_desc){.kind = kind, .batch = 3, .inputs = 1, .input = {shape}, .output = shape,
-                          .offered = {{GG_FLOAT32, layout}}, .training = true, .input_grad = true};
+    t.desc = (gg_op_desc){.kind = kind,
+                          .batch = 3,
+                          .inputs = 1,
+                          .input = {shape},
+                          .output = shape,
+                          .offered = {{GG_FLOAT32, layout}},
+                          .training = true,
+                          .input_grad = true};
     prepare(&t);
     for (int64_t i = 0; i < batch_count(&t.y); i++) {
         double x = t.x[0].value[i] *= 4, *y = &t.y.value[i], dy = t.dy.value[i], *dx = &t.dx[0].value[i];
@@ -512,8 +520,8 @@ static void test_add(gg_device *device, int inputs, gg_layout layout, bool in_pl
 
 static void test_concat(gg_device *device, int inputs, const int64_t *channels, int dims, gg_layout layout) {
     trial t = {.name = "concat"};
-    t.desc = (gg_op_desc){.kind = GG_OP_CONCAT, .batch = 2, .inputs = inputs, .output = {dims, {0, 4, 3}}, .training = true,
-                          .input_grad = true};
+    t.desc = (gg_op_desc){
+        .kind = GG_OP_CONCAT, .batch = 2, .inputs = inputs, .output = {dims, {0, 4, 3}}, .training = true, .input_grad = true};
     for (int i = 0; i < inputs; i++) {
         t.desc.input[i] = (gg_shape){dims, {channels[i], 4, 3}};
         t.desc.offered[i] = (gg_format){GG_FLOAT32, layout};
@@ -537,9 +545,15 @@ static void test_reorders(gg_device *device) {
         for (int to = 0; to < GG_LAYOUT_BATCH_LAST; to++)
             for (int64_t c = 1; c <= 33; c += 8) {
                 trial t = {.name = "reorder"};
-                t.desc = (gg_op_desc){.kind = GG_OP_REORDER, .batch = 3, .inputs = 1, .input = {{3, {c, 5, 7}}},
-                                      .output = {3, {c, 5, 7}}, .offered = {{GG_FLOAT32, (gg_layout)from}},
-                                      .wanted_output = {GG_FLOAT32, (gg_layout)to}, .training = true, .input_grad = true};
+                t.desc = (gg_op_desc){.kind = GG_OP_REORDER,
+                                      .batch = 3,
+                                      .inputs = 1,
+                                      .input = {{3, {c, 5, 7}}},
+                                      .output = {3, {c, 5, 7}},
+                                      .offered = {{GG_FLOAT32, (gg_layout)from}},
+                                      .wanted_output = {GG_FLOAT32, (gg_layout)to},
+                                      .training = true,
+                                      .input_grad = true};
                 prepare(&t);
                 memcpy(t.y.value, t.x[0].value, (size_t)batch_count(&t.y) * sizeof(double));
                 memcpy(t.dx[0].value, t.dy.value, (size_t)batch_count(&t.y) * sizeof(double));
@@ -550,8 +564,13 @@ static void test_reorders(gg_device *device) {
 
 static void test_refusals(gg_device *device) {
     gg_op *op = NULL;
-    gg_op_desc desc = {.kind = GG_OP_CONV2D, .batch = 2, .inputs = 1, .input = {{3, {3, 8, 8}}}, .output = {3, {4, 8, 8}},
-                       .window = {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false, false}, .groups = 1};
+    gg_op_desc desc = {.kind = GG_OP_CONV2D,
+                       .batch = 2,
+                       .inputs = 1,
+                       .input = {{3, {3, 8, 8}}},
+                       .output = {3, {4, 8, 8}},
+                       .window = {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false, false},
+                       .groups = 1};
     desc.output.size[2] = 7;
     CHECK_FAILS(gg_backend_onednn.create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_SHAPE, "width of 8 gives 8, not 7");
     desc.output.size[2] = 8;
@@ -623,15 +642,29 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
                                 : desc->input[0].size[0] * desc->output.size[0] * desc->window.kernel[0] * desc->window.kernel[1];
     const size_t in = gg_format_bytes(op->input[0], &desc->input[0], desc->batch),
                  out = gg_format_bytes(op->output, &desc->output, desc->batch), w = (size_t)weights * sizeof(float);
-    const size_t sizes[] = {in, out, out, in, w, w, (size_t)desc->output.size[0] * 4, (size_t)desc->output.size[0] * 4,
-                            op->scratch_bytes, op->saved_bytes};
+    const size_t sizes[] = {in,
+                            out,
+                            out,
+                            in,
+                            w,
+                            w,
+                            (size_t)desc->output.size[0] * 4,
+                            (size_t)desc->output.size[0] * 4,
+                            op->scratch_bytes,
+                            op->saved_bytes};
     buffer b[10];
     for (int i = 0; i < 10; i++) {
         b[i] = buffer_make(sizes[i]);
         memset(b[i].data, 0, sizes[i]);
     }
-    gg_op_args args = {.input = {b[0].data}, .output = b[1].data, .grad_output = b[2].data, .weight = b[4].data,
-                       .grad_weight = b[5].data, .bias = b[6].data, .grad_bias = b[7].data, .scratch = b[8].data,
+    gg_op_args args = {.input = {b[0].data},
+                       .output = b[1].data,
+                       .grad_output = b[2].data,
+                       .weight = b[4].data,
+                       .grad_weight = b[5].data,
+                       .bias = b[6].data,
+                       .grad_bias = b[7].data,
+                       .scratch = b[8].data,
                        .saved = b[9].data};
     double best[3] = {1e9, 1e9, 1e9};
     for (int pass = 0; pass < 3; pass++) {
@@ -654,23 +687,37 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
 static void bench(gg_isa isa) {
     static const int64_t convs[][9] = {/* batch, in, out, size, kernel, stride, padding */
                                        {64, 1, 20, 28, 5, 1, 0}, {64, 20, 50, 12, 5, 1, 0}, {64, 3, 32, 32, 5, 1, 2},
-                                       {64, 6, 16, 14, 5, 1, 0}, {8, 64, 64, 56, 3, 1, 1}, {8, 128, 128, 56, 3, 2, 1}};
-    static const int64_t linears[][3] = {{64, 800, 500}, {64, 500, 10}, {8, 800, 500}, {16, 4096, 4096}, {32, 4096, 4096}, {64, 4096, 4096}};
+                                       {64, 6, 16, 14, 5, 1, 0}, {8, 64, 64, 56, 3, 1, 1},  {8, 128, 128, 56, 3, 2, 1}};
+    static const int64_t linears[][3] = {{64, 800, 500},   {64, 500, 10},    {8, 800, 500},
+                                         {16, 4096, 4096}, {32, 4096, 4096}, {64, 4096, 4096}};
     gg_device *device = NULL;
     char name[64];
     if (!CHECK_OK(gg_backend_onednn.open(1, isa, &device))) return;
     for (size_t i = 0; i < sizeof convs / sizeof convs[0]; i++) {
         const int64_t *it = convs[i], out = conv_out(it[3], it[4], it[5], it[6], 1);
-        gg_op_desc desc = {.kind = GG_OP_CONV2D, .batch = it[0], .inputs = 1, .input = {{3, {it[1], it[3], it[3]}}},
-                           .output = {3, {it[2], out, out}}, .groups = 1, .bias = true, .training = true, .input_grad = true,
+        gg_op_desc desc = {.kind = GG_OP_CONV2D,
+                           .batch = it[0],
+                           .inputs = 1,
+                           .input = {{3, {it[1], it[3], it[3]}}},
+                           .output = {3, {it[2], out, out}},
+                           .groups = 1,
+                           .bias = true,
+                           .training = true,
+                           .input_grad = true,
                            .window = {{it[4], it[4]}, {it[5], it[5]}, {it[6], it[6]}, {1, 1}, false, false}};
         snprintf(name, sizeof name, "conv %d->%d %dx%d @%d", (int)it[1], (int)it[2], (int)it[4], (int)it[4], (int)it[3]);
         bench_op(device, name, &desc, 2.0 * (double)(it[0] * it[1] * it[2] * it[4] * it[4] * out * out));
     }
     for (size_t i = 0; i < sizeof linears / sizeof linears[0]; i++) {
         const int64_t *it = linears[i];
-        gg_op_desc desc = {.kind = GG_OP_LINEAR, .batch = it[0], .inputs = 1, .input = {{1, {it[1]}}}, .output = {1, {it[2]}},
-                           .bias = true, .training = true, .input_grad = true};
+        gg_op_desc desc = {.kind = GG_OP_LINEAR,
+                           .batch = it[0],
+                           .inputs = 1,
+                           .input = {{1, {it[1]}}},
+                           .output = {1, {it[2]}},
+                           .bias = true,
+                           .training = true,
+                           .input_grad = true};
         snprintf(name, sizeof name, "linear %d->%d x%d", (int)it[1], (int)it[2], (int)it[0]);
         bench_op(device, name, &desc, 2.0 * (double)(it[0] * it[1] * it[2]));
     }

@@ -6,6 +6,8 @@
 
 #define MAX_NODES 64
 
+static gg_device *native, *onednn; /* onednn: NULL where the core was built without it */
+
 /* Graphs ------------------------------------------------------------------------------------------------------- */
 
 static gg_layer_desc layer(gg_layer_kind kind) {
@@ -378,8 +380,6 @@ static bool compare(const problem *p, const tables *t, bool dropout, double tole
     if (check_failed != failed) fprintf(stderr, "  on tables %s, batch %lld\n", t->name, (long long)p->batch);
     return check_failed == failed;
 }
-
-static gg_device *native, *onednn; /* onednn: NULL where the core was built without it */
 
 static const tables fakes[] = {
     {"plain", &fake_plain, NULL, false},

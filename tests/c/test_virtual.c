@@ -475,8 +475,8 @@ static void test_wide(int ranks, int barriers) {
     double ran = gg_clock_now();
     gg_virtual_destroy(s.cluster);
     double messages = (double)barriers * ranks * ceil(log2(ranks));
-    printf("%d ranks: created in %.3f s, %d barriers in %.3f s, %.2f us a message, destroyed in %.3f s\n", ranks,
-           made - begin, barriers, ran - made, (ran - made) * 1e6 / messages, gg_clock_now() - ran);
+    printf("%d ranks: created in %.3f s, %d barriers in %.3f s, %.2f us a message, destroyed in %.3f s\n", ranks, made - begin,
+           barriers, ran - made, (ran - made) * 1e6 / messages, gg_clock_now() - ran);
 }
 
 int main(int argc, char **argv) {

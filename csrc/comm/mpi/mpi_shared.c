@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,6 +17,8 @@
 #define MAGIC 0x67676d73u
 #define SLOTS 1024
 #define HUGE_PAGE ((size_t)2 << 20)
+/* Left free for each rank: MPI's own segments are filled later, and a full system would kill the process then. */
+#define ROOM_FOR_MPI ((size_t)16 << 20)
 
 /* One segment: as many equal parts as the node has ranks. */
 typedef struct segment {
@@ -41,6 +44,14 @@ static _Atomic uint32_t *slot_of(const gg_shared *shared, uint32_t place, uint32
 }
 
 /* ---- segments ---- */
+
+static bool enough_room(int file, size_t bytes, int ranks) {
+    struct statvfs facts;
+    if (fstatvfs(file, &facts) != 0) return false;
+    /* A system without a limit (hugetlbfs, ramfs) says 0 blocks. */
+    double room = (double)facts.f_bavail * (double)facts.f_frsize;
+    return facts.f_blocks == 0 || room >= (double)bytes + (double)ROOM_FOR_MPI * ranks;
+}
 
 /* Reserves real memory, so that a full system says so here and not by a signal later. */
 static bool reserve(int file, off_t offset, size_t bytes) {
@@ -79,7 +90,7 @@ static gg_status segment_create(gg_shared *shared, size_t bytes, segment **out) 
         snprintf(name, sizeof name, "/gossipgrad-%ld-%lld-%ld-%u", (long)getpid(), (long long)now.tv_sec, now.tv_nsec,
                  shared->next_id);
         file = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
-        good = file >= 0 && ftruncate(file, (off_t)whole) == 0;
+        good = file >= 0 && enough_room(file, whole, shared->ranks) && ftruncate(file, (off_t)whole) == 0;
     }
     GG_TRY(all_agree(shared, good, &all));
     if (!all) goto cleanup;
@@ -202,8 +213,12 @@ bool gg_shared_describe(gg_shared *shared, int peer, const void *data, size_t by
         if (at < begin || at - begin >= block->part || block->part - (at - begin) < bytes) continue;
         uint32_t slot = shared->free[--shared->free_count];
         atomic_store_explicit(slot_of(shared, (uint32_t)shared->place, slot), 0, memory_order_relaxed);
-        *out = (gg_shared_descriptor){
-            .magic = MAGIC, .block = block->id, .offset = at - begin, .bytes = bytes, .slot = slot, .place = (uint32_t)shared->place};
+        *out = (gg_shared_descriptor){.magic = MAGIC,
+                                      .block = block->id,
+                                      .offset = at - begin,
+                                      .bytes = bytes,
+                                      .slot = slot,
+                                      .place = (uint32_t)shared->place};
         return true;
     }
     return false;
@@ -214,7 +229,6 @@ bool gg_shared_acknowledged(gg_shared *shared, uint32_t slot) {
     shared->free[shared->free_count++] = slot;
     return true;
 }
-
 
 gg_status gg_shared_locate(gg_shared *shared, int peer, const gg_shared_descriptor *descriptor, const void **data) {
     int place = shared->place_of[peer];

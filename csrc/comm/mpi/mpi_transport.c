@@ -41,8 +41,7 @@ static gg_status check(gg_transport *transport, int code, const char *function, 
     if (code == MPI_SUCCESS) return GG_OK;
     mpi_of(transport)->broken = true;
     return gg_error_prefix(gg_mpi_check(code, function), "rank %d: %zu bytes %s rank %d with tag %d: ", transport->rank,
-                           request->bytes, request->state == GG_REQUEST_SENDING ? "to" : "from", request->peer,
-                           request->tag);
+                           request->bytes, request->state == GG_REQUEST_SENDING ? "to" : "from", request->peer, request->tag);
 }
 
 static gg_status fits(const gg_transport *transport, const gg_request *request) {
@@ -89,8 +88,8 @@ static gg_status receive(gg_transport *transport, void *landing, size_t bytes, i
     gg_status status = fits(transport, request);
     if (status != GG_OK) return status;
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
-    return check(transport, MPI_Irecv(landing, (int)bytes, MPI_BYTE, peer, tag, mpi_of(transport)->comm, &link->mpi),
-                 "MPI_Irecv", request);
+    return check(transport, MPI_Irecv(landing, (int)bytes, MPI_BYTE, peer, tag, mpi_of(transport)->comm, &link->mpi), "MPI_Irecv",
+                 request);
 }
 
 static gg_status wrong_size(gg_transport *transport, const gg_request *request, unsigned long long received, bool more) {

@@ -53,8 +53,8 @@ typedef struct virtual_rank {
     bool only_deadline;  /* the key is the end of a wait's patience: does not count as able to run */
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
-    bool polling; /* sleeps until something happens to any of its requests */
-    int fruitless; /* tests in a row that found nothing */
+    bool polling;      /* sleeps until something happens to any of its requests */
+    int fruitless;     /* tests in a row that found nothing */
     double next_known; /* the first clock at which one of the requests that they asked for completes */
     /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
     queue sends[BUCKETS], receives[BUCKETS];
@@ -546,8 +546,9 @@ static gg_status start_threads(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size && code == 0; ++r) {
         code = pthread_create(&cluster->ranks[r].thread, &attributes, thread_main, &cluster->ranks[r]);
         if (code == 0) cluster->ranks[r].started = true;
-        else status = gg_fail(GG_ERROR_MEMORY, "virtual cluster: the system gave %d threads of %d: %s", r,
-                              cluster->options.size, strerror(code));
+        else
+            status = gg_fail(GG_ERROR_MEMORY, "virtual cluster: the system gave %d threads of %d: %s", r, cluster->options.size,
+                             strerror(code));
     }
     if (code != 0 && status == GG_OK) status = gg_fail(GG_ERROR_MEMORY, "virtual cluster: no stack of %zu bytes", stack);
     pthread_attr_destroy(&attributes);

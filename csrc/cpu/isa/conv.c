@@ -30,17 +30,22 @@ void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin,
 
 #else
 
-#define TILE(R, V) \
-    static __attribute__((noinline)) void conv_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }
+#define TILE(R, V)                                                                                                  \
+    static __attribute__((noinline)) void near_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); } \
+    static __attribute__((noinline)) void far_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED_FAR); }
 GG_TILE_LIST_NARROW(TILE, 1)
 GG_TILE_LIST_NARROW(TILE, 2)
 GG_TILE_LIST_WIDE(TILE)
 #undef TILE
 
-#define TILE(R, V) [V][R] = conv_##R##x##V,
-static const gg_tile_fn tiles[5][GG_TILE_ROWS + 1] = {
-    GG_TILE_LIST_NARROW(TILE, 1) GG_TILE_LIST_NARROW(TILE, 2) GG_TILE_LIST_WIDE(TILE)};
-#undef TILE
+/* [short sums][vectors][rows]: what these read is in the first-level cache anyway. */
+#define NEAR(R, V) [V][R] = near_##R##x##V,
+#define FAR(R, V) [V][R] = far_##R##x##V,
+static const gg_tile_fn tiles[2][5][GG_TILE_ROWS + 1] = {
+    {GG_TILE_LIST_NARROW(FAR, 1) GG_TILE_LIST_NARROW(FAR, 2) GG_TILE_LIST_WIDE(FAR)},
+    {GG_TILE_LIST_NARROW(NEAR, 1) GG_TILE_LIST_NARROW(NEAR, 2) GG_TILE_LIST_WIDE(NEAR)}};
+#undef NEAR
+#undef FAR
 
 /* All vectors of one column, or of two side by side: vector i of the second follows the last of the first. */
 static void column(const gg_conv_pass *pass, const gg_column *column, gg_tile *t, const float *source, float *target,
@@ -51,6 +56,19 @@ static void column(const gg_conv_pass *pass, const gg_column *column, gg_tile *t
     target += c * pass->lanes;
     t->col_taps = pass->col_taps + pass->col_start[c];
     t->col_count = pass->col_start[c + 1] - pass->col_start[c];
+    /* Of a single source channel the places of a row of the window make a longer run than the channels do. */
+    const gg_tap *taps = t->col_taps;
+    if (pass->terms == 1 && t->col_count > 1 && column->even) {
+        t->terms = t->col_count;
+        t->x_step = taps[1].x - taps[0].x;
+        t->w_step = (taps[1].w - taps[0].w) * rows;
+        t->col_count = 1;
+    } else {
+        t->terms = pass->terms;
+        t->x_step = pass->source_plane;
+        t->w_step = rows;
+    }
+    const bool near = pass->terms * pass->taps < 256;
     for (int64_t i = 0; i < all;) {
         const int64_t at = i < each ? i * GG_VECTOR : column->shift + (i - each) * GG_VECTOR;
         const int64_t to = i < each ? i * GG_VECTOR : leap + (i - each) * GG_VECTOR;
@@ -67,7 +85,7 @@ static void column(const gg_conv_pass *pass, const gg_column *column, gg_tile *t
         }
         t->x = source + at;
         t->y = target + to;
-        tiles[vectors][rows](t);
+        tiles[near][vectors][rows](t);
         i += vectors;
     }
 }
@@ -75,8 +93,7 @@ static void column(const gg_conv_pass *pass, const gg_column *column, gg_tile *t
 void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
                                   int64_t row_end) {
     const int64_t blocks = gg_block_count(pass->rows, GG_TILE_ROWS);
-    gg_tile t = {.terms = pass->terms, .x_step = pass->source_plane, .y_row = pass->target_plane, .add = pass->add,
-                 .relu = pass->relu};
+    gg_tile t = {.y_row = pass->target_plane, .add = pass->add, .relu = pass->relu};
     for (int64_t r = row_begin; r < row_end; ++r) {
         t.row_taps = pass->row_taps + pass->row_start[r];
         t.row_count = pass->row_start[r + 1] - pass->row_start[r];
@@ -89,7 +106,6 @@ void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin,
                 const int64_t m = gg_block_begin(pass->rows, blocks, b);
                 const int64_t rows = gg_block_begin(pass->rows, blocks, b + 1) - m;
                 t.w = pass->weights + m * pass->taps * pass->terms;
-                t.w_step = rows;
                 t.w_tap = rows * pass->terms;
                 t.bias = pass->bias ? pass->bias + m : NULL;
                 for (int64_t c = begin; c < end; ++c)

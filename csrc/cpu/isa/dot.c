@@ -50,7 +50,7 @@ typedef struct dot_tile {
     bool add;
 } dot_tile;
 
-GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
+GG_INLINE void dot_run(const dot_tile *t, const int R, const int C, const bool fetch) {
     gg_vec sum[GG_DOT_ROWS * GG_DOT_COLS + 3];
 #pragma GCC unroll 28
     for (int i = 0; i < GG_DOT_ROWS * GG_DOT_COLS + 3; ++i) sum[i] = (gg_vec){0};
@@ -64,7 +64,10 @@ GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
             for (int64_t n = 0; n < t->vectors; ++n) {
                 gg_vec a[GG_DOT_ROWS];
 #pragma GCC unroll 8
-                for (int i = 0; i < R; ++i) a[i] = *(const gg_vec *)(dy + i * plane + n * GG_VECTOR);
+                for (int i = 0; i < R; ++i) {
+                    a[i] = *(const gg_vec *)(dy + i * plane + n * GG_VECTOR);
+                    if (fetch) __builtin_prefetch(dy + (R + i) * plane + n * GG_VECTOR);
+                }
 #pragma GCC unroll 8
                 for (int j = 0; j < C; ++j) {
                     const gg_vec b = *(const gg_vec *)(x[j] + n * GG_VECTOR);
@@ -92,13 +95,17 @@ GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
 #define ROWS(X, C) X(1, C) X(2, C) X(3, C)
 #define ALL(X) ROWS(X, 1) ROWS(X, 2) ROWS(X, 3) ROWS(X, 4)
 #endif
-#define TILE(R, C) \
-    static __attribute__((noinline)) void dot_##R##x##C(const dot_tile *t) { dot_run(t, R, C); }
+#define TILE(R, C)                                                                                    \
+    static __attribute__((noinline)) void dot_##R##x##C(const dot_tile *t) { dot_run(t, R, C, false); } \
+    static __attribute__((noinline)) void last_##R##x##C(const dot_tile *t) { dot_run(t, R, C, true); }
 ALL(TILE)
 #undef TILE
-#define TILE(R, C) [R][C] = dot_##R##x##C,
-static void (*const tiles[GG_DOT_ROWS + 1][GG_DOT_COLS + 1])(const dot_tile *t) = {ALL(TILE)};
-#undef TILE
+/* [last of the block of rows][rows][columns]: the last tile fetches the next block's dy into cache. */
+#define DOT(R, C) [R][C] = dot_##R##x##C,
+#define LAST(R, C) [R][C] = last_##R##x##C,
+static void (*const tiles[2][GG_DOT_ROWS + 1][GG_DOT_COLS + 1])(const dot_tile *t) = {{ALL(DOT)}, {ALL(LAST)}};
+#undef DOT
+#undef LAST
 
 void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
     const int64_t blocks = gg_block_count(dot->rows, GG_DOT_ROWS), parts = gg_block_count(dot->cols, GG_DOT_COLS);
@@ -121,7 +128,7 @@ void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, in
             const int64_t k = gg_block_begin(dot->cols, parts, p), cols = gg_block_begin(dot->cols, parts, p + 1) - k;
             for (int64_t j = 0; j < cols; ++j) t.x[j] = dot->x + dot->col_x[k + j];
             t.dw = dot->dw + m * dot->dw_row + k;
-            tiles[rows][cols](&t);
+            tiles[p == parts - 1][rows][cols](&t);
         }
     }
 }

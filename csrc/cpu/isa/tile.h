@@ -70,9 +70,10 @@ typedef void (*gg_tile_fn)(const gg_tile *tile);
 
 /* Where the scalars of a term lie. */
 enum {
-    GG_TILE_PACKED, /* one behind the other, and so do the terms */
-    GG_TILE_DOWN,   /* one behind the other; terms lie w_step apart, in a matrix used where it lies */
-    GG_TILE_ACROSS  /* w_row apart; terms follow each other */
+    GG_TILE_PACKED,     /* one behind the other, and so do the terms */
+    GG_TILE_PACKED_FAR, /* the same, and the vectors of the terms are far apart */
+    GG_TILE_DOWN,       /* one behind the other; terms lie w_step apart, in a matrix used where it lies */
+    GG_TILE_ACROSS      /* w_row apart; terms follow each other */
 };
 
 GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int scalars) {
@@ -83,24 +84,18 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sum[r][v] = (gg_vec){0};
 
-    if (t->add)
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) __builtin_prefetch(t->y + r * t->y_row + v * t->y_delta, 1);
-
     const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = t->w_row, w_step = t->w_step;
     for (int i = 0; i < t->row_count; ++i) {
         for (int j = 0; j < t->col_count; ++j) {
             const float *x = t->x + t->row_taps[i].x + t->col_taps[j].x;
             const float *w = t->w + (t->row_taps[i].w + t->col_taps[j].w) * t->w_tap;
             for (int64_t k = t->terms; k > 0; --k) {
-                /* No hardware prefetcher follows steps of whole rows. What is fetched here is for the block of rows
-                 * after the next. */
+                /* No hardware prefetcher follows steps of whole rows or planes. What is fetched here is for the block
+                 * of rows after the next, or for the vectors to the right of these. */
                 if (scalars == GG_TILE_DOWN) __builtin_prefetch(w + 2 * R);
-#ifdef PFX
-                if (scalars == GG_TILE_PACKED) for (int v=0;v<V;++v) __builtin_prefetch(x + (V + v) * GG_VECTOR);
-#endif
+                if (scalars == GG_TILE_PACKED_FAR)
+#pragma GCC unroll 4
+                    for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(x + (V + v) * GG_VECTOR);
                 gg_vec value[4];
 #pragma GCC unroll 4
                 for (int v = 0; v < V; ++v) value[v] = *(const gg_vec *)(x + v * x_delta);

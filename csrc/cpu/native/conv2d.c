@@ -68,6 +68,14 @@ static int64_t shift_between(const conv_walk *walk, int64_t a, int64_t b) {
     return q[0].x - p[0].x;
 }
 
+static bool evenly_apart(const conv_walk *walk, int64_t c) {
+    const gg_tap *tap = &walk->taps[1][walk->start[1][c]];
+    const int32_t count = walk->start[1][c + 1] - walk->start[1][c];
+    for (int32_t i = 2; i < count; ++i)
+        if (tap[i].w - tap[i - 1].w != tap[1].w - tap[0].w || tap[i].x - tap[i - 1].x != tap[1].x - tap[0].x) return false;
+    return true;
+}
+
 /* A pixel of an odd number of vectors would leave half of its last tile empty: two pixels together do not. */
 static void pair_columns(conv_walk *walk, bool pairs, int64_t reach) {
     const int64_t width = walk->target[1];
@@ -78,7 +86,7 @@ static void pair_columns(conv_walk *walk, bool pairs, int64_t reach) {
         for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !taken; --i)
             taken = columns[i].column[1] == c;
         if (taken) continue;
-        columns[count] = (gg_column){.column = {(int32_t)c, -1}, .shift = 0};
+        columns[count] = (gg_column){.column = {(int32_t)c, -1}, .even = evenly_apart(walk, c)};
         for (int64_t d = c + 1; pairs && d <= c + reach && d < width; ++d) {
             bool used = false;
             for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !used; --i)

@@ -80,8 +80,8 @@ gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **o
         GG_DNN_PD(op, &pd, dnnl_sum_primitive_desc_create, op->engine, md, desc->inputs, scale, all, op->plain_attr);
     }
     for (int i = 0; i < desc->inputs; i++)
-        bind[i] = (gg_dnn_bind){pair ? (i == 0 ? DNNL_ARG_SRC_0 : DNNL_ARG_SRC_1) : DNNL_ARG_MULTIPLE_SRC + i, md,
-                                {GG_DNN_INPUT, i, 0}};
+        bind[i] = (gg_dnn_bind){
+            pair ? (i == 0 ? DNNL_ARG_SRC_0 : DNNL_ARG_SRC_1) : DNNL_ARG_MULTIPLE_SRC + i, md, {GG_DNN_INPUT, i, 0}};
     bind[desc->inputs] = (gg_dnn_bind){DNNL_ARG_DST, md, gg_dnn_at(GG_DNN_OUTPUT)};
     GG_TRY(gg_dnn_add(op, GG_DNN_FORWARD, "add", gg_dnn_at(GG_DNN_ALWAYS), pd, desc->inputs + 1, bind));
     if (!desc->training || !desc->input_grad) goto cleanup;

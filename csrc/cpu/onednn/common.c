@@ -18,29 +18,18 @@ gg_status gg_dnn_check(dnnl_status_t status, const char *call) {
 
 static const void *pointer(const gg_op_args *args, const gg_dnn_place *place) {
     switch (place->slot) {
-    case GG_DNN_INPUT:
-        return args->input[place->index];
-    case GG_DNN_OUTPUT:
-        return args->output;
-    case GG_DNN_GRAD_OUTPUT:
-        return args->grad_output;
-    case GG_DNN_GRAD_INPUT:
-        return args->grad_input[place->index];
-    case GG_DNN_WEIGHT:
-        return args->weight;
-    case GG_DNN_BIAS:
-        return args->bias;
-    case GG_DNN_GRAD_WEIGHT:
-        return args->grad_weight;
-    case GG_DNN_GRAD_BIAS:
-        return args->grad_bias;
-    case GG_DNN_SAVED:
-        return args->saved == NULL ? NULL : (const char *)args->saved + place->offset;
+    case GG_DNN_INPUT: return args->input[place->index];
+    case GG_DNN_OUTPUT: return args->output;
+    case GG_DNN_GRAD_OUTPUT: return args->grad_output;
+    case GG_DNN_GRAD_INPUT: return args->grad_input[place->index];
+    case GG_DNN_WEIGHT: return args->weight;
+    case GG_DNN_BIAS: return args->bias;
+    case GG_DNN_GRAD_WEIGHT: return args->grad_weight;
+    case GG_DNN_GRAD_BIAS: return args->grad_bias;
+    case GG_DNN_SAVED: return args->saved == NULL ? NULL : (const char *)args->saved + place->offset;
     case GG_DNN_SCRATCH:
-    case GG_DNN_SCRATCHPAD:
-        return args->scratch == NULL ? NULL : (const char *)args->scratch + place->offset;
-    default:
-        return NULL;
+    case GG_DNN_SCRATCHPAD: return args->scratch == NULL ? NULL : (const char *)args->scratch + place->offset;
+    default: return NULL;
     }
 }
 
@@ -62,8 +51,7 @@ static gg_status run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
                                op->argument[k].arg, step->what);
             GG_DNN_TRY(dnnl_memory_set_data_handle, op->argument[k].memory, data);
         }
-        status = gg_dnn_check(dnnl_primitive_execute(step->primitive, op->stream, step->arguments,
-                                                     &op->argument[step->first]),
+        status = gg_dnn_check(dnnl_primitive_execute(step->primitive, op->stream, step->arguments, &op->argument[step->first]),
                               "dnnl_primitive_execute");
         GG_TRY(gg_error_prefix(status, "%s: ", step->what));
     }
@@ -131,8 +119,7 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     *out = NULL;
     if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
         return gg_fail(GG_ERROR_ARGUMENT, "%s takes 1 to %d inputs, not %d", name, GG_MAX_INPUTS, desc->inputs);
-    if (desc->batch < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
+    if (desc->batch < 1) return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; i++)
         if (desc->offered[i].dtype != GG_FLOAT32 && desc->kind != GG_OP_REORDER)
             return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN %s takes float32 here, not %s", name,
@@ -198,8 +185,7 @@ gg_status gg_dnn_md(gg_dnn_op *op, int dims, const int64_t *size, gg_dtype dtype
     if (dtype != GG_FLOAT32 && dtype != GG_BFLOAT16)
         return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN operations take float32 or bfloat16, not %s", gg_dtype_name(dtype));
     for (int i = 0; i < dims; i++) {
-        if (size[i] < 1)
-            return gg_fail(GG_ERROR_SHAPE, "a size must be at least 1, not %lld", (long long)size[i]);
+        if (size[i] < 1) return gg_fail(GG_ERROR_SHAPE, "a size must be at least 1, not %lld", (long long)size[i]);
         all[i] = size[i];
     }
     GG_DNN_TRY(dnnl_memory_desc_create_with_tag, &md, dims, all, dtype == GG_FLOAT32 ? dnnl_f32 : dnnl_bf16, tag);
@@ -210,16 +196,11 @@ cleanup:
 
 static dnnl_format_tag_t image_tag(gg_layout layout) {
     switch (layout) {
-    case GG_LAYOUT_PLAIN:
-        return dnnl_nchw;
-    case GG_LAYOUT_NHWC:
-        return dnnl_nhwc;
-    case GG_LAYOUT_CHANNELS16:
-        return dnnl_nChw16c;
-    case GG_LAYOUT_CHANNELS8:
-        return dnnl_nChw8c;
-    default:
-        return dnnl_format_tag_undef;
+    case GG_LAYOUT_PLAIN: return dnnl_nchw;
+    case GG_LAYOUT_NHWC: return dnnl_nhwc;
+    case GG_LAYOUT_CHANNELS16: return dnnl_nChw16c;
+    case GG_LAYOUT_CHANNELS8: return dnnl_nChw8c;
+    default: return dnnl_format_tag_undef;
     }
 }
 
@@ -233,15 +214,15 @@ gg_status gg_dnn_batch_md(gg_dnn_op *op, gg_format format, const gg_shape *sampl
     if (format.layout == GG_LAYOUT_PLAIN) tag = plain[sample->dims];
     if (tag == dnnl_format_tag_undef) {
         char text[GG_SHAPE_TEXT];
-        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN does not take samples of shape %s in layout %s",
-                       gg_shape_text(sample, text), gg_layout_name(format.layout));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN does not take samples of shape %s in layout %s", gg_shape_text(sample, text),
+                       gg_layout_name(format.layout));
     }
     size[0] = op->head.desc.batch;
     for (int i = 0; i < sample->dims; i++) size[i + 1] = sample->size[i];
     GG_TRY(gg_dnn_md(op, sample->dims + 1, size, format.dtype, tag, out));
     if (dnnl_memory_desc_get_size(*out) != gg_format_bytes(format, sample, op->head.desc.batch))
-        status = gg_fail(GG_ERROR_BACKEND, "oneDNN wants %zu bytes for a batch that takes %zu",
-                         dnnl_memory_desc_get_size(*out), gg_format_bytes(format, sample, op->head.desc.batch));
+        status = gg_fail(GG_ERROR_BACKEND, "oneDNN wants %zu bytes for a batch that takes %zu", dnnl_memory_desc_get_size(*out),
+                         gg_format_bytes(format, sample, op->head.desc.batch));
 cleanup:
     return status;
 }
@@ -289,8 +270,7 @@ bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out) {
     return false;
 }
 
-gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd,
-                    dnnl_primitive_desc_t *out) {
+gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd, dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_dnn_check(made, call));
@@ -318,8 +298,8 @@ gg_dnn_place gg_dnn_temporary(gg_dnn_op *op, gg_dnn_pass pass, const_dnnl_memory
     return place;
 }
 
-gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
-                     const_dnnl_primitive_desc_t pd, int binds, const gg_dnn_bind *bind) {
+gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs, const_dnnl_primitive_desc_t pd,
+                     int binds, const gg_dnn_bind *bind) {
     gg_status status = GG_OK;
     const_dnnl_memory_desc_t scratchpad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
     const size_t scratchpad_bytes = scratchpad == NULL ? 0 : dnnl_memory_desc_get_size(scratchpad);
@@ -344,9 +324,8 @@ cleanup:
     return status;
 }
 
-gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
-                             const_dnnl_memory_desc_t from, gg_dnn_place from_place, const_dnnl_memory_desc_t to,
-                             gg_dnn_place to_place) {
+gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs, const_dnnl_memory_desc_t from,
+                             gg_dnn_place from_place, const_dnnl_memory_desc_t to, gg_dnn_place to_place) {
     gg_status status = GG_OK;
     dnnl_primitive_desc_t pd = NULL;
     GG_DNN_PD(op, &pd, dnnl_reorder_primitive_desc_create, from, op->engine, to, op->engine, op->plain_attr);
@@ -357,9 +336,8 @@ cleanup:
     return status;
 }
 
-gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
-                         const_dnnl_memory_desc_t have, gg_dnn_place place, const_dnnl_memory_desc_t want,
-                         gg_dnn_place *out) {
+gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs, const_dnnl_memory_desc_t have,
+                         gg_dnn_place place, const_dnnl_memory_desc_t want, gg_dnn_place *out) {
     *out = place;
     if (dnnl_memory_desc_equal(have, want)) return GG_OK;
     *out = gg_dnn_temporary(op, pass, want);
@@ -396,8 +374,8 @@ gg_status gg_dnn_window(const gg_op_desc *desc, int axis, int64_t *right_padding
     const bool ceil_mode = desc->kind != GG_OP_CONV2D && window->ceil_mode;
     if (kernel < 1 || stride < 1 || padding < 0 || dilation < 1)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld along the %s",
-                       gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding,
-                       (long long)dilation, names[axis]);
+                       gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding, (long long)dilation,
+                       names[axis]);
     const int64_t in = desc->input[0].size[axis + 1], out = desc->output.size[axis + 1];
     const int64_t reach = dilation * (kernel - 1) + 1, room = in + 2 * padding - reach;
     int64_t wanted = room < 0 ? 0 : room / stride + 1;

@@ -5,7 +5,7 @@
 typedef struct conv {
     gg_dnn_op *op;
     dnnl_dims_t stride, dilation, left, right;
-    const_dnnl_memory_desc_t input, output;        /* as the operation declares them */
+    const_dnnl_memory_desc_t input, output;            /* as the operation declares them */
     const_dnnl_memory_desc_t weight, weight_any, bias; /* bias NULL: none */
     dnnl_primitive_desc_t forward;
 } conv;
@@ -98,8 +98,7 @@ cleanup:
     return status;
 }
 
-static gg_status data_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl_memory_desc_t output,
-                         dnnl_primitive_desc_t *out) {
+static gg_status data_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl_memory_desc_t output, dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     GG_DNN_PD(op, out, dnnl_convolution_backward_data_primitive_desc_create, op->engine, dnnl_convolution_direct, input,
@@ -119,8 +118,8 @@ cleanup:
 }
 
 /* A backward pass in the forward's layouts, or if that is only a plain loop, in those that oneDNN likes best. */
-static gg_status best_pd(conv *it, gg_status (*make)(conv *, const_dnnl_memory_desc_t, const_dnnl_memory_desc_t,
-                                                      dnnl_primitive_desc_t *),
+static gg_status best_pd(conv *it,
+                         gg_status (*make)(conv *, const_dnnl_memory_desc_t, const_dnnl_memory_desc_t, dnnl_primitive_desc_t *),
                          dnnl_primitive_desc_t *out) {
     gg_status status = make(it, it->input, it->output, out);
     if (status == GG_OK && !gg_dnn_is_slow(*out)) return GG_OK;
@@ -180,7 +179,8 @@ static gg_status add_backward(conv *it) {
     GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d weights", wanted, it->weight, gg_dnn_at(GG_DNN_WEIGHT), w_md, &w));
     direct = dnnl_memory_desc_equal(dx_md, it->input) != 0;
     place = direct ? wanted : gg_dnn_temporary(op, GG_DNN_BACKWARD, dx_md);
-    const gg_dnn_bind bind2[3] = {{DNNL_ARG_DIFF_SRC, dx_md, place}, {DNNL_ARG_WEIGHTS, w_md, w}, {DNNL_ARG_DIFF_DST, dy2_md, dy2}};
+    const gg_dnn_bind bind2[3] = {
+        {DNNL_ARG_DIFF_SRC, dx_md, place}, {DNNL_ARG_WEIGHTS, w_md, w}, {DNNL_ARG_DIFF_DST, dy2_md, dy2}};
     GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, "conv2d backward data", wanted, data, 3, bind2));
     if (!direct)
         GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "conv2d input gradient", wanted, dx_md, place, it->input, wanted));

@@ -26,8 +26,7 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     char in_text[GG_SHAPE_TEXT], out_text[GG_SHAPE_TEXT];
     const char *name = gg_op_kind_name(desc->kind);
     *out = NULL;
-    if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
-        desc->input[0].size[0] != desc->output.size[0])
+    if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 || desc->input[0].size[0] != desc->output.size[0])
         return gg_fail(GG_ERROR_SHAPE, "%s takes one image and keeps its channels, not %d of shape %s to %s", name, desc->inputs,
                        gg_shape_text(&desc->input[0], in_text), gg_shape_text(&desc->output, out_text));
     for (int i = 0; i < 2; i++) {
@@ -50,8 +49,8 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     GG_TRY(gg_dnn_batch_md(op, op->head.input[0], &desc->input[0], &input));
     GG_TRY(gg_dnn_batch_md(op, op->head.output, &desc->output, &output));
     GG_DNN_PD(op, &forward, dnnl_pooling_forward_primitive_desc_create, op->engine,
-              desc->training ? dnnl_forward_training : dnnl_forward_inference, kind, input, output, stride, kernel, dilation, left,
-              right, op->plain_attr);
+              desc->training ? dnnl_forward_training : dnnl_forward_inference, kind, input, output, stride, kernel, dilation,
+              left, right, op->plain_attr);
     if (desc->training && kind == dnnl_pooling_max) {
         workspace = dnnl_primitive_desc_query_md(forward, dnnl_query_workspace_md, 0);
         if (workspace != NULL) op->head.saved_bytes = dnnl_memory_desc_get_size(workspace);

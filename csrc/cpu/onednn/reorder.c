@@ -17,8 +17,8 @@ gg_status gg_dnn_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->head.output = desc->wanted_output;
     GG_TRY(gg_dnn_batch_md(op, op->head.input[0], &desc->input[0], &from));
     GG_TRY(gg_dnn_batch_md(op, op->head.output, &desc->output, &to));
-    GG_TRY(gg_dnn_add_reorder(op, GG_DNN_FORWARD, "reorder", always, from, gg_dnn_at(GG_DNN_INPUT), to,
-                              gg_dnn_at(GG_DNN_OUTPUT)));
+    GG_TRY(
+        gg_dnn_add_reorder(op, GG_DNN_FORWARD, "reorder", always, from, gg_dnn_at(GG_DNN_INPUT), to, gg_dnn_at(GG_DNN_OUTPUT)));
     if (desc->training && desc->input_grad)
         GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "reorder backward", grad_input, to, gg_dnn_at(GG_DNN_GRAD_OUTPUT), from,
                                   grad_input));
@@ -58,8 +58,8 @@ gg_status gg_dnn_concat_create(gg_device *device, const gg_op_desc *desc, gg_op 
         joined += in->size[0];
     }
     if (joined != desc->output.size[0])
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes add up to %lld, the output's is %lld",
-                       (long long)joined, (long long)desc->output.size[0]));
+        GG_TRY(gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes add up to %lld, the output's is %lld", (long long)joined,
+                       (long long)desc->output.size[0]));
     op->head.output.layout = concat_layout(desc);
     GG_TRY(gg_dnn_batch_md(op, op->head.output, &desc->output, &output));
     for (int i = 0; i < desc->inputs; i++) {

@@ -7,11 +7,10 @@ static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *con
     (void)inputs;
     GG_TRY(gg_window_check(window));
     for (int i = 0; i < 2; i++) {
-        int64_t reach = window->dilation[i] * (window->kernel[i] - 1) + 1;
         /* More, and a window could lie in the padding alone. */
-        if (window->padding[i] > reach / 2)
-            return gg_fail(GG_ERROR_ARGUMENT, "padding must be at most half of the window, %lld, got %lld (%s)",
-                           (long long)(reach / 2), (long long)window->padding[i], i == 0 ? "height" : "width");
+        if (2 * window->padding[i] > window->kernel[i])
+            return gg_fail(GG_ERROR_ARGUMENT, "padding must be at most half of the kernel, %lld, got %lld (%s)",
+                           (long long)(window->kernel[i] / 2), (long long)window->padding[i], i == 0 ? "height" : "width");
         if (desc->kind == GG_LAYER_AVG_POOL2D && window->dilation[i] != 1)
             return gg_fail(GG_ERROR_UNSUPPORTED, "average pooling has no dilation, got %lld (%s)", (long long)window->dilation[i],
                            i == 0 ? "height" : "width");

@@ -1,0 +1,230 @@
+/* The transport over MPI. mpi ranks: 3; any number of ranks will do.
+ *
+ * test_mpi measure   prints what an exchange of 1.7 MB between two ranks costs, instead of testing */
+#define _GNU_SOURCE /* RUSAGE_THREAD */
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+
+#include "base/clock.h"
+#include "comm/mpi/mpi_transport.h"
+#include "comm/virtual/virtual.h"
+#include "comm_cases.h"
+
+#define MOST 64
+
+typedef struct twin {
+    gg_virtual *cluster;
+    uint64_t hash[MOST];
+} twin;
+
+static gg_status run_twin(void *context, int rank) {
+    twin *s = context;
+    int64_t direct = 0;
+    return case_all(gg_virtual_transport(s->cluster, rank), &s->hash[rank], &direct);
+}
+
+static bool room_for_sharing(void) {
+    struct statvfs facts;
+    return statvfs("/dev/shm", &facts) == 0 && (double)facts.f_bavail * (double)facts.f_frsize > 256e6;
+}
+
+/* All ranks, with and without shared memory, get the bits that the virtual cluster gets. */
+static void test_all(int rank, int size, const char *sharing_of_first, const char *sharing) {
+    gg_transport *t = NULL;
+    uint64_t hash = 0;
+    int64_t direct = 0;
+    twin s = {0};
+    gg_virtual_options options = {.size = size, .latency = 1e-6, .compute_rate = 1};
+    if (size > MOST) return;
+    setenv("GOSSIPGRAD_SHARED", rank == 0 ? sharing_of_first : sharing, 1);
+    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(case_all(t, &hash, &direct));
+    int sizes = 0;
+    for (size_t i = 0; i < LENGTH(case_sizes); ++i) sizes += case_sizes[i] >= 4096;
+    bool shares = strcmp(sharing_of_first, "1") == 0 && strcmp(sharing, "1") == 0 && size > 1;
+    if (!shares) CHECK(direct == 0);
+    else if (room_for_sharing()) CHECK(direct == sizes);
+    CHECK_OK(gg_virtual_create(&options, &s.cluster));
+    CHECK_OK(gg_virtual_run(s.cluster, run_twin, &s));
+    CHECK(s.hash[rank] == hash);
+    gg_virtual_destroy(s.cluster);
+    gg_transport_destroy(t);
+    setenv("GOSSIPGRAD_SHARED", "1", 1);
+}
+
+static void test_timeout(int rank, int size) {
+    gg_transport *t = NULL;
+    char landing[100] = {0};
+    gg_request request = {0};
+    struct rusage before, after;
+    if (size < 2) return;
+    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    if (rank == 0) {
+        t->timeout = 1;
+        CHECK_OK(gg_receive(t, landing, 100, 1, 70, &request));
+        getrusage(RUSAGE_THREAD, &before);
+        CHECK_FAILS(gg_wait(t, &request), GG_ERROR_COMM, "for 100 bytes from rank 1 with tag 70");
+        getrusage(RUSAGE_THREAD, &after);
+        CHECK(strstr(gg_error_message(), "rank 0: waited 1."));
+        double used =
+            (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) +
+            1e-6 * (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec - before.ru_stime.tv_usec);
+        printf("waiting takes %.1f %% of a core\n", 100 * used);
+        CHECK(used < 0.1);
+        CHECK(request.state == GG_REQUEST_RECEIVING);
+        gg_cancel(t, &request);
+        CHECK(request.state == GG_REQUEST_IDLE);
+        t->timeout = 0;
+    }
+    /* the transport still serves */
+    CHECK_OK(gg_barrier(t));
+    gg_transport_destroy(t);
+}
+
+/* Rank 1 sends, rank 0 expects another size: plain, as a descriptor, and too much for the landing. */
+static void test_size_mismatch(int rank, int size) {
+    static const struct {
+        size_t sent, expected;
+        const char *text;
+    } cases[] = {{50, 100, "expected 100 bytes, received 50"},
+                 {8192, 10000, "expected 10000 bytes, received 8192"},
+                 {100, 50, "expected 50 bytes, received more than 50"}};
+    gg_transport *t = NULL;
+    char *block = NULL, *landing = NULL;
+    if (size < 2) return;
+    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(gg_message_alloc(t, 10000, "mismatch", (void **)&block));
+    CHECK_OK(gg_alloc(10000, "mismatch", (void **)&landing));
+    for (size_t i = 0; i < LENGTH(cases); ++i) {
+        gg_request request = {0};
+        if (rank == 0) {
+            CHECK_OK(gg_receive(t, landing, cases[i].expected, 1, 64, &request));
+            CHECK_FAILS(gg_wait(t, &request), GG_ERROR_COMM, cases[i].text);
+            CHECK(strstr(gg_error_message(), "from rank 1 with tag 64"));
+            gg_cancel(t, &request);
+        }
+        if (rank == 1) {
+            CHECK_OK(gg_send(t, block, cases[i].sent, 0, 64, &request));
+            t->timeout = 0.1;
+            (void)gg_wait(t, &request);
+            t->timeout = 0;
+            gg_cancel(t, &request);
+        }
+    }
+    CHECK_OK(gg_barrier(t));
+    gg_message_free(t, block);
+    gg_free(landing);
+    gg_transport_destroy(t);
+}
+
+/* Ranks that ask for different sizes are told, all of them on that node. */
+static void test_alloc_mismatch(int rank, int size) {
+    gg_transport *t = NULL;
+    void *block = NULL;
+    if (size < 2 || !room_for_sharing()) return;
+    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_FAILS(gg_message_alloc(t, rank == 0 ? 5000 : 6000, "arena", &block), GG_ERROR_ARGUMENT, "5000 to 6000 bytes");
+    CHECK(!block);
+    gg_transport_destroy(t);
+}
+
+static void test_start(void) {
+    gg_mpi_info info;
+    char expected[64];
+    CHECK_OK(gg_mpi_query(&info));
+    CHECK(info.initialised && info.ours && info.thread_level >= 1 && info.init_seconds > 0);
+    CHECK(info.library[0] && info.built_against[0]);
+    CHECK(!strchr(info.library, '\n'));
+    snprintf(expected, sizeof expected, "started %d ranks, but MPI sees %d", info.size + 1, info.size);
+    CHECK_FAILS(gg_mpi_start(info.size + 1), GG_ERROR_COMM, expected);
+    CHECK_OK(gg_mpi_start(info.size));
+    CHECK_OK(gg_mpi_start(0));
+    if (info.rank == 0)
+        printf("%s; init %.3f s; fault tolerance %d, cuda %d\n", info.library, info.init_seconds, info.fault_tolerance,
+               info.cuda);
+}
+
+/* Both ranks send and read `bytes`, once each; the median of the seconds it takes. */
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double measure(gg_transport *t, size_t bytes, bool shared, float *sum) {
+    enum { ROUNDS = 300 };
+    static double seconds[ROUNDS];
+    float *block[2] = {NULL, NULL}, *landing = NULL;
+    for (int i = 0; i < 2; ++i) {
+        if (shared) CHECK_OK(gg_message_alloc(t, bytes, "measure", (void **)&block[i]));
+        else CHECK_OK(gg_calloc(1, bytes, "measure", (void **)&block[i]));
+    }
+    CHECK_OK(gg_calloc(1, bytes, "measure", (void **)&landing));
+    for (int round = 0; round < ROUNDS; ++round) {
+        gg_request receive = {0}, send = {0};
+        float *own = block[round % 2];
+        for (size_t i = 0; i < bytes / sizeof(float); ++i) own[i] = (float)(i + (size_t)round);
+        CHECK_OK(gg_barrier(t));
+        double begin = gg_clock_now();
+        CHECK_OK(gg_receive(t, landing, bytes, 1 - t->rank, 64, &receive));
+        CHECK_OK(gg_send(t, own, bytes, 1 - t->rank, 64, &send));
+        CHECK_OK(gg_wait(t, &receive));
+        const float *data = receive.data;
+        float partial[16] = {0};
+        for (size_t i = 0; i < bytes / sizeof(float); i += 16)
+            for (size_t k = 0; k < 16; ++k) partial[k] += data[i + k];
+        for (size_t k = 0; k < 16; ++k) *sum += partial[k];
+        CHECK_OK(gg_release(t, &receive));
+        CHECK_OK(gg_wait(t, &send));
+        seconds[round] = gg_clock_now() - begin;
+    }
+    for (int i = 0; i < 2; ++i) {
+        if (shared) gg_message_free(t, block[i]);
+        else gg_free(block[i]);
+    }
+    gg_free(landing);
+    qsort(seconds, ROUNDS, sizeof seconds[0], by_value);
+    return seconds[ROUNDS / 2];
+}
+
+static void measure_all(void) {
+    gg_transport *t = NULL;
+    float sum = 0;
+    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    if (t->size != 2) return;
+    for (size_t bytes = 4096; bytes <= 64 << 20; bytes = bytes < 1024000 ? bytes * 10 : bytes * 4) {
+        size_t n = bytes == 409600 ? 1724416 : bytes; /* LeNet's parameters */
+        for (int again = 0; again < 2; ++again) {
+            double plain = measure(t, n, false, &sum), shared = measure(t, n, true, &sum);
+            if (t->rank == 0)
+                printf("%9zu bytes both ways and read once: plain %8.1f us, shared %8.1f us, ratio %.2f\n", n, plain * 1e6,
+                       shared * 1e6, plain / shared);
+        }
+    }
+    gg_transport_destroy(t);
+    if (sum < 0) printf("%g\n", (double)sum);
+}
+
+int main(int argc, char **argv) {
+    gg_mpi_info info;
+    CHECK_OK(gg_mpi_query(&info)); /* before the start as well */
+    CHECK(!info.initialised && info.size == 1);
+    if (!CHECK_OK(gg_mpi_start(0))) return check_report();
+    CHECK_OK(gg_mpi_query(&info));
+    if (argc > 1 && strcmp(argv[1], "measure") == 0) {
+        measure_all();
+    } else {
+        test_start();
+        test_all(info.rank, info.size, "1", "1");
+        test_all(info.rank, info.size, "0", "0");
+        test_all(info.rank, info.size, "0", "1"); /* nobody shares unless all do */
+        test_timeout(info.rank, info.size);
+        test_size_mismatch(info.rank, info.size);
+        test_alloc_mismatch(info.rank, info.size);
+    }
+    CHECK(gg_memory_live_bytes() == 0);
+    gg_mpi_stop();
+    CHECK_FAILS(gg_mpi_start(0), GG_ERROR_STATE, "finalised");
+    if (info.rank == 0 || check_failed > 0) return check_report();
+    return 0;
+}

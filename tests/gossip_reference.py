@@ -1,0 +1,171 @@
+"""GossipGraD recomputed in float64 NumPy from its contract, and what the tests of strategies share.
+
+The contract: step t (from 0) uses stage t mod k, k = ceil(log2 p).
+staleness 0: after the local update s = w is sent, and before the next use w = s + (received - s)/2, momentum alike.
+staleness 1: s, taken after the update of step t, is mixed after the update of step t+1: w += (received - s)/2.
+settle completes and mixes what is in flight. mix "halves": (w + received)/2 in place of the displacement.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import gossipgrad as gg
+from gossipgrad import _core
+
+
+def small_net():
+    """Layers of 30, 203 and 32 parameters, all smooth: rounding cannot tip a maximum or a kink."""
+    layers = [
+        gg.Conv2d(3, 3, name="conv"),
+        gg.Tanh(name="tanh1"),
+        gg.AvgPool2d(2, name="pool"),
+        gg.Flatten(name="flatten"),
+        gg.Linear(7, name="fc1"),
+        gg.Tanh(name="tanh2"),
+        gg.Linear(4, name="fc2"),
+    ]
+    return gg.Sequential(layers, input=(1, 8, 8), name="small")
+
+
+def small_batches(generator, ranks, sizes=(5,)):
+    """One batch a rank: lists of samples and of labels."""
+    chosen = [sizes[r % len(sizes)] for r in range(ranks)]
+    x = [generator.standard_normal((n, 1, 8, 8)).astype(np.float32) for n in chosen]
+    return x, [generator.integers(0, 4, n) for n in chosen]
+
+
+def flat(arrays):
+    return np.concatenate([np.asarray(a, np.float64).ravel() for a in arrays.values()])
+
+
+def unflat(vector, like):
+    out, at = {}, 0
+    for name, array in like.items():
+        out[name] = vector[at : at + array.size].reshape(array.shape).astype(np.float32)
+        at += array.size
+    assert at == vector.size
+    return out
+
+
+def randomise(trainer, generator, scale=0.5):
+    """Other weights and momentum on every rank of a virtual cluster; returns both as (ranks, parameters) in float64."""
+    like = trainer.weights(0)
+    size = flat(like).size
+    weights = generator.standard_normal((trainer.size, size)) * scale
+    momentum = generator.standard_normal((trainer.size, size)) * scale
+    keeps = bool(trainer.optimizer.momentum)
+    for rank in range(trainer.size):
+        trainer.core.load_weights(unflat(weights[rank], like), rank)
+        if keeps:
+            trainer.core.load_momentum(unflat(momentum[rank], like), rank)
+    momentum *= keeps
+    return weights.astype(np.float32).astype(np.float64), momentum.astype(np.float32).astype(np.float64)
+
+
+def state(trainer):
+    """Weights and momentum of all ranks at rest, as (ranks, parameters)."""
+    ranks = range(trainer.size)
+    weights = np.stack([flat(trainer.weights(r)) for r in ranks])
+    momentum = [trainer.momentum(r) for r in ranks]
+    return weights, np.stack([flat(m) if m else np.zeros(weights.shape[1]) for m in momentum])
+
+
+class Gradients:
+    """The core's own gradients at given weights, from one plain rank."""
+
+    def __init__(self, net, loss="cross_entropy"):
+        # fmt: off
+        self.trainer = gg.Trainer(net, loss=loss, optimizer=gg.SGD(lr=0.0), strategy=gg.NoExchange(),
+                                  comm=gg.VirtualCluster(1))
+        # fmt: on
+        self.like = self.trainer.weights()
+
+    def __call__(self, weights, x, y):
+        self.trainer.core.load_weights(unflat(weights, self.like))
+        self.trainer.train_step([x], [y])
+        return flat(self.trainer.gradients())
+
+
+class Simulation:
+    """What GossipGraD (or, strategy None, plain SGD on every rank) does to weights and momentum."""
+
+    def __init__(self, weights, momentum, optimizer, strategy, seed):
+        self.w, self.v = weights.copy(), momentum.copy()
+        self.optimizer, self.strategy, self.seed = optimizer, strategy, seed
+        self.p = len(weights)
+        self.t = 0
+        self.pending = None  # staleness 1: (sources, what was sent) of the last step
+
+    def sources(self):
+        """From whom each rank receives in this step; itself where a partner is missing."""
+        s = self.strategy
+        pairs = [_core.partners(s.topology, self.p, self.t, r, s.rotate, self.seed) for r in range(self.p)]
+        for rank, (to, source) in enumerate(pairs):
+            assert (to < 0) == (source < 0)
+            assert source < 0 or pairs[source][0] == rank, "who receives from a rank is sent to by it"
+        return np.array([rank if source < 0 else source for rank, (_, source) in enumerate(pairs)])
+
+    def mixed(self, own, sources, sent):
+        """`own` with what came from `sources`; where nothing came it stays."""
+        if self.strategy.mix == "halves":
+            there = (own + sent[sources]) / 2
+        else:
+            there = own + (sent[sources] - sent) / 2
+        return np.where((sources == np.arange(self.p))[:, None], own, there)
+
+    def update(self, g):
+        o = self.optimizer
+        g = g + o.weight_decay * self.w
+        if o.momentum:
+            self.v = o.momentum * self.v + g
+            g = g + o.momentum * self.v if o.nesterov else self.v
+        self.w = self.w - o.lr * g
+
+    def step(self, gradients):
+        if self.strategy is None:
+            self.update(gradients)
+        elif self.strategy.exchange == "gradients":
+            self._step_of_gradients(gradients)
+        else:
+            self._step_of_weights(gradients)
+        self.t += 1
+
+    def _step_of_weights(self, gradients):
+        both = self.strategy.exchange == "weights+momentum"
+        sources = self.sources()
+        self.update(gradients)
+        if self.strategy.staleness == 0:
+            self.w = self.mixed(self.w, sources, self.w)
+            if both:
+                self.v = self.mixed(self.v, sources, self.v)
+        else:
+            self.settle()
+            self.pending = (sources, self.w.copy(), self.v.copy())
+
+    def _step_of_gradients(self, gradients):
+        sources = self.sources()
+        if self.strategy.staleness == 0:
+            self.update(self.mixed(gradients, sources, gradients))
+            return
+        used = gradients
+        if self.pending is not None:
+            used = self.mixed(gradients, self.pending[0], self.pending[1])
+        self.update(used)
+        self.pending = (sources, gradients.copy())
+
+    def settle(self):
+        """Mixes what is in flight. A gradient that comes late counts as if it had come in time."""
+        if self.pending is None:
+            return
+        sources, *sent = self.pending
+        self.pending = None
+        if self.strategy.exchange == "gradients":
+            late, o = (sent[0][sources] - sent[0]) / 2, self.optimizer
+            if o.momentum:
+                self.v = self.v + late
+            self.w = self.w - o.lr * late * (1 + o.momentum if o.nesterov else 1)
+            return
+        self.w = self.mixed(self.w, sources, sent[0])
+        if self.strategy.exchange == "weights+momentum":
+            self.v = self.mixed(self.v, sources, sent[1])

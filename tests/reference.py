@@ -1,0 +1,355 @@
+"""What every operation must compute, written plainly in NumPy; give it float64.
+
+Arrays are (batch, channels, height, width) or (batch, features), weights in PyTorch's shapes. Windows are pairs
+(height, width). A function `f_backward` gives the gradients of sum(grad_output * f(...)). Slow and obvious on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Pair = tuple[int, int]
+
+
+def window_output(size: int, kernel: int, stride: int, padding: int, dilation: int = 1, ceil: bool = False) -> int:
+    """PyTorch's output size along one axis."""
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    output = (-(-room // stride) if ceil else room // stride) + 1
+    if ceil and (output - 1) * stride >= size + padding:  # a last window that would start in the right padding
+        output -= 1
+    return output
+
+
+# ---- convolution and linear
+
+
+def _taps(kernel: Pair, stride: Pair, dilation: Pair, output: Pair):
+    """For each element of the kernel the slices of the padded input that it meets, one value an output."""
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            top, left = i * dilation[0], j * dilation[1]
+            rows = slice(top, top + stride[0] * (output[0] - 1) + 1, stride[0])
+            columns = slice(left, left + stride[1] * (output[1] - 1) + 1, stride[1])
+            yield i, j, rows, columns
+
+
+def _pad(x: Array, padding: Pair) -> Array:
+    return np.pad(x, ((0, 0), (0, 0), (padding[0], padding[0]), (padding[1], padding[1])))
+
+
+def conv2d(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> Array:
+    kernel = weight.shape[2:]
+    out = tuple(window_output(x.shape[2 + a], kernel[a], stride[a], padding[a], dilation[a]) for a in (0, 1))
+    padded = _pad(x, padding)
+    y = np.zeros((len(x), len(weight), *out), x.dtype)
+    ins, outs = x.shape[1] // groups, len(weight) // groups
+    for g in range(groups):
+        source, target = slice(g * ins, (g + 1) * ins), slice(g * outs, (g + 1) * outs)
+        for i, j, rows, columns in _taps(kernel, stride, dilation, out):
+            y[:, target] += np.einsum("nchw,oc->nohw", padded[:, source, rows, columns], weight[target, :, i, j])
+    return y if bias is None else y + bias[:, None, None]
+
+
+def conv2d_backward(
+    x: Array,
+    weight: Array,
+    grad: Array,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> tuple[Array, Array, Array]:
+    """Gradients of the input, the weight and the bias."""
+    padded = _pad(x, padding)
+    grad_padded, grad_weight = np.zeros_like(padded), np.zeros_like(weight)
+    ins, outs = x.shape[1] // groups, len(weight) // groups
+    for g in range(groups):
+        source, target = slice(g * ins, (g + 1) * ins), slice(g * outs, (g + 1) * outs)
+        for i, j, rows, columns in _taps(weight.shape[2:], stride, dilation, grad.shape[2:]):
+            grad_padded[:, source, rows, columns] += np.einsum("nohw,oc->nchw", grad[:, target], weight[target, :, i, j])
+            grad_weight[target, :, i, j] = np.einsum("nohw,nchw->oc", grad[:, target], padded[:, source, rows, columns])
+    height, width = x.shape[2:]
+    grad_input = grad_padded[:, :, padding[0] : padding[0] + height, padding[1] : padding[1] + width]
+    return grad_input, grad_weight, grad.sum((0, 2, 3))
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    return x @ weight.T + (0 if bias is None else bias)
+
+
+def linear_backward(x: Array, weight: Array, grad: Array) -> tuple[Array, Array, Array]:
+    return grad @ weight, grad.T @ x, grad.sum(0)
+
+
+# ---- pooling
+
+
+def _windows(size: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil: bool):
+    """Each output (row, column) with the rows and the columns of the input in its window, and the window's size when
+    the padding counts: clipped at the padding's edge."""
+    out = [window_output(size[a], kernel[a], stride[a], padding[a], dilation[a], ceil) for a in (0, 1)]
+    inside: list[list[list[int]]] = [[], []]
+    extent: list[list[int]] = [[], []]
+    for a in (0, 1):
+        for o in range(out[a]):
+            places = [o * stride[a] - padding[a] + k * dilation[a] for k in range(kernel[a])]
+            inside[a].append([p for p in places if 0 <= p < size[a]])
+            extent[a].append(sum(p < size[a] + padding[a] for p in places))
+    for h in range(out[0]):
+        for w in range(out[1]):
+            yield h, w, inside[0][h], inside[1][w], extent[0][h] * extent[1][w]
+
+
+def _pooled(x: Array, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil: bool) -> Array:
+    size = [window_output(x.shape[2 + a], kernel[a], stride[a], padding[a], dilation[a], ceil) for a in (0, 1)]
+    return np.zeros((*x.shape[:2], *size), x.dtype)
+
+
+def max_pool2d(
+    x: Array,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    ceil: bool = False,
+) -> tuple[Array, Array]:
+    """The output, and the place row * width + column of each winner: the first of equals; a later NaN beats all."""
+    y = _pooled(x, kernel, stride, padding, dilation, ceil)
+    winner = np.full(y.shape, -1, np.int64)
+    for h, w, rows, columns, _ in _windows(x.shape[2:], kernel, stride, padding, dilation, ceil):
+        for r in rows:
+            for c in columns:
+                value = x[:, :, r, c]
+                wins = (winner[:, :, h, w] < 0) | (value > y[:, :, h, w]) | np.isnan(value)
+                y[:, :, h, w] = np.where(wins, value, y[:, :, h, w])
+                winner[:, :, h, w] = np.where(wins, r * x.shape[3] + c, winner[:, :, h, w])
+    return y, winner
+
+
+def max_pool2d_backward(x: Array, winner: Array, grad: Array) -> Array:
+    flat = np.zeros((*x.shape[:2], x.shape[2] * x.shape[3]), grad.dtype)
+    n, c = np.indices(winner.shape[:2])
+    for h in range(winner.shape[2]):
+        for w in range(winner.shape[3]):
+            flat[n, c, winner[:, :, h, w]] += grad[:, :, h, w]
+    return flat.reshape(x.shape)
+
+
+def avg_pool2d(
+    x: Array,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair = (0, 0),
+    ceil: bool = False,
+    count_include_pad: bool = True,
+) -> Array:
+    y = _pooled(x, kernel, stride, padding, (1, 1), ceil)
+    for h, w, rows, columns, extent in _windows(x.shape[2:], kernel, stride, padding, (1, 1), ceil):
+        divisor = extent if count_include_pad else len(rows) * len(columns)
+        y[:, :, h, w] = x[:, :, rows][:, :, :, columns].sum((2, 3)) / divisor
+    return y
+
+
+def avg_pool2d_backward(
+    x: Array,
+    grad: Array,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair = (0, 0),
+    ceil: bool = False,
+    count_include_pad: bool = True,
+) -> Array:
+    grad_input = np.zeros(x.shape, grad.dtype)
+    for h, w, rows, columns, extent in _windows(x.shape[2:], kernel, stride, padding, (1, 1), ceil):
+        divisor = extent if count_include_pad else len(rows) * len(columns)
+        for r in rows:
+            for c in columns:
+                grad_input[:, :, r, c] += grad[:, :, h, w] / divisor
+    return grad_input
+
+
+# ---- element by element; backward passes start from the output
+
+
+def relu(x: Array) -> Array:
+    return np.where(x < 0, 0, x)  # NaN stays NaN
+
+
+def relu_backward(y: Array, grad: Array) -> Array:
+    return np.where(y > 0, grad, 0)
+
+
+def tanh(x: Array) -> Array:
+    return np.tanh(x)
+
+
+def tanh_backward(y: Array, grad: Array) -> Array:
+    return grad * (1 - y * y)
+
+
+def sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1) / (1 + e)
+
+
+def sigmoid_backward(y: Array, grad: Array) -> Array:
+    return grad * y * (1 - y)
+
+
+# ---- losses: sum over samples, samples right, gradient of the mean
+
+
+def cross_entropy(x: Array, classes: Array) -> tuple[float, int, Array]:
+    n = np.arange(len(x))
+    shifted = x - x.max(1, keepdims=True)
+    total = np.exp(shifted).sum(1)
+    losses = np.log(total) - shifted[n, classes]
+    grad = np.exp(shifted) / total[:, None]
+    others = np.exp(shifted)
+    others[n, classes] = 0
+    grad[n, classes] = -others.sum(1) / total  # p - 1 without the difference
+    return float(losses.sum()), int((x.argmax(1) == classes).sum()), grad / len(x)
+
+
+def binary_cross_entropy(x: Array, targets: Array) -> tuple[float, int, Array]:
+    """Of logits. A sample's loss is the mean over its values; it is right if all of them are on the right side."""
+    losses = np.maximum(x, 0) - x * targets + np.log1p(np.exp(-np.abs(x)))
+    right = ((x > 0) == (targets > 0.5)).reshape(len(x), -1).all(1)
+    return float(losses.reshape(len(x), -1).mean(1).sum()), int(right.sum()), (sigmoid(x) - targets) / x.size
+
+
+def mean_squared_error(x: Array, targets: Array) -> tuple[float, int, Array]:
+    difference = x - targets
+    return float((difference**2).reshape(len(x), -1).mean(1).sum()), 0, 2 * difference / x.size
+
+
+LOSSES: dict[str, Callable[[Array, Array], tuple[float, int, Array]]] = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "mean_squared_error": mean_squared_error,
+}
+
+
+# ---- stochastic gradient descent, PyTorch's form
+
+
+def sgd(
+    weight: Array,
+    grad: Array,
+    momentum: Array,
+    lr: float,
+    mu: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+) -> tuple[Array, Array]:
+    """The new weight and momentum; momentum starts as zeros."""
+    d = grad + weight_decay * weight
+    momentum = mu * momentum + d
+    return weight - lr * (d + mu * momentum if nesterov else momentum), momentum
+
+
+# ---- a network, described as gossipgrad.Model.config() does
+
+
+def _pair(value: Any) -> Pair:
+    return (value[0], value[1])
+
+
+class Network:
+    """Forward and backward passes of any graph of layers; dropout is left out."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.layers: Sequence[Mapping[str, Any]] = config["layers"]
+
+    def forward(self, weights: Mapping[str, Array], x: Array) -> list[Array]:
+        """The output of every layer."""
+        values: list[Array] = []
+        self._winners: dict[int, Array] = {}
+        for at, layer in enumerate(self.layers):
+            inputs = [values[i] for i in layer["inputs"]]
+            values.append(x if layer["layer"] == "Input" else self._layer(at, layer, weights, inputs))
+        return values
+
+    def _layer(self, at: int, layer: Mapping[str, Any], weights: Mapping[str, Array], inputs: list[Array]) -> Array:
+        kind, name, options = layer["layer"], layer["name"], layer["options"]
+        x = inputs[0]
+        if kind == "Conv2d":
+            places = (_pair(options["stride"]), _pair(options["padding"]), _pair(options["dilation"]))
+            return conv2d(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), *places, options["groups"])
+        if kind == "Linear":
+            return linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+        if kind == "MaxPool2d":
+            window = [_pair(options[key]) for key in ("kernel", "stride", "padding", "dilation")]
+            y, self._winners[at] = max_pool2d(x, *window, options["ceil_mode"])
+            return y
+        if kind == "AvgPool2d":
+            window = [_pair(options[key]) for key in ("kernel", "stride", "padding")]
+            return avg_pool2d(x, *window, options["ceil_mode"], options["count_include_pad"])
+        if kind in ("ReLU", "Tanh", "Sigmoid"):
+            return {"ReLU": relu, "Tanh": tanh, "Sigmoid": sigmoid}[kind](x)
+        if kind == "Flatten":
+            return x.reshape(len(x), -1)
+        if kind == "Add":
+            return sum(inputs[1:], inputs[0])
+        if kind == "Concat":
+            return np.concatenate(inputs, 1)
+        assert kind == "Dropout" and options["p"] == 0, kind
+        return x
+
+    def gradients(self, weights: Mapping[str, Array], x: Array, targets: Array, loss: str) -> tuple[float, int, dict]:
+        """The mean loss, samples right, and the gradient of each weight."""
+        values = self.forward(weights, x)
+        total, right, grad = LOSSES[loss](values[-1], targets)
+        grads = [np.zeros_like(v) for v in values]
+        grads[-1] = grads[-1] + grad.reshape(values[-1].shape)
+        result: dict[str, Array] = {}
+        for at in reversed(range(len(self.layers))):
+            layer = self.layers[at]
+            if layer["layer"] == "Input":
+                continue
+            inputs = [values[i] for i in layer["inputs"]]
+            parts = self._backward(at, layer, weights, inputs, values[at], grads[at], result)
+            for i, part in zip(layer["inputs"], parts, strict=True):
+                grads[i] = grads[i] + part
+        return total / len(x), right, result
+
+    def _backward(self, at, layer, weights, inputs, y, grad, result) -> list[Array]:
+        kind, name, options = layer["layer"], layer["name"], layer["options"]
+        x = inputs[0]
+        if kind in ("Conv2d", "Linear"):
+            weight = weights[f"{name}.weight"]
+            if kind == "Conv2d":
+                places = (_pair(options["stride"]), _pair(options["padding"]), _pair(options["dilation"]))
+                grad_input, result[f"{name}.weight"], bias = conv2d_backward(x, weight, grad, *places, options["groups"])
+            else:
+                grad_input, result[f"{name}.weight"], bias = linear_backward(x, weight, grad)
+            if f"{name}.bias" in weights:
+                result[f"{name}.bias"] = bias
+            return [grad_input]
+        if kind == "MaxPool2d":
+            return [max_pool2d_backward(x, self._winners[at], grad)]
+        if kind == "AvgPool2d":
+            window = [_pair(options[key]) for key in ("kernel", "stride", "padding")]
+            return [avg_pool2d_backward(x, grad, *window, options["ceil_mode"], options["count_include_pad"])]
+        if kind in ("ReLU", "Tanh", "Sigmoid"):
+            return [{"ReLU": relu_backward, "Tanh": tanh_backward, "Sigmoid": sigmoid_backward}[kind](y, grad)]
+        if kind == "Flatten":
+            return [grad.reshape(x.shape)]
+        if kind == "Add":
+            return [grad] * len(inputs)
+        if kind == "Concat":
+            return np.split(grad, np.cumsum([one.shape[1] for one in inputs])[:-1], 1)
+        return [grad]

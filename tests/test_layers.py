@@ -1,0 +1,151 @@
+"""Building networks: names, shapes, weights, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+
+
+def small() -> gg.Model:
+    return gg.Sequential([gg.Conv2d(4, 3), gg.ReLU(), gg.MaxPool2d(2), gg.Flatten(), gg.Linear(5)], input=(2, 9, 8))
+
+
+def test_names_shapes_and_counts():
+    net = small()
+    assert net.input_shape == (2, 9, 8) and net.output_shape == (5,)
+    assert net.parameter_shapes() == {
+        "conv1.weight": (4, 2, 3, 3),
+        "conv1.bias": (4,),
+        "fc1.weight": (5, 4 * 3 * 3),
+        "fc1.bias": (5,),
+    }
+    assert net.parameters == 4 * 2 * 9 + 4 + 5 * 36 + 5
+    text = net.summary()
+    assert "conv1" in text and f"{net.parameters:,}" in text and "4 x 7 x 6" in text
+
+
+def test_automatic_names_avoid_given_ones():
+    net = gg.Sequential([gg.Linear(3), gg.Linear(3, name="fc1"), gg.Linear(3)], input=(4,))
+    assert [n for n in net.parameter_shapes() if n.endswith("weight")] == ["fc2.weight", "fc1.weight", "fc3.weight"]
+
+
+def test_branches():
+    x = gg.Input((3, 6, 6))
+    a = gg.Conv2d(4, 1, name="a")(x)
+    b = gg.Conv2d(4, 3, padding=1, name="b")(x)
+    y = gg.Concat()(gg.Add()(a, b), x)
+    net = gg.Model(x, y, name="branches")
+    assert net.output_shape == (7, 6, 6)
+    assert (a + b).layer.kind == "add"
+
+
+def test_torchvision_like_names_are_possible():
+    net = gg.Sequential([gg.Conv2d(2, 3, bias=False, name="features.0")], input=(1, 4, 4))
+    assert list(net.parameter_shapes()) == ["features.0.weight"]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: gg.Conv2d(0, 3), ValueError, ["out=0", "at least 1"]),
+        (lambda: gg.Conv2d(4, 0), ValueError, ["kernel=0"]),
+        (lambda: gg.Conv2d(4, (3, 3, 3)), ValueError, ["kernel=(3, 3, 3)", "(height, width)"]),
+        (lambda: gg.Conv2d(4, 3, padding=-1), ValueError, ["padding=-1"]),
+        (lambda: gg.Conv2d(4, 3, groups=3), ValueError, ["groups=3", "out=4"]),
+        (lambda: gg.Conv2d(4, 3.5), TypeError, ["kernel=3.5"]),
+        (lambda: gg.Conv2d(4, 3, bias=1), TypeError, ["bias=1", "True or False"]),
+        (lambda: gg.Linear("10"), TypeError, ["out='10'"]),
+        (lambda: gg.Linear(10, weight_init="xavier"), ValueError, ["weight_init='xavier'", "xavier_uniform"]),
+        (lambda: gg.Linear(10, weight_init=("normal", -1)), ValueError, ["weight_init[1]=-1"]),
+        (lambda: gg.MaxPool2d(2, padding=2), ValueError, ["padding=2", "half of kernel"]),
+        (lambda: gg.Dropout(1.0), ValueError, ["p=1.0", "< 1"]),
+        (lambda: gg.Dropout(float("nan")), ValueError, ["p=nan"]),
+        (lambda: gg.ReLU(name=""), ValueError, ["name=''"]),
+        (lambda: gg.ReLU(name="x" * 100), ValueError, ["name=", "63"]),
+        (lambda: gg.Input((3, 0)), ValueError, ["shape[1]=0"]),
+        (lambda: gg.Add()(gg.Input((3,))), ValueError, ["Add()", "1 nodes"]),
+        (lambda: gg.ReLU()(np.zeros(3)), TypeError, ["ReLU()", "ndarray"]),
+        (lambda: gg.Sequential([], input=(3,)), ValueError, ["layers: empty"]),
+        (lambda: gg.Sequential([gg.ReLU], input=(3,)), TypeError, ["layers[0]"]),
+    ],
+)
+def test_bad_layers_are_refused_at_once(make, error, words):
+    with pytest.raises(error) as caught:
+        make()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_layer_stands_at_one_place():
+    layer = gg.Linear(3, name="twice")
+    layer(gg.Input((3,)))
+    with pytest.raises(ValueError, match="'twice'.*used twice.*not shared"):
+        layer(gg.Input((3,)))
+
+
+def test_shapes_that_do_not_fit_name_the_layer_and_both_shapes():
+    with pytest.raises(ValueError, match="big") as caught:
+        gg.Sequential([gg.Conv2d(2, 9, name="big")], input=(1, 4, 4))
+    assert "4" in str(caught.value) and "9" in str(caught.value)
+    x = gg.Input((3, 6, 6))
+    with pytest.raises(ValueError, match="sum"):
+        gg.Model(x, gg.Add(name="sum")(gg.Conv2d(4, 1)(x), x))
+
+
+def test_names_are_unique_and_networks_connected():
+    with pytest.raises(ValueError, match="name='a' is borne by two layers"):
+        gg.Sequential([gg.ReLU(name="a"), gg.Tanh(name="a")], input=(3,))
+    x, other = gg.Input((3,)), gg.Input((3,))
+    with pytest.raises(ValueError, match="does not depend|not the network's input"):
+        gg.Model(x, gg.ReLU()(other))
+    with pytest.raises(TypeError, match="inputs is a str"):
+        gg.Model("x", gg.ReLU()(other))
+
+
+def test_initial_weights_are_a_function_of_the_seed():
+    first, again, other = small().weights(3), small().weights(3), small().weights(4)
+    assert all(np.array_equal(first[k], again[k]) for k in first)
+    assert not np.array_equal(first["conv1.weight"], other["conv1.weight"])
+    bound = 1 / np.sqrt(2 * 9)
+    assert np.abs(first["conv1.weight"]).max() <= bound and np.abs(first["conv1.bias"]).max() <= bound
+
+
+def test_initialisers():
+    def drawn(init):
+        return gg.Sequential([gg.Linear(200, weight_init=init, bias_init=0)], input=(300,)).weights()["fc1.weight"]
+
+    assert np.all(drawn(0.25) == 0.25) and np.all(drawn(("constant", -1)) == -1)
+    assert abs(drawn(("normal", 0.5)).std() - 0.5) < 0.01
+    assert abs(drawn("he_normal").std() - np.sqrt(2 / 300)) < 0.001
+    assert abs(np.abs(drawn("xavier_uniform")).max() - np.sqrt(6 / 500)) < 0.001
+    assert abs(np.abs(drawn("caffe_xavier")).max() - np.sqrt(3 / 300)) < 0.001
+
+
+def test_load_weights_and_what_does_not_fit(tmp_path):
+    net, weights = small(), small().weights(7)
+    weights["fc1.bias"][:] = 4
+    net.load_weights({k: v.astype(np.float64) for k, v in weights.items()})
+    assert net.loaded and all(np.array_equal(net.weights()[k], weights[k]) for k in weights)
+    weights["fc1.bias"][:] = 5
+    assert net.weights()["fc1.bias"][0] == 4, "load_weights copies"
+    with pytest.raises(gg.CheckpointError, match=r"has no fc1.bias"):
+        net.load_weights({k: v for k, v in weights.items() if k != "fc1.bias"})
+    with pytest.raises(gg.CheckpointError, match="surplus, which the network lacks"):
+        net.load_weights(weights | {"surplus": np.zeros(3)})
+    with pytest.raises(gg.CheckpointError, match=r"fc1.weight has shape \(36, 5\), here \(5, 36\)"):
+        net.load_weights(weights | {"fc1.weight": np.zeros((36, 5))})
+    with pytest.raises(gg.CheckpointError, match="nowhere.*No such file"):
+        net.load_weights(tmp_path / "nowhere.safetensors")
+
+
+def test_config_makes_the_same_network():
+    x = gg.Input((3, 8, 8), name="picture")
+    a = gg.Conv2d(6, 3, (2, 1), (1, 0), (1, 2), 3, False, ("normal", 0.1), 0.5, "c")(x)
+    b = gg.AvgPool2d(2, 1, (1, 0), True, False)(a)
+    y = gg.Dropout(0.25)(gg.Concat()(b, gg.Sigmoid()(b)))
+    net = gg.Model(x, y, name="n")
+    again = gg.Model.from_config(net.config())
+    assert again.same_network(net) and again.summary() == net.summary()
+    assert not again.same_network(small())

@@ -1,0 +1,204 @@
+"""Under mpiexec: the same bits as in the virtual cluster, with and without shared memory, resumed or not; reports."""
+
+import json
+import sys
+
+import pytest
+from conftest import ROOT
+
+import gossipgrad as gg
+
+SEED = 7
+# name: strategy, samples, batch, momentum. 203 and 101 samples make shards of unequal size.
+RUNS = {
+    "default": (gg.GossipGraD(), 203, 16, 0.9),
+    "late": (gg.GossipGraD(staleness=1), 203, 16, 0.9),
+    "cube": (gg.GossipGraD(topology="cube", rotate=False), 203, 16, 0.9),
+    "cube, late, weights": (gg.GossipGraD(topology="cube", staleness=1, exchange="weights"), 203, 16, 0.9),
+    "weights": (gg.GossipGraD(exchange="weights"), 203, 16, 0.9),
+    "gradients": (gg.GossipGraD(exchange="gradients"), 203, 16, 0.9),
+    "gradients, late": (gg.GossipGraD(exchange="gradients", staleness=1), 203, 16, 0.9),
+    "halves": (gg.GossipGraD(mix="halves"), 101, 13, 0.9),
+    "halves, late": (gg.GossipGraD(mix="halves", staleness=1), 101, 13, 0.9),
+    "no momentum": (gg.GossipGraD(), 101, 13, 0.0),
+    "a layer a bucket, small chunks": (gg.GossipGraD(bucket_bytes=1, chunk_bytes=6000), 203, 16, 0.9),
+    "late, tiny chunks": (gg.GossipGraD(staleness=1, bucket_bytes=100, chunk_bytes=1200), 101, 13, 0.9),
+    "gradients, small chunks": (gg.GossipGraD(exchange="gradients", bucket_bytes=1, chunk_bytes=20000), 101, 13, 0.9),
+    "allreduce": (gg.AllReduce(), 203, 16, 0.9),
+    "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
+}
+
+
+def net():
+    """18,666 parameters: layers of 84, 18,464 and 330, of which messages of more and of less than a page."""
+    layers = [gg.Conv2d(4, 3), gg.MaxPool2d(2), gg.Flatten(), gg.Linear(32), gg.ReLU(), gg.Dropout(0.2)]
+    return gg.Sequential([*layers, gg.Linear(10)], input=(2, 26, 26), name="middling")
+
+
+def trainer_of(name, comm=None, **options):
+    strategy, _, _, momentum = RUNS[name]
+    optimizer = gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
+    return gg.Trainer(net(), optimizer=optimizer, strategy=strategy, seed=SEED, comm=comm, **options)
+
+
+def fit(name, comm=None, epochs=2, **options):
+    trainer = trainer_of(name, comm)
+    _, samples, batch, _ = RUNS[name]
+    train, _ = gg.data.synthetic((2, 26, 26), train=samples, test=1, seed=1)
+    history = trainer.fit(train, epochs=epochs, batch_size=batch, progress=False, **options)
+    return trainer, history
+
+
+IMPORT = f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport json\nimport gossipgrad as gg\nimport test_mpi\n"
+
+
+def answers(done):
+    """What rank 0 printed as JSON."""
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def virtual():
+    """weights_sha256 and losses of each run in the virtual cluster, computed once."""
+    known = {}
+
+    def run(name, p):
+        if (name, p) not in known:
+            trainer, history = fit(name, gg.VirtualCluster(p))
+            known[name, p] = [history.weights_sha256, history["train_loss"], history["consensus_distance"]]
+            trainer.close()
+        return known[name, p]
+
+    return run
+
+
+@pytest.mark.parametrize("shared", ["1", "0"])
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
+    text = IMPORT + (
+        "found = {}\n"
+        "for name in test_mpi.RUNS:\n"
+        "    trainer, history = test_mpi.fit(name)\n"
+        "    assert trainer.team.kind == 'mpi'\n"
+        "    found[name] = [history.weights_sha256, history['train_loss'], history['consensus_distance']]\n"
+        "    trainer.close()\n"
+        "if trainer.rank == 0: print(json.dumps(found))\n"
+    )
+    found = answers(mpirun(p, text, env={"GOSSIPGRAD_SHARED": shared}))
+    for name in RUNS:
+        assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
+        assert len(found[name][0]) == p
+        same = p == 1 or name == "allreduce"
+        assert len(set(found[name][0])) == 1 if same else len(set(found[name][0])) > 1 or p == 2
+
+
+def test_single_steps_and_state(mpirun):
+    """train_step, gradients, momentum, predict, evaluate, one process a rank."""
+    script = IMPORT + (
+        "import hashlib, numpy as np\n"
+        "def digest(arrays): return hashlib.sha256(b''.join(a.tobytes() for a in arrays.values())).hexdigest()\n"
+        "comm = gg.VirtualCluster(3) if len(sys.argv) > 1 else None\n"
+        "trainer = test_mpi.trainer_of('late', comm)\n"
+        "ranks = range(3) if comm else [trainer.rank]\n"
+        "losses = []\n"
+        "for step in range(4):\n"
+        "    data = [gg.data.synthetic((2, 26, 26), train=5 + r, test=1, seed=10 * step + r)[0] for r in ranks]\n"
+        "    x, y = [d.samples for d in data], [d.targets for d in data]\n"
+        "    losses.append(trainer.train_step(x, y) if comm else trainer.train_step(x[0], y[0]))\n"
+        "own = [[digest(trainer.gradients(r)), digest(trainer.momentum(r)), digest(trainer.weights(r))]\n"
+        "       for r in (ranks if comm else [0])]\n"
+        "test = gg.data.synthetic((2, 26, 26), train=50, test=1)[0]\n"
+        "common = [digest(trainer.consensus_weights()), digest({'y': trainer.predict(test)}),\n"
+        "          trainer.evaluate(test), trainer.evaluate(test, replicas=True), trainer.consensus_distance()]\n"
+        "if comm: print(json.dumps([own, list(map(list, zip(*losses))), common]))\n"
+        "else:\n"
+        "    parts = [json.loads(one) for one in trainer._gather(json.dumps([own[0], losses, common]).encode())]\n"
+        "    assert all(part[2] == parts[0][2] for part in parts)\n"
+        "    if trainer.rank == 0: print(json.dumps([[a for a, _, _ in parts], [b for _, b, _ in parts], common]))\n"
+    )
+    from conftest import run_group
+
+    alone = run_group([sys.executable, "-c", script, "virtual"])
+    assert alone.returncode == 0, alone.stderr
+    assert answers(mpirun(3, script)) == answers(alone)
+
+
+@pytest.mark.parametrize("name", ["default", "late", "gradients, late"])
+def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
+    """Saved by MPI, continued by MPI and by the virtual cluster, and the other way round."""
+    path, other = str(tmp_path / "mpi.safetensors"), tmp_path / "virtual.safetensors"
+    whole, history = fit(name, gg.VirtualCluster(3), epochs=3)
+    half, _ = fit(name, gg.VirtualCluster(3), epochs=1)
+    half.save(other)
+    text = IMPORT + (
+        f"trainer, _ = test_mpi.fit({name!r}, epochs=1)\n"
+        f"trainer.save({path!r})\n"
+        f"_, again = test_mpi.fit({name!r}, epochs=3, resume={path!r})\n"
+        f"_, taken = test_mpi.fit({name!r}, epochs=3, resume={str(other)!r})\n"
+        "if trainer.rank == 0: print(json.dumps([again.weights_sha256, again['train_loss'], taken.weights_sha256]))\n"
+    )
+    resumed, losses, taken = answers(mpirun(3, text))
+    assert resumed == taken == history.weights_sha256
+    assert losses == history["train_loss"]
+    _, here = fit(name, gg.VirtualCluster(3), epochs=3, resume=path)
+    assert here.weights_sha256 == history.weights_sha256
+
+
+@pytest.mark.parametrize("shared", ["1", "0"])
+def test_trainers_that_are_left_in_mid_step(shared, mpirun):
+    """Dropped with messages under way, while others of the group are still computing; the next one is not disturbed."""
+    text = IMPORT + (
+        "import time\n"
+        "def steps(name, settle):\n"
+        "    trainer = test_mpi.trainer_of(name)\n"
+        "    data = gg.data.synthetic((2, 26, 26), train=8, test=1, seed=trainer.rank)[0]\n"
+        "    for step in range(3):\n"
+        "        trainer.train_step(data.samples, data.targets)\n"
+        "        if step == 1 and trainer.rank == 1: time.sleep(0.02)\n"
+        "    if settle: trainer.settle()\n"
+        "    return trainer\n"
+        "for name in ('default', 'late', 'gradients, late', 'late, tiny chunks'):\n"
+        "    expected = steps(name, True).weights_sha256()\n"
+        "    for settle in (False, True, False, True):\n"
+        "        steps(name, settle).close()\n"
+        "        assert steps(name, False).weights_sha256() == expected\n"
+    )
+    done = mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared}, timeout=60)
+    assert done.stderr == ""
+
+
+COUNTS = ("samples", "bytes_sent", "messages_sent", "steps")
+SECONDS = ("compute_seconds", "exposed_communication_seconds", "data_wait_seconds")
+
+
+def test_report_and_command_line(mpirun, tmp_path):
+    """The same options under mpiexec and as virtual ranks: the same weights; the report has what is promised."""
+    from conftest import run_group
+
+    options = ["-m", "gossipgrad", "train", "--dataset", "synthetic", "--epochs", "2", "--batch-size", "100"]
+    options += ["--lr", "0.02", "--staleness", "1", "--validate-replicas"]
+    done = mpirun(2, [*options, "--report", str(tmp_path / "mpi.json")])
+    lines = done.stdout.splitlines()
+    assert sum("lenet, 431,080 parameters" in line for line in lines) == 1, "rank 0 alone speaks"
+    alone = run_group([sys.executable, *options, "--virtual-ranks", "2", "--report", str(tmp_path / "virtual.json")])
+    assert alone.returncode == 0, alone.stderr
+
+    report, virtual = (json.loads((tmp_path / f"{kind}.json").read_text()) for kind in ("mpi", "virtual"))
+    assert report["schema"] == 1 and report["ranks"] == 2
+    assert report["model"] == {"name": "lenet", "parameters": 431080}
+    assert report["weights_sha256"] == virtual["weights_sha256"] and len(report["weights_sha256"]) == 2
+    assert report["settings"]["staleness"] == 1 and report["settings"]["strategy"] == "gossipgrad"
+    assert report["settings"]["comm"] == "mpi" and virtual["settings"]["comm"] == "virtual"
+    assert report["environment"]["gossipgrad"] == gg.__version__
+    for i, (record, twin) in enumerate(zip(report["epochs"], virtual["epochs"], strict=True)):
+        assert record["epoch"] == i + 1
+        assert all(record[key] == twin[key] for key in (*COUNTS, "train_loss", "consensus_distance", "validation"))
+        assert record["validation_replicas"] == twin["validation_replicas"] and len(twin["validation_replicas"]) == 2
+        assert record["samples"] == 2000 and record["steps"] == 10
+        # weights and momentum, to one partner a step and rank
+        assert 2 * 10 * 2 * 4 * 431080 <= record["bytes_sent"] < 1.001 * 2 * 10 * 2 * 4 * 431080
+        assert record["seconds"] > 0 and record["samples_per_second"] == pytest.approx(2000 / record["seconds"])
+        parts = sum(record[key] for key in SECONDS)
+        assert parts == pytest.approx(record["seconds"], rel=0.2) or abs(parts - record["seconds"]) < 0.2
+        for key in (*SECONDS, "seconds"):
+            assert 0 <= record[key] <= record[f"{key}_max"]

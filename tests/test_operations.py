@@ -1,0 +1,772 @@
+"""Every operation of both CPU tables and every instruction set, forward and backward, against float64.
+
+Tolerances are in units of rounding: an element may be off by a few roundings of the sum of the absolute values of its
+terms, and a few more the longer the sum is. run_op puts guard bytes around every buffer and fills outputs with NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import reference as ref
+from conftest import ROOT
+
+import gossipgrad  # noqa: F401  loads the core's libraries
+from gossipgrad import _core
+
+ISAS = _core.info()["isas"]
+ONEDNN = bool(_core.info()["onednn"])
+# oneDNN takes its instruction set once a process: here the default, the others in processes of their own.
+TABLES = [("native", isa) for isa in ISAS] + ([("onednn", None)] if ONEDNN else [])
+tables = pytest.mark.parametrize(("backend", "isa"), TABLES, ids=[f"{b}-{i or 'default'}" for b, i in TABLES])
+isas = pytest.mark.parametrize("isa", ISAS)
+
+ROUNDING = 2.0**-24  # of float32, to nearest
+TINY = 2.0**-126
+
+
+def test_all_tables_are_here():
+    assert _core.info()["isa"] in ISAS and "scalar" in ISAS
+    assert ISAS[0] == "scalar"
+
+
+def float32(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def close(what: str, found: np.ndarray, wanted: np.ndarray, magnitude: np.ndarray | float, terms: int = 1) -> None:
+    """found (float32) is wanted (float64) up to roundings of the sum of absolute values `magnitude` of `terms` terms."""
+    assert found.dtype == np.float32 and found.shape == wanted.shape, f"{what}: {found.shape}, wanted {wanted.shape}"
+    allowed = ROUNDING * (4 + math.sqrt(terms)) * np.broadcast_to(magnitude, wanted.shape) + TINY
+    off = np.abs(found.astype(np.float64) - wanted)
+    bad = ~(off <= allowed)
+    if bad.any():
+        at = tuple(int(i) for i in np.unravel_index(np.argmax(np.where(bad, off / allowed, 0)), bad.shape))
+        raise AssertionError(
+            f"{what}: {bad.sum()} of {bad.size} elements are wrong, worst at {at}: "
+            f"{found[at]!r}, wanted {wanted[at]!r} +- {allowed[at]:.3g}"
+        )
+
+
+def same(what: str, found: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_array_equal(found, wanted.astype(np.float32), err_msg=what)
+
+
+def seeded(case) -> np.random.Generator:
+    """Numbers of the case's own, the same in every process."""
+    return np.random.default_rng(zlib.crc32(repr(case).encode()))
+
+
+# ---- convolution: batch, channels, size, outputs, kernel, options
+
+CONVOLUTIONS = {
+    "lenet1": (3, 1, (28, 28), 20, (5, 5), {}),
+    "lenet2": (3, 20, (12, 12), 50, (5, 5), {}),
+    "one-of-everything": (1, 1, (1, 1), 1, (1, 1), {}),
+    "pointwise": (37, 5, (3, 3), 20, (1, 1), {}),
+    "batch-64": (64, 3, (7, 6), 5, (3, 3), {}),
+    "batch-64-of-16-channels": (64, 16, (6, 6), 16, (3, 3), dict(padding=(1, 1))),
+    "batch-1-of-32-channels": (1, 32, (9, 9), 32, (3, 3), dict(padding=(1, 1))),
+    "batch-17": (17, 3, (5, 5), 3, (2, 2), {}),
+    "flat-kernel": (3, 3, (5, 9), 5, (1, 5), {}),
+    "tall-kernel": (3, 5, (9, 4), 3, (5, 2), {}),
+    "stride-2": (3, 3, (9, 9), 5, (3, 3), dict(stride=(2, 2))),
+    "stride-3-leaves-a-rest": (3, 3, (11, 10), 5, (3, 2), dict(stride=(3, 3))),
+    "stride-beyond-kernel": (37, 3, (8, 8), 5, (1, 1), dict(stride=(3, 2))),
+    "stride-pair": (3, 3, (9, 8), 5, (2, 3), dict(stride=(1, 3))),
+    "padding": (3, 3, (7, 5), 5, (3, 3), dict(padding=(1, 1))),
+    "padding-pair": (3, 5, (7, 5), 20, (5, 2), dict(padding=(2, 1))),
+    "padding-beyond-kernel": (3, 3, (3, 3), 5, (2, 2), dict(padding=(3, 2))),
+    "padding-and-stride": (37, 3, (7, 9), 5, (3, 3), dict(padding=(1, 1), stride=(2, 2))),
+    "resnet-stem": (3, 3, (17, 15), 20, (7, 7), dict(padding=(3, 3), stride=(2, 2))),
+    "kernel-beyond-input": (3, 3, (3, 2), 5, (5, 5), dict(padding=(2, 2))),
+    "kernel-beyond-input-1": (1, 1, (1, 2), 3, (3, 5), dict(padding=(1, 3))),
+    "dilation": (3, 3, (9, 9), 5, (3, 3), dict(dilation=(2, 2))),
+    "dilation-all": (3, 5, (11, 9), 3, (3, 2), dict(dilation=(2, 3), stride=(2, 1), padding=(2, 3))),
+    "dilation-of-1-kernel": (3, 3, (5, 5), 3, (1, 3), dict(dilation=(4, 1))),
+    "groups": (3, 6, (7, 7), 4, (3, 3), dict(groups=2)),
+    "groups-5": (3, 20, (5, 5), 10, (2, 2), dict(groups=5, padding=(1, 1))),
+    "groups-batch-37": (37, 4, (5, 5), 6, (3, 3), dict(groups=2, stride=(2, 2))),
+    "groups-of-16": (3, 32, (5, 5), 32, (3, 3), dict(groups=2, padding=(1, 1))),
+    "depthwise": (3, 5, (7, 7), 5, (3, 3), dict(groups=5, padding=(1, 1))),
+    "depthwise-16": (3, 16, (7, 7), 16, (3, 3), dict(groups=16, padding=(1, 1), stride=(2, 2))),
+    "depthwise-times-3": (3, 5, (7, 6), 15, (3, 3), dict(groups=5)),
+    "no-bias": (3, 3, (7, 7), 5, (3, 3), dict(bias=False)),
+    "relu": (37, 3, (7, 7), 5, (3, 3), dict(activation="relu")),
+    "relu-no-bias-batch-1": (1, 5, (6, 7), 20, (3, 2), dict(activation="relu", bias=False)),
+    "relu-groups": (3, 6, (7, 7), 9, (3, 3), dict(activation="relu", groups=3)),
+    "no-input-grad": (3, 1, (9, 9), 5, (5, 5), dict(input_grad=False)),
+    "no-input-grad-relu": (17, 3, (9, 9), 20, (3, 3), dict(input_grad=False, activation="relu")),
+    "two-threads": (37, 5, (9, 9), 20, (3, 3), dict(threads=2)),
+    "two-threads-batch-1": (1, 3, (9, 9), 5, (3, 3), dict(threads=2, activation="relu")),
+    "two-threads-groups": (17, 6, (9, 8), 6, (3, 3), dict(threads=2, groups=3, padding=(1, 1))),
+    "many-channels": (3, 130, (4, 4), 67, (3, 3), {}),
+    "wide": (1, 2, (3, 70), 3, (3, 3), dict(padding=(1, 1))),
+}
+
+
+@functools.cache
+def convolution(name: str):
+    """Arrays, the reference's results and the magnitudes of their sums."""
+    n, channels, size, outputs, kernel, options = CONVOLUTIONS[name]
+    window = {key: options.get(key, default) for key, default in dict(stride=(1, 1), padding=(0, 0), dilation=(1, 1)).items()}
+    groups = options.get("groups", 1)
+    rng = seeded(CONVOLUTIONS[name])
+    x, weight = float32(rng, n, channels, *size), float32(rng, outputs, channels // groups, *kernel)
+    bias = float32(rng, outputs) if options.get("bias", True) else None
+    wide = [None if a is None else a.astype(np.float64) for a in (x, weight, bias)]
+    y = ref.conv2d(*wide, **window, groups=groups)
+    total = ref.conv2d(*[None if a is None else np.abs(a) for a in wide], **window, groups=groups)
+    return x, weight, bias, y, total, float32(rng, *y.shape), window, groups
+
+
+@tables
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_conv2d(backend, isa, name):
+    x, weight, bias, y, total, grad, window, groups = convolution(name)
+    options = {k: v for k, v in CONVOLUTIONS[name][5].items() if k != "bias"}
+    kernel = weight.shape[2:]
+    found = _core.run_op(
+        backend,
+        isa,
+        "conv2d",
+        [x],
+        y.shape[1:],
+        weight=weight,
+        bias=bias,
+        grad_output=grad,
+        kernel=kernel,
+        **options,
+    )
+    terms = weight[0].size
+    wide = [a.astype(np.float64) for a in (x, weight, grad)]
+    if options.get("activation") == "relu":
+        close("output", found["output"], np.maximum(y, 0), total, terms)
+        wide[2] *= found["output"] > 0  # by its own output: close to 0 rounding decides
+    else:
+        close("output", found["output"], y, total, terms)
+    wanted = ref.conv2d_backward(*wide, **window, groups=groups)
+    size = ref.conv2d_backward(*map(np.abs, wide), **window, groups=groups)
+    if options.get("input_grad", True):
+        close("grad_input", found["grad_inputs"][0], wanted[0], size[0], terms * len(weight) // x.shape[1] + 1)
+    else:
+        assert found["grad_inputs"] == []
+    places = len(x) * y.shape[2] * y.shape[3]
+    close("grad_weight", found["grad_weight"], wanted[1], size[1], places)
+    if bias is None:
+        assert found["grad_bias"] is None
+    else:
+        close("grad_bias", found["grad_bias"], wanted[2], size[2], places)
+
+
+# ---- linear: batch, inputs, outputs, options
+
+LINEAR = {
+    "one-of-everything": (1, 1, 1, {}),
+    "batch-1": (1, 20, 5, {}),
+    "batch-1-to-1": (1, 300, 1, {}),
+    "to-1": (37, 300, 1, {}),
+    "from-1": (37, 1, 20, {}),
+    "odd": (3, 5, 3, {}),
+    "batch-16": (16, 16, 16, {}),
+    "batch-17": (17, 17, 17, {}),
+    "lenet-fc1": (37, 800, 50, dict(activation="relu")),
+    "lenet-fc2": (64, 500, 10, {}),
+    "higgs": (256, 28, 300, dict(activation="relu")),
+    "relu-no-bias": (3, 20, 37, dict(activation="relu", bias=False)),
+    "no-bias": (64, 3, 5, dict(bias=False)),
+    "no-input-grad": (37, 20, 5, dict(input_grad=False)),
+    "no-input-grad-relu": (1, 20, 5, dict(input_grad=False, activation="relu")),
+    "two-threads": (37, 65, 130, dict(threads=2)),
+    "two-threads-batch-1": (1, 65, 33, dict(threads=2, activation="relu")),
+    "deep": (5, 3001, 3, {}),
+}
+
+
+@functools.cache
+def linear(name: str):
+    n, inputs, outputs, options = LINEAR[name]
+    rng = seeded(LINEAR[name])
+    x, weight = float32(rng, n, inputs), float32(rng, outputs, inputs)
+    return x, weight, float32(rng, outputs) if options.get("bias", True) else None, float32(rng, n, outputs)
+
+
+@tables
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear(backend, isa, name):
+    x, weight, bias, grad = linear(name)
+    options = {k: v for k, v in LINEAR[name][3].items() if k != "bias"}
+    found = _core.run_op(
+        backend, isa, "linear", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad, **options
+    )
+    wide = [a.astype(np.float64) for a in (x, weight, grad)]
+    shift = None if bias is None else bias.astype(np.float64)
+    y = ref.linear(*wide[:2], shift)
+    total = ref.linear(*map(np.abs, wide[:2]), None if shift is None else np.abs(shift))
+    if options.get("activation") == "relu":
+        close("output", found["output"], np.maximum(y, 0), total, x.shape[1])
+        wide[2] *= found["output"] > 0
+    else:
+        close("output", found["output"], y, total, x.shape[1])
+    wanted, size = ref.linear_backward(*wide), ref.linear_backward(*map(np.abs, wide))
+    if options.get("input_grad", True):
+        close("grad_input", found["grad_inputs"][0], wanted[0], size[0], len(weight))
+    else:
+        assert found["grad_inputs"] == []
+    close("grad_weight", found["grad_weight"], wanted[1], size[1], len(x))
+    if bias is not None:
+        close("grad_bias", found["grad_bias"], wanted[2], size[2], len(x))
+
+
+# ---- pooling: batch, channels, size, kernel, stride, padding, options
+
+POOLS = {
+    "lenet": (37, 5, (8, 8), (2, 2), (2, 2), (0, 0), {}),
+    "batch-1": (1, 3, (8, 6), (2, 2), (2, 2), (0, 0), {}),
+    "batch-64": (64, 1, (6, 4), (2, 2), (2, 2), (0, 0), {}),
+    "16-channels": (3, 16, (6, 6), (2, 2), (2, 2), (0, 0), {}),
+    "one": (1, 1, (1, 1), (1, 1), (1, 1), (0, 0), {}),
+    "odd-map": (3, 5, (7, 9), (2, 2), (2, 2), (0, 0), {}),
+    "odd-map-ceil": (3, 5, (7, 9), (2, 2), (2, 2), (0, 0), dict(ceil_mode=True)),
+    "tiles-of-3": (3, 3, (9, 7), (3, 3), (3, 3), (0, 0), {}),
+    "tiles-of-2-by-3": (17, 3, (5, 8), (2, 3), (2, 3), (0, 0), {}),
+    "overlapping": (3, 5, (7, 7), (3, 3), (2, 2), (0, 0), {}),
+    "overlapping-ceil": (37, 3, (8, 6), (3, 3), (2, 2), (0, 0), dict(ceil_mode=True)),
+    "stride-1": (3, 3, (5, 6), (2, 3), (1, 1), (0, 0), {}),
+    "gaps": (3, 3, (8, 9), (2, 1), (3, 3), (0, 0), {}),
+    "padding": (3, 3, (7, 7), (3, 3), (2, 2), (1, 1), {}),
+    "padding-out": (3, 3, (7, 7), (3, 3), (2, 2), (1, 1), dict(count_include_pad=False)),
+    "padding-pair": (1, 20, (6, 7), (4, 2), (2, 3), (2, 0), {}),
+    "padding-ceil": (3, 3, (6, 7), (3, 2), (2, 3), (1, 1), dict(ceil_mode=True)),
+    "padding-ceil-out": (3, 3, (6, 7), (3, 2), (2, 3), (1, 1), dict(ceil_mode=True, count_include_pad=False)),
+    "clipped": (3, 3, (5, 5), (4, 4), (3, 3), (2, 2), dict(ceil_mode=True)),
+    "clipped-out": (3, 3, (5, 5), (4, 4), (3, 3), (2, 2), dict(ceil_mode=True, count_include_pad=False)),
+    "ceil-drops-a-window": (3, 3, (4, 3), (2, 2), (3, 3), (1, 0), dict(ceil_mode=True)),
+    "global": (3, 5, (5, 7), (5, 7), (1, 1), (0, 0), {}),
+    "beyond-input": (3, 3, (2, 3), (4, 5), (1, 2), (2, 2), {}),
+    "big-window": (3, 2, (20, 19), (17, 18), (2, 1), (0, 0), {}),
+    "two-threads": (17, 6, (7, 7), (3, 3), (2, 2), (1, 1), dict(threads=2)),
+    "two-threads-one-channel": (1, 1, (7, 7), (2, 2), (2, 2), (0, 0), dict(threads=2)),
+}
+DILATED = {
+    "dilation": (3, 3, (9, 9), (3, 3), (2, 2), (0, 0), dict(dilation=(2, 2))),
+    "dilation-pair": (17, 5, (11, 8), (3, 2), (1, 3), (1, 1), dict(dilation=(3, 2), ceil_mode=True)),
+}
+# Where PyTorch clips the last window at the padding's edge, oneDNN does not; it says so and the plan asks the other table.
+NOT_ONEDNN_AVERAGE = {"padding-ceil", "clipped"}
+
+
+def pool_input(case, kind: str) -> np.ndarray:
+    n, channels, size = case[:3]
+    return float32(seeded((case, kind)), n, channels, *size)
+
+
+def run_pool(backend, isa, kind, case, x, grad, output_shape):
+    _, _, _, kernel, stride, padding, options = case
+    return _core.run_op(
+        backend,
+        isa,
+        kind,
+        [x],
+        output_shape,
+        grad_output=grad,
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        **options,
+    )
+
+
+@tables
+@pytest.mark.parametrize("name", [*POOLS, *DILATED])
+def test_max_pool2d(backend, isa, name):
+    case = (POOLS | DILATED)[name]
+    check_max_pool(backend, isa, case, pool_input(case, "max"))
+
+
+def check_max_pool(backend, isa, case, x):
+    _, _, _, kernel, stride, padding, options = case
+    dilation, ceil = options.get("dilation", (1, 1)), options.get("ceil_mode", False)
+    y, winner = ref.max_pool2d(x, kernel, stride, padding, dilation, ceil)
+    grad = float32(seeded(case), *y.shape)
+    found = run_pool(backend, isa, "max_pool2d", case, x, grad, y.shape[1:])
+    same("output", found["output"], y)
+    wide = grad.astype(np.float64)
+    wanted, size = ref.max_pool2d_backward(x, winner, wide), ref.max_pool2d_backward(x, winner, np.abs(wide))
+    close("grad_input", found["grad_inputs"][0], wanted, size, math.prod(kernel))
+    nothing = size == 0  # nobody's maximum
+    assert (found["grad_inputs"][0][nothing] == 0).all()
+
+
+TIES = ["lenet", "16-channels", "odd-map-ceil", "overlapping", "padding", "tiles-of-3", "tiles-of-2-by-3", "big-window"]
+
+
+@tables
+@pytest.mark.parametrize("name", TIES)
+def test_max_pool2d_takes_the_first_of_equals(backend, isa, name):
+    case = POOLS[name]
+    x = np.round(pool_input(case, "ties")).astype(np.float32)
+    check_max_pool(backend, isa, case, x)
+    check_max_pool(backend, isa, case, np.full_like(x, -3e38))
+
+
+@tables
+@pytest.mark.parametrize("name", TIES)
+def test_max_pool2d_of_nan_is_nan(backend, isa, name):
+    if backend == "onednn":
+        pytest.xfail("oneDNN's maximum passes over NaN")
+    case = POOLS[name]
+    x = np.round(pool_input(case, "nan")).astype(np.float32)
+    x[seeded(name).random(x.shape) < 0.1] = np.nan
+    check_max_pool(backend, isa, case, x)
+
+
+@tables
+@pytest.mark.parametrize("name", POOLS)
+def test_avg_pool2d(backend, isa, name):
+    case = POOLS[name]
+    x = pool_input(case, "average")
+    _, _, _, kernel, stride, padding, options = case
+    window = (kernel, stride, padding, options.get("ceil_mode", False), options.get("count_include_pad", True))
+    wide = x.astype(np.float64)
+    y, total = ref.avg_pool2d(wide, *window), ref.avg_pool2d(np.abs(wide), *window)
+    grad = float32(seeded(case), *y.shape)
+    if backend == "onednn" and name in NOT_ONEDNN_AVERAGE:
+        with pytest.raises(NotImplementedError):
+            run_pool(backend, isa, "avg_pool2d", case, x, grad, y.shape[1:])
+        return
+    found = run_pool(backend, isa, "avg_pool2d", case, x, grad, y.shape[1:])
+    close("output", found["output"], y, total, math.prod(kernel))
+    back = grad.astype(np.float64)
+    wanted = ref.avg_pool2d_backward(wide, back, *window)
+    size = ref.avg_pool2d_backward(wide, np.abs(back), *window)
+    close("grad_input", found["grad_inputs"][0], wanted, size, math.prod(kernel))
+
+
+@tables
+@pytest.mark.parametrize("kind", ["max_pool2d", "avg_pool2d"])
+def test_pooling_for_nobody(backend, isa, kind):
+    case = (3, 2, (6, 6), (2, 2), (2, 2), (0, 0), dict(input_grad=False))
+    x = pool_input(case, kind)
+    found = run_pool(backend, isa, kind, case, x, np.ones((3, 2, 3, 3), np.float32), (2, 3, 3))
+    assert found["grad_inputs"] == []
+
+
+# ---- element by element
+
+SHAPES = [(1, 1), (1, 5), (3, 7), (37, 20), (64, 3), (16, 1, 3, 3), (3, 5, 7, 5), (1, 20, 3, 1), (33, 16, 2, 2)]
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+ACTIVATIONS = ["relu", "tanh", "sigmoid"]
+
+
+@tables
+@shapes
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activation(backend, isa, kind, shape):
+    rng = seeded((kind, shape))
+    x, grad = 3 * float32(rng, *shape), float32(rng, *shape)
+    found = _core.run_op(backend, isa, kind, [x], shape[1:], grad_output=grad, threads=1 + shape[0] % 2)
+    y = getattr(ref, kind)(x.astype(np.float64))
+    if kind == "relu":
+        same("output", found["output"], y)
+        same("grad_input", found["grad_inputs"][0], ref.relu_backward(y, grad))
+        return
+    close("output", found["output"], y, np.abs(y), 16)
+    # From the rounded output: what it is off by, times what the gradient changes with it.
+    wanted = getattr(ref, f"{kind}_backward")(y, grad.astype(np.float64))
+    changes = np.abs(grad) * np.abs(y) * (2 * np.abs(y) if kind == "tanh" else 1 + 2 * np.abs(y))
+    close("grad_input", found["grad_inputs"][0], wanted, np.abs(wanted) + changes, 16)
+
+
+@tables
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activation_at_the_ends(backend, isa, kind):
+    """Tiny, huge, infinite, both zeros; and a NaN must not be lost on the way to the loss."""
+    ends = [0.0, 1e-45, 1e-38, 1e-20, 1e-6, 1e-3, 0.01, 0.3, 8.9, 15.0, 17.5, 50.0, 87.0, 88.5, 89.5, 104.0, 1e4, 3e38]
+    x = np.array([ends + [-e for e in ends] + [np.inf, -np.inf]], np.float32)
+    found = _core.run_op(backend, isa, kind, [x], x.shape[1:], grad_output=np.ones_like(x))
+    y = getattr(ref, kind)(x.astype(np.float64))
+    # Results too small for a normal float32 may be 0.
+    close("output", found["output"], y, np.abs(y) + 2 * TINY / ROUNDING, 16)
+    assert np.isfinite(found["grad_inputs"][0]).all()
+    assert (found["grad_inputs"][0] >= 0).all()
+    x[0, 5] = np.nan
+    y = _core.run_op(backend, isa, kind, [x], x.shape[1:])["output"]
+    assert np.isnan(y[0, 5])
+    assert not np.isnan(np.delete(y, 5)).any()
+
+
+@tables
+@shapes
+@pytest.mark.parametrize("count", [2, 3, 16])
+def test_add(backend, isa, shape, count):
+    rng = seeded((shape, count))
+    inputs, grad = [float32(rng, *shape) for _ in range(count)], float32(rng, *shape)
+    found = _core.run_op(backend, isa, "add", inputs, shape[1:], grad_output=grad)
+    stack = np.array(inputs, np.float64)
+    close("output", found["output"], stack.sum(0), np.abs(stack).sum(0), count)
+    assert len(found["grad_inputs"]) == count
+    for part in found["grad_inputs"]:
+        same("grad_input", part, grad)
+
+
+@tables
+@pytest.mark.parametrize("rest", [(), (3, 5), (1, 1)], ids=str)
+@pytest.mark.parametrize("channels", [(1, 1), (3, 5), (16, 16), (20, 1, 3), (2,) * 16], ids=str)
+@pytest.mark.parametrize("batch", [1, 3, 37])
+def test_concat(backend, isa, batch, channels, rest):
+    rng = seeded((batch, channels, rest))
+    inputs = [float32(rng, batch, c, *rest) for c in channels]
+    grad = float32(rng, batch, sum(channels), *rest)
+    found = _core.run_op(backend, isa, "concat", inputs, grad.shape[1:], grad_output=grad, threads=2)
+    same("output", found["output"], np.concatenate(inputs, 1))
+    for part, wanted in zip(found["grad_inputs"], np.split(grad, np.cumsum(channels)[:-1], 1), strict=True):
+        same("grad_input", part, wanted)
+
+
+# ---- dropout
+
+
+def dropped(isa, x, p, grad=None, **key):
+    return _core.run_op("native", isa, "dropout", [x], x.shape[1:], probability=p, grad_output=grad, **key)
+
+
+@isas
+@pytest.mark.parametrize("shape", [(1, 5), (3, 7), (37, 20), (64, 3), (3, 5, 7, 5), (1, 16, 2, 3)], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
+def test_dropout(isa, shape, p):
+    rng = seeded((shape, p))
+    x, grad = float32(rng, *shape), float32(rng, *shape)
+    x[x == 0] = 1
+    grad[grad == 0] = 1
+    found = dropped(isa, x, p, grad, seed=5, step=7, rank=1)
+    kept = found["output"] != 0
+    scale = np.float32(1 / (1 - p))
+    same("output", found["output"], np.where(kept, x * scale, 0))
+    same("grad_input", found["grad_inputs"][0], np.where(kept, grad * scale, 0))
+    assert p > 0 or kept.all()
+    again = dropped(isa, x, p, seed=5, step=7, rank=1, threads=2)["output"]
+    same("again", again, found["output"])
+    same("of the other kernels", dropped("scalar", x, p, seed=5, step=7, rank=1)["output"], found["output"])
+
+
+@isas
+def test_dropout_zeroes_everything_at_1(isa):
+    x = np.ones((3, 5), np.float32)
+    found = dropped(isa, x, 1.0, x)
+    assert not found["output"].any() and not found["grad_inputs"][0].any()
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_is_random(p):
+    x = np.ones((64, 30, 20), np.float32)
+
+    def mask(**key):
+        return dropped(None, x, p, **key)["output"] != 0
+
+    first = mask(seed=1, step=1)
+    deviation = math.sqrt(p * (1 - p))
+    assert abs(first.mean() - (1 - p)) < 5 * deviation / math.sqrt(first.size)
+    for axes in [(0,), (1, 2), (0, 1), (0, 2)]:  # each place over the batch, each sample, each row and column
+        counts = first.mean(axes)
+        number = first.size / counts.size
+        assert np.abs(counts - (1 - p)).max() < 5.5 * deviation / math.sqrt(number)
+    # Streams of other keys, neighbours in the batch and in the features: independent.
+    others = [mask(seed=2, step=1), mask(seed=1, step=2), mask(seed=1, step=1, rank=1), mask(seed=1 << 40, step=1)]
+    others += [mask(seed=1, step=1 << 40), np.roll(first, 1, 0), np.roll(first, 1, 1), np.roll(first, 1, 2)]
+    for other in others:
+        product = ((first - (1 - p)) * (other - (1 - p))).mean() / deviation**2
+        assert abs(product) < 5 / math.sqrt(first.size)
+
+
+def test_a_batch_keeps_the_mask_of_its_samples():
+    """The first samples of a batch are dropped as in a smaller batch of the same step only if the draw says so: what
+    counts is that no two samples share a mask."""
+    mask = dropped(None, np.ones((37, 64), np.float32), 0.5)["output"] != 0
+    assert len({row.tobytes() for row in mask}) == 37
+
+
+@pytest.mark.skipif(not ONEDNN, reason="built without oneDNN")
+def test_what_onednn_leaves_to_the_native_table():
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(NotImplementedError, match="dropout"):
+        _core.run_op("onednn", None, "dropout", [x], (3,), probability=0.5)
+
+
+# ---- backends against each other, repeated runs
+
+
+@pytest.mark.skipif(not ONEDNN, reason="built without oneDNN")
+@pytest.mark.parametrize("name", ["lenet2", "groups", "dilation-all", "kernel-beyond-input", "relu", "padding-and-stride"])
+def test_backends_agree(name):
+    x, weight, bias, y, total, grad, window, groups = convolution(name)
+    options = {k: v for k, v in CONVOLUTIONS[name][5].items() if k != "bias"} | {"kernel": weight.shape[2:]}
+    arrays = dict(weight=weight, bias=bias, grad_output=grad)
+    ours, theirs = (_core.run_op(b, None, "conv2d", [x], y.shape[1:], **arrays, **options) for b in ("native", "onednn"))
+    wide = [np.abs(a.astype(np.float64)) for a in (x, weight, grad)]
+    sizes = ref.conv2d_backward(*wide, **window, groups=groups)
+    terms = len(x) * weight[0].size * y[0, 0].size
+    close("output", ours["output"], theirs["output"].astype(np.float64), 2 * total, weight[0].size)
+    pairs = zip(("grad_weight", "grad_bias"), sizes[1:], strict=True)
+    for key, size in pairs:
+        close(key, ours[key], theirs[key].astype(np.float64), 2 * size, terms)
+    close("grad_input", ours["grad_inputs"][0], theirs["grad_inputs"][0].astype(np.float64), 2 * sizes[0], terms)
+
+
+@tables
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["conv2d", "linear"])
+def test_repeated_runs_give_the_same_bits(backend, isa, kind, threads):
+    if kind == "conv2d":
+        x, weight, bias, y, _, grad, _, _ = convolution("lenet2")
+        options = dict(kernel=(5, 5))
+    else:
+        x, weight, bias, grad = linear("lenet-fc1")
+        y, options = grad, {}
+    arrays = dict(weight=weight, bias=bias, grad_output=grad)
+    first, *more = [
+        _core.run_op(backend, isa, kind, [x], y.shape[1:], **arrays, threads=threads, **options) for _ in range(4)
+    ]
+    for one in more:
+        for key in ("output", "grad_weight", "grad_bias"):
+            assert one[key].tobytes() == first[key].tobytes(), key
+        assert one["grad_inputs"][0].tobytes() == first["grad_inputs"][0].tobytes()
+
+
+@isas
+@pytest.mark.parametrize("kind", ["conv2d", "linear"])
+def test_more_threads_give_the_same_bits(isa, kind):
+    """The native table promises it: runs with another number of threads are comparable bit for bit."""
+    if kind == "conv2d":
+        x, weight, bias, y, _, grad, _, _ = convolution("two-threads")
+        options = dict(kernel=(3, 3))
+    else:
+        x, weight, bias, grad = linear("two-threads")
+        y, options = grad, {}
+    runs = [
+        _core.run_op("native", isa, kind, [x], y.shape[1:], weight=weight, bias=bias, grad_output=grad, threads=t, **options)
+        for t in (1, 2, 3)
+    ]
+    for one in runs[1:]:
+        assert one["output"].tobytes() == runs[0]["output"].tobytes()
+
+
+# ---- losses
+
+LAYOUTS = ["plain", "batch_last"]
+LOSS_SHAPES = [(1, 1), (1, 10), (3, 2), (16, 17), (37, 10), (64, 10), (17, 3), (5, 1000), (33, 1)]
+
+
+def loss_batch(kind: str, n: int, features: int, scale: float = 3.0):
+    rng = seeded((kind, n, features))
+    x = scale * float32(rng, n, features)
+    if kind == "cross_entropy":
+        return x, rng.integers(0, features, n).astype(np.int32)
+    if kind == "binary_cross_entropy":
+        return x, rng.integers(0, 2, (n, features)).astype(np.float32)
+    return x, float32(rng, n, features)
+
+
+def check_loss(isa, kind, layout, x, targets):
+    total, right, grad = _core.run_loss(isa, kind, layout, x, targets)
+    wide = targets if kind == "cross_entropy" else targets.astype(np.float64)
+    wanted, count, gradient = ref.LOSSES[kind](x.astype(np.float64), wide)
+    # cross-entropy's exponentials are float32, the rest is double
+    assert total == pytest.approx(wanted, rel=2e-7, abs=2e-7 * len(x) if kind == "cross_entropy" else 1e-13)
+    assert right == count
+    close("gradient", grad, gradient, np.abs(gradient), 16)
+
+
+@isas
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", LOSS_SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ref.LOSSES)
+def test_loss(isa, kind, layout, shape):
+    check_loss(isa, kind, layout, *loss_batch(kind, *shape))
+
+
+@isas
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ref.LOSSES)
+@pytest.mark.parametrize("scale", [1e-6, 30.0, 100.0, 1e4, 1e15])
+def test_loss_of_extreme_scores(isa, kind, layout, scale):
+    check_loss(isa, kind, layout, *loss_batch(kind, 37, 10, scale))
+
+
+@isas
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cross_entropy_of_the_largest_numbers(isa, layout):
+    x = np.array([[3e38, -3e38, 0], [-3e38, -3e38, -3e38], [3e38, 3e38, 0], [0, -np.inf, 0]], np.float32)
+    check_loss(isa, "cross_entropy", layout, x, np.array([0, 1, 1, 2], np.int32))
+    total, _, grad = _core.run_loss(isa, "cross_entropy", layout, x[:1], np.array([1], np.int32))
+    assert total == pytest.approx(6e38, rel=1e-6)
+    assert grad.tolist() == [[1, -1, 0]]
+
+
+@isas
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_lowest_class_wins_ties(isa, layout):
+    x = np.zeros((37, 20), np.float32)
+    x[:, 3] = x[:, 7] = x[:, 19] = 1
+    for target, right in [(3, 37), (7, 0), (19, 0), (0, 0)]:
+        assert _core.run_loss(isa, "cross_entropy", layout, x, np.full(37, target, np.int32))[1] == right
+
+
+@isas
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ref.LOSSES)
+@pytest.mark.parametrize("place", [0, 4, 9])
+def test_nan_reaches_the_loss(isa, kind, layout, place):
+    x, targets = loss_batch(kind, 5, 10)
+    x[3, place] = np.nan
+    total, _, grad = _core.run_loss(isa, kind, layout, x, targets)
+    assert math.isnan(total)
+    assert np.isnan(grad[3, place])
+    assert np.isfinite(np.delete(grad, 3, 0)).all()
+
+
+# ---- kernels on arenas
+
+SIZES = [16, 48, 1040, 4096 + 16]
+
+
+def kernel(isa, name, arrays, numbers=()):
+    return _core.run_kernel(isa, name, arrays, list(numbers))
+
+
+@isas
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("received", range(8), ids=lambda i: f"{i:03b}")
+@pytest.mark.parametrize("with_momentum", [False, True])
+def test_sgd(isa, with_momentum, received, nesterov):
+    if not with_momentum and (nesterov or received & 3):
+        with_momentum = True  # those belong to momentum; the same case twice costs nothing
+    for n in SIZES[:3]:
+        rng = seeded((n, received, nesterov))
+        grad, weight, *others = (float32(rng, n) for _ in range(6))
+        given = [others[0] if with_momentum else None]
+        given += [others[1 + i] if received >> i & 1 else None for i in range(3)]
+        scale, lr, mu, decay = 0.5, 0.1, 0.9 if with_momentum else 0.0, 0.01
+        found = kernel(isa, "sgd", [grad, weight, *given], [scale, lr, mu, decay, nesterov])
+        g, w = grad.astype(np.float64), weight.astype(np.float64)
+        momentum, before, after, weight_after = (None if a is None else a.astype(np.float64) for a in given)
+        m = np.zeros(n) if momentum is None else momentum
+        old = m
+        if before is not None:
+            m = m + (before - m) / 2
+        w_out, m_out = ref.sgd(w, scale * g, m, lr, mu, decay, nesterov)
+        if after is not None:
+            m_out = m_out + (after - old) / 2
+        if weight_after is not None:
+            w_out = w_out + (weight_after - w) / 2
+        size = sum(np.abs(a.astype(np.float64)) for a in (grad, weight, *given) if a is not None)
+        close("weight", found[0], w_out, size, 4)
+        if with_momentum:
+            close("momentum", found[1], m_out, size, 4)
+        else:
+            assert found[1] is None
+
+
+@isas
+@pytest.mark.parametrize("n", SIZES)
+def test_mix_halve_and_sums(isa, n):
+    arrays = [float32(seeded(n), n) for _ in range(1)] + [float32(seeded((n, i)), n) for i in range(7)]
+    base, received, snapshot = (a.astype(np.float64) for a in arrays[:3])
+    size = np.abs(base) + np.abs(received) + np.abs(snapshot)
+    close("mix", kernel(isa, "mix", arrays[:3]), base + (received - snapshot) / 2, size)
+    close("halve", kernel(isa, "halve", arrays[:2]), (base + received) / 2, size)
+    for count in range(1, 9):
+        scale = [0.5 - 0.3 * i for i in range(count)]
+        parts = [np.float64(np.float32(s)) * a for s, a in zip(scale, arrays, strict=False)]
+        found = kernel(isa, "weighted_sum", arrays[:count], scale)
+        close("weighted_sum", found, np.sum(parts, 0), np.abs(parts).sum(0), count)
+    wanted = float((base**2).sum())
+    assert kernel(isa, "sum_squares", [arrays[0], None]) == pytest.approx(wanted, rel=1e-12)
+    # The difference is one rounding of float32 at most.
+    wanted = float(((base - received) ** 2).sum())
+    assert kernel(isa, "sum_squares", arrays[:2]) == pytest.approx(wanted, rel=2e-7)
+
+
+@isas
+def test_halves_and_equal_replicas_are_exact(isa):
+    a, b = (float32(seeded(i), 1040) for i in range(2))
+    assert kernel(isa, "halve", [a, b]).tobytes() == kernel(isa, "halve", [b, a]).tobytes()
+    assert kernel(isa, "halve", [a, a]).tobytes() == a.tobytes()
+    assert kernel(isa, "mix", [a, b, b]).tobytes() == a.tobytes()
+    assert kernel(isa, "sum_squares", [a, a]) == 0
+
+
+@isas
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_all_finite(isa, n, bad):
+    a = 3e38 * np.sign(float32(seeded(n), n))
+    assert kernel(isa, "all_finite", [a]) is True
+    for place in {0, 7, 15, n // 2, n - 1}:
+        one = a.copy()
+        one[place] = bad
+        assert kernel(isa, "all_finite", [one]) is False
+
+
+@isas
+@pytest.mark.parametrize("turn", [1, 16, 333])
+def test_an_element_does_not_depend_on_its_place(isa, turn):
+    """Else a bucket cut elsewhere, or another number of ranks, would give other bits."""
+    n = 1040
+    arrays = [float32(seeded(("place", i)), n) for i in range(6)]
+    turned = [np.roll(a, turn) for a in arrays]
+    numbers = [0.3, 0.1, 0.9, 0.01, 1]
+    for one, other in zip(kernel(isa, "sgd", arrays, numbers), kernel(isa, "sgd", turned, numbers), strict=True):
+        assert np.roll(one, turn).tobytes() == other.tobytes()
+    for name, count, numbers in [("mix", 3, []), ("halve", 2, []), ("weighted_sum", 5, [0.1, 0.2, 0.3, 0.4, 0.5])]:
+        one, other = kernel(isa, name, arrays[:count], numbers), kernel(isa, name, turned[:count], numbers)
+        assert np.roll(one, turn).tobytes() == other.tobytes(), name
+    # Neither on how much is done in one call.
+    whole, part = kernel(isa, "mix", arrays[:3]), kernel(isa, "mix", [a[:48] for a in arrays[:3]])
+    assert whole[:48].tobytes() == part.tobytes()
+
+
+# ---- what the tests above must not be fooled by
+
+
+def test_a_wrong_result_is_seen():
+    wanted = np.ones((3, 4))
+    found = wanted.astype(np.float32)
+    close("right", found, wanted, 1.0)
+    for wrong in (1.00001, np.nan, np.inf):
+        found[1, 2] = wrong
+        with pytest.raises(AssertionError, match=r"1 of 12 elements are wrong, worst at \(1, 2\)"):
+            close("wrong", found, wanted, 1.0)
+
+
+def test_an_unknown_isa_or_backend_is_an_error():
+    x = np.ones((1, 1), np.float32)
+    with pytest.raises(ValueError, match="sse5"):
+        _core.run_op("native", "sse5", "relu", [x], (1,))
+    with pytest.raises(ValueError, match="cudnn"):
+        _core.run_op("cudnn", None, "relu", [x], (1,))
+
+
+# ---- oneDNN with other instruction sets
+
+
+@pytest.mark.skipif(not ONEDNN or "GOSSIPGRAD_ISA" in os.environ, reason="built without oneDNN, or an ISA is forced already")
+@pytest.mark.parametrize("isa", [i for i in ISAS if i != _core.info()["isa"]])
+def test_onednn_limited(isa):
+    files = ["tests/test_operations.py", "tests/test_network.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    # torch's turn and the memory tests are the same for all
+    command += ["-k", "onednn and not limited and not torch and not memory"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "GOSSIPGRAD_ISA": isa}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = int(done.stdout.rsplit(" passed", 1)[0].split()[-1])
+    assert passed > 150, done.stdout

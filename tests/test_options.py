@@ -1,0 +1,85 @@
+"""Optimisers, schedules, strategies, clusters: their keywords, and the errors that name them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import optim, schedules, strategies
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: gg.SGD(lr=-1), ValueError, ["lr=-1", ">= 0"]),
+        (lambda: gg.SGD(lr="1"), TypeError, ["lr='1'"]),
+        (lambda: gg.SGD(lr=float("inf")), ValueError, ["lr=inf", "finite"]),
+        (lambda: gg.SGD(lr=1, momentum=1), ValueError, ["momentum=1", "< 1"]),
+        (lambda: gg.SGD(lr=1, nesterov=True), ValueError, ["nesterov=True", "momentum=0"]),
+        (lambda: gg.SGD(lr=1, schedule="cosine"), TypeError, ["schedule='cosine'"]),
+        (lambda: schedules.Cosine(total=0), ValueError, ["total=0"]),
+        (lambda: schedules.Cosine(total="all"), ValueError, ["total='all'", "auto"]),
+        (lambda: schedules.StepDecay(every=0), ValueError, ["every=0"]),
+        (lambda: schedules.StepDecay(every=1, gamma=2), ValueError, ["gamma=2", "<= 1"]),
+        (lambda: schedules.Polynomial(power=0), ValueError, ["power=0"]),
+        (lambda: schedules.Constant(warmup=-1), ValueError, ["warmup=-1"]),
+        (lambda: schedules.by_name("cosine", every=3), ValueError, ["every", "cosine", "final"]),
+        (lambda: schedules.by_name("step"), ValueError, ["step", "every"]),
+        (lambda: gg.GossipGraD(topology="ring"), ValueError, ["topology='ring'", "'dissemination', 'cube'"]),
+        (lambda: gg.GossipGraD(staleness=2), ValueError, ["staleness=2", "0, 1"]),
+        (lambda: gg.GossipGraD(staleness=True), ValueError, ["staleness=True"]),
+        (lambda: gg.GossipGraD(exchange="all"), ValueError, ["exchange='all'", "weights+momentum"]),
+        (lambda: gg.GossipGraD(mix="half"), ValueError, ["mix='half'", "halves"]),
+        (lambda: gg.GossipGraD(rotate=1), TypeError, ["rotate=1"]),
+        (lambda: gg.GossipGraD(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
+        (lambda: strategies.by_name("ring"), ValueError, ["strategy='ring'", "'gossipgrad', 'allreduce', 'no-exchange'"]),
+        (lambda: strategies.by_name("allreduce", topology="cube"), ValueError, ["topology", "allreduce", "it has none"]),
+        (lambda: gg.VirtualCluster(0), ValueError, ["p=0"]),
+        (lambda: gg.VirtualCluster(2, latency=-1), ValueError, ["latency=-1"]),
+    ],
+)
+def test_bad_keywords(make, error, words):
+    with pytest.raises(error) as caught:
+        make()
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["shuffle_samples", "wire_dtype"])
+def test_keywords_of_later_are_not_accepted(word):
+    with pytest.raises(TypeError, match=word):
+        gg.GossipGraD(**{word: True})
+
+
+def test_rates():
+    sgd = gg.SGD(0.4, schedule=schedules.StepDecay(every=10, gamma=0.5))
+    assert [sgd.rate(t) for t in (0, 9, 10, 25)] == pytest.approx([0.4, 0.4, 0.2, 0.1])
+    sgd = gg.SGD(0.4, schedule=schedules.Cosine(total=100, final=0.1))
+    assert [sgd.rate(t) for t in (0, 50, 100, 200)] == pytest.approx([0.4, 0.25, 0.1, 0.1])
+    sgd = gg.SGD(0.4, schedule=schedules.Polynomial(total=100, power=2))
+    assert sgd.rate(50) == pytest.approx(0.1)
+    sgd = gg.SGD(0.4, schedule=schedules.Constant(warmup=4, warmup_start=0.5))
+    assert [sgd.rate(t) for t in (0, 2, 4, 5)] == pytest.approx([0.2, 0.3, 0.4, 0.4])
+
+
+def test_auto_total_is_the_whole_run_with_its_warmup():
+    sgd = gg.SGD(1.0, schedule=schedules.Cosine(warmup=20))
+    assert sgd.rate(20, total=120) == 1.0
+    assert sgd.rate(70, total=120) == pytest.approx(0.5)
+    assert sgd.rate(120, total=120) == 0.0
+    assert sgd.rate(119, total=120) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.99)))
+    with pytest.raises(ValueError, match="total='auto'"):
+        sgd.rate(3)
+
+
+def test_settings_make_the_same_objects():
+    for schedule in (schedules.Constant(), schedules.StepDecay(every=3), schedules.Cosine(), schedules.Polynomial(total=9)):
+        sgd = gg.SGD(0.1, 0.9, 1e-4, True, schedule)
+        assert optim.SGD.from_settings(sgd.settings()) == sgd
+    for strategy in (gg.GossipGraD(topology="cube", staleness=1, chunk_bytes=99), gg.AllReduce(), gg.NoExchange()):
+        assert strategies.from_settings(strategy.settings()) == strategy
+        assert strategies.by_name(**{"name": strategy.name}).name == strategy.name
+    cluster = gg.VirtualCluster(3, 1e-6, 1e9, 2.0)
+    assert gg.VirtualCluster.from_settings(cluster.settings()) == cluster
