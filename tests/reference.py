@@ -79,7 +79,9 @@ def conv2d_backward(
     for g in range(groups):
         source, target = slice(g * ins, (g + 1) * ins), slice(g * outs, (g + 1) * outs)
         for i, j, rows, columns in _taps(weight.shape[2:], stride, dilation, grad.shape[2:]):
-            grad_padded[:, source, rows, columns] += np.einsum("nohw,oc->nchw", grad[:, target], weight[target, :, i, j])
+            grad_padded[:, source, rows, columns] += np.einsum(
+                "nohw,oc->nchw", grad[:, target], weight[target, :, i, j]
+            )
             grad_weight[target, :, i, j] = np.einsum("nohw,nchw->oc", grad[:, target], padded[:, source, rows, columns])
     height, width = x.shape[2:]
     grad_input = grad_padded[:, :, padding[0] : padding[0] + height, padding[1] : padding[1] + width]
@@ -333,7 +335,9 @@ class Network:
             weight = weights[f"{name}.weight"]
             if kind == "Conv2d":
                 places = (_pair(options["stride"]), _pair(options["padding"]), _pair(options["dilation"]))
-                grad_input, result[f"{name}.weight"], bias = conv2d_backward(x, weight, grad, *places, options["groups"])
+                grad_input, result[f"{name}.weight"], bias = conv2d_backward(
+                    x, weight, grad, *places, options["groups"]
+                )
             else:
                 grad_input, result[f"{name}.weight"], bias = linear_backward(x, weight, grad)
             if f"{name}.bias" in weights:

@@ -25,7 +25,13 @@ def test_mnist_10k_is_balanced():
 
 
 def test_mnist_10k_is_what_its_script_makes(data_dir, tmp_path):
-    script = [sys.executable, str(ROOT / "tools" / "make_mnist_10k.py"), str(data_dir / "mnist"), "--out", str(tmp_path)]
+    script = [
+        sys.executable,
+        str(ROOT / "tools" / "make_mnist_10k.py"),
+        str(data_dir / "mnist"),
+        "--out",
+        str(tmp_path),
+    ]
     subprocess.run(script, check=True, capture_output=True, cwd=ROOT)
     made = sorted(tmp_path.glob("*.gz"))
     assert len(made) == 4

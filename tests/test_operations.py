@@ -42,11 +42,12 @@ def float32(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def close(what: str, found: np.ndarray, wanted: np.ndarray, magnitude: np.ndarray | float, terms: int = 1) -> None:
-    """found (float32) is wanted (float64) up to roundings of the sum of absolute values `magnitude` of `terms` terms."""
+    """found is wanted (float64) up to roundings of `magnitude`, the sum of the absolute values of `terms` terms."""
     assert found.dtype == np.float32 and found.shape == wanted.shape, f"{what}: {found.shape}, wanted {wanted.shape}"
     allowed = ROUNDING * (4 + math.sqrt(terms)) * np.broadcast_to(magnitude, wanted.shape) + TINY
-    off = np.abs(found.astype(np.float64) - wanted)
-    bad = ~(off <= allowed)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(found.astype(np.float64) - wanted)
+    bad = ~((off <= allowed) | (found == wanted))
     if bad.any():
         at = tuple(int(i) for i in np.unravel_index(np.argmax(np.where(bad, off / allowed, 0)), bad.shape))
         raise AssertionError(
@@ -116,7 +117,9 @@ CONVOLUTIONS = {
 def convolution(name: str):
     """Arrays, the reference's results and the magnitudes of their sums."""
     n, channels, size, outputs, kernel, options = CONVOLUTIONS[name]
-    window = {key: options.get(key, default) for key, default in dict(stride=(1, 1), padding=(0, 0), dilation=(1, 1)).items()}
+    window = {
+        key: options.get(key, default) for key, default in dict(stride=(1, 1), padding=(0, 0), dilation=(1, 1)).items()
+    }
     groups = options.get("groups", 1)
     rng = seeded(CONVOLUTIONS[name])
     x, weight = float32(rng, n, channels, *size), float32(rng, outputs, channels // groups, *kernel)
@@ -225,6 +228,19 @@ def test_linear(backend, isa, name):
         close("grad_bias", found["grad_bias"], wanted[2], size[2], len(x))
 
 
+@tables
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_nan_passes_a_layer(request, backend, isa, activation):
+    if (backend, activation) == ("onednn", "relu"):
+        request.applymarker(pytest.mark.xfail(reason="oneDNN's ReLU of NaN is 0", raises=AssertionError, strict=False))
+    x, weight, image, kernel = (np.ones(s, np.float32) for s in [(3, 5), (4, 5), (3, 2, 4, 4), (5, 2, 3, 3)])
+    x[1, 2] = image[1, 1, 2, 2] = np.nan
+    y = _core.run_op(backend, isa, "linear", [x], (4,), weight=weight, activation=activation)["output"]
+    assert np.isnan(y).all(1).tolist() == [False, True, False]
+    y = _core.run_op(backend, isa, "conv2d", [image], (5, 2, 2), weight=kernel, kernel=(3, 3), activation=activation)
+    assert np.isnan(y["output"]).all((1, 2, 3)).tolist() == [False, True, False]
+
+
 # ---- pooling: batch, channels, size, kernel, stride, padding, options
 
 POOLS = {
@@ -259,7 +275,7 @@ DILATED = {
     "dilation": (3, 3, (9, 9), (3, 3), (2, 2), (0, 0), dict(dilation=(2, 2))),
     "dilation-pair": (17, 5, (11, 8), (3, 2), (1, 3), (1, 1), dict(dilation=(3, 2), ceil_mode=True)),
 }
-# Where PyTorch clips the last window at the padding's edge, oneDNN does not; it says so and the plan asks the other table.
+# Where PyTorch clips the last window at the padding's edge, oneDNN does not; the plan then asks the other table.
 NOT_ONEDNN_AVERAGE = {"padding-ceil", "clipped"}
 
 
@@ -319,9 +335,11 @@ def test_max_pool2d_takes_the_first_of_equals(backend, isa, name):
 
 @tables
 @pytest.mark.parametrize("name", TIES)
-def test_max_pool2d_of_nan_is_nan(backend, isa, name):
+def test_max_pool2d_of_nan_is_nan(request, backend, isa, name):
     if backend == "onednn":
-        pytest.xfail("oneDNN's maximum passes over NaN")
+        request.applymarker(
+            pytest.mark.xfail(reason="oneDNN's maximum passes over NaN", raises=AssertionError, strict=False)
+        )
     case = POOLS[name]
     x = np.round(pool_input(case, "nan")).astype(np.float32)
     x[seeded(name).random(x.shape) < 0.1] = np.nan
@@ -366,6 +384,13 @@ shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 ACTIVATIONS = ["relu", "tanh", "sigmoid"]
 
 
+def with_rounded_input(kind: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The output's size and, as the exponential's argument is rounded, what it changes by with the whole input."""
+    with np.errstate(invalid="ignore"):
+        change = getattr(ref, f"{kind}_backward")(y, np.abs(x.astype(np.float64)))
+    return np.abs(y) + np.where(np.isfinite(x), change, 0)
+
+
 @tables
 @shapes
 @pytest.mark.parametrize("kind", ACTIVATIONS)
@@ -378,7 +403,7 @@ def test_activation(backend, isa, kind, shape):
         same("output", found["output"], y)
         same("grad_input", found["grad_inputs"][0], ref.relu_backward(y, grad))
         return
-    close("output", found["output"], y, np.abs(y), 16)
+    close("output", found["output"], y, with_rounded_input(kind, x, y), 16)
     # From the rounded output: what it is off by, times what the gradient changes with it.
     wanted = getattr(ref, f"{kind}_backward")(y, grad.astype(np.float64))
     changes = np.abs(grad) * np.abs(y) * (2 * np.abs(y) if kind == "tanh" else 1 + 2 * np.abs(y))
@@ -388,15 +413,24 @@ def test_activation(backend, isa, kind, shape):
 @tables
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activation_at_the_ends(backend, isa, kind):
-    """Tiny, huge, infinite, both zeros; and a NaN must not be lost on the way to the loss."""
+    """Tiny, huge, infinite, both zeros."""
     ends = [0.0, 1e-45, 1e-38, 1e-20, 1e-6, 1e-3, 0.01, 0.3, 8.9, 15.0, 17.5, 50.0, 87.0, 88.5, 89.5, 104.0, 1e4, 3e38]
     x = np.array([ends + [-e for e in ends] + [np.inf, -np.inf]], np.float32)
     found = _core.run_op(backend, isa, kind, [x], x.shape[1:], grad_output=np.ones_like(x))
     y = getattr(ref, kind)(x.astype(np.float64))
     # Results too small for a normal float32 may be 0.
-    close("output", found["output"], y, np.abs(y) + 2 * TINY / ROUNDING, 16)
+    close("output", found["output"], y, with_rounded_input(kind, x, y) + 2 * TINY / ROUNDING, 16)
     assert np.isfinite(found["grad_inputs"][0]).all()
     assert (found["grad_inputs"][0] >= 0).all()
+
+
+@tables
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activation_of_nan_is_nan(request, backend, isa, kind):
+    """It must not be lost on the way to the loss."""
+    if (backend, kind) == ("onednn", "relu"):
+        request.applymarker(pytest.mark.xfail(reason="oneDNN's ReLU of NaN is 0", raises=AssertionError, strict=False))
+    x = np.linspace(-3, 3, 38, dtype=np.float32)[None]
     x[0, 5] = np.nan
     y = _core.run_op(backend, isa, kind, [x], x.shape[1:])["output"]
     assert np.isnan(y[0, 5])
@@ -448,7 +482,7 @@ def test_dropout(isa, shape, p):
     grad[grad == 0] = 1
     found = dropped(isa, x, p, grad, seed=5, step=7, rank=1)
     kept = found["output"] != 0
-    scale = np.float32(1 / (1 - p))
+    scale = np.float32(1 / (1 - float(np.float32(p))))
     same("output", found["output"], np.where(kept, x * scale, 0))
     same("grad_input", found["grad_inputs"][0], np.where(kept, grad * scale, 0))
     assert p > 0 or kept.all()
@@ -486,9 +520,7 @@ def test_dropout_is_random(p):
         assert abs(product) < 5 / math.sqrt(first.size)
 
 
-def test_a_batch_keeps_the_mask_of_its_samples():
-    """The first samples of a batch are dropped as in a smaller batch of the same step only if the draw says so: what
-    counts is that no two samples share a mask."""
+def test_no_two_samples_share_a_mask():
     mask = dropped(None, np.ones((37, 64), np.float32), 0.5)["output"] != 0
     assert len({row.tobytes() for row in mask}) == 37
 
@@ -504,12 +536,16 @@ def test_what_onednn_leaves_to_the_native_table():
 
 
 @pytest.mark.skipif(not ONEDNN, reason="built without oneDNN")
-@pytest.mark.parametrize("name", ["lenet2", "groups", "dilation-all", "kernel-beyond-input", "relu", "padding-and-stride"])
+@pytest.mark.parametrize(
+    "name", ["lenet2", "groups", "dilation-all", "kernel-beyond-input", "relu", "padding-and-stride"]
+)
 def test_backends_agree(name):
     x, weight, bias, y, total, grad, window, groups = convolution(name)
     options = {k: v for k, v in CONVOLUTIONS[name][5].items() if k != "bias"} | {"kernel": weight.shape[2:]}
     arrays = dict(weight=weight, bias=bias, grad_output=grad)
-    ours, theirs = (_core.run_op(b, None, "conv2d", [x], y.shape[1:], **arrays, **options) for b in ("native", "onednn"))
+    ours, theirs = (
+        _core.run_op(b, None, "conv2d", [x], y.shape[1:], **arrays, **options) for b in ("native", "onednn")
+    )
     wide = [np.abs(a.astype(np.float64)) for a in (x, weight, grad)]
     sizes = ref.conv2d_backward(*wide, **window, groups=groups)
     terms = len(x) * weight[0].size * y[0, 0].size
@@ -551,7 +587,9 @@ def test_more_threads_give_the_same_bits(isa, kind):
         x, weight, bias, grad = linear("two-threads")
         y, options = grad, {}
     runs = [
-        _core.run_op("native", isa, kind, [x], y.shape[1:], weight=weight, bias=bias, grad_output=grad, threads=t, **options)
+        _core.run_op(
+            "native", isa, kind, [x], y.shape[1:], weight=weight, bias=bias, grad_output=grad, threads=t, **options
+        )
         for t in (1, 2, 3)
     ]
     for one in runs[1:]:
@@ -578,10 +616,26 @@ def check_loss(isa, kind, layout, x, targets):
     total, right, grad = _core.run_loss(isa, kind, layout, x, targets)
     wide = targets if kind == "cross_entropy" else targets.astype(np.float64)
     wanted, count, gradient = ref.LOSSES[kind](x.astype(np.float64), wide)
+    size = np.abs(gradient)
+    if kind == "cross_entropy":
+        # x - max(x) is rounded to float32 before the exponential; p - 1 is a difference in double.
+        far = wide_spread(x, targets)
+        size = size * (1 + far) + 2.0**-52 / ROUNDING / len(x) * (np.arange(x.shape[1]) == targets[:, None])
     # cross-entropy's exponentials are float32, the rest is double
     assert total == pytest.approx(wanted, rel=2e-7, abs=2e-7 * len(x) if kind == "cross_entropy" else 1e-13)
     assert right == count
-    close("gradient", grad, gradient, np.abs(gradient), 16)
+    close("gradient", grad, gradient, size, 16)
+
+
+def wide_spread(x: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """How far each exponent is below the largest; for the target, whose gradient is the others' sum, their mean."""
+    below = x.max(1, keepdims=True).astype(np.float64) - x
+    share = np.exp(-below)
+    n = np.arange(len(x))
+    share[n, classes] = 0
+    with np.errstate(invalid="ignore"):
+        below[n, classes] = np.where(share > 0, share * below, 0).sum(1) / np.maximum(share.sum(1), 1e-300)
+    return np.where(np.isfinite(below), below, 0)
 
 
 @isas
@@ -757,7 +811,9 @@ def test_an_unknown_isa_or_backend_is_an_error():
 # ---- oneDNN with other instruction sets
 
 
-@pytest.mark.skipif(not ONEDNN or "GOSSIPGRAD_ISA" in os.environ, reason="built without oneDNN, or an ISA is forced already")
+@pytest.mark.skipif(
+    not ONEDNN or "GOSSIPGRAD_ISA" in os.environ, reason="built without oneDNN, or an ISA is forced already"
+)
 @pytest.mark.parametrize("isa", [i for i in ISAS if i != _core.info()["isa"]])
 def test_onednn_limited(isa):
     files = ["tests/test_operations.py", "tests/test_network.py"]

@@ -34,8 +34,16 @@ from gossipgrad import optim, schedules, strategies
         (lambda: gg.GossipGraD(mix="half"), ValueError, ["mix='half'", "halves"]),
         (lambda: gg.GossipGraD(rotate=1), TypeError, ["rotate=1"]),
         (lambda: gg.GossipGraD(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
-        (lambda: strategies.by_name("ring"), ValueError, ["strategy='ring'", "'gossipgrad', 'allreduce', 'no-exchange'"]),
-        (lambda: strategies.by_name("allreduce", topology="cube"), ValueError, ["topology", "allreduce", "it has none"]),
+        (
+            lambda: strategies.by_name("ring"),
+            ValueError,
+            ["strategy='ring'", "'gossipgrad', 'allreduce', 'no-exchange'"],
+        ),
+        (
+            lambda: strategies.by_name("allreduce", topology="cube"),
+            ValueError,
+            ["topology", "allreduce", "it has none"],
+        ),
         (lambda: gg.VirtualCluster(0), ValueError, ["p=0"]),
         (lambda: gg.VirtualCluster(2, latency=-1), ValueError, ["latency=-1"]),
     ],
@@ -75,7 +83,12 @@ def test_auto_total_is_the_whole_run_with_its_warmup():
 
 
 def test_settings_make_the_same_objects():
-    for schedule in (schedules.Constant(), schedules.StepDecay(every=3), schedules.Cosine(), schedules.Polynomial(total=9)):
+    for schedule in (
+        schedules.Constant(),
+        schedules.StepDecay(every=3),
+        schedules.Cosine(),
+        schedules.Polynomial(total=9),
+    ):
         sgd = gg.SGD(0.1, 0.9, 1e-4, True, schedule)
         assert optim.SGD.from_settings(sgd.settings()) == sgd
     for strategy in (gg.GossipGraD(topology="cube", staleness=1, chunk_bytes=99), gg.AllReduce(), gg.NoExchange()):

@@ -190,7 +190,9 @@ def test_losses_are_torchs(rng, name):
     near(grad, tensor.grad)
 
 
-@pytest.mark.parametrize(("mu", "decay", "nesterov"), [(0, 0, False), (0.9, 0, False), (0.9, 0.1, True), (0, 0.1, False)])
+@pytest.mark.parametrize(
+    ("mu", "decay", "nesterov"), [(0, 0, False), (0.9, 0, False), (0.9, 0.1, True), (0, 0.1, False)]
+)
 def test_sgd_is_torchs(rng, mu, decay, nesterov):
     torch = pytest.importorskip("torch")
     weight, momentum = rng.standard_normal(9), np.zeros(9)
@@ -223,7 +225,14 @@ def test_network(rng):
                 "MaxPool2d", "m", [5], kernel=(2, 2), stride=(2, 2), padding=(0, 0), dilation=(1, 1), ceil_mode=True
             ),
             described(
-                "AvgPool2d", "v", [6], kernel=(2, 2), stride=(1, 1), padding=(1, 0), ceil_mode=False, count_include_pad=True
+                "AvgPool2d",
+                "v",
+                [6],
+                kernel=(2, 2),
+                stride=(1, 1),
+                padding=(1, 0),
+                ceil_mode=False,
+                count_include_pad=True,
             ),
             described("Sigmoid", "s", [7]),
             described("Dropout", "d", [8], p=0),

@@ -11,6 +11,5 @@ const char *gg_op_kind_name(gg_op_kind kind) {
 }
 
 void gg_op_destroy(gg_op *op) {
-    if (op)
-        op->type->destroy(op);
+    if (op) op->type->destroy(op);
 }

@@ -93,20 +93,25 @@ typedef struct gg_op_class {
 /* The head of every operation; a backend puts its own fields behind it. */
 struct gg_op {
     const gg_op_class *type;
-    const char *backend;             /* the table's name, for reports */
+    const char *backend; /* the table's name, for reports */
     gg_op_desc desc;
-    gg_format input[GG_MAX_INPUTS];  /* what it takes; the plan reorders where it differs from desc.offered */
-    gg_format output;                /* what it gives. Gradients lie as their activations do. */
+    gg_format input[GG_MAX_INPUTS]; /* what it takes; the plan reorders where it differs from desc.offered */
+    gg_format output;               /* what it gives. Gradients lie as their activations do. */
     size_t saved_bytes, scratch_bytes;
-    bool in_place;                   /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
-    bool backward_needs_input;       /* backward reads args->input[] */
-    bool backward_needs_output;      /* backward reads args->output */
+    bool in_place;              /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
+    bool backward_needs_input;  /* backward reads args->input[] */
+    bool backward_needs_output; /* backward reads args->output */
 };
 
 /* Destroys any operation; NULL is fine. */
 void gg_op_destroy(gg_op *op);
 
-typedef enum gg_loss_kind { GG_LOSS_CROSS_ENTROPY = 0, GG_LOSS_BINARY_CROSS_ENTROPY, GG_LOSS_MEAN_SQUARED_ERROR, GG_LOSS_COUNT } gg_loss_kind;
+typedef enum gg_loss_kind {
+    GG_LOSS_CROSS_ENTROPY = 0,
+    GG_LOSS_BINARY_CROSS_ENTROPY,
+    GG_LOSS_MEAN_SQUARED_ERROR,
+    GG_LOSS_COUNT
+} gg_loss_kind;
 
 /* A loss over the first `batch` samples of a prediction of `features` values a sample.
  * targets: CROSS_ENTROPY int32 class of each sample (checked by the caller), others float32 (batch, features), plain. */
@@ -116,9 +121,9 @@ typedef struct gg_loss_args {
     int64_t batch, features;
     const float *prediction;
     const void *targets;
-    float *gradient;  /* of the batch's mean loss; NULL: evaluation only. Padding lanes get zeros. */
-    double loss_sum;  /* out: sum over samples (for the float losses: of the mean over features) */
-    int64_t correct;  /* out: samples classified right (argmax, lowest index on ties; sign for binary; 0 for MSE) */
+    float *gradient; /* of the batch's mean loss; NULL: evaluation only. Padding lanes get zeros. */
+    double loss_sum; /* out: sum over samples (for the float losses: of the mean over features) */
+    int64_t correct; /* out: samples classified right (argmax, lowest index on ties; sign for binary; 0 for MSE) */
 } gg_loss_args;
 
 /* Plain SGD with momentum in PyTorch's form, fused with what gossip needs, over n elements of flat arenas:
@@ -142,13 +147,13 @@ typedef struct gg_sgd_args {
 
 /* Reads samples of a data set into a batch. */
 typedef struct gg_gather_args {
-    gg_dtype dtype;         /* of the set: GG_UINT8 or GG_FLOAT32 */
-    const void *rows;       /* the set, one sample a row of `values` elements */
-    int64_t values;         /* elements in a sample */
-    const uint32_t *index;  /* n row numbers; NULL: rows 0..n-1 */
-    int64_t n;              /* samples; the batch is padded with zeros where the layout pads */
-    float scale, shift;     /* value = scale*element + shift */
-    gg_layout layout;       /* PLAIN or BATCH_LAST */
+    gg_dtype dtype;        /* of the set: GG_UINT8 or GG_FLOAT32 */
+    const void *rows;      /* the set, one sample a row of `values` elements */
+    int64_t values;        /* elements in a sample */
+    const uint32_t *index; /* n row numbers; NULL: rows 0..n-1 */
+    int64_t n;             /* samples; the batch is padded with zeros where the layout pads */
+    float scale, shift;    /* value = scale*element + shift */
+    gg_layout layout;      /* PLAIN or BATCH_LAST */
     float *out;
 } gg_gather_args;
 

@@ -15,10 +15,8 @@ void gg_clock_sleep(double seconds) {
         (void)sched_yield();
         return;
     }
-    if (seconds > 1e9)
-        seconds = 1e9; /* about 30 years; fits any time_t */
+    if (seconds > 1e9) seconds = 1e9; /* about 30 years; fits any time_t */
     struct timespec left = {.tv_sec = (time_t)seconds};
     left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
-    while (nanosleep(&left, &left) != 0 && errno == EINTR)
-        continue;
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
 }

@@ -25,23 +25,19 @@ static const char *const isa_names[GG_ISA_COUNT] = {
 const char *gg_isa_name(gg_isa isa) { return (unsigned)isa < GG_ISA_COUNT ? isa_names[isa] : "unknown"; }
 
 bool gg_cpu_supports(gg_isa isa) {
-    if (isa == GG_ISA_SCALAR)
-        return true;
+    if (isa == GG_ISA_SCALAR) return true;
 #if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
     /* The builtins also ask whether the operating system saves the wide registers. */
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512f = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd");
     switch (isa) {
-    case GG_ISA_AVX2:
-        return avx2;
-    case GG_ISA_AVX512F:
-        return avx512f;
+    case GG_ISA_AVX2: return avx2;
+    case GG_ISA_AVX512F: return avx512f;
     case GG_ISA_AVX512:
         return avx512f && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vl");
-    default:
-        return false;
+    default: return false;
     }
 #else
     return false;
@@ -53,11 +49,9 @@ static void list_isas(bool all, char *text, size_t bytes) {
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < GG_ISA_COUNT; ++i) {
-        if (!all && !gg_cpu_supports((gg_isa)i))
-            continue;
+        if (!all && !gg_cpu_supports((gg_isa)i)) continue;
         int more = snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", isa_names[i]);
-        if (more < 0 || (size_t)more >= bytes - used)
-            return;
+        if (more < 0 || (size_t)more >= bytes - used) return;
         used += (size_t)more;
     }
 }
@@ -71,18 +65,15 @@ gg_status gg_isa_select(const char *name, gg_isa *out) {
     }
     if (!name || (!name[0] && strcmp(source, "isa") != 0)) {
         int best = GG_ISA_COUNT - 1;
-        while (!gg_cpu_supports((gg_isa)best))
-            --best;
+        while (!gg_cpu_supports((gg_isa)best)) --best;
         *out = (gg_isa)best;
         return GG_OK;
     }
     for (int i = 0; i < GG_ISA_COUNT; ++i) {
-        if (strcmp(name, isa_names[i]) != 0)
-            continue;
+        if (strcmp(name, isa_names[i]) != 0) continue;
         if (!gg_cpu_supports((gg_isa)i)) {
             list_isas(false, list, sizeof list);
-            return gg_fail(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name,
-                           gg_cpu_name(), list);
+            return gg_fail(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name, gg_cpu_name(), list);
         }
         *out = (gg_isa)i;
         return GG_OK;
@@ -98,23 +89,17 @@ static void find_cpu_name(void) {
 #ifdef HAVE_CPUID
     char text[sizeof(unsigned) * 12 + 1] = {0};
     unsigned words[12];
-    if (__get_cpuid_max(0x80000000u, NULL) < 0x80000004u)
-        return;
+    if (__get_cpuid_max(0x80000000u, NULL) < 0x80000004u) return;
     for (unsigned i = 0; i < 3; ++i)
-        if (!__get_cpuid(0x80000002u + i, words + 4 * i, words + 4 * i + 1, words + 4 * i + 2,
-                         words + 4 * i + 3))
-            return;
+        if (!__get_cpuid(0x80000002u + i, words + 4 * i, words + 4 * i + 1, words + 4 * i + 2, words + 4 * i + 3)) return;
     memcpy(text, words, sizeof words);
     /* Makers pad the name with spaces, in front, behind or within. */
     char *to = cpu_name;
     for (const char *from = text; *from; ++from)
-        if (*from != ' ' || (to > cpu_name && to[-1] != ' '))
-            *to++ = *from;
-    while (to > cpu_name && to[-1] == ' ')
-        --to;
+        if (*from != ' ' || (to > cpu_name && to[-1] != ' ')) *to++ = *from;
+    while (to > cpu_name && to[-1] == ' ') --to;
     *to = '\0';
-    if (to == cpu_name)
-        strcpy(cpu_name, "unknown");
+    if (to == cpu_name) strcpy(cpu_name, "unknown");
 #endif
 }
 
@@ -128,8 +113,7 @@ int gg_cpu_count(void) {
     cpu_set_t sets[16]; /* 16384 processors: one set alone is too small for the largest machines */
     if (sched_getaffinity(0, sizeof sets, sets) == 0) {
         int count = CPU_COUNT_S(sizeof sets, sets);
-        if (count > 0)
-            return count;
+        if (count > 0) return count;
     }
 #endif
     long online = sysconf(_SC_NPROCESSORS_ONLN);

@@ -21,18 +21,15 @@ static _Atomic int64_t allocations;
 
 gg_status gg_alloc(size_t bytes, const char *what, void **out) {
     *out = NULL;
-    if (bytes == 0)
-        return GG_OK;
+    if (bytes == 0) return GG_OK;
     void *base = NULL;
     size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : GG_ALIGNMENT;
-    if (bytes > (size_t)PTRDIFF_MAX - HUGE_PAGE ||
-        posix_memalign(&base, alignment, bytes + sizeof(header)) != 0)
+    if (bytes > (size_t)PTRDIFF_MAX - HUGE_PAGE || posix_memalign(&base, alignment, bytes + sizeof(header)) != 0)
         return gg_fail(GG_ERROR_MEMORY, "no memory for %s: %zu bytes wanted, %lld bytes in use", what, bytes,
                        (long long)gg_memory_live_bytes());
 #ifdef MADV_HUGEPAGE
     /* A wish: a system without huge pages says no, and nothing depends on the answer. */
-    if (bytes >= HUGE_PAGE)
-        (void)madvise(base, bytes + sizeof(header), MADV_HUGEPAGE);
+    if (bytes >= HUGE_PAGE) (void)madvise(base, bytes + sizeof(header), MADV_HUGEPAGE);
 #endif
     header *head = base;
     head->bytes = bytes;
@@ -47,14 +44,12 @@ gg_status gg_calloc(size_t count, size_t size, const char *what, void **out) {
     if (size != 0 && count > SIZE_MAX / size)
         return gg_fail(GG_ERROR_MEMORY, "no memory for %s: %zu times %zu bytes wanted", what, count, size);
     gg_status status = gg_alloc(count * size, what, out);
-    if (status == GG_OK && *out)
-        memset(*out, 0, count * size);
+    if (status == GG_OK && *out) memset(*out, 0, count * size);
     return status;
 }
 
 void gg_free(void *block) {
-    if (!block)
-        return;
+    if (!block) return;
     header *head = (header *)block - 1;
     atomic_fetch_sub_explicit(&live_bytes, (int64_t)head->bytes, memory_order_relaxed);
     free(head);
@@ -65,8 +60,7 @@ gg_status gg_strdup(const char *text, char **out) {
     void *copy;
     size_t bytes = strlen(text) + 1;
     gg_status status = gg_alloc(bytes, "a text", &copy);
-    if (status == GG_OK)
-        *out = memcpy(copy, text, bytes);
+    if (status == GG_OK) *out = memcpy(copy, text, bytes);
     return status;
 }
 

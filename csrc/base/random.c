@@ -41,8 +41,7 @@ void gg_random_uniform(const gg_random_key *key, size_t n, float low, float high
     const double range = (double)high - low;
     uint32_t word[4];
     for (size_t i = 0; i < n; ++i) {
-        if (i % 4 == 0)
-            gg_random_block(key, (uint32_t)(i / 4), word);
+        if (i % 4 == 0) gg_random_block(key, (uint32_t)(i / 4), word);
         /* 24 bits and double arithmetic: for low = -high the product is exact, and a fused multiply-add gives
          * the same bits as a multiplication and an addition. */
         float value = (float)(low + range * ((word[i % 4] >> 8) * 0x1p-24));
@@ -55,14 +54,12 @@ void gg_random_normal(const gg_random_key *key, size_t n, float mean, float devi
     uint32_t word[4];
     for (size_t i = 0; i < n; i += 2) {
         size_t at = i % 4;
-        if (at == 0)
-            gg_random_block(key, (uint32_t)(i / 4), word);
+        if (at == 0) gg_random_block(key, (uint32_t)(i / 4), word);
         /* In (0, 1]: the logarithm is finite. */
         double radius = sqrt(-2.0 * log((word[at] + 1.0) * 0x1p-32));
         double angle = TWO_PI * (word[at + 1] * 0x1p-32);
         out[i] = (float)(mean + deviation * (radius * cos(angle)));
-        if (i + 1 < n)
-            out[i + 1] = (float)(mean + deviation * (radius * sin(angle)));
+        if (i + 1 < n) out[i + 1] = (float)(mean + deviation * (radius * sin(angle)));
     }
 }
 
@@ -88,16 +85,14 @@ static uint32_t bounded(word_stream *stream, uint32_t bound) {
     uint64_t product = (uint64_t)next_word(stream) * bound;
     if ((uint32_t)product < bound) {
         uint32_t unfair = (0u - bound) % bound;
-        while ((uint32_t)product < unfair)
-            product = (uint64_t)next_word(stream) * bound;
+        while ((uint32_t)product < unfair) product = (uint64_t)next_word(stream) * bound;
     }
     return (uint32_t)(product >> 32);
 }
 
 void gg_random_permutation(const gg_random_key *key, uint32_t n, uint32_t *out) {
     word_stream stream = {.key = key, .used = 4};
-    for (uint32_t i = 0; i < n; ++i)
-        out[i] = i;
+    for (uint32_t i = 0; i < n; ++i) out[i] = i;
     for (uint32_t i = n; i > 1; --i) {
         uint32_t j = bounded(&stream, i);
         uint32_t kept = out[i - 1];

@@ -23,21 +23,18 @@ gg_status gg_fail(gg_status status, const char *format, ...) {
     char text[MESSAGE_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    if (vsnprintf(text, sizeof text, format, arguments) < 0)
-        text[0] = '\0';
+    if (vsnprintf(text, sizeof text, format, arguments) < 0) text[0] = '\0';
     va_end(arguments);
     set_message(text, "");
     return status;
 }
 
 gg_status gg_error_prefix(gg_status status, const char *format, ...) {
-    if (status == GG_OK)
-        return GG_OK;
+    if (status == GG_OK) return GG_OK;
     char text[MESSAGE_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    if (vsnprintf(text, sizeof text, format, arguments) < 0)
-        text[0] = '\0';
+    if (vsnprintf(text, sizeof text, format, arguments) < 0) text[0] = '\0';
     va_end(arguments);
     set_message(text, message);
     return status;

@@ -14,7 +14,7 @@ typedef struct gg_schedule {
     int size;    /* ranks, >= 1 */
     bool rotate; /* a new permutation of the ranks after each cycle */
     uint64_t seed;
-    int stages;  /* ceil(log2 size); 0 for one rank */
+    int stages; /* ceil(log2 size); 0 for one rank */
     /* The permutation of the current cycle, place -> rank and back; refreshed by gg_schedule_at. */
     int64_t cycle;
     uint32_t *rank_at, *place_of;

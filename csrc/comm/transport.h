@@ -28,9 +28,9 @@ typedef struct gg_request {
     gg_request_state state;
     int peer, tag;
     size_t bytes;
-    const void *data;  /* ARRIVED: the message */
+    const void *data; /* ARRIVED: the message */
     void *landing;
-    double when;       /* ARRIVED: the clock at which it arrived */
+    double when;          /* ARRIVED: the clock at which it arrived */
     uint64_t private_[8]; /* the implementation's */
 } gg_request;
 

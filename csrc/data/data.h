@@ -7,12 +7,12 @@
 /* A set in memory; both storages are retained by whoever keeps a copy of this struct (gg_dataset_retain/release). */
 typedef struct gg_dataset {
     gg_storage *samples, *targets;
-    gg_dtype dtype;        /* of samples: GG_UINT8 or GG_FLOAT32, row-major (count, shape) */
-    gg_shape shape;        /* of one sample */
+    gg_dtype dtype; /* of samples: GG_UINT8 or GG_FLOAT32, row-major (count, shape) */
+    gg_shape shape; /* of one sample */
     int64_t count;
     gg_dtype target_dtype; /* GG_INT32: one class a sample; GG_FLOAT32: target_values numbers a sample */
     int64_t target_values;
-    float scale, shift;    /* what the network sees is scale*element + shift */
+    float scale, shift; /* what the network sees is scale*element + shift */
 } gg_dataset;
 
 /* GG_ERROR_ARGUMENT or GG_ERROR_SHAPE where sizes of the storages do not fit the counts. */

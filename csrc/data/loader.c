@@ -15,20 +15,17 @@ struct gg_loader {
 
 static gg_status check_options(const gg_dataset *set, const gg_loader_options *options) {
     int64_t batch = options->batch;
-    if (options->size < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", options->size);
+    if (options->size < 1) return gg_fail(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", options->size);
     if (options->rank < 0 || options->rank >= options->size)
-        return gg_fail(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank,
-                       options->size - 1);
+        return gg_fail(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, options->size - 1);
     int64_t smallest = set->count / options->size;
     if (smallest < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one",
-                       set->count, options->size);
+        return gg_fail(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
+                       options->size);
     if (batch < 1 || batch > smallest)
         return gg_fail(GG_ERROR_ARGUMENT,
-                       "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64
-                       " (the smallest shard)",
-                       batch, set->count, options->size, smallest);
+                       "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the smallest shard)", batch,
+                       set->count, options->size, smallest);
     return GG_OK;
 }
 
@@ -62,8 +59,7 @@ cleanup:
 }
 
 void gg_loader_destroy(gg_loader *loader) {
-    if (!loader)
-        return;
+    if (!loader) return;
     gg_dataset_release(&loader->set);
     gg_free(loader->order);
     gg_free(loader);
@@ -81,19 +77,16 @@ void gg_loader_epoch(gg_loader *loader, int64_t epoch) {
             .step = (uint64_t)epoch,
         };
         gg_random_permutation(&key, count, loader->order);
-        for (uint32_t i = 0; i < count; ++i)
-            loader->order[i] += begin;
+        for (uint32_t i = 0; i < count; ++i) loader->order[i] += begin;
     } else {
-        for (uint32_t i = 0; i < count; ++i)
-            loader->order[i] = begin + i;
+        for (uint32_t i = 0; i < count; ++i) loader->order[i] = begin + i;
     }
 }
 
 /* Where step t starts in a shard of `count` samples, for 0 <= t <= steps. */
 static int64_t batch_begin(const gg_loader *loader, int64_t count, int64_t step) {
     int64_t begin = step * loader->options.batch;
-    if (step >= loader->steps)
-        return count;
+    if (step >= loader->steps) return count;
     /* Shards differ by one at most, so a shard that the full batches use up leaves nothing for the last step
      * alone: that one then starts a sample earlier. */
     return begin < count ? begin : count - 1;
@@ -101,20 +94,17 @@ static int64_t batch_begin(const gg_loader *loader, int64_t count, int64_t step)
 
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
     int64_t begin, end;
-    if (rank < 0 || rank >= loader->options.size || step < 0 || step >= loader->steps)
-        return 0;
+    if (rank < 0 || rank >= loader->options.size || step < 0 || step >= loader->steps) return 0;
     gg_shard(loader->set.count, rank, loader->options.size, &begin, &end);
     int64_t n = batch_begin(loader, end - begin, step + 1) - batch_begin(loader, end - begin, step);
     /* Batches of one cannot give a sample away: the smaller shards then see their last sample twice. */
     return n > 0 ? n : 1;
 }
 
-void gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples,
-                    void *targets) {
+void gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples, void *targets) {
     const gg_dataset *set = &loader->set;
     int64_t n = gg_loader_batch(loader, loader->options.rank, step);
-    if (n == 0)
-        return;
+    if (n == 0) return;
     const uint32_t *index = loader->order + batch_begin(loader, loader->count, step);
     const gg_gather_args args = {
         .dtype = set->dtype,
@@ -132,6 +122,5 @@ void gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layou
     size_t bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
     const char *from = gg_storage_data(set->targets);
     char *to = targets;
-    for (int64_t i = 0; i < n; ++i)
-        memcpy(to + (size_t)i * bytes, from + (size_t)index[i] * bytes, bytes);
+    for (int64_t i = 0; i < n; ++i) memcpy(to + (size_t)i * bytes, from + (size_t)index[i] * bytes, bytes);
 }

@@ -19,13 +19,13 @@ typedef struct gg_plan_hooks {
 
 typedef struct gg_plan_options {
     int64_t batch;
-    bool training;        /* false: forward only, dropout off, less memory */
-    gg_loss_kind loss;    /* training, or evaluation with targets */
-    gg_device *device;    /* the table asked first */
-    gg_device *fallback;  /* for what it lacks; may be the same */
-    bool choose;          /* take each operation from the table known to be faster, not only from `device` */
-    uint64_t seed;        /* dropout */
-    uint32_t rank;        /* dropout */
+    bool training;       /* false: forward only, dropout off, less memory */
+    gg_loss_kind loss;   /* training, or evaluation with targets */
+    gg_device *device;   /* the table asked first */
+    gg_device *fallback; /* for what it lacks; may be the same */
+    bool choose;         /* take each operation from the table known to be faster, not only from `device` */
+    uint64_t seed;       /* dropout */
+    uint32_t rank;       /* dropout */
 } gg_plan_options;
 
 typedef struct gg_plan gg_plan;

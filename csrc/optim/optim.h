@@ -36,7 +36,7 @@ gg_status gg_optimizer_check(const gg_optimizer *optimizer);
  * pass reads now; a strategy may swap it and `momentum` with arenas of its own between runs of a layer's kernels, and
  * puts the current values here when it settles. */
 typedef struct gg_state {
-    size_t count;    /* elements of each arena */
+    size_t count; /* elements of each arena */
     float *weight, *gradient;
     float *momentum; /* NULL if the optimiser keeps none */
     int64_t step;    /* updates done */

@@ -7,14 +7,12 @@ gg_status gg_optimizer_check(const gg_optimizer *optimizer) {
     GG_TRY(gg_rate_check(&optimizer->rate));
     /* Written as what must hold: NaN fails too. */
     if (!(optimizer->momentum >= 0 && optimizer->momentum < 1))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "momentum=%g: must be at least 0 and below 1",
-                       (double)optimizer->momentum));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "momentum=%g: must be at least 0 and below 1", (double)optimizer->momentum));
     if (!(optimizer->weight_decay >= 0 && optimizer->weight_decay <= FLT_MAX))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "weight_decay=%g: must be finite and at least 0",
-                       (double)optimizer->weight_decay));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "weight_decay=%g: must be finite and at least 0", (double)optimizer->weight_decay));
     if (optimizer->nesterov && !(optimizer->momentum > 0))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "nesterov=True with momentum=%g: momentum must be above 0",
-                       (double)optimizer->momentum));
+        GG_TRY(
+            gg_fail(GG_ERROR_ARGUMENT, "nesterov=True with momentum=%g: momentum must be above 0", (double)optimizer->momentum));
 cleanup:
     return status;
 }

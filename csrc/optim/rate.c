@@ -9,31 +9,25 @@
 /* NaN compares false with everything, so every test is written as what must hold. Learning rates end up in
  * float. */
 static gg_status check_rate_value(const char *name, double value) {
-    if (value >= 0 && value <= (double)FLT_MAX)
-        return GG_OK;
+    if (value >= 0 && value <= (double)FLT_MAX) return GG_OK;
     return gg_fail(GG_ERROR_ARGUMENT, "%s=%g: must be finite and at least 0", name, value);
 }
 
 gg_status gg_rate_check(const gg_rate *rate) {
     gg_status status = GG_OK;
     if ((unsigned)rate->kind >= GG_SCHEDULE_COUNT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "schedule=%d: allowed are 0 to %d", (int)rate->kind,
-                       GG_SCHEDULE_COUNT - 1));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "schedule=%d: allowed are 0 to %d", (int)rate->kind, GG_SCHEDULE_COUNT - 1));
     GG_TRY(check_rate_value("lr", rate->lr));
-    if (rate->warmup < 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "warmup=%" PRId64 ": must be at least 0 steps", rate->warmup));
+    if (rate->warmup < 0) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "warmup=%" PRId64 ": must be at least 0 steps", rate->warmup));
     if (!(rate->warmup_start >= 0 && rate->warmup_start <= 1))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "warmup_start=%g: must be from 0 to 1 (a share of lr)",
-                       rate->warmup_start));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "warmup_start=%g: must be from 0 to 1 (a share of lr)", rate->warmup_start));
     if (rate->kind == GG_SCHEDULE_STEP) {
         if (!(rate->gamma > 0 && rate->gamma <= 1))
             GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "gamma=%g: must be above 0 and at most 1", rate->gamma));
-        if (rate->every < 1)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "every=%" PRId64 ": must be at least 1 step", rate->every));
+        if (rate->every < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "every=%" PRId64 ": must be at least 1 step", rate->every));
     }
     if (rate->kind == GG_SCHEDULE_COSINE || rate->kind == GG_SCHEDULE_POLYNOMIAL) {
-        if (rate->total < 1)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "total=%" PRId64 ": must be at least 1 step", rate->total));
+        if (rate->total < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "total=%" PRId64 ": must be at least 1 step", rate->total));
         GG_TRY(check_rate_value("final", rate->final));
     }
     if (rate->kind == GG_SCHEDULE_POLYNOMIAL && !(rate->power > 0 && rate->power <= DBL_MAX))
@@ -49,20 +43,15 @@ double gg_rate_at(const gg_rate *rate, int64_t step) {
     }
     int64_t t = step - rate->warmup;
     /* The ends are lr and final to the bit, not the sum that should give them. */
-    if (t <= 0)
-        return rate->lr;
+    if (t <= 0) return rate->lr;
     switch (rate->kind) {
-    case GG_SCHEDULE_STEP:
-        return rate->lr * pow(rate->gamma, (double)(t / rate->every));
+    case GG_SCHEDULE_STEP: return rate->lr * pow(rate->gamma, (double)(t / rate->every));
     case GG_SCHEDULE_COSINE:
-        if (t >= rate->total)
-            return rate->final;
+        if (t >= rate->total) return rate->final;
         return rate->final + (rate->lr - rate->final) * 0.5 * (1 + cos(PI * (double)t / (double)rate->total));
     case GG_SCHEDULE_POLYNOMIAL:
-        if (t >= rate->total)
-            return rate->final;
+        if (t >= rate->total) return rate->final;
         return rate->final + (rate->lr - rate->final) * pow(1 - (double)t / (double)rate->total, rate->power);
-    default:
-        return rate->lr;
+    default: return rate->lr;
     }
 }

@@ -196,5 +196,8 @@ int gg_py_rate(PyObject *dict, gg_rate *out) {
     if (number(dict, "lr", &out->lr) < 0 || number(dict, "final", &out->final) < 0 || number(dict, "gamma", &out->gamma) < 0 ||
         number(dict, "power", &out->power) < 0 || number(dict, "warmup_start", &out->warmup_start) < 0)
         return -1;
-    return whole(dict, "every", &out->every) < 0 || whole(dict, "total", &out->total) < 0 || whole(dict, "warmup", &out->warmup) < 0 ? -1 : 0;
+    return whole(dict, "every", &out->every) < 0 || whole(dict, "total", &out->total) < 0 ||
+                   whole(dict, "warmup", &out->warmup) < 0
+               ? -1
+               : 0;
 }

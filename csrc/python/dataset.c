@@ -24,7 +24,8 @@ static int wrap(PyArrayObject *array, gg_storage **out) {
 static int fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets) {
     int dims = PyArray_NDIM(samples);
     if (dims < 2 || dims - 1 > GG_MAX_DIMS) {
-        PyErr_Format(PyExc_ValueError, "samples: has %d axes; the first counts samples, and 1 to %d more are allowed", dims, GG_MAX_DIMS);
+        PyErr_Format(PyExc_ValueError, "samples: has %d axes; the first counts samples, and 1 to %d more are allowed", dims,
+                     GG_MAX_DIMS);
         return -1;
     }
     set->count = PyArray_DIM(samples, 0);
@@ -32,8 +33,8 @@ static int fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets)
     for (int i = 1; i < dims; ++i) set->shape.size[i - 1] = PyArray_DIM(samples, i);
     set->dtype = PyArray_TYPE(samples) == NPY_UINT8 ? GG_UINT8 : GG_FLOAT32;
     if (PyArray_NDIM(targets) < 1 || PyArray_DIM(targets, 0) != set->count) {
-        PyErr_Format(PyExc_ValueError, "targets: %zd entries for %lld samples", PyArray_NDIM(targets) ? PyArray_DIM(targets, 0) : 0,
-                     (long long)set->count);
+        PyErr_Format(PyExc_ValueError, "targets: %zd entries for %lld samples",
+                     PyArray_NDIM(targets) ? PyArray_DIM(targets, 0) : 0, (long long)set->count);
         return -1;
     }
     set->target_dtype = PyArray_TYPE(targets) == NPY_INT32 ? GG_INT32 : GG_FLOAT32;
@@ -53,7 +54,8 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     PyObject *samples_object, *targets_object;
     gg_dataset made = {.scale = 1.0f};
     int result = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ff:Dataset", names, &samples_object, &targets_object, &made.scale, &made.shift))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ff:Dataset", names, &samples_object, &targets_object, &made.scale,
+                                     &made.shift))
         return -1;
     PyArrayObject *samples = either(samples_object, NPY_UINT8, NPY_FLOAT32, "samples");
     PyArrayObject *targets = samples ? either(targets_object, NPY_INT32, NPY_FLOAT32, "targets") : NULL;

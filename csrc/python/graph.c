@@ -7,8 +7,8 @@ PyTypeObject *gg_py_graph_type;
 
 static const char *const kind_names[GG_LAYER_COUNT] = {"input", "conv2d",  "linear",  "max_pool2d", "avg_pool2d", "relu",
                                                        "tanh",  "sigmoid", "flatten", "dropout",    "add",        "concat"};
-static const char *const init_names[GG_INIT_COUNT] = {"default",   "xavier_uniform", "xavier_normal", "he_uniform", "he_normal",
-                                                      "caffe_xavier", "uniform",        "normal",        "constant"};
+static const char *const init_names[GG_INIT_COUNT] = {
+    "default", "xavier_uniform", "xavier_normal", "he_uniform", "he_normal", "caffe_xavier", "uniform", "normal", "constant"};
 
 static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {NULL};
@@ -52,17 +52,18 @@ static PyObject *add_input(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 static PyObject *add_layer(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"kind",  "name",   "inputs", "outputs",   "kernel",            "stride",      "padding",     "dilation",
-                            "groups", "bias", "ceil_mode", "count_include_pad", "probability", "weight_init", "bias_init", NULL};
+    static char *names[] = {"kind",        "name",        "inputs",    "outputs", "kernel",    "stride",
+                            "padding",     "dilation",    "groups",    "bias",    "ceil_mode", "count_include_pad",
+                            "probability", "weight_init", "bias_init", NULL};
     const char *kind, *name, *weight_init = "default", *bias_init = "default";
     PyObject *inputs, *fast;
     int bias = 1, ceil_mode = 0, include_pad = 1, node, nodes[GG_MAX_INPUTS];
     long long outputs = 0, groups = 1, kernel[2] = {0, 0}, stride[2] = {1, 1}, padding[2] = {0, 0}, dilation[2] = {1, 1};
     gg_layer_desc desc = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ssO|$L(LL)(LL)(LL)(LL)Lpppf(sf)(sf):layer", names, &kind, &name, &inputs, &outputs,
-                                     &kernel[0], &kernel[1], &stride[0], &stride[1], &padding[0], &padding[1], &dilation[0],
-                                     &dilation[1], &groups, &bias, &ceil_mode, &include_pad, &desc.probability, &weight_init,
-                                     &desc.weight_init.value, &bias_init, &desc.bias_init.value))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ssO|$L(LL)(LL)(LL)(LL)Lpppf(sf)(sf):layer", names, &kind, &name, &inputs,
+                                     &outputs, &kernel[0], &kernel[1], &stride[0], &stride[1], &padding[0], &padding[1],
+                                     &dilation[0], &dilation[1], &groups, &bias, &ceil_mode, &include_pad, &desc.probability,
+                                     &weight_init, &desc.weight_init.value, &bias_init, &desc.bias_init.value))
         return NULL;
     int kind_number = gg_py_choice("kind", kind, kind_names, GG_LAYER_COUNT);
     int weight_kind = gg_py_choice("weight_init", weight_init, init_names, GG_INIT_COUNT);
@@ -85,7 +86,8 @@ static PyObject *add_layer(PyObject *self, PyObject *args, PyObject *kwargs) {
     fast = PySequence_Fast(inputs, "inputs must be a sequence of node numbers");
     if (fast == NULL) return NULL;
     Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);
-    if (n > GG_MAX_INPUTS) PyErr_Format(PyExc_ValueError, "layer '%s': %zd inputs; at most %d are allowed", name, n, GG_MAX_INPUTS);
+    if (n > GG_MAX_INPUTS)
+        PyErr_Format(PyExc_ValueError, "layer '%s': %zd inputs; at most %d are allowed", name, n, GG_MAX_INPUTS);
     for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); ++i) nodes[i] = (int)PyLong_AsLong(PySequence_Fast_GET_ITEM(fast, i));
     Py_DECREF(fast);
     if (PyErr_Occurred()) return NULL;

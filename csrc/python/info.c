@@ -9,10 +9,10 @@ static PyObject *mpi_info(void) {
     gg_mpi_info mpi;
     gg_status status = gg_mpi_query(&mpi);
     if (status != GG_OK) return gg_py_raise(status);
-    return Py_BuildValue("{sNsNsisisisNsNsssssd}", "initialised", PyBool_FromLong(mpi.initialised), "ours", PyBool_FromLong(mpi.ours),
-                         "rank", mpi.rank, "size", mpi.size, "thread_level", mpi.thread_level, "fault_tolerance",
-                         PyBool_FromLong(mpi.fault_tolerance), "cuda", PyBool_FromLong(mpi.cuda), "library", mpi.library,
-                         "built_against", mpi.built_against, "init_seconds", mpi.init_seconds);
+    return Py_BuildValue("{sNsNsisisisNsNsssssd}", "initialised", PyBool_FromLong(mpi.initialised), "ours",
+                         PyBool_FromLong(mpi.ours), "rank", mpi.rank, "size", mpi.size, "thread_level", mpi.thread_level,
+                         "fault_tolerance", PyBool_FromLong(mpi.fault_tolerance), "cuda", PyBool_FromLong(mpi.cuda), "library",
+                         mpi.library, "built_against", mpi.built_against, "init_seconds", mpi.init_seconds);
 }
 
 static PyObject *info(PyObject *module, PyObject *unused) {
@@ -61,7 +61,8 @@ static PyObject *partners(PyObject *module, PyObject *args, PyObject *kwargs) {
     unsigned long long seed = 0;
     gg_schedule schedule;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "siLi|pK:partners", names, &topology, &size, &step, &rank, &rotate, &seed)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "siLi|pK:partners", names, &topology, &size, &step, &rank, &rotate, &seed))
+        return NULL;
     int choice = gg_py_choice("topology", topology, gg_py_topology_names, GG_TOPOLOGY_COUNT);
     if (choice < 0) return NULL;
     if (rank < 0 || rank >= size || step < 0)
@@ -102,13 +103,12 @@ static PyObject *rate(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
-static PyMethodDef functions[] = {
-    {"info", info, METH_NOARGS, "compiler, cpu, isa, isas, cores, onednn, mpi{...}"},
-    {"memory", memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
-    {"shard", KEYWORDS(shard), "The samples [begin, end) of a rank."},
-    {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
-    {"random_uniform", KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
-    {"rate", KEYWORDS(rate), "The learning rate of a schedule at a step."},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {{"info", info, METH_NOARGS, "compiler, cpu, isa, isas, cores, onednn, mpi{...}"},
+                                  {"memory", memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
+                                  {"shard", KEYWORDS(shard), "The samples [begin, end) of a rank."},
+                                  {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
+                                  {"random_uniform", KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
+                                  {"rate", KEYWORDS(rate), "The learning rate of a schedule at a step."},
+                                  {NULL, NULL, 0, NULL}};
 
 int gg_py_add_info(PyObject *module) { return PyModule_AddFunctions(module, functions); }

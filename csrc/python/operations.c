@@ -71,11 +71,18 @@ static gg_status create_op(gg_device *device, const gg_op_desc *desc, gg_op **ou
 }
 
 /* Copies a batch from one format to another, one of them plain. */
-static gg_status convert(devices *d, const gg_shape *shape, int64_t batch, gg_format from, gg_format to, const void *in, void *out) {
+static gg_status convert(devices *d, const gg_shape *shape, int64_t batch, gg_format from, gg_format to, const void *in,
+                         void *out) {
     gg_status status = GG_OK;
     gg_op *op = NULL;
     void *scratch = NULL, *saved = NULL;
-    gg_op_desc desc = {.kind = GG_OP_REORDER, .batch = batch, .inputs = 1, .input = {*shape}, .output = *shape, .offered = {from}, .wanted_output = to};
+    gg_op_desc desc = {.kind = GG_OP_REORDER,
+                       .batch = batch,
+                       .inputs = 1,
+                       .input = {*shape},
+                       .output = *shape,
+                       .offered = {from},
+                       .wanted_output = to};
     if (from.layout == to.layout) {
         memcpy(out, in, gg_format_bytes(from, shape, batch));
         return GG_OK;
@@ -116,8 +123,8 @@ static gg_status run_guarded(devices *d, op_run *run) {
     gg_status status = GG_OK;
     gg_op *op = NULL;
     const gg_op_desc *desc = &run->desc;
-    guarded input[GG_MAX_INPUTS] = {0}, grad_input[GG_MAX_INPUTS] = {0}, output = {0}, grad_output = {0}, weight = {0}, bias = {0},
-            grad_weight = {0}, grad_bias = {0}, saved = {0}, scratch = {0};
+    guarded input[GG_MAX_INPUTS] = {0}, grad_input[GG_MAX_INPUTS] = {0}, output = {0}, grad_output = {0}, weight = {0},
+            bias = {0}, grad_weight = {0}, grad_bias = {0}, saved = {0}, scratch = {0};
     gg_op_args args = {.rank = run->rank, .step = run->step};
 
     GG_TRY(create_op(d->wanted, desc, &op));
@@ -215,9 +222,10 @@ static PyArrayObject *optional(PyObject *object, const char *argument) {
 }
 
 static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"backend", "isa",     "kind",      "inputs",    "output_shape", "weight", "bias",        "grad_output", "threads",
-                            "kernel",  "stride",  "padding",   "dilation",  "groups",       "ceil_mode", "count_include_pad",
-                            "probability", "activation", "seed", "rank",   "step",      "input_grad",   NULL};
+    static char *names[] = {
+        "backend",     "isa",        "kind",   "inputs",  "output_shape", "weight",     "bias",      "grad_output",
+        "threads",     "kernel",     "stride", "padding", "dilation",     "groups",     "ceil_mode", "count_include_pad",
+        "probability", "activation", "seed",   "rank",    "step",         "input_grad", NULL};
     static const char *const backends[] = {"native", "onednn"};
     static const char *const activations[] = {"none", "relu"};
     const char *backend, *isa_name = NULL, *kind, *activation = "none";
@@ -235,10 +243,11 @@ static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     const char *kind_names[GG_OP_COUNT];
     (void)module;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsOO|$OOOi(LL)(LL)(LL)(LL)LppfsKIKp:run_op", names, &backend, &isa_name, &kind, &inputs,
-                                     &output_shape, &weight_object, &bias_object, &grad_object, &threads, &kernel[0], &kernel[1],
-                                     &stride[0], &stride[1], &padding[0], &padding[1], &dilation[0], &dilation[1], &groups, &ceil_mode,
-                                     &include_pad, &run.desc.probability, &activation, &seed, &rank, &step, &input_grad))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsOO|$OOOi(LL)(LL)(LL)(LL)LppfsKIKp:run_op", names, &backend, &isa_name,
+                                     &kind, &inputs, &output_shape, &weight_object, &bias_object, &grad_object, &threads,
+                                     &kernel[0], &kernel[1], &stride[0], &stride[1], &padding[0], &padding[1], &dilation[0],
+                                     &dilation[1], &groups, &ceil_mode, &include_pad, &run.desc.probability, &activation, &seed,
+                                     &rank, &step, &input_grad))
         return NULL;
     for (int i = 0; i < GG_OP_COUNT; ++i) kind_names[i] = gg_op_kind_name((gg_op_kind)i);
     if (gg_py_choice("backend", backend, backends, 2) < 0 || isa_of(isa_name, &isa) < 0) return NULL;
@@ -358,7 +367,8 @@ static gg_status guarded_loss(devices *d, gg_loss_args *args, float *gradient) {
         for (int64_t f = 0, lanes = gg_lanes_padded(args->batch); f < args->features; ++f)
             for (int64_t n = args->batch; n < lanes; ++n)
                 if (((float *)grad.data)[f * lanes + n] != 0.0f)
-                    GG_TRY(gg_fail(GG_ERROR_BACKEND, "gradient: padding lane %lld of feature %lld is not zero", (long long)n, (long long)f));
+                    GG_TRY(gg_fail(GG_ERROR_BACKEND, "gradient: padding lane %lld of feature %lld is not zero", (long long)n,
+                                   (long long)f));
     GG_TRY(convert(d, &shape, args->batch, format, plain, grad.data, gradient));
 cleanup:
     guarded_free(&prediction);
@@ -375,7 +385,8 @@ static PyObject *run_loss(PyObject *module, PyObject *args, PyObject *kwargs) {
     devices d = {NULL, NULL};
     gg_status status;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zssOO:run_loss", names, &isa_name, &kind, &layout, &prediction_object, &targets_object))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zssOO:run_loss", names, &isa_name, &kind, &layout, &prediction_object,
+                                     &targets_object))
         return NULL;
     int kind_number = gg_py_choice("kind", kind, gg_py_loss_names, GG_LOSS_COUNT);
     int layout_number = gg_py_choice("layout", layout, gg_py_layout_names, GG_LAYOUT_COUNT);
@@ -418,15 +429,26 @@ static PyObject *array_copy(const float *data, Py_ssize_t n) {
 }
 
 /* Runs one kernel over buffers of n elements; out and out2 are written where the kernel writes. */
-static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ssize_t count, float *const *buffer, const double *number,
-                        float *out, float *out2) {
+static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ssize_t count, float *const *buffer,
+                        const double *number, float *out, float *out2) {
     const gg_backend *table = device->table;
     const float *const *in = (const float *const *)buffer;
     size_t size = (size_t)n;
     if (strcmp(name, "sgd") == 0) {
-        gg_sgd_args args = {.n = size, .grad = in[0], .weight = in[1], .momentum = in[2], .momentum_before = in[3], .momentum_after = in[4],
-                            .weight_after = in[5], .weight_out = out, .momentum_out = in[2] ? out2 : NULL, .grad_scale = (float)number[0],
-                            .lr = (float)number[1], .mu = (float)number[2], .weight_decay = (float)number[3], .nesterov = number[4] != 0};
+        gg_sgd_args args = {.n = size,
+                            .grad = in[0],
+                            .weight = in[1],
+                            .momentum = in[2],
+                            .momentum_before = in[3],
+                            .momentum_after = in[4],
+                            .weight_after = in[5],
+                            .weight_out = out,
+                            .momentum_out = in[2] ? out2 : NULL,
+                            .grad_scale = (float)number[0],
+                            .lr = (float)number[1],
+                            .mu = (float)number[2],
+                            .weight_decay = (float)number[3],
+                            .nesterov = number[4] != 0};
         table->sgd(device, &args);
         return Py_BuildValue("NN", array_copy(out, n), in[2] ? array_copy(out2, n) : Py_NewRef(Py_None));
     }
@@ -454,7 +476,8 @@ static PyObject *run_kernel(PyObject *module, PyObject *args, PyObject *kwargs) 
     gg_isa isa;
     gg_status status = GG_OK;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zsO!O!:run_kernel", names, &isa_name, &name, &PyList_Type, &arrays, &PyList_Type, &numbers))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zsO!O!:run_kernel", names, &isa_name, &name, &PyList_Type, &arrays,
+                                     &PyList_Type, &numbers))
         return NULL;
     if (isa_of(isa_name, &isa) < 0) return NULL;
     Py_ssize_t count = PyList_GET_SIZE(arrays);
@@ -496,9 +519,10 @@ cleanup:
 
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
-static PyMethodDef functions[] = {{"run_op", KEYWORDS(run_op), "One operation of one table on plain arrays, between guard bytes."},
-                                  {"run_loss", KEYWORDS(run_loss), "Sum of losses, samples right, gradient of the mean."},
-                                  {"run_kernel", KEYWORDS(run_kernel), "A kernel on arenas."},
-                                  {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {
+    {"run_op", KEYWORDS(run_op), "One operation of one table on plain arrays, between guard bytes."},
+    {"run_loss", KEYWORDS(run_loss), "Sum of losses, samples right, gradient of the mean."},
+    {"run_kernel", KEYWORDS(run_kernel), "A kernel on arenas."},
+    {NULL, NULL, 0, NULL}};
 
 int gg_py_add_operations(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -19,19 +19,16 @@
 #include "train/trainer.h"
 
 typedef struct gg_py_graph {
-    PyObject_HEAD
-    gg_graph *graph;
+    PyObject_HEAD gg_graph *graph;
     bool finished;
 } gg_py_graph;
 
 typedef struct gg_py_team {
-    PyObject_HEAD
-    gg_team *team;
+    PyObject_HEAD gg_team *team;
 } gg_py_team;
 
 typedef struct gg_py_dataset {
-    PyObject_HEAD
-    gg_dataset set;
+    PyObject_HEAD gg_dataset set;
 } gg_py_dataset;
 
 extern PyTypeObject *gg_py_graph_type, *gg_py_team_type, *gg_py_dataset_type, *gg_py_trainer_type;

@@ -6,7 +6,8 @@
 PyTypeObject *gg_py_team_type;
 
 static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"kind", "size", "fortran_handle", "launched", "latency", "bandwidth", "compute_rate", "timeout", NULL};
+    static char *names[] = {"kind",      "size",         "fortran_handle", "launched", "latency",
+                            "bandwidth", "compute_rate", "timeout",        NULL};
     static const char *const kinds[] = {"single", "mpi", "virtual"};
     const char *kind;
     PyObject *handle = Py_None;
@@ -143,9 +144,9 @@ static PyMethodDef methods[] = {
     {"allgather", allgather, METH_O, "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
     {NULL, NULL, 0, NULL}};
 
-static PyType_Slot slots[] = {{Py_tp_doc, "A group of ranks."}, {Py_tp_new, PyType_GenericNew}, {Py_tp_init, init},
-                              {Py_tp_dealloc, dealloc},         {Py_tp_methods, methods},       {Py_tp_getset, properties},
-                              {0, NULL}};
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "A group of ranks."}, {Py_tp_new, PyType_GenericNew}, {Py_tp_init, init}, {Py_tp_dealloc, dealloc},
+    {Py_tp_methods, methods},         {Py_tp_getset, properties},     {0, NULL}};
 
 static PyType_Spec spec = {"gossipgrad._core.Team", sizeof(gg_py_team), 0, Py_TPFLAGS_DEFAULT, slots};
 

@@ -7,8 +7,7 @@
 PyTypeObject *gg_py_trainer_type;
 
 typedef struct gg_py_trainer {
-    PyObject_HEAD
-    gg_trainer *trainer;
+    PyObject_HEAD gg_trainer *trainer;
     gg_py_graph *graph;
     gg_py_team *team;
     gg_loss_kind loss;
@@ -112,9 +111,9 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     long long trace = 0;
     gg_replica_options options = {.threads = 1};
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$sO!O!KizL:Trainer", names, gg_py_graph_type, &graph, gg_py_team_type, &team,
-                                     &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed, &options.threads, &backend,
-                                     &trace))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$sO!O!KizL:Trainer", names, gg_py_graph_type, &graph, gg_py_team_type,
+                                     &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed, &options.threads,
+                                     &backend, &trace))
         return -1;
     if (loss == NULL || optimizer == NULL || strategy == NULL) {
         PyErr_SetString(PyExc_TypeError, "Trainer: loss, optimizer and strategy must be given");
@@ -166,14 +165,14 @@ static bool enter(gg_py_trainer *t) {
     return false;
 }
 
-#define CALL(t, expression)      \
-    do {                         \
-        if (!enter(t)) return NULL; \
-        Py_BEGIN_ALLOW_THREADS;  \
-        status = (expression);   \
-        Py_END_ALLOW_THREADS;    \
-        (t)->busy = false;       \
-        if (status != GG_OK) return gg_py_raise(status); \
+#define CALL(t, expression)                                                                                                      \
+    do {                                                                                                                         \
+        if (!enter(t)) return NULL;                                                                                              \
+        Py_BEGIN_ALLOW_THREADS;                                                                                                  \
+        status = (expression);                                                                                                   \
+        Py_END_ALLOW_THREADS;                                                                                                    \
+        (t)->busy = false;                                                                                                       \
+        if (status != GG_OK) return gg_py_raise(status);                                                                         \
     } while (0)
 
 static gg_replica *replica_of(gg_py_trainer *t, int rank) {
@@ -230,8 +229,8 @@ static PyObject *progress(PyObject *self, PyObject *unused) {
         samples += (double)counts.samples;
         correct += (double)counts.correct;
     }
-    return Py_BuildValue("{sdsdsdsd}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct", correct, "seconds",
-                         counts.seconds);
+    return Py_BuildValue("{sdsdsdsd}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct", correct,
+                         "seconds", counts.seconds);
 }
 
 static PyObject *end_epoch(PyObject *self, PyObject *unused) {
@@ -245,10 +244,10 @@ static PyObject *end_epoch(PyObject *self, PyObject *unused) {
         "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples, "train_loss",
         samples > 0 ? s.sum.loss_sum / samples : 0.0, "seconds", seconds, "seconds_max", s.most.seconds, "samples_per_second",
         seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks, "compute_seconds_max",
-        s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks, "exposed_communication_seconds_max",
-        s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks, "data_wait_seconds_max", s.most.data_seconds,
-        "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent", (long long)s.sum.messages_sent, "consensus_distance",
-        s.consensus_distance);
+        s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks,
+        "exposed_communication_seconds_max", s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks,
+        "data_wait_seconds_max", s.most.data_seconds, "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent",
+        (long long)s.sum.messages_sent, "consensus_distance", s.consensus_distance);
     if (dict != NULL && strcmp(gg_team_kind(t->team->team), "virtual") == 0) {
         PyObject *clock = PyFloat_FromDouble(s.most.clock_seconds);
         if (clock == NULL || PyDict_SetItemString(dict, "virtual_seconds", clock) < 0) Py_CLEAR(dict);
@@ -384,10 +383,11 @@ static PyObject *bench(PyObject *self, PyObject *args, PyObject *kwargs) {
     int warmup, steps;
     double *seconds = NULL;
     gg_status status = GG_OK;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOii:bench", names, &samples_object, &targets_object, &warmup, &steps)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOii:bench", names, &samples_object, &targets_object, &warmup, &steps))
+        return NULL;
     if (warmup < 0 || steps < 1)
-        return PyErr_Format(PyExc_ValueError, "%s: %d; must be at least %d", warmup < 0 ? "warmup" : "steps", warmup < 0 ? warmup : steps,
-                            warmup < 0 ? 0 : 1);
+        return PyErr_Format(PyExc_ValueError, "%s: %d; must be at least %d", warmup < 0 ? "warmup" : "steps",
+                            warmup < 0 ? warmup : steps, warmup < 0 ? 0 : 1);
     PyArrayObject *samples = gg_py_array(samples_object, NPY_FLOAT32, "samples"), *targets = NULL;
     if (samples == NULL || !is_batch(t, samples)) goto cleanup;
     targets = targets_of(t, targets_object, PyArray_DIM(samples, 0));
@@ -443,7 +443,8 @@ static PyObject *evaluate(PyObject *self, PyObject *args, PyObject *kwargs) {
     long long batch;
     int replicas = 0;
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:evaluate", names, gg_py_dataset_type, &set, &batch, &replicas)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:evaluate", names, gg_py_dataset_type, &set, &batch, &replicas))
+        return NULL;
     int n = replicas ? gg_team_size(t->team->team) : 1;
     gg_evaluation *results = PyMem_Calloc((size_t)n, sizeof *results);
     if (results == NULL) return PyErr_NoMemory();
@@ -683,10 +684,11 @@ static int set_step(PyObject *self, PyObject *value, void *unused) {
     return 0;
 }
 
-static PyGetSetDef properties[] = {{"backend", get_backend, NULL, "onednn, native, or onednn+native: each from the faster.", NULL},
-                                   {"isa", get_isa, NULL, "The kernels in use.", NULL},
-                                   {"step", get_step, set_step, "Training steps done.", NULL},
-                                   {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef properties[] = {
+    {"backend", get_backend, NULL, "onednn, native, or onednn+native: each from the faster.", NULL},
+    {"isa", get_isa, NULL, "The kernels in use.", NULL},
+    {"step", get_step, set_step, "Training steps done.", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 

@@ -17,7 +17,7 @@ typedef struct gg_bucket {
 
 typedef struct gg_buckets {
     int count, chunk_count;
-    gg_bucket *bucket;    /* in forward order */
+    gg_bucket *bucket; /* in forward order */
     gg_chunk *chunk;
     int *bucket_of_layer;
 } gg_buckets;

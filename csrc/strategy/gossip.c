@@ -70,8 +70,6 @@ void gg_gossip_sgd(gg_gossip *gossip, int64_t step, gg_sgd_args *args) {
 
 void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const float *received, const float *snapshot, float *out) {
     gg_device *device = gossip->head.env.device;
-    if (gossip->options.mix == GG_MIX_HALVES)
-        device->table->halve(device, n, base, received, out);
-    else
-        device->table->mix(device, n, base, received, snapshot, out);
+    if (gossip->options.mix == GG_MIX_HALVES) device->table->halve(device, n, base, received, out);
+    else device->table->mix(device, n, base, received, snapshot, out);
 }

@@ -9,10 +9,10 @@ typedef struct gg_gossip {
     gg_strategy_options options;
     gg_schedule schedule;
     gg_buckets buckets;
-    int *waiting;               /* a bucket: its layers whose gradient is not final yet in this step */
-    int *next;                  /* a bucket: the first chunk that is still to be mixed (staleness 0) */
-    double *sent_at;            /* a bucket: when it was sent, for the trace */
-    int send_to, receive_from;  /* of this step; -1: nobody */
+    int *waiting;              /* a bucket: its layers whose gradient is not final yet in this step */
+    int *next;                 /* a bucket: the first chunk that is still to be mixed (staleness 0) */
+    double *sent_at;           /* a bucket: when it was sent, for the trace */
+    int send_to, receive_from; /* of this step; -1: nobody */
 } gg_gossip;
 
 /* Fills everything but the table. On failure the caller destroys. */

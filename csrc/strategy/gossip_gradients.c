@@ -52,8 +52,7 @@ static gg_status begin(gg_strategy *strategy) {
     gg_gossip_begin(&g->gossip);
     g->turn = 1 - g->turn;
     strategy->env.state->gradient = g->gradient.arena[g->turn];
-    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
-        GG_TRY(gg_stream_wait_sent(&g->gradient, bucket, g->turn));
+    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) GG_TRY(gg_stream_wait_sent(&g->gradient, bucket, g->turn));
 cleanup:
     return status;
 }
@@ -180,6 +179,7 @@ static gg_status settle(gg_strategy *strategy) {
         for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
             if (g->in_flight[bucket] != NOTHING) GG_TRY(add_late(g, bucket));
     }
+    GG_TRY(gg_stream_wait_all_sent(&g->gradient));
 cleanup:
     return status;
 }

@@ -16,11 +16,11 @@
 
 typedef struct gossip_weights {
     gg_gossip gossip;
-    gg_stream weight, momentum; /* momentum.owner NULL: not exchanged */
-    float *own_weight;          /* staleness 0: what the forward pass reads */
-    float *own_momentum;        /* kept but not exchanged */
+    gg_stream weight, momentum;              /* momentum.owner NULL: not exchanged */
+    float *own_weight;                       /* staleness 0: what the forward pass reads */
+    float *own_momentum;                     /* kept but not exchanged */
     bool *weight_pending, *momentum_pending; /* a bucket: posted, and not mixed yet */
-    int turn;                   /* the arena that holds the current values; staleness 0: of momentum alone */
+    int turn;                                /* the arena that holds the current values; staleness 0: of momentum alone */
 } gossip_weights;
 
 static const float *received_at(const gossip_weights *g, const gg_stream *stream, int chunk, size_t offset) {
@@ -106,10 +106,8 @@ static void update(gossip_weights *g, int bucket, int chunk, const gg_chunk *pie
     const float *momentum_in = g->momentum_pending[bucket] ? received_at(g, &g->momentum, chunk, at) : NULL;
     gg_sgd_args args = {.n = piece->count, .grad = state->gradient + at, .weight = state->weight + at};
 
-    if (stale)
-        args.weight_out = g->weight.arena[1 - g->turn] + at;
-    else
-        args.weight_out = (gg_gossip_exchanges(&g->gossip) ? g->weight.arena[0] : g->own_weight) + at;
+    if (stale) args.weight_out = g->weight.arena[1 - g->turn] + at;
+    else args.weight_out = (gg_gossip_exchanges(&g->gossip) ? g->weight.arena[0] : g->own_weight) + at;
     if (state->momentum != NULL) {
         args.momentum = state->momentum + at;
         args.momentum_out = (g->momentum.owner != NULL ? g->momentum.arena[1 - g->turn] : g->own_momentum) + at;
@@ -125,8 +123,7 @@ static void update(gossip_weights *g, int bucket, int chunk, const gg_chunk *pie
     gg_gossip_sgd(&g->gossip, g->gossip.head.step, &args);
     if (halves && stale) {
         if (weight_in != NULL) gg_gossip_mix(&g->gossip, piece->count, args.weight_out, weight_in, NULL, args.weight_out);
-        if (momentum_in != NULL)
-            gg_gossip_mix(&g->gossip, piece->count, args.momentum_out, momentum_in, NULL, args.momentum_out);
+        if (momentum_in != NULL) gg_gossip_mix(&g->gossip, piece->count, args.momentum_out, momentum_in, NULL, args.momentum_out);
     }
 }
 
@@ -197,10 +194,8 @@ static gg_status settle_stream(gossip_weights *g, gg_stream *stream, bool *pendi
             const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
             const float *from = stream->arena[g->turn] + chunk->offset;
             float *to = stream->arena[1 - g->turn] + chunk->offset;
-            if (pending[bucket])
-                gg_gossip_mix(&g->gossip, chunk->count, from, gg_stream_received(stream, i), from, to);
-            else
-                memcpy(to, from, chunk->count * sizeof(float));
+            if (pending[bucket]) gg_gossip_mix(&g->gossip, chunk->count, from, gg_stream_received(stream, i), from, to);
+            else memcpy(to, from, chunk->count * sizeof(float));
         }
         GG_TRY(release_bucket(g, stream, bucket, pending));
     }
@@ -229,6 +224,9 @@ static gg_status settle(gg_strategy *strategy) {
         g->turn = 1 - g->turn;
         show_state(g);
     }
+    /* All that we received is let go, and so do the partners with what we sent: nobody waits in a circle. */
+    GG_TRY(gg_stream_wait_all_sent(&g->weight));
+    if (g->momentum.owner != NULL) GG_TRY(gg_stream_wait_all_sent(&g->momentum));
 cleanup:
     return status;
 }
@@ -264,10 +262,8 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     GG_TRY(gg_calloc(count, sizeof(float), "gradients", (void **)&env->state->gradient));
     if (options->staleness == 0) GG_TRY(gg_calloc(count, sizeof(float), "weights", (void **)&g->own_weight));
     GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, options->staleness == 0 ? 1 : 2, &g->weight));
-    if (exchanges)
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 1, 2, &g->momentum));
-    else if (keeps)
-        GG_TRY(gg_calloc(count, sizeof(float), "momentum", (void **)&g->own_momentum));
+    if (exchanges) GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 1, 2, &g->momentum));
+    else if (keeps) GG_TRY(gg_calloc(count, sizeof(float), "momentum", (void **)&g->own_momentum));
     show_state(g);
 cleanup:
     if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;

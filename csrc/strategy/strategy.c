@@ -6,7 +6,8 @@ static gg_status check(const gg_strategy_options *options) {
     if (options->staleness != 0 && options->staleness != 1)
         return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
     if (options->bucket_bytes == 0 || options->chunk_bytes == 0)
-        return gg_fail(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1", options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes");
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1",
+                       options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes");
     return GG_OK;
 }
 
@@ -21,7 +22,8 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
     }
     case GG_STRATEGY_ALLREDUCE: return gg_allreduce_strategy_create(options, env, out);
     case GG_STRATEGY_NO_EXCHANGE: return gg_no_exchange_create(options, env, out);
-    default: return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind, GG_STRATEGY_COUNT);
+    default:
+        return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind, GG_STRATEGY_COUNT);
     }
 }
 

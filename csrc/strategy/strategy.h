@@ -24,7 +24,12 @@ typedef enum gg_strategy_kind {
     GG_STRATEGY_COUNT
 } gg_strategy_kind;
 
-typedef enum gg_exchange { GG_EXCHANGE_WEIGHTS_MOMENTUM = 0, GG_EXCHANGE_WEIGHTS, GG_EXCHANGE_GRADIENTS, GG_EXCHANGE_COUNT } gg_exchange;
+typedef enum gg_exchange {
+    GG_EXCHANGE_WEIGHTS_MOMENTUM = 0,
+    GG_EXCHANGE_WEIGHTS,
+    GG_EXCHANGE_GRADIENTS,
+    GG_EXCHANGE_COUNT
+} gg_exchange;
 typedef enum gg_mix { GG_MIX_DISPLACEMENT = 0, GG_MIX_HALVES, GG_MIX_COUNT } gg_mix;
 
 typedef struct gg_strategy_options {
@@ -65,9 +70,9 @@ typedef struct gg_strategy_table {
 struct gg_strategy {
     const gg_strategy_table *table;
     gg_strategy_env env;
-    int64_t step;            /* of the training step under way; set by begin's caller */
-    const float *share;      /* batch of each rank / samples of all ranks in this step; set by begin's caller */
-    double exposed_seconds;  /* waited in need, end and settle, since creation */
+    int64_t step;           /* of the training step under way; set by begin's caller */
+    const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
+    double exposed_seconds; /* waited in need, end and settle, since creation */
 };
 
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */

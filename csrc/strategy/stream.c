@@ -10,14 +10,14 @@ gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int st
     gg_stream made = {.owner = owner, .buckets = buckets, .tag = GG_TAG_USER + streams * buckets->chunk_count};
 
     if (made.tag + buckets->chunk_count > GG_TAG_LIMIT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
+                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
                        buckets->chunk_count, (GG_TAG_LIMIT - GG_TAG_USER) / 2));
     for (int i = 0; i < arenas; ++i)
         GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", (void **)&made.arena[i]));
     if (arenas == 1) made.arena[1] = made.arena[0];
     GG_TRY(gg_calloc(owner->env.state->count, sizeof(float), "landing arena", (void **)&made.landing));
-    for (int i = 0; i < 2; ++i)
-        GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&made.sent[i]));
+    for (int i = 0; i < 2; ++i) GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&made.sent[i]));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&made.received));
 cleanup:
     if (status != GG_OK) gg_stream_destroy(&made);
@@ -25,9 +25,22 @@ cleanup:
     return status;
 }
 
+/* Requests must not outlive their memory. */
+static void give_up(gg_stream *stream, gg_request *requests) {
+    gg_transport *transport = stream->owner->env.transport;
+    for (int i = 0; requests != NULL && i < stream->buckets->chunk_count; ++i) {
+        bool done = requests[i].state == GG_REQUEST_IDLE;
+        if (requests[i].state == GG_REQUEST_SENDING && gg_test(transport, &requests[i], &done) != GG_OK) done = false;
+        if (!done) gg_cancel(transport, &requests[i]);
+    }
+}
+
 void gg_stream_destroy(gg_stream *stream) {
     if (stream->owner == NULL) return;
     gg_transport *transport = stream->owner->env.transport;
+    give_up(stream, stream->sent[0]);
+    give_up(stream, stream->sent[1]);
+    give_up(stream, stream->received);
     if (stream->arena[1] != stream->arena[0]) gg_message_free(transport, stream->arena[1]);
     gg_message_free(transport, stream->arena[0]);
     gg_free(stream->landing);
@@ -44,8 +57,8 @@ gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, 
     /* Receives first: a message that finds its receive posted needs no copy on the way. */
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *chunk = &stream->buckets->chunk[i];
-        GG_TRY(gg_receive(transport, stream->landing + chunk->offset, chunk->count * sizeof(float), receive_from,
-                          stream->tag + i, &stream->received[i]));
+        GG_TRY(gg_receive(transport, stream->landing + chunk->offset, chunk->count * sizeof(float), receive_from, stream->tag + i,
+                          &stream->received[i]));
     }
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *chunk = &stream->buckets->chunk[i];
@@ -66,8 +79,9 @@ gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
         double end = gg_transport_now(strategy->env.transport);
         strategy->exposed_seconds += end - begin;
         if (strategy->env.trace != NULL)
-            gg_trace_add(strategy->env.trace,
-                         &(gg_trace_span){.begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE});
+            gg_trace_add(
+                strategy->env.trace,
+                &(gg_trace_span){.begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE});
     }
 cleanup:
     return status;
@@ -86,8 +100,14 @@ cleanup:
     return status;
 }
 
-gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which) {
-    return wait_all(stream, bucket, stream->sent[which]);
+gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which) { return wait_all(stream, bucket, stream->sent[which]); }
+
+gg_status gg_stream_wait_all_sent(gg_stream *stream) {
+    gg_status status = GG_OK;
+    for (int bucket = 0; bucket < stream->buckets->count; ++bucket)
+        for (int which = 0; which < 2; ++which) GG_TRY(gg_stream_wait_sent(stream, bucket, which));
+cleanup:
+    return status;
 }
 
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket) { return wait_all(stream, bucket, stream->received); }

@@ -20,12 +20,15 @@ typedef struct gg_stream {
 
 /* Allocates `arenas` (1 or 2) arenas of message memory. Collective. `streams` counts how many came before it. */
 gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_stream *out);
-void gg_stream_destroy(gg_stream *stream); /* collective */
+/* Collective. Gives up what is still in flight: nothing is after settling. */
+void gg_stream_destroy(gg_stream *stream);
 
 /* Starts receiving a bucket from a partner, and sending it from arena `which` to a partner. */
 gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from);
 /* Waits until nothing of the bucket is being sent from arena `which`. */
 gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which);
+/* Waits until nothing at all is being sent: partners have read everything. */
+gg_status gg_stream_wait_all_sent(gg_stream *stream);
 /* Waits until the whole bucket has arrived; gg_stream_received then gives it until gg_stream_release. */
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket);
 /* Whether chunk i has arrived. */

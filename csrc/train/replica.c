@@ -21,20 +21,21 @@ struct gg_replica {
     gg_plans plans;
     gg_plan *last_plan;
     gg_plan_hooks hooks;
-    double *layer_seconds;      /* modelled forward time of one sample; backward is twice that */
+    bool failed;           /* in the middle of an exchange: nothing comes to rest any more */
+    double *layer_seconds; /* modelled forward time of one sample; backward is twice that */
     gg_trace *trace;
 
     gg_loader *loader;
     gg_dataset set;
-    int64_t batch;              /* samples of the step under way */
-    void *targets;              /* of one batch */
+    int64_t batch; /* samples of the step under way */
+    void *targets; /* of one batch */
     float *share;
-    gg_progress_counts counts;  /* since the epoch began */
+    gg_progress_counts counts; /* since the epoch began */
     double exposed_before;
     int64_t bytes_before, messages_before;
 
     gg_allreduce *averaging;
-    float *consensus;           /* message memory; made on first use */
+    float *consensus; /* message memory; made on first use */
     float *equal_share;
 };
 
@@ -65,11 +66,10 @@ static gg_status on_poll(void *context) {
 
 static void record(gg_replica *r, gg_trace_lane lane, const char *name, double begin) {
     if (r->trace == NULL) return;
-    gg_trace_add(r->trace, &(gg_trace_span){.begin = begin,
-                                            .end = gg_transport_now(r->options.transport),
-                                            .name = name,
-                                            .step = r->state.step,
-                                            .lane = lane});
+    gg_trace_add(
+        r->trace,
+        &(gg_trace_span){
+            .begin = begin, .end = gg_transport_now(r->options.transport), .name = name, .step = r->state.step, .lane = lane});
 }
 
 /* Puts n consecutive rows into the plan's input. */
@@ -95,11 +95,13 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     r->batch = n;
     r->last_plan = plan;
     GG_TRY(table->begin(r->strategy));
-    GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum, correct));
+    GG_TRY(
+        gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum, correct));
     GG_TRY(table->end(r->strategy));
     record(r, GG_LANE_COMPUTE, "step", begin);
     r->state.step++;
 cleanup:
+    if (status != GG_OK) r->failed = true;
     return status;
 }
 
@@ -198,7 +200,13 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
 
 /* ---- at rest ---- */
 
-gg_status gg_replica_settle(gg_replica *r) { return r->strategy->table->settle(r->strategy); }
+gg_status gg_replica_settle(gg_replica *r) {
+    gg_status status = r->strategy->table->settle(r->strategy);
+    if (status != GG_OK) r->failed = true;
+    return status;
+}
+
+bool gg_replica_failed(const gg_replica *r) { return r->failed; }
 
 gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
@@ -208,7 +216,8 @@ gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
         return GG_OK;
     }
     if (r->averaging == NULL) {
-        GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
+        GG_TRY(
+            gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
         GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, &r->averaging));
     }
     memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
@@ -245,7 +254,8 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
         GG_TRY(gg_plans_get(&r->plans, n, false, &plan));
         const char *rows = (const char *)gg_storage_data(set->samples) + (size_t)i * row_bytes;
         read_rows(r, plan, set->dtype, rows, n, set->scale, set->shift);
-        GG_TRY(gg_plan_evaluate(plan, weights, (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes, &loss_sum, &correct));
+        GG_TRY(gg_plan_evaluate(plan, weights, (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes, &loss_sum,
+                                &correct));
         out->loss_sum += loss_sum;
         out->correct += correct;
         out->samples += n;

@@ -13,8 +13,8 @@
 typedef enum gg_backend_choice { GG_CHOOSE_FASTER = 0, GG_CHOOSE_ONEDNN, GG_CHOOSE_NATIVE, GG_CHOOSE_COUNT } gg_backend_choice;
 
 typedef struct gg_replica_options {
-    const gg_graph *graph;    /* outlives the replica */
-    gg_transport *transport;  /* outlives the replica */
+    const gg_graph *graph;   /* outlives the replica */
+    gg_transport *transport; /* outlives the replica */
     gg_loss_kind loss;
     gg_optimizer optimizer;
     gg_strategy_options strategy;
@@ -28,10 +28,10 @@ typedef struct gg_replica_options {
 /* What a rank has done since the epoch began. */
 typedef struct gg_progress_counts {
     int64_t steps, samples, correct;
-    double loss_sum;        /* over samples */
-    double seconds;         /* real time in training steps */
+    double loss_sum;                                       /* over samples */
+    double seconds;                                        /* real time in training steps */
     double compute_seconds, exposed_seconds, data_seconds; /* on the transport's clock */
-    double clock_seconds;   /* the transport's clock, all of it: virtual time in a virtual cluster */
+    double clock_seconds; /* the transport's clock, all of it: virtual time in a virtual cluster */
     int64_t bytes_sent, messages_sent;
 } gg_progress_counts;
 
@@ -43,7 +43,8 @@ typedef struct gg_evaluation {
 typedef struct gg_replica gg_replica;
 
 gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out); /* collective */
-void gg_replica_destroy(gg_replica *replica);                                     /* collective; NULL is fine */
+/* Collective; NULL is fine. Settle first: what is in flight is given up, and partners may read memory that is freed. */
+void gg_replica_destroy(gg_replica *replica);
 
 /* Gives the data to train on and builds the plans of every batch size that an epoch has. */
 gg_status gg_replica_begin(gg_replica *replica, const gg_dataset *set, int64_t batch, bool shuffle);
@@ -58,6 +59,8 @@ gg_status gg_replica_step(gg_replica *replica, const float *samples, const void 
                           double *loss);
 
 gg_status gg_replica_settle(gg_replica *replica); /* collective */
+/* A step or settling failed half-way: this replica can only be destroyed. */
+bool gg_replica_failed(const gg_replica *replica);
 /* The mean of the replicas' weights; valid until the next call. Settles. Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
 /* Mean over ranks of |w_r - w_mean| / |w_mean|. Settles. Collective. */

@@ -58,8 +58,16 @@ cleanup:
     return status;
 }
 
+/* Partners may still be reading what a rank has sent, or be about to send to it. */
+static void come_to_rest(gg_trainer *t) {
+    for (int i = 0; i < t->local; ++i)
+        if (t->replica[i] == NULL || gg_replica_failed(t->replica[i])) return;
+    (void)gg_trainer_settle(t);
+}
+
 void gg_trainer_destroy(gg_trainer *t) {
     if (t == NULL) return;
+    if (t->replica != NULL) come_to_rest(t);
     if (t->replica != NULL)
         for (int i = 0; i < t->local; ++i) gg_replica_destroy(t->replica[i]);
     gg_free(t->replica);
@@ -96,7 +104,9 @@ static gg_status run(void *context, int local) {
     return gg_replica_run(c->trainer->replica[local], c->number);
 }
 
-gg_status gg_trainer_run(gg_trainer *t, int64_t steps) { return gg_team_run(t->team, run, &(call){.trainer = t, .number = steps}); }
+gg_status gg_trainer_run(gg_trainer *t, int64_t steps) {
+    return gg_team_run(t->team, run, &(call){.trainer = t, .number = steps});
+}
 
 /* Sums over the ranks and maxima, from what every rank gives to all. */
 static gg_status gather_counts(gg_transport *transport, const gg_progress_counts *own, gg_epoch_summary *out) {
@@ -112,8 +122,8 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.loss_sum += c->loss_sum;
         out->sum.bytes_sent += c->bytes_sent;
         out->sum.messages_sent += c->messages_sent;
-#define SECONDS(field)                                                         \
-    out->sum.field += c->field;                                                \
+#define SECONDS(field)                                                                                                           \
+    out->sum.field += c->field;                                                                                                  \
     if (r == 0 || c->field > out->most.field) out->most.field = c->field
         SECONDS(seconds);
         SECONDS(compute_seconds);
@@ -162,7 +172,8 @@ cleanup:
     return status;
 }
 
-gg_status gg_trainer_step(gg_trainer *t, const float *const *samples, const void *const *targets, const int64_t *n, double *losses) {
+gg_status gg_trainer_step(gg_trainer *t, const float *const *samples, const void *const *targets, const int64_t *n,
+                          double *losses) {
     return gg_team_run(t->team, step, &(call){.trainer = t, .samples = samples, .targets = targets, .n = n, .doubles = losses});
 }
 
@@ -181,8 +192,9 @@ cleanup:
 }
 
 gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targets, int64_t n, int steps, double *seconds) {
-    return gg_team_run(t->team, bench,
-                       &(call){.trainer = t, .samples = &samples, .targets = &targets, .n = &n, .steps = steps, .doubles = seconds});
+    return gg_team_run(
+        t->team, bench,
+        &(call){.trainer = t, .samples = &samples, .targets = &targets, .n = &n, .steps = steps, .doubles = seconds});
 }
 
 /* ---- at rest ---- */
@@ -229,10 +241,8 @@ static gg_status evaluate(void *context, int local) {
     gg_evaluation own = {0}, *all = NULL;
 
     GG_TRY(gg_replica_consensus(replica, &weights));
-    if (c->flag)
-        weights = gg_replica_state(replica)->weight;
-    else
-        gg_shard(c->set->count, transport->rank, transport->size, &first, &end);
+    if (c->flag) weights = gg_replica_state(replica)->weight;
+    else gg_shard(c->set->count, transport->rank, transport->size, &first, &end);
     GG_TRY(gg_replica_evaluate(replica, weights, c->set, first, end, c->batch, &own));
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", (void **)&all));
     GG_TRY(gg_allgather(transport, &own, sizeof own, all));
@@ -256,7 +266,8 @@ gg_status gg_trainer_evaluate(gg_trainer *t, const gg_dataset *set, int64_t batc
     gg_status status = GG_OK;
     GG_TRY(gg_trainer_check_set(t, set));
     if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
-    GG_TRY(gg_team_run(t->team, evaluate, &(call){.trainer = t, .set = set, .batch = batch, .flag = replicas, .evaluations = out}));
+    GG_TRY(
+        gg_team_run(t->team, evaluate, &(call){.trainer = t, .set = set, .batch = batch, .flag = replicas, .evaluations = out}));
 cleanup:
     return status;
 }
@@ -266,8 +277,7 @@ static gg_status predict(void *context, int local) {
     call *c = context;
     const float *weights = NULL;
     GG_TRY(gg_replica_consensus(c->trainer->replica[local], &weights));
-    if (local == 0)
-        GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->samples[0], c->n[0], c->batch, c->floats));
+    if (local == 0) GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->samples[0], c->n[0], c->batch, c->floats));
 cleanup:
     return status;
 }
@@ -288,8 +298,8 @@ gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {
     char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
     GG_TRY(gg_dataset_check(set));
     if (!gg_shape_equal(&set->shape, input))
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: a sample has shape %s, the network's input is %s", gg_shape_text(&set->shape, have),
-                       gg_shape_text(input, want)));
+        GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: a sample has shape %s, the network's input is %s",
+                       gg_shape_text(&set->shape, have), gg_shape_text(input, want)));
     if (t->options.loss == GG_LOSS_CROSS_ENTROPY) {
         if (set->target_dtype != GG_INT32)
             GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; cross_entropy takes one integer class a sample",

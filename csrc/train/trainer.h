@@ -11,7 +11,8 @@ typedef struct gg_trainer gg_trainer;
 
 /* options->transport is ignored: each replica takes its own rank's. Retains the team; the graph must outlive the trainer. */
 gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg_trainer **out);
-void gg_trainer_destroy(gg_trainer *trainer); /* NULL is fine */
+/* Collective: settles first, unless something failed. NULL is fine. */
+void gg_trainer_destroy(gg_trainer *trainer);
 
 gg_team *gg_trainer_team(const gg_trainer *trainer);
 gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);

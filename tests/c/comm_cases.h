@@ -148,7 +148,7 @@ static gg_status case_collectives(gg_transport *t, uint64_t *hash) {
     MUST(gg_alloc(300001, "bytes", (void **)&bytes));
     MUST(gg_alloc((size_t)5000 * (size_t)p, "all", (void **)&all));
     for (size_t s = 0; s < LENGTH(sizes); ++s)
-        for (int root = 0; root < p; root += p > 8 ? 5 : 1) {
+        for (int root = 0; root<p; root += p> 8 ? 5 : 1) {
             for (size_t i = 0; i < sizes[s]; ++i) bytes[i] = case_byte(t->rank, i, root);
             MUST(gg_broadcast(t, bytes, sizes[s], root));
             size_t wrong = 0;

@@ -78,8 +78,7 @@ static void test_status(void) {
     CHECK_TEXT(gg_error_message(), "second");
 
     for (int i = 0; i < GG_STATUS_COUNT; ++i)
-        for (int j = 0; j < i; ++j)
-            CHECK(strcmp(gg_status_name((gg_status)i), gg_status_name((gg_status)j)) != 0);
+        for (int j = 0; j < i; ++j) CHECK(strcmp(gg_status_name((gg_status)i), gg_status_name((gg_status)j)) != 0);
     CHECK_TEXT(gg_status_name(GG_ERROR_ARGUMENT), "argument");
     CHECK_TEXT(gg_status_name((gg_status)99), "unknown");
 }
@@ -92,12 +91,10 @@ static void *allocate_in_thread(void *argument) {
     for (size_t i = 0; i < 3000; ++i) {
         size_t at = i % 16;
         gg_free(blocks[at]);
-        if (gg_alloc(1 + (*seed * 7919 + i * 104729) % 5000, "a test", &blocks[at]) != GG_OK)
-            return argument;
+        if (gg_alloc(1 + (*seed * 7919 + i * 104729) % 5000, "a test", &blocks[at]) != GG_OK) return argument;
         *(unsigned char *)blocks[at] = 1;
     }
-    for (size_t at = 0; at < 16; ++at)
-        gg_free(blocks[at]);
+    for (size_t at = 0; at < 16; ++at) gg_free(blocks[at]);
     return NULL;
 }
 
@@ -109,23 +106,18 @@ static void test_memory(void) {
     gg_free(NULL);
     CHECK_INT(gg_memory_allocations(), made);
 
-    const size_t sizes[] = {
-        1, 63, 64, 65, 4096, ((size_t)2 << 20) - 1, (size_t)2 << 20, ((size_t)5 << 20) + 3};
+    const size_t sizes[] = {1, 63, 64, 65, 4096, ((size_t)2 << 20) - 1, (size_t)2 << 20, ((size_t)5 << 20) + 3};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
-        if (!CHECK_OK(gg_alloc(sizes[i], "a block", &block)))
-            continue;
+        if (!CHECK_OK(gg_alloc(sizes[i], "a block", &block))) continue;
         CHECK_INT((uintptr_t)block % GG_ALIGNMENT, 0);
-        if (sizes[i] >= (size_t)2 << 20)
-            CHECK_INT((uintptr_t)block % ((size_t)2 << 20), GG_ALIGNMENT);
+        if (sizes[i] >= (size_t)2 << 20) CHECK_INT((uintptr_t)block % ((size_t)2 << 20), GG_ALIGNMENT);
         memset(block, 0xAB, sizes[i]);
         CHECK_INT(gg_memory_live_bytes() - live, sizes[i]);
         gg_free(block);
         CHECK_INT(gg_memory_live_bytes(), live);
-        if (!CHECK_OK(gg_calloc(sizes[i], 1, "a block", &block)))
-            continue;
+        if (!CHECK_OK(gg_calloc(sizes[i], 1, "a block", &block))) continue;
         size_t sum = 0;
-        for (size_t j = 0; j < sizes[i]; ++j)
-            sum += ((unsigned char *)block)[j];
+        for (size_t j = 0; j < sizes[i]; ++j) sum += ((unsigned char *)block)[j];
         CHECK_INT(sum, 0);
         gg_free(block);
     }
@@ -166,19 +158,16 @@ static void test_memory(void) {
 static void check_block(gg_random_key key, uint32_t index, const uint32_t wanted[4]) {
     uint32_t word[4];
     gg_random_block(&key, index, word);
-    for (int i = 0; i < 4; ++i)
-        CHECK_INT(word[i], wanted[i]);
+    for (int i = 0; i < 4; ++i) CHECK_INT(word[i], wanted[i]);
 }
 
 static void test_philox(void) {
     /* The known answers of Random123 (kat_vectors, philox4x32-10), in terms of the key's fields. */
     check_block((gg_random_key){0}, 0, (const uint32_t[]){0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
-    check_block((gg_random_key){.seed = UINT64_MAX, .purpose = 0xff, .rank = UINT32_MAX, .step = UINT64_MAX},
-                UINT32_MAX, (const uint32_t[]){0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
-    check_block(
-        (gg_random_key){
-            .seed = 0x299f31d0a4093822, .purpose = 0x13, .rank = 0x03707344, .step = 0x00198a2e85a308d3},
-        0x243f6a88, (const uint32_t[]){0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+    check_block((gg_random_key){.seed = UINT64_MAX, .purpose = 0xff, .rank = UINT32_MAX, .step = UINT64_MAX}, UINT32_MAX,
+                (const uint32_t[]){0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+    check_block((gg_random_key){.seed = 0x299f31d0a4093822, .purpose = 0x13, .rank = 0x03707344, .step = 0x00198a2e85a308d3},
+                0x243f6a88, (const uint32_t[]){0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 
     /* Any field changed gives other words. */
     const gg_random_key base = {.seed = 7, .purpose = GG_RANDOM_TEST, .rank = 3, .step = 11};
@@ -190,11 +179,9 @@ static void test_philox(void) {
     keys[5].step = 12;
     keys[6].step ^= (uint64_t)1 << 40;
     uint32_t words[9][4];
+    for (int i = 0; i < 8; ++i) gg_random_block(&keys[i], i == 7, words[i]);
     for (int i = 0; i < 8; ++i)
-        gg_random_block(&keys[i], i == 7, words[i]);
-    for (int i = 0; i < 8; ++i)
-        for (int j = 0; j < i; ++j)
-            CHECK(memcmp(words[i], words[j], sizeof words[i]) != 0);
+        for (int j = 0; j < i; ++j) CHECK(memcmp(words[i], words[j], sizeof words[i]) != 0);
     gg_random_block(&base, 0, words[8]);
     CHECK(memcmp(words[8], words[0], sizeof words[0]) == 0);
 }
@@ -213,8 +200,7 @@ static void test_distributions(void) {
         inside = inside && values[i] >= -2 && values[i] < 6;
         sum += values[i];
         square += ((double)values[i] - 2) * ((double)values[i] - 2);
-        if (inside)
-            ++bucket[(int)((values[i] + 2) * 2)];
+        if (inside) ++bucket[(int)((values[i] + 2) * 2)];
     }
     CHECK(inside);
     /* Five standard errors of the mean; the variance is 64/12. */
@@ -238,23 +224,20 @@ static void test_distributions(void) {
     /* The upper end is never drawn, even where the interval holds two numbers only. */
     gg_random_uniform(&key, 1000, 1, nextafterf(1, 2), values);
     bool low_only = true;
-    for (int i = 0; i < 1000; ++i)
-        low_only = low_only && values[i] == 1;
+    for (int i = 0; i < 1000; ++i) low_only = low_only && values[i] == 1;
     CHECK(low_only);
     gg_random_uniform(&key, 10, 3, 3, values);
     CHECK(values[0] == 3 && values[9] == 3);
     gg_random_uniform(&key, 1000, -3e38f, 3e38f, values);
     bool finite = true;
-    for (int i = 0; i < 1000; ++i)
-        finite = finite && isfinite(values[i]);
+    for (int i = 0; i < 1000; ++i) finite = finite && isfinite(values[i]);
     CHECK(finite);
 
     gg_random_normal(&key, DRAWS, 3, 2, values);
     double moment[5] = {0};
     for (int i = 0; i < DRAWS; ++i) {
         double z = ((double)values[i] - 3) / 2, power = 1;
-        for (int m = 1; m <= 4; ++m)
-            moment[m] += (power *= z) / DRAWS;
+        for (int m = 1; m <= 4; ++m) moment[m] += (power *= z) / DRAWS;
     }
     CHECK_NEAR(moment[1], 0, 5 * sqrt(1.0 / DRAWS));
     CHECK_NEAR(moment[2], 1, 5 * sqrt(2.0 / DRAWS));
@@ -276,8 +259,7 @@ static void test_permutation(void) {
         order[0] = 77;
         gg_random_permutation(&key, n, order);
         bool good = n != 0 || order[0] == 77;
-        for (uint32_t i = 0; i < n; ++i)
-            good = good && order[i] < n && seen[order[i]]++ == 0;
+        for (uint32_t i = 0; i < n; ++i) good = good && order[i] < n && seen[order[i]]++ == 0;
         CHECK(good);
     }
     /* All 24 orders of four come equally often. */
@@ -309,8 +291,7 @@ static void test_cpu(void) {
     unsetenv("GOSSIPGRAD_ISA");
     CHECK_OK(gg_isa_select(NULL, &best));
     CHECK(gg_cpu_supports(best));
-    for (int i = (int)best + 1; i < GG_ISA_COUNT; ++i)
-        CHECK(!gg_cpu_supports((gg_isa)i));
+    for (int i = (int)best + 1; i < GG_ISA_COUNT; ++i) CHECK(!gg_cpu_supports((gg_isa)i));
     for (int i = 0; i < GG_ISA_COUNT; ++i) {
         const char *name = gg_isa_name((gg_isa)i);
         setenv("GOSSIPGRAD_ISA", name, 1);
@@ -328,8 +309,7 @@ static void test_cpu(void) {
         }
     }
     setenv("GOSSIPGRAD_ISA", "sse9", 1);
-    CHECK_FAILS(gg_isa_select(NULL, &isa), GG_ERROR_ARGUMENT,
-                "GOSSIPGRAD_ISA='sse9': allowed are scalar, avx2, avx512f, avx512");
+    CHECK_FAILS(gg_isa_select(NULL, &isa), GG_ERROR_ARGUMENT, "GOSSIPGRAD_ISA='sse9': allowed are scalar, avx2, avx512f, avx512");
     CHECK_OK(gg_isa_select("scalar", &isa)); /* the argument beats the environment */
     CHECK_INT(isa, GG_ISA_SCALAR);
     CHECK_FAILS(gg_isa_select("AVX2", &isa), GG_ERROR_ARGUMENT, "isa='AVX2'");
@@ -373,8 +353,7 @@ static void test_parallel(void) {
         int wanted = threads < 1 ? 1 : threads;
         for (int i = 0; i < 16; ++i) {
             CHECK_INT(p.calls[i], i < wanted);
-            if (i < wanted)
-                CHECK_INT(p.threads[i], wanted);
+            if (i < wanted) CHECK_INT(p.threads[i], wanted);
         }
     }
     const size_t grains[] = {1, 2, 16, 1000};
@@ -386,8 +365,7 @@ static void test_parallel(void) {
                 for (int i = 0; i < threads; ++i) {
                     size_t begin, end;
                     gg_parallel_split(n, grains[g], i, threads, &begin, &end);
-                    good =
-                        good && begin == expected && end >= begin && (begin % grains[g] == 0 || begin == n);
+                    good = good && begin == expected && end >= begin && (begin % grains[g] == 0 || begin == n);
                     size_t part = (end - begin + grains[g] - 1) / grains[g];
                     smallest = part < smallest ? part : smallest;
                     largest = part > largest ? part : largest;
@@ -407,15 +385,13 @@ static void test_trace(void) {
     CHECK_INT(gg_trace_count(NULL), 0);
     gg_trace_destroy(NULL);
     for (size_t capacity = 1; capacity < 6; ++capacity) {
-        if (!CHECK_OK(gg_trace_create(capacity, &trace)))
-            return;
+        if (!CHECK_OK(gg_trace_create(capacity, &trace))) return;
         int64_t made = gg_memory_allocations();
         for (int64_t step = 0; step < 20; ++step) {
             CHECK_INT(gg_trace_count(trace), (size_t)step < capacity ? step : (int64_t)capacity);
             gg_trace_add(trace, &(gg_trace_span){.step = step, .name = "x", .lane = GG_LANE_DATA});
             size_t count = gg_trace_count(trace);
-            for (size_t i = 0; i < count; ++i)
-                CHECK_INT(gg_trace_get(trace, i)->step, step + 1 - (int64_t)count + (int64_t)i);
+            for (size_t i = 0; i < count; ++i) CHECK_INT(gg_trace_get(trace, i)->step, step + 1 - (int64_t)count + (int64_t)i);
             CHECK(gg_trace_get(trace, count) == NULL);
         }
         CHECK_INT(gg_memory_allocations(), made);
@@ -466,8 +442,7 @@ static void test_tensor(void) {
     CHECK_TEXT(gg_dtype_name(GG_BFLOAT16), "bfloat16");
     CHECK_TEXT(gg_dtype_name(GG_DTYPE_COUNT), "unknown");
     CHECK_TEXT(gg_layout_name(GG_LAYOUT_BATCH_LAST), "batch_last");
-    for (int i = 0; i < GG_OP_COUNT; ++i)
-        CHECK(strcmp(gg_op_kind_name((gg_op_kind)i), "unknown") != 0);
+    for (int i = 0; i < GG_OP_COUNT; ++i) CHECK(strcmp(gg_op_kind_name((gg_op_kind)i), "unknown") != 0);
     CHECK_TEXT(gg_op_kind_name(GG_OP_COUNT), "unknown");
     gg_op_destroy(NULL);
 }
@@ -476,8 +451,7 @@ static void test_storage(void) {
     int64_t live = gg_memory_live_bytes();
     gg_storage *storage = NULL;
     gg_storage_release(NULL);
-    if (!CHECK_OK(gg_storage_create(1000, "a storage", &storage)))
-        return;
+    if (!CHECK_OK(gg_storage_create(1000, "a storage", &storage))) return;
     CHECK_INT(gg_storage_bytes(storage), 1000);
     CHECK_INT((uintptr_t)gg_storage_data(storage) % GG_ALIGNMENT, 0);
     CHECK_INT(((char *)gg_storage_data(storage))[999], 0);
@@ -487,14 +461,12 @@ static void test_storage(void) {
         CHECK_INT(pthread_create(&threads[i], NULL, share_in_thread, storage), 0);
     }
     gg_storage_release(storage); /* the last of the threads frees */
-    for (int i = 0; i < THREADS; ++i)
-        pthread_join(threads[i], NULL);
+    for (int i = 0; i < THREADS; ++i) pthread_join(threads[i], NULL);
     CHECK_INT(gg_memory_live_bytes(), live);
 
     int dropped = 0;
     char memory[8];
-    if (!CHECK_OK(gg_storage_wrap(memory, sizeof memory, &dropped, count_drop, &storage)))
-        return;
+    if (!CHECK_OK(gg_storage_wrap(memory, sizeof memory, &dropped, count_drop, &storage))) return;
     CHECK(gg_storage_data(storage) == memory);
     gg_storage_retain(storage);
     gg_storage_release(storage);

@@ -17,8 +17,7 @@ static void gather(gg_device *device, const gg_gather_args *args) {
             float value = 0;
             if (i < args->n) {
                 int64_t at = (args->index ? args->index[i] : i) * args->values + v;
-                float element = args->dtype == GG_UINT8 ? ((const uint8_t *)args->rows)[at]
-                                                        : ((const float *)args->rows)[at];
+                float element = args->dtype == GG_UINT8 ? ((const uint8_t *)args->rows)[at] : ((const float *)args->rows)[at];
                 value = args->scale * element + args->shift;
             }
             args->out[args->layout == GG_LAYOUT_BATCH_LAST ? v * lanes + i : i * args->values + v] = value;
@@ -46,11 +45,9 @@ static gg_status make_set(int64_t count, gg_dtype dtype, gg_dtype target_dtype, 
             ((float *)samples)[2 * i] = (float)(10 * i);
             ((float *)samples)[2 * i + 1] = (float)(10 * i + 1);
         }
-        if (target_dtype == GG_INT32)
-            ((int32_t *)targets)[i] = (int32_t)i;
+        if (target_dtype == GG_INT32) ((int32_t *)targets)[i] = (int32_t)i;
         else
-            for (int64_t v = 0; v < 3; ++v)
-                ((float *)targets)[3 * i + v] = (float)(100 * i + v);
+            for (int64_t v = 0; v < 3; ++v) ((float *)targets)[3 * i + v] = (float)(100 * i + v);
     }
     *out = set;
     memset(&set, 0, sizeof set);
@@ -63,20 +60,18 @@ cleanup:
 
 static void test_dataset(void) {
     gg_dataset set = {0}, bad;
-    if (!CHECK_OK(make_set(6, GG_FLOAT32, GG_INT32, &set)))
-        return;
+    if (!CHECK_OK(make_set(6, GG_FLOAT32, GG_INT32, &set))) return;
     CHECK_OK(gg_dataset_check(&set));
     CHECK_OK(gg_dataset_check_classes(&set, 6));
-    CHECK_FAILS(gg_dataset_check_classes(&set, 5), GG_ERROR_ARGUMENT,
-                "sample 5 has class 5; allowed are 0 to 4");
+    CHECK_FAILS(gg_dataset_check_classes(&set, 5), GG_ERROR_ARGUMENT, "sample 5 has class 5; allowed are 0 to 4");
     ((int32_t *)gg_storage_data(set.targets))[2] = -3;
     CHECK_FAILS(gg_dataset_check_classes(&set, 6), GG_ERROR_ARGUMENT, "sample 2 has class -3");
 
-#define BREAK(change, status, text)                                                                          \
-    do {                                                                                                     \
-        bad = set;                                                                                           \
-        change;                                                                                              \
-        CHECK_FAILS(gg_dataset_check(&bad), status, text);                                                   \
+#define BREAK(change, status, text)                                                                                              \
+    do {                                                                                                                         \
+        bad = set;                                                                                                               \
+        change;                                                                                                                  \
+        CHECK_FAILS(gg_dataset_check(&bad), status, text);                                                                       \
     } while (0)
     BREAK(bad.samples = NULL, GG_ERROR_ARGUMENT, "no samples");
     BREAK(bad.targets = NULL, GG_ERROR_ARGUMENT, "no targets");
@@ -162,21 +157,17 @@ static void check_epoch(gg_loader **loaders, int64_t count, int size, int64_t ba
         for (int64_t step = 0; step < steps; ++step) {
             /* By hand: full batches, but for the last; where nothing would be left for it, one moves. */
             int64_t left = end - begin - step * batch, wanted = left < batch ? left : batch;
-            if (step == steps - 1 && left == 0)
-                wanted = 1;
-            if (step == steps - 2 && left == batch)
-                wanted = batch > 1 ? batch - 1 : 1;
+            if (step == steps - 1 && left == 0) wanted = 1;
+            if (step == steps - 2 && left == batch) wanted = batch > 1 ? batch - 1 : 1;
             int64_t n = gg_loader_batch(loaders[rank], rank, step);
             sizes = sizes && n == wanted && n >= 1 && n <= batch;
-            for (int other = 0; other < size; ++other)
-                sizes = sizes && gg_loader_batch(loaders[other], rank, step) == n;
+            for (int other = 0; other < size; ++other) sizes = sizes && gg_loader_batch(loaders[other], rank, step) == n;
             gg_loader_read(loaders[rank], &device, step, GG_LAYOUT_PLAIN, samples, targets);
             for (int64_t i = 0; i < n; ++i) {
                 owners = owners && targets[i] >= begin && targets[i] < end;
-                contents = contents && samples[2 * i] == (float)(10 * targets[i]) &&
-                           samples[2 * i + 1] == (float)(10 * targets[i] + 1);
-                if (targets[i] >= 0 && targets[i] < count)
-                    ++seen[targets[i]];
+                contents =
+                    contents && samples[2 * i] == (float)(10 * targets[i]) && samples[2 * i + 1] == (float)(10 * targets[i] + 1);
+                if (targets[i] >= 0 && targets[i] < count) ++seen[targets[i]];
             }
         }
     }
@@ -197,8 +188,7 @@ static void check_epoch(gg_loader **loaders, int64_t count, int size, int64_t ba
 static void test_loader(void) {
     for (int64_t count = 1; count <= MAX_COUNT; ++count) {
         gg_dataset set = {0};
-        if (!CHECK_OK(make_set(count, GG_FLOAT32, GG_INT32, &set)))
-            return;
+        if (!CHECK_OK(make_set(count, GG_FLOAT32, GG_INT32, &set))) return;
         for (int size = 1; size <= MAX_RANKS && size <= count; ++size)
             for (int64_t batch = 1; batch <= count / size; ++batch) {
                 gg_loader *loaders[MAX_RANKS] = {0};
@@ -209,14 +199,10 @@ static void test_loader(void) {
                     options.shuffle = (count + batch) % 2 != 0;
                     made = CHECK_OK(gg_loader_create(&set, &options, &loaders[rank])) && made;
                 }
-                if (made)
-                    check_epoch(loaders, count, size, batch); /* without a call of gg_loader_epoch */
-                for (int rank = 0; made && rank < size; ++rank)
-                    gg_loader_epoch(loaders[rank], 5);
-                if (made)
-                    check_epoch(loaders, count, size, batch);
-                for (int rank = 0; rank < size; ++rank)
-                    gg_loader_destroy(loaders[rank]);
+                if (made) check_epoch(loaders, count, size, batch); /* without a call of gg_loader_epoch */
+                for (int rank = 0; made && rank < size; ++rank) gg_loader_epoch(loaders[rank], 5);
+                if (made) check_epoch(loaders, count, size, batch);
+                for (int rank = 0; rank < size; ++rank) gg_loader_destroy(loaders[rank]);
             }
         gg_dataset_release(&set);
     }
@@ -235,8 +221,7 @@ static void test_order(void) {
     gg_dataset set = {0};
     gg_loader *a = NULL, *b = NULL, *c = NULL, *plain = NULL;
     gg_loader_options options = {.rank = 1, .size = 2, .batch = 8, .shuffle = true, .seed = 9};
-    if (!CHECK_OK(make_set(101, GG_FLOAT32, GG_INT32, &set)))
-        return;
+    if (!CHECK_OK(make_set(101, GG_FLOAT32, GG_INT32, &set))) return;
     bool made = CHECK_OK(gg_loader_create(&set, &options, &a));
     options.batch = 5;
     made = CHECK_OK(gg_loader_create(&set, &options, &b)) && made;
@@ -259,8 +244,7 @@ static void test_order(void) {
         read_order(c, 0, other);
         CHECK(memcmp(first, other, sizeof first) != 0);
         read_order(plain, 4, other);
-        for (int i = 0; i < 50; ++i)
-            CHECK_INT(other[i], 51 + i);
+        for (int i = 0; i < 50; ++i) CHECK_INT(other[i], 51 + i);
         CHECK_INT(gg_memory_allocations(), allocations);
         /* Steps and ranks out of range are empty. */
         CHECK_INT(gg_loader_batch(a, 0, -1), 0);
@@ -280,8 +264,7 @@ static void test_read_formats(void) {
     gg_dataset set = {0};
     gg_loader *loader = NULL;
     gg_loader_options options = {.rank = 1, .size = 2, .batch = 3};
-    if (!CHECK_OK(make_set(8, GG_UINT8, GG_FLOAT32, &set)))
-        return;
+    if (!CHECK_OK(make_set(8, GG_UINT8, GG_FLOAT32, &set))) return;
     set.scale = 0.5f;
     set.shift = -1;
     if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
@@ -290,8 +273,7 @@ static void test_read_formats(void) {
         for (int i = 0; i < 3; ++i) {
             CHECK_NEAR(samples[i], 0.5 * (2 * (4 + i)) - 1, 0);
             CHECK_NEAR(samples[GG_LANES + i], 2.5, 0);
-            for (int v = 0; v < 3; ++v)
-                CHECK_NEAR(targets[3 * i + v], 100 * (4 + i) + v, 0);
+            for (int v = 0; v < 3; ++v) CHECK_NEAR(targets[3 * i + v], 100 * (4 + i) + v, 0);
         }
         CHECK_NEAR(samples[3], 0, 0);
         gg_loader_read(loader, &device, 1, GG_LAYOUT_PLAIN, samples, targets);
@@ -303,8 +285,7 @@ static void test_read_formats(void) {
 
     loader = NULL;
     options.batch = 5;
-    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT,
-                "batch=5: 8 samples on 2 ranks");
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "batch=5: 8 samples on 2 ranks");
     options.batch = 0;
     CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "batch=0");
     options = (gg_loader_options){.rank = 0, .size = 9, .batch = 1};
@@ -340,8 +321,7 @@ static void test_rate(void) {
     rate.every = 3;
     CHECK_OK(gg_rate_check(&rate));
     const double steps[] = {0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.025};
-    for (int t = 0; t < 7; ++t)
-        CHECK_NEAR(gg_rate_at(&rate, 4 + t), steps[t], 1e-17);
+    for (int t = 0; t < 7; ++t) CHECK_NEAR(gg_rate_at(&rate, 4 + t), steps[t], 1e-17);
     CHECK_NEAR(gg_rate_at(&rate, 1), 0.04, 1e-17);
 
     rate.kind = GG_SCHEDULE_COSINE;
@@ -362,12 +342,12 @@ static void test_rate(void) {
     CHECK_NEAR(gg_rate_at(&rate, 4 + 6), 0.01, 0);
     CHECK_NEAR(gg_rate_at(&rate, 4 + 7), 0.01, 0);
 
-#define BREAK(schedule, change, text)                                                                        \
-    do {                                                                                                     \
-        gg_rate bad = rate;                                                                                  \
-        bad.kind = schedule;                                                                                 \
-        change;                                                                                              \
-        CHECK_FAILS(gg_rate_check(&bad), GG_ERROR_ARGUMENT, text);                                           \
+#define BREAK(schedule, change, text)                                                                                            \
+    do {                                                                                                                         \
+        gg_rate bad = rate;                                                                                                      \
+        bad.kind = schedule;                                                                                                     \
+        change;                                                                                                                  \
+        CHECK_FAILS(gg_rate_check(&bad), GG_ERROR_ARGUMENT, text);                                                               \
     } while (0)
     BREAK(GG_SCHEDULE_COUNT, (void)bad, "schedule=4");
     BREAK(GG_SCHEDULE_CONSTANT, bad.lr = -0.5, "lr=-0.5: must be finite and at least 0");
@@ -406,11 +386,11 @@ static void test_optimizer(void) {
     CHECK_INT(args.n, 32);
     CHECK_NEAR(args.grad_scale, 0.25, 0); /* the strategy's */
 
-#define BREAK(change, text)                                                                                  \
-    do {                                                                                                     \
-        gg_optimizer bad = optimizer;                                                                        \
-        change;                                                                                              \
-        CHECK_FAILS(gg_optimizer_check(&bad), GG_ERROR_ARGUMENT, text);                                      \
+#define BREAK(change, text)                                                                                                      \
+    do {                                                                                                                         \
+        gg_optimizer bad = optimizer;                                                                                            \
+        change;                                                                                                                  \
+        CHECK_FAILS(gg_optimizer_check(&bad), GG_ERROR_ARGUMENT, text);                                                          \
     } while (0)
     BREAK(bad.rate.lr = -1, "lr=-1");
     BREAK(bad.momentum = 1, "momentum=1: must be at least 0 and below 1");

@@ -10,15 +10,13 @@
 
 static int log2_up(int size) {
     int k = 0;
-    while ((1 << k) < size)
-        ++k;
+    while ((1 << k) < size) ++k;
     return k;
 }
 
 /* The partners of all ranks in one step. */
 static void partners(gg_schedule *schedule, int64_t step, int send[RANKS], int receive[RANKS]) {
-    for (int r = 0; r < schedule->size; ++r)
-        gg_schedule_at(schedule, step, r, &send[r], &receive[r]);
+    for (int r = 0; r < schedule->size; ++r) gg_schedule_at(schedule, step, r, &send[r], &receive[r]);
 }
 
 static void check_steps(gg_schedule *schedule) {
@@ -34,17 +32,14 @@ static void check_steps(gg_schedule *schedule) {
                 consistent = consistent && receive[to] == r;
                 ++receivers[to];
             }
-            if (from >= 0)
-                consistent = consistent && send[from] == r;
-            if (schedule->topology == GG_TOPOLOGY_CUBE)
-                consistent = consistent && to == from;
-            else
-                complete = complete && (size == 1 || (to >= 0 && from >= 0));
+            if (from >= 0) consistent = consistent && send[from] == r;
+            if (schedule->topology == GG_TOPOLOGY_CUBE) consistent = consistent && to == from;
+            else complete = complete && (size == 1 || (to >= 0 && from >= 0));
             inverse = inverse && (int)schedule->rank_at[schedule->place_of[r]] == r;
         }
         for (int r = 0; r < size; ++r)
-            complete = complete && receivers[r] <= 1 &&
-                       (schedule->topology == GG_TOPOLOGY_CUBE || size == 1 || receivers[r] == 1);
+            complete =
+                complete && receivers[r] <= 1 && (schedule->topology == GG_TOPOLOGY_CUBE || size == 1 || receivers[r] == 1);
     }
     CHECK(within);
     CHECK(consistent);
@@ -56,18 +51,15 @@ static void check_steps(gg_schedule *schedule) {
 static void check_diffusion(gg_schedule *schedule, int64_t first) {
     int size = schedule->size, send[RANKS], receive[RANKS];
     uint64_t known[RANKS], before[RANKS];
-    for (int r = 0; r < size; ++r)
-        known[r] = (uint64_t)1 << r;
+    for (int r = 0; r < size; ++r) known[r] = (uint64_t)1 << r;
     for (int64_t step = first; step < first + schedule->stages; ++step) {
         partners(schedule, step, send, receive);
         memcpy(before, known, sizeof before);
         for (int r = 0; r < size; ++r)
-            if (receive[r] >= 0)
-                known[r] |= before[receive[r]];
+            if (receive[r] >= 0) known[r] |= before[receive[r]];
     }
     bool all = true;
-    for (int r = 0; r < size; ++r)
-        all = all && known[r] == ((uint64_t)1 << size) - 1;
+    for (int r = 0; r < size; ++r) all = all && known[r] == ((uint64_t)1 << size) - 1;
     CHECK(all);
 }
 
@@ -80,26 +72,21 @@ static void check_averages(gg_schedule *schedule) {
         mean += value[r] / size;
     }
     double spread = 0;
-    for (int r = 0; r < size; ++r)
-        spread = fmax(spread, fabs(value[r] - mean));
+    for (int r = 0; r < size; ++r) spread = fmax(spread, fabs(value[r] - mean));
     for (int64_t step = 0; step < 4 * schedule->stages; ++step) {
         partners(schedule, step, send, receive);
         memcpy(before, value, sizeof before);
         double now = 0;
         for (int r = 0; r < size; ++r) {
-            if (receive[r] >= 0)
-                value[r] = 0.5 * (before[r] + before[receive[r]]);
+            if (receive[r] >= 0) value[r] = 0.5 * (before[r] + before[receive[r]]);
             now += value[r] / size;
         }
         CHECK_NEAR(now, mean, 1e-13);
-        if (step != schedule->stages - 1 || (size & (size - 1)) != 0)
-            continue;
-        for (int r = 0; r < size; ++r)
-            CHECK_NEAR(value[r], mean, 1e-13);
+        if (step != schedule->stages - 1 || (size & (size - 1)) != 0) continue;
+        for (int r = 0; r < size; ++r) CHECK_NEAR(value[r], mean, 1e-13);
     }
     double left = 0;
-    for (int r = 0; r < size; ++r)
-        left = fmax(left, fabs(value[r] - mean));
+    for (int r = 0; r < size; ++r) left = fmax(left, fabs(value[r] - mean));
     CHECK(size == 1 || left < 0.5 * spread);
 }
 
@@ -110,13 +97,11 @@ static void check_meetings(gg_schedule *schedule) {
     for (int64_t step = 0; step < 400 * schedule->stages; ++step) {
         partners(schedule, step, send, receive);
         for (int r = 0; r < size; ++r)
-            if (send[r] >= 0)
-                met[r][send[r]] = true;
+            if (send[r] >= 0) met[r][send[r]] = true;
     }
     bool all = true;
     for (int r = 0; r < size; ++r)
-        for (int q = 0; q < size; ++q)
-            all = all && (met[r][q] || r == q);
+        for (int q = 0; q < size; ++q) all = all && (met[r][q] || r == q);
     CHECK(all);
 }
 
@@ -126,18 +111,14 @@ static void test_all(void) {
             for (int rotate = 0; rotate < 2; ++rotate) {
                 gg_schedule schedule;
                 bool power = (size & (size - 1)) == 0;
-                if (!CHECK_OK(gg_schedule_create((gg_topology)topology, size, rotate, 77, &schedule)))
-                    return;
+                if (!CHECK_OK(gg_schedule_create((gg_topology)topology, size, rotate, 77, &schedule))) return;
                 CHECK_INT(schedule.stages, log2_up(size));
                 int64_t made = gg_memory_allocations();
                 check_steps(&schedule);
                 if (topology == GG_TOPOLOGY_DISSEMINATION || power)
-                    for (int64_t cycle = 0; cycle < 3; ++cycle)
-                        check_diffusion(&schedule, cycle * schedule.stages);
-                if (topology == GG_TOPOLOGY_DISSEMINATION || power || rotate)
-                    check_averages(&schedule);
-                if (rotate)
-                    check_meetings(&schedule);
+                    for (int64_t cycle = 0; cycle < 3; ++cycle) check_diffusion(&schedule, cycle * schedule.stages);
+                if (topology == GG_TOPOLOGY_DISSEMINATION || power || rotate) check_averages(&schedule);
+                if (rotate) check_meetings(&schedule);
                 CHECK_INT(gg_memory_allocations(), made);
                 gg_schedule_destroy(&schedule);
                 CHECK(schedule.rank_at == NULL);
@@ -148,8 +129,7 @@ static void test_all(void) {
 static void test_partners_by_hand(void) {
     gg_schedule schedule;
     int to, from;
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, 6, true, 1, &schedule)))
-        return;
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, 6, true, 1, &schedule))) return;
     const int distance[] = {1, 2, 4}; /* cycle 0 is the identity */
     for (int step = 0; step < 3; ++step)
         for (int r = 0; r < 6; ++r) {
@@ -163,8 +143,7 @@ static void test_partners_by_hand(void) {
     CHECK(to == -1 && from == -1);
     gg_schedule_destroy(&schedule);
 
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_CUBE, 6, false, 1, &schedule)))
-        return;
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_CUBE, 6, false, 1, &schedule))) return;
     const int peers[3][6] = {{1, 0, 3, 2, 5, 4}, {2, 3, 0, 1, -1, -1}, {4, 5, -1, -1, 0, 1}};
     for (int step = 0; step < 12; ++step)
         for (int r = 0; r < 6; ++r) {
@@ -174,8 +153,7 @@ static void test_partners_by_hand(void) {
         }
     gg_schedule_destroy(&schedule);
 
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_CUBE, 1, true, 1, &schedule)))
-        return;
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_CUBE, 1, true, 1, &schedule))) return;
     gg_schedule_at(&schedule, 5, 0, &to, &from);
     CHECK(to == -1 && from == -1);
     gg_schedule_destroy(&schedule);
@@ -191,14 +169,10 @@ static void test_pure(void) {
     gg_schedule up, down, other;
     enum { STEPS = 60, SIZE = 12 };
     int send[STEPS][RANKS], receive[STEPS][RANKS], again[RANKS], back[RANKS], differs = 0;
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &up)))
-        return;
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &down)))
-        return;
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 6, &other)))
-        return;
-    for (int step = 0; step < STEPS; ++step)
-        partners(&up, step, send[step], receive[step]);
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &up))) return;
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &down))) return;
+    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 6, &other))) return;
+    for (int step = 0; step < STEPS; ++step) partners(&up, step, send[step], receive[step]);
     for (int step = STEPS - 1; step >= 0; --step) {
         partners(&down, step, again, back);
         CHECK(memcmp(again, send[step], SIZE * sizeof(int)) == 0);

@@ -5,12 +5,12 @@
 #include "comm/transport.h"
 
 typedef struct gg_mpi_info {
-    bool initialised;    /* by anybody */
-    bool ours;           /* initialised here, so finalised here */
-    int rank, size;      /* of the world; 0, 1 if not initialised */
-    int thread_level;    /* 0 single .. 3 multiple */
+    bool initialised; /* by anybody */
+    bool ours;        /* initialised here, so finalised here */
+    int rank, size;   /* of the world; 0, 1 if not initialised */
+    int thread_level; /* 0 single .. 3 multiple */
     bool fault_tolerance, cuda;
-    char library[256];   /* MPI_Get_library_version, one line */
+    char library[256]; /* MPI_Get_library_version, one line */
     char built_against[256];
     double init_seconds;
 } gg_mpi_info;

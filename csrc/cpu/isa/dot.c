@@ -28,8 +28,7 @@ void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, in
 /* The sums over the lanes of four vectors. */
 GG_INLINE __m128 sum4(gg_vec a, gg_vec b, gg_vec c, gg_vec d) {
 #if GG_VECTOR == 16
-#define GG_HALF(v) \
-    _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1)))
+#define GG_HALF(v) _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1)))
 #else
 #define GG_HALF(v) ((__m256)v)
 #endif
@@ -50,7 +49,7 @@ typedef struct dot_tile {
     bool add;
 } dot_tile;
 
-GG_INLINE void dot_run(const dot_tile *t, const int R, const int C, const bool fetch) {
+GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
     gg_vec sum[GG_DOT_ROWS * GG_DOT_COLS + 3];
 #pragma GCC unroll 28
     for (int i = 0; i < GG_DOT_ROWS * GG_DOT_COLS + 3; ++i) sum[i] = (gg_vec){0};
@@ -64,10 +63,7 @@ GG_INLINE void dot_run(const dot_tile *t, const int R, const int C, const bool f
             for (int64_t n = 0; n < t->vectors; ++n) {
                 gg_vec a[GG_DOT_ROWS];
 #pragma GCC unroll 8
-                for (int i = 0; i < R; ++i) {
-                    a[i] = *(const gg_vec *)(dy + i * plane + n * GG_VECTOR);
-                    if (fetch) __builtin_prefetch(dy + (R + i) * plane + n * GG_VECTOR);
-                }
+                for (int i = 0; i < R; ++i) a[i] = *(const gg_vec *)(dy + i * plane + n * GG_VECTOR);
 #pragma GCC unroll 8
                 for (int j = 0; j < C; ++j) {
                     const gg_vec b = *(const gg_vec *)(x[j] + n * GG_VECTOR);
@@ -95,23 +91,26 @@ GG_INLINE void dot_run(const dot_tile *t, const int R, const int C, const bool f
 #define ROWS(X, C) X(1, C) X(2, C) X(3, C)
 #define ALL(X) ROWS(X, 1) ROWS(X, 2) ROWS(X, 3) ROWS(X, 4)
 #endif
-#define TILE(R, C)                                                                                    \
-    static __attribute__((noinline)) void dot_##R##x##C(const dot_tile *t) { dot_run(t, R, C, false); } \
-    static __attribute__((noinline)) void last_##R##x##C(const dot_tile *t) { dot_run(t, R, C, true); }
+#define TILE(R, C)                                                                                                               \
+    static __attribute__((noinline)) void dot_##R##x##C(const dot_tile *t) { dot_run(t, R, C); }
 ALL(TILE)
 #undef TILE
-/* [last of the block of rows][rows][columns]: the last tile fetches the next block's dy into cache. */
-#define DOT(R, C) [R][C] = dot_##R##x##C,
-#define LAST(R, C) [R][C] = last_##R##x##C,
-static void (*const tiles[2][GG_DOT_ROWS + 1][GG_DOT_COLS + 1])(const dot_tile *t) = {{ALL(DOT)}, {ALL(LAST)}};
-#undef DOT
-#undef LAST
+#define TILE(R, C) [R][C] = dot_##R##x##C,
+static void (*const tiles[GG_DOT_ROWS + 1][GG_DOT_COLS + 1])(const dot_tile *t) = {ALL(TILE)};
+#undef TILE
 
 void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
     const int64_t blocks = gg_block_count(dot->rows, GG_DOT_ROWS), parts = gg_block_count(dot->cols, GG_DOT_COLS);
-    dot_tile t = {.height = dot->height, .width = dot->width, .vectors = dot->lanes / GG_VECTOR,
-                  .dy_plane = dot->dy_plane, .dy_row = dot->dy_row, .dy_col = dot->lanes, .x_row = dot->x_row,
-                  .x_col = dot->x_col, .dw_row = dot->dw_row, .add = dot->add};
+    dot_tile t = {.height = dot->height,
+                  .width = dot->width,
+                  .vectors = dot->lanes / GG_VECTOR,
+                  .dy_plane = dot->dy_plane,
+                  .dy_row = dot->dy_row,
+                  .dy_col = dot->lanes,
+                  .x_row = dot->x_row,
+                  .x_col = dot->x_col,
+                  .dw_row = dot->dw_row,
+                  .add = dot->add};
     /* Where positions follow each other in both operands, a row is one run of vectors, or the whole plane is. */
     if (t.x_col == dot->lanes) {
         t.vectors *= t.width;
@@ -128,7 +127,7 @@ void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, in
             const int64_t k = gg_block_begin(dot->cols, parts, p), cols = gg_block_begin(dot->cols, parts, p + 1) - k;
             for (int64_t j = 0; j < cols; ++j) t.x[j] = dot->x + dot->col_x[k + j];
             t.dw = dot->dw + m * dot->dw_row + k;
-            tiles[p == parts - 1][rows][cols](&t);
+            tiles[rows][cols](&t);
         }
     }
 }

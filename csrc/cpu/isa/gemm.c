@@ -17,8 +17,7 @@ static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_en
     }
 }
 
-static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
-                      int64_t out_row) {
+static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out, int64_t out_row) {
     for (int64_t j = 0; j < cols; ++j) {
         for (int64_t i = 0; i < rows; ++i) out[j * out_row + i] = in[i * in_row + j];
         for (int64_t i = rows; i < padded; ++i) out[j * out_row + i] = 0;
@@ -46,8 +45,8 @@ static float mask_sum(int64_t n, const float *y, float *dy) {
 #define TILE_ROWS GG_TILE_ROWS
 #define DOT_ROWS GG_DOT_ROWS
 
-#define TILE(R, V)                                                                                                 \
-    static __attribute__((noinline)) void down_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_DOWN); } \
+#define TILE(R, V)                                                                                                               \
+    static __attribute__((noinline)) void down_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_DOWN); }               \
     static __attribute__((noinline)) void across_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_ACROSS); }
 GG_TILE_LIST_NARROW(TILE, 1)
 GG_TILE_LIST_NARROW(TILE, 2)
@@ -87,8 +86,15 @@ static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_en
     if (most_terms < 256) most_terms = 256;
     if (!across && most_terms > 1024) most_terms = 1024;
     const int64_t parts = gg_block_count(p->k > 0 ? p->k : 1, most_terms);
-    gg_tile t = {.row_taps = &whole, .col_taps = &whole, .row_count = 1, .col_count = 1, .x_step = p->b_row,
-                 .x_delta = GG_VECTOR, .w_row = across ? p->a_row : 1, .w_step = p->a_step, .y_row = p->c_row,
+    gg_tile t = {.row_taps = &whole,
+                 .col_taps = &whole,
+                 .row_count = 1,
+                 .col_count = 1,
+                 .x_step = p->b_row,
+                 .x_delta = GG_VECTOR,
+                 .w_row = across ? p->a_row : 1,
+                 .w_step = p->a_step,
+                 .y_row = p->c_row,
                  .y_delta = GG_VECTOR};
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t k = gg_block_begin(p->k, parts, part);
@@ -106,10 +112,8 @@ static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_en
                 t.x = p->b + k * p->b_row + j;
                 t.y = p->c + i * p->c_row + j;
                 const gg_tile_fn run = tiles[across][vectors][rows];
-                if (left >= vectors * GG_VECTOR)
-                    run(&t);
-                else
-                    edge(&t, run, rows, left);
+                if (left >= vectors * GG_VECTOR) run(&t);
+                else edge(&t, run, rows, left);
                 j += vectors * GG_VECTOR;
             }
         }
@@ -169,12 +173,10 @@ GG_INLINE void square(const float *in, int64_t in_row, float *out, int64_t out_r
 #endif
 }
 
-static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
-                      int64_t out_row) {
+static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out, int64_t out_row) {
     const int64_t whole_rows = rows - rows % GG_VECTOR, whole_cols = cols - cols % GG_VECTOR;
     for (int64_t i = 0; i < whole_rows; i += GG_VECTOR)
-        for (int64_t j = 0; j < whole_cols; j += GG_VECTOR)
-            square(in + i * in_row + j, in_row, out + j * out_row + i, out_row);
+        for (int64_t j = 0; j < whole_cols; j += GG_VECTOR) square(in + i * in_row + j, in_row, out + j * out_row + i, out_row);
     for (int64_t j = 0; j < cols; ++j) {
         for (int64_t i = j < whole_cols ? whole_rows : 0; i < rows; ++i) out[j * out_row + i] = in[i * in_row + j];
         for (int64_t i = rows; i < padded; ++i) out[j * out_row + i] = 0;

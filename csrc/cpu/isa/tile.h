@@ -54,15 +54,15 @@ typedef float gg_vec __attribute__((vector_size(4 * GG_VECTOR), aligned(4), may_
 typedef struct gg_tile {
     const gg_tap *row_taps, *col_taps; /* the sum runs over pairs of these... */
     int row_count, col_count;
-    int64_t terms;                     /* ...and for each pair over this many terms */
-    const float *x;                    /* a term's vectors: x + taps + term*x_step + v*x_delta */
+    int64_t terms;  /* ...and for each pair over this many terms */
+    const float *x; /* a term's vectors: x + taps + term*x_step + v*x_delta */
     int64_t x_step, x_delta;
-    const float *w;                    /* a term's scalars: w + taps*w_tap + term*w_step + r*w_row */
+    const float *w; /* a term's scalars: w + taps*w_tap + term*w_step + r*w_row */
     int64_t w_tap, w_step, w_row;
-    float *y;                          /* the result: y + r*y_row + v*y_delta */
+    float *y; /* the result: y + r*y_row + v*y_delta */
     int64_t y_row, y_delta;
-    const float *bias;                 /* one a row, NULL: zeros */
-    bool add;                          /* to what y holds, instead of to the bias */
+    const float *bias; /* one a row, NULL: zeros */
+    bool add;          /* to what y holds, instead of to the bias */
     bool relu;
 } gg_tile;
 
@@ -118,10 +118,8 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
         for (int v = 0; v < V; ++v) {
             gg_vec *place = (gg_vec *)(y + v * t->y_delta);
             gg_vec value = sum[r][v];
-            if (t->add)
-                value += *place;
-            else if (t->bias)
-                value += t->bias[r];
+            if (t->add) value += *place;
+            else if (t->bias) value += t->bias[r];
             if (t->relu) value = GG_MAX((gg_vec){0}, value); /* in this order NaN stays NaN */
             *place = value;
         }
@@ -130,7 +128,8 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
 
 /* The tiles there are, as X(rows, vectors). */
 #if GG_VECTOR == 16
-#define GG_TILE_LIST_NARROW(X, V) X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V) X(7, V) X(8, V) X(9, V) X(10, V) X(11, V) X(12, V) X(13, V) X(14, V)
+#define GG_TILE_LIST_NARROW(X, V)                                                                                                \
+    X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V) X(7, V) X(8, V) X(9, V) X(10, V) X(11, V) X(12, V) X(13, V) X(14, V)
 #define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4)
 #else
 #define GG_TILE_LIST_NARROW(X, V) X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V)

@@ -83,14 +83,12 @@ static void pair_columns(conv_walk *walk, bool pairs, int64_t reach) {
     int64_t count = 0;
     for (int64_t c = 0; c < width; ++c) {
         bool taken = false;
-        for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !taken; --i)
-            taken = columns[i].column[1] == c;
+        for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !taken; --i) taken = columns[i].column[1] == c;
         if (taken) continue;
         columns[count] = (gg_column){.column = {(int32_t)c, -1}, .even = evenly_apart(walk, c)};
         for (int64_t d = c + 1; pairs && d <= c + reach && d < width; ++d) {
             bool used = false;
-            for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !used; --i)
-                used = columns[i].column[1] == d;
+            for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !used; --i) used = columns[i].column[1] == d;
             const int64_t shift = used ? -1 : shift_between(walk, c, d);
             if (shift < 0) continue;
             columns[count].column[1] = (int32_t)d;
@@ -180,8 +178,7 @@ static gg_status slab_create(conv_op *conv) {
     conv->slab_bytes = conv->copied ? conv->slab_channels * channel : 0;
 
     void *block;
-    gg_status status =
-        gg_calloc((size_t)(conv->slab_channels * conv->taps), sizeof(int64_t), "convolution offsets", &block);
+    gg_status status = gg_calloc((size_t)(conv->slab_channels * conv->taps), sizeof(int64_t), "convolution offsets", &block);
     if (status != GG_OK) return status;
     conv->col_x = block;
     const int64_t width = conv->copied ? conv->slab_width : in[2];
@@ -271,10 +268,8 @@ static void walk_part(void *context, int thread, int threads) {
                 .add = part > 0,
                 .relu = j->forward && conv->op.desc.activation == GG_ACTIVATION_RELU && part == walk->parts - 1,
             };
-            if (by_rows)
-                conv->kernels->conv(&pass, 0, blocks, (int64_t)begin, (int64_t)end);
-            else
-                conv->kernels->conv(&pass, (int64_t)begin, (int64_t)end, 0, walk->target[0]);
+            if (by_rows) conv->kernels->conv(&pass, 0, blocks, (int64_t)begin, (int64_t)end);
+            else conv->kernels->conv(&pass, (int64_t)begin, (int64_t)end, 0, walk->target[0]);
         }
     }
 }
@@ -413,8 +408,7 @@ static gg_status check(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     char text[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
-        return gg_fail(GG_ERROR_SHAPE, "a convolution takes one image (C, H, W), not %s",
-                       gg_shape_text(&desc->input[0], text));
+        return gg_fail(GG_ERROR_SHAPE, "a convolution takes one image (C, H, W), not %s", gg_shape_text(&desc->input[0], text));
     if (desc->batch < 1) return gg_fail(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch);
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
     if (desc->groups < 1 || in[0] % desc->groups != 0 || out[0] % desc->groups != 0)
@@ -424,13 +418,11 @@ static gg_status check(const gg_op_desc *desc) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
             return gg_fail(GG_ERROR_ARGUMENT,
                            "kernel %lld, stride %lld, dilation %lld must be at least 1 and padding %lld at least 0",
-                           (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
-                           (long long)w->padding[a]);
+                           (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a], (long long)w->padding[a]);
         const int64_t room = in[1 + a] + 2 * w->padding[a] - w->dilation[a] * (w->kernel[a] - 1) - 1;
         const int64_t size = room < 0 ? 0 : room / w->stride[a] + 1;
         if (size < 1 || size != out[1 + a])
-            return gg_fail(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a],
-                           (long long)size);
+            return gg_fail(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a], (long long)size);
     }
     return GG_OK;
 }

@@ -31,10 +31,16 @@ static void forward_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
     const gg_multiply product = {
-        .m = linear->out, .n = linear->lanes, .k = linear->in,
-        .a = j->args->weight, .a_row = linear->in, .a_step = 1,
-        .b = j->args->input[0], .b_row = linear->lanes,
-        .c = j->args->output, .c_row = linear->lanes,
+        .m = linear->out,
+        .n = linear->lanes,
+        .k = linear->in,
+        .a = j->args->weight,
+        .a_row = linear->in,
+        .a_step = 1,
+        .b = j->args->input[0],
+        .b_row = linear->lanes,
+        .c = j->args->output,
+        .c_row = linear->lanes,
         .bias = linear->op.desc.bias ? j->args->bias : NULL,
         .relu = linear->op.desc.activation == GG_ACTIVATION_RELU,
     };
@@ -74,8 +80,8 @@ static void turn_part(void *context, int thread, int threads) {
     if (begin < end) {
         const int64_t rows = (int64_t)(end - begin);
         const int64_t padded = (int64_t)end == linear->in ? linear->in_padded - (int64_t)begin : rows;
-        linear->kernels->transpose(rows, linear->batch, (const float *)args->input[0] + (int64_t)begin * lanes, lanes,
-                                   padded, turned_input(args) + begin, linear->in_padded);
+        linear->kernels->transpose(rows, linear->batch, (const float *)args->input[0] + (int64_t)begin * lanes, lanes, padded,
+                                   turned_input(args) + begin, linear->in_padded);
     }
 }
 
@@ -83,10 +89,16 @@ static void weights_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
     const gg_multiply product = {
-        .m = linear->out, .n = linear->in, .k = linear->batch,
-        .a = turned_gradient(linear, j->args), .a_row = 1, .a_step = linear->out_padded,
-        .b = turned_input(j->args), .b_row = linear->in_padded,
-        .c = j->args->grad_weight, .c_row = linear->in,
+        .m = linear->out,
+        .n = linear->in,
+        .k = linear->batch,
+        .a = turned_gradient(linear, j->args),
+        .a_row = 1,
+        .a_step = linear->out_padded,
+        .b = turned_input(j->args),
+        .b_row = linear->in_padded,
+        .c = j->args->grad_weight,
+        .c_row = linear->in,
     };
     int64_t begin, end;
     split_blocks(linear, linear->out, thread, threads, &begin, &end);
@@ -97,10 +109,16 @@ static void data_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
     const gg_multiply product = {
-        .m = linear->in, .n = linear->lanes, .k = linear->out,
-        .a = j->args->weight, .a_row = 1, .a_step = linear->in,
-        .b = j->args->grad_output, .b_row = linear->lanes,
-        .c = j->args->grad_input[0], .c_row = linear->lanes,
+        .m = linear->in,
+        .n = linear->lanes,
+        .k = linear->out,
+        .a = j->args->weight,
+        .a_row = 1,
+        .a_step = linear->in,
+        .b = j->args->grad_output,
+        .b_row = linear->lanes,
+        .c = j->args->grad_input[0],
+        .c_row = linear->lanes,
     };
     int64_t begin, end;
     split_blocks(linear, linear->in, thread, threads, &begin, &end);

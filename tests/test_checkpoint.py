@@ -1,0 +1,223 @@
+"""Checkpoints: resuming equals never having stopped, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import checkpoint, safetensors
+
+
+def net(width=8):
+    layers = [gg.Linear(width), gg.Tanh(), gg.Dropout(0.2), gg.Linear(3)]
+    return gg.Sequential(layers, input=(6,), name="small")
+
+
+OPTIONS = {
+    "optimizer": gg.SGD(lr=0.05, momentum=0.9, weight_decay=1e-3, schedule=gg.schedules.Cosine(warmup=3)),
+    "seed": 11,
+}
+
+
+def make(p=3, **options):
+    return gg.Trainer(net(), **(OPTIONS | {"comm": gg.VirtualCluster(p)} | options))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return gg.data.synthetic((6,), 3, 100, 30, noise=0.3)
+
+
+def fit(trainer, data, epochs, **options):
+    return trainer.fit(data[0], data[1], epochs=epochs, batch_size=8, progress=False, **options)
+
+
+STRATEGIES = [gg.GossipGraD(), gg.GossipGraD(staleness=1, topology="cube"), gg.AllReduce(), gg.NoExchange()]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_resuming_equals_never_having_stopped(strategy, data, tmp_path):
+    whole = fit(make(strategy=strategy), data, 4)
+
+    class Stop(gg.Callback):
+        def on_epoch_end(self, trainer, record):
+            trainer.save(tmp_path / "c.safetensors")
+            trainer.stop = record["epoch"] == 2
+
+    fit(make(strategy=strategy), data, 4, callbacks=[Stop()])
+    rest = make(strategy=strategy)
+    history = fit(rest, data, 4, resume=tmp_path / "c.safetensors")
+    assert history.weights_sha256 == whole.weights_sha256
+    assert (len(set(history.weights_sha256)) == 1) == (strategy.name == "allreduce")
+    for key in ("train_loss", "validation.loss", "consensus_distance", "bytes_sent"):
+        assert history[key] == whole[key], key
+
+
+def test_load_rebuilds_everything(data, tmp_path):
+    trainer = make(strategy=gg.GossipGraD(rotate=False))
+    fit(trainer, data, 2)
+    trainer.save(tmp_path / "c")
+    again = gg.Trainer.load(tmp_path / "c")
+    assert (again.size, again.step, again.epoch, again.seed) == (3, trainer.step, 2, 11)
+    assert again.strategy == trainer.strategy and again.optimizer == trainer.optimizer
+    assert again.weights_sha256() == trainer.weights_sha256()
+    for r in range(3):
+        momentum = again.momentum(r)
+        assert all(np.array_equal(momentum[k], v) for k, v in trainer.momentum(r).items())
+    assert again.evaluate(data[1]) == trainer.evaluate(data[1])
+    assert fit(again, data, 1)["train_loss"][:2] == trainer.history["train_loss"]
+
+
+def test_the_consensus_weights_are_a_plain_safetensors_file(data, tmp_path):
+    trainer = make(strategy=gg.NoExchange())
+    fit(trainer, data, 1)
+    path = tmp_path / "c.safetensors"
+    trainer.save(path)
+    mean = {k: np.mean([trainer.weights(r)[k] for r in range(3)], axis=0) for k in trainer.weights()}
+    other = net()
+    other.load_weights(path)
+    assert all(np.allclose(other.weights()[k], mean[k], atol=1e-6) for k in mean)
+    reader = pytest.importorskip("safetensors.numpy")
+    arrays = reader.load_file(path)
+    assert all(np.array_equal(arrays[k], other.weights()[k]) for k in mean) and set(arrays) == set(mean)
+
+
+def test_files_of_others_are_read(tmp_path):
+    writer = pytest.importorskip("safetensors.numpy")
+    arrays = {"b": np.arange(6, dtype=np.float64).reshape(2, 3), "a": np.float16([1, 2]), "n": np.int64([3])}
+    writer.save_file(arrays, tmp_path / "f", {"about": "x"})
+    found, metadata = safetensors.read(tmp_path / "f")
+    assert metadata == {"about": "x"} and set(found) == set(arrays)
+    assert all(np.array_equal(found[k], v) and found[k].dtype == v.dtype for k, v in arrays.items())
+
+
+def test_saving_replaces_and_leaves_nothing_else(data, tmp_path):
+    trainer = make()
+    path = tmp_path / "c.safetensors"
+    for epochs in (1, 1):
+        fit(trainer, data, epochs)
+        trainer.save(path)
+    trainer.save(path)
+    assert sorted(os.listdir(tmp_path)) == ["c.safetensors", "c.safetensors.state"]
+    states = os.listdir(f"{path}.state")
+    assert len(states) == 1 and sorted(os.listdir(f"{path}.state/{states[0]}")) == [
+        f"rank-{r:05}.safetensors" for r in range(3)
+    ]
+
+
+@pytest.mark.parametrize("when", ["write_rank", "commit"])
+def test_an_interrupted_save_keeps_the_old_checkpoint(when, data, tmp_path, monkeypatch):
+    trainer = make()
+    fit(trainer, data, 1)
+    path = tmp_path / "c.safetensors"
+    trainer.save(path)
+    before = trainer.weights_sha256()
+    fit(trainer, data, 1)
+    write = safetensors.write
+    calls = []
+
+    def failing(name, arrays, metadata):
+        calls.append(name)
+        if len(calls) == (2 if when == "write_rank" else 4):
+            raise OSError(28, "No space left on device", name)
+        write(name, arrays, metadata)
+
+    monkeypatch.setattr(safetensors, "write", failing)
+    with pytest.raises(gg.CheckpointError, match="No space left"):
+        trainer.save(path)
+    monkeypatch.undo()
+    assert gg.Trainer.load(path).weights_sha256() == before
+    trainer.save(path)
+    assert len(os.listdir(f"{path}.state")) == 1
+
+
+@pytest.fixture(scope="module")
+def saved(data, tmp_path_factory):
+    trainer = make()
+    fit(trainer, data, 1)
+    path = tmp_path_factory.mktemp("saved") / "c.safetensors"
+    trainer.save(path)
+    return path
+
+
+def test_what_does_not_fit_is_refused(saved, data, tmp_path):
+    other = gg.Trainer(net(9), comm=gg.VirtualCluster(3))
+    with pytest.raises(gg.CheckpointError, match=r"of another model.*fc1.weight is \(8, 6\) there and \(9, 6\) here"):
+        fit(other, data, 2, resume=saved)
+    with pytest.raises(gg.CheckpointError, match="is of 3 ranks, here are 2.*load_weights"):
+        fit(make(2), data, 2, resume=saved)
+    with pytest.raises(gg.CheckpointError, match="nowhere: No such file"):
+        fit(make(), data, 2, resume=tmp_path / "nowhere")
+    with pytest.raises(gg.CheckpointError, match="a folder"):
+        fit(make(), data, 2, resume=tmp_path)
+    safetensors.write(tmp_path / "plain", net().weights())
+    with pytest.raises(gg.CheckpointError, match="without a trainer's state"):
+        gg.Trainer.load(tmp_path / "plain")
+
+
+def test_other_settings_are_told(saved, data):
+    with pytest.warns(UserWarning, match="seed 11 -> 12"):
+        fit(make(seed=12), data, 2, resume=saved)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda b: b[:-4], "truncated"),
+        (lambda b: b[:20], "truncated"),
+        (lambda b: b[:3], "truncated"),
+        (lambda b: b"\xff" * 8 + b[8:], "no safetensors file"),
+        (lambda b: b[:8] + b"x" + b[9:], "no JSON"),
+        (lambda b: b.replace(b'"shape":[3]', b'"shape":[2]', 1), "bytes for shape"),
+    ],
+)
+def test_damaged_files_are_told(spoil, words, saved, tmp_path):
+    (tmp_path / "c").write_bytes(spoil(saved.read_bytes()))
+    with pytest.raises(gg.CheckpointError, match=words):
+        gg.Trainer.load(tmp_path / "c")
+
+
+def test_a_missing_rank_is_told(data, tmp_path):
+    trainer = make()
+    trainer.save(tmp_path / "c")
+    state = checkpoint.read(tmp_path / "c")[1]["state"]
+    os.unlink(checkpoint.rank_file(str(tmp_path / "c"), state, 1))
+    with pytest.raises(gg.CheckpointError, match="rank-00001.safetensors: No such file"):
+        gg.Trainer.load(tmp_path / "c")
+
+
+def test_mpi_ranks_resume_what_a_virtual_cluster_saved(data, tmp_path, mpirun):
+    """Half of it here and half under MPI gives the bits of all of it here."""
+    whole = fit(make(2), data, 4)
+    stopped = make(2)
+
+    class Stop(gg.Callback):
+        def on_epoch_end(self, trainer, record):
+            trainer.save(tmp_path / "c")
+            trainer.stop = record["epoch"] == 2
+
+    fit(stopped, data, 4, callbacks=[Stop()])
+    script = tmp_path / "resume.py"
+    script.write_text(
+        f"""
+import gossipgrad as gg
+train, test = gg.data.synthetic((6,), 3, 100, 30, noise=0.3)
+layers = [gg.Linear(8), gg.Tanh(), gg.Dropout(0.2), gg.Linear(3)]
+net = gg.Sequential(layers, input=(6,), name="small")
+schedule = gg.schedules.Cosine(warmup=3)
+trainer = gg.Trainer(net, seed=11, optimizer=gg.SGD(lr=0.05, momentum=0.9, weight_decay=1e-3, schedule=schedule))
+history = trainer.fit(train, test, epochs=4, batch_size=8, progress=False, resume={str(tmp_path / "c")!r})
+trainer.save({str(tmp_path / "d")!r})
+if trainer.rank == 0:
+    history.write({str(tmp_path / "r.json")!r})
+"""
+    )
+    mpirun(2, [script])
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["weights_sha256"] == whole.weights_sha256 and report["settings"]["comm"] == "mpi"
+    again = gg.Trainer.load(tmp_path / "d", comm=gg.VirtualCluster(2))
+    assert again.epoch == 4 and again.weights_sha256() == whole.weights_sha256

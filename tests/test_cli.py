@@ -1,0 +1,278 @@
+"""The command line: what comes out, and one clear line with a code where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import end_group, run_group
+
+from gossipgrad import cli, data
+
+QUICK = ["--dataset", "synthetic", "--model", "mlp", "--epochs", "2", "--batch-size", "50"]
+
+
+def cli_run(capsys, *words):
+    """(exit code, stdout, stderr) of a command in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        code = cli.main([str(w) for w in words])
+    except SystemExit as stop:  # --help, --version
+        code = stop.code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_help_and_version(capsys):
+    for words in (["--help"], ["train", "--help"], ["bench", "--help"], ["info", "--help"]):
+        code, out, _ = cli_run(capsys, *words)
+        assert code == 0 and "usage: gossipgrad" in out
+    assert cli_run(capsys, "--version")[1].startswith("gossipgrad 0.")
+    assert "RANKS" in cli_run(capsys, "run", "--help")[1]
+
+
+def test_train_writes_all_it_was_asked_for(capsys, tmp_path):
+    files = {k: tmp_path / f"f.{k}" for k in ("report", "trace", "checkpoint", "log-csv", "log-jsonl")}
+    options = [word for key, path in files.items() for word in (f"--{key}", path)]
+    code, out, err = cli_run(capsys, "train", *QUICK, "--virtual-ranks", 3, "--validate-replicas", *options)
+    assert code == 0 and err == ""
+    assert out.startswith("mlp, 189,601 parameters") and "3 ranks in a virtual cluster" in out
+    assert "epoch 2/2: loss " in out and "done: 2 epochs" in out
+    report = json.loads(files["report"].read_text())
+    assert report["ranks"] == 3 and len(report["epochs"][1]["validation_replicas"]) == 3
+    assert report["settings"]["dataset"] == "synthetic"
+    assert all(path.stat().st_size for path in files.values())
+    assert not [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
+
+
+def test_quiet_prints_nothing(capsys):
+    assert cli_run(capsys, "train", *QUICK, "--quiet") == (0, "", "")
+
+
+def test_every_option_reaches_the_report(capsys, tmp_path):
+    words = (
+        "--strategy gossipgrad --topology cube --no-rotate --staleness 1 --exchange weights --mix halves "
+        "--bucket-bytes 5000 --chunk-bytes 700 --lr 0.02 --momentum 0.8 --weight-decay 0.001 --nesterov --seed 5 "
+        "--schedule polynomial --power 2 --final 0.001 --warmup 3 --warmup-start 0.1 --no-shuffle --threads 2 "
+        "--backend native"
+    ).split()
+    code, _, err = cli_run(capsys, "train", *QUICK, "--quiet", *words, "--report", tmp_path / "r")
+    assert code == 0, err
+    settings = json.loads((tmp_path / "r").read_text())["settings"]
+    wanted = {"topology": "cube", "rotate": False, "staleness": 1, "exchange": "weights", "mix": "halves"}
+    wanted |= {"bucket_bytes": 5000, "chunk_bytes": 700, "lr": 0.02, "momentum": 0.8, "weight_decay": 0.001}
+    wanted |= {"nesterov": True, "seed": 5, "schedule": "polynomial", "power": 2.0, "final": 0.001, "total": "auto"}
+    wanted |= {"warmup": 3, "warmup_start": 0.1, "shuffle": False, "threads": 2, "backend": "native"}
+    assert {key: settings[key] for key in wanted} == wanted
+
+
+def test_resume_goes_on(capsys, tmp_path):
+    common = [*QUICK, "--virtual-ranks", 2, "--quiet"]
+    assert cli_run(capsys, "train", *common, "--report", tmp_path / "whole")[0] == 0
+    one = [*common, "--epochs", 1, "--checkpoint", tmp_path / "c"]
+    assert cli_run(capsys, "train", *one)[0] == 0
+    code, _, err = cli_run(capsys, "train", *common, "--resume", tmp_path / "c", "--report", tmp_path / "rest")
+    assert code == 0, err
+    whole, rest = (json.loads((tmp_path / n).read_text()) for n in ("whole", "rest"))
+    assert whole["weights_sha256"] == rest["weights_sha256"] and len(rest["epochs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("", 2, "COMMAND"),
+        ("fly", 2, "invalid choice: 'fly'"),
+        ("train --lr fast", 2, "--lr: invalid float value: 'fast'"),
+        ("train --lr -1", 2, "lr=-1.0: allowed"),
+        ("train --model vgg", 2, "--model: invalid choice: 'vgg'"),
+        ("train --dataset cifar", 2, "invalid choice: 'cifar'"),
+        ("train --strategy ring", 2, "invalid choice: 'ring'"),
+        ("train --strat allreduce", 2, "unrecognized arguments: --strat"),
+        ("train --strategy allreduce --staleness 1", 2, "staleness: not an option of strategy='allreduce'"),
+        ("train --schedule cosine --gamma 0.5", 2, "gamma: not an option of schedule='cosine'"),
+        ("train --epochs 0", 2, "--epochs 0: allowed: at least 1"),
+        ("train --threads 0", 2, "--threads 0"),
+        ("train --virtual-ranks 0", 2, "p=0"),
+        ("train --report /nowhere/r", 2, "--report /nowhere/r: no such folder"),
+        ("train --checkpoint /", 2, "is a folder"),
+        ("train --data .", 2, "--data .: --dataset mnist-10k has no files"),
+        ("train --dataset mnist --data /nowhere", 1, "data: no such folder: '/nowhere'"),
+        ("train --model mlp", 1, "samples of shape (1, 28, 28), but the network's input is (28,)"),
+        ("train --batch-size 10001", 1, "batch_size=10001: the smallest shard has 10000"),
+        ("train --virtual-ranks 7 --batch-size 1429", 1, "the smallest shard has 1428 samples"),
+        ("train --resume /nowhere", 1, "/nowhere: No such file"),
+        ("train --dataset synthetic --model mlp --lr 1e30", 1, "the loss is"),
+        ("bench --steps 0", 2, "--steps 0"),
+        ("bench --strategy allreduce --exchange weights", 2, "exchange: not an option"),
+        ("run train", 2, "-n RANKS"),
+    ],
+)
+def test_errors_are_one_line(words, code, text, capsys):
+    found, _, err = cli_run(capsys, *words.split())
+    assert found == code and text in err and len(err.splitlines()) == 1 and err.startswith("gossipgrad: "), err
+
+
+def test_a_traceback_on_demand(capsys, monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_TRACEBACK", "1")
+    _, _, err = cli_run(capsys, "train", "--resume", "/nowhere")
+    assert err.startswith("Traceback") and err.splitlines()[-1].startswith("gossipgrad: error: ")
+
+
+def test_info(capsys):
+    code, out, _ = cli_run(capsys, "info")
+    assert code == 0
+    for word in ("compiler", "cpu", "isa", "threads", "mpi library", "onednn", "cuda", "openmp runtimes"):
+        assert word in out
+    facts = json.loads(cli_run(capsys, "info", "--json")[1])
+    assert facts["cuda"] == "not built" and facts["mpi"]["library"]
+
+
+def test_bench_prints_the_reference_fields(capsys):
+    code, out, _ = cli_run(capsys, "bench", "--model", "mlp", "--batch-size", 8, "--steps", 5, "--warmup", 1)
+    record = json.loads(out)
+    wanted = (
+        "mode model batch dtype threads optim params step_gflop ms_min ms_median ms_max steps others_busy "
+        "samples_per_s peak_rss_growth_mib loss backend isa gflops"
+    )
+    assert code == 0 and len(out.splitlines()) == 1 and set(wanted.split()) <= set(record)
+    assert record["params"] == 189_601 and record["steps"] == 5 and record["batch"] == 8
+    assert record["step_gflop"] == pytest.approx(6 * 8 * (28 * 300 + 2 * 90_000 + 300) / 1e9, abs=5e-5)
+    assert 0 < record["ms_min"] <= record["ms_median"] <= record["ms_max"]
+
+
+def test_mnist_files_by_option(capsys, tmp_path):
+    from gossipgrad.data import embedded, idx
+
+    for part in embedded.PARTS:
+        for name in embedded.file_names(part):
+            array = idx.read(embedded.FOLDER / name)[:200]
+            (tmp_path / name.removeprefix("mnist-10k-").removesuffix(".gz")).write_bytes(idx.encode(array))
+    words = ["train", "--dataset", "mnist", "--data", tmp_path, "--epochs", 1, "--batch-size", 20]
+    code, out, err = cli_run(capsys, *words)
+    assert code == 0 and "on mnist, 200 + 200 samples" in out, err
+    images = tmp_path / "train-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-1])
+    code, _, err = cli_run(capsys, *words)
+    assert code == 1 and "train-images-idx3-ubyte: truncated" in err and len(err.splitlines()) == 1
+
+
+# ---- processes
+
+
+LONG = ["train", "--epochs", "10000", "--dataset", "synthetic", "--model", "mlp", "--batch-size", "50"]
+
+
+def wait_for(path, process):
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+@pytest.mark.parametrize(
+    ("sign", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_ctrl_c_keeps_the_last_checkpoint(ranks, sign, code, word, tmp_path):
+    virtual = [] if ranks is None else ["--virtual-ranks", str(ranks)]
+    command = [sys.executable, "-m", "gossipgrad", *LONG, *virtual, "--checkpoint", str(tmp_path / "c")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        wait_for(tmp_path / "c", process)
+        process.send_signal(sign)
+        _, err = process.communicate(timeout=20)
+    finally:
+        end_group(process)
+    assert process.returncode == code and err.strip() == f"gossipgrad: {word}"
+    from gossipgrad import Trainer
+
+    assert Trainer.load(tmp_path / "c").epoch >= 1
+    assert not [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
+
+
+def test_ctrl_c_ends_all_ranks(tmp_path):
+    command = [sys.executable, "-m", "gossipgrad", "run", "-n", "2", *LONG, "--checkpoint", str(tmp_path / "c")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        wait_for(tmp_path / "c", process)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    finally:
+        end_group(process)
+    assert process.returncode != 0
+    from gossipgrad import Trainer, VirtualCluster
+
+    assert Trainer.load(tmp_path / "c", comm=VirtualCluster(2)).epoch >= 1
+
+
+def test_ranks_print_and_fail_once(mpirun):
+    done = mpirun(3, ["-m", "gossipgrad", "train", *QUICK], timeout=60)
+    assert done.stdout.count("epoch 2/2") == 1 and "\r" not in done.stdout
+    assert "3 ranks under MPI" in done.stdout and done.stderr == ""
+    done = mpirun(3, ["-m", "gossipgrad", "train", *QUICK, "--lr", "1e30"], timeout=60, check=False)
+    assert done.returncode != 0 and done.stderr.count("gossipgrad: error: the loss is") == 1
+    done = mpirun(3, ["-m", "gossipgrad", "train", "--lr", "x"], timeout=60, check=False)
+    assert done.returncode == 2 and done.stderr.count("gossipgrad: error: ") == 1
+    done = mpirun(2, ["-m", "gossipgrad", "train", "--virtual-ranks", "2"], timeout=60, check=False)
+    assert done.returncode == 2 and "not under mpiexec, which started 2 ranks" in done.stderr
+
+
+FAILING = """
+import sys
+import gossipgrad as gg
+
+class Bad(gg.Callback):
+    def on_epoch_end(self, trainer, record):
+        if trainer.rank in {ranks}:
+            raise RuntimeError("planted")
+
+train, _ = gg.data.synthetic((6,), 3, 96, 30)
+trainer = gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)))
+trainer.fit(train, epochs=1000, batch_size=8, callbacks=[Bad()], progress=False)
+"""
+
+
+@pytest.mark.parametrize("ranks", [[0], [2], [0, 1, 2]])
+def test_an_exception_on_one_rank_ends_all(ranks, mpirun):
+    done = mpirun(3, FAILING.replace("{ranks}", str(ranks)), timeout=60, check=False)
+    assert done.returncode != 0 and done.stderr.count("RuntimeError: planted") == 1
+
+
+def test_same_bits_under_mpi_and_in_the_virtual_cluster(mpirun, tmp_path, capsys):
+    common = ["train", *QUICK, "--staleness", "1", "--topology", "cube"]
+    mpirun(3, ["-m", "gossipgrad", *common, "--report", tmp_path / "mpi"], timeout=60)
+    assert cli_run(capsys, *common, "--virtual-ranks", 3, "--quiet", "--report", tmp_path / "virtual")[0] == 0
+    mpi, virtual = (json.loads((tmp_path / n).read_text()) for n in ("mpi", "virtual"))
+    assert mpi["weights_sha256"] == virtual["weights_sha256"]
+    for a, b in zip(mpi["epochs"], virtual["epochs"], strict=True):
+        for key in ("train_loss", "validation", "consensus_distance", "bytes_sent", "messages_sent", "samples"):
+            assert a[key] == b[key], key
+
+
+def test_bench_exchange_under_mpi(mpirun):
+    words = "bench --exchange --model mlp --batch-size 16 --steps 3 --blocks 2 --staleness 1".split()
+    record = json.loads(mpirun(2, ["-m", "gossipgrad", *words], timeout=60).stdout)
+    assert record["mode"] == "exchange" and record["ranks"] == 2 and record["staleness"] == 1
+    assert record["ratio"] == pytest.approx(record["ms_no_exchange"] / record["ms_strategy"], rel=1e-2)
+    assert len(record["ms_strategy_blocks"]) == 2
+
+
+def test_the_main_job(tmp_path):
+    """gossipgrad run -n 2 train, as a user types it."""
+    report = tmp_path / "r.json"
+    command = [sys.executable, "-m", "gossipgrad", "run", "-n", "2", "train", "--epochs", "3", "--report", str(report)]
+    done = run_group(command, 120, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    last = json.loads(report.read_text())["epochs"][-1]
+    assert last["validation"]["accuracy"] > 0.94 and last["samples"] == len(data.load("mnist-10k")[0])

@@ -1,0 +1,339 @@
+"""What goes wrong ends: on all ranks, soon, with one clear message, and nothing half-written."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ENVIRONMENT, ROOT, end_group, run_group
+from gossip_reference import small_batches, small_net
+
+import gossipgrad as gg
+
+HEAD = f"import sys, time; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport numpy as np\nimport gossipgrad as gg\n"
+HEAD += "from gossip_reference import small_batches, small_net\n"
+TRAIN = ["-m", "gossipgrad", "train", "--dataset", "synthetic", "--batch-size", "50"]
+
+
+def command(*arguments, env=None, timeout=60):
+    return run_group([sys.executable, *arguments], timeout, env={**os.environ, **(env or {})})
+
+
+def messages(done):
+    """The lines of gossipgrad's own, without what mpiexec says of a rank's end."""
+    return [line for line in done.stderr.splitlines() if line.startswith("gossipgrad: ")]
+
+
+# ---- one rank fails
+
+
+RAISES = {
+    "before the first step": "if trainer.rank == 1: raise RuntimeError('on purpose')\n",
+    "between steps": "for step in range(50):\n"
+    "    if trainer.rank == 1 and step == 7: raise RuntimeError('on purpose')\n"
+    "    trainer.train_step(x[0], y[0])\n",
+    "between steps, in a with": "with trainer:\n"
+    "    for step in range(50):\n"
+    "        if trainer.rank == 1 and step == 7: raise RuntimeError('on purpose')\n"
+    "        trainer.train_step(x[0], y[0])\n",
+    "in a callback": "class Bad(gg.Callback):\n"
+    "    def on_epoch_end(self, trainer, record):\n"
+    "        if trainer.rank == 1: raise RuntimeError('on purpose')\n"
+    "data = np.zeros((60, 1, 8, 8), np.float32), np.zeros(60, np.int64)\n"
+    "trainer.fit(data, epochs=5, batch_size=5, callbacks=[Bad()], progress=False)\n",
+}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("where", RAISES)
+def test_an_exception_on_one_rank_ends_all(where, staleness, mpirun):
+    text = HEAD + (
+        f"trainer = gg.Trainer(small_net(), strategy=gg.GossipGraD(staleness={staleness}))\n"
+        "x, y = small_batches(np.random.default_rng(0), 1)\n"
+    )
+    begin = time.monotonic()
+    done = mpirun(3, text + RAISES[where] + "trainer.evaluate((x[0], y[0]))\n", check=False, timeout=40)
+    assert done.returncode != 0
+    assert time.monotonic() - begin < 20
+    assert done.stderr.count("RuntimeError: on purpose") == 1 and done.stderr.count("Traceback") == 1, done.stderr
+
+
+def test_a_batch_that_is_wrong_on_one_rank(mpirun):
+    text = HEAD + (
+        "trainer = gg.Trainer(small_net())\n"
+        "x, y = small_batches(np.random.default_rng(0), 1)\n"
+        "for step in range(5): trainer.train_step(x[0], y[0] + 100 * (trainer.rank == 2 and step == 3))\n"
+    )
+    done = mpirun(3, text, check=False, timeout=40)
+    assert done.returncode != 0 and done.stderr.count("Traceback") == 1
+    assert "y[0] is 10" in done.stderr and "classes 0..3" in done.stderr
+
+
+def test_ranks_that_fail_alike_say_it_once(mpirun):
+    done = mpirun(3, [*TRAIN, "--lr", "1e20", "--epochs", "1", "--quiet"], check=False)
+    assert done.returncode == 1
+    assert len(messages(done)) == 1 and "the loss is" in messages(done)[0], done.stderr
+
+
+def test_an_error_in_the_middle_of_a_run_leaves_no_files(mpirun, tmp_path):
+    """The loss becomes NaN: no report, no checkpoint, no temporary file."""
+    options = ["--lr", "1e20", "--report", str(tmp_path / "r.json"), "--checkpoint", str(tmp_path / "c.safetensors")]
+    done = mpirun(2, [*TRAIN, *options, "--quiet"], check=False)
+    assert done.returncode == 1 and list(tmp_path.iterdir()) == []
+
+
+# ---- a peer that never comes
+
+
+def test_a_peer_that_does_not_come_is_named(mpirun):
+    text = HEAD + (
+        "class Late(gg.Callback):\n"
+        "    def on_epoch_begin(self, trainer, epoch):\n"
+        "        if trainer.rank == 1 and epoch == 2: time.sleep(30)\n"
+        "data = np.zeros((40, 1, 8, 8), np.float32), np.zeros(40, np.int64)\n"
+        "trainer = gg.Trainer(small_net(), timeout=1.0)\n"
+        "trainer.fit(data, epochs=2, batch_size=5, callbacks=[Late()], progress=False)\n"
+    )
+    begin = time.monotonic()
+    done = mpirun(2, text, check=False, timeout=40)
+    assert done.returncode != 0 and time.monotonic() - begin < 20
+    assert "CommunicationError" in done.stderr
+    waited = r"step 5, layers 'conv' to 'fc2': rank 0: waited [\d.]+ s for \d+ bytes from rank 1"
+    assert re.search(waited, done.stderr), done.stderr
+
+
+def late_cluster(staleness):
+    """A network slower than the ranks' patience."""
+    strategy = gg.GossipGraD(staleness=staleness, bucket_bytes=1)
+    return gg.Trainer(small_net(), strategy=strategy, comm=gg.VirtualCluster(3, latency=10.0), timeout=1.0)
+
+
+ZEROS = np.zeros((60, 1, 8, 8), np.float32), np.zeros(60, np.int64)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_layers_that_wait_are_named(staleness):
+    """One virtual rank fails: which, when and where is said, and all end."""
+    trainer = late_cluster(staleness)
+    with pytest.raises(gg.CommunicationError) as caught:
+        trainer.fit(ZEROS, batch_size=5, progress=False)
+    text = str(caught.value)
+    layer = "fc2" if staleness else "conv"  # the first that is mixed: in the backward or the forward pass
+    assert re.match(rf"rank \d: step 1, layers '{layer}' to '{layer}': ", text), text
+    assert re.search(r"waited 1.000 s for \d+ bytes from rank \d", text), text
+    with pytest.raises(RuntimeError, match="an earlier run failed"):
+        trainer.fit(ZEROS, batch_size=5, progress=False)
+    trainer.close()
+
+
+def test_a_patient_rank_waits():
+    comm = gg.VirtualCluster(3, latency=10.0)
+    trainer = gg.Trainer(small_net(), comm=comm, timeout=11.0)
+    for _ in range(3):
+        trainer.train_step(*small_batches(np.random.default_rng(0), 3))
+
+
+# ---- data that do not fit
+
+
+def test_more_than_the_shard_holds():
+    x, y = np.zeros((11, 1, 8, 8), np.float32), np.zeros(11, np.int64)
+    trainer = gg.Trainer(small_net(), comm=gg.VirtualCluster(4))
+    with pytest.raises(ValueError, match=r"batch_size=3.* 2 samples .*allowed: 1\.\.2"):
+        trainer.fit((x, y), batch_size=3, progress=False)
+    with pytest.raises(ValueError, match="3 samples for 4 ranks"):
+        trainer.fit((x[:3], y[:3]), batch_size=1, progress=False)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        trainer.fit((x, y), batch_size=0, progress=False)
+    trainer.fit((x, y), batch_size=2, progress=False)  # and it is as good as new
+
+
+def test_the_core_refuses_them_too():
+    from gossipgrad import _core
+
+    trainer = gg.Trainer(small_net(), comm=gg.VirtualCluster(4))
+    data = _core.Dataset(np.zeros((11, 1, 8, 8), np.float32), np.zeros(11, np.int32))
+    with pytest.raises(ValueError, match="batch=3.*1 to 2"):
+        trainer.core.begin(data, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--batch-size", "1001"], ["batch_size=1001", "1..1000"]),
+        (["--batch-size", "0"], ["--batch-size 0", "at least 1"]),
+        (["--strategy", "easgd"], ["--strategy", "'easgd'", "allreduce"]),
+        (["--topology", "ring"], ["--topology", "'ring'", "cube"]),
+        (["--strategy", "allreduce", "--topology", "cube"], ["topology", "allreduce"]),
+        (["--model", "alexnet"], ["--model", "'alexnet'", "lenet"]),
+        (["--speed", "9"], ["--speed"]),
+        (["--lr", "-1"], ["lr=-1"]),
+        (["--virtual-ranks", "2"], ["--virtual-ranks 2", "mpiexec"]),
+        (["--resume", "nowhere.safetensors"], ["nowhere.safetensors"]),
+    ],
+)
+def test_one_line_says_it_under_mpi(options, words, mpirun):
+    done = mpirun(2, [*TRAIN, "--epochs", "1", "--quiet", *options], check=False)
+    assert done.returncode in (1, 2)
+    assert len(messages(done)) == 1, done.stderr
+    assert all(word in messages(done)[0] for word in words), messages(done)
+    assert "Traceback" not in done.stderr
+
+
+def test_more_ranks_than_data(mpirun):
+    x = "np.zeros((3, 1, 8, 8), np.float32), np.zeros(3, np.int64)"
+    done = mpirun(4, HEAD + f"gg.Trainer(small_net()).fit(({x}), batch_size=1)\n", check=False)
+    assert done.returncode != 0 and done.stderr.count("3 samples for 4 ranks") == 1
+
+
+# ---- the loss is no number
+
+
+@pytest.mark.parametrize("strategy", [gg.GossipGraD(), gg.GossipGraD(staleness=1), gg.AllReduce()])
+def test_nan_is_an_error(strategy):
+    train, _ = gg.data.synthetic((1, 8, 8), classes=4, train=90, test=1)
+    net = gg.Sequential([gg.Flatten(), gg.Linear(8), gg.Linear(4)], input=(1, 8, 8))
+    trainer = gg.Trainer(net, optimizer=gg.SGD(lr=1e25), strategy=strategy, comm=gg.VirtualCluster(3))
+    with pytest.raises(FloatingPointError, match="the loss is"):
+        trainer.fit(train, epochs=3, batch_size=6, progress=False)
+
+
+def test_nan_on_the_command_line():
+    done = command(*TRAIN, "--virtual-ranks", "3", "--lr", "1e20", "--quiet")
+    assert done.returncode == 1 and len(messages(done)) == 1 and "the loss is" in messages(done)[0]
+
+
+# ---- launcher and library
+
+
+@pytest.mark.parametrize("what", ["train", "script"])
+def test_a_launcher_of_another_mpi_is_refused(what):
+    """The environment says 4 ranks, MPI sees 1: else four runs of one rank would overwrite each other."""
+    text = "import gossipgrad as gg\ngg.Trainer(gg.models.lenet())\n"
+    done = command(
+        *(TRAIN if what == "train" else ["-c", text]), env={"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
+    )
+    assert done.returncode != 0
+    assert "the launcher started 4 ranks, but MPI sees 1" in done.stderr, done.stderr
+
+
+# ---- interrupted
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_keeps_the_last_checkpoint(sign, tmp_path):
+    path = tmp_path / "run.safetensors"
+    environ = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
+    options = ["train", "--dataset", "synthetic", "--epochs", "1000", "--batch-size", "50", "--lr", "0.01"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gossipgrad", "run", "-n", "3", *options, "--checkpoint", str(path)],
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert path.exists(), "the first epoch was never saved"
+        time.sleep(0.2)
+        os.kill(process.pid, sign)  # run has become mpiexec
+        out, err = process.communicate(timeout=30)
+        assert process.returncode != 0
+        assert "Traceback" not in err, err
+        deadline = time.monotonic() + 10
+        while any_left(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any_left(process.pid)
+    finally:
+        end_group(process)
+
+    trainer = gg.Trainer.load(path, comm=gg.VirtualCluster(3))
+    assert trainer.epoch >= 1 and trainer.step == trainer.epoch * 14
+    train, _ = gg.data.synthetic((1, 28, 28))
+    trainer.fit(train, epochs=1, batch_size=50, progress=False)
+    whole = gg.Trainer(
+        gg.models.lenet(), optimizer=gg.SGD(lr=0.01, momentum=0.9), comm=gg.VirtualCluster(3), seed=0
+    )
+    whole.fit(train, epochs=trainer.epoch, batch_size=50, progress=False)
+    assert whole.weights_sha256() == trainer.weights_sha256()
+
+
+def any_left(group):
+    """Is any process of this session alive?"""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == group and fields[0] != "Z":
+            return True
+    return False
+
+
+def test_interrupting_a_virtual_cluster(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, *TRAIN, "--virtual-ranks", "3", "--epochs", "1000", "--log-jsonl", str(tmp_path / "log")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 130 and time.monotonic() - begin < 5
+        assert err.strip().splitlines()[-1] == "gossipgrad: interrupted" and "Traceback" not in err
+        assert all(json.loads(line)["epoch"] for line in (tmp_path / "log").read_text().splitlines())
+    finally:
+        end_group(process)
+
+
+# ---- a virtual rank
+
+
+def test_a_batch_that_is_wrong_for_one_virtual_rank():
+    trainer = gg.Trainer(small_net(), comm=gg.VirtualCluster(3))
+    x, y = small_batches(np.random.default_rng(0), 3)
+    with pytest.raises(ValueError, match="list of 3 batches"):
+        trainer.train_step(x[:2], y[:2])
+    with pytest.raises(ValueError, match=r"\(2, 1, 8, 7\)"):
+        trainer.train_step([*x[:2], np.zeros((2, 1, 8, 7))], y)
+    with pytest.raises(ValueError, match="x has 5 samples, y 4"):
+        trainer.train_step(x, [*y[:2], y[2][:4]])
+    with pytest.raises(ValueError, match=r"rank=3"):
+        trainer.weights(3)
+    assert len(trainer.train_step(x, y)) == 3
+
+
+def test_nothing_is_left_after_a_failure():
+    """The memory of a cluster that failed in the middle of its messages is given back."""
+    import gc
+
+    from gossipgrad import _core
+
+    gc.collect()
+    before = _core.memory()[0]
+    for staleness in (0, 1):
+        trainer = late_cluster(staleness)
+        with pytest.raises(gg.CommunicationError):
+            trainer.fit((ZEROS[0].copy(), ZEROS[1]), batch_size=5, progress=False)
+        trainer.close()
+        del trainer
+    gc.collect()
+    assert _core.memory()[0] == before

@@ -1,0 +1,125 @@
+"""The report: its fields are those that are documented, and its numbers are what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import environment
+from gossipgrad.history import History, flat, lookup
+
+ROOT = Path(__file__).resolve().parent.parent
+EPOCH = (
+    "epoch seconds samples samples_per_second train_loss validation compute_seconds exposed_communication_seconds "
+    "data_wait_seconds bytes_sent messages_sent consensus_distance"
+).split()
+
+
+@pytest.fixture(scope="module")
+def run():
+    train, test = gg.data.synthetic((6,), 3, 96, 30, noise=0.3)
+    net = gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,), name="tiny")
+    trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.05, momentum=0.5), comm=gg.VirtualCluster(3, latency=1e-5), seed=3)
+    trainer.fit(train, test, epochs=2, batch_size=8, validate_replicas=True, progress=False)
+    return trainer
+
+
+def test_fields(run, tmp_path):
+    run.history.write(tmp_path / "r.json")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert list(report) == ["schema", "settings", "environment", "ranks", "model", "epochs", "weights_sha256"]
+    assert report["schema"] == 1 and report["ranks"] == 3 and report["model"] == {"name": "tiny", "parameters": 83}
+    for record in report["epochs"]:
+        assert not set(EPOCH) - set(record) and set(record["validation"]) >= {"loss", "accuracy"}
+        assert len(record["validation_replicas"]) == 3
+    assert History.read(tmp_path / "r.json").to_dict() == run.history.to_dict() == report
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_every_field_is_documented(run):
+    text = (ROOT / "docs" / "report.md").read_text()
+    documented = set(re.findall(r"`(\w+)`", text))
+    for record in run.history.epochs:
+        missing = {k for k in record if k.removesuffix("_max") not in documented}
+        assert not missing
+
+
+def test_numbers(run):
+    last = run.history.last
+    assert last["samples"] == 96 and last["steps"] == 4
+    assert last["samples_per_second"] == pytest.approx(last["samples"] / last["seconds"])
+    # 4 steps: each rank sends its weights and momentum to one partner
+    assert last["bytes_sent"] >= 4 * 3 * 2 * 4 * 83 and last["messages_sent"] >= 4 * 3
+    for key in ("seconds", "compute_seconds", "exposed_communication_seconds", "data_wait_seconds"):
+        assert 0 <= last[key] <= last[f"{key}_max"] * (1 + 1e-9)
+    weights = [run.weights(r) for r in range(3)]
+    flatten = [np.concatenate([w.ravel() for w in one.values()]).astype(np.float64) for one in weights]
+    mean = np.mean(flatten, axis=0)
+    distance = np.mean([np.linalg.norm(w - mean) for w in flatten]) / np.linalg.norm(mean)
+    assert last["consensus_distance"] == pytest.approx(distance, rel=1e-4, abs=1e-9)
+
+
+def test_hashes(run):
+    for r, found in enumerate(run.history.weights_sha256):
+        content = b"".join(array.astype("<f4").tobytes() for array in run.weights(r).values())
+        assert hashlib.sha256(content).hexdigest() == found
+
+
+def test_settings_hold_every_option(run):
+    settings = run.history.settings
+    wanted = {"strategy": "gossipgrad", "topology": "dissemination", "rotate": True, "staleness": 0, "epochs": 2}
+    wanted |= {"lr": 0.05, "momentum": 0.5, "schedule": "constant", "seed": 3, "batch_size": 8, "virtual_ranks": 3}
+    assert {key: settings[key] for key in wanted} == wanted
+
+
+def test_environment_has_no_paths(run):
+    text = json.dumps(run.history.environment)
+    assert run.history.environment["isa"] and run.history.environment["backend"]
+    assert "/usr" not in text and "/home" not in text and str(ROOT) not in text
+    assert "compiler" in environment.table(environment.environment())
+
+
+def test_history_access(run, tmp_path):
+    assert run.history["validation.accuracy"] == [r["validation"]["accuracy"] for r in run.history]
+    with pytest.raises(KeyError, match="'speed' is not in an epoch's record; it has epoch"):
+        run.history["speed"]
+    assert lookup(run.history.last, "validation.loss") == flat(run.history.last)["validation.loss"]
+    (tmp_path / "x").write_text("{")
+    with pytest.raises(ValueError, match="no report"):
+        History.read(tmp_path / "x")
+    (tmp_path / "x").write_text('{"schema": 2}')
+    with pytest.raises(ValueError, match="no report of schema 1"):
+        History.read(tmp_path / "x")
+
+
+def test_trace(tmp_path):
+    train, _ = gg.data.synthetic((6,), 3, 96, 30)
+    net = gg.Sequential([gg.Linear(3)], input=(6,))
+    trainer = gg.Trainer(net, comm=gg.VirtualCluster(2), trace=1000)
+    trainer.fit(train, batch_size=8, progress=False)
+    trainer.write_trace(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert {e["pid"] for e in spans} == {0, 1} and min(e["ts"] for e in spans) == 0
+    assert all(e["dur"] >= 0 for e in spans) and {e["args"]["step"] for e in spans} >= set(range(6))
+    names = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+    assert {(0, "compute"), (0, "exchange"), (0, "data"), (1, "compute")} <= names
+
+
+def test_plots(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    for i, make in enumerate((gg.plots.loss, gg.plots.consensus, gg.plots.training)):
+        make({"one": run.history, "two": run.history}, tmp_path / f"{i}.png")
+        make(run.history)
+        assert (tmp_path / f"{i}.png").read_bytes()[:4] == b"\x89PNG"
+    figure = gg.plots.partner_schedule(8, "cube", tmp_path / "s.svg")
+    assert len(figure.axes[0].texts) == 8 * 6, "an arrow a rank and step"
+    assert len(gg.plots.partner_schedule(6, "cube", steps=3, rotate=False).axes[0].texts) == 6 + 4 + 4
+    with pytest.raises(ValueError, match="topology='ring'"):
+        gg.plots.partner_schedule(8, "ring")

@@ -1,0 +1,187 @@
+"""The trainer's surface: arguments, data that do not fit, steps, evaluation, prediction."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+
+
+def net(name="n"):
+    return gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,), name=name)
+
+
+def data(n=96):
+    return gg.data.synthetic((6,), 3, n, 30, noise=0.3)
+
+
+def make(**options):
+    return gg.Trainer(net(), **({"optimizer": gg.SGD(lr=0.05, momentum=0.9)} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"loss": "hinge"}, ValueError, ["loss='hinge'", "cross_entropy"]),
+        ({"optimizer": "sgd"}, TypeError, ["optimizer is a str"]),
+        ({"strategy": "gossip"}, TypeError, ["strategy='gossip'", "gossipgrad.GossipGraD()"]),
+        ({"strategy": gg.GossipGraD}, TypeError, ["strategy="]),
+        ({"seed": -1}, ValueError, ["seed=-1"]),
+        ({"threads": 0}, ValueError, ["threads=0"]),
+        ({"backend": "cuda"}, ValueError, ["backend='cuda'", "'onednn', 'native'"]),
+        ({"dtype": "bfloat16"}, ValueError, ["dtype='bfloat16'", "'float32'"]),
+        ({"device": "cuda"}, ValueError, ["device='cuda'", "'cpu'"]),
+        ({"comm": 4}, TypeError, ["comm is a int", "VirtualCluster"]),
+        ({"apoptosis": None}, TypeError, ["apoptosis"]),
+    ],
+)
+def test_bad_constructor_arguments(options, error, words):
+    with pytest.raises(error) as caught:
+        make(**options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"epochs": 0}, ValueError, ["epochs=0"]),
+        ({"batch_size": 0}, ValueError, ["batch_size=0"]),
+        ({"batch_size": 33}, ValueError, ["batch_size=33", "32 samples", "96 over 3 ranks"]),
+        ({"validate_replicas": True}, ValueError, ["validate_replicas=True", "validation"]),
+        ({"callbacks": [print]}, TypeError, ["callbacks", "print"]),
+        ({"train": (np.zeros((9, 5)), np.zeros(9, int))}, ValueError, ["train", "(5,)", "(6,)"]),
+        ({"train": (np.zeros((9, 6)), np.arange(9))}, ValueError, ["train: targets[3] is 3", "0..2"]),
+        ({"train": (np.zeros((2, 6)), np.zeros(2, int)), "batch_size": 1}, ValueError, ["2 samples for 3 ranks"]),
+        ({"train": np.zeros((9, 6))}, TypeError, ["train is a ndarray"]),
+        ({"validation": (np.zeros((9, 6)), np.zeros(8, int))}, ValueError, ["validation: 9 samples but 8"]),
+    ],
+)
+def test_bad_fit_arguments(options, error, words):
+    trainer = make(comm=gg.VirtualCluster(3))
+    with pytest.raises(error) as caught:
+        trainer.fit(**({"train": data()[0], "batch_size": 8, "progress": False} | options))
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_fit_learns_and_tells(p):
+    train, test = data()
+    trainer = make(comm=gg.VirtualCluster(p))
+    history = trainer.fit(train, validation=test, epochs=4, batch_size=8, validate_replicas=True, progress=False)
+    assert len(history) == 4 and history["epoch"] == [1, 2, 3, 4]
+    assert history.last["validation"]["accuracy"] > 0.9 and history["train_loss"][-1] < history["train_loss"][0]
+    assert [len(one) for one in history["validation_replicas"]] == [p] * 4
+    assert history["samples"] == [96] * 4
+    assert trainer.step == 4 * history.last["steps"] and trainer.epoch == 4
+    assert len(history.weights_sha256) == p
+
+
+def test_fit_takes_up_where_it_stopped():
+    one, two = make(), make()
+    train, _ = data()
+    one.fit(train, epochs=3, batch_size=8, progress=False)
+    two.fit(train, epochs=2, batch_size=8, progress=False)
+    history = two.fit(train, epochs=1, batch_size=8, progress=False)
+    assert history["epoch"] == [1, 2, 3] and history.weights_sha256 == one.history.weights_sha256
+
+
+def test_evaluate_and_predict_agree():
+    train, test = data()
+    trainer = make(comm=gg.VirtualCluster(3))
+    trainer.fit(train, epochs=2, batch_size=8, progress=False)
+    scores = trainer.predict(test, batch_size=7)
+    assert scores.shape == (30, 3) and np.allclose(scores, trainer.predict(test.samples.astype(np.float64)), atol=1e-6)
+    found = trainer.evaluate(test, batch_size=4)
+    assert found["accuracy"] == pytest.approx((scores.argmax(1) == test.targets).mean())
+    shifted = scores - scores.max(1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    assert found["loss"] == pytest.approx(-logs[np.arange(30), test.targets].mean(), rel=1e-4)
+    assert len(trainer.evaluate(test, replicas=True)) == 3
+    with pytest.raises(ValueError, match=r"x: shape \(2, 5\).*\(n, 6"):
+        trainer.predict(np.zeros((2, 5)))
+
+
+def test_fewer_samples_than_ranks_can_be_evaluated():
+    _, test = data()
+    trainer = make(comm=gg.VirtualCluster(5))
+    assert trainer.evaluate(test[:3])["loss"] == pytest.approx(make().evaluate(test[:3])["loss"], rel=1e-5)
+
+
+def test_a_step_is_the_loss_gradient_and_momentum_of_sgd():
+    train, _ = data()
+    trainer = make(optimizer=gg.SGD(lr=0.1, momentum=0.9), strategy=gg.NoExchange())
+    before = trainer.weights()
+    loss = trainer.train_step(train.samples[:8], train.targets[:8])
+    after, gradients, state = trainer.weights(), trainer.gradients(), trainer.optimizer_state()
+    assert isinstance(loss, float) and state["step"] == 1
+    for name, w in before.items():
+        assert np.array_equal(state["momentum"][name], gradients[name])
+        assert np.allclose(after[name], w - np.float32(0.1) * gradients[name], atol=1e-7)
+
+
+def test_a_virtual_step_takes_and_gives_lists():
+    train, _ = data()
+    trainer = make(comm=gg.VirtualCluster(2))
+    losses = trainer.train_step([train.samples[:8], train.samples[8:11]], [train.targets[:8], train.targets[8:11]])
+    assert len(losses) == 2 and losses[0] != losses[1]
+    assert trainer.weights(rank=1)["fc1.weight"].shape == (8, 6)
+    with pytest.raises(ValueError, match="rank=2: allowed: an integer in 0..1"):
+        trainer.weights(rank=2)
+    with pytest.raises(ValueError, match="x: a virtual cluster wants a list of 2 batches; got ndarray"):
+        trainer.train_step(train.samples[:8], train.targets[:8])
+    with pytest.raises(ValueError, match="x has 8 samples, y 7"):
+        trainer.train_step([train.samples[:8]] * 2, [train.targets[:7]] * 2)
+
+
+def test_loaded_weights_are_where_training_starts():
+    weights = net().weights(seed=99)
+    model = net()
+    model.load_weights(weights)
+    trainer = gg.Trainer(model, comm=gg.VirtualCluster(2), seed=5)
+    assert all(np.array_equal(trainer.weights(1)[k], weights[k]) for k in weights)
+    other = make(seed=5)
+    assert all(np.array_equal(other.weights()[k], net().weights(5)[k]) for k in weights)
+    other.load_weights(weights)
+    assert all(np.array_equal(other.weights()[k], weights[k]) for k in weights)
+
+
+def test_auto_schedules_end_with_the_run():
+    train, _ = data()
+    trainer = make(optimizer=gg.SGD(lr=0.1, schedule=gg.schedules.Cosine()), strategy=gg.NoExchange())
+    with pytest.raises(ValueError, match="total='auto'"):
+        trainer.train_step(train.samples[:8], train.targets[:8])
+    trainer.fit(train, epochs=2, batch_size=8, progress=False)
+    given = make(optimizer=gg.SGD(lr=0.1, schedule=gg.schedules.Cosine(total=24)), strategy=gg.NoExchange())
+    given.fit(train, epochs=2, batch_size=8, progress=False)
+    assert trainer.history.weights_sha256 == given.history.weights_sha256
+
+
+@pytest.mark.parametrize(("loss", "output"), [("binary_cross_entropy", 1), ("mean_squared_error", 2)])
+def test_other_losses(loss, output):
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((60, 4), np.float32)
+    y = (x @ generator.standard_normal((4, output))).astype(np.float64)
+    y = (y > 0).astype(np.int64)[:, 0] if loss == "binary_cross_entropy" else y
+    model = gg.models.mlp(4, (16,), output)
+    trainer = gg.Trainer(model, loss=loss, optimizer=gg.SGD(lr=0.05, momentum=0.9), comm=gg.VirtualCluster(2))
+    history = trainer.fit((x, y), validation=(x, y), epochs=15, batch_size=6, progress=False)
+    assert history["validation.loss"][-1] < 0.5 * history["validation.loss"][0]
+
+
+def test_uint8_images_are_scaled_in_the_core():
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 256, (40, 6), dtype=np.uint8), generator.integers(0, 3, 40)
+    whole = make(strategy=gg.NoExchange()).fit(gg.Dataset(x, y, 1 / 255, -0.5), batch_size=8, progress=False)
+    scaled = x.astype(np.float32) * np.float32(1 / 255) - np.float32(0.5)
+    floats = make(strategy=gg.NoExchange()).fit((scaled, y), batch_size=8, progress=False)
+    assert whole["train_loss"] == pytest.approx(floats["train_loss"], rel=1e-5)
+
+
+def test_close_ends_it():
+    with make() as trainer:
+        assert trainer.step == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        trainer.weights()
