@@ -191,4 +191,4 @@ def run_loss(
     """Sum of losses, samples right, gradient of the mean."""
 
 def run_kernel(isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]) -> Any:
-    """An arena kernel: sgd, mix, halve, weighted_sum, sum_squares, all_finite, gather, transpose."""
+    """An arena kernel: sgd, mix, halve, weighted_sum, sum_squares, all_finite."""

@@ -42,11 +42,10 @@ def _others_cpu_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own.user - own.system
 
 
-def _trainer(model: str, strategy: strategies.Strategy, threads: int, backend: str | None) -> Trainer:
-    entry = models.by_name(model)
+def _trainer(net: Model, loss: str, strategy: strategies.Strategy, threads: int, backend: str | None) -> Trainer:
     return Trainer(
-        entry.make(),
-        loss=entry.loss,
+        net,
+        loss=loss,
         optimizer=SGD(lr=0.01, momentum=0.9),
         strategy=strategy,
         threads=threads,
@@ -66,13 +65,14 @@ def step(
 
     step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores that other processes used meanwhile.
     """
-    batch = integer("batch_size", batch_size or models.by_name(model).batch, 1)
+    entry = models.by_name(model)
+    batch = integer("batch_size", batch_size or entry.batch, 1)
     integer("steps", steps, 1)
     integer("warmup", warmup, 0)
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # the peak starts again from now; a sandbox may refuse
     before = _memory_mib("VmRSS")
-    trainer = _trainer(model, strategies.NoExchange(), threads, backend)
+    trainer = _trainer(entry.make(), entry.loss, strategies.NoExchange(), threads, backend)
     x, y = synthetic_batch(trainer.net, trainer.loss, batch)
     core = trainer.core
     core.bench(x, y, 0, max(warmup, 1))
@@ -114,15 +114,21 @@ def exchange(
     warmup: int = 5,
     blocks: int = 5,
     backend: str | None = None,
+    net: Model | None = None,
+    loss: str = "cross_entropy",
 ) -> dict[str, Any] | None:
     """The step without exchange over the step with `strategy`, in alternating blocks; None but on rank 0. Collective.
 
+    net: a network of your own with this loss, called `model` in the result; None: the model of this name.
     A block's figure is the mean step of the slowest rank; both medians are over the blocks. ratio: 1 is free exchange.
     """
-    batch = integer("batch_size", batch_size or models.by_name(model).batch, 1)
+    if net is None:
+        entry = models.by_name(model)
+        net, loss, batch_size = entry.make(), entry.loss, batch_size or entry.batch
+    batch = integer("batch_size", batch_size or 64, 1)
     integer("blocks", blocks, 1)
     integer("steps", steps, 1)
-    contestants = [_trainer(model, s, threads, backend) for s in (strategies.NoExchange(), strategy)]
+    contestants = [_trainer(net, loss, s, threads, backend) for s in (strategies.NoExchange(), strategy)]
     team = contestants[0].team
     x, y = synthetic_batch(contestants[0].net, contestants[0].loss, batch, seed=team.rank)
     means: list[list[float]] = [[], []]

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
@@ -342,6 +343,10 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise _Terminated
 
 
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"gossipgrad: warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+
 def _say(text: str) -> Callable[[str], None]:
     def say(who: str) -> None:
         if os.environ.get("GOSSIPGRAD_TRACEBACK", "0") not in ("", "0") and sys.exc_info()[0] is not None:
@@ -361,7 +366,9 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         arguments = parser().parse_args(argv)
-        return {"train": train, "info": info, "bench": time_it}[arguments.command](arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return {"train": train, "info": info, "bench": time_it}[arguments.command](arguments)
     except UsageError as error:
         code = USAGE
         _failure.end_all_ranks(_say(f"error: {error}"), code)

@@ -73,18 +73,23 @@ def partner_schedule(
 
 
 def _lines(axes: Any, histories: dict[str, History], keys: Iterable[str], what: str) -> None:
+    """A colour a history, a dash pattern a key."""
     keys = tuple(keys)
-    for name, history in histories.items():
-        for key in keys:
+    for i, (name, history) in enumerate(histories.items()):
+        for key, style in zip(keys, ("-", "--", ":"), strict=False):
             points = [(record["epoch"], flat(record)[key]) for record in history.epochs if key in flat(record)]
             if points:
-                label = " ".join(part for part in (name, key if len(keys) > 1 else "") if part)
-                axes.plot(*zip(*points, strict=True), marker="o", ms=3, label=label or key)
+                label = " ".join(part for part in (name, _SHORT.get(key, key) if len(keys) > 1 else "") if part)
+                axes.plot(*zip(*points, strict=True), style, marker="o", ms=3, color=f"C{i}", label=label or key)
     axes.set_xlabel("epoch")
     axes.set_ylabel(what)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0] and (len(keys) > 1 or any(histories)):
         axes.legend(fontsize=8)
+
+
+_SHORT = {"train_loss": "(training)", "validation.loss": "(validation)"}
 
 
 def _named(histories: History | dict[str, History]) -> dict[str, History]:

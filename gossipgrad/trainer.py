@@ -93,6 +93,7 @@ class Trainer:
             )
         self.comm = comm
         self.team = cluster.make_team(comm, number("timeout", timeout, 0.0))
+        self._warn_of_missing_partners()
         self.stop = False
         self.epoch = 0  # epochs done
         self.last_epoch = 0  # number of the last epoch of this fit
@@ -134,6 +135,16 @@ class Trainer:
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.net.name} by {self.strategy.name} on {self.size} ranks ({self.team.kind})>"
+
+    def _warn_of_missing_partners(self) -> None:
+        """The cube of p ranks that are no power of two has gaps."""
+        cube = isinstance(self.strategy, strategies.GossipGraD) and self.strategy.topology == "cube"
+        if cube and self.size & (self.size - 1) and self.rank == 0:
+            warnings.warn(
+                f"topology='cube' with {self.size} ranks: in some steps some ranks have no partner; "
+                "'dissemination' has partners for any number of ranks",
+                stacklevel=3,
+            )
 
     def _make(self, total: int | None) -> None:
         """A core trainer in the initial state, or in the state of the one before it.

@@ -261,9 +261,7 @@ def test_interrupting_keeps_the_last_checkpoint(sign, tmp_path):
     assert trainer.epoch >= 1 and trainer.step == trainer.epoch * 14
     train, _ = gg.data.synthetic((1, 28, 28))
     trainer.fit(train, epochs=1, batch_size=50, progress=False)
-    whole = gg.Trainer(
-        gg.models.lenet(), optimizer=gg.SGD(lr=0.01, momentum=0.9), comm=gg.VirtualCluster(3), seed=0
-    )
+    whole = gg.Trainer(gg.models.lenet(), optimizer=gg.SGD(lr=0.01, momentum=0.9), comm=gg.VirtualCluster(3), seed=0)
     whole.fit(train, epochs=trainer.epoch, batch_size=50, progress=False)
     assert whole.weights_sha256() == trainer.weights_sha256()
 

@@ -49,7 +49,9 @@ def fit(name, comm=None, epochs=2, **options):
     return trainer, history
 
 
-IMPORT = f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport json\nimport gossipgrad as gg\nimport test_mpi\n"
+IMPORT = (
+    f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport json\nimport gossipgrad as gg\nimport test_mpi\n"
+)
 
 
 def answers(done):

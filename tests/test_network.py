@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 
@@ -550,6 +551,30 @@ def test_shape_errors_name_the_layer_and_the_shape(make, words):
     with pytest.raises(ValueError, match="'bad'") as caught:
         make()
     assert any(word in str(caught.value) for word in words.split("|")), str(caught.value)
+
+
+def check_window_shapes(size, kernel, stride, padding):
+    """The shapes that the core infers are the reference's, which are PyTorch's."""
+    graph = _core.Graph()
+    image = graph.input((2, *size))
+    window = dict(kernel=kernel, stride=stride, padding=padding)
+    for ceil in (False, True):
+        for kind in ("max_pool2d", "avg_pool2d"):
+            node = graph.layer(kind, f"{kind}{ceil}", [image], ceil_mode=ceil, **window)
+            wanted = [ref.window_output(size[a], kernel[a], stride[a], padding[a], 1, ceil) for a in (0, 1)]
+            assert graph.shape(node) == (2, *wanted), (size, window, kind, ceil)
+    node = graph.layer("conv2d", "conv", [image], outputs=5, **window)
+    wanted = [ref.window_output(size[a], kernel[a], stride[a], padding[a]) for a in (0, 1)]
+    assert graph.shape(node) == (5, *wanted), (size, window)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_window_shapes(turned):
+    for size, kernel, stride in itertools.product(range(1, 8), range(1, 6), range(1, 5)):
+        for padding in range(kernel // 2 + 1):
+            if size + 2 * padding >= kernel:
+                both = [(size, 9), (kernel, 3), (stride, 2), (padding, 1)]
+                check_window_shapes(*[pair[::-1] if turned else pair for pair in both])
 
 
 @pytest.mark.parametrize(

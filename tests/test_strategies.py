@@ -63,7 +63,7 @@ def compare_with_simulation(p, strategy, optimizer, gradients_of, legs=(4, 3)):
 @pytest.mark.parametrize("p", range(1, 9))
 def test_gossip_is_what_its_contract_says(p, topology, staleness, exchange, mix, gradients_of):
     # Every optimiser with some cut and every cut with some optimiser, others for other p.
-    for i, (name, optimizer) in enumerate(OPTIMIZERS.items()):
+    for i, optimizer in enumerate(OPTIMIZERS.values()):
         cut = list(CUTS.values())[(i + p) % 3]
         strategy = gg.GossipGraD(
             topology=topology, staleness=staleness, exchange=exchange, mix=mix, rotate=(p + i) % 2 == 0, **cut
@@ -312,9 +312,7 @@ def test_traffic():
     x, y = np.zeros((96, 1, 8, 8), np.float32), np.zeros(96, np.int64)
 
     def sent(p, strategy):
-        trainer = gg.Trainer(
-            net, optimizer=OPTIMIZERS["momentum"], strategy=strategy, comm=gg.VirtualCluster(p)
-        )
+        trainer = gg.Trainer(net, optimizer=OPTIMIZERS["momentum"], strategy=strategy, comm=gg.VirtualCluster(p))
         record = trainer.fit((x, y), batch_size=4, progress=False).last
         return record["bytes_sent"] / (p * record["steps"]), record["messages_sent"] / (p * record["steps"])
 

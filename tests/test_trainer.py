@@ -185,3 +185,56 @@ def test_close_ends_it():
         assert trainer.step == 0
     with pytest.raises(RuntimeError, match="closed"):
         trainer.weights()
+
+
+def test_a_cube_with_gaps_says_so(recwarn):
+    make(comm=gg.VirtualCluster(4), strategy=gg.GossipGraD(topology="cube"))
+    make(comm=gg.VirtualCluster(3))
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="topology='cube' with 3 ranks.*no partner"):
+        make(comm=gg.VirtualCluster(3), strategy=gg.GossipGraD(topology="cube"))
+
+
+SPLIT = """
+import gossipgrad as gg
+from mpi4py import MPI
+train, test = gg.data.synthetic((6,), 3, 96, 30, noise=0.3)
+group = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2)
+net = gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,))
+trainer = gg.Trainer(net, seed=MPI.COMM_WORLD.rank % 2, comm=group)
+history = trainer.fit(train, epochs=1, batch_size=8, progress=False)
+print(MPI.COMM_WORLD.rank, trainer.rank, trainer.size, *history.weights_sha256, flush=True)
+"""
+
+
+def test_groups_of_mpi4py_train_on_their_own(mpirun):
+    pytest.importorskip("mpi4py")
+    done = mpirun(4, SPLIT)
+    rows = sorted(line.split() for line in done.stdout.splitlines())
+    assert [row[:3] for row in rows] == [["0", "0", "2"], ["1", "0", "2"], ["2", "1", "2"], ["3", "1", "2"]]
+    assert rows[0][3:] == rows[2][3:] != rows[1][3:] == rows[3][3:]
+    train, _ = data()
+    for seed in (0, 1):
+        alone = gg.Trainer(net(), seed=seed, comm=gg.VirtualCluster(2))
+        assert alone.fit(train, epochs=1, batch_size=8, progress=False).weights_sha256 == rows[seed][3:]
+
+
+STOP = """
+import gossipgrad as gg
+
+class Stop(gg.Callback):
+    def on_epoch_end(self, trainer, record):
+        trainer.stop = trainer.rank == 2 and record["epoch"] == 2
+
+train, test = gg.data.synthetic((6,), 3, 96, 30)
+trainer = gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)))
+history = trainer.fit(train, test, epochs=9, batch_size=8, callbacks=[Stop()], progress=False)
+scores = trainer.predict(test)
+print(trainer.rank, len(history), scores.sum(), trainer.evaluate(test), len(trainer.evaluate(test, replicas=True)))
+"""
+
+
+def test_under_mpi_ranks_agree_to_stop_and_on_answers(mpirun):
+    rows = sorted(mpirun(3, STOP).stdout.splitlines())
+    assert [row.split()[:2] for row in rows] == [["0", "2"], ["1", "2"], ["2", "2"]]
+    assert len({row[1:] for row in rows}) == 1 and rows[0].endswith(" 3")

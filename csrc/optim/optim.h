@@ -38,7 +38,8 @@ gg_status gg_optimizer_check(const gg_optimizer *optimizer);
 typedef struct gg_state {
     size_t count; /* elements of each arena */
     float *weight, *gradient;
-    float *momentum; /* NULL if the optimiser keeps none */
+    float *momentum;        /* NULL if the optimiser keeps none */
+    uint16_t *compute_copy; /* the weights in bfloat16 for kernels that compute so; NULL: they read `weight` */
     int64_t step;    /* updates done */
 } gg_state;
 

@@ -221,6 +221,21 @@ static PyArrayObject *optional(PyObject *object, const char *argument) {
     return object == NULL || object == Py_None ? NULL : gg_py_array(object, NPY_FLOAT32, argument);
 }
 
+/* Weight and bias must have the sizes that the operation will read. */
+static int check_parameters(const gg_op_desc *desc, PyArrayObject *weight, PyArrayObject *bias) {
+    const gg_window *w = &desc->window;
+    bool convolution = desc->kind == GG_OP_CONV2D;
+    int64_t outputs = desc->output.size[0], want = 0;
+    if (convolution && desc->groups >= 1) want = outputs * (desc->input[0].size[0] / desc->groups) * w->kernel[0] * w->kernel[1];
+    if (desc->kind == GG_OP_LINEAR) want = outputs * desc->input[0].size[0];
+    if ((weight ? PyArray_SIZE(weight) : 0) != want || (bias && PyArray_SIZE(bias) != outputs)) {
+        PyErr_Format(PyExc_ValueError, "weight, bias: %zd and %zd elements; the operation has %lld and %lld",
+                     weight ? PyArray_SIZE(weight) : 0, bias ? PyArray_SIZE(bias) : 0, (long long)want, (long long)outputs);
+        return -1;
+    }
+    return 0;
+}
+
 static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {
         "backend",     "isa",        "kind",   "inputs",  "output_shape", "weight",     "bias",      "grad_output",
@@ -290,6 +305,7 @@ static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
         goto cleanup;
     }
     desc->bias = bias != NULL;
+    if (check_parameters(desc, weight, bias) < 0) goto cleanup;
     run.output = PyArray_DATA(output);
     run.grad_output = grad ? PyArray_DATA(grad) : NULL;
     run.rank = rank;

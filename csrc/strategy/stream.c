@@ -27,12 +27,8 @@ cleanup:
 
 /* Requests must not outlive their memory. */
 static void give_up(gg_stream *stream, gg_request *requests) {
-    gg_transport *transport = stream->owner->env.transport;
-    for (int i = 0; requests != NULL && i < stream->buckets->chunk_count; ++i) {
-        bool done = requests[i].state == GG_REQUEST_IDLE;
-        if (requests[i].state == GG_REQUEST_SENDING && gg_test(transport, &requests[i], &done) != GG_OK) done = false;
-        if (!done) gg_cancel(transport, &requests[i]);
-    }
+    for (int i = 0; requests != NULL && i < stream->buckets->chunk_count; ++i)
+        gg_cancel(stream->owner->env.transport, &requests[i]);
 }
 
 void gg_stream_destroy(gg_stream *stream) {

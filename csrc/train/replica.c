@@ -208,6 +208,12 @@ gg_status gg_replica_settle(gg_replica *r) {
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }
 
+gg_status gg_replica_check(gg_replica *r) {
+    if (r->device->table->all_finite(r->device, r->state.count, r->state.weight)) return GG_OK;
+    return gg_fail(GG_ERROR_NUMERIC, "rank %d: the weights hold NaN or infinity after step %lld; a smaller learning rate may help",
+                   r->options.transport->rank, (long long)r->state.step);
+}
+
 gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
