@@ -1,7 +1,7 @@
 """The compiled core. Not public: the package's own modules use it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 class CommunicationError(RuntimeError): ...
 class Cancelled(RuntimeError): ...
 
+@final
 class Graph:
     """Layers as nodes. Node numbers start at 0; the input is a node."""
 
-    def __init__(self) -> None: ...
     def input(self, shape: Sequence[int], name: str = "input") -> int: ...
     def layer(
         self,
@@ -36,13 +36,14 @@ class Graph:
         weight_init: tuple[str, float] = ("default", 0.0),
         bias_init: tuple[str, float] = ("default", 0.0),
     ) -> int: ...
-    def finish(self, output: int) -> None: ...
-    def shape(self, node: int) -> tuple[int, ...]: ...
+    def finish(self, output: int, /) -> None: ...
+    def shape(self, node: int, /) -> tuple[int, ...]: ...
     def nodes(self) -> list[dict[str, Any]]:
         """One dict a node: name, kind, inputs, shape, parameters (count), macs."""
     def parameters(self) -> list[tuple[str, tuple[int, ...]]]: ...
-    def initial_weights(self, seed: int) -> dict[str, NDArray[np.float32]]: ...
+    def initial_weights(self, seed: int, /) -> dict[str, NDArray[np.float32]]: ...
 
+@final
 class Team:
     """A group of ranks. kind: single, mpi, virtual."""
 
@@ -71,16 +72,20 @@ class Team:
     def barrier(self) -> None: ...
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
         """MPI and single only do something; a virtual cluster returns data."""
-    def allgather(self, data: bytes) -> list[bytes]: ...
+    def allgather(self, data: bytes, /) -> list[bytes]: ...
 
+@final
 class Dataset:
     """A set in memory: samples (n, ...) uint8 or float32, targets (n,) int32 or (n, k) float32. No copy of C-contiguous arrays."""
 
-    def __init__(self, samples: NDArray[Any], targets: NDArray[Any], scale: float = 1.0, shift: float = 0.0) -> None: ...
+    def __init__(
+        self, samples: NDArray[Any], targets: NDArray[Any], scale: float = 1.0, shift: float = 0.0
+    ) -> None: ...
     def __len__(self) -> int: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+@final
 class Trainer:
     """The ranks of this process, each with its plan, state, strategy and loader."""
 
@@ -90,7 +95,9 @@ class Trainer:
         team: Team,
         *,
         loss: str,  # cross_entropy binary_cross_entropy mean_squared_error
-        optimizer: dict[str, Any],  # lr momentum weight_decay nesterov schedule{kind final gamma power warmup_start every total warmup}
+        optimizer: dict[
+            str, Any
+        ],  # lr momentum weight_decay nesterov schedule{kind final gamma power warmup_start every total warmup}
         strategy: dict[str, Any],  # name topology rotate staleness exchange mix bucket_bytes chunk_bytes
         seed: int = 0,
         threads: int = 1,
@@ -99,7 +106,7 @@ class Trainer:
     ) -> None: ...
     @property
     def backend(self) -> str:
-        """"onednn", "native", or "onednn+native" where each operation comes from the faster table."""
+        """ "onednn", "native", or "onednn+native" where each operation comes from the faster table."""
     @property
     def isa(self) -> str: ...
     def node_backends(self) -> list[str]: ...
@@ -108,9 +115,9 @@ class Trainer:
     # training
     def begin(self, dataset: Dataset, batch: int, shuffle: bool = True) -> int:
         """Makes the loaders and plans; returns the steps of an epoch."""
-    def epoch(self, epoch: int) -> None:
+    def epoch(self, epoch: int, /) -> None:
         """Starts epoch `epoch` (from 0): orders the samples, zeroes the sums."""
-    def run(self, steps: int) -> int:
+    def run(self, steps: int, /) -> int:
         """Runs up to `steps` more steps of the epoch; returns the steps of the epoch done so far. Releases the GIL."""
     def progress(self) -> dict[str, float]:
         """Of this process's ranks since `epoch`: samples, loss (mean so far), correct, seconds."""
@@ -145,7 +152,7 @@ class Trainer:
     def bench(self, samples: NDArray[np.float32], targets: NDArray[Any], warmup: int, steps: int) -> list[float]:
         """Seconds of each of `steps` training steps on one batch in memory."""
     def node_seconds(self) -> list[tuple[float, float]]: ...
-    def set_timing(self, on: bool) -> None: ...
+    def set_timing(self, on: bool, /) -> None: ...
     def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int]]:
         """begin, end, name, step, lane, index."""
 
@@ -155,20 +162,16 @@ def info() -> dict[str, Any]:
 def memory() -> tuple[int, int]:
     """Live bytes of the core, allocations ever made."""
 
-def abort(code: int) -> None:
+def abort(code: int, /) -> None:
     """Ends all ranks of the MPI world."""
 
 def mpi_start(launched: int = 0) -> None: ...
-
 def shard(count: int, rank: int, size: int) -> tuple[int, int]: ...
-
 def partners(topology: str, size: int, step: int, rank: int, rotate: bool = True, seed: int = 0) -> tuple[int, int]:
     """(send to, receive from); -1: nobody."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
-
 def rate(schedule: dict[str, Any], step: int) -> float: ...
-
 def run_op(
     backend: str,
     isa: str | None,
@@ -190,5 +193,7 @@ def run_loss(
 ) -> tuple[float, int, NDArray[np.float32]]:
     """Sum of losses, samples right, gradient of the mean."""
 
-def run_kernel(isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]) -> Any:
+def run_kernel(
+    isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]
+) -> Any:
     """An arena kernel: sgd, mix, halve, weighted_sum, sum_squares, all_finite."""

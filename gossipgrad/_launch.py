@@ -159,6 +159,9 @@ def flavour(mpiexec: str) -> str:
 def rank_environment(ranks: int, threads: int, kind: str, oversubscribed: bool) -> dict[str, str]:
     """What to add to the environment; nothing that the user has set is changed."""
     wanted = {"OMP_NUM_THREADS": str(threads)}
+    # Open MPI gives rank 0 a pseudo-terminal even where its output goes to a file: say what it really is.
+    if sys.stdout.isatty():
+        wanted["GOSSIPGRAD_TERMINAL"] = "1"
     if oversubscribed:
         wanted["OMP_WAIT_POLICY"] = "passive"
     if kind != "other":

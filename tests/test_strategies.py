@@ -10,6 +10,9 @@ from gossip_reference import Gradients, Simulation, flat, randomise, small_batch
 import gossipgrad as gg
 from gossipgrad import _core
 
+# test_a_cube_that_lacks_ranks_says_so looks at it.
+pytestmark = pytest.mark.filterwarnings("ignore:topology='cube'")
+
 TOPOLOGIES = ("dissemination", "cube")
 EXCHANGES = ("weights+momentum", "weights", "gradients")
 OPTIMIZERS = {
@@ -357,6 +360,15 @@ def test_the_core_checks_too():
     ]:
         with pytest.raises(ValueError, match=word):
             _core.Trainer(small_net().graph, team, loss="cross_entropy", optimizer=optimizer, strategy=options)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_cube_that_lacks_ranks_says_so(recwarn):
+    for p, topology in [(4, "cube"), (3, "dissemination"), (1, "cube")]:
+        trainer_of(p, OPTIMIZERS["plain"], gg.GossipGraD(topology=topology))
+    assert not [w for w in recwarn if "topology" in str(w.message)]
+    with pytest.warns(UserWarning, match="topology='cube' with 3 ranks"):
+        trainer_of(3, OPTIMIZERS["plain"], gg.GossipGraD(topology="cube"))
 
 
 def test_more_chunks_than_can_be_told_apart():

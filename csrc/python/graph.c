@@ -10,16 +10,14 @@ static const char *const kind_names[GG_LAYER_COUNT] = {"input", "conv2d",  "line
 static const char *const init_names[GG_INIT_COUNT] = {
     "default", "xavier_uniform", "xavier_normal", "he_uniform", "he_normal", "caffe_xavier", "uniform", "normal", "constant"};
 
-static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {NULL};
-    gg_py_graph *g = (gg_py_graph *)self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Graph", names)) return -1;
-    gg_graph_destroy(g->graph);
-    g->graph = NULL;
-    g->finished = false;
-    gg_status status = gg_graph_create(&g->graph);
-    if (status != GG_OK) gg_py_raise(status);
-    return status == GG_OK ? 0 : -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Graph", names)) return NULL;
+    PyObject *self = type->tp_alloc(type, 0);
+    gg_status status = self ? gg_graph_create(&((gg_py_graph *)self)->graph) : GG_OK;
+    if (status == GG_OK) return self;
+    Py_DECREF(self);
+    return gg_py_raise(status);
 }
 
 static void dealloc(PyObject *self) {
@@ -185,8 +183,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot slots[] = {{Py_tp_doc, "Layers as nodes. Node numbers start at 0; the input is a node."},
-                              {Py_tp_new, PyType_GenericNew},
-                              {Py_tp_init, init},
+                              {Py_tp_new, new},
                               {Py_tp_dealloc, dealloc},
                               {Py_tp_methods, methods},
                               {0, NULL}};

@@ -198,6 +198,14 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
 }
 
+gg_status gg_replica_end_epoch(gg_replica *r) {
+    double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
+    gg_status status = gg_replica_settle(r);
+    r->counts.seconds += gg_clock_now() - begin;
+    r->counts.clock_seconds += gg_transport_now(r->options.transport) - clock_begin;
+    return status;
+}
+
 /* ---- at rest ---- */
 
 gg_status gg_replica_settle(gg_replica *r) {

@@ -53,6 +53,8 @@ gg_status gg_replica_epoch(gg_replica *replica, int64_t epoch);
 /* Up to `steps` more steps of the epoch. Every rank must ask for the same number. Allocates nothing. */
 gg_status gg_replica_run(gg_replica *replica, int64_t steps);
 void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
+/* Settles, as part of the epoch's time. Collective. */
+gg_status gg_replica_end_epoch(gg_replica *replica);
 
 /* One step on n samples in plain layout; loss: mean over them. `batches`: samples of every rank in this step; NULL: all n. */
 gg_status gg_replica_step(gg_replica *replica, const float *samples, const void *targets, int64_t n, const int64_t *batches,

@@ -143,7 +143,7 @@ static gg_status end_epoch(void *context, int local) {
     gg_replica *replica = c->trainer->replica[local];
     gg_progress_counts own;
     gg_epoch_summary summary = {0};
-    GG_TRY(gg_replica_settle(replica));
+    GG_TRY(gg_replica_end_epoch(replica));
     GG_TRY(gg_replica_check(replica));
     gg_replica_counts(replica, &own);
     GG_TRY(gather_counts(gg_replica_transport(replica), &own, &summary));
