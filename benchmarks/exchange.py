@@ -19,7 +19,13 @@ from gossipgrad import bench, strategies
 def convnet() -> gg.Model:
     layers: list[gg.Layer] = []
     for channels in (64, 128, 256):
-        layers += [gg.Conv2d(channels, 3, padding=1), gg.ReLU(), gg.Conv2d(channels, 3, padding=1), gg.ReLU(), gg.MaxPool2d(2)]
+        layers += [
+            gg.Conv2d(channels, 3, padding=1),
+            gg.ReLU(),
+            gg.Conv2d(channels, 3, padding=1),
+            gg.ReLU(),
+            gg.MaxPool2d(2),
+        ]
     return gg.Sequential([*layers, gg.Flatten(), gg.Linear(256), gg.ReLU(), gg.Linear(10)], input=(3, 32, 32))
 
 

@@ -18,7 +18,19 @@ import tempfile
 def train(ranks: int, strategy: str, epochs: int, extra: list[str]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.json")
-        command = [sys.executable, "-m", "gossipgrad", "run", "-n", str(ranks), "train", "--model", "lenet", "--dataset", "mnist"]
+        command = [
+            sys.executable,
+            "-m",
+            "gossipgrad",
+            "run",
+            "-n",
+            str(ranks),
+            "train",
+            "--model",
+            "lenet",
+            "--dataset",
+            "mnist",
+        ]
         command += ["--batch-size", "64", "--lr", str(0.01 * ranks), "--momentum", "0.9", "--epochs", str(epochs)]
         command += ["--strategy", strategy, "--validate-replicas", "--quiet", "--report", report, *extra]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -36,7 +48,9 @@ def main() -> None:
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="after --: more options of `gossipgrad train`")
     arguments = parser.parse_args()
     extra = [word for word in arguments.rest if word != "--"]
-    print(f"{'ranks':>5} {'strategy':12}{'consensus %':>12}{'replicas %':>26}{'distance':>10}{'s/epoch':>9}{'exposed s':>11}")
+    print(
+        f"{'ranks':>5} {'strategy':12}{'consensus %':>12}{'replicas %':>26}{'distance':>10}{'s/epoch':>9}{'exposed s':>11}"
+    )
     for ranks in arguments.ranks:
         for strategy in arguments.strategies:
             last = train(ranks, strategy, arguments.epochs, extra)["epochs"][-1]

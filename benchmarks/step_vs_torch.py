@@ -54,14 +54,25 @@ def main() -> None:
     print(f"{'model':8}{'batch':>6}{'PyTorch ms':>12}{'ours ms':>10}{'ratio':>8}   rounds, settings of the best peer")
     for model in arguments.models:
         ratios, peers, ours_all, best_settings = [], [], [], []
-        common = ["--model", model, "--threads", str(arguments.threads), "--steps", str(arguments.steps), "--warmup", "10"]
+        common = [
+            "--model",
+            model,
+            "--threads",
+            str(arguments.threads),
+            "--steps",
+            str(arguments.steps),
+            "--warmup",
+            "10",
+        ]
         for _ in range(arguments.rounds):
             best = None
             for extra, library in settings:
                 if model == "mlp" and extra:
                     continue  # no images, no channels
                 with_library = {**environment, "LD_PRELOAD": library} if library else environment
-                line = one_json_line([arguments.torch_python, arguments.torch_reference, "step", *common, *extra], with_library)
+                line = one_json_line(
+                    [arguments.torch_python, arguments.torch_reference, "step", *common, *extra], with_library
+                )
                 records.append({"who": "torch", **line})
                 if best is None or line["ms_median"] < best[0]:
                     best = (line["ms_median"], " ".join(extra) + (" tcmalloc" if library else ""))

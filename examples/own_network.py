@@ -1,7 +1,7 @@
 """A network of your own, any graph, trained by gossip.
 
-    python examples/own_network.py                         one rank
-    gossipgrad run -n 4 examples/own_network.py            four ranks under mpiexec
+python examples/own_network.py                         one rank
+gossipgrad run -n 4 examples/own_network.py            four ranks under mpiexec
 """
 
 import gossipgrad as gg

@@ -58,23 +58,25 @@ class Callback:
 
 
 class StopOnNaN(Callback):
-    """Fails with FloatingPointError when the loss is not finite. fit puts one in unless one is given.
+    """Fails with FloatingPointError when the loss or a weight is not finite. fit puts one in unless one is given.
 
-    enabled=False: train on regardless.
+    Weights are looked at when an epoch ends: not every kernel passes a NaN on to the loss. enabled=False: train on
+    regardless.
     """
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
 
-    def _check(self, loss: float, where: str) -> None:
+    def _check(self, loss: float, where: str, what: str = "the loss") -> None:
         if self.enabled and not math.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss} {where}; a lower lr, or a warm-up, may help")
+            raise FloatingPointError(f"{what} is {loss} {where}; a lower lr, or a warm-up, may help")
 
     def on_progress(self, trainer: Trainer, progress: Progress) -> None:
         self._check(progress.loss, f"in epoch {progress.epoch}, by step {progress.step} of {progress.steps}")
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
         self._check(record["train_loss"], f"in epoch {record['epoch']}")
+        self._check(record["consensus_distance"], f"in epoch {record['epoch']}", "a weight is not finite, its distance")
 
 
 class _Monitor(Callback):

@@ -10,11 +10,11 @@ from gossipgrad.errors import choice, integer
 from gossipgrad.layers import Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, Model, ReLU, Sequential
 
 
-def lenet(classes: int = 10, weight_init: Init = "default", bias_init: Init = "default") -> Model:
+def lenet(classes: int = 10, weight_init: Init = "caffe_xavier", bias_init: Init = 0.0) -> Model:
     """Caffe's LeNet for 28 x 28 grey digits: 431,080 parameters at 10 classes; loss "cross_entropy".
 
     After LeCun et al., "Gradient-based learning applied to document recognition" (1998), as in Caffe's examples/mnist:
-    no activation after the convolutions. Input (1, 28, 28). weight_init="caffe_xavier", bias_init=0 start as Caffe.
+    no activation after the convolutions, weights start from Caffe's "xavier", biases from 0. Input (1, 28, 28).
     """
     how: dict[str, Any] = {"weight_init": weight_init, "bias_init": bias_init}
     layers: list[Layer] = [

@@ -184,3 +184,16 @@ def test_a_launched_rank_draws_no_bar_into_a_log(monkeypatch):
     assert not bar._terminal()
     monkeypatch.setenv("GOSSIPGRAD_TERMINAL", "1")
     assert bar._terminal()
+
+
+def test_nan_weights_stop_training_although_the_loss_is_finite() -> None:
+    """oneDNN's ReLU turns NaN into 0, so the loss does not show a broken first layer."""
+    net = gg.models.mlp()
+    weights = net.weights()
+    weights["fc1.weight"][:] = np.nan
+    net.load_weights(weights)
+    x = np.random.default_rng(0).standard_normal((32, 28), np.float32)
+    y = np.zeros((32, 1), np.float32)
+    trainer = gg.Trainer(net, loss="binary_cross_entropy", backend="onednn")
+    with pytest.raises(FloatingPointError, match="a weight is not finite|the loss is nan"):
+        trainer.fit((x, y), batch_size=8, progress=False)

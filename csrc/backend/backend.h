@@ -133,6 +133,8 @@ typedef struct gg_loss_args {
  *   w' = weight - lr*(nesterov ? d + mu*m' : m')
  *   momentum_out = m' + (momentum_after - momentum)/2       if momentum_after, else m'
  *   weight_out   = w' + (weight_after - weight)/2           if weight_after, else w'
+ *   weight_copy, momentum_copy = weight_out, momentum_out   if given: what partners will read. It is streamed past the cache and
+ *                                                           fenced: a store to lines that another core has read costs several times more
  * Outputs may be the inputs' own memory, or other memory, but nothing else may overlap. mu = 0: momentum pointers NULL.
  * The result of an element does not depend on where it lies in the call. */
 typedef struct gg_sgd_args {
@@ -140,6 +142,7 @@ typedef struct gg_sgd_args {
     const float *grad, *weight, *momentum;
     float *weight_out, *momentum_out;
     const float *momentum_before, *momentum_after, *weight_after; /* received from a partner; NULL: none */
+    float *weight_copy, *momentum_copy;                           /* NULL: none */
     uint16_t *compute_copy;                                       /* bfloat16 copy of weight_out; NULL: none */
     float grad_scale, lr, mu, weight_decay;
     bool nesterov;

@@ -93,6 +93,8 @@ static void sgd_part(void *context, int thread, int threads) {
     args.momentum_before = offset(args.momentum_before, begin);
     args.momentum_after = offset(args.momentum_after, begin);
     args.weight_after = offset(args.weight_after, begin);
+    if (args.weight_copy != NULL) args.weight_copy += begin;
+    if (args.momentum_copy != NULL) args.momentum_copy += begin;
     if (args.compute_copy != NULL) args.compute_copy += begin;
     j->device->kernels->arena->sgd(&args);
 }

@@ -40,7 +40,7 @@ typedef struct gg_state {
     float *weight, *gradient;
     float *momentum;        /* NULL if the optimiser keeps none */
     uint16_t *compute_copy; /* the weights in bfloat16 for kernels that compute so; NULL: they read `weight` */
-    int64_t step;    /* updates done */
+    int64_t step;           /* updates done */
 } gg_state;
 
 /* Fills the part of gg_sgd_args that the optimiser decides, for step `step`, over the elements of one slice. */

@@ -41,7 +41,7 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
     int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
-    long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 1 << 20);
+    long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
     if (PyErr_Occurred()) return -1;
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",

@@ -1,13 +1,14 @@
 /* GossipGraD with weights, or weights and momentum: after the local update of a layer its new weights go to this step's partner
  * and are mixed with what another partner sent.
  *
- * Nothing is ever copied to be sent. Weights and momentum live in pairs of arenas that take turns: the update reads one arena and writes
- * the other, and the written one is at once the snapshot that partners read.
+ * Weights and momentum are private and updated in place. The update streams a snapshot of them past the cache into message memory, where
+ * partners read it: to write private memory again stays as cheap as without exchange, while lines that another core has read would
+ * cost several times more. Nothing is copied afterwards, and a snapshot in flight is never written: a stream has two arenas that take turns.
  *
- *   staleness 0   weights: update `own` -> snapshot; on arrival mix snapshot, received -> `own`, just before the forward pass
- *                 needs the layer. Momentum is not needed by the forward pass: its mix waits and becomes part of the next update.
- *   staleness 1   update arena[turn] -> arena[1 - turn] and add (received - arena[turn])/2 in the same pass, where arena[turn] is the
- *                 snapshot that was sent a step ago; then send arena[1 - turn]. The exchange hides behind a whole step. */
+ *   staleness 0   when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the layer. The forward pass
+ *                 does not need momentum: its mix waits and becomes part of the next update.
+ *   staleness 1   the next update adds (received - w)/2 in the same pass, where w is still what was sent: the exchange hides behind a
+ *                 whole step. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -16,29 +17,23 @@
 
 typedef struct gossip_weights {
     gg_gossip gossip;
-    gg_stream weight, momentum;              /* momentum.owner NULL: not exchanged */
-    float *own_weight;                       /* staleness 0: what the forward pass reads */
-    float *own_momentum;                     /* kept but not exchanged */
+    gg_stream weight, momentum;              /* owner NULL: not exchanged */
     bool *weight_pending, *momentum_pending; /* a bucket: posted, and not mixed yet */
-    int turn;                                /* the arena that holds the current values; staleness 0: of momentum alone */
+    int turn;                                /* the snapshot arena that this step writes */
 } gossip_weights;
 
 static const float *received_at(const gossip_weights *g, const gg_stream *stream, int chunk, size_t offset) {
     return gg_stream_received(stream, chunk) + (offset - g->gossip.buckets.chunk[chunk].offset);
 }
 
-static void show_state(gossip_weights *g) {
-    gg_state *state = g->gossip.head.env.state;
-    state->weight = g->own_weight ? g->own_weight : g->weight.arena[g->turn];
-    state->momentum = g->momentum.owner ? g->momentum.arena[g->turn] : g->own_momentum;
-}
+static bool stale(const gossip_weights *g) { return g->gossip.options.staleness == 1; }
 
 /* staleness 0: mixes the next chunk of a bucket, which has arrived. */
 static gg_status mix_next(gossip_weights *g, int bucket) {
     int i = g->gossip.next[bucket]++;
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
-    const float *snapshot = g->weight.arena[0] + chunk->offset;
-    gg_gossip_mix(&g->gossip, chunk->count, snapshot, gg_stream_received(&g->weight, i), snapshot, g->own_weight + chunk->offset);
+    float *weight = g->gossip.head.env.state->weight + chunk->offset;
+    gg_gossip_mix(&g->gossip, chunk->count, weight, gg_stream_received(&g->weight, i), weight, weight);
     if (g->gossip.next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) {
         g->weight_pending[bucket] = false;
         gg_gossip_mixed(&g->gossip, bucket);
@@ -55,7 +50,7 @@ static gg_status need(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
-    if (g->own_weight == NULL || !g->weight_pending[bucket]) return GG_OK;
+    if (stale(g) || !g->weight_pending[bucket]) return GG_OK;
     GG_TRY(gg_stream_wait_received(&g->weight, bucket));
     while (g->weight_pending[bucket]) GG_TRY(mix_next(g, bucket));
 cleanup:
@@ -66,7 +61,7 @@ static gg_status poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    if (g->own_weight == NULL) return GG_OK;
+    if (stale(g)) return GG_OK;
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) {
         while (g->weight_pending[bucket]) {
             bool arrived = false;
@@ -79,52 +74,57 @@ cleanup:
     return status;
 }
 
-/* Before the first update of a bucket in a step: what is to be written must not be read by a partner any more, and what the update
- * mixes in must have arrived. */
+/* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any more, and what
+ * the update mixes in must have arrived. */
 static gg_status prepare(gossip_weights *g, int bucket) {
     gg_status status = GG_OK;
-    if (g->own_weight == NULL) {
-        GG_TRY(gg_stream_wait_sent(&g->weight, bucket, 1 - g->turn));
-        if (g->weight_pending[bucket]) GG_TRY(gg_stream_wait_received(&g->weight, bucket));
-    } else {
-        GG_TRY(gg_stream_wait_sent(&g->weight, bucket, 0));
-    }
-    if (g->momentum.owner != NULL) {
-        GG_TRY(gg_stream_wait_sent(&g->momentum, bucket, 1 - g->turn));
-        if (g->momentum_pending[bucket]) GG_TRY(gg_stream_wait_received(&g->momentum, bucket));
-    }
+    if (g->weight.owner != NULL) GG_TRY(gg_stream_wait_sent(&g->weight, bucket, g->turn));
+    if (g->momentum.owner != NULL) GG_TRY(gg_stream_wait_sent(&g->momentum, bucket, g->turn));
+    if (stale(g) && g->weight_pending[bucket]) GG_TRY(gg_stream_wait_received(&g->weight, bucket));
+    if (g->momentum_pending[bucket]) GG_TRY(gg_stream_wait_received(&g->momentum, bucket));
 cleanup:
     return status;
+}
+
+/* The halves mix is for comparison and takes passes of its own: momentum before the update (staleness 0), or both after it. */
+static void update_halves(gossip_weights *g, gg_sgd_args *args, const float *weight_in, const float *momentum_in) {
+    float *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy;
+    size_t bytes = args->n * sizeof(float);
+    args->weight_copy = args->momentum_copy = NULL;
+    if (!stale(g) && momentum_in != NULL)
+        gg_gossip_mix(&g->gossip, args->n, args->momentum, momentum_in, NULL, args->momentum_out);
+    gg_gossip_sgd(&g->gossip, g->gossip.head.step, args);
+    if (stale(g) && weight_in != NULL) gg_gossip_mix(&g->gossip, args->n, args->weight, weight_in, NULL, args->weight_out);
+    if (stale(g) && momentum_in != NULL)
+        gg_gossip_mix(&g->gossip, args->n, args->momentum, momentum_in, NULL, args->momentum_out);
+    if (weight_copy != NULL) memcpy(weight_copy, args->weight_out, bytes);
+    if (momentum_copy != NULL) memcpy(momentum_copy, args->momentum_out, bytes);
 }
 
 /* Updates a piece of a layer that lies within one chunk. */
 static void update(gossip_weights *g, int bucket, int chunk, const gg_chunk *piece) {
     const gg_state *state = g->gossip.head.env.state;
-    const bool stale = g->own_weight == NULL, halves = g->gossip.options.mix == GG_MIX_HALVES;
     const size_t at = piece->offset;
-    const float *weight_in = g->weight_pending[bucket] ? received_at(g, &g->weight, chunk, at) : NULL;
+    const bool exchanges = gg_gossip_exchanges(&g->gossip);
+    const float *weight_in = stale(g) && g->weight_pending[bucket] ? received_at(g, &g->weight, chunk, at) : NULL;
     const float *momentum_in = g->momentum_pending[bucket] ? received_at(g, &g->momentum, chunk, at) : NULL;
-    gg_sgd_args args = {.n = piece->count, .grad = state->gradient + at, .weight = state->weight + at};
-
-    if (stale) args.weight_out = g->weight.arena[1 - g->turn] + at;
-    else args.weight_out = (gg_gossip_exchanges(&g->gossip) ? g->weight.arena[0] : g->own_weight) + at;
-    if (state->momentum != NULL) {
-        args.momentum = state->momentum + at;
-        args.momentum_out = (g->momentum.owner != NULL ? g->momentum.arena[1 - g->turn] : g->own_momentum) + at;
+    float *momentum = state->momentum != NULL ? state->momentum + at : NULL;
+    gg_sgd_args args = {.n = piece->count,
+                        .grad = state->gradient + at,
+                        .weight = state->weight + at,
+                        .weight_out = state->weight + at,
+                        .momentum = momentum,
+                        .momentum_out = momentum,
+                        .weight_copy = exchanges ? g->weight.arena[g->turn] + at : NULL,
+                        .momentum_copy = exchanges && g->momentum.owner != NULL ? g->momentum.arena[g->turn] + at : NULL};
+    if (g->gossip.options.mix == GG_MIX_HALVES) {
+        update_halves(g, &args, weight_in, momentum_in);
+        return;
     }
-    if (!halves) {
-        args.weight_after = stale ? weight_in : NULL;
-        args.momentum_after = stale ? momentum_in : NULL;
-        args.momentum_before = stale ? NULL : momentum_in;
-    } else if (!stale && momentum_in != NULL) {
-        gg_gossip_mix(&g->gossip, piece->count, args.momentum, momentum_in, NULL, args.momentum_out);
-        args.momentum = args.momentum_out;
-    }
+    args.weight_after = weight_in;
+    args.momentum_after = stale(g) ? momentum_in : NULL;
+    args.momentum_before = stale(g) ? NULL : momentum_in;
     gg_gossip_sgd(&g->gossip, g->gossip.head.step, &args);
-    if (halves && stale) {
-        if (weight_in != NULL) gg_gossip_mix(&g->gossip, piece->count, args.weight_out, weight_in, NULL, args.weight_out);
-        if (momentum_in != NULL) gg_gossip_mix(&g->gossip, piece->count, args.momentum_out, momentum_in, NULL, args.momentum_out);
-    }
 }
 
 static gg_status release_bucket(gossip_weights *g, gg_stream *stream, int bucket, bool *pending) {
@@ -138,20 +138,21 @@ cleanup:
     return status;
 }
 
-/* After the last update of a bucket in a step: what was mixed in is let go, and the new values are sent. */
+/* After the last update of a bucket in a step: what was mixed in is let go, and the new snapshot is sent. */
 static gg_status finish(gossip_weights *g, int bucket) {
     gg_status status = GG_OK;
-    const bool stale = g->own_weight == NULL;
-    if (stale && g->weight_pending[bucket]) gg_gossip_mixed(&g->gossip, bucket);
-    if (stale) GG_TRY(release_bucket(g, &g->weight, bucket, g->weight_pending));
-    if (g->momentum.owner != NULL) GG_TRY(release_bucket(g, &g->momentum, bucket, g->momentum_pending));
+    if (stale(g) && g->weight_pending[bucket]) {
+        gg_gossip_mixed(&g->gossip, bucket);
+        GG_TRY(release_bucket(g, &g->weight, bucket, g->weight_pending));
+    }
+    GG_TRY(release_bucket(g, &g->momentum, bucket, g->momentum_pending));
     if (!gg_gossip_exchanges(&g->gossip)) return GG_OK;
-    GG_TRY(gg_stream_post(&g->weight, bucket, stale ? 1 - g->turn : 0, g->gossip.send_to, g->gossip.receive_from));
-    g->weight_pending[bucket] = true;
     gg_gossip_sent(&g->gossip, bucket);
+    GG_TRY(gg_stream_post(&g->weight, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
+    g->weight_pending[bucket] = true;
     g->gossip.next[bucket] = g->gossip.buckets.bucket[bucket].first_chunk;
     if (g->momentum.owner != NULL) {
-        GG_TRY(gg_stream_post(&g->momentum, bucket, 1 - g->turn, g->gossip.send_to, g->gossip.receive_from));
+        GG_TRY(gg_stream_post(&g->momentum, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
         g->momentum_pending[bucket] = true;
     }
 cleanup:
@@ -178,55 +179,36 @@ cleanup:
 static gg_status end(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
     g->turn = 1 - g->turn;
-    show_state(g);
     return GG_OK;
 }
 
-/* Mixes a pending stream from arena[turn] to arena[1 - turn]: out of place, because partners may still read arena[turn] and wait
- * for us as we wait for them. */
-static gg_status settle_stream(gossip_weights *g, gg_stream *stream, bool *pending) {
+/* Mixes what is pending of one stream into the private arena, whose values are still those that were sent. */
+static gg_status settle_stream(gossip_weights *g, gg_stream *stream, bool *pending, float *own) {
     gg_status status = GG_OK;
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) {
         const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-        GG_TRY(gg_stream_wait_sent(stream, bucket, 1 - g->turn));
-        if (pending[bucket]) GG_TRY(gg_stream_wait_received(stream, bucket));
+        if (!pending[bucket]) continue;
+        GG_TRY(gg_stream_wait_received(stream, bucket));
         for (int i = b->first_chunk; i < b->end_chunk; ++i) {
             const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
-            const float *from = stream->arena[g->turn] + chunk->offset;
-            float *to = stream->arena[1 - g->turn] + chunk->offset;
-            if (pending[bucket]) gg_gossip_mix(&g->gossip, chunk->count, from, gg_stream_received(stream, i), from, to);
-            else memcpy(to, from, chunk->count * sizeof(float));
+            float *at = own + chunk->offset;
+            gg_gossip_mix(&g->gossip, chunk->count, at, gg_stream_received(stream, i), at, at);
         }
         GG_TRY(release_bucket(g, stream, bucket, pending));
     }
+    /* All that we received is let go, and so do the partners with what we sent: nobody waits in a circle. */
+    GG_TRY(gg_stream_wait_all_sent(stream));
 cleanup:
     return status;
-}
-
-static bool any(const bool *flags, int n) {
-    for (int i = 0; i < n; ++i)
-        if (flags[i]) return true;
-    return false;
 }
 
 static gg_status settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
-    int n = g->gossip.buckets.count;
-    bool stale = g->own_weight == NULL;
-    bool turn = any(g->momentum_pending, n) || (stale && any(g->weight_pending, n));
-
-    if (!stale)
-        for (int layer = 0; layer < gg_graph_layers(strategy->env.graph); ++layer) GG_TRY(need(strategy, layer));
-    if (turn) {
-        if (stale) GG_TRY(settle_stream(g, &g->weight, g->weight_pending));
-        if (g->momentum.owner != NULL) GG_TRY(settle_stream(g, &g->momentum, g->momentum_pending));
-        g->turn = 1 - g->turn;
-        show_state(g);
-    }
-    /* All that we received is let go, and so do the partners with what we sent: nobody waits in a circle. */
-    GG_TRY(gg_stream_wait_all_sent(&g->weight));
-    if (g->momentum.owner != NULL) GG_TRY(gg_stream_wait_all_sent(&g->momentum));
+    const gg_state *state = strategy->env.state;
+    for (int layer = 0; layer < gg_graph_layers(strategy->env.graph); ++layer) GG_TRY(need(strategy, layer));
+    if (g->weight.owner != NULL) GG_TRY(settle_stream(g, &g->weight, g->weight_pending, state->weight));
+    if (g->momentum.owner != NULL) GG_TRY(settle_stream(g, &g->momentum, g->momentum_pending, state->momentum));
 cleanup:
     return status;
 }
@@ -236,11 +218,11 @@ static void destroy(gg_strategy *strategy) {
     gg_state *state = strategy->env.state;
     gg_stream_destroy(&g->momentum);
     gg_stream_destroy(&g->weight);
-    gg_free(g->own_weight);
-    gg_free(g->own_momentum);
     gg_free(g->weight_pending);
     gg_free(g->momentum_pending);
+    gg_free(state->weight);
     gg_free(state->gradient);
+    gg_free(state->momentum);
     state->weight = state->gradient = state->momentum = NULL;
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
@@ -251,20 +233,22 @@ static const gg_strategy_table table = {"gossipgrad", begin, need, ready, poll, 
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     gossip_weights *g = NULL;
-    size_t count = env->state->count;
-    bool keeps = env->optimizer->momentum > 0, exchanges = keeps && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM;
+    gg_state *state = env->state;
+    size_t buckets;
+    bool alone = env->transport->size == 1, keeps = env->optimizer->momentum > 0;
 
     GG_TRY(gg_calloc(1, sizeof *g, "strategy", (void **)&g));
     g->gossip.head.table = &table;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(bool), "pending flags", (void **)&g->weight_pending));
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(bool), "pending flags", (void **)&g->momentum_pending));
-    GG_TRY(gg_calloc(count, sizeof(float), "gradients", (void **)&env->state->gradient));
-    if (options->staleness == 0) GG_TRY(gg_calloc(count, sizeof(float), "weights", (void **)&g->own_weight));
-    GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, options->staleness == 0 ? 1 : 2, &g->weight));
-    if (exchanges) GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 1, 2, &g->momentum));
-    else if (keeps) GG_TRY(gg_calloc(count, sizeof(float), "momentum", (void **)&g->own_momentum));
-    show_state(g);
+    buckets = (size_t)g->gossip.buckets.count;
+    GG_TRY(gg_calloc(buckets, sizeof(bool), "pending flags", (void **)&g->weight_pending));
+    GG_TRY(gg_calloc(buckets, sizeof(bool), "pending flags", (void **)&g->momentum_pending));
+    GG_TRY(gg_calloc(state->count, sizeof(float), "weights", (void **)&state->weight));
+    GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", (void **)&state->gradient));
+    if (keeps) GG_TRY(gg_calloc(state->count, sizeof(float), "momentum", (void **)&state->momentum));
+    if (!alone) GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, &g->weight));
+    if (!alone && keeps && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 1, 2, &g->momentum));
 cleanup:
     if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;
     *out = g ? &g->gossip.head : NULL;

@@ -216,12 +216,6 @@ gg_status gg_replica_settle(gg_replica *r) {
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }
 
-gg_status gg_replica_check(gg_replica *r) {
-    if (r->device->table->all_finite(r->device, r->state.count, r->state.weight)) return GG_OK;
-    return gg_fail(GG_ERROR_NUMERIC, "rank %d: the weights hold NaN or infinity after step %lld; a smaller learning rate may help",
-                   r->options.transport->rank, (long long)r->state.step);
-}
-
 gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
@@ -247,7 +241,7 @@ gg_status gg_replica_distance(gg_replica *r, double *distance) {
     GG_TRY(gg_replica_consensus(r, &mean));
     double apart = r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean);
     double whole = r->device->table->sum_squares(r->device, r->state.count, mean, NULL);
-    double own = whole > 0 ? sqrt(apart / whole) : 0;
+    double own = whole != 0 ? sqrt(apart / whole) : 0; /* NaN stays NaN */
     GG_TRY(gg_allreduce_doubles(r->options.transport, &own, 1));
     *distance = own / r->options.transport->size;
 cleanup:

@@ -63,11 +63,9 @@ gg_status gg_replica_step(gg_replica *replica, const float *samples, const void 
 gg_status gg_replica_settle(gg_replica *replica); /* collective */
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
-/* GG_ERROR_NUMERIC if this rank's weights hold NaN or infinity, which a loss need not show: not every kernel passes NaN on. */
-gg_status gg_replica_check(gg_replica *replica);
 /* The mean of the replicas' weights; valid until the next call. Settles. Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
-/* Mean over ranks of |w_r - w_mean| / |w_mean|. Settles. Collective. */
+/* Mean over ranks of |w_r - w_mean| / |w_mean|; NaN if any weight is NaN or infinite. Settles. Collective. */
 gg_status gg_replica_distance(gg_replica *replica, double *distance);
 
 /* Loss and hits of `weights` on samples [begin, end) of a set. Not collective. */

@@ -144,7 +144,6 @@ static gg_status end_epoch(void *context, int local) {
     gg_progress_counts own;
     gg_epoch_summary summary = {0};
     GG_TRY(gg_replica_end_epoch(replica));
-    GG_TRY(gg_replica_check(replica));
     gg_replica_counts(replica, &own);
     GG_TRY(gather_counts(gg_replica_transport(replica), &own, &summary));
     GG_TRY(gg_replica_distance(replica, &summary.consensus_distance));

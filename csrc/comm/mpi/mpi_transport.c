@@ -11,9 +11,9 @@
 /* A tag above all others, on which nothing is ever sent: asking for it drives MPI's progress. */
 #define TAG_NOBODY (GG_TAG_LIMIT + 1)
 
-/* Rounds of a wait that only yield the processor, 0.1 ms or so: partners in step differ by less, and a sleep takes 0.07 ms at
- * least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
-#define YIELD_ROUNDS 256
+/* Rounds of a wait that only yield the processor, half a millisecond or so: partners in step differ by less, and a sleep takes 0.07 ms
+ * at least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
+#define YIELD_ROUNDS 2048
 #define SLEEP_MIN 20e-6
 #define SLEEP_MAX 200e-6
 #define SLEEP_GROWTH 10 /* percent a round */

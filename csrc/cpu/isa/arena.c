@@ -1,45 +1,77 @@
 /* Kernels on arenas: one pass, bound by memory. All lengths are multiples of GG_LANES and all pointers aligned,
  * so there are no remainders and an element's result does not depend on where it lies. */
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "cpu/isa/isa.h"
 #include "cpu/isa/math.h"
 
 /* Tells the compiler that no remainder loop is needed. */
 static inline size_t whole_lanes(size_t n) { return n & ~(size_t)(GG_LANES - 1); }
 
-/* The flags are constants in every call, so each combination becomes a loop without branches. */
+/* A vector of this level. */
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
+typedef float floats __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+#define FLOATS ((size_t)(VECTOR_BYTES / 4))
+
+/* The same as a value. */
+typedef float value __attribute__((vector_size(VECTOR_BYTES)));
+
+/* Writes past the cache where the level can. */
+static inline void stream(float *p, value v) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(p, (__m512)v);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(p, (__m256)v);
+#else
+    *(floats *)p = v;
+#endif
+}
+
+static inline value load(const float *p) { return *(const floats *)p; }
+
+/* The flags are constants in every call, so each combination becomes a loop without their branches. */
 static inline __attribute__((always_inline)) void sgd_momentum(const gg_sgd_args *args, bool before, bool after,
                                                                bool weight_after, bool nesterov) {
     const size_t n = whole_lanes(args->n);
-    const float *grad = GG_ALIGNED(args->grad), *weight = GG_ALIGNED(args->weight);
-    const float *momentum = GG_ALIGNED(args->momentum);
-    const float *momentum_before = GG_ALIGNED(args->momentum_before);
-    const float *momentum_after = GG_ALIGNED(args->momentum_after);
-    const float *received = GG_ALIGNED(args->weight_after);
-    float *weight_out = GG_ALIGNED(args->weight_out), *momentum_out = GG_ALIGNED(args->momentum_out);
+    const float *grad = args->grad, *weight = args->weight, *momentum = args->momentum;
+    float *weight_out = args->weight_out, *momentum_out = args->momentum_out;
+    float *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy;
     const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
-    GG_INDEPENDENT
-    for (size_t i = 0; i < n; ++i) {
-        const float old = momentum[i], w = weight[i];
-        const float m = before ? old + (momentum_before[i] - old) * 0.5f : old;
-        const float d = grad_scale * grad[i] + decay * w;
-        const float m_new = mu * m + d;
-        const float w_new = w - lr * (nesterov ? d + mu * m_new : m_new);
-        momentum_out[i] = after ? m_new + (momentum_after[i] - old) * 0.5f : m_new;
-        weight_out[i] = weight_after ? w_new + (received[i] - w) * 0.5f : w_new;
+    for (size_t i = 0; i < n; i += FLOATS) {
+        const value old = load(momentum + i), w = load(weight + i);
+        const value m = before ? old + (load(args->momentum_before + i) - old) * 0.5f : old;
+        const value d = grad_scale * load(grad + i) + decay * w;
+        const value m_new = mu * m + d;
+        const value w_new = w - lr * (nesterov ? d + mu * m_new : m_new);
+        const value m_out = after ? m_new + (load(args->momentum_after + i) - old) * 0.5f : m_new;
+        const value w_out = weight_after ? w_new + (load(args->weight_after + i) - w) * 0.5f : w_new;
+        *(floats *)(momentum_out + i) = m_out;
+        *(floats *)(weight_out + i) = w_out;
+        if (momentum_copy != NULL) stream(momentum_copy + i, m_out);
+        if (weight_copy != NULL) stream(weight_copy + i, w_out);
     }
 }
 
 static inline __attribute__((always_inline)) void sgd_plain(const gg_sgd_args *args, bool weight_after) {
     const size_t n = whole_lanes(args->n);
-    const float *grad = GG_ALIGNED(args->grad), *weight = GG_ALIGNED(args->weight);
-    const float *received = GG_ALIGNED(args->weight_after);
-    float *weight_out = GG_ALIGNED(args->weight_out);
+    const float *grad = args->grad, *weight = args->weight;
+    float *weight_out = args->weight_out, *weight_copy = args->weight_copy;
     const float grad_scale = args->grad_scale, lr = args->lr, decay = args->weight_decay;
-    GG_INDEPENDENT
-    for (size_t i = 0; i < n; ++i) {
-        const float w = weight[i];
-        const float w_new = w - lr * (grad_scale * grad[i] + decay * w);
-        weight_out[i] = weight_after ? w_new + (received[i] - w) * 0.5f : w_new;
+    for (size_t i = 0; i < n; i += FLOATS) {
+        const value w = load(weight + i);
+        const value w_new = w - lr * (grad_scale * load(grad + i) + decay * w);
+        const value w_out = weight_after ? w_new + (load(args->weight_after + i) - w) * 0.5f : w_new;
+        *(floats *)(weight_out + i) = w_out;
+        if (weight_copy != NULL) stream(weight_copy + i, w_out);
     }
 }
 
@@ -89,9 +121,17 @@ static void sgd_pass(const gg_sgd_args *args) {
 /* Elements between two looks at what is not in the main loop; their outputs are still in the first cache. */
 #define STRETCH ((size_t)2048)
 
+/* Streamed stores are seen by others in order only after a fence. */
+static void fence(void) {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 static void sgd(const gg_sgd_args *args) {
     if (args->compute_copy == NULL) {
         sgd_pass(args);
+        fence();
         return;
     }
     gg_sgd_args part = *args;
@@ -106,10 +146,13 @@ static void sgd(const gg_sgd_args *args) {
             part.momentum += part.n;
             part.momentum_out += part.n;
         }
+        if (part.weight_copy != NULL) part.weight_copy += part.n;
+        if (part.momentum_copy != NULL) part.momentum_copy += part.n;
         if (part.momentum_before != NULL) part.momentum_before += part.n;
         if (part.momentum_after != NULL) part.momentum_after += part.n;
         if (part.weight_after != NULL) part.weight_after += part.n;
     }
+    fence();
 }
 
 static void mix(size_t n, const float *base, const float *received, const float *snapshot, float *out) {
@@ -127,17 +170,6 @@ static void halve(size_t n, const float *own, const float *received, float *out)
     GG_INDEPENDENT
     for (size_t i = 0; i < n; ++i) o[i] = (a[i] + b[i]) * 0.5f;
 }
-
-/* A vector of this level. */
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
-#elif defined(__AVX2__)
-#define VECTOR_BYTES 32
-#else
-#define VECTOR_BYTES 16
-#endif
-
-typedef float floats __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 
 /* GG_LANES*blocks elements. All sources are read before the output, which may be one of them, is written. */
 static inline __attribute__((always_inline)) void weighted_block(size_t at, int blocks, int sources, const float *const *source,
