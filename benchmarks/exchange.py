@@ -1,10 +1,12 @@
-"""What the exchange costs: the step without exchange over the step with a strategy, in alternating blocks on the same pinned cores.
+"""What the exchange costs: the step without exchange over the step with a strategy, in alternating blocks on the
+same pinned cores.
 
     gossipgrad run -n 2 benchmarks/exchange.py --network lenet --strategy gossipgrad
     gossipgrad run -n 2 benchmarks/exchange.py --network convnet --strategy gossipgrad --steps 10
 
-One process a core trains both contestants in turn, so both see the same neighbours and clocks; a block's figure is the mean step of the slowest rank.
-ratio 1 is free exchange. `convnet` is a VGG-like network on 32x32 images (2.4 M weights) whose step takes more than 100 ms.
+One process a core trains both contestants in turn, so both see the same neighbours and clocks; a block's figure
+is the mean step of the slowest rank. ratio 1 is free exchange. `convnet` is a VGG-like network on 32x32 images
+(2.4 M weights) whose step takes more than 100 ms.
 """
 
 from __future__ import annotations

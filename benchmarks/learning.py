@@ -1,4 +1,5 @@
-"""LeNet on full MNIST: GossipGraD against AllReduce at the same settings, and every replica against the consensus model.
+"""LeNet on full MNIST: GossipGraD against AllReduce at the same settings, and every replica against the consensus
+model.
 
     GOSSIPGRAD_DATA=../shared/data python benchmarks/learning.py --ranks 2 4
 
@@ -49,7 +50,8 @@ def main() -> None:
     arguments = parser.parse_args()
     extra = [word for word in arguments.rest if word != "--"]
     print(
-        f"{'ranks':>5} {'strategy':12}{'consensus %':>12}{'replicas %':>26}{'distance':>10}{'s/epoch':>9}{'exposed s':>11}"
+        f"{'ranks':>5} {'strategy':12}{'consensus %':>12}{'replicas %':>26}{'distance':>10}{'s/epoch':>9}"
+        f"{'exposed s':>11}"
     )
     for ranks in arguments.ranks:
         for strategy in arguments.strategies:

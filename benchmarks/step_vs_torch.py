@@ -2,9 +2,10 @@
 
     python benchmarks/step_vs_torch.py --torch-reference ../shared/bench/torch_reference.py
 
-The peer's script prints one JSON line for `step --model M --threads T --steps N [--channels-last]`; each model is measured with and without
-channels-last, and with tcmalloc preloaded where the system has it, and its best median of each round is the peer. Ours is `gossipgrad bench`. Every
-round runs each contestant once, one after the other, on the same pinned cores; the ratio is the median over the rounds of PyTorch's time / ours.
+The peer's script prints one JSON line for `step --model M --threads T --steps N [--channels-last]`; each model
+is measured with and without channels-last, and with tcmalloc preloaded where the system has it, and its best
+median of each round is the peer. Ours is `gossipgrad bench`. Every round runs each contestant once, one after
+the other, on the same pinned cores; the ratio is the median over the rounds of PyTorch's time / ours.
 """
 
 from __future__ import annotations
