@@ -18,7 +18,7 @@ import gossipgrad as gg
 
 HEAD = f"import sys, time; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport numpy as np\nimport gossipgrad as gg\n"
 HEAD += "from gossip_reference import small_batches, small_net\n"
-TRAIN = ["-m", "gossipgrad", "train", "--dataset", "synthetic", "--batch-size", "50"]
+TRAIN = ["-m", "gossipgrad", "train", "--dataset", "synthetic", "--batch-size", "50", "--lr", "0.005"]
 
 
 def command(*arguments, env=None, timeout=60):

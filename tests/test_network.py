@@ -109,7 +109,8 @@ def test_lenet_step(monkeypatch, rng, backend, isa, n):
     wanted, _, grads = ref.Network(net.config()).gradients(double(weights), x.astype(np.float64), y, "cross_entropy")
     assert loss == pytest.approx(wanted, rel=1e-6)
     all_near(trainer.gradients(), grads)
-    all_near(trainer.weights(), {k: weights[k] - 0.1 * grads[k] for k in grads}, 1e-6)
+    # biases start from 0, so they are their gradients: no closer than those
+    all_near(trainer.weights(), {k: weights[k] - 0.1 * grads[k] for k in grads})
 
 
 @backends
