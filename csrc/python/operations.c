@@ -437,6 +437,7 @@ cleanup:
 /* ---- arena kernels ---- */
 
 #define MOST_ARRAYS 8
+#define OUTS 4
 
 static PyObject *array_copy(const float *data, Py_ssize_t n) {
     PyArrayObject *array = gg_py_new_array(1, (npy_intp[]){n}, NPY_FLOAT32);
@@ -444,11 +445,12 @@ static PyObject *array_copy(const float *data, Py_ssize_t n) {
     return (PyObject *)array;
 }
 
-/* Runs one kernel over buffers of n elements; out and out2 are written where the kernel writes. */
+/* Runs one kernel over buffers of n elements, which writes to outs[0]; sgd writes to all, its copies to the last two. */
 static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ssize_t count, float *const *buffer,
-                        const double *number, float *out, float *out2) {
+                        const double *number, float *const *outs) {
     const gg_backend *table = device->table;
     const float *const *in = (const float *const *)buffer;
+    float *out = outs[0];
     size_t size = (size_t)n;
     if (strcmp(name, "sgd") == 0) {
         gg_sgd_args args = {.n = size,
@@ -459,14 +461,18 @@ static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ss
                             .momentum_after = in[4],
                             .weight_after = in[5],
                             .weight_out = out,
-                            .momentum_out = in[2] ? out2 : NULL,
+                            .momentum_out = in[2] ? outs[1] : NULL,
+                            .weight_copy = outs[2],
+                            .momentum_copy = in[2] ? outs[3] : NULL,
                             .grad_scale = (float)number[0],
                             .lr = (float)number[1],
                             .mu = (float)number[2],
                             .weight_decay = (float)number[3],
                             .nesterov = number[4] != 0};
         table->sgd(device, &args);
-        return Py_BuildValue("NN", array_copy(out, n), in[2] ? array_copy(out2, n) : Py_NewRef(Py_None));
+        if (memcmp(outs[2], out, size * sizeof(float)) != 0 || (in[2] && memcmp(outs[3], outs[1], size * sizeof(float)) != 0))
+            return PyErr_Format(PyExc_RuntimeError, "sgd: a copy is not what was written");
+        return Py_BuildValue("NN", array_copy(out, n), in[2] ? array_copy(outs[1], n) : Py_NewRef(Py_None));
     }
     if (strcmp(name, "mix") == 0) return table->mix(device, size, in[0], in[1], in[2], out), array_copy(out, n);
     if (strcmp(name, "halve") == 0) return table->halve(device, size, in[0], in[1], out), array_copy(out, n);
@@ -485,8 +491,8 @@ static PyObject *run_kernel(PyObject *module, PyObject *args, PyObject *kwargs) 
     const char *isa_name, *name;
     PyObject *arrays, *numbers, *result = NULL;
     double number[MOST_ARRAYS] = {0};
-    guarded buffer[MOST_ARRAYS + 2] = {0};
-    float *data[MOST_ARRAYS] = {NULL};
+    guarded buffer[MOST_ARRAYS + OUTS] = {0};
+    float *data[MOST_ARRAYS] = {NULL}, *outs[OUTS] = {NULL};
     Py_ssize_t n = 0;
     gg_device *device = NULL;
     gg_isa isa;
@@ -515,21 +521,24 @@ static PyObject *run_kernel(PyObject *module, PyObject *args, PyObject *kwargs) 
         if (PyErr_Occurred()) goto cleanup;
         data[i] = buffer[i].data;
     }
-    if ((status = guarded_make(&buffer[MOST_ARRAYS], (size_t)n * sizeof(float))) != GG_OK ||
-        (status = guarded_make(&buffer[MOST_ARRAYS + 1], (size_t)n * sizeof(float))) != GG_OK ||
-        (status = gg_backend_native.open(1, isa, &device)) != GG_OK) {
+    status = gg_backend_native.open(1, isa, &device);
+    for (int i = 0; status == GG_OK && i < OUTS; ++i) {
+        status = guarded_make(&buffer[MOST_ARRAYS + i], (size_t)n * sizeof(float));
+        outs[i] = buffer[MOST_ARRAYS + i].data;
+    }
+    if (status != GG_OK) {
         gg_py_raise(status);
         goto cleanup;
     }
-    result = kernel(device, name, n, count, data, number, buffer[MOST_ARRAYS].data, buffer[MOST_ARRAYS + 1].data);
-    for (int i = 0; result != NULL && i < MOST_ARRAYS + 2; ++i)
+    result = kernel(device, name, n, count, data, number, outs);
+    for (int i = 0; result != NULL && i < MOST_ARRAYS + OUTS; ++i)
         if ((status = guarded_check(&buffer[i], name)) != GG_OK) {
             Py_CLEAR(result);
             gg_py_raise(status);
         }
 cleanup:
     if (device != NULL) device->table->close(device);
-    for (int i = 0; i < MOST_ARRAYS + 2; ++i) guarded_free(&buffer[i]);
+    for (int i = 0; i < MOST_ARRAYS + OUTS; ++i) guarded_free(&buffer[i]);
     return result;
 }
 
