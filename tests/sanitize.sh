@@ -26,7 +26,7 @@ step() { printf '== %s\n' "$*"; }
 # Run, show the end of what failed, and take any report for a failure whatever the return code.
 guarded() {
     local log=$scratch/log code=0
-    timeout -k 10 "${LIMIT:-300}" "$@" >"$log" 2>&1 || code=$?
+    timeout -k 10 "${LIMIT:-300}" "$@" >"$log" 2>&1 </dev/null || code=$? # mpiexec would eat the list of programs
     if [ "$code" -ne 0 ] || grep -qE 'ERROR: AddressSanitizer|ERROR: LeakSanitizer|runtime error:|WARNING: ThreadSanitizer' "$log"; then
         tail -n 80 "$log"
         printf 'failed (%s): %s\n' "$code" "$*"
