@@ -102,7 +102,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, which is in the package"
     )
-    train.add_argument("--data", metavar="FOLDER", help="where the files of --dataset mnist lie")
+    train.add_argument(
+        "--data", metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
+    )
     train.add_argument("--epochs", type=int, default=8)
     train.add_argument("--batch-size", type=int, help="samples a rank and step; default: the model's")
     train.add_argument("--loss", choices=LOSSES, help="default: the model's")
@@ -183,7 +185,7 @@ def _data(arguments: argparse.Namespace, net: Model) -> tuple[Dataset, Dataset]:
     if arguments.dataset == "synthetic":
         classes = net.output_shape[0] if len(net.output_shape) == 1 else 1
         return gg_data.synthetic(net.input_shape, classes, seed=arguments.seed)
-    return gg_data.load(arguments.dataset, arguments.data)
+    return gg_data.load(arguments.dataset, arguments.data, progress=not arguments.quiet)
 
 
 def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
@@ -233,9 +235,10 @@ def train(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, option)
         if value is not None and value < low:
             raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
-    if arguments.data is not None and arguments.dataset != "mnist":
+    if arguments.data is not None and arguments.dataset not in ("mnist", "cifar10"):
         raise UsageError(
-            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with --dataset mnist"
+            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
+            "--dataset mnist or cifar10"
         )
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
@@ -371,6 +374,7 @@ def main(argv: list[str]) -> int:
             return {"train": train, "info": info, "bench": time_it}[arguments.command](arguments)
     except UsageError as error:
         code = USAGE
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _failure.end_all_ranks(_say(f"error: {error}"), code)
     except BrokenPipeError:  # the reader of our output has gone
         code = FAILURE
@@ -388,6 +392,7 @@ def main(argv: list[str]) -> int:
         _failure.end_all_ranks(_say("interrupted"), code)
     except Exception as error:
         code = FAILURE
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
         plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
         text = one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
         _failure.end_all_ranks(_say(f"error: {text}"), code)

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING
 
-from gossipgrad._launch import launcher_world_size
+from gossipgrad._launch import launcher_rank, launcher_world_size
 from gossipgrad.callbacks import Callback, Progress
 from gossipgrad.history import Record
 
@@ -42,6 +42,55 @@ def epoch_line(record: Record, epochs: int) -> str:
     return f"epoch {record['epoch']}/{epochs}: {', '.join(parts)}"
 
 
+def on_terminal(file: IO[str]) -> bool:
+    """Whether a person watches what is written to this file.
+
+    A launcher may give its ranks a terminal of their own although its own output goes to a file, so "gossipgrad run"
+    says what it has itself.
+    """
+    if launcher_world_size() is not None and os.environ.get("GOSSIPGRAD_TERMINAL", "0") != "1":
+        return False
+    return bool(getattr(file, "isatty", lambda: False)())
+
+
+class Bar:
+    """How far a piece of work is: a bar on a terminal, a line every half minute elsewhere; on rank 0 alone."""
+
+    def __init__(self, text: str, shown: bool = True) -> None:
+        self.text = text
+        self._speaks = shown and not launcher_rank()
+        self._terminal = on_terminal(sys.stdout)
+        self._start = time.monotonic()
+        self._due = self._start + (0.1 if self._terminal else LINE_EVERY)
+        self._drawn = False
+
+    def show(self, share: float, words: str) -> None:
+        """`share` of the work, 0..1, is done; `words` say how much."""
+        now = time.monotonic()
+        if not self._speaks or now < self._due:
+            return
+        share = min(max(share, 0.0), 1.0)
+        left = (1 - share) * (now - self._start) / share if share else 0.0
+        line = f"{words}, {100 * share:.0f} %, {duration(left)} left"
+        if self._terminal:
+            done = round(share * 30)
+            line = f"\r{self.text} [{'#' * done:.<30}] {line}"
+            sys.stdout.write(line[: shutil.get_terminal_size().columns] + "\x1b[K")
+            sys.stdout.flush()
+            self._drawn = True
+        else:
+            print(f"{self.text}: {line}", flush=True)
+        self._due = now + (0.1 if self._terminal else LINE_EVERY)
+
+    def close(self, words: str | None = None) -> None:
+        """Remove the bar; say `words` in its place."""
+        if self._drawn:
+            sys.stdout.write("\r\x1b[K")
+            self._drawn = False
+        if words and self._speaks:
+            print(f"{self.text}: {words} in {time.monotonic() - self._start:.1f} s", flush=True)
+
+
 class ProgressBar(Callback):
     """A bar with rate and estimated time left on a terminal; one line an epoch where the output is no terminal."""
 
@@ -56,11 +105,7 @@ class ProgressBar(Callback):
         return self._file if self._file is not None else sys.stdout
 
     def _terminal(self) -> bool:
-        # A launcher may give its ranks a terminal of their own although its own output goes to a file, so
-        # "gossipgrad run" says what it has itself.
-        if launcher_world_size() is not None and os.environ.get("GOSSIPGRAD_TERMINAL", "0") != "1":
-            return False
-        return bool(getattr(self.file, "isatty", lambda: False)())
+        return on_terminal(self.file)
 
     def _clear(self) -> None:
         if self._shown:

@@ -1,25 +1,31 @@
-"""Data sets: arrays in memory, IDX files, MNIST, and the small MNIST that is in the package."""
+"""Data sets: arrays in memory, IDX files, MNIST, the small MNIST that is in the package, and CIFAR-10."""
 
 from __future__ import annotations
 
 import os
 
-from gossipgrad.data import embedded, idx, mnist
+from gossipgrad.data import cifar10, embedded, idx, mnist
 from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
 from gossipgrad.errors import DataError, choice
 
 __all__ = ["NAMES", "DataError", "Dataset", "as_dataset", "idx", "load", "synthetic"]
 
-NAMES = ("mnist-10k", "mnist")
+NAMES = ("mnist-10k", "mnist", "cifar10")
 
 
-def load(name: str, folder: str | os.PathLike[str] | None = None, *, download: bool = True) -> tuple[Dataset, Dataset]:
+def load(
+    name: str, folder: str | os.PathLike[str] | None = None, *, download: bool = True, progress: bool = True
+) -> tuple[Dataset, Dataset]:
     """(train, test) of a set by name.
 
     "mnist-10k": in the package, 10,000 + 2,000 digits. "mnist": from `folder`, $GOSSIPGRAD_DATA/mnist, the cache
-    (~/.cache/gossipgrad), or the network if `download`. Errors: DataError for files, ValueError for another name.
+    ($GOSSIPGRAD_CACHE or ~/.cache/gossipgrad), or the network if `download`. "cifar10": from `folder` (or an archive),
+    $GOSSIPGRAD_DATA/cifar10 or the cache; progress: print how far decoding is. Errors: DataError for files, ValueError
+    for another name.
     """
     choice("dataset", name, NAMES)
     if name == "mnist-10k":
         return embedded.load()
+    if name == "cifar10":
+        return cifar10.load(folder, progress)
     return mnist.load(folder, download)

@@ -16,7 +16,7 @@ import urllib.request
 import zlib
 from pathlib import Path
 
-from gossipgrad.data import idx
+from gossipgrad.data import cache, idx
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
 
@@ -35,10 +35,8 @@ TIMEOUT = 20.0  # seconds without an answer, each mirror
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/gossipgrad/mnist or ~/.cache/gossipgrad/mnist."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base else Path(os.path.expanduser("~")) / ".cache"
-    return root / "gossipgrad" / "mnist"
+    """$GOSSIPGRAD_CACHE/mnist, $XDG_CACHE_HOME/gossipgrad/mnist or ~/.cache/gossipgrad/mnist."""
+    return cache.root() / "mnist"
 
 
 def find(name: str, folder: Path) -> Path | None:

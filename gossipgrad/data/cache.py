@@ -1,0 +1,65 @@
+"""Files that are made once and kept: where they lie, and one process at a time that makes them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+WAIT = 0.1  # seconds between two looks at a lock
+
+
+def root() -> Path:
+    """$GOSSIPGRAD_CACHE, $XDG_CACHE_HOME/gossipgrad or ~/.cache/gossipgrad."""
+    own, base = os.environ.get("GOSSIPGRAD_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    return (Path(base) if base else Path(os.path.expanduser("~")) / ".cache") / "gossipgrad"
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: Callable[[str], None] = lambda text: None) -> Iterator[Callable[[str], None]]:
+    """Hold the lock file for the block; gives a function that writes a text for those who wait.
+
+    waiting: called with that text while another process holds it. The lock goes with its process, so one that is
+    killed leaves nobody waiting; a file system without locks lets all in. OSError if the file cannot be made.
+    """
+    with open(path, "a+", encoding="utf-8") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
+                    break
+                file.seek(0)
+                waiting(file.read())
+                time.sleep(WAIT)
+            else:
+                break
+
+        def tell(text: str) -> None:
+            file.truncate(0)
+            file.write(text)
+            file.flush()
+
+        tell("")
+        yield tell
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes this name in one move when the block ends well, and vanishes when it does not."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".made-", delete=False) as file:
+        try:
+            yield file
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
