@@ -33,8 +33,7 @@ typedef struct gg_optimizer {
 gg_status gg_optimizer_check(const gg_optimizer *optimizer);
 
 /* The trained state of one rank: arenas in the graph's order, zeroed at creation. `weight` is what the forward
- * pass reads now; a strategy may swap it and `momentum` with arenas of its own between runs of a layer's kernels, and
- * puts the current values here when it settles. */
+ * pass reads now; a strategy owns the arenas and has the current values here when it has settled. */
 typedef struct gg_state {
     size_t count; /* elements of each arena */
     float *weight, *gradient;

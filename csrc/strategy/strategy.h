@@ -7,7 +7,7 @@
  *   end()         after the backward pass
  *   settle()      collective: completes and mixes all that is in flight; state->weight and state->momentum are current and
  *                 at rest. Evaluation, checkpoints and the end call it.
- * The strategy owns the arenas that are exchanged (state->weight, ->gradient, ->momentum point into them) and calls the
+ * The strategy owns the state's arenas (weight, gradient, momentum) and what is exchanged, and calls the
  * optimiser where it updates. One rank, one thread. */
 #ifndef GG_STRATEGY_STRATEGY_H
 #define GG_STRATEGY_STRATEGY_H

@@ -1,8 +1,9 @@
 /* Private to the room: one arena that partners exchange, chunk by chunk.
  *
- * A stream has two snapshot arenas that take turns, so that what is being sent is never written: the update reads one
- * and writes the other, and the other is sent. Before an arena is written again, gg_stream_wait_sent makes sure
- * that the partner has read what was sent from it two exchanges ago. */
+ * A stream has up to two snapshot arenas that take turns, so that what is being sent is never written: one is filled and
+ * sent while partners may still read the other. Before an arena is filled again, gg_stream_wait_sent makes sure that
+ * partners have read what was sent from it.
+ */
 #ifndef GG_STRATEGY_STREAM_H
 #define GG_STRATEGY_STREAM_H
 
