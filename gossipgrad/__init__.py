@@ -46,7 +46,14 @@ from gossipgrad.layers import (  # noqa: E402
 )
 from gossipgrad.optim import SGD  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
-from gossipgrad.strategies import AllReduce, GossipGraD, NoExchange, Strategy  # noqa: E402
+from gossipgrad.strategies import (  # noqa: E402
+    AllReduce,
+    GossipGraD,
+    LayerwiseAllReduce,
+    NoExchange,
+    PeriodicAllReduce,
+    Strategy,
+)
 from gossipgrad.trainer import Trainer  # noqa: E402
 
 __all__ = [
@@ -72,10 +79,12 @@ __all__ = [
     "Input",
     "JSONLLogger",
     "Layer",
+    "LayerwiseAllReduce",
     "Linear",
     "MaxPool2d",
     "Model",
     "NoExchange",
+    "PeriodicAllReduce",
     "ProgressBar",
     "ReLU",
     "Sequential",

@@ -63,6 +63,10 @@ def _total(text: str) -> int | str:
     return "auto" if text == "auto" else int(text)
 
 
+def _period(text: str) -> int | str:
+    return "log2" if text == "log2" else int(text)
+
+
 def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
@@ -73,9 +77,10 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--mix", choices=strategies.MIXES)
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
+    group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
 
 
-_STRATEGY_KEYS = ("topology", "rotate", "staleness", "exchange", "mix", "bucket_bytes", "chunk_bytes")
+_STRATEGY_KEYS = ("topology", "rotate", "staleness", "exchange", "mix", "bucket_bytes", "chunk_bytes", "period")
 _SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
 
 
@@ -168,6 +173,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--mix", choices=strategies.MIXES)
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
+    group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
 
 
 def _checked(make: Callable[[], Any]) -> Any:

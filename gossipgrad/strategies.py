@@ -28,6 +28,12 @@ class Strategy:
         return {"name": self.name, **{key: value for key, value in asdict(self).items() if value is not None}}
 
 
+def _check_sizes(bucket_bytes: int | None, chunk_bytes: int | None) -> None:
+    for key, value in (("bucket_bytes", bucket_bytes), ("chunk_bytes", chunk_bytes)):
+        if value is not None:
+            integer(key, value, 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GossipGraD(Strategy):
     """Each step every rank exchanges with one partner, which changes from step to step.
@@ -62,9 +68,7 @@ class GossipGraD(Strategy):
         choice("staleness", self.staleness, (0, 1))
         choice("exchange", self.exchange, EXCHANGES)
         choice("mix", self.mix, MIXES)
-        for key in ("bucket_bytes", "chunk_bytes"):
-            if getattr(self, key) is not None:
-                integer(key, getattr(self, key), 1)
+        _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,43 @@ class AllReduce(Strategy):
     name: ClassVar[str] = "allreduce"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerwiseAllReduce(Strategy):
+    """AllReduce with the same bits, hidden behind the backward pass (the paper's AGD).
+
+    The reduction of a bucket starts when the gradients of its layers are final, the last layers first.
+
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
+    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: the core's choice.
+    """
+
+    name: ClassVar[str] = "layerwise-allreduce"
+    bucket_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.bucket_bytes, self.chunk_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicAllReduce(Strategy):
+    """Local SGD: every rank trains alone, and now and then weights and momentum become the plain mean of all ranks'.
+
+    period  after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least 1, or
+            "log2": max(1, ceil(log2 p)) for p ranks (the paper's every-log p).
+    """
+
+    name: ClassVar[str] = "periodic-allreduce"
+    period: int | str = "log2"
+
+    def __post_init__(self) -> None:
+        if self.period == "log2":
+            return
+        if isinstance(self.period, str):
+            raise ValueError(f"period={self.period!r}: allowed: 'log2', or an integer of at least 1")
+        integer("period", self.period, 1)
+
+
 @dataclass(frozen=True)
 class NoExchange(Strategy):
     """Nothing is exchanged: p independent runs on p shards, the floor of every comparison."""
@@ -81,7 +122,9 @@ class NoExchange(Strategy):
     name: ClassVar[str] = "no-exchange"
 
 
-BY_NAME: dict[str, type[Strategy]] = {c.name: c for c in (GossipGraD, AllReduce, NoExchange)}
+BY_NAME: dict[str, type[Strategy]] = {
+    c.name: c for c in (GossipGraD, AllReduce, LayerwiseAllReduce, PeriodicAllReduce, NoExchange)
+}
 
 
 def by_name(name: str, **options: Any) -> Strategy:

@@ -1,6 +1,7 @@
 """Under mpiexec: the same bits as in the virtual cluster, with and without shared memory, resumed or not; reports."""
 
 import json
+import math
 import sys
 
 import pytest
@@ -28,6 +29,10 @@ RUNS = {
     "late, tiny chunks": (gg.GossipGraD(staleness=1, bucket_bytes=100, chunk_bytes=1200), 101, 13, 0.9),
     "gradients, small chunks": (gg.GossipGraD(exchange="gradients", bucket_bytes=1, chunk_bytes=20000), 101, 13, 0.9),
     "allreduce": (gg.AllReduce(), 203, 16, 0.9),
+    "layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
+    "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
+    "periodic": (gg.PeriodicAllReduce(), 203, 16, 0.9),
+    "periodic, 3": (gg.PeriodicAllReduce(period=3), 101, 13, 0.9),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
 }
 
@@ -90,10 +95,17 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
         "if trainer.rank == 0: print(json.dumps(found))\n"
     )
     found = answers(mpirun(p, text, env={"GOSSIPGRAD_SHARED": shared}))
+    assert found["layerwise"] == found["allreduce"]
     for name in RUNS:
         assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
         assert len(found[name][0]) == p
-        same = p == 1 or name == "allreduce"
+        # Whether the last step is one that averages depends on p.
+        strategy, samples, batch, _ = RUNS[name]
+        if isinstance(strategy, gg.PeriodicAllReduce):
+            period = max(1, math.ceil(math.log2(p))) if strategy.period == "log2" else strategy.period
+            same = p == 1 or 2 * math.ceil(math.ceil(samples / p) / batch) % period == 0
+        else:
+            same = p == 1 or isinstance(strategy, (gg.AllReduce, gg.LayerwiseAllReduce))
         assert len(set(found[name][0])) == 1 if same else len(set(found[name][0])) > 1 or p == 2
 
 
@@ -128,7 +140,7 @@ def test_single_steps_and_state(mpirun):
     assert answers(mpirun(3, script)) == answers(alone)
 
 
-@pytest.mark.parametrize("name", ["default", "late", "gradients, late"])
+@pytest.mark.parametrize("name", ["default", "late", "gradients, late", "layerwise", "periodic, 3"])
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     """Saved by MPI, continued by MPI and by the virtual cluster, and the other way round."""
     path, other = str(tmp_path / "mpi.safetensors"), tmp_path / "virtual.safetensors"
@@ -162,7 +174,8 @@ def test_trainers_that_are_left_in_mid_step(shared, mpirun):
         "        if step == 1 and trainer.rank == 1: time.sleep(0.02)\n"
         "    if settle: trainer.settle()\n"
         "    return trainer\n"
-        "for name in ('default', 'late', 'gradients, late', 'late, tiny chunks'):\n"
+        "for name in ('default', 'late', 'gradients, late', 'late, tiny chunks', 'layerwise', 'periodic, 3',\n"
+        "             'layerwise, small chunks'):\n"
         "    expected = steps(name, True).weights_sha256()\n"
         "    for settle in (False, True, False, True):\n"
         "        steps(name, settle).close()\n"

@@ -37,13 +37,22 @@ from gossipgrad import optim, schedules, strategies
         (
             lambda: strategies.by_name("ring"),
             ValueError,
-            ["strategy='ring'", "'gossipgrad', 'allreduce', 'no-exchange'"],
+            [
+                "strategy='ring'",
+                "'gossipgrad', 'allreduce', 'layerwise-allreduce', 'periodic-allreduce', 'no-exchange'",
+            ],
         ),
         (
             lambda: strategies.by_name("allreduce", topology="cube"),
             ValueError,
             ["topology", "allreduce", "it has none"],
         ),
+        (lambda: gg.LayerwiseAllReduce(bucket_bytes=0), ValueError, ["bucket_bytes=0", "at least 1"]),
+        (lambda: gg.LayerwiseAllReduce(chunk_bytes="1"), TypeError, ["chunk_bytes='1'"]),
+        (lambda: gg.PeriodicAllReduce(period=0), ValueError, ["period=0", "at least 1"]),
+        (lambda: gg.PeriodicAllReduce(period="log"), ValueError, ["period='log'", "'log2'", "at least 1"]),
+        (lambda: gg.PeriodicAllReduce(period=2.0), TypeError, ["period=2.0"]),
+        (lambda: gg.PeriodicAllReduce(period=True), TypeError, ["period=True"]),
         (lambda: gg.VirtualCluster(0), ValueError, ["p=0"]),
         (lambda: gg.VirtualCluster(2, latency=-1), ValueError, ["latency=-1"]),
     ],
@@ -91,7 +100,14 @@ def test_settings_make_the_same_objects():
     ):
         sgd = gg.SGD(0.1, 0.9, 1e-4, True, schedule)
         assert optim.SGD.from_settings(sgd.settings()) == sgd
-    for strategy in (gg.GossipGraD(topology="cube", staleness=1, chunk_bytes=99), gg.AllReduce(), gg.NoExchange()):
+    for strategy in (
+        gg.GossipGraD(topology="cube", staleness=1, chunk_bytes=99),
+        gg.AllReduce(),
+        gg.LayerwiseAllReduce(bucket_bytes=7),
+        gg.PeriodicAllReduce(),
+        gg.PeriodicAllReduce(period=3),
+        gg.NoExchange(),
+    ):
         assert strategies.from_settings(strategy.settings()) == strategy
         assert strategies.by_name(**{"name": strategy.name}).name == strategy.name
     cluster = gg.VirtualCluster(3, 1e-6, 1e9, 2.0)

@@ -6,7 +6,7 @@
 #include "base/parallel.h"
 
 /* One tag an operation suffices: messages between two ranks keep their order, and all ranks call in the same order. */
-enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_SCATTER_SLICE, TAG_GATHER_SLICE };
+enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM };
 
 #define PIECE ((size_t)64 << 20) /* a broadcast goes in pieces: a message's size is an int for MPI */
 #define ROUNDS 31                /* more than log2 of any group's size */
@@ -157,13 +157,21 @@ cleanup:
     return status;
 }
 
+/* What a reduction still waits for. With GATHERED and IDLE the data holds the sum. */
+typedef enum stage { IDLE = 0, SCATTERING, READ_BY_PEERS, GATHERING, GATHERED } stage;
+
 struct gg_allreduce {
     gg_transport *transport;
     gg_device *device;
     size_t count, own; /* elements: of the arena, of this rank's slice */
-    float *landing;    /* own elements for each rank */
+    int tag;
+    float *landing; /* own elements for each rank */
     const float **source;
     gg_request *receives, *scattered, *gathered; /* one a rank each */
+    stage stage;
+    int next; /* the next peer of this stage, counted from this rank */
+    float *data;
+    const float *scale;
 };
 
 static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
@@ -172,7 +180,7 @@ static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
     return end - *begin;
 }
 
-gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, gg_allreduce **out) {
+gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, gg_allreduce **out) {
     gg_status status = GG_OK;
     gg_allreduce *made = NULL;
     size_t p = (size_t)transport->size, begin = 0;
@@ -183,6 +191,7 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     made->transport = transport;
     made->device = device;
     made->count = count;
+    made->tag = tag;
     made->own = slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", (void **)&made->source));
     if (p > 1) {
@@ -198,8 +207,24 @@ cleanup:
     return status;
 }
 
+/* Gives up what is in flight: requests must not outlive their memory. */
+static void stop(gg_allreduce *allreduce) {
+    int p = allreduce->transport->size;
+    if (allreduce->receives) give_up(allreduce->transport, allreduce->receives, p);
+    if (allreduce->scattered) give_up(allreduce->transport, allreduce->scattered, p);
+    if (allreduce->gathered) give_up(allreduce->transport, allreduce->gathered, p);
+    allreduce->stage = IDLE;
+}
+
+static gg_status failed(gg_allreduce *allreduce, gg_status status) {
+    if (status == GG_OK) return status;
+    stop(allreduce);
+    return gg_error_prefix(status, "allreduce of %zu values: ", allreduce->count);
+}
+
 void gg_allreduce_destroy(gg_allreduce *allreduce) {
     if (!allreduce) return;
+    stop(allreduce);
     gg_free(allreduce->landing);
     gg_free(allreduce->source);
     gg_free(allreduce->receives);
@@ -209,84 +234,121 @@ void gg_allreduce_destroy(gg_allreduce *allreduce) {
 }
 
 /* Peers are visited from the next rank on, so that not all of them send to one. */
-static gg_status reduce_scatter(gg_allreduce *allreduce, float *data, const float *scale) {
+gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
-    size_t begin = 0, own = slice(allreduce, rank, &begin);
-    float *mine = data + begin;
+    size_t own = allreduce->own;
+    if (allreduce->stage != IDLE)
+        return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
+    if (allreduce->count == 0) return GG_OK;
+    if (p == 1) {
+        const float *source = data;
+        if (scale[0] != 1.0f)
+            allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
+        return GG_OK;
+    }
+    allreduce->data = data;
+    allreduce->scale = scale;
     for (int i = 1; i < p && own > 0; ++i) {
         int from = (rank - i + p) % p;
-        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own, own * sizeof(float), from, TAG_SCATTER_SLICE,
+        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own, own * sizeof(float), from, allreduce->tag,
                           &allreduce->receives[from]));
     }
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
         size_t at = 0, n = slice(allreduce, to, &at);
         if (n == 0) continue;
-        GG_TRY(gg_send(transport, data + at, n * sizeof(float), to, TAG_SCATTER_SLICE, &allreduce->scattered[to]));
+        GG_TRY(gg_send(transport, data + at, n * sizeof(float), to, allreduce->tag, &allreduce->scattered[to]));
     }
-    if (own > 0) {
-        for (int i = 1; i < p; ++i) {
-            int from = (rank - i + p) % p;
-            GG_TRY(gg_wait(transport, &allreduce->receives[from]));
-            allreduce->source[from] = allreduce->receives[from].data;
-        }
-        allreduce->source[rank] = mine;
-        allreduce->device->table->weighted_sum(allreduce->device, own, p, allreduce->source, scale, mine);
-        for (int i = 0; i < p; ++i)
-            if (i != rank) GG_TRY(gg_release(transport, &allreduce->receives[i]));
-    }
+    allreduce->stage = SCATTERING;
+    allreduce->next = 1;
 cleanup:
-    return status;
+    return failed(allreduce, status);
 }
 
-static gg_status all_gather(gg_allreduce *allreduce, float *data) {
+/* All peers' parts of the own slice are there: adds them in the order of ranks and sends the sum to all. */
+static gg_status add_own(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     size_t begin = 0, own = slice(allreduce, rank, &begin);
-    for (int i = 1; i < p && own > 0; ++i) {
+    float *mine = allreduce->data + begin;
+    if (own == 0) return GG_OK;
+    for (int i = 0; i < p; ++i) allreduce->source[i] = i == rank ? mine : allreduce->receives[i].data;
+    allreduce->device->table->weighted_sum(allreduce->device, own, p, allreduce->source, allreduce->scale, mine);
+    for (int i = 0; i < p; ++i)
+        if (i != rank) GG_TRY(gg_release(transport, &allreduce->receives[i]));
+    for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
-        GG_TRY(gg_send(transport, data + begin, own * sizeof(float), to, TAG_GATHER_SLICE, &allreduce->gathered[to]));
+        GG_TRY(gg_send(transport, mine, own * sizeof(float), to, allreduce->tag, &allreduce->gathered[to]));
     }
-    for (int i = 1; i < p; ++i) {
-        int from = (rank - i + p) % p;
-        size_t at = 0, n = slice(allreduce, from, &at);
-        if (n == 0) continue;
-        /* The slice may be written only after `from` has read it. */
-        GG_TRY(gg_wait(transport, &allreduce->scattered[from]));
-        GG_TRY(gg_receive(transport, data + at, n * sizeof(float), from, TAG_GATHER_SLICE, &allreduce->receives[from]));
-    }
-    for (int i = 1; i < p; ++i) {
-        int from = (rank - i + p) % p;
-        size_t at = 0;
-        slice(allreduce, from, &at);
-        GG_TRY(take(transport, &allreduce->receives[from], data + at));
-    }
-    for (int i = 0; i < p; ++i) GG_TRY(gg_wait(transport, &allreduce->gathered[i]));
 cleanup:
     return status;
 }
 
-gg_status gg_allreduce_run(gg_allreduce *allreduce, float *data, const float *scale) {
+/* Waits for a request, or only looks at it. */
+static gg_status reach(gg_transport *transport, gg_request *request, bool wait, bool *done) {
+    *done = true;
+    return wait ? gg_wait(transport, request) : gg_test(transport, request, done);
+}
+
+/* Goes on until the data holds the sum; without `wait`, until something is not there yet. */
+static gg_status advance(gg_allreduce *allreduce, bool wait) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
-    if (allreduce->count == 0) return GG_OK;
-    if (transport->size == 1) {
-        const float *source = data;
-        if (scale[0] != 1.0f)
-            allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
-        return GG_OK;
+    int p = transport->size, rank = transport->rank;
+    while (allreduce->stage != IDLE && allreduce->stage != GATHERED) {
+        bool done = true;
+        if (allreduce->next == p) {
+            if (allreduce->stage == SCATTERING) GG_TRY(add_own(allreduce));
+            allreduce->stage++;
+            allreduce->next = 1;
+            continue;
+        }
+        int from = (rank - allreduce->next + p) % p;
+        size_t at = 0, n = slice(allreduce, from, &at);
+        switch (allreduce->stage) {
+        case SCATTERING: GG_TRY(reach(transport, &allreduce->receives[from], wait, &done)); break;
+        case READ_BY_PEERS:
+            /* The slice may be written only after `from` has read it. */
+            GG_TRY(reach(transport, &allreduce->scattered[from], wait, &done));
+            if (done && n > 0)
+                GG_TRY(gg_receive(transport, allreduce->data + at, n * sizeof(float), from, allreduce->tag,
+                                  &allreduce->receives[from]));
+            break;
+        default:
+            GG_TRY(reach(transport, &allreduce->receives[from], wait, &done));
+            if (done) GG_TRY(take(transport, &allreduce->receives[from], allreduce->data + at));
+        }
+        if (!done) return GG_OK;
+        allreduce->next++;
     }
-    GG_TRY(reduce_scatter(allreduce, data, scale));
-    GG_TRY(all_gather(allreduce, data));
 cleanup:
-    if (status != GG_OK) {
-        give_up(transport, allreduce->receives, transport->size);
-        give_up(transport, allreduce->scattered, transport->size);
-        give_up(transport, allreduce->gathered, transport->size);
-        gg_error_prefix(status, "allreduce of %zu values: ", allreduce->count);
-    }
+    return failed(allreduce, status);
+}
+
+gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed) {
+    gg_status status = advance(allreduce, false);
+    *summed = allreduce->stage == IDLE || allreduce->stage == GATHERED;
+    return status;
+}
+
+gg_status gg_allreduce_wait(gg_allreduce *allreduce) { return advance(allreduce, true); }
+
+gg_status gg_allreduce_finish(gg_allreduce *allreduce) {
+    gg_status status = GG_OK;
+    if ((status = advance(allreduce, true)) != GG_OK || allreduce->stage == IDLE) return status;
+    for (int i = 0; i < allreduce->transport->size; ++i) GG_TRY(gg_wait(allreduce->transport, &allreduce->gathered[i]));
+    allreduce->stage = IDLE;
+cleanup:
+    return failed(allreduce, status);
+}
+
+gg_status gg_allreduce_run(gg_allreduce *allreduce, float *data, const float *scale) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_allreduce_start(allreduce, data, scale));
+    GG_TRY(gg_allreduce_finish(allreduce));
+cleanup:
     return status;
 }

@@ -1,5 +1,5 @@
 /* Collectives over any transport: fixed order of summation, so the same bits on MPI, in the virtual cluster, on every
- * rank and from run to run. All ranks call in the same order. Blocking; waits sleep. */
+ * rank and from run to run. All ranks call in the same order. Blocking, but for gg_allreduce_start and _poll; waits sleep. */
 #ifndef GG_COMM_COLLECTIVE_H
 #define GG_COMM_COLLECTIVE_H
 
@@ -14,14 +14,27 @@ gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, 
 /* Sums over ranks 0, 1, ..., p-1 in this order, of a few doubles, in place. n <= 64. */
 gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n);
 
-/* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order.
- * Reduce-scatter (rank i adds slice i of all) and all-gather: 2(p-1)/p of the arena sent by each rank. Created for
- * one size so that a run allocates nothing. `data` given to run should come from gg_message_alloc; any memory works. */
+/* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order, so how an arena
+ * is cut into reductions changes no bit. Reduce-scatter (rank i adds slice i of all) and all-gather: 2(p-1)/p of the arena sent
+ * by each rank. Created for one size so that a run allocates nothing. `data` should come from gg_message_alloc; any memory works.
+ *
+ * Several may be under way at once: each then has its own tag, all ranks start all of them before they wait for one, and wait in
+ * the same order. After a failure a reduction is at rest, and the message is lost. */
 typedef struct gg_allreduce gg_allreduce;
 
-gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, gg_allreduce **out);
-void gg_allreduce_destroy(gg_allreduce *allreduce);
-/* scale[size of group]: the same on every rank. */
+#define GG_TAG_ALLREDUCE 8 /* for those that are not under way together with another */
+
+gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, gg_allreduce **out);
+void gg_allreduce_destroy(gg_allreduce *allreduce); /* gives up what is under way; NULL is fine */
+
+/* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.
+ * scale[size of group]: the same on every rank; kept until the sum is there. */
+gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale);
+/* Goes on as far as messages allow. *summed: data holds the sum; also if nothing was started. */
+gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed);
+gg_status gg_allreduce_wait(gg_allreduce *allreduce);   /* until data holds the sum */
+gg_status gg_allreduce_finish(gg_allreduce *allreduce); /* until the peers have read it, too: data may be written */
+/* All of it, blocking. */
 gg_status gg_allreduce_run(gg_allreduce *allreduce, float *data, const float *scale);
 
 #endif

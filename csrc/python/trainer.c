@@ -32,8 +32,21 @@ static int choice_of(PyObject *dict, const char *name, const char *otherwise, co
     return text ? gg_py_choice(name, text, names, n) : -1;
 }
 
+/* 0: as many as log2 of the ranks. */
+static long long period_of(PyObject *dict) {
+    PyObject *item = PyDict_GetItemString(dict, "period");
+    if (item == NULL || (PyUnicode_Check(item) && PyUnicode_CompareWithASCIIString(item, "log2") == 0)) return 0;
+    if (PyLong_Check(item)) {
+        long long period = PyLong_AsLongLong(item);
+        if (period >= 1 || PyErr_Occurred()) return period;
+    }
+    PyErr_Format(PyExc_ValueError, "period: %R; must be at least 1, or 'log2'", item);
+    return -1;
+}
+
 static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
-    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad", "allreduce", "no-exchange"};
+    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce",
+                                                         "periodic-allreduce"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
     int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
@@ -42,6 +55,7 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
+    long long period = period_of(dict);
     if (PyErr_Occurred()) return -1;
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
@@ -55,7 +69,8 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
                                  .exchange = (gg_exchange)exchange,
                                  .mix = (gg_mix)mix,
                                  .bucket_bytes = (size_t)bucket,
-                                 .chunk_bytes = (size_t)chunk};
+                                 .chunk_bytes = (size_t)chunk,
+                                 .period = period};
     return 0;
 }
 

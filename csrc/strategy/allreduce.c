@@ -57,7 +57,7 @@ gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const
     GG_TRY(gg_message_alloc(env->transport, state->count * sizeof(float), "gradients", (void **)&state->gradient));
     GG_TRY(gg_calloc(state->count, sizeof(float), "weights", (void **)&state->weight));
     if (env->optimizer->momentum > 0) GG_TRY(gg_calloc(state->count, sizeof(float), "momentum", (void **)&state->momentum));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, state->count, &made->reduction));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, state->count, GG_TAG_ALLREDUCE, &made->reduction));
 cleanup:
     if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

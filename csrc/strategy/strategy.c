@@ -2,13 +2,17 @@
 
 #include "strategy/tables.h"
 
-static gg_status check(const gg_strategy_options *options) {
-    if (options->staleness != 0 && options->staleness != 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
+static gg_status check_sizes(const gg_strategy_options *options) {
     if (options->bucket_bytes == 0 || options->chunk_bytes == 0)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1",
                        options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes");
     return GG_OK;
+}
+
+static gg_status check(const gg_strategy_options *options) {
+    if (options->staleness != 0 && options->staleness != 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
+    return check_sizes(options);
 }
 
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
@@ -21,6 +25,14 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
                                                           : gg_gossip_weights_create(options, env, out);
     }
     case GG_STRATEGY_ALLREDUCE: return gg_allreduce_strategy_create(options, env, out);
+    case GG_STRATEGY_LAYERWISE_ALLREDUCE: {
+        gg_status status = check_sizes(options);
+        return status != GG_OK ? status : gg_layerwise_allreduce_create(options, env, out);
+    }
+    case GG_STRATEGY_PERIODIC_ALLREDUCE:
+        if (options->period < 0)
+            return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period);
+        return gg_periodic_allreduce_create(options, env, out);
     case GG_STRATEGY_NO_EXCHANGE: return gg_no_exchange_create(options, env, out);
     default:
         return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind, GG_STRATEGY_COUNT);
@@ -43,4 +55,12 @@ void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, cons
                         .grad_scale = 1.0f};
     gg_optimizer_fill(strategy->env.optimizer, strategy->step, &args);
     strategy->env.device->table->sgd(strategy->env.device, &args);
+}
+
+void gg_strategy_waited(gg_strategy *strategy, double begin) {
+    double end = gg_transport_now(strategy->env.transport);
+    strategy->exposed_seconds += end - begin;
+    if (strategy->env.trace == NULL) return;
+    gg_trace_add(strategy->env.trace,
+                 &(gg_trace_span){.begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE});
 }

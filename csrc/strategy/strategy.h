@@ -21,6 +21,8 @@ typedef enum gg_strategy_kind {
     GG_STRATEGY_GOSSIPGRAD = 0,
     GG_STRATEGY_ALLREDUCE,
     GG_STRATEGY_NO_EXCHANGE,
+    GG_STRATEGY_LAYERWISE_ALLREDUCE,
+    GG_STRATEGY_PERIODIC_ALLREDUCE,
     GG_STRATEGY_COUNT
 } gg_strategy_kind;
 
@@ -41,6 +43,7 @@ typedef struct gg_strategy_options {
     gg_mix mix;
     size_t bucket_bytes; /* layers are joined to buckets of at least this size */
     size_t chunk_bytes;  /* a bucket travels in pieces of at most this size */
+    int64_t period;      /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
 } gg_strategy_options;
 
 /* What a strategy works with; all of it outlives the strategy. */

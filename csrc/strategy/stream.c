@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "strategy/tables.h"
 
 gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_stream *out) {
     gg_status status = GG_OK;
@@ -72,12 +73,7 @@ gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
     if (!done) {
         double begin = gg_transport_now(strategy->env.transport);
         GG_TRY(gg_wait(strategy->env.transport, request));
-        double end = gg_transport_now(strategy->env.transport);
-        strategy->exposed_seconds += end - begin;
-        if (strategy->env.trace != NULL)
-            gg_trace_add(
-                strategy->env.trace,
-                &(gg_trace_span){.begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE});
+        gg_strategy_waited(strategy, begin);
     }
 cleanup:
     return status;

@@ -1,0 +1,177 @@
+/* LayerwiseAllReduce, the paper's AGD: synchronous SGD whose reductions hide behind the backward pass. A bucket's reduction starts when
+ * the gradients of its layers are final, last layers first, and moves on in the polls between nodes; when it is through, the bucket
+ * is updated: its weights are used no more in this step. The end waits for what is left. Sums and updates are those of AllReduce,
+ * element by element, so the bits are the same. */
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "strategy/buckets.h"
+#include "strategy/tables.h"
+
+typedef struct layerwise_allreduce {
+    gg_strategy head;
+    gg_buckets buckets;
+    gg_allreduce **reduction; /* one a chunk */
+    int *waiting;             /* a bucket: its layers whose gradient is not final yet in this step */
+    int *next;                /* a bucket: the first chunk that is still to be updated; end_chunk: none */
+    double *started_at;       /* a bucket: for the trace */
+} layerwise_allreduce;
+
+static gg_status at_layers(const layerwise_allreduce *s, int bucket, gg_status status) {
+    const gg_graph *graph = s->head.env.graph;
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    if (status == GG_OK) return status;
+    return gg_error_prefix(status, "step %lld, layers '%s' to '%s': ", (long long)s->head.step,
+                           gg_graph_layer_name(graph, b->first_layer), gg_graph_layer_name(graph, b->last_layer));
+}
+
+/* Before the backward pass writes gradients again, the peers must have read those of the last step. */
+static gg_status rest(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    layerwise_allreduce *s = (layerwise_allreduce *)strategy;
+    double begin = gg_transport_now(strategy->env.transport);
+    for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) {
+        const gg_bucket *b = &s->buckets.bucket[bucket];
+        for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(at_layers(s, bucket, gg_allreduce_finish(s->reduction[i])));
+    }
+    strategy->exposed_seconds += gg_transport_now(strategy->env.transport) - begin;
+cleanup:
+    return status;
+}
+
+static gg_status begin(gg_strategy *strategy) {
+    layerwise_allreduce *s = (layerwise_allreduce *)strategy;
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
+        const gg_bucket *b = &s->buckets.bucket[bucket];
+        s->waiting[bucket] = b->last_layer - b->first_layer + 1;
+    }
+    return rest(strategy);
+}
+
+static gg_status need(gg_strategy *strategy, int layer) {
+    (void)strategy, (void)layer;
+    return GG_OK;
+}
+
+static gg_status ready(gg_strategy *strategy, int layer) {
+    gg_status status = GG_OK;
+    layerwise_allreduce *s = (layerwise_allreduce *)strategy;
+    int bucket = s->buckets.bucket_of_layer[layer];
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    if (--s->waiting[bucket] > 0) return GG_OK;
+    for (int i = b->first_chunk; i < b->end_chunk; ++i)
+        GG_TRY(gg_allreduce_start(s->reduction[i], strategy->env.state->gradient + s->buckets.chunk[i].offset, strategy->share));
+    s->next[bucket] = b->first_chunk;
+    s->started_at[bucket] = gg_transport_now(strategy->env.transport);
+cleanup:
+    return at_layers(s, bucket, status);
+}
+
+/* Updates the next chunk of a bucket, which is reduced. */
+static void update_next(layerwise_allreduce *s, int bucket) {
+    gg_strategy *strategy = &s->head;
+    const gg_chunk *chunk = &s->buckets.chunk[s->next[bucket]++];
+    gg_strategy_update(strategy, chunk->offset, chunk->count, strategy->env.state->gradient + chunk->offset);
+    if (strategy->env.trace == NULL || s->next[bucket] < s->buckets.bucket[bucket].end_chunk) return;
+    gg_trace_add(strategy->env.trace, &(gg_trace_span){.begin = s->started_at[bucket],
+                                                       .end = gg_transport_now(strategy->env.transport),
+                                                       .name = "bucket",
+                                                       .step = strategy->step,
+                                                       .lane = GG_LANE_EXCHANGE,
+                                                       .index = bucket});
+}
+
+/* Every chunk under way goes on, also behind one that lags: the peers wait for this rank's part of each. */
+static gg_status poll_bucket(layerwise_allreduce *s, int bucket) {
+    gg_status status = GG_OK;
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    for (int i = s->next[bucket]; i < b->end_chunk; ++i) {
+        bool summed = false;
+        GG_TRY(gg_allreduce_poll(s->reduction[i], &summed));
+        if (summed && i == s->next[bucket]) update_next(s, bucket);
+    }
+cleanup:
+    return at_layers(s, bucket, status);
+}
+
+static gg_status poll(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    layerwise_allreduce *s = (layerwise_allreduce *)strategy;
+    GG_TRY(gg_progress(strategy->env.transport));
+    for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(poll_bucket(s, bucket));
+cleanup:
+    return status;
+}
+
+static gg_status wait_bucket(layerwise_allreduce *s, int bucket) {
+    gg_status status = GG_OK;
+    gg_strategy *strategy = &s->head;
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    while (s->next[bucket] < b->end_chunk) {
+        gg_allreduce *reduction = s->reduction[s->next[bucket]];
+        bool summed = false;
+        GG_TRY(gg_allreduce_poll(reduction, &summed));
+        if (!summed) {
+            double from = gg_transport_now(strategy->env.transport);
+            GG_TRY(gg_allreduce_wait(reduction));
+            gg_strategy_waited(strategy, from);
+        }
+        update_next(s, bucket);
+    }
+cleanup:
+    return at_layers(s, bucket, status);
+}
+
+/* In the order in which all ranks started them, so that no two wait for each other. */
+static gg_status end(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    layerwise_allreduce *s = (layerwise_allreduce *)strategy;
+    for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(wait_bucket(s, bucket));
+cleanup:
+    return status;
+}
+
+static void destroy(gg_strategy *strategy) {
+    layerwise_allreduce *s = (layerwise_allreduce *)strategy;
+    gg_state *state = strategy->env.state;
+    for (int i = 0; s->reduction != NULL && i < s->buckets.chunk_count; ++i) gg_allreduce_destroy(s->reduction[i]);
+    gg_free(s->reduction);
+    gg_free(s->waiting);
+    gg_free(s->next);
+    gg_free(s->started_at);
+    gg_message_free(strategy->env.transport, state->gradient);
+    gg_free(state->weight);
+    gg_free(state->momentum);
+    state->weight = state->gradient = state->momentum = NULL;
+    gg_buckets_destroy(&s->buckets);
+    gg_free(s);
+}
+
+static const gg_strategy_table table = {"layerwise-allreduce", begin, need, ready, poll, end, rest, destroy};
+
+gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    layerwise_allreduce *s = NULL;
+    gg_state *state = env->state;
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    s->head.table = &table;
+    s->head.env = *env;
+    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
+    if (s->buckets.chunk_count > GG_TAG_LIMIT - GG_TAG_USER)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
+                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
+                       s->buckets.chunk_count, GG_TAG_LIMIT - GG_TAG_USER));
+    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "counts of layers", (void **)&s->waiting));
+    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", (void **)&s->next));
+    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", (void **)&s->started_at));
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
+    GG_TRY(gg_calloc((size_t)s->buckets.chunk_count, sizeof *s->reduction, "reductions", (void **)&s->reduction));
+    for (int i = 0; i < s->buckets.chunk_count; ++i)
+        GG_TRY(gg_allreduce_create(env->transport, env->device, s->buckets.chunk[i].count, GG_TAG_USER + i, &s->reduction[i]));
+    GG_TRY(gg_message_alloc(env->transport, state->count * sizeof(float), "gradients", (void **)&state->gradient));
+    GG_TRY(gg_calloc(state->count, sizeof(float), "weights", (void **)&state->weight));
+    if (env->optimizer->momentum > 0) GG_TRY(gg_calloc(state->count, sizeof(float), "momentum", (void **)&state->momentum));
+cleanup:
+    if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
+    *out = s ? &s->head : NULL;
+    return status;
+}

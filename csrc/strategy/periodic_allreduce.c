@@ -1,0 +1,83 @@
+/* PeriodicAllReduce: local SGD. Every rank trains alone; after each step t with (t + 1) % period == 0 the weights, and the momentum if
+ * it is kept, become the mean over the ranks, each counting 1/p. Nothing is in flight between steps. */
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "strategy/tables.h"
+
+typedef struct periodic_allreduce {
+    gg_strategy head;
+    gg_allreduce *averaging;
+    float *equal_share; /* 1/p for each rank */
+    int64_t period;
+} periodic_allreduce;
+
+static gg_status nothing(gg_strategy *strategy) {
+    (void)strategy;
+    return GG_OK;
+}
+
+static gg_status need(gg_strategy *strategy, int layer) {
+    (void)strategy, (void)layer;
+    return GG_OK;
+}
+
+static gg_status ready(gg_strategy *strategy, int layer) {
+    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
+    return GG_OK;
+}
+
+static gg_status poll(gg_strategy *strategy) { return gg_progress(strategy->env.transport); }
+
+static gg_status end(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    periodic_allreduce *s = (periodic_allreduce *)strategy;
+    const gg_state *state = strategy->env.state;
+    double begin = gg_transport_now(strategy->env.transport);
+    if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) return GG_OK;
+    GG_TRY(gg_allreduce_run(s->averaging, state->weight, s->equal_share));
+    if (state->momentum != NULL) GG_TRY(gg_allreduce_run(s->averaging, state->momentum, s->equal_share));
+    gg_strategy_waited(strategy, begin);
+cleanup:
+    return gg_error_prefix(status, "step %lld, mean of the replicas: ", (long long)strategy->step);
+}
+
+static void destroy(gg_strategy *strategy) {
+    periodic_allreduce *s = (periodic_allreduce *)strategy;
+    gg_state *state = strategy->env.state;
+    gg_allreduce_destroy(s->averaging);
+    gg_message_free(strategy->env.transport, state->momentum);
+    gg_message_free(strategy->env.transport, state->weight);
+    gg_free(state->gradient);
+    gg_free(s->equal_share);
+    state->weight = state->gradient = state->momentum = NULL;
+    gg_free(s);
+}
+
+static const gg_strategy_table table = {"periodic-allreduce", nothing, need, ready, poll, end, nothing, destroy};
+
+gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    periodic_allreduce *made = NULL;
+    gg_state *state = env->state;
+    int p = env->transport->size;
+    GG_TRY(gg_calloc(1, sizeof *made, "strategy", (void **)&made));
+    made->head.table = &table;
+    made->head.env = *env;
+    made->period = options->period;
+    if (made->period == 0) {
+        for (int64_t reached = 1; reached < p; reached *= 2) made->period++;
+        if (made->period == 0) made->period = 1;
+    }
+    GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", (void **)&made->equal_share));
+    for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
+    GG_TRY(gg_message_alloc(env->transport, state->count * sizeof(float), "weights", (void **)&state->weight));
+    if (env->optimizer->momentum > 0)
+        GG_TRY(gg_message_alloc(env->transport, state->count * sizeof(float), "momentum", (void **)&state->momentum));
+    GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", (void **)&state->gradient));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, state->count, GG_TAG_ALLREDUCE, &made->averaging));
+cleanup:
+    if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
+    *out = made ? &made->head : NULL;
+    return status;
+}
