@@ -19,6 +19,7 @@ typedef struct gossip_weights {
     gg_gossip gossip;
     gg_stream weight, momentum;              /* owner NULL: not exchanged */
     bool *weight_pending, *momentum_pending; /* a bucket: posted, and not mixed yet */
+    int *next_momentum;                      /* a bucket: its first chunk of momentum that is still to be mixed (staleness 0) */
     int turn;                                /* the snapshot arena that this step writes */
 } gossip_weights;
 
@@ -39,6 +40,16 @@ static gg_status mix_next(gossip_weights *g, int bucket) {
         gg_gossip_mixed(&g->gossip, bucket);
     }
     return gg_stream_release(&g->weight, i);
+}
+
+/* staleness 0: the same for momentum. */
+static gg_status mix_next_momentum(gossip_weights *g, int bucket) {
+    int i = g->next_momentum[bucket]++;
+    const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
+    float *momentum = g->gossip.head.env.state->momentum + chunk->offset;
+    gg_gossip_mix(&g->gossip, chunk->count, momentum, gg_stream_received(&g->momentum, i), momentum, momentum);
+    if (g->next_momentum[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->momentum_pending[bucket] = false;
+    return gg_stream_release(&g->momentum, i);
 }
 
 static gg_status begin(gg_strategy *strategy) {
@@ -69,6 +80,12 @@ static gg_status poll(gg_strategy *strategy) {
             if (!arrived) break;
             GG_TRY(mix_next(g, bucket));
         }
+        while (g->momentum_pending[bucket]) {
+            bool arrived = false;
+            GG_TRY(gg_stream_test(&g->momentum, g->next_momentum[bucket], &arrived));
+            if (!arrived) break;
+            GG_TRY(mix_next_momentum(g, bucket));
+        }
     }
 cleanup:
     return status;
@@ -82,6 +99,7 @@ static gg_status prepare(gossip_weights *g, int bucket) {
     if (g->momentum.owner != NULL) GG_TRY(gg_stream_wait_sent(&g->momentum, bucket, g->turn));
     if (stale(g) && g->weight_pending[bucket]) GG_TRY(gg_stream_wait_received(&g->weight, bucket));
     if (g->momentum_pending[bucket]) GG_TRY(gg_stream_wait_received(&g->momentum, bucket));
+    while (!stale(g) && g->momentum_pending[bucket]) GG_TRY(mix_next_momentum(g, bucket));
 cleanup:
     return status;
 }
@@ -154,6 +172,7 @@ static gg_status finish(gossip_weights *g, int bucket) {
     if (g->momentum.owner != NULL) {
         GG_TRY(gg_stream_post(&g->momentum, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
         g->momentum_pending[bucket] = true;
+        g->next_momentum[bucket] = g->gossip.buckets.bucket[bucket].first_chunk;
     }
 cleanup:
     return status;
@@ -207,6 +226,11 @@ static gg_status settle(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
     const gg_state *state = strategy->env.state;
     for (int layer = 0; layer < gg_graph_layers(strategy->env.graph); ++layer) GG_TRY(need(strategy, layer));
+    for (int bucket = 0; !stale(g) && bucket < g->gossip.buckets.count; ++bucket)
+        if (g->momentum_pending[bucket]) {
+            GG_TRY(gg_stream_wait_received(&g->momentum, bucket));
+            while (g->momentum_pending[bucket]) GG_TRY(mix_next_momentum(g, bucket));
+        }
     if (g->weight.owner != NULL) GG_TRY(settle_stream(g, &g->weight, g->weight_pending, state->weight));
     if (g->momentum.owner != NULL) GG_TRY(settle_stream(g, &g->momentum, g->momentum_pending, state->momentum));
 cleanup:
@@ -220,6 +244,7 @@ static void destroy(gg_strategy *strategy) {
     gg_stream_destroy(&g->weight);
     gg_free(g->weight_pending);
     gg_free(g->momentum_pending);
+    gg_free(g->next_momentum);
     gg_free(state->weight);
     gg_free(state->gradient);
     gg_free(state->momentum);
@@ -243,6 +268,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     buckets = (size_t)g->gossip.buckets.count;
     GG_TRY(gg_calloc(buckets, sizeof(bool), "pending flags", (void **)&g->weight_pending));
     GG_TRY(gg_calloc(buckets, sizeof(bool), "pending flags", (void **)&g->momentum_pending));
+    GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", (void **)&g->next_momentum));
     GG_TRY(gg_calloc(state->count, sizeof(float), "weights", (void **)&state->weight));
     GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", (void **)&state->gradient));
     if (keeps) GG_TRY(gg_calloc(state->count, sizeof(float), "momentum", (void **)&state->momentum));
