@@ -9,18 +9,6 @@ typedef struct allreduce {
     gg_allreduce *reduction;
 } allreduce;
 
-static gg_status nothing(gg_strategy *strategy) {
-    (void)strategy;
-    return GG_OK;
-}
-
-static gg_status no_layer(gg_strategy *strategy, int layer) {
-    (void)strategy, (void)layer;
-    return GG_OK;
-}
-
-static gg_status poll(gg_strategy *strategy) { return gg_progress(strategy->env.transport); }
-
 static gg_status end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &strategy->env;
@@ -35,29 +23,24 @@ cleanup:
 }
 
 static void destroy(gg_strategy *strategy) {
-    gg_state *state = strategy->env.state;
     gg_allreduce_destroy(((allreduce *)strategy)->reduction);
-    gg_message_free(strategy->env.transport, state->gradient);
-    gg_free(state->weight);
-    gg_free(state->momentum);
-    state->weight = state->gradient = state->momentum = NULL;
+    gg_state_destroy(&strategy->env, GG_SHARED_GRADIENT);
     gg_free(strategy);
 }
 
-static const gg_strategy_table table = {"allreduce", nothing, no_layer, no_layer, poll, end, nothing, destroy};
+static const gg_strategy_table table = {
+    "allreduce", gg_strategy_nothing, gg_strategy_no_layer, gg_strategy_no_layer, gg_strategy_progress, end, gg_strategy_nothing,
+    destroy};
 
 gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     allreduce *made = NULL;
-    gg_state *state = env->state;
     (void)options;
     GG_TRY(gg_calloc(1, sizeof *made, "strategy", (void **)&made));
     made->head.table = &table;
     made->head.env = *env;
-    GG_TRY(gg_message_alloc(env->transport, state->count * sizeof(float), "gradients", (void **)&state->gradient));
-    GG_TRY(gg_calloc(state->count, sizeof(float), "weights", (void **)&state->weight));
-    if (env->optimizer->momentum > 0) GG_TRY(gg_calloc(state->count, sizeof(float), "momentum", (void **)&state->momentum));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, state->count, GG_TAG_ALLREDUCE, &made->reduction));
+    GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, &made->reduction));
 cleanup:
     if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

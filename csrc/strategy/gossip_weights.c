@@ -239,16 +239,12 @@ cleanup:
 
 static void destroy(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
-    gg_state *state = strategy->env.state;
     gg_stream_destroy(&g->momentum);
     gg_stream_destroy(&g->weight);
     gg_free(g->weight_pending);
     gg_free(g->momentum_pending);
     gg_free(g->next_momentum);
-    gg_free(state->weight);
-    gg_free(state->gradient);
-    gg_free(state->momentum);
-    state->weight = state->gradient = state->momentum = NULL;
+    gg_state_destroy(&strategy->env, 0);
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
 }
@@ -258,7 +254,6 @@ static const gg_strategy_table table = {"gossipgrad", begin, need, ready, poll, 
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     gossip_weights *g = NULL;
-    gg_state *state = env->state;
     size_t buckets;
     bool alone = env->transport->size == 1, keeps = env->optimizer->momentum > 0;
 
@@ -269,9 +264,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     GG_TRY(gg_calloc(buckets, sizeof(bool), "pending flags", (void **)&g->weight_pending));
     GG_TRY(gg_calloc(buckets, sizeof(bool), "pending flags", (void **)&g->momentum_pending));
     GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", (void **)&g->next_momentum));
-    GG_TRY(gg_calloc(state->count, sizeof(float), "weights", (void **)&state->weight));
-    GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", (void **)&state->gradient));
-    if (keeps) GG_TRY(gg_calloc(state->count, sizeof(float), "momentum", (void **)&state->momentum));
+    GG_TRY(gg_state_create(env, 0));
     if (!alone) GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, &g->weight));
     if (!alone && keeps && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 1, 2, &g->momentum));

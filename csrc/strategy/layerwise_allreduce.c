@@ -47,11 +47,6 @@ static gg_status begin(gg_strategy *strategy) {
     return rest(strategy);
 }
 
-static gg_status need(gg_strategy *strategy, int layer) {
-    (void)strategy, (void)layer;
-    return GG_OK;
-}
-
 static gg_status ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
@@ -132,26 +127,21 @@ cleanup:
 
 static void destroy(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    gg_state *state = strategy->env.state;
     for (int i = 0; s->reduction != NULL && i < s->buckets.chunk_count; ++i) gg_allreduce_destroy(s->reduction[i]);
     gg_free(s->reduction);
     gg_free(s->waiting);
     gg_free(s->next);
     gg_free(s->started_at);
-    gg_message_free(strategy->env.transport, state->gradient);
-    gg_free(state->weight);
-    gg_free(state->momentum);
-    state->weight = state->gradient = state->momentum = NULL;
+    gg_state_destroy(&strategy->env, GG_SHARED_GRADIENT);
     gg_buckets_destroy(&s->buckets);
     gg_free(s);
 }
 
-static const gg_strategy_table table = {"layerwise-allreduce", begin, need, ready, poll, end, rest, destroy};
+static const gg_strategy_table table = {"layerwise-allreduce", begin, gg_strategy_no_layer, ready, poll, end, rest, destroy};
 
 gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = NULL;
-    gg_state *state = env->state;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
     s->head.table = &table;
     s->head.env = *env;
@@ -167,9 +157,7 @@ gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, cons
     GG_TRY(gg_calloc((size_t)s->buckets.chunk_count, sizeof *s->reduction, "reductions", (void **)&s->reduction));
     for (int i = 0; i < s->buckets.chunk_count; ++i)
         GG_TRY(gg_allreduce_create(env->transport, env->device, s->buckets.chunk[i].count, GG_TAG_USER + i, &s->reduction[i]));
-    GG_TRY(gg_message_alloc(env->transport, state->count * sizeof(float), "gradients", (void **)&state->gradient));
-    GG_TRY(gg_calloc(state->count, sizeof(float), "weights", (void **)&state->weight));
-    if (env->optimizer->momentum > 0) GG_TRY(gg_calloc(state->count, sizeof(float), "momentum", (void **)&state->momentum));
+    GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
     *out = s ? &s->head : NULL;

@@ -11,23 +11,13 @@ typedef struct periodic_allreduce {
     int64_t period;
 } periodic_allreduce;
 
-static gg_status nothing(gg_strategy *strategy) {
-    (void)strategy;
-    return GG_OK;
-}
-
-static gg_status need(gg_strategy *strategy, int layer) {
-    (void)strategy, (void)layer;
-    return GG_OK;
-}
+enum { SHARED = GG_SHARED_WEIGHT | GG_SHARED_MOMENTUM };
 
 static gg_status ready(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
     return GG_OK;
 }
-
-static gg_status poll(gg_strategy *strategy) { return gg_progress(strategy->env.transport); }
 
 static gg_status end(gg_strategy *strategy) {
     gg_status status = GG_OK;
@@ -44,22 +34,20 @@ cleanup:
 
 static void destroy(gg_strategy *strategy) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
-    gg_state *state = strategy->env.state;
     gg_allreduce_destroy(s->averaging);
-    gg_message_free(strategy->env.transport, state->momentum);
-    gg_message_free(strategy->env.transport, state->weight);
-    gg_free(state->gradient);
+    gg_state_destroy(&strategy->env, SHARED);
     gg_free(s->equal_share);
-    state->weight = state->gradient = state->momentum = NULL;
     gg_free(s);
 }
 
-static const gg_strategy_table table = {"periodic-allreduce", nothing, need, ready, poll, end, nothing, destroy};
+static const gg_strategy_table table = {"periodic-allreduce", gg_strategy_nothing,
+                                        gg_strategy_no_layer, ready,
+                                        gg_strategy_progress, end,
+                                        gg_strategy_nothing,  destroy};
 
 gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     periodic_allreduce *made = NULL;
-    gg_state *state = env->state;
     int p = env->transport->size;
     GG_TRY(gg_calloc(1, sizeof *made, "strategy", (void **)&made));
     made->head.table = &table;
@@ -71,11 +59,8 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
     }
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", (void **)&made->equal_share));
     for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
-    GG_TRY(gg_message_alloc(env->transport, state->count * sizeof(float), "weights", (void **)&state->weight));
-    if (env->optimizer->momentum > 0)
-        GG_TRY(gg_message_alloc(env->transport, state->count * sizeof(float), "momentum", (void **)&state->momentum));
-    GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", (void **)&state->gradient));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, state->count, GG_TAG_ALLREDUCE, &made->averaging));
+    GG_TRY(gg_state_create(env, SHARED));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, &made->averaging));
 cleanup:
     if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

@@ -1,5 +1,6 @@
 #include "strategy/strategy.h"
 
+#include "base/memory.h"
 #include "strategy/tables.h"
 
 static gg_status check_sizes(const gg_strategy_options *options) {
@@ -42,6 +43,46 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
 void gg_strategy_destroy(gg_strategy *strategy) {
     if (strategy != NULL) strategy->table->destroy(strategy);
 }
+
+static gg_status arena_create(const gg_strategy_env *env, bool shared, const char *what, float **out) {
+    size_t bytes = env->state->count * sizeof(float);
+    return shared ? gg_message_alloc(env->transport, bytes, what, (void **)out) : gg_calloc(1, bytes, what, (void **)out);
+}
+
+static void arena_destroy(const gg_strategy_env *env, bool shared, float **arena) {
+    if (shared) gg_message_free(env->transport, *arena);
+    else gg_free(*arena);
+    *arena = NULL;
+}
+
+gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
+    gg_status status = GG_OK;
+    gg_state *state = env->state;
+    GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, "weights", &state->weight));
+    GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, "gradients", &state->gradient));
+    if (env->optimizer->momentum > 0) GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, "momentum", &state->momentum));
+cleanup:
+    return status;
+}
+
+void gg_state_destroy(const gg_strategy_env *env, unsigned shared) {
+    gg_state *state = env->state;
+    arena_destroy(env, shared & GG_SHARED_MOMENTUM, &state->momentum);
+    arena_destroy(env, shared & GG_SHARED_GRADIENT, &state->gradient);
+    arena_destroy(env, shared & GG_SHARED_WEIGHT, &state->weight);
+}
+
+gg_status gg_strategy_nothing(gg_strategy *strategy) {
+    (void)strategy;
+    return GG_OK;
+}
+
+gg_status gg_strategy_no_layer(gg_strategy *strategy, int layer) {
+    (void)strategy, (void)layer;
+    return GG_OK;
+}
+
+gg_status gg_strategy_progress(gg_strategy *strategy) { return gg_progress(strategy->env.transport); }
 
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient) {
     const gg_state *state = strategy->env.state;

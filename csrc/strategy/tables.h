@@ -11,6 +11,20 @@ gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, cons
 gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 
+/* Arenas in message memory, where partners read them; the others are private. */
+enum { GG_SHARED_WEIGHT = 1, GG_SHARED_GRADIENT = 2, GG_SHARED_MOMENTUM = 4 };
+
+/* Allocates the state's arenas, zeroed: weights, gradients, and what the optimiser keeps. Collective where something is shared. After a
+ * failure gg_state_destroy frees what there is; it takes the same `shared`, and is collective alike. */
+gg_status gg_state_create(const gg_strategy_env *env, unsigned shared);
+void gg_state_destroy(const gg_strategy_env *env, unsigned shared);
+
+/* A call that has nothing to do, and one on a layer. */
+gg_status gg_strategy_nothing(gg_strategy *strategy);
+gg_status gg_strategy_no_layer(gg_strategy *strategy, int layer);
+/* poll: lets messages move, no more. */
+gg_status gg_strategy_progress(gg_strategy *strategy);
+
 /* The update of a run of elements with `gradient`, in place: what strategies without a mix do. */
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient);
 
