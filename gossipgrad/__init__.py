@@ -51,6 +51,7 @@ from gossipgrad.strategies import (  # noqa: E402
     GossipGraD,
     LayerwiseAllReduce,
     NoExchange,
+    OverlappedAveraging,
     PeriodicAllReduce,
     Strategy,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "MaxPool2d",
     "Model",
     "NoExchange",
+    "OverlappedAveraging",
     "PeriodicAllReduce",
     "ProgressBar",
     "ReLU",

@@ -98,7 +98,7 @@ class Trainer:
         optimizer: dict[
             str, Any
         ],  # lr momentum weight_decay nesterov schedule{kind final gamma power warmup_start every total warmup}
-        strategy: dict[str, Any],  # name topology rotate staleness exchange mix bucket_bytes chunk_bytes period
+        strategy: dict[str, Any],  # name topology rotate staleness exchange mix bucket_bytes chunk_bytes period overlap
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table

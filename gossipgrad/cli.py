@@ -78,9 +78,22 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
 
 
-_STRATEGY_KEYS = ("topology", "rotate", "staleness", "exchange", "mix", "bucket_bytes", "chunk_bytes", "period")
+_STRATEGY_KEYS = (
+    "topology",
+    "rotate",
+    "staleness",
+    "exchange",
+    "mix",
+    "bucket_bytes",
+    "chunk_bytes",
+    "period",
+    "overlap",
+)
 _SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
 
 
@@ -174,6 +187,9 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
 
 
 def _checked(make: Callable[[], Any]) -> Any:

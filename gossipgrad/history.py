@@ -32,6 +32,8 @@ _ORDER = (
     "data_wait_seconds_max",
     "bytes_sent",
     "messages_sent",
+    "optimizer_state_bytes",
+    "optimizer_state_bytes_saved",
     "consensus_distance",
 )
 

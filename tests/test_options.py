@@ -39,7 +39,8 @@ from gossipgrad import optim, schedules, strategies
             ValueError,
             [
                 "strategy='ring'",
-                "'gossipgrad', 'allreduce', 'layerwise-allreduce', 'periodic-allreduce', 'no-exchange'",
+                "'gossipgrad', 'allreduce', 'layerwise-allreduce', 'periodic-allreduce', "
+                "'overlapped-averaging', 'no-exchange'",
             ],
         ),
         (
@@ -53,6 +54,8 @@ from gossipgrad import optim, schedules, strategies
         (lambda: gg.PeriodicAllReduce(period="log"), ValueError, ["period='log'", "'log2'", "at least 1"]),
         (lambda: gg.PeriodicAllReduce(period=2.0), TypeError, ["period=2.0"]),
         (lambda: gg.PeriodicAllReduce(period=True), TypeError, ["period=True"]),
+        (lambda: gg.OverlappedAveraging(overlap=1), TypeError, ["overlap=1", "True or False"]),
+        (lambda: gg.OverlappedAveraging(chunk_bytes=0), ValueError, ["chunk_bytes=0", "at least 1"]),
         (lambda: gg.VirtualCluster(0), ValueError, ["p=0"]),
         (lambda: gg.VirtualCluster(2, latency=-1), ValueError, ["latency=-1"]),
     ],
@@ -106,6 +109,7 @@ def test_settings_make_the_same_objects():
         gg.LayerwiseAllReduce(bucket_bytes=7),
         gg.PeriodicAllReduce(),
         gg.PeriodicAllReduce(period=3),
+        gg.OverlappedAveraging(overlap=False, chunk_bytes=64),
         gg.NoExchange(),
     ):
         assert strategies.from_settings(strategy.settings()) == strategy

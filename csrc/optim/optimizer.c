@@ -23,3 +23,16 @@ void gg_optimizer_fill(const gg_optimizer *optimizer, int64_t step, gg_sgd_args 
     args->weight_decay = optimizer->weight_decay;
     args->nesterov = optimizer->nesterov;
 }
+
+float *gg_state_arena(const gg_state *state, gg_arena which) {
+    float *const arenas[GG_ARENA_COUNT] = {
+        [GG_ARENA_WEIGHT] = state->weight, [GG_ARENA_GRADIENT] = state->gradient, [GG_ARENA_MOMENTUM] = state->momentum};
+    return arenas[which];
+}
+
+int64_t gg_state_optimizer_bytes(const gg_state *state, bool whole) {
+    size_t bytes = 0;
+    for (int i = GG_ARENA_MOMENTUM; i < GG_ARENA_COUNT; ++i)
+        if (gg_state_arena(state, (gg_arena)i) != NULL) bytes += (whole ? state->count : state->kept) * sizeof(float);
+    return (int64_t)bytes;
+}

@@ -66,7 +66,7 @@ PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
 
 /* Named copies of the parameters in an arena, and back: all names and shapes must fit, nothing is written otherwise. */
 PyObject *gg_py_arena_dict(const gg_graph *graph, const float *arena);
-int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *const *arenas, int count);
+int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *arena);
 
 /* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields keep their defaults. -1 with an exception. */
 int gg_py_rate(PyObject *dict, gg_rate *out);

@@ -221,6 +221,8 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
+    out->optimizer_bytes = gg_state_optimizer_bytes(&r->state, false);
+    out->optimizer_bytes_saved = gg_state_optimizer_bytes(&r->state, true) - out->optimizer_bytes;
 }
 
 gg_status gg_replica_end_epoch(gg_replica *r) {
@@ -238,6 +240,16 @@ gg_status gg_replica_settle(gg_replica *r) {
     if (status != GG_OK) r->failed = true;
     return status;
 }
+
+gg_status gg_replica_gather(gg_replica *r, gg_arena which, float *whole) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_replica_settle(r));
+    GG_TRY(gg_strategy_gather(r->strategy, which, whole));
+cleanup:
+    return status;
+}
+
+void gg_replica_keep(gg_replica *r, gg_arena which, const float *whole) { gg_strategy_keep(r->strategy, which, whole); }
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }
 
@@ -362,7 +374,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
     for (size_t i = 0; i < ranks; ++i) r->equal_share[i] = 1.0f / (float)ranks;
     if (options->trace > 0) GG_TRY(gg_trace_create(options->trace, &r->trace));
-    r->state.count = gg_graph_arena_count(options->graph);
+    r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
     GG_TRY(gg_strategy_create(&options->strategy,
@@ -410,4 +422,6 @@ const char *gg_replica_backend_name(const gg_replica *r) {
     return r->options.backend == GG_CHOOSE_ONEDNN ? "onednn" : "onednn+native";
 }
 
-size_t gg_replica_bytes(const gg_replica *r) { return gg_plans_bytes(&r->plans) + 3 * r->state.count * sizeof(float); }
+size_t gg_replica_bytes(const gg_replica *r) {
+    return gg_plans_bytes(&r->plans) + 2 * r->state.count * sizeof(float) + (size_t)gg_state_optimizer_bytes(&r->state, false);
+}
