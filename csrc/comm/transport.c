@@ -65,9 +65,14 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
     double start = 0;
     for (int round = 0;; ++round) {
-        bool done = false;
+        bool done = false, busy = false;
         GG_TRY(gg_test(transport, request, &done));
         if (done) break;
+        if (transport->service.serve != NULL) GG_TRY(transport->service.serve(transport->service.context, &busy));
+        if (busy) {
+            round = -1;
+            continue;
+        }
         if (transport->timeout > 0) {
             double now = gg_transport_now(transport);
             if (round == 0) start = now;
@@ -79,7 +84,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
                 goto cleanup;
             }
         }
-        GG_TRY(transport->table->pause(transport, round, request));
+        GG_TRY(transport->table->pause(transport, round, request, transport->service.serve != NULL));
     }
 cleanup:
     return status;

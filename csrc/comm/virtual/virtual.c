@@ -53,9 +53,11 @@ typedef struct virtual_rank {
     bool only_deadline;  /* the key is the end of a wait's patience: does not count as able to run */
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
-    bool polling;      /* sleeps until something happens to any of its requests */
+    bool any;          /* has a service and sleeps until something happens to any of its requests */
+    bool polling;      /* the same, after too many tests that found nothing */
     int fruitless;     /* tests in a row that found nothing */
-    double next_known; /* the first clock at which one of the requests that they asked for completes */
+    double next_known; /* the first clock at which one of its requests completes, of those that the last tests asked for or
+                          that news came of since */
     /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
     queue sends[BUCKETS], receives[BUCKETS];
 } virtual_rank;
@@ -64,8 +66,8 @@ struct gg_virtual {
     gg_virtual_options options;
     virtual_rank *ranks;
     virtual_rank **heap;
-    int heap_size, able; /* able: entries of the heap that are not only_deadline */
-    int unfinished;
+    int heap_size, able;     /* able: entries of the heap that are not only_deadline */
+    int unfinished, working; /* working: of them, those whose function has not returned yet */
     bool running, quit;
     gg_status (*fn)(void *context, int rank);
     void *context;
@@ -171,7 +173,7 @@ static void describe_wait(const virtual_rank *rank, char *text, size_t bytes) {
 static void release_waiting(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         virtual_rank *rank = &cluster->ranks[r];
-        if (rank->finished || !(rank->waiting || (rank->polling && rank->place < 0))) continue;
+        if (rank->finished || !(rank->waiting || ((rank->polling || rank->any) && rank->place < 0))) continue;
         if (rank->place >= 0) heap_remove(cluster, rank);
         rank->waiting = NULL;
         heap_push(cluster, rank, rank->clock, false);
@@ -180,7 +182,7 @@ static void release_waiting(gg_virtual *cluster) {
 
 static void declare_deadlock(gg_virtual *cluster) {
     char *text = cluster->deadlock_text;
-    int left = cluster->unfinished, returned = cluster->options.size - left;
+    int left = cluster->working, returned = cluster->options.size - left;
     size_t used = (size_t)snprintf(text, TEXT_BYTES, "all ranks wait for messages that nobody will send");
     if (returned > 0)
         used += (size_t)snprintf(text + used, TEXT_BYTES - used, " (%d of %d have returned)", returned, cluster->options.size);
@@ -194,7 +196,7 @@ static void declare_deadlock(gg_virtual *cluster) {
             snprintf(text + used, TEXT_BYTES - used, "; and %d more", left);
             break;
         }
-        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%s", left == cluster->unfinished ? ": " : "; ", line);
+        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%s", left == cluster->working ? ": " : "; ", line);
         left--;
     }
     cluster->failed = cluster->deadlock = true;
@@ -251,7 +253,8 @@ static gg_status let_others_catch_up(virtual_rank *rank) {
 /* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
 static void wake(gg_virtual *cluster, gg_request *request, double time) {
     virtual_rank *rank = &cluster->ranks[link_of(request)->owner];
-    if (rank->waiting != request && !rank->polling) return;
+    if (time < rank->next_known) rank->next_known = time;
+    if (rank->waiting != request && !rank->polling && !rank->any) return;
     double key = time > rank->clock ? time : rank->clock;
     rank->waiting = NULL;
     if (rank->place >= 0) { /* its patience ends at rank->key, or it polls and knows of another event */
@@ -431,33 +434,41 @@ static void cancel(gg_transport *transport, gg_request *request) {
     }
 }
 
-static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
-    virtual_rank *rank = rank_of(transport);
+/* Sleeps until `time`, at which something is known to happen, or, INFINITY, until wake() hears of something; until `deadline` at
+ * the latest. request: what the rank waits for; NULL: nothing but news. */
+static gg_status sleep_until(virtual_rank *rank, double time, double deadline, gg_request *request, bool any) {
     gg_virtual *cluster = rank->cluster;
+    rank->any = any;
+    if (time < INFINITY) {
+        if (time < rank->clock) time = rank->clock;
+        heap_push(cluster, rank, time < deadline ? time : deadline, false);
+    } else {
+        rank->waiting = request;
+        if (deadline < INFINITY) heap_push(cluster, rank, deadline, true);
+    }
+    hand_on(cluster, rank);
+    rank->waiting = NULL;
+    rank->any = false;
+    rank->fruitless = 0;
+    rank->next_known = INFINITY;
+    return still_good(rank);
+}
+
+static gg_status pause_round(gg_transport *transport, int round, gg_request *request, bool any) {
+    virtual_rank *rank = rank_of(transport);
     const request_link *own = link_of(request);
     gg_status status = still_good(rank);
     if (status != GG_OK) return status;
-    bool patient = !(transport->timeout > 0);
-    double deadline = 0;
-    if (!patient) {
+    double time = own->known ? own->time : INFINITY, deadline = INFINITY;
+    if (any && rank->next_known < time) time = rank->next_known;
+    if (transport->timeout > 0) {
         if (round == 0) rank->wait_start = rank->clock;
         /* The first clock at which gg_wait will find that the time is over. */
         deadline = rank->wait_start + transport->timeout;
         while (deadline - rank->wait_start < transport->timeout) deadline = nextafter(deadline, INFINITY);
         if (deadline < rank->clock) deadline = rank->clock;
     }
-    rank->fruitless = 0;
-    rank->next_known = INFINITY;
-    if (own->known) {
-        double key = own->time > rank->clock ? own->time : rank->clock;
-        heap_push(cluster, rank, patient || key < deadline ? key : deadline, false);
-    } else {
-        rank->waiting = request;
-        if (!patient) heap_push(cluster, rank, deadline, true);
-    }
-    hand_on(cluster, rank);
-    rank->waiting = NULL;
-    return still_good(rank);
+    return sleep_until(rank, time, deadline, request, any);
 }
 
 static gg_status progress(gg_transport *transport) { return let_others_catch_up(rank_of(transport)); }
@@ -512,13 +523,40 @@ static void finish(virtual_rank *rank, gg_status status) {
     release_waiting(cluster);
 }
 
+/* All functions have returned: nobody needs to be served any more. */
+static void release_lingering(gg_virtual *cluster) {
+    for (int r = 0; r < cluster->options.size; ++r) {
+        virtual_rank *rank = &cluster->ranks[r];
+        if (!rank->any) continue;
+        if (rank->place >= 0) heap_remove(cluster, rank);
+        heap_push(cluster, rank, rank->clock, false);
+    }
+}
+
+/* The rank's function has returned: goes on serving until all have, so that nobody waits for it in vain. */
+static gg_status linger(virtual_rank *rank) {
+    gg_status status = GG_OK;
+    gg_virtual *cluster = rank->cluster;
+    const gg_service *service = &rank->transport.service;
+    while (cluster->working > 0 && !cluster->failed && service->serve != NULL) {
+        bool busy = false;
+        GG_TRY(service->serve(service->context, &busy));
+        if (!busy) GG_TRY(sleep_until(rank, rank->next_known, INFINITY, NULL, true));
+    }
+cleanup:
+    return cluster->failed ? GG_OK : status; /* what failed has been recorded */
+}
+
 static void *thread_main(void *context) {
     virtual_rank *rank = context;
     gg_virtual *cluster = rank->cluster;
     for (;;) {
         baton_await(&rank->baton);
         if (cluster->quit) return NULL;
-        finish(rank, cluster->fn(cluster->context, rank->transport.rank));
+        gg_status status = cluster->fn(cluster->context, rank->transport.rank);
+        if (--cluster->working == 0) release_lingering(cluster);
+        if (status == GG_OK) status = linger(rank);
+        finish(rank, status);
         hand_on(cluster, NULL);
     }
 }
@@ -608,7 +646,7 @@ gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int
         return gg_fail(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)", cluster->text);
     cluster->fn = fn;
     cluster->context = context;
-    cluster->unfinished = cluster->options.size;
+    cluster->unfinished = cluster->working = cluster->options.size;
     cluster->running = true;
     for (int r = 0; r < cluster->options.size; ++r) {
         cluster->ranks[r].finished = false;
