@@ -41,8 +41,8 @@ static gg_status release(gg_transport *transport, gg_request *request) {
 
 static void cancel(gg_transport *transport, gg_request *request) { (void)transport, (void)request; }
 
-static gg_status pause_round(gg_transport *transport, int round, gg_request *request, bool any) {
-    (void)transport, (void)round, (void)request, (void)any;
+static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
+    (void)transport, (void)round, (void)request;
     return alone();
 }
 

@@ -193,8 +193,8 @@ static void cancel(gg_transport *transport, gg_request *request) {
     if (!unused) own->broken = true;
 }
 
-static gg_status pause_round(gg_transport *transport, int round, gg_request *request, bool any) {
-    (void)transport, (void)request, (void)any;
+static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
+    (void)transport, (void)request;
     double seconds = 0;
     if (round >= YIELD_ROUNDS) {
         seconds = SLEEP_MIN * (1.0 + SLEEP_GROWTH * 0.01 * (round - YIELD_ROUNDS));

@@ -53,11 +53,12 @@ typedef struct virtual_rank {
     bool only_deadline;  /* the key is the end of a wait's patience: does not count as able to run */
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
-    bool any;          /* has a service and sleeps until something happens to any of its requests */
-    bool polling;      /* the same, after too many tests that found nothing */
-    int fruitless;     /* tests in a row that found nothing */
-    double next_known; /* the first clock at which one of its requests completes, of those that the last tests asked for or
-                          that news came of since */
+    bool polling;       /* sleeps until something happens to any of its requests, or nobody else can run */
+    bool waits_for_any; /* sleeps until something happens to any of its requests */
+    bool lingers;       /* its function has returned, and it serves those whose function has not */
+    bool news;          /* something has happened to one of them since it last waited for any */
+    int fruitless;      /* tests in a row that found nothing */
+    double next_known;  /* the first clock at which one of the requests that they asked for completes */
     /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
     queue sends[BUCKETS], receives[BUCKETS];
 } virtual_rank;
@@ -161,7 +162,8 @@ static void heap_remove(gg_virtual *cluster, virtual_rank *rank) {
 
 static void describe_wait(const virtual_rank *rank, char *text, size_t bytes) {
     const gg_request *request = rank->waiting;
-    if (request->state == GG_REQUEST_SENDING)
+    if (rank->waits_for_any) snprintf(text, bytes, "rank %d waits for any of its messages", rank->transport.rank);
+    else if (request->state == GG_REQUEST_SENDING)
         snprintf(text, bytes, "rank %d waits for rank %d to take %zu bytes (tag %d)", rank->transport.rank, request->peer,
                  request->bytes, request->tag);
     else
@@ -173,7 +175,8 @@ static void describe_wait(const virtual_rank *rank, char *text, size_t bytes) {
 static void release_waiting(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         virtual_rank *rank = &cluster->ranks[r];
-        if (rank->finished || !(rank->waiting || ((rank->polling || rank->any) && rank->place < 0))) continue;
+        bool asleep = (rank->polling || rank->waits_for_any) && rank->place < 0;
+        if (rank->finished || !(rank->waiting || asleep)) continue;
         if (rank->place >= 0) heap_remove(cluster, rank);
         rank->waiting = NULL;
         heap_push(cluster, rank, rank->clock, false);
@@ -189,7 +192,7 @@ static void declare_deadlock(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         const virtual_rank *rank = &cluster->ranks[r];
         char line[128], more[32];
-        if (rank->finished || !rank->waiting) continue;
+        if (rank->finished || rank->lingers || !(rank->waiting || rank->waits_for_any)) continue;
         describe_wait(rank, line, sizeof line);
         int room = left > 1 ? snprintf(more, sizeof more, "; and %d more", left) : 0;
         if (used + strlen(line) + 2 + (size_t)room + 64 >= TEXT_BYTES) {
@@ -253,8 +256,8 @@ static gg_status let_others_catch_up(virtual_rank *rank) {
 /* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
 static void wake(gg_virtual *cluster, gg_request *request, double time) {
     virtual_rank *rank = &cluster->ranks[link_of(request)->owner];
-    if (time < rank->next_known) rank->next_known = time;
-    if (rank->waiting != request && !rank->polling && !rank->any) return;
+    rank->news = true;
+    if (rank->waiting != request && !rank->polling && !rank->waits_for_any) return;
     double key = time > rank->clock ? time : rank->clock;
     rank->waiting = NULL;
     if (rank->place >= 0) { /* its patience ends at rank->key, or it polls and knows of another event */
@@ -434,41 +437,51 @@ static void cancel(gg_transport *transport, gg_request *request) {
     }
 }
 
-/* Sleeps until `time`, at which something is known to happen, or, INFINITY, until wake() hears of something; until `deadline` at
- * the latest. request: what the rank waits for; NULL: nothing but news. */
-static gg_status sleep_until(virtual_rank *rank, double time, double deadline, gg_request *request, bool any) {
+/* After news that came while the rank was testing other requests it returns at once: they are all to be tested again. */
+static gg_status wait_for_any(virtual_rank *rank) {
     gg_virtual *cluster = rank->cluster;
-    rank->any = any;
-    if (time < INFINITY) {
-        if (time < rank->clock) time = rank->clock;
-        heap_push(cluster, rank, time < deadline ? time : deadline, false);
-    } else {
-        rank->waiting = request;
-        if (deadline < INFINITY) heap_push(cluster, rank, deadline, true);
+    gg_status status = still_good(rank);
+    if (status != GG_OK) return status;
+    if (!rank->news) {
+        rank->waits_for_any = true;
+        if (rank->next_known < INFINITY) heap_push(cluster, rank, rank->next_known, false);
+        hand_on(cluster, rank);
+        rank->waits_for_any = false;
     }
-    hand_on(cluster, rank);
-    rank->waiting = NULL;
-    rank->any = false;
+    rank->news = false;
     rank->fruitless = 0;
     rank->next_known = INFINITY;
     return still_good(rank);
 }
 
-static gg_status pause_round(gg_transport *transport, int round, gg_request *request, bool any) {
+static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
     virtual_rank *rank = rank_of(transport);
+    if (request == NULL) return wait_for_any(rank);
+    gg_virtual *cluster = rank->cluster;
     const request_link *own = link_of(request);
     gg_status status = still_good(rank);
     if (status != GG_OK) return status;
-    double time = own->known ? own->time : INFINITY, deadline = INFINITY;
-    if (any && rank->next_known < time) time = rank->next_known;
-    if (transport->timeout > 0) {
+    bool patient = !(transport->timeout > 0);
+    double deadline = 0;
+    if (!patient) {
         if (round == 0) rank->wait_start = rank->clock;
         /* The first clock at which gg_wait will find that the time is over. */
         deadline = rank->wait_start + transport->timeout;
         while (deadline - rank->wait_start < transport->timeout) deadline = nextafter(deadline, INFINITY);
         if (deadline < rank->clock) deadline = rank->clock;
     }
-    return sleep_until(rank, time, deadline, request, any);
+    rank->fruitless = 0;
+    rank->next_known = INFINITY;
+    if (own->known) {
+        double key = own->time > rank->clock ? own->time : rank->clock;
+        heap_push(cluster, rank, patient || key < deadline ? key : deadline, false);
+    } else {
+        rank->waiting = request;
+        if (!patient) heap_push(cluster, rank, deadline, true);
+    }
+    hand_on(cluster, rank);
+    rank->waiting = NULL;
+    return still_good(rank);
 }
 
 static gg_status progress(gg_transport *transport) { return let_others_catch_up(rank_of(transport)); }
@@ -527,7 +540,7 @@ static void finish(virtual_rank *rank, gg_status status) {
 static void release_lingering(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         virtual_rank *rank = &cluster->ranks[r];
-        if (!rank->any) continue;
+        if (!rank->lingers) continue;
         if (rank->place >= 0) heap_remove(cluster, rank);
         heap_push(cluster, rank, rank->clock, false);
     }
@@ -538,12 +551,14 @@ static gg_status linger(virtual_rank *rank) {
     gg_status status = GG_OK;
     gg_virtual *cluster = rank->cluster;
     const gg_service *service = &rank->transport.service;
+    rank->lingers = true;
     while (cluster->working > 0 && !cluster->failed && service->serve != NULL) {
         bool busy = false;
         GG_TRY(service->serve(service->context, &busy));
-        if (!busy) GG_TRY(sleep_until(rank, rank->next_known, INFINITY, NULL, true));
+        if (!busy) GG_TRY(wait_for_any(rank));
     }
 cleanup:
+    rank->lingers = false;
     return cluster->failed ? GG_OK : status; /* what failed has been recorded */
 }
 
