@@ -78,14 +78,30 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    group.add_argument(
+        "--shuffle-samples",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="move the samples from rank to rank while they are trained on",
+    )
 
 
-_STRATEGY_KEYS = ("topology", "rotate", "staleness", "exchange", "mix", "bucket_bytes", "chunk_bytes", "period")
+_STRATEGY_KEYS = (
+    "topology",
+    "rotate",
+    "staleness",
+    "exchange",
+    "mix",
+    "bucket_bytes",
+    "chunk_bytes",
+    "period",
+    "shuffle_samples",
+)
 _SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
 
 
 def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: getattr(arguments, key) for key in keys if getattr(arguments, key) is not None}
+    return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
 
 
 def _machine_options(parser: argparse.ArgumentParser) -> None:

@@ -32,6 +32,8 @@ _ORDER = (
     "data_wait_seconds_max",
     "bytes_sent",
     "messages_sent",
+    "sample_bytes_sent",
+    "sample_messages_sent",
     "consensus_distance",
 )
 

@@ -431,6 +431,25 @@ class Trainer:
         """Complete and mix what is in flight. Collective."""
         self.core.settle()
 
+    def audit_samples(self) -> Record:
+        """Prove that all samples of fit's training set are there, each on one rank, by counting them. Collective.
+
+        {"ok": bool, "samples": held by all ranks, "missing": ids that nobody has, "duplicate": ids too many, "altered":
+        samples that are not bit for bit those of the set with their ids, "first_missing", "first_duplicate",
+        "first_altered": the first such id, or None}. An id is the number of a sample in the set. Called at the same
+        step on all ranks, whatever step that is. RuntimeError before fit.
+        """
+        found = self.core.audit_samples()
+        return {"ok": not (found["missing"] or found["duplicate"] or found["altered"]), **found}
+
+    def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
+        """Which samples of fit's training set this rank holds now, in the order of its shard. Collective.
+
+        `rank`: which one, in a virtual cluster. Without shuffle_samples they are those that it began with. RuntimeError
+        before fit.
+        """
+        return self.core.sample_ids(self._local(rank))
+
     def weights(self, rank: int = 0) -> Arrays:
         """This rank's weights by name, copies. `rank`: which one, in a virtual cluster. Collective."""
         self.core.settle()
