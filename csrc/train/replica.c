@@ -24,6 +24,8 @@ struct gg_replica {
     bool failed;           /* in the middle of an exchange: nothing comes to rest any more */
     double *layer_seconds; /* modelled forward time of one sample; backward is twice that */
     gg_trace *trace;
+    int node; /* for the trace: the node that runs, or -1, and since when */
+    double node_begin;
 
     gg_loader *loader;
     gg_dataset set;
@@ -43,10 +45,33 @@ struct gg_replica {
 
 /* ---- the step ---- */
 
+static void record(gg_replica *r, gg_trace_lane lane, const char *name, double begin, int index) {
+    if (r->trace == NULL) return;
+    gg_trace_add(r->trace, &(gg_trace_span){.begin = begin,
+                                            .end = gg_transport_now(r->options.transport),
+                                            .name = name,
+                                            .step = r->state.step,
+                                            .lane = lane,
+                                            .index = index});
+}
+
+static void on_enter(void *context, int node) {
+    gg_replica *r = context;
+    r->node = node;
+    r->node_begin = gg_transport_now(r->options.transport);
+}
+
+static void on_leave(void *context, int node, const char *what) {
+    gg_replica *r = context;
+    if (r->node >= 0) record(r, GG_LANE_COMPUTE, what, r->node_begin, node);
+    r->node = -1;
+}
+
 static gg_status on_need(void *context, int layer) {
     gg_status status = GG_OK;
     gg_replica *r = context;
     GG_TRY(r->strategy->table->need(r->strategy, layer));
+    if (r->trace != NULL) r->node_begin = gg_transport_now(r->options.transport); /* waiting is no computing */
     GG_TRY(gg_transport_compute(r->options.transport, r->layer_seconds[layer] * (double)r->batch));
 cleanup:
     return status;
@@ -55,8 +80,16 @@ cleanup:
 static gg_status on_ready(void *context, int layer) {
     gg_status status = GG_OK;
     gg_replica *r = context;
+    int node = -1;
+    double begin = 0;
     GG_TRY(gg_transport_compute(r->options.transport, 2 * r->layer_seconds[layer] * (double)r->batch));
+    if (r->trace != NULL) {
+        node = r->node;
+        on_leave(r, node, "backward");
+        begin = gg_transport_now(r->options.transport);
+    }
     GG_TRY(r->strategy->table->ready(r->strategy, layer));
+    record(r, GG_LANE_COMPUTE, "update", begin, node);
 cleanup:
     return status;
 }
@@ -68,14 +101,6 @@ static gg_status on_poll(void *context) {
     if (r->ring != NULL) GG_TRY(gg_sample_ring_poll(r->ring));
 cleanup:
     return status;
-}
-
-static void record(gg_replica *r, gg_trace_lane lane, const char *name, double begin) {
-    if (r->trace == NULL) return;
-    gg_trace_add(
-        r->trace,
-        &(gg_trace_span){
-            .begin = begin, .end = gg_transport_now(r->options.transport), .name = name, .step = r->state.step, .lane = lane});
 }
 
 /* Puts n consecutive rows into the plan's input. */
@@ -99,7 +124,7 @@ static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
     GG_TRY(gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets));
     if (r->ring != NULL) GG_TRY(gg_sample_ring_begin(r->ring));
     r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
-    record(r, GG_LANE_DATA, "batch", begin);
+    record(r, GG_LANE_DATA, "batch", begin, -1);
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
@@ -118,7 +143,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     GG_TRY(
         gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum, correct));
     GG_TRY(table->end(r->strategy));
-    record(r, GG_LANE_COMPUTE, "step", begin);
+    record(r, GG_LANE_COMPUTE, "step", begin, -1);
     r->state.step++;
 cleanup:
     if (status != GG_OK) r->failed = true;
@@ -416,6 +441,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     if (options->trace > 0) GG_TRY(gg_trace_create(options->trace, &r->trace));
     r->state.count = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
+    if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
     GG_TRY(gg_strategy_create(&options->strategy,
                               &(gg_strategy_env){.transport = options->transport,
                                                  .device = r->device,
