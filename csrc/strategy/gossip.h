@@ -11,7 +11,6 @@ typedef struct gg_gossip {
     gg_buckets buckets;
     int *waiting;              /* a bucket: its layers whose gradient is not final yet in this step */
     int *next;                 /* a bucket: the first chunk that is still to be mixed (staleness 0) */
-    double *sent_at;           /* a bucket: when it was sent, for the trace */
     int send_to, receive_from; /* of this step; -1: nobody */
 } gg_gossip;
 
@@ -26,10 +25,6 @@ static inline bool gg_gossip_exchanges(const gg_gossip *gossip) { return gossip-
 
 /* The part of chunk i inside a slice; false if there is none. */
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece);
-
-/* For the trace: a bucket was sent, and later what came for it was mixed. Nothing where the trace is off. */
-void gg_gossip_sent(gg_gossip *gossip, int bucket);
-void gg_gossip_mixed(gg_gossip *gossip, int bucket);
 
 /* The optimiser's update over elements of flat arenas, as of step `step`. The caller gives pointers and n. */
 void gg_gossip_sgd(gg_gossip *gossip, int64_t step, gg_sgd_args *args);

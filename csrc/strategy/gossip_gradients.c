@@ -39,10 +39,7 @@ static gg_status update_next(gossip_gradients *g, int bucket) {
     float *mixed = g->mixed + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&g->gradient, i), own, mixed);
     update(g, g->sent_at, chunk, mixed);
-    if (g->gossip.next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) {
-        g->in_flight[bucket] = NOTHING;
-        gg_gossip_mixed(&g->gossip, bucket);
-    }
+    if (g->gossip.next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->in_flight[bucket] = NOTHING;
     return gg_stream_release(&g->gradient, i);
 }
 
@@ -90,7 +87,6 @@ static gg_status release_bucket(gossip_gradients *g, int bucket) {
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_stream_release(&g->gradient, i));
     g->in_flight[bucket] = NOTHING;
-    gg_gossip_mixed(&g->gossip, bucket);
 cleanup:
     return status;
 }
@@ -127,7 +123,6 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     if (exchanges) {
         GG_TRY(gg_stream_post(&g->gradient, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
         g->in_flight[bucket] = g->turn;
-        gg_gossip_sent(&g->gossip, bucket);
         g->gossip.next[bucket] = b->first_chunk;
         g->sent_at = strategy->step;
     }
@@ -213,6 +208,7 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", (void **)&g->mixed));
     if (env->optimizer->momentum > 0) GG_TRY(gg_calloc(state->count, sizeof(float), "momentum", (void **)&state->momentum));
     GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, &g->gradient));
+    g->gradient.name = "gradients";
     state->gradient = g->gradient.arena[g->turn];
 cleanup:
     if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;

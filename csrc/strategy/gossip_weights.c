@@ -35,10 +35,7 @@ static gg_status mix_next(gossip_weights *g, int bucket) {
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
     float *weight = g->gossip.head.env.state->weight + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, weight, gg_stream_received(&g->weight, i), weight, weight);
-    if (g->gossip.next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) {
-        g->weight_pending[bucket] = false;
-        gg_gossip_mixed(&g->gossip, bucket);
-    }
+    if (g->gossip.next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->weight_pending[bucket] = false;
     return gg_stream_release(&g->weight, i);
 }
 
@@ -159,13 +156,9 @@ cleanup:
 /* After the last update of a bucket in a step: what was mixed in is let go, and the new snapshot is sent. */
 static gg_status finish(gossip_weights *g, int bucket) {
     gg_status status = GG_OK;
-    if (stale(g) && g->weight_pending[bucket]) {
-        gg_gossip_mixed(&g->gossip, bucket);
-        GG_TRY(release_bucket(g, &g->weight, bucket, g->weight_pending));
-    }
+    if (stale(g)) GG_TRY(release_bucket(g, &g->weight, bucket, g->weight_pending));
     GG_TRY(release_bucket(g, &g->momentum, bucket, g->momentum_pending));
     if (!gg_gossip_exchanges(&g->gossip)) return GG_OK;
-    gg_gossip_sent(&g->gossip, bucket);
     GG_TRY(gg_stream_post(&g->weight, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
     g->weight_pending[bucket] = true;
     g->gossip.next[bucket] = g->gossip.buckets.bucket[bucket].first_chunk;
@@ -268,6 +261,8 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     if (!alone) GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, &g->weight));
     if (!alone && keeps && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 1, 2, &g->momentum));
+    g->weight.name = "weights";
+    g->momentum.name = "momentum";
 cleanup:
     if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;
     *out = g ? &g->gossip.head : NULL;
