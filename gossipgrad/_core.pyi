@@ -100,7 +100,7 @@ class Trainer:
         ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup}
         strategy: dict[
             str, Any
-        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period
+        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period shuffle_samples
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
@@ -128,6 +128,10 @@ class Trainer:
     def train_step(self, samples: list[NDArray[np.float32]], targets: list[NDArray[Any]]) -> list[float]:
         """One step, one batch a local rank (float32, plain layout); each rank's mean loss."""
     def settle(self) -> None: ...
+    def audit_samples(self) -> dict[str, int | None]:
+        """Collective. Settles. samples, missing, duplicate, altered; first_...: an id, or None."""
+    def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
+        """Which sample each slot of a local rank holds. Settles."""
     @property
     def step(self) -> int: ...
     @step.setter
@@ -171,8 +175,13 @@ def abort(code: int, /) -> None:
 
 def mpi_start(launched: int = 0) -> None: ...
 def shard(count: int, rank: int, size: int) -> tuple[int, int]: ...
-def partners(topology: str, size: int, step: int, rank: int, rotate: bool = True, seed: int = 0) -> tuple[int, int]:
-    """(send to, receive from); -1: nobody."""
+def partners(
+    topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
+) -> tuple[int, int]:
+    """(send to, receive from); -1: nobody. Where several send to `rank`: the lowest."""
+
+def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0) -> dict[str, Any]:
+    """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...

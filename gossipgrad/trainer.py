@@ -310,6 +310,7 @@ class Trainer:
         self.history.settings = self.settings()
         self.history.environment = self._environment()
         self.history.ranks = self.size
+        self.history.schedule = self._schedule()
         self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
         self.history.weights_sha256 = []
         self.stop = False
@@ -337,6 +338,8 @@ class Trainer:
         self.core.epoch(self.epoch)
         self._steps(actors, steps)
         record: Record = {"epoch": self.epoch + 1, **self.core.end_epoch()}
+        for key in ("bytes", "messages"):
+            record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (self.size * record["steps"])
         if validation is not None:
             record["validation"] = dict(self.core.evaluate(validation, batch_size, False)[0])
             if validate_replicas:
@@ -443,6 +446,25 @@ class Trainer:
         """Complete and mix what is in flight. Collective."""
         self.core.settle()
 
+    def audit_samples(self) -> Record:
+        """Prove that all samples of fit's training set are there, each on one rank, by counting them. Collective.
+
+        {"ok": bool, "samples": held by all ranks, "missing": ids that nobody has, "duplicate": ids too many, "altered":
+        samples that are not bit for bit those of the set with their ids, "first_missing", "first_duplicate",
+        "first_altered": the first such id, or None}. An id is the number of a sample in the set. Called at the same
+        step on all ranks, whatever step that is. RuntimeError before fit.
+        """
+        found = self.core.audit_samples()
+        return {"ok": not (found["missing"] or found["duplicate"] or found["altered"]), **found}
+
+    def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
+        """Which samples of fit's training set this rank holds now, in the order of its shard. Collective.
+
+        `rank`: which one, in a virtual cluster. Without shuffle_samples they are those that it began with. RuntimeError
+        before fit.
+        """
+        return self.core.sample_ids(self._local(rank))
+
     def weights(self, rank: int = 0) -> Arrays:
         """This rank's weights by name, copies. `rank`: which one, in a virtual cluster. Collective."""
         self.core.settle()
@@ -513,6 +535,14 @@ class Trainer:
             "virtual_ranks": None if virtual is None else self.size,
             "virtual_cluster": virtual,
         }
+
+    def _schedule(self) -> Record:
+        """The report's facts about who meets whom; empty where no schedule says."""
+        if not isinstance(self.strategy, strategies.GossipGraD):
+            return {}
+        topology, rotate = strategies.core_topology(self.strategy.topology), self.strategy.rotate
+        facts = _core.schedule(topology, self.size, rotate, self.seed)
+        return {"topology": topology if isinstance(topology, str) else "table", "rotate": rotate, **facts}
 
     def _environment(self) -> Record:
         used = {"backend": self.core.backend, "isa": self.core.isa}

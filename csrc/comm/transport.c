@@ -85,6 +85,8 @@ cleanup:
     return status;
 }
 
+gg_status gg_pause(gg_transport *transport, int round) { return transport->table->pause(transport, round, NULL); }
+
 gg_status gg_release(gg_transport *transport, gg_request *request) {
     if (request->state == GG_REQUEST_IDLE) return GG_OK;
     if (request->state != GG_REQUEST_ARRIVED)

@@ -46,7 +46,8 @@ typedef struct gg_transport_table {
     gg_status (*test)(gg_transport *transport, gg_request *request, bool *done);
     gg_status (*release)(gg_transport *transport, gg_request *request);
     void (*cancel)(gg_transport *transport, gg_request *request);
-    /* Called by gg_wait between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the baton on. */
+    /* Called by gg_wait and gg_pause between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the baton on until
+     * something happens to the request; NULL: to any request of this rank. */
     gg_status (*pause)(gg_transport *transport, int round, gg_request *request);
     gg_status (*progress)(gg_transport *transport);
     double (*now)(gg_transport *transport);
@@ -75,6 +76,9 @@ gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int p
 /* *done: a send is complete (its memory may be written, the request is IDLE), a receive has ARRIVED. IDLE: done. */
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done);
 gg_status gg_wait(gg_transport *transport, gg_request *request);
+/* For loops that wait for the first of several requests: called when none of them is done, after all have been tested, with
+ * round = 0, 1, ... since the last one that was. Returns after a while, or when something has happened. */
+gg_status gg_pause(gg_transport *transport, int round);
 /* Ends the reading of an arrived message; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
 /* After a failure: gives a request up, whatever its state, so that its memory may be freed. The message is lost, and

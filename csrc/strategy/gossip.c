@@ -8,10 +8,10 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     gg_status status = GG_OK;
     gossip->head.env = *env;
     gossip->options = *options;
-    GG_TRY(gg_schedule_create(options->topology, env->transport->size, options->rotate, env->seed, &gossip->schedule));
+    GG_TRY(gg_schedule_create(&options->schedule, env->transport->size, env->seed, &gossip->schedule));
+    GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
     GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of layers", (void **)&gossip->waiting));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(double), "times of sending", (void **)&gossip->sent_at));
 cleanup:
     return status;
 }
@@ -20,9 +20,7 @@ void gg_gossip_deinit(gg_gossip *gossip) {
     gg_schedule_destroy(&gossip->schedule);
     gg_buckets_destroy(&gossip->buckets);
     gg_free(gossip->waiting);
-    gg_free(gossip->sent_at);
     gossip->waiting = NULL;
-    gossip->sent_at = NULL;
 }
 
 void gg_gossip_begin(gg_gossip *gossip) {
@@ -32,20 +30,6 @@ void gg_gossip_begin(gg_gossip *gossip) {
         const gg_bucket *bucket = &gossip->buckets.bucket[b];
         gossip->waiting[b] = bucket->last_layer - bucket->first_layer + 1;
     }
-}
-
-void gg_gossip_sent(gg_gossip *gossip, int bucket) {
-    if (gossip->head.env.trace != NULL) gossip->sent_at[bucket] = gg_transport_now(gossip->head.env.transport);
-}
-
-void gg_gossip_mixed(gg_gossip *gossip, int bucket) {
-    if (gossip->head.env.trace == NULL) return;
-    gg_trace_add(gossip->head.env.trace, &(gg_trace_span){.begin = gossip->sent_at[bucket],
-                                                          .end = gg_transport_now(gossip->head.env.transport),
-                                                          .name = "bucket",
-                                                          .step = gossip->head.step,
-                                                          .lane = GG_LANE_EXCHANGE,
-                                                          .index = bucket});
 }
 
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece) {

@@ -10,7 +10,6 @@ typedef struct gg_gossip {
     gg_schedule schedule;
     gg_buckets buckets;
     int *waiting;              /* a bucket: its layers whose gradient is not final yet in this step */
-    double *sent_at;           /* a bucket: when it was sent, for the trace */
     int send_to, receive_from; /* of this step; -1: nobody */
 } gg_gossip;
 
@@ -25,10 +24,6 @@ static inline bool gg_gossip_exchanges(const gg_gossip *gossip) { return gossip-
 
 /* The part of chunk i inside a slice; false if there is none. */
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece);
-
-/* For the trace: a bucket was sent, and later what came for it was mixed. Nothing where the trace is off. */
-void gg_gossip_sent(gg_gossip *gossip, int bucket);
-void gg_gossip_mixed(gg_gossip *gossip, int bucket);
 
 /* out = base mixed with what a partner sent in exchange for `sent`, by the chosen rule. */
 void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const void *received, const float *sent, float *out);

@@ -36,10 +36,7 @@ static gg_status update_next(gossip_gradients *g, int bucket) {
     float *mixed = g->mixed + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&g->gradient, i, chunk->offset), own, mixed);
     update(g, g->sent_at, chunk, mixed);
-    if (g->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) {
-        g->in_flight[bucket] = NOTHING;
-        gg_gossip_mixed(&g->gossip, bucket);
-    }
+    if (g->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->in_flight[bucket] = NOTHING;
     return gg_stream_release(&g->gradient, i);
 }
 
@@ -87,7 +84,6 @@ static gg_status release_bucket(gossip_gradients *g, int bucket) {
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_stream_release(&g->gradient, i));
     g->in_flight[bucket] = NOTHING;
-    gg_gossip_mixed(&g->gossip, bucket);
 cleanup:
     return status;
 }
@@ -133,7 +129,6 @@ static gg_status ready(gg_strategy *strategy, int layer) {
         if (g->gradient.wire == GG_BFLOAT16) round_bucket(g, b);
         GG_TRY(gg_stream_post(&g->gradient, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
         g->in_flight[bucket] = g->turn;
-        gg_gossip_sent(&g->gossip, bucket);
         g->next[bucket] = b->first_chunk;
         g->sent_at = strategy->step;
     }
@@ -215,6 +210,7 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) g->in_flight[bucket] = NOTHING;
     GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", (void **)&g->mixed));
     GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, options->wire, &g->gradient));
+    g->gradient.name = "gradients";
     for (int i = 0; i < 2; ++i) {
         if (options->wire == GG_FLOAT32) g->own[i] = g->gradient.arena[i];
         else GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", (void **)&g->own[i]));

@@ -43,10 +43,7 @@ static gg_status mix_next(gossip_weights *g, exchanged *part, int bucket) {
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
     float *own = part->own + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&part->stream, i, chunk->offset), own, own);
-    if (part->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) {
-        part->pending[bucket] = false;
-        if (part == &g->part[WEIGHT]) gg_gossip_mixed(&g->gossip, bucket);
-    }
+    if (part->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) part->pending[bucket] = false;
     return gg_stream_release(&part->stream, i);
 }
 
@@ -157,7 +154,6 @@ static gg_status release_bucket(gossip_weights *g, exchanged *part, int bucket) 
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_stream_release(&part->stream, i));
     part->pending[bucket] = false;
-    if (part == &g->part[WEIGHT]) gg_gossip_mixed(&g->gossip, bucket);
 cleanup:
     return status;
 }
@@ -168,7 +164,6 @@ static gg_status finish(gossip_weights *g, int bucket) {
     for (int i = 0; i < g->parts; ++i)
         if (g->part[i].pending[bucket]) GG_TRY(release_bucket(g, &g->part[i], bucket));
     if (!gg_gossip_exchanges(&g->gossip)) return GG_OK;
-    gg_gossip_sent(&g->gossip, bucket);
     for (int i = 0; i < g->parts; ++i) {
         exchanged *part = &g->part[i];
         GG_TRY(gg_stream_post(&part->stream, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
@@ -245,6 +240,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
         GG_TRY(gg_calloc(buckets, sizeof(bool), "pending flags", (void **)&g->part[i].pending));
         GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", (void **)&g->part[i].next));
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, 2, options->wire, &g->part[i].stream));
+        g->part[i].stream.name = i == WEIGHT ? "weights" : "momentum";
     }
 cleanup:
     if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;

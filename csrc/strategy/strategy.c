@@ -98,7 +98,27 @@ void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, cons
 void gg_strategy_waited(gg_strategy *strategy, double begin) {
     double end = gg_transport_now(strategy->env.transport);
     strategy->exposed_seconds += end - begin;
-    if (strategy->env.trace == NULL) return;
+    if (strategy->env.trace == NULL || end <= begin) return;
     gg_trace_add(strategy->env.trace,
-                 &(gg_trace_span){.begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE});
+                 &(gg_trace_span){
+                     .begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE, .index = -1});
+}
+
+gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status) {
+    const gg_graph *graph = strategy->env.graph;
+    if (status == GG_OK) return status;
+    return gg_error_prefix(status, "step %lld, layers '%s' to '%s': ", (long long)strategy->step,
+                           gg_graph_layer_name(graph, first_layer), gg_graph_layer_name(graph, last_layer));
+}
+
+gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status) {
+    return gg_strategy_at(strategy, 0, gg_graph_layers(strategy->env.graph) - 1, status);
+}
+
+void gg_strategy_exchanged(gg_strategy *strategy, gg_trace_span span) {
+    if (strategy->env.trace == NULL) return;
+    span.end = gg_transport_now(strategy->env.transport);
+    span.lane = GG_LANE_EXCHANGE;
+    if (span.arrived < span.begin) span.arrived = span.begin;
+    gg_trace_add(strategy->env.trace, &span);
 }

@@ -9,6 +9,13 @@
 
 #include "strategy/buckets.h"
 
+/* What the trace tells of a bucket under way. */
+typedef struct gg_flight {
+    double sent;
+    int64_t step;
+    int peer;
+} gg_flight;
+
 typedef struct gg_stream {
     gg_strategy *owner;
     const gg_buckets *buckets;
@@ -18,6 +25,8 @@ typedef struct gg_stream {
     void *landing;        /* where chunks arrive that cannot be read in place */
     gg_request *sent[2];  /* a request a chunk, for each arena */
     gg_request *received; /* a request a chunk */
+    gg_flight *flight;    /* one a bucket */
+    const char *name;     /* what travels, for the trace; set by the owner */
 } gg_stream;
 
 /* Allocates `arenas` (1 or 2) arenas of message memory of type `wire`, GG_FLOAT32 or GG_BFLOAT16. Collective. `streams` counts how many
@@ -40,6 +49,7 @@ gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived);
 const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset);
 /* Where element `offset` of arena `which` is. */
 void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset);
+/* The chunk is used. The last of its bucket ends what the trace shows of it. */
 gg_status gg_stream_release(gg_stream *stream, int chunk);
 
 /* Waits on one request, adding the time to the strategy's exposed seconds. */

@@ -28,7 +28,16 @@ gg_status gg_strategy_progress(gg_strategy *strategy);
 /* The update of a run of elements with `gradient`, in place: what strategies without a mix do. */
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient);
 
-/* Counts the time from `begin` to now as waited, and shows it in the trace. */
+/* Counts the time from `begin` to now as waited, and shows it in the trace. The only way to count: exposed seconds are the waits that
+ * the trace shows. */
 void gg_strategy_waited(gg_strategy *strategy, double begin);
+
+/* Adds "step 12, layers 'a' to 'b': " to the message of a failure, and returns it. */
+gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status);
+/* The same where all layers travel together. */
+gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status);
+
+/* Shows in the trace that an exchange is over now. The caller fills begin, arrived, name, step, index, last, peer and bytes. */
+void gg_strategy_exchanged(gg_strategy *strategy, gg_trace_span span);
 
 #endif

@@ -223,6 +223,46 @@ static gg_status case_allreduce(gg_transport *t, size_t count, bool messages, ui
 
 static const size_t case_lengths[] = {16, 48, 16 * 12, 16 * 1001, 16 * 16384};
 
+/* Every rank sends to every other, and takes what comes in the order in which it comes. */
+static gg_status case_any(gg_transport *t) {
+    gg_request *send = NULL, *receive = NULL;
+    int *data = NULL;
+    size_t p = (size_t)t->size;
+    MUST(gg_calloc(p, sizeof *send, "any", (void **)&send));
+    MUST(gg_calloc(p, sizeof *receive, "any", (void **)&receive));
+    MUST(gg_calloc(p + 1, sizeof *data, "any", (void **)&data));
+    data[p] = t->rank;
+    for (int again = 0; again < 20; ++again) {
+        int left = 2 * (t->size - 1);
+        for (int peer = 0; peer < t->size; ++peer) {
+            if (peer == t->rank) continue;
+            MUST(gg_receive(t, &data[peer], sizeof *data, peer, GG_TAG_USER, &receive[peer]));
+            MUST(gg_send(t, &data[p], sizeof *data, peer, GG_TAG_USER, &send[peer]));
+            MUST(gg_transport_compute(t, 1e-6 * ((t->rank + peer + again) % 3)));
+        }
+        for (int round = 0; left > 0; ++round) {
+            for (int peer = 0; peer < t->size; ++peer) {
+                bool sent = send[peer].state == GG_REQUEST_SENDING, received = receive[peer].state == GG_REQUEST_RECEIVING;
+                if (sent) MUST(gg_test(t, &send[peer], &sent));
+                if (received) MUST(gg_test(t, &receive[peer], &received));
+                if (received) {
+                    int value;
+                    memcpy(&value, receive[peer].data, sizeof value);
+                    CHECK(value == peer);
+                    MUST(gg_release(t, &receive[peer]));
+                }
+                if (sent || received) round = -1;
+                left -= sent + received;
+            }
+            if (left > 0 && round >= 0) MUST(gg_pause(t, round));
+        }
+    }
+    gg_free(send);
+    gg_free(receive);
+    gg_free(data);
+    return GG_OK;
+}
+
 static gg_status case_arguments(gg_transport *t) {
     gg_request request = {0};
     gg_allreduce *allreduce = NULL;
@@ -256,6 +296,7 @@ static gg_status case_all(gg_transport *t, uint64_t *hash, int64_t *direct) {
     GG_TRY(case_arguments(t));
     GG_TRY(case_ring(t, direct));
     GG_TRY(case_many(t));
+    GG_TRY(case_any(t));
     GG_TRY(case_collectives(t, hash));
     for (size_t c = 0; c < LENGTH(case_lengths); ++c)
         for (int messages = 0; messages < 2; ++messages) GG_TRY(case_allreduce(t, case_lengths[c], messages != 0, hash));

@@ -53,9 +53,11 @@ typedef struct virtual_rank {
     bool only_deadline;  /* the key is the end of a wait's patience: does not count as able to run */
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
-    bool polling;      /* sleeps until something happens to any of its requests */
-    int fruitless;     /* tests in a row that found nothing */
-    double next_known; /* the first clock at which one of the requests that they asked for completes */
+    bool polling;       /* sleeps until something happens to any of its requests, or nobody else can run */
+    bool waits_for_any; /* sleeps until something happens to any of its requests */
+    bool news;          /* something has happened to one of them since it last waited for any */
+    int fruitless;      /* tests in a row that found nothing */
+    double next_known;  /* the first clock at which one of the requests that they asked for completes */
     /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
     queue sends[BUCKETS], receives[BUCKETS];
 } virtual_rank;
@@ -159,7 +161,8 @@ static void heap_remove(gg_virtual *cluster, virtual_rank *rank) {
 
 static void describe_wait(const virtual_rank *rank, char *text, size_t bytes) {
     const gg_request *request = rank->waiting;
-    if (request->state == GG_REQUEST_SENDING)
+    if (rank->waits_for_any) snprintf(text, bytes, "rank %d waits for any of its messages", rank->transport.rank);
+    else if (request->state == GG_REQUEST_SENDING)
         snprintf(text, bytes, "rank %d waits for rank %d to take %zu bytes (tag %d)", rank->transport.rank, request->peer,
                  request->bytes, request->tag);
     else
@@ -171,7 +174,8 @@ static void describe_wait(const virtual_rank *rank, char *text, size_t bytes) {
 static void release_waiting(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         virtual_rank *rank = &cluster->ranks[r];
-        if (rank->finished || !(rank->waiting || (rank->polling && rank->place < 0))) continue;
+        bool asleep = (rank->polling || rank->waits_for_any) && rank->place < 0;
+        if (rank->finished || !(rank->waiting || asleep)) continue;
         if (rank->place >= 0) heap_remove(cluster, rank);
         rank->waiting = NULL;
         heap_push(cluster, rank, rank->clock, false);
@@ -187,7 +191,7 @@ static void declare_deadlock(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         const virtual_rank *rank = &cluster->ranks[r];
         char line[128], more[32];
-        if (rank->finished || !rank->waiting) continue;
+        if (rank->finished || !(rank->waiting || rank->waits_for_any)) continue;
         describe_wait(rank, line, sizeof line);
         int room = left > 1 ? snprintf(more, sizeof more, "; and %d more", left) : 0;
         if (used + strlen(line) + 2 + (size_t)room + 64 >= TEXT_BYTES) {
@@ -251,7 +255,8 @@ static gg_status let_others_catch_up(virtual_rank *rank) {
 /* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
 static void wake(gg_virtual *cluster, gg_request *request, double time) {
     virtual_rank *rank = &cluster->ranks[link_of(request)->owner];
-    if (rank->waiting != request && !rank->polling) return;
+    rank->news = true;
+    if (rank->waiting != request && !rank->polling && !rank->waits_for_any) return;
     double key = time > rank->clock ? time : rank->clock;
     rank->waiting = NULL;
     if (rank->place >= 0) { /* its patience ends at rank->key, or it polls and knows of another event */
@@ -431,8 +436,26 @@ static void cancel(gg_transport *transport, gg_request *request) {
     }
 }
 
+/* After news that came while the rank was testing other requests it returns at once: they are all to be tested again. */
+static gg_status wait_for_any(virtual_rank *rank) {
+    gg_virtual *cluster = rank->cluster;
+    gg_status status = still_good(rank);
+    if (status != GG_OK) return status;
+    if (!rank->news) {
+        rank->waits_for_any = true;
+        if (rank->next_known < INFINITY) heap_push(cluster, rank, rank->next_known, false);
+        hand_on(cluster, rank);
+        rank->waits_for_any = false;
+    }
+    rank->news = false;
+    rank->fruitless = 0;
+    rank->next_known = INFINITY;
+    return still_good(rank);
+}
+
 static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
     virtual_rank *rank = rank_of(transport);
+    if (request == NULL) return wait_for_any(rank);
     gg_virtual *cluster = rank->cluster;
     const request_link *own = link_of(request);
     gg_status status = still_good(rank);
