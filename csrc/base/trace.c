@@ -3,7 +3,7 @@
 #include "base/memory.h"
 
 struct gg_trace {
-    size_t capacity, count, next; /* next: where the next span goes */
+    size_t capacity, count, next, lost; /* next: where the next span goes */
     gg_trace_span *span;
 };
 
@@ -36,9 +36,11 @@ void gg_trace_add(gg_trace *trace, const gg_trace_span *span) {
     trace->span[trace->next] = *span;
     if (++trace->next == trace->capacity) trace->next = 0;
     if (trace->count < trace->capacity) ++trace->count;
+    else ++trace->lost;
 }
 
 size_t gg_trace_count(const gg_trace *trace) { return trace ? trace->count : 0; }
+size_t gg_trace_lost(const gg_trace *trace) { return trace ? trace->lost : 0; }
 
 const gg_trace_span *gg_trace_get(const gg_trace *trace, size_t i) {
     if (!trace || i >= trace->count) return NULL;

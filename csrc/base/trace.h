@@ -17,7 +17,12 @@ typedef struct gg_trace_span {
     const char *name;
     int64_t step;
     int32_t lane;  /* a gg_trace_lane */
-    int32_t index; /* layer or bucket */
+    int32_t index; /* compute: a node of the graph, or -1; exchange: the first layer of a run */
+    /* Exchange only: */
+    int32_t last;   /* the last layer of the run */
+    int32_t peer;   /* whose message it was; -1: of all */
+    double arrived; /* begin: it was sent and asked for; arrived: all of it is there; end: it is used */
+    int64_t bytes;
 } gg_trace_span;
 
 typedef struct gg_trace gg_trace;
@@ -28,5 +33,7 @@ void gg_trace_add(gg_trace *trace, const gg_trace_span *span);
 /* Number of spans held, and span i counted from the oldest. */
 size_t gg_trace_count(const gg_trace *trace);
 const gg_trace_span *gg_trace_get(const gg_trace *trace, size_t i);
+/* Spans that were overwritten. */
+size_t gg_trace_lost(const gg_trace *trace);
 
 #endif

@@ -15,6 +15,9 @@ typedef struct gg_plan_hooks {
     gg_status (*need)(void *context, int layer);  /* before the layer's forward: its weights must be current */
     gg_status (*ready)(void *context, int layer); /* in backward: its gradient is final, its weights are used no more */
     gg_status (*poll)(void *context);             /* after each node, forward and backward: let messages move */
+    /* For tracing; NULL: off. Around each operation of a node, with its need or ready; what: "forward", "backward", "reorder". */
+    void (*enter)(void *context, int node);
+    void (*leave)(void *context, int node, const char *what);
 } gg_plan_hooks;
 
 typedef struct gg_plan_options {

@@ -87,6 +87,15 @@ static gg_status poll(const gg_plan_hooks *hooks, const gg_step *step) {
     return hooks->poll(hooks->context);
 }
 
+static void enter(const gg_plan_hooks *hooks, const gg_step *step) {
+    if (hooks != NULL && hooks->enter != NULL) hooks->enter(hooks->context, step->node);
+}
+
+static void leave(const gg_plan_hooks *hooks, const gg_step *step, const char *what) {
+    if (hooks == NULL || hooks->leave == NULL) return;
+    hooks->leave(hooks->context, step->node, step->op->desc.kind == GG_OP_REORDER ? "reorder" : what);
+}
+
 static gg_status name_failure(const gg_plan *plan, const gg_step *step, gg_status status, const char *pass) {
     const gg_node *node = gg_graph_node(plan->graph, step->node);
     return gg_error_prefix(status, "layer '%s' (%s), %s: ", node->desc.name, gg_layer_type_of(node->desc.kind)->name, pass);
@@ -123,6 +132,7 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
     gg_status status = GG_OK;
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
+        enter(hooks, step);
         if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE) GG_TRY(hooks->need(hooks->context, step->layer));
         double begin = plan->timing ? gg_clock_now() : 0;
         status = step_forward(plan, step, weights, step_number, training);
@@ -131,6 +141,7 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
             goto cleanup;
         }
         if (plan->timing) plan->node[step->node].forward_seconds += gg_clock_now() - begin;
+        leave(hooks, step, "forward");
         GG_TRY(poll(hooks, step));
     }
 cleanup:
@@ -153,6 +164,7 @@ static gg_status run_backward(gg_plan *plan, const float *weights, float *gradie
     for (int s = plan->steps - 1; s >= 0; s--) {
         gg_step *step = &plan->step[s];
         if (!step->backward) continue;
+        enter(hooks, step);
         gg_op_args *args = &step->backward_args;
         if (step->layer != GG_NONE) {
             args->weight = weights + step->weight_offset;
@@ -170,6 +182,7 @@ static gg_status run_backward(gg_plan *plan, const float *weights, float *gradie
         add_gradients(plan, step);
         if (plan->timing) plan->node[step->node].backward_seconds += gg_clock_now() - begin;
         if (hooks != NULL && hooks->ready != NULL && step->layer != GG_NONE) GG_TRY(hooks->ready(hooks->context, step->layer));
+        leave(hooks, step, "backward");
         GG_TRY(poll(hooks, step));
     }
 cleanup:

@@ -14,12 +14,20 @@ static gg_status end(gg_strategy *strategy) {
     const gg_strategy_env *env = &strategy->env;
     if (env->transport->size > 1) {
         double begin = gg_transport_now(env->transport);
+        int64_t sent = env->transport->bytes_sent;
         GG_TRY(gg_allreduce_run(((allreduce *)strategy)->reduction, env->state->gradient, strategy->share));
-        strategy->exposed_seconds += gg_transport_now(env->transport) - begin;
+        gg_strategy_waited(strategy, begin);
+        gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
+                                                        .arrived = gg_transport_now(env->transport),
+                                                        .name = "gradients",
+                                                        .step = strategy->step,
+                                                        .last = gg_graph_layers(env->graph) - 1,
+                                                        .peer = -1,
+                                                        .bytes = env->transport->bytes_sent - sent});
     }
     gg_strategy_update(strategy, 0, env->state->count, env->state->gradient);
 cleanup:
-    return status;
+    return gg_strategy_at_all(strategy, status);
 }
 
 static void destroy(gg_strategy *strategy) {

@@ -17,11 +17,7 @@ typedef struct layerwise_allreduce {
 } layerwise_allreduce;
 
 static gg_status at_layers(const layerwise_allreduce *s, int bucket, gg_status status) {
-    const gg_graph *graph = s->head.env.graph;
-    const gg_bucket *b = &s->buckets.bucket[bucket];
-    if (status == GG_OK) return status;
-    return gg_error_prefix(status, "step %lld, layers '%s' to '%s': ", (long long)s->head.step,
-                           gg_graph_layer_name(graph, b->first_layer), gg_graph_layer_name(graph, b->last_layer));
+    return gg_strategy_at(&s->head, s->buckets.bucket[bucket].first_layer, s->buckets.bucket[bucket].last_layer, status);
 }
 
 /* Before the backward pass writes gradients again, the peers must have read those of the last step. */
@@ -33,7 +29,7 @@ static gg_status rest(gg_strategy *strategy) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(at_layers(s, bucket, gg_allreduce_finish(s->reduction[i])));
     }
-    strategy->exposed_seconds += gg_transport_now(strategy->env.transport) - begin;
+    gg_strategy_waited(strategy, begin);
 cleanup:
     return status;
 }
@@ -65,14 +61,19 @@ cleanup:
 static void update_next(layerwise_allreduce *s, int bucket) {
     gg_strategy *strategy = &s->head;
     const gg_chunk *chunk = &s->buckets.chunk[s->next[bucket]++];
+    double arrived = strategy->env.trace != NULL ? gg_transport_now(strategy->env.transport) : 0;
     gg_strategy_update(strategy, chunk->offset, chunk->count, strategy->env.state->gradient + chunk->offset);
-    if (strategy->env.trace == NULL || s->next[bucket] < s->buckets.bucket[bucket].end_chunk) return;
-    gg_trace_add(strategy->env.trace, &(gg_trace_span){.begin = s->started_at[bucket],
-                                                       .end = gg_transport_now(strategy->env.transport),
-                                                       .name = "bucket",
-                                                       .step = strategy->step,
-                                                       .lane = GG_LANE_EXCHANGE,
-                                                       .index = bucket});
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    if (strategy->env.trace == NULL || s->next[bucket] < b->end_chunk) return;
+    size_t begin = s->buckets.chunk[b->first_chunk].offset;
+    gg_strategy_exchanged(strategy, (gg_trace_span){.begin = s->started_at[bucket],
+                                                    .arrived = arrived,
+                                                    .name = "gradients",
+                                                    .step = strategy->step,
+                                                    .index = b->first_layer,
+                                                    .last = b->last_layer,
+                                                    .peer = -1,
+                                                    .bytes = (int64_t)((chunk->offset + chunk->count - begin) * sizeof(float))});
 }
 
 /* Every chunk under way goes on, also behind one that lags: the peers wait for this rank's part of each. */

@@ -11,8 +11,8 @@ gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, cons
 gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 
-/* Arenas in message memory, where partners read them; the others are private. */
-enum { GG_SHARED_WEIGHT = 1, GG_SHARED_GRADIENT = 2, GG_SHARED_MOMENTUM = 4 };
+/* Arenas in message memory, where partners read them; the others are private. OTHER_GRADIENT: the strategy brings the gradients' arena. */
+enum { GG_SHARED_WEIGHT = 1, GG_SHARED_GRADIENT = 2, GG_SHARED_MOMENTUM = 4, GG_SHARED_SQUARE = 8, GG_OTHER_GRADIENT = 16 };
 
 /* Allocates the state's arenas, zeroed: weights, gradients, and what the optimiser keeps. Collective where something is shared. After a
  * failure gg_state_destroy frees what there is; it takes the same `shared`, and is collective alike. */
@@ -28,7 +28,16 @@ gg_status gg_strategy_progress(gg_strategy *strategy);
 /* The update of a run of elements with `gradient`, in place: what strategies without a mix do. */
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient);
 
-/* Counts the time from `begin` to now as waited, and shows it in the trace. */
+/* Counts the time from `begin` to now as waited, and shows it in the trace. The only way to count: exposed seconds are the waits that
+ * the trace shows. */
 void gg_strategy_waited(gg_strategy *strategy, double begin);
+
+/* Adds "step 12, layers 'a' to 'b': " to the message of a failure, and returns it. */
+gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status);
+/* The same where all layers travel together. */
+gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status);
+
+/* Shows in the trace that an exchange is over now. The caller fills begin, arrived, name, step, index, last, peer and bytes. */
+void gg_strategy_exchanged(gg_strategy *strategy, gg_trace_span span);
 
 #endif

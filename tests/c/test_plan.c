@@ -625,7 +625,7 @@ static void test_hooks(void) {
     for (int t = 0; t < 3; t++) {
         gg_plan *plan = NULL;
         journal seen = {0};
-        gg_plan_hooks hooks = {&seen, log_need, log_ready, log_poll};
+        gg_plan_hooks hooks = {.context = &seen, .need = log_need, .ready = log_ready, .poll = log_poll};
         int layers = gg_graph_layers(p.graph);
         CHECK_OK(make(&p, fakes[t].device, fakes[t].fallback, false, true, &plan));
         fill_input(plan, &p);
