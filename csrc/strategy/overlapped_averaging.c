@@ -104,21 +104,17 @@ cleanup:
     return status;
 }
 
-/* The optimiser's step on an own slice, which it also writes to the snapshot. The optimiser's arenas hold own slices alone. */
+/* The optimiser's step on an own slice, which it also writes to the snapshot. The optimiser's arenas hold own slices alone: the slice
+ * is a state of its own. */
 static void update(overlapped_averaging *s, const gg_part *own) {
     const gg_strategy_env *env = &s->head.env;
     const gg_state *state = env->state;
-    float *momentum = state->momentum != NULL ? state->momentum + own->kept : NULL;
-    gg_sgd_args args = {.n = own->count,
-                        .grad = state->gradient + own->offset,
-                        .weight = state->weight + own->offset,
-                        .weight_out = state->weight + own->offset,
-                        .weight_copy = s->snapshot != NULL ? s->snapshot + own->kept : NULL,
-                        .momentum = momentum,
-                        .momentum_out = momentum,
-                        .grad_scale = 1.0f};
-    gg_optimizer_fill(env->optimizer, s->head.step, &args);
-    env->device->table->sgd(env->device, &args);
+    const gg_state slice = {.weight = state->weight + own->offset,
+                            .momentum = state->momentum != NULL ? state->momentum + own->kept : NULL,
+                            .square = state->square != NULL ? state->square + own->kept : NULL};
+    gg_update_args args = gg_optimizer_update(env->optimizer, &slice, s->head.step, 0, own->count, state->gradient + own->offset);
+    if (s->snapshot != NULL) args.weight_copy = s->snapshot + own->kept;
+    env->device->table->update(env->device, &args);
 }
 
 /* All parts of a chunk's own slice are there: adds them and updates the slice. */
