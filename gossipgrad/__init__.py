@@ -52,6 +52,8 @@ from gossipgrad.strategies import (  # noqa: E402
     LayerwiseAllReduce,
     NoExchange,
     PeriodicAllReduce,
+    PullGossip,
+    PushGossip,
     Strategy,
 )
 from gossipgrad.trainer import Trainer  # noqa: E402
@@ -86,6 +88,8 @@ __all__ = [
     "NoExchange",
     "PeriodicAllReduce",
     "ProgressBar",
+    "PullGossip",
+    "PushGossip",
     "ReLU",
     "Sequential",
     "Sigmoid",

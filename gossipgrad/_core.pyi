@@ -99,6 +99,7 @@ class Trainer:
             str, Any
         ],  # lr momentum weight_decay nesterov schedule{kind final gamma power warmup_start every total warmup}
         strategy: dict[str, Any],  # name topology rotate staleness exchange mix bucket_bytes chunk_bytes period
+        # interval probability push_sum
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table

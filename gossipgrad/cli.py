@@ -67,6 +67,12 @@ def _period(text: str) -> int | str:
     return "log2" if text == "log2" else int(text)
 
 
+def _random_gossip_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--interval", type=int, metavar="N", help="pull- and push-gossip: steps to the next exchange")
+    group.add_argument("--probability", type=float, metavar="P", help="of an exchange that is due")
+    group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None, help="keep the mean")
+
+
 def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
@@ -78,9 +84,11 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _random_gossip_options(group)
 
 
 _STRATEGY_KEYS = ("topology", "rotate", "staleness", "exchange", "mix", "bucket_bytes", "chunk_bytes", "period")
+_STRATEGY_KEYS += ("interval", "probability", "push_sum")
 _SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
 
 
@@ -174,6 +182,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _random_gossip_options(group)
 
 
 def _checked(make: Callable[[], Any]) -> Any:

@@ -45,8 +45,8 @@ static long long period_of(PyObject *dict) {
 }
 
 static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
-    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce",
-                                                         "periodic-allreduce"};
+    static const char *const names[GG_STRATEGY_COUNT] = {
+        "gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce", "periodic-allreduce", "pull-gossip", "push-gossip"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
     int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
@@ -55,7 +55,9 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
-    long long period = period_of(dict);
+    long long period = period_of(dict), interval = whole_of(dict, "interval", 1), push_sum = whole_of(dict, "push_sum", 0);
+    PyObject *given = PyDict_GetItemString(dict, "probability");
+    double probability = given != NULL ? PyFloat_AsDouble(given) : 1.0;
     if (PyErr_Occurred()) return -1;
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
@@ -70,7 +72,10 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
                                  .mix = (gg_mix)mix,
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
-                                 .period = period};
+                                 .period = period,
+                                 .interval = interval,
+                                 .probability = probability,
+                                 .push_sum = push_sum != 0};
     return 0;
 }
 
