@@ -168,8 +168,13 @@ def abort(code: int, /) -> None:
 
 def mpi_start(launched: int = 0) -> None: ...
 def shard(count: int, rank: int, size: int) -> tuple[int, int]: ...
-def partners(topology: str, size: int, step: int, rank: int, rotate: bool = True, seed: int = 0) -> tuple[int, int]:
-    """(send to, receive from); -1: nobody."""
+def partners(
+    topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
+) -> tuple[int, int]:
+    """(send to, receive from); -1: nobody. Where several send to `rank`: the lowest."""
+
+def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0) -> dict[str, Any]:
+    """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+import numpy as np
+
 from gossipgrad import _failure, _launch, bench, environment, models, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
@@ -73,10 +75,29 @@ def _random_gossip_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None, help="keep the mean")
 
 
+_TOPOLOGY_HELP = f"{', '.join(strategies.TOPOLOGIES)}, or a table of partners [period, ranks]: .npy, .json, or text"
+
+
+def _topology(text: str) -> Any:
+    """A topology's name, or the table in a file; ValueError, OSError: neither."""
+    kind = os.path.splitext(text)[1]
+    try:
+        if kind == ".npy":
+            return strategies.check_topology(np.load(text))
+        if kind == ".json":
+            with open(text, encoding="utf-8") as file:
+                return strategies.check_topology(json.load(file))
+        if kind:
+            return strategies.check_topology(np.loadtxt(text, dtype=np.int64, ndmin=2))
+        return strategies.check_topology(text)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(one_line(error)) from error
+
+
 def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
-    group.add_argument("--topology", choices=strategies.TOPOLOGIES)
+    group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
@@ -175,7 +196,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
         help="time the strategy against no exchange, in alternating blocks; WHAT: what partners exchange",
     )
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
-    group.add_argument("--topology", choices=strategies.TOPOLOGIES)
+    group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
@@ -299,7 +320,8 @@ def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> 
     ranks = "1 rank" if trainer.size == 1 else f"{trainer.size} ranks"
     where = {"mpi": " under MPI", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
     threads = "1 thread" if trainer.threads == 1 else f"{trainer.threads} threads"
-    how = [str(v) for k, v in trainer.strategy.settings().items() if k in ("topology", "exchange") and v]
+    settings, shown = trainer.strategy.settings(), ("topology", "exchange")
+    how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
     words = f" ({', '.join(how)})" if how else ""
     return (
         f"{trainer.net.name}, {trainer.net.parameters:,} parameters, on {train_set.name}, {len(train_set):,} + "

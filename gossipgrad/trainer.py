@@ -298,6 +298,7 @@ class Trainer:
         self.history.settings = self.settings()
         self.history.environment = self._environment()
         self.history.ranks = self.size
+        self.history.schedule = self._schedule()
         self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
         self.history.weights_sha256 = []
         self.stop = False
@@ -325,6 +326,8 @@ class Trainer:
         self.core.epoch(self.epoch)
         self._steps(actors, steps)
         record: Record = {"epoch": self.epoch + 1, **self.core.end_epoch()}
+        for key in ("bytes", "messages"):
+            record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (self.size * record["steps"])
         if validation is not None:
             record["validation"] = dict(self.core.evaluate(validation, batch_size, False)[0])
             if validate_replicas:
@@ -499,6 +502,14 @@ class Trainer:
             "virtual_ranks": None if virtual is None else self.size,
             "virtual_cluster": virtual,
         }
+
+    def _schedule(self) -> Record:
+        """The report's facts about who meets whom; empty where no schedule says."""
+        if not isinstance(self.strategy, strategies.GossipGraD):
+            return {}
+        topology, rotate = strategies.core_topology(self.strategy.topology), self.strategy.rotate
+        facts = _core.schedule(topology, self.size, rotate, self.seed)
+        return {"topology": topology if isinstance(topology, str) else "table", "rotate": rotate, **facts}
 
     def _environment(self) -> Record:
         used = {"backend": self.core.backend, "isa": self.core.isa}

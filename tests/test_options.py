@@ -27,7 +27,7 @@ from gossipgrad import optim, schedules, strategies
         (lambda: schedules.Constant(warmup=-1), ValueError, ["warmup=-1"]),
         (lambda: schedules.by_name("cosine", every=3), ValueError, ["every", "cosine", "final"]),
         (lambda: schedules.by_name("step"), ValueError, ["step", "every"]),
-        (lambda: gg.GossipGraD(topology="ring"), ValueError, ["topology='ring'", "'dissemination', 'cube'"]),
+        (lambda: gg.GossipGraD(topology="torus"), ValueError, ["topology='torus'", "'dissemination', 'cube'"]),
         (lambda: gg.GossipGraD(staleness=2), ValueError, ["staleness=2", "0, 1"]),
         (lambda: gg.GossipGraD(staleness=True), ValueError, ["staleness=True"]),
         (lambda: gg.GossipGraD(exchange="all"), ValueError, ["exchange='all'", "weights+momentum"]),

@@ -10,6 +10,7 @@ typedef struct gg_py_trainer {
     PyObject_HEAD gg_trainer *trainer;
     gg_py_graph *graph;
     gg_py_team *team;
+    PyArrayObject *topology; /* the table that the strategies read; NULL: none */
     gg_loss_kind loss;
     bool busy; /* a call has released the GIL; only read and written with the GIL held */
 } gg_py_trainer;
@@ -44,13 +45,13 @@ static long long period_of(PyObject *dict) {
     return -1;
 }
 
-static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
+/* *table: what must be kept as long as the options are used, or NULL. */
+static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
     static const char *const names[GG_STRATEGY_COUNT] = {
         "gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce", "periodic-allreduce", "pull-gossip", "push-gossip"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
     int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
-    int topology = choice_of(dict, "topology", "dissemination", gg_py_topology_names, GG_TOPOLOGY_COUNT);
     int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
@@ -65,8 +66,7 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
         return -1;
     }
     *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
-                                 .topology = (gg_topology)topology,
-                                 .rotate = rotate != 0,
+                                 .schedule.rotate = rotate != 0,
                                  .staleness = (int)staleness,
                                  .exchange = (gg_exchange)exchange,
                                  .mix = (gg_mix)mix,
@@ -76,7 +76,8 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
                                  .interval = interval,
                                  .probability = probability,
                                  .push_sum = push_sum != 0};
-    return 0;
+    PyObject *topology = PyDict_GetItemString(dict, "topology");
+    return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
 }
 
 static int parse_optimizer(PyObject *dict, gg_optimizer *out) {
@@ -120,6 +121,7 @@ static void clear(gg_py_trainer *t) {
     Py_END_ALLOW_THREADS;
     Py_CLEAR(t->graph);
     Py_CLEAR(t->team);
+    Py_CLEAR(t->topology);
 }
 
 static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -143,9 +145,10 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
         PyErr_SetString(PyExc_RuntimeError, "the graph is not finished yet");
         return -1;
     }
+    clear(t);
     int loss_kind = gg_py_choice("loss", loss, gg_py_loss_names, GG_LOSS_COUNT);
-    if (loss_kind < 0 || parse_optimizer(optimizer, &options.optimizer) < 0 || parse_strategy(strategy, &options.strategy) < 0 ||
-        parse_backend(backend, &options.backend) < 0)
+    if (loss_kind < 0 || parse_optimizer(optimizer, &options.optimizer) < 0 ||
+        parse_strategy(strategy, &options.strategy, &t->topology) < 0 || parse_backend(backend, &options.backend) < 0)
         return -1;
     options.graph = ((gg_py_graph *)graph)->graph;
     options.loss = (gg_loss_kind)loss_kind;
@@ -156,7 +159,6 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
         gg_py_raise(status);
         return -1;
     }
-    clear(t);
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->team = (gg_py_team *)Py_NewRef(team);
     t->loss = options.loss;

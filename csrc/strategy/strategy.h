@@ -38,8 +38,7 @@ typedef enum gg_mix { GG_MIX_DISPLACEMENT = 0, GG_MIX_HALVES, GG_MIX_COUNT } gg_
 
 typedef struct gg_strategy_options {
     gg_strategy_kind kind;
-    gg_topology topology;
-    bool rotate;
+    gg_schedule_options schedule;
     int staleness; /* 0 or 1 */
     gg_exchange exchange;
     gg_mix mix;
