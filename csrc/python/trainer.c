@@ -262,14 +262,15 @@ static PyObject *end_epoch(PyObject *self, PyObject *unused) {
     (void)unused;
     CALL(t, gg_trainer_end_epoch(t->trainer, &s));
     double ranks = gg_team_size(t->team->team), samples = (double)s.sum.samples, seconds = s.sum.seconds / ranks;
-    PyObject *dict = Py_BuildValue(
-        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples, "train_loss",
-        samples > 0 ? s.sum.loss_sum / samples : 0.0, "seconds", seconds, "seconds_max", s.most.seconds, "samples_per_second",
-        seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks, "compute_seconds_max",
-        s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks,
-        "exposed_communication_seconds_max", s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks,
-        "data_wait_seconds_max", s.most.data_seconds, "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent",
-        (long long)s.sum.messages_sent, "consensus_distance", s.consensus_distance);
+    PyObject *dict = Py_BuildValue("{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsLsd}", "steps", (long long)s.sum.steps, "samples",
+                                   (long long)s.sum.samples, "train_loss", samples > 0 ? s.sum.loss_sum / samples : 0.0,
+                                   "seconds", seconds, "seconds_max", s.most.seconds, "samples_per_second",
+                                   seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks,
+                                   "compute_seconds_max", s.most.compute_seconds, "exposed_communication_seconds",
+                                   s.sum.exposed_seconds / ranks, "exposed_communication_seconds_max", s.most.exposed_seconds,
+                                   "data_wait_seconds", s.sum.data_seconds / ranks, "data_wait_seconds_max", s.most.data_seconds,
+                                   "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent", (long long)s.sum.messages_sent,
+                                   "exchanges_skipped", (long long)s.sum.skipped, "consensus_distance", s.consensus_distance);
     if (dict != NULL && strcmp(gg_team_kind(t->team->team), "virtual") == 0) {
         PyObject *clock = PyFloat_FromDouble(s.most.clock_seconds);
         if (clock == NULL || PyDict_SetItemString(dict, "virtual_seconds", clock) < 0) Py_CLEAR(dict);

@@ -35,7 +35,7 @@ enum {
 typedef enum note_kind {
     ASK = 1, /* send me what you published */
     WEIGHTS, /* chunks of weights follow, with this mass */
-    REST     /* my last note before all ranks are at rest: I have pushed so many messages to you since we last were */
+    REST /* I have made my last step and need nothing any more; I have pushed so many messages to you since we last were at rest */
 } note_kind;
 
 typedef struct note {
@@ -71,6 +71,8 @@ typedef struct question {
 typedef struct peer_state {
     gg_request heard, told_rest;
     note landing, rest;
+    bool rests;      /* it has told so, and will send no more than answers */
+    int unanswered;  /* questions to it, to which no answer is announced */
     int64_t pushed;  /* messages to it since all were at rest */
     int64_t awaited; /* messages that it has told of and that have not come, less those that came before it told */
 } peer_state;
@@ -157,6 +159,11 @@ cleanup:
     return status;
 }
 
+static gg_status listen_to(random_gossip *s, int peer) {
+    peer_state *p = &s->peer[peer];
+    return gg_receive(s->head.env.transport, &p->landing, sizeof p->landing, peer, TAG_NOTE, &p->heard);
+}
+
 static gg_status ask(random_gossip *s, int peer, bool *done) {
     gg_status status = GG_OK;
     *done = false;
@@ -167,17 +174,14 @@ static gg_status ask(random_gossip *s, int peer, bool *done) {
         q->peer = peer;
         q->note = (note){.kind = ASK};
         GG_TRY(gg_send(s->head.env.transport, &q->note, sizeof q->note, peer, TAG_NOTE, &q->asked));
+        s->peer[peer].unanswered++;
+        if (s->peer[peer].heard.state == GG_REQUEST_IDLE) GG_TRY(listen_to(s, peer));
     }
 cleanup:
     return status;
 }
 
 /* ---- what comes in ---- */
-
-static gg_status listen_to(random_gossip *s, int peer) {
-    peer_state *p = &s->peer[peer];
-    return gg_receive(s->head.env.transport, &p->landing, sizeof p->landing, peer, TAG_NOTE, &p->heard);
-}
 
 /* Makes room for announced weights. *done false: there is none now. */
 static gg_status accept(random_gossip *s, int peer, double mass, bool *done) {
@@ -219,11 +223,15 @@ static gg_status hear(random_gossip *s, int peer, bool *moved) {
         memcpy(&heard, p->heard.data, sizeof heard);
         if (heard.kind == ASK) GG_TRY(answer(s, peer, &done));
         else if (heard.kind == WEIGHTS) GG_TRY(accept(s, peer, heard.mass, &done));
-        else p->awaited += heard.pushed;
         if (!done) break;
+        if (heard.kind == WEIGHTS && s->pulls) p->unanswered--;
+        if (heard.kind == REST) {
+            p->awaited += heard.pushed;
+            p->rests = true;
+        }
         *moved = true;
         GG_TRY(gg_release(transport, &p->heard));
-        if (heard.kind != REST) GG_TRY(listen_to(s, peer));
+        if (!p->rests || p->unanswered > 0) GG_TRY(listen_to(s, peer));
     }
 cleanup:
     return status;
@@ -339,6 +347,7 @@ static gg_status begin(gg_strategy *strategy) {
     if (strategy->env.transport->size == 1 || s->listens) return GG_OK;
     s->listens = true;
     for (int peer = 0; peer < strategy->env.transport->size; ++peer) {
+        s->peer[peer].rests = false;
         s->peer[peer].pushed = s->peer[peer].awaited = 0;
         if (peer != strategy->env.transport->rank) GG_TRY(listen_to(s, peer));
     }

@@ -34,7 +34,7 @@ struct gg_replica {
     float *share;
     gg_progress_counts counts; /* since the epoch began */
     double exposed_before;
-    int64_t bytes_before, messages_before;
+    int64_t bytes_before, messages_before, skipped_before;
 
     gg_allreduce *averaging;
     float *consensus; /* message memory; made on first use */
@@ -212,6 +212,7 @@ gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     r->exposed_before = r->strategy->exposed_seconds;
     r->bytes_before = r->options.transport->bytes_sent;
     r->messages_before = r->options.transport->messages_sent;
+    r->skipped_before = r->strategy->skipped;
     return GG_OK;
 }
 
@@ -221,6 +222,7 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
+    out->skipped = r->strategy->skipped - r->skipped_before;
 }
 
 gg_status gg_replica_end_epoch(gg_replica *r) {

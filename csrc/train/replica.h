@@ -33,6 +33,7 @@ typedef struct gg_progress_counts {
     double compute_seconds, exposed_seconds, data_seconds; /* on the transport's clock */
     double clock_seconds; /* the transport's clock, all of it: virtual time in a virtual cluster */
     int64_t bytes_sent, messages_sent;
+    int64_t skipped; /* exchanges left out, so as not to wait */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {

@@ -122,6 +122,7 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.loss_sum += c->loss_sum;
         out->sum.bytes_sent += c->bytes_sent;
         out->sum.messages_sent += c->messages_sent;
+        out->sum.skipped += c->skipped;
 #define SECONDS(field)                                                                                                           \
     out->sum.field += c->field;                                                                                                  \
     if (r == 0 || c->field > out->most.field) out->most.field = c->field
