@@ -35,6 +35,8 @@ _ORDER = (
     "exchanges_skipped",
     "bytes_per_rank_step",
     "messages_per_rank_step",
+    "sample_bytes_sent",
+    "sample_messages_sent",
     "consensus_distance",
 )
 

@@ -83,6 +83,11 @@ class GossipGraD(Strategy):
                   "halves": w = (w + received) / 2, the authors' form.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
+                  batch of samples with their targets to rank r - 1, and what rank r + 1 sends takes their place. It
+                  costs a copy of the shard. The abstract has the shuffle; how epochs stay whole is our own design: a
+                  sample keeps its place in the shard, all ranks visit the places in one order, and so every sample is
+                  trained on once an epoch, by the rank that has it then. See Trainer.audit_samples.
     """
 
     name: ClassVar[str] = "gossipgrad"
@@ -93,6 +98,7 @@ class GossipGraD(Strategy):
     mix: str = "displacement"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
+    shuffle_samples: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "topology", check_topology(self.topology))
@@ -100,6 +106,7 @@ class GossipGraD(Strategy):
         choice("staleness", self.staleness, (0, 1))
         choice("exchange", self.exchange, EXCHANGES)
         choice("mix", self.mix, MIXES)
+        flag("shuffle_samples", self.shuffle_samples)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
     def settings(self) -> dict[str, Any]:

@@ -383,12 +383,13 @@ cleanup:
 static gg_status ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
-    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
-    const gg_state *state = strategy->env.state;
+    const gg_strategy_env *env = &strategy->env;
+    const gg_slice *slice = gg_graph_layer(env->graph, layer);
+    gg_update_args args = gg_optimizer_update(env->optimizer, env->state, strategy->step, slice->offset, slice->count,
+                                              env->state->gradient + slice->offset);
     if (!s->chosen) GG_TRY(choose(s));
-    gg_strategy_update(strategy, slice->offset, slice->count, state->gradient + slice->offset);
-    if (s->writing >= 0) /* while the layer is in the cache */
-        memcpy(s->snapshot[s->writing] + slice->offset, state->weight + slice->offset, slice->count * sizeof(float));
+    if (s->writing >= 0) args.weight_copy = s->snapshot[s->writing] + slice->offset;
+    env->device->table->update(env->device, &args);
 cleanup:
     return status;
 }
