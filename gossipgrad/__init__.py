@@ -53,6 +53,8 @@ from gossipgrad.strategies import (  # noqa: E402
     NoExchange,
     OverlappedAveraging,
     PeriodicAllReduce,
+    PullGossip,
+    PushGossip,
     Strategy,
 )
 from gossipgrad.trainer import Trainer  # noqa: E402
@@ -91,6 +93,8 @@ __all__ = [
     "OverlappedAveraging",
     "PeriodicAllReduce",
     "ProgressBar",
+    "PullGossip",
+    "PushGossip",
     "ReLU",
     "Sequential",
     "Sigmoid",

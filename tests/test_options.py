@@ -40,7 +40,7 @@ from gossipgrad import optim, schedules, strategies
             [
                 "strategy='ring'",
                 "'gossipgrad', 'allreduce', 'layerwise-allreduce', 'periodic-allreduce', "
-                "'overlapped-averaging', 'no-exchange'",
+                "'pull-gossip', 'push-gossip', 'overlapped-averaging', 'no-exchange'",
             ],
         ),
         (
@@ -54,6 +54,12 @@ from gossipgrad import optim, schedules, strategies
         (lambda: gg.PeriodicAllReduce(period="log"), ValueError, ["period='log'", "'log2'", "at least 1"]),
         (lambda: gg.PeriodicAllReduce(period=2.0), TypeError, ["period=2.0"]),
         (lambda: gg.PeriodicAllReduce(period=True), TypeError, ["period=True"]),
+        (lambda: gg.PullGossip(interval=0), ValueError, ["interval=0", "at least 1"]),
+        (lambda: gg.PushGossip(interval=1.0), TypeError, ["interval=1.0"]),
+        (lambda: gg.PullGossip(probability=0), ValueError, ["probability=0", "> 0 and <= 1"]),
+        (lambda: gg.PushGossip(probability=1.5), ValueError, ["probability=1.5", "> 0 and <= 1"]),
+        (lambda: gg.PushGossip(push_sum=1), TypeError, ["push_sum=1"]),
+        (lambda: gg.PullGossip(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
         (lambda: gg.OverlappedAveraging(overlap=1), TypeError, ["overlap=1", "True or False"]),
         (lambda: gg.OverlappedAveraging(chunk_bytes=0), ValueError, ["chunk_bytes=0", "at least 1"]),
         (lambda: gg.VirtualCluster(0), ValueError, ["p=0"]),
@@ -111,6 +117,8 @@ def test_settings_make_the_same_objects():
         gg.LayerwiseAllReduce(bucket_bytes=7),
         gg.PeriodicAllReduce(),
         gg.PeriodicAllReduce(period=3),
+        gg.PullGossip(interval=3, probability=0.25, push_sum=True),
+        gg.PushGossip(chunk_bytes=99),
         gg.OverlappedAveraging(overlap=False, chunk_bytes=64),
         gg.NoExchange(),
     ):

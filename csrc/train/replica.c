@@ -38,7 +38,7 @@ struct gg_replica {
     float *share;
     gg_progress_counts counts; /* since the epoch began */
     double exposed_before;
-    int64_t bytes_before, messages_before, sample_bytes_before, sample_messages_before;
+    int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
 
     gg_allreduce *averaging;
     float *consensus; /* message memory; made on first use */
@@ -269,6 +269,7 @@ gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     r->exposed_before = r->strategy->exposed_seconds;
     r->bytes_before = r->options.transport->bytes_sent;
     r->messages_before = r->options.transport->messages_sent;
+    r->skipped_before = r->strategy->skipped;
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
@@ -280,6 +281,7 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
+    out->skipped = r->strategy->skipped - r->skipped_before;
     out->optimizer_bytes = gg_state_optimizer_bytes(&r->state, false);
     out->optimizer_bytes_saved = gg_state_optimizer_bytes(&r->state, true) - out->optimizer_bytes;
     if (r->ring == NULL) return;

@@ -153,6 +153,7 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.loss_sum += c->loss_sum;
         out->sum.bytes_sent += c->bytes_sent;
         out->sum.messages_sent += c->messages_sent;
+        out->sum.skipped += c->skipped;
         out->sum.optimizer_bytes += c->optimizer_bytes;
         out->sum.optimizer_bytes_saved += c->optimizer_bytes_saved;
         out->sum.sample_bytes_sent += c->sample_bytes_sent;
