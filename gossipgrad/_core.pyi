@@ -98,7 +98,9 @@ class Trainer:
         optimizer: dict[
             str, Any
         ],  # lr momentum weight_decay nesterov schedule{kind final gamma power warmup_start every total warmup}
-        strategy: dict[str, Any],  # name topology rotate staleness exchange mix bucket_bytes chunk_bytes period
+        strategy: dict[
+            str, Any
+        ],  # name topology rotate staleness exchange mix push_sum bucket_bytes chunk_bytes period
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
@@ -174,6 +176,11 @@ def partners(
 
 def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0) -> dict[str, Any]:
     """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never."""
+
+def push_sum_scalar(
+    topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
+) -> float:
+    """The push-sum scalar of `rank` before `step`: 1 before step 0, the sum over the ranks always `size`."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...

@@ -96,12 +96,23 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
     group.add_argument("--mix", choices=strategies.MIXES)
+    group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
 
 
-_STRATEGY_KEYS = ("topology", "rotate", "staleness", "exchange", "mix", "bucket_bytes", "chunk_bytes", "period")
+_STRATEGY_KEYS = (
+    "topology",
+    "rotate",
+    "staleness",
+    "exchange",
+    "mix",
+    "push_sum",
+    "bucket_bytes",
+    "chunk_bytes",
+    "period",
+)
 _SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
 
 
@@ -192,6 +203,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
+    group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")

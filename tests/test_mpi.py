@@ -31,6 +31,7 @@ RUNS = {
     "ring": (gg.GossipGraD(topology="ring"), 101, 13, 0.9),
     "exponential, late": (gg.GossipGraD(topology="exponential", staleness=1), 101, 13, 0.9),
     "random": (gg.GossipGraD(topology="random"), 101, 13, 0.9),
+    "push-sum": (gg.GossipGraD(push_sum=True), 203, 16, 0.9),
     "allreduce": (gg.AllReduce(), 203, 16, 0.9),
     "layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
     "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),

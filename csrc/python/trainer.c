@@ -55,6 +55,7 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
+    long long push_sum = whole_of(dict, "push_sum", 0);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
     long long period = period_of(dict);
     if (PyErr_Occurred()) return -1;
@@ -68,6 +69,7 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
                                  .staleness = (int)staleness,
                                  .exchange = (gg_exchange)exchange,
                                  .mix = (gg_mix)mix,
+                                 .push_sum = push_sum != 0,
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
                                  .period = period};

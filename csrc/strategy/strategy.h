@@ -40,6 +40,7 @@ typedef struct gg_strategy_options {
     int staleness; /* 0 or 1 */
     gg_exchange exchange;
     gg_mix mix;
+    bool push_sum;       /* GossipGraD: keeps the mean of any table */
     size_t bucket_bytes; /* layers are joined to buckets of at least this size */
     size_t chunk_bytes;  /* a bucket travels in pieces of at most this size */
     int64_t period;      /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
