@@ -22,7 +22,7 @@ from gossipgrad.callbacks import (  # noqa: E402
     JSONLLogger,
     StopOnNaN,
 )
-from gossipgrad.cluster import VirtualCluster  # noqa: E402
+from gossipgrad.cluster import Network, Straggler, VirtualCluster  # noqa: E402
 from gossipgrad.data import Dataset  # noqa: E402
 from gossipgrad.environment import VERSION as __version__  # noqa: E402
 from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError  # noqa: E402
@@ -44,7 +44,7 @@ from gossipgrad.layers import (  # noqa: E402
     Sigmoid,
     Tanh,
 )
-from gossipgrad.optim import SGD  # noqa: E402
+from gossipgrad.optim import SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
 from gossipgrad.strategies import (  # noqa: E402
     AllReduce,
@@ -58,6 +58,7 @@ from gossipgrad.trainer import Trainer  # noqa: E402
 
 __all__ = [
     "SGD",
+    "Adam",
     "Add",
     "AllReduce",
     "AvgPool2d",
@@ -83,13 +84,16 @@ __all__ = [
     "Linear",
     "MaxPool2d",
     "Model",
+    "Network",
     "NoExchange",
+    "Optimizer",
     "PeriodicAllReduce",
     "ProgressBar",
     "ReLU",
     "Sequential",
     "Sigmoid",
     "StopOnNaN",
+    "Straggler",
     "Strategy",
     "Tanh",
     "Trainer",

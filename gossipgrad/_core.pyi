@@ -1,6 +1,6 @@
 """The compiled core. Not public: the package's own modules use it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -97,14 +97,17 @@ class Trainer:
         loss: str,  # cross_entropy binary_cross_entropy mean_squared_error
         optimizer: dict[
             str, Any
-        ],  # lr momentum weight_decay nesterov schedule{kind final gamma power warmup_start every total warmup}
+        ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup}
         strategy: dict[
             str, Any
-        ],  # name topology rotate staleness exchange mix push_sum bucket_bytes chunk_bytes period
+        ],  # name topology rotate staleness exchange mix push_sum wire_dtype bucket_bytes chunk_bytes period shuffle_samples
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
         trace: int = 0,  # spans kept a rank; 0: off
+        straggler: tuple[float, float, int] = ...,  # probability, delay in seconds, seed
+        compute_time: Sequence[float]
+        | None = None,  # virtual seconds of a step, one a rank of the group; None: of its flops
     ) -> None: ...
     @property
     def backend(self) -> str:
@@ -119,15 +122,23 @@ class Trainer:
         """Makes the loaders and plans; returns the steps of an epoch."""
     def epoch(self, epoch: int, /) -> None:
         """Starts epoch `epoch` (from 0): orders the samples, zeroes the sums."""
-    def run(self, steps: int, /) -> int:
-        """Runs up to `steps` more steps of the epoch; returns the steps of the epoch done so far. Releases the GIL."""
+    def run(self, steps: int, watch: Callable[[], object] | None = None) -> int:
+        """Runs up to `steps` more steps of the epoch; returns the steps of the epoch done so far. Releases the GIL.
+
+        watch: in a virtual cluster called a few times a second; after an exception from it, or a signal, the ranks end the
+        step under way, all the same one, and it is raised.
+        """
     def progress(self) -> dict[str, float]:
-        """Of this process's ranks since `epoch`: samples, loss (mean so far), correct, seconds."""
+        """Of this process's ranks since `epoch`: samples, loss (mean so far), correct, seconds, steps (of the slowest)."""
     def end_epoch(self) -> dict[str, Any]:
         """Collective. Settles; sums over ranks and means over ranks of design.md's epoch record, without validation."""
     def train_step(self, samples: list[NDArray[np.float32]], targets: list[NDArray[Any]]) -> list[float]:
         """One step, one batch a local rank (float32, plain layout); each rank's mean loss."""
     def settle(self) -> None: ...
+    def audit_samples(self) -> dict[str, int | None]:
+        """Collective. Settles. samples, missing, duplicate, altered; first_...: an id, or None."""
+    def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
+        """Which sample each slot of a local rank holds. Settles."""
     @property
     def step(self) -> int: ...
     @step.setter
@@ -148,6 +159,8 @@ class Trainer:
     def momentum(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def load_weights(self, weights: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
         """None: every local rank. All names and shapes must fit."""
+    def second_moment(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
+    def load_second_moment(self, second_moment: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
     def load_momentum(self, momentum: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
 
     # measurement
@@ -208,4 +221,4 @@ def run_loss(
 def run_kernel(
     isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]
 ) -> Any:
-    """An arena kernel: sgd, mix, halve, weighted_sum, sum_squares, all_finite."""
+    """An arena kernel: update, mix, halve, narrow, weighted_sum, narrow_sum, sum_squares, all_finite."""

@@ -15,16 +15,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gossipgrad import _failure, _launch, bench, environment, models, schedules, strategies
+from gossipgrad import _failure, _launch, bench, environment, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
-from gossipgrad.cluster import VirtualCluster
+from gossipgrad.cluster import Network, Straggler, VirtualCluster
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import one_line
 from gossipgrad.history import History
 from gossipgrad.layers import Model
-from gossipgrad.optim import SGD
-from gossipgrad.trainer import BACKENDS, LOSSES, Trainer
+from gossipgrad.trainer import BACKENDS, LOSSES, Trainer, check_batch
 
 DATASETS = (*gg_data.NAMES, "synthetic")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -100,6 +99,12 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    group.add_argument(
+        "--shuffle-samples",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="move the samples from rank to rank while they are trained on",
+    )
 
 
 _STRATEGY_KEYS = (
@@ -109,15 +114,51 @@ _STRATEGY_KEYS = (
     "exchange",
     "mix",
     "push_sum",
+    "wire_dtype",
     "bucket_bytes",
     "chunk_bytes",
     "period",
+    "shuffle_samples",
 )
+_OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
+_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
 _SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
 
 
+def _optimizer_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--optimizer", choices=optim.BY_NAME, default="sgd")
+    parser.add_argument(
+        "--lr", type=float, help="used as given: not multiplied by the ranks; default: 0.03, for adam 0.001"
+    )
+    parser.add_argument("--momentum", type=float, help="sgd; default: 0.9")
+    parser.add_argument("--weight-decay", type=float)
+    parser.add_argument("--nesterov", action=argparse.BooleanOptionalAction, default=None, help="sgd")
+    parser.add_argument("--beta1", type=float, help="adam")
+    parser.add_argument("--beta2", type=float, help="adam")
+    parser.add_argument("--eps", type=float, help="adam")
+    parser.add_argument("--decoupled", action=argparse.BooleanOptionalAction, default=None, help="adam: AdamW")
+
+
 def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: getattr(arguments, key) for key in keys if getattr(arguments, key) is not None}
+    return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
+
+
+def _circumstances_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("stragglers and slow networks")
+    group.add_argument("--straggler-probability", type=float, metavar="X", help="that a rank comes late to a step")
+    group.add_argument("--straggler-delay", type=float, metavar="SECONDS", help="by how much")
+    group.add_argument("--latency", type=float, metavar="SECONDS", help="of a message")
+    group.add_argument("--bandwidth", type=float, metavar="BYTES", help="a second, of each rank's links; 0: unlimited")
+    group.add_argument("--compute-time", type=float, metavar="SECONDS", help="a step, in virtual time")
+
+
+def _circumstances(arguments: argparse.Namespace) -> tuple[Straggler | None, Network | None]:
+    late = _given(arguments, ("straggler_probability", "straggler_delay"))
+    if len(late) == 1:
+        raise ValueError(f"--{next(iter(late)).replace('_', '-')}: goes with the other --straggler option")
+    straggler = Straggler(*late.values()) if late else None
+    links = _given(arguments, ("latency", "bandwidth"))
+    return straggler, Network(**links) if links else None
 
 
 def _machine_options(parser: argparse.ArgumentParser) -> None:
@@ -145,17 +186,12 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--epochs", type=int, default=8)
     train.add_argument("--batch-size", type=int, help="samples a rank and step; default: the model's")
     train.add_argument("--loss", choices=LOSSES, help="default: the model's")
-    train.add_argument("--optimizer", choices=("sgd",), default="sgd")
-    train.add_argument(
-        "--lr", type=float, default=0.03, help="learning rate, used as given: not multiplied by the ranks"
-    )
-    train.add_argument("--momentum", type=float, default=0.9)
-    train.add_argument("--weight-decay", type=float, default=0.0)
-    train.add_argument("--nesterov", action=argparse.BooleanOptionalAction, default=False)
+    _optimizer_options(train)
     train.add_argument("--shuffle", action=argparse.BooleanOptionalAction, default=True)
     train.add_argument("--seed", type=int, default=0)
     _machine_options(train)
     train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
+    _circumstances_options(train)
     _strategy_options(train)
     _schedule_options(train)
     files = train.add_argument_group("what comes out")
@@ -260,8 +296,8 @@ def train(arguments: argparse.Namespace) -> int:
     entry = models.by_name(arguments.model)
     strategy = _checked(lambda: strategies.by_name(arguments.strategy, **_given(arguments, _STRATEGY_KEYS)))
     schedule = _checked(lambda: schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS)))
-    keys = ("lr", "momentum", "weight_decay", "nesterov")
-    optimizer = _checked(lambda: SGD(**{key: getattr(arguments, key) for key in keys}, schedule=schedule))
+    how: dict[str, Any] = _OPTIMIZER_DEFAULTS[arguments.optimizer] | _given(arguments, _OPTIMIZER_KEYS)
+    optimizer = _checked(lambda: optim.by_name(arguments.optimizer, schedule=schedule, **how))
     launched = _launch.launcher_world_size()
     comm = None
     if arguments.virtual_ranks is not None:
@@ -269,7 +305,10 @@ def train(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 f"--virtual-ranks {arguments.virtual_ranks}: not under mpiexec, which started {launched} ranks"
             )
-        comm = _checked(lambda: VirtualCluster(arguments.virtual_ranks))
+        comm = _checked(lambda: VirtualCluster(arguments.virtual_ranks, compute_time=arguments.compute_time))
+    elif arguments.compute_time is not None:
+        raise UsageError(f"--compute-time {arguments.compute_time}: goes with --virtual-ranks")
+    straggler, network = _checked(lambda: _circumstances(arguments))
     for option, low in (("epochs", 1), ("batch_size", 1), ("threads", 1), ("seed", 0)):
         value = getattr(arguments, option)
         if value is not None and value < low:
@@ -284,6 +323,8 @@ def train(arguments: argparse.Namespace) -> int:
 
     net = entry.make()
     train_set, validation_set = _data(arguments, net)
+    batch_size = arguments.batch_size or entry.batch
+    check_batch(train_set, arguments.virtual_ranks or launched or 1, batch_size)  # before all replicas are made
     trainer = Trainer(
         net,
         loss=arguments.loss or entry.loss,
@@ -294,6 +335,8 @@ def train(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         trace=TRACE_SPANS if arguments.trace else 0,
+        straggler=straggler,
+        network=network,
     )
     speaks = trainer.rank == 0 and not arguments.quiet
     if speaks:
@@ -302,7 +345,7 @@ def train(arguments: argparse.Namespace) -> int:
         train_set,
         validation_set,
         epochs=arguments.epochs,
-        batch_size=arguments.batch_size or entry.batch,
+        batch_size=batch_size,
         callbacks=callbacks,
         validate_replicas=arguments.validate_replicas,
         shuffle=arguments.shuffle,

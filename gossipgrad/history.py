@@ -34,6 +34,8 @@ _ORDER = (
     "messages_sent",
     "bytes_per_rank_step",
     "messages_per_rank_step",
+    "sample_bytes_sent",
+    "sample_messages_sent",
     "consensus_distance",
 )
 

@@ -88,6 +88,11 @@ class GossipGraD(Strategy):
                   that time. The table must let all hear of all. Weights or weights and momentum, displacement mix.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
+                  batch of samples with their targets to rank r - 1, and what rank r + 1 sends takes their place. It
+                  costs a copy of the shard. The abstract has the shuffle; how epochs stay whole is our own design: a
+                  sample keeps its place in the shard, all ranks visit the places in one order, and so every sample is
+                  trained on once an epoch, by the rank that has it then. See Trainer.audit_samples.
     """
 
     name: ClassVar[str] = "gossipgrad"
@@ -99,6 +104,7 @@ class GossipGraD(Strategy):
     push_sum: bool = False
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
+    shuffle_samples: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "topology", check_topology(self.topology))
@@ -111,6 +117,7 @@ class GossipGraD(Strategy):
                 raise ValueError("push_sum=True with exchange='gradients': allowed: 'weights+momentum', 'weights'")
             if self.mix == "halves":
                 raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
+        flag("shuffle_samples", self.shuffle_samples)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
     def settings(self) -> dict[str, Any]:

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, checkpoint, cluster, environment, safetensors, strategies
+from gossipgrad import _core, checkpoint, cluster, environment, optim, safetensors, strategies
 from gossipgrad import callbacks as _callbacks
 from gossipgrad.callbacks import Callback, Progress, StopOnNaN
 from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
 from gossipgrad.errors import CheckpointError, choice, flag, integer, number
 from gossipgrad.history import History, Record, ordered
 from gossipgrad.layers import Model
-from gossipgrad.optim import SGD
+from gossipgrad.optim import SGD, Optimizer
 from gossipgrad.progress import ProgressBar
 
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mean_squared_error")
@@ -39,7 +39,7 @@ class Trainer:
 
     loss       "cross_entropy" (softmax; integer classes), "binary_cross_entropy" (of scores, "with logits"; targets
                0..1), "mean_squared_error"; each the mean over a batch.
-    optimizer  gossipgrad.SGD(...); default SGD(lr=0.01, momentum=0.9).
+    optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(), LayerwiseAllReduce(),
                PeriodicAllReduce(...), NoExchange(); default GossipGraD().
     seed       of initial weights, order of samples, dropout and rotation.
@@ -50,6 +50,8 @@ class Trainer:
     dtype      "float32"; device: "cpu"; others are not there yet.
     trace      spans kept a rank for write_trace; 0: none.
     timeout    seconds a rank waits for another's message before it fails; 0: for ever.
+    straggler  gossipgrad.Straggler(...): ranks that now and then come late; None: none but a VirtualCluster's.
+    network    gossipgrad.Network(...): slow links; None: as they are, or a VirtualCluster's.
 
     Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights.
     """
@@ -59,7 +61,7 @@ class Trainer:
         net: Model,
         *,
         loss: str = "cross_entropy",
-        optimizer: SGD | None = None,
+        optimizer: Optimizer | None = None,
         strategy: strategies.Strategy | None = None,
         seed: int = 0,
         comm: Any = None,
@@ -69,14 +71,17 @@ class Trainer:
         device: str = "cpu",
         trace: int = 0,
         timeout: float = 0.0,
+        straggler: cluster.Straggler | None = None,
+        network: cluster.Network | None = None,
     ) -> None:
         if not isinstance(net, Model):
             raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
         self.net = net
         self.loss: str = choice("loss", loss, LOSSES)
         self.optimizer = SGD(lr=0.01, momentum=0.9) if optimizer is None else optimizer
-        if not isinstance(self.optimizer, SGD):
-            raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: gossipgrad.SGD(...)")
+        if not isinstance(self.optimizer, Optimizer) or not self.optimizer.name:
+            allowed = ", ".join(f"gossipgrad.{c.__name__}(...)" for c in optim.BY_NAME.values())
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: {allowed}")
         self.strategy = strategies.GossipGraD() if strategy is None else strategy
         if not isinstance(self.strategy, strategies.Strategy) or not self.strategy.name:
             allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
@@ -92,8 +97,16 @@ class Trainer:
                 f"loss='cross_entropy' wants one score a class, a network output of shape (classes,); "
                 f"{net.name!r} gives {net.output_shape}"
             )
-        self.comm = comm
-        self.team = cluster.make_team(comm, number("timeout", timeout, 0.0))
+        self.comm = cluster.with_circumstances(comm, straggler, network)
+        self.straggler, self.network = straggler, network
+        self.compute_time: list[float] | None = None
+        self._straggler_seed = self.seed
+        if isinstance(self.comm, cluster.VirtualCluster):
+            self.straggler = self.comm.straggler
+            self.network = cluster.Network(self.comm.latency, self.comm.bandwidth)
+            self.compute_time = self.comm.step_seconds()
+            self._straggler_seed = self.seed if self.comm.seed is None else self.comm.seed
+        self.team = cluster.make_team(self.comm, number("timeout", timeout, 0.0), network)
         self._warn_of_missing_partners()
         self.stop = False
         self.epoch = 0  # epochs done
@@ -164,6 +177,8 @@ class Trainer:
             threads=self.threads,
             backend=self.backend,
             trace=self.trace,
+            straggler=self._straggler_options(),
+            compute_time=self.compute_time,
         )
         self._total = total
         if state is not None:
@@ -171,16 +186,31 @@ class Trainer:
         elif self.net.loaded:
             self._core.load_weights(self.net.weights())
 
-    def _state(self) -> tuple[int, list[tuple[Arrays, Arrays]]]:
-        core = self.core
-        return core.step, [(core.weights(r), core.momentum(r)) for r in range(self.team.local)]
+    def _straggler_options(self) -> tuple[float, float, int]:
+        one = self.straggler or cluster.Straggler(0.0, 0.0)
+        return float(one.probability), float(one.delay), self._straggler_seed
 
-    def _set_state(self, step: int, parts: Sequence[tuple[Arrays, Arrays]]) -> None:
+    def _rank_state(self, local: int) -> dict[str, Arrays]:
+        """All that a local rank trains with, by name; empty where the optimiser keeps none."""
         core = self.core
-        for local, (weights, momentum) in enumerate(parts):
-            core.load_weights(weights, local)
-            if momentum and self.optimizer.momentum:
-                core.load_momentum(momentum, local)
+        return {
+            "weight": core.weights(local),
+            "momentum": core.momentum(local),
+            "second_moment": core.second_moment(local),
+        }
+
+    def _state(self) -> tuple[int, list[dict[str, Arrays]]]:
+        return self.core.step, [self._rank_state(local) for local in range(self.team.local)]
+
+    def _set_state(self, step: int, parts: Sequence[dict[str, Arrays]]) -> None:
+        core = self.core
+        for local, part in enumerate(parts):
+            core.load_weights(part["weight"], local)
+            # What another optimiser left is of no use to this one.
+            if part["momentum"] and core.momentum(local):
+                core.load_momentum(part["momentum"], local)
+            if part["second_moment"] and core.second_moment(local):
+                core.load_second_moment(part["second_moment"], local)
         core.step = step
 
     def close(self) -> None:
@@ -224,16 +254,6 @@ class Trainer:
 
     # ---- training
 
-    def _check_batch(self, train: Dataset, batch_size: int) -> None:
-        if len(train) < self.size:
-            raise ValueError(f"train has {len(train)} samples for {self.size} ranks; allowed: at least one a rank")
-        smallest = len(train) // self.size
-        if batch_size > smallest:
-            raise ValueError(
-                f"batch_size={batch_size}: the smallest shard has {smallest} samples "
-                f"({len(train)} over {self.size} ranks); allowed: 1..{smallest}"
-            )
-
     def fit(
         self,
         train: Any,
@@ -269,7 +289,7 @@ class Trainer:
         shapes = (self.loss, self.net.input_shape, self.net.output_shape)
         train_core = train_set.for_network(*shapes)
         validation_core = None if validation_set is None else validation_set.for_network(*shapes)
-        self._check_batch(train_set, batch_size)
+        check_batch(train_set, self.size, batch_size)
         actors = list(callbacks)
         for actor in actors:
             if not isinstance(actor, Callback):
@@ -339,8 +359,16 @@ class Trainer:
         self.stop = self._any(self.stop)
 
     def _steps(self, actors: list[Callback], steps: int) -> None:
-        """One epoch's steps, in pieces of about CHUNK seconds: between them Python sees signals and shows progress."""
+        """One epoch's steps, in pieces of about CHUNK seconds: between them Python sees signals and shows progress.
+
+        In a virtual cluster in one piece that is watched meanwhile: what a rank has at hand when a piece ends must not
+        depend on the wall clock.
+        """
         begin = shown = time.perf_counter()
+        if self.virtual:
+            self.core.run(steps, lambda: self._show(actors, steps, time.perf_counter() - begin))
+            self._show(actors, steps, time.perf_counter() - begin)
+            return
         done, piece = 0, 1
         while done < steps:
             start = time.perf_counter()
@@ -352,15 +380,15 @@ class Trainer:
             piece = max(1, min(int(CHUNK / a_step), 4 * piece))
             if now - shown >= CHUNK / 2 or done == steps:
                 shown = now
-                self._show(actors, done, steps, now - begin)
+                self._show(actors, steps, now - begin)
 
-    def _show(self, actors: list[Callback], done: int, steps: int, seconds: float) -> None:
+    def _show(self, actors: list[Callback], steps: int, seconds: float) -> None:
         counts = self.core.progress()
         samples = int(counts["samples"])
         progress = Progress(
             epoch=self.epoch + 1,
             epochs=self.last_epoch,
-            step=done,
+            step=int(counts["steps"]),
             steps=steps,
             samples=samples,
             loss=float(counts["loss"]),
@@ -434,6 +462,25 @@ class Trainer:
         """Complete and mix what is in flight. Collective."""
         self.core.settle()
 
+    def audit_samples(self) -> Record:
+        """Prove that all samples of fit's training set are there, each on one rank, by counting them. Collective.
+
+        {"ok": bool, "samples": held by all ranks, "missing": ids that nobody has, "duplicate": ids too many, "altered":
+        samples that are not bit for bit those of the set with their ids, "first_missing", "first_duplicate",
+        "first_altered": the first such id, or None}. An id is the number of a sample in the set. Called at the same
+        step on all ranks, whatever step that is. RuntimeError before fit.
+        """
+        found = self.core.audit_samples()
+        return {"ok": not (found["missing"] or found["duplicate"] or found["altered"]), **found}
+
+    def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
+        """Which samples of fit's training set this rank holds now, in the order of its shard. Collective.
+
+        `rank`: which one, in a virtual cluster. Without shuffle_samples they are those that it began with. RuntimeError
+        before fit.
+        """
+        return self.core.sample_ids(self._local(rank))
+
     def weights(self, rank: int = 0) -> Arrays:
         """This rank's weights by name, copies. `rank`: which one, in a virtual cluster. Collective."""
         self.core.settle()
@@ -449,13 +496,15 @@ class Trainer:
         return self.core.gradients(self._local(rank))
 
     def momentum(self, rank: int = 0) -> Arrays:
-        """The optimiser's momentum by name, copies; empty without momentum. Collective."""
+        """SGD's momentum or Adam's first moment by name, copies; empty without momentum. Collective."""
         self.core.settle()
         return self.core.momentum(self._local(rank))
 
     def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
-        """{"step": updates done, "momentum": arrays by name}. Collective."""
-        return {"step": self.step, "momentum": self.momentum(rank)}
+        """{"step": updates done, "momentum": arrays by name, "second_moment": Adam's, else empty}. Collective."""
+        self.core.settle()
+        moments = {key: value for key, value in self._rank_state(self._local(rank)).items() if key != "weight"}
+        return {"step": self.step, **moments}
 
     def consensus_distance(self) -> float:
         """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
@@ -501,6 +550,10 @@ class Trainer:
             "comm": self.team.kind,
             "virtual_ranks": None if virtual is None else self.size,
             "virtual_cluster": virtual,
+            "straggler_probability": None if self.straggler is None else self.straggler.probability,
+            "straggler_delay": None if self.straggler is None else self.straggler.delay,
+            "latency": None if self.network is None else self.network.latency,
+            "bandwidth": None if self.network is None else self.network.bandwidth,
         }
 
     def _schedule(self) -> Record:
@@ -531,8 +584,7 @@ class Trainer:
 
         def write() -> None:
             for local in range(self.team.local):
-                arrays = self.core.weights(local), self.core.momentum(local)
-                checkpoint.write_rank(path, state, self.rank + local, step, *arrays)
+                checkpoint.write_rank(path, state, self.rank + local, step, self._rank_state(local))
 
         self._together(path, write)
         weights = self.core.consensus_weights()
@@ -566,14 +618,14 @@ class Trainer:
                 f"{name} is of {ranks} ranks, here are {self.size}; to go on it takes as many. "
                 "net.load_weights takes its consensus weights alone"
             )
-        parts: list[tuple[Arrays, Arrays]] = []
+        parts: list[dict[str, Arrays]] = []
 
         def load() -> None:
             for local in range(self.team.local):
-                weights, momentum = checkpoint.read_rank(name, description["state"], self.rank + local)
+                part = checkpoint.read_rank(name, description["state"], self.rank + local)
                 where = f"{name}, rank {self.rank + local}"
-                checked = self.net.check_weights(weights, where)
-                parts.append((checked, self.net.check_weights(momentum, where) if momentum else {}))
+                kept = {key: self.net.check_weights(arrays, where) if arrays else {} for key, arrays in part.items()}
+                parts.append(kept | {"weight": self.net.check_weights(part["weight"], where)})
 
         self._together("resume", load)
         self.core.settle()
@@ -586,6 +638,7 @@ class Trainer:
         here = self.settings()
         free = {"epochs", "threads", "backend", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"}
         free |= {"validation_samples", "dataset", "model"}
+        free |= {"straggler_probability", "straggler_delay", "latency", "bandwidth"}
         changed = [k for k in here if k not in free and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]
         if changed and self.rank == 0:
             pairs = ", ".join(f"{key} {saved[key]!r} -> {here[key]!r}" for key in changed)
@@ -609,7 +662,7 @@ class Trainer:
         try:
             settings = description["settings"]
             net = Model.from_config(description["model"])
-            strategy, optimizer = strategies.from_settings(settings), SGD.from_settings(settings)
+            strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
             if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
                 comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
             how = {"loss": settings["loss"], "seed": settings["seed"]}
@@ -655,6 +708,18 @@ _FIT_SETTINGS = (
     "shuffle",
     "validate_replicas",
 )
+
+
+def check_batch(train: Dataset, ranks: int, batch_size: int) -> None:
+    """ValueError unless every rank's shard of the set has a batch."""
+    if len(train) < ranks:
+        raise ValueError(f"train has {len(train)} samples for {ranks} ranks; allowed: at least one a rank")
+    smallest = len(train) // ranks
+    if batch_size > smallest:
+        raise ValueError(
+            f"batch_size={batch_size}: the smallest shard has {smallest} samples "
+            f"({len(train)} over {ranks} ranks); allowed: 1..{smallest}"
+        )
 
 
 def _first_difference(saved: Model, here: Model) -> str:

@@ -4,9 +4,18 @@ import gc
 
 import numpy as np
 import pytest
+import test_adam
 from conftest import ROOT
-from gossip_reference import Gradients, small_batches, small_net
-from test_strategies import CUTS, OPTIMIZERS, compare_with_simulation, silent_step, silent_trainer, state, trainer_of
+from gossip_reference import Gradients, randomise, small_batches, small_net, state
+from test_strategies import (
+    CUTS,
+    OPTIMIZERS,
+    compare_with_simulation,
+    silent_net,
+    silent_step,
+    silent_trainer,
+    trainer_of,
+)
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -36,6 +45,8 @@ def test_push_sum_is_what_its_contract_says(p, staleness, exchange, gradients_of
         topology = irregular(p) if i else "dissemination"
         strategy = gg.GossipGraD(topology=topology, staleness=staleness, exchange=exchange, push_sum=True, **cut)
         compare_with_simulation(p, strategy, optimizer, gradients_of, legs=(5, 4))
+    strategy = gg.GossipGraD(topology=irregular(p), staleness=staleness, exchange=exchange, push_sum=True)
+    test_adam.compare(p, strategy, test_adam.OPTIMIZERS["adamw"], gradients_of)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -71,6 +82,28 @@ def test_all_ranks_find_the_exact_mean(p, staleness):
     found, velocity = state(trainer)
     np.testing.assert_allclose(found, np.tile(weights.mean(0), (p, 1)), atol=5e-6)
     assert np.abs(velocity).max() < 1e-6
+
+
+class Narrow(gg.GossipGraD):
+    """With a bfloat16 wire."""
+
+    def options(self):
+        return super().options() | {"wire_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+def test_a_rounding_wire_keeps_the_mean(p, staleness):
+    strategy = Narrow(topology=irregular(p), push_sum=True, staleness=staleness, chunk_bytes=256)
+    trainer = trainer_of(p, gg.SGD(lr=0.0, momentum=0.5), strategy, net=silent_net())
+    weights, _ = randomise(trainer, np.random.default_rng(p))
+    for step in range(10 * (p + 3)):
+        if step % 5 == 0:
+            scalars = [_core.push_sum_scalar(core_topology(irregular(p)), p, step, r) for r in range(p)]
+            np.testing.assert_allclose(np.array(scalars) @ state(trainer)[0] / p, weights.mean(0), atol=5e-6)
+        silent_step(trainer)
+    # A rank that has given away nearly all of its scalar keeps what rounding left, many times over.
+    assert np.abs(state(trainer)[0] - weights.mean(0)).max() < 0.1
 
 
 def test_two_cycles_by_hand():

@@ -31,6 +31,7 @@ typedef struct gg_request {
     const void *data; /* ARRIVED: the message */
     void *landing;
     double when;          /* ARRIVED: the clock at which it arrived */
+    bool held;            /* comm/network.h's */
     uint64_t private_[8]; /* the implementation's */
 } gg_request;
 
@@ -52,13 +53,23 @@ typedef struct gg_transport_table {
     gg_status (*progress)(gg_transport *transport);
     double (*now)(gg_transport *transport);
     gg_status (*compute)(gg_transport *transport, double seconds);
+    gg_status (*idle)(gg_transport *transport, double seconds);
 } gg_transport_table;
+
+/* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it goes on when the
+ * rank's function has returned, until all have. It looks at requests of its own, sends and releases, and never waits. *busy: set
+ * to true where it found something to do. */
+typedef struct gg_service {
+    gg_status (*serve)(void *context, bool *busy); /* NULL: none */
+    void *context;
+} gg_service;
 
 struct gg_transport {
     const gg_transport_table *table;
     int rank, size;
+    gg_service service;                /* set and cleared by whoever has something to answer */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
-    double timeout;                    /* seconds a wait may take before it fails naming the peer; 0: for ever */
+    double timeout; /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for ever */
 };
 
 /* Collective: all ranks call it in the same order with the same sizes. Zeroed memory, 64-byte aligned, from which
@@ -81,8 +92,9 @@ gg_status gg_wait(gg_transport *transport, gg_request *request);
 gg_status gg_pause(gg_transport *transport, int round);
 /* Ends the reading of an arrived message; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
-/* After a failure: gives a request up, whatever its state, so that its memory may be freed. The message is lost, and
- * the peer may wait for ever or fail. IDLE: nothing. Keeps the error message. */
+/* Gives a request up, whatever its state, so that its memory may be freed. A receive for which nothing has been sent is taken back
+ * without harm. Otherwise, after a failure: the message is lost, and the peer may wait for ever or fail. IDLE: nothing. Keeps the
+ * error message. */
 void gg_cancel(gg_transport *transport, gg_request *request);
 /* Lets messages move; cheap; called between layers. In the virtual cluster ranks whose clock is behind run first. */
 gg_status gg_progress(gg_transport *transport);
@@ -91,6 +103,8 @@ gg_status gg_progress(gg_transport *transport);
 double gg_transport_now(gg_transport *transport);
 /* Tells that the rank has just computed something that the model says takes `seconds` of virtual time; MPI ignores it. */
 gg_status gg_transport_compute(gg_transport *transport, double seconds);
+/* Does nothing for `seconds` of the rank's clock: sleeps, where that is real time. Messages may stand still meanwhile. */
+gg_status gg_transport_idle(gg_transport *transport, double seconds);
 void gg_transport_destroy(gg_transport *transport); /* NULL is fine */
 
 #endif

@@ -10,8 +10,11 @@
  * become the mean of the first ones. An update of a rank counts with the rank's scalar at that time. Momentum is treated alike. The
  * scalars follow from the schedule, which every rank knows: they are computed, not sent, and a resumed run finds them again.
  *
- * Weights are private and updated in place; a snapshot of them is sent. As without push-sum, staleness 0 mixes at the latest before the
- * forward pass needs the layer, staleness 1 adds (mix of what was sent - own of it) after the next update. */
+ * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of share_j * (w_j - sent).
+ * As without push-sum, staleness 0 mixes at the latest before the forward pass needs the layer, staleness 1 adds the same after the next
+ * update. With a bfloat16 wire a rank gives s/2 times its rounded weights away and keeps the rest, so that the sum of s w is still kept:
+ *     s' w' = s w - s/2 round(w) + sum of s_j/2 round(w_j),   that is   w + sum of share_j * (round(w_j) - round(w)) + gain * (round(w) - w)
+ * with gain = (s' - s)/s'. The last term, of the size of a rounding, is added before the update, while w is what was sent. */
 #include <stdint.h>
 #include <string.h>
 
@@ -25,19 +28,21 @@ enum { WEIGHT = 0, MOMENTUM, KINDS };
 typedef struct arrivals {
     int count;
     int *sender;  /* in ascending order */
-    float *share; /* what counts how much in the mix: this rank's own, then each sender's; the sum is 1 */
+    float *share; /* of each sender in the mix */
+    float gain;   /* the part of this rank's scalar that is new */
+    int turn;     /* the snapshot arena that was sent in that step */
 } arrivals;
 
 typedef struct gossip_push_sum {
     gg_gossip gossip;
-    int kinds;                /* of arenas that are exchanged: weights, or momentum as well */
-    int most;                 /* messages to this rank in a step, at most; at least 1 */
-    gg_stream *stream[KINDS]; /* `most` of each kind: number i receives from sender i; number 0 also sends */
-    arrivals arrivals[2];     /* of this step at `turn`, of the one before at 1 - turn */
-    const arrivals **pending; /* a bucket: what is posted and not mixed yet; NULL: nothing */
-    int turn;                 /* the snapshot arena that this step writes */
-    const float **source;     /* most + 2 operands of a mix, and their factors */
-    float *factor;
+    int kinds;                     /* of arenas that are exchanged: weights, or momentum as well */
+    int most;                      /* messages to this rank in a step, at most; at least 1 */
+    gg_stream *stream[KINDS];      /* `most` of each kind: number i receives from sender i; number 0 also sends */
+    arrivals arrivals[2];          /* of this step at `turn`, of the one before at 1 - turn */
+    const arrivals **pending;      /* a bucket: what is posted and not mixed yet; NULL: nothing */
+    int *next;                     /* a bucket: the first chunk that is still to be mixed (staleness 0) */
+    int turn;                      /* the snapshot arena that this step writes */
+    float *rounded[KINDS];         /* what a bfloat16 snapshot says, of the elements that are worked on; NULL: float32 is sent */
     double *scalar, *scalar_after; /* of all ranks, before step scalar_step and after it */
     int64_t scalar_step;
 } gossip_push_sum;
@@ -72,35 +77,39 @@ static gg_status begin(gg_strategy *strategy) {
     int rank = strategy->env.transport->rank;
     gg_gossip_begin(&g->gossip);
     turn_scalars_to(g, strategy->step);
+    in->turn = g->turn;
     in->count = 0;
-    for (int from = -1; (from = gg_schedule_next_sender(schedule, strategy->step, rank, from)) >= 0;) {
-        in->sender[in->count++] = from;
+    for (int from = -1; (from = gg_schedule_next_sender(schedule, strategy->step, rank, from)) >= 0; ++in->count) {
+        in->sender[in->count] = from;
         in->share[in->count] = (float)(g->scalar[from] / 2 / g->scalar_after[rank]);
     }
-    in->share[0] = (float)(g->scalar[rank] / (g->gossip.send_to >= 0 ? 2 : 1) / g->scalar_after[rank]);
+    in->gain = (float)(1 - g->scalar[rank] / g->scalar_after[rank]);
     return GG_OK;
 }
 
 /* ---- mixing ---- */
 
-/* Mixes a piece of a chunk, all of which has arrived, into the arena. `sent`: the own values that were sent, where the arena has been
- * updated since; NULL: it has not. */
-static void mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, const gg_chunk *piece, const float *sent) {
+/* Before a mix, while the arena is what was sent: the rounding that a bfloat16 wire left behind. */
+static void keep_rounding(gossip_push_sum *g, const arrivals *in, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
+    for (int kind = 0; kind < g->kinds && g->gossip.options.wire == GG_BFLOAT16; ++kind) {
+        float *own = arena(g, kind) + piece->offset, *rounded = g->rounded[kind] + piece->offset;
+        device->table->widen(device, piece->count, gg_stream_snapshot(g->stream[kind], in->turn, piece->offset), rounded);
+        device->table->weighted_sum(device, piece->count, 2, (const float *[]){own, rounded},
+                                    (const float[]){1 - in->gain, in->gain}, own);
+    }
+}
+
+/* Mixes what has come for a piece of a chunk into the arena. */
+static void mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, const gg_chunk *piece) {
+    gg_device *device = g->gossip.head.env.device;
+    const gg_dtype wire = g->gossip.options.wire;
     float *own = arena(g, kind) + piece->offset;
-    size_t within = piece->offset - g->gossip.buckets.chunk[chunk].offset;
-    int n = 0;
-    g->source[n] = own;
-    g->factor[n++] = sent != NULL ? 1.0f : in->share[0];
-    for (int i = 0; i < in->count; ++i) {
-        g->source[n] = gg_stream_received(&g->stream[kind][i], chunk) + within;
-        g->factor[n++] = in->share[1 + i];
-    }
-    if (sent != NULL) {
-        g->source[n] = sent;
-        g->factor[n++] = in->share[0] - 1.0f;
-    }
-    device->table->weighted_sum(device, piece->count, n, g->source, g->factor, own);
+    const float *sent =
+        wire == GG_BFLOAT16 ? g->rounded[kind] + piece->offset : gg_stream_snapshot(g->stream[kind], in->turn, piece->offset);
+    for (int i = 0; i < in->count; ++i)
+        device->table->mix(device, piece->count, wire, in->share[i], own,
+                           gg_stream_received(&g->stream[kind][i], chunk, piece->offset), sent, own);
 }
 
 static gg_status release(gossip_push_sum *g, const arrivals *in, int chunk) {
@@ -114,9 +123,10 @@ cleanup:
 /* Mixes the next chunk of a bucket, all of which has arrived; the arena is what was sent. */
 static gg_status mix_next(gossip_push_sum *g, int bucket) {
     const arrivals *in = g->pending[bucket];
-    int chunk = g->gossip.next[bucket]++;
-    for (int kind = 0; kind < g->kinds; ++kind) mix(g, in, kind, chunk, &g->gossip.buckets.chunk[chunk], NULL);
-    if (g->gossip.next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->pending[bucket] = NULL;
+    int chunk = g->next[bucket]++;
+    keep_rounding(g, in, &g->gossip.buckets.chunk[chunk]);
+    for (int kind = 0; kind < g->kinds; ++kind) mix(g, in, kind, chunk, &g->gossip.buckets.chunk[chunk]);
+    if (g->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->pending[bucket] = NULL;
     return release(g, in, chunk);
 }
 
@@ -145,7 +155,7 @@ static gg_status need(gg_strategy *strategy, int layer) {
 /* Whether all of a bucket's next chunk has arrived. */
 static gg_status arrived(gossip_push_sum *g, int bucket, bool *all) {
     gg_status status = GG_OK;
-    int chunk = g->gossip.next[bucket];
+    int chunk = g->next[bucket];
     *all = true;
     for (int kind = 0; kind < g->kinds; ++kind)
         for (int i = 0; *all && i < g->pending[bucket]->count; ++i) GG_TRY(gg_stream_test(&g->stream[kind][i], chunk, all));
@@ -183,12 +193,16 @@ cleanup:
 /* Updates a piece of a layer that lies within one chunk, and takes its snapshot. */
 static void update(gossip_push_sum *g, int bucket, int chunk, const gg_chunk *piece) {
     gg_strategy *strategy = &g->gossip.head;
+    gg_device *device = strategy->env.device;
     const arrivals *in = g->pending[bucket];
+    if (in != NULL) keep_rounding(g, in, piece);
     gg_strategy_update(strategy, piece->offset, piece->count, strategy->env.state->gradient + piece->offset);
     for (int kind = 0; kind < g->kinds; ++kind) {
-        const gg_stream *stream = g->stream[kind];
-        if (in != NULL) mix(g, in, kind, chunk, piece, stream->arena[1 - g->turn] + piece->offset);
-        memcpy(stream->arena[g->turn] + piece->offset, arena(g, kind) + piece->offset, piece->count * sizeof(float));
+        float *own = arena(g, kind) + piece->offset;
+        void *snapshot = gg_stream_snapshot(g->stream[kind], g->turn, piece->offset);
+        if (in != NULL) mix(g, in, kind, chunk, piece);
+        if (g->gossip.options.wire == GG_BFLOAT16) device->table->narrow(device, piece->count, own, snapshot);
+        else memcpy(snapshot, own, piece->count * sizeof(float));
     }
 }
 
@@ -198,8 +212,8 @@ static gg_status finish(gossip_push_sum *g, int bucket) {
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const arrivals *in = &g->arrivals[g->turn];
     for (int i = b->first_chunk; g->pending[bucket] != NULL && i < b->end_chunk; ++i) GG_TRY(release(g, g->pending[bucket], i));
-    g->pending[bucket] = in->count > 0 ? in : NULL;
-    g->gossip.next[bucket] = b->first_chunk;
+    g->pending[bucket] = in->count > 0 || g->gossip.send_to >= 0 ? in : NULL; /* who only sends still has what rounding left */
+    g->next[bucket] = b->first_chunk;
     for (int kind = 0; kind < g->kinds; ++kind) {
         for (int i = 0; i < in->count; ++i) GG_TRY(gg_stream_receive(&g->stream[kind][i], bucket, in->sender[i]));
         if (g->gossip.send_to >= 0) GG_TRY(gg_stream_send(g->stream[kind], bucket, g->turn, g->gossip.send_to));
@@ -252,8 +266,8 @@ static void destroy(gg_strategy *strategy) {
         gg_free(g->arrivals[i].share);
     }
     gg_free(g->pending);
-    gg_free(g->source);
-    gg_free(g->factor);
+    for (int kind = 0; kind < KINDS; ++kind) gg_free(g->rounded[kind]);
+    gg_free(g->next);
     gg_free(g->scalar);
     gg_free(g->scalar_after);
     gg_state_destroy(&strategy->env, 0);
@@ -290,9 +304,12 @@ static int most_arrivals(gg_schedule *schedule, int rank) {
 static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) {
     gg_status status = GG_OK;
     GG_TRY(gg_calloc((size_t)g->most, sizeof(gg_stream), "streams", (void **)&g->stream[kind]));
+    if (g->gossip.options.wire == GG_BFLOAT16)
+        GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", (void **)&g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
         /* Messages of one kind have the same tags, whoever sends them. */
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0 ? 2 : 0, &g->stream[kind][i]));
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0 ? 2 : 0, g->gossip.options.wire,
+                                &g->stream[kind][i]));
         g->stream[kind][i].name = name;
     }
     g->kinds = kind + 1;
@@ -312,10 +329,9 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof *g->pending, "what is pending", (void **)&g->pending));
     for (int i = 0; i < 2; ++i) {
         GG_TRY(gg_calloc((size_t)g->most, sizeof(int), "senders", (void **)&g->arrivals[i].sender));
-        GG_TRY(gg_calloc((size_t)g->most + 1, sizeof(float), "shares", (void **)&g->arrivals[i].share));
+        GG_TRY(gg_calloc((size_t)g->most, sizeof(float), "shares", (void **)&g->arrivals[i].share));
     }
-    GG_TRY(gg_calloc((size_t)g->most + 2, sizeof *g->source, "operands", (void **)&g->source));
-    GG_TRY(gg_calloc((size_t)g->most + 2, sizeof(float), "factors", (void **)&g->factor));
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "next chunks", (void **)&g->next));
     GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar));
     GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar_after));
     g->scalar_step = INT64_MAX; /* the first step sets them */
