@@ -84,17 +84,11 @@ def test_all_ranks_find_the_exact_mean(p, staleness):
     assert np.abs(velocity).max() < 1e-6
 
 
-class Narrow(gg.GossipGraD):
-    """With a bfloat16 wire."""
-
-    def options(self):
-        return super().options() | {"wire_dtype": "bfloat16"}
-
-
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
 def test_a_rounding_wire_keeps_the_mean(p, staleness):
-    strategy = Narrow(topology=irregular(p), push_sum=True, staleness=staleness, chunk_bytes=256)
+    options = {"push_sum": True, "staleness": staleness, "wire_dtype": "bfloat16", "chunk_bytes": 256}
+    strategy = gg.GossipGraD(topology=irregular(p), **options)
     trainer = trainer_of(p, gg.SGD(lr=0.0, momentum=0.5), strategy, net=silent_net())
     weights, _ = randomise(trainer, np.random.default_rng(p))
     for step in range(10 * (p + 3)):
