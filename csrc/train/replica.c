@@ -282,6 +282,8 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
     out->skipped = r->strategy->skipped - r->skipped_before;
+    out->optimizer_bytes = gg_state_optimizer_bytes(&r->state, false);
+    out->optimizer_bytes_saved = gg_state_optimizer_bytes(&r->state, true) - out->optimizer_bytes;
     if (r->ring == NULL) return;
     gg_sample_ring_sent(r->ring, &out->sample_bytes_sent, &out->sample_messages_sent);
     out->sample_bytes_sent -= r->sample_bytes_before;
@@ -319,6 +321,16 @@ cleanup:
     return status;
 }
 
+gg_status gg_replica_gather(gg_replica *r, gg_arena which, float *whole) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_replica_settle(r));
+    GG_TRY(gg_strategy_gather(r->strategy, which, whole));
+cleanup:
+    return status;
+}
+
+void gg_replica_keep(gg_replica *r, gg_arena which, const float *whole) { gg_strategy_keep(r->strategy, which, whole); }
+
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
     if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
@@ -353,7 +365,7 @@ gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     if (r->averaging == NULL) {
         GG_TRY(
             gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
-        GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, &r->averaging));
+        GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
     }
     memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
     GG_TRY(gg_allreduce_run(r->averaging, r->consensus, r->equal_share));
@@ -477,7 +489,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
     for (size_t i = 0; i < ranks; ++i) r->equal_share[i] = 1.0f / (float)ranks;
     if (options->trace > 0) GG_TRY(gg_trace_create(options->trace, &r->trace));
-    r->state.count = gg_graph_arena_count(options->graph);
+    r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
     GG_TRY(gg_strategy_create(&options->strategy,
@@ -524,6 +536,5 @@ const char *gg_replica_backend_name(const gg_replica *r) {
 }
 
 size_t gg_replica_bytes(const gg_replica *r) {
-    size_t arenas = 2u + (r->state.momentum != NULL) + (r->state.square != NULL);
-    return gg_plans_bytes(&r->plans) + arenas * r->state.count * sizeof(float);
+    return gg_plans_bytes(&r->plans) + 2 * r->state.count * sizeof(float) + (size_t)gg_state_optimizer_bytes(&r->state, false);
 }
