@@ -18,7 +18,7 @@ from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cluster import VirtualCluster
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import one_line
+from gossipgrad.errors import number, one_line
 from gossipgrad.history import History
 from gossipgrad.layers import Model
 from gossipgrad.optim import SGD
@@ -124,6 +124,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, default=0)
     _machine_options(train)
     train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
+    train.add_argument(
+        "--timeout", type=float, default=0.0, help="seconds to wait for another rank's message; default: 0, for ever"
+    )
     _strategy_options(train)
     _schedule_options(train)
     files = train.add_argument_group("what comes out")
@@ -246,6 +249,7 @@ def train(arguments: argparse.Namespace) -> int:
             f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
             "--dataset mnist or cifar10"
         )
+    timeout = _checked(lambda: number("timeout", arguments.timeout, 0.0))
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
 
@@ -261,6 +265,7 @@ def train(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         trace=TRACE_SPANS if arguments.trace else 0,
+        timeout=timeout,
     )
     speaks = trainer.rank == 0 and not arguments.quiet
     if speaks:
@@ -401,5 +406,5 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
         plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
         text = one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
-        _failure.end_all_ranks(_say(f"error: {text}"), code)
+        _failure.end_all_ranks(_say(f"error: {text}"), code, error)
     return code

@@ -1,6 +1,8 @@
 #include "comm/team.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "comm/local.h"
@@ -24,6 +26,12 @@ cleanup:
     return status;
 }
 
+static void set_checks(gg_team *team) {
+    const char *choice = getenv("GOSSIPGRAD_CHECK_BUFFERS");
+    bool wanted = choice != NULL && *choice != '\0' && strcmp(choice, "0") != 0;
+    for (int i = 0; i < team->local; ++i) gg_team_transport(team, i)->check_buffers = wanted;
+}
+
 gg_status gg_team_create_single(gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
@@ -41,6 +49,7 @@ gg_status gg_team_create_mpi(bool use_world, int fortran_handle, gg_team **out) 
     GG_TRY(make("mpi", &team));
     GG_TRY(gg_mpi_transport_create(use_world, fortran_handle, &team->transport));
     team->size = team->transport->size;
+    set_checks(team);
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
     *out = team;
@@ -53,6 +62,7 @@ gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **ou
     GG_TRY(make("virtual", &team));
     GG_TRY(gg_virtual_create(options, &team->cluster));
     team->size = team->local = options->size;
+    set_checks(team);
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
     *out = team;
