@@ -99,8 +99,10 @@ class Trainer:
         loss: str,  # cross_entropy binary_cross_entropy mean_squared_error
         optimizer: dict[
             str, Any
-        ],  # lr momentum weight_decay nesterov schedule{kind final gamma power warmup_start every total warmup}
-        strategy: dict[str, Any],  # name topology rotate staleness exchange mix bucket_bytes chunk_bytes period
+        ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup}
+        strategy: dict[
+            str, Any
+        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period shuffle_samples
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
@@ -128,6 +130,10 @@ class Trainer:
     def train_step(self, samples: list[NDArray[np.float32]], targets: list[NDArray[Any]]) -> list[float]:
         """One step, one batch a local rank (float32, plain layout); each rank's mean loss."""
     def settle(self) -> None: ...
+    def audit_samples(self) -> dict[str, int | None]:
+        """Collective. Settles. samples, missing, duplicate, altered; first_...: an id, or None."""
+    def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
+        """Which sample each slot of a local rank holds. Settles."""
     @property
     def step(self) -> int: ...
     @step.setter
@@ -148,6 +154,8 @@ class Trainer:
     def momentum(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def load_weights(self, weights: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
         """None: every local rank. All names and shapes must fit."""
+    def second_moment(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
+    def load_second_moment(self, second_moment: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
     def load_momentum(self, momentum: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
 
     # measurement
@@ -171,8 +179,13 @@ def abort(code: int, /) -> None:
 
 def mpi_start(launched: int = 0) -> None: ...
 def shard(count: int, rank: int, size: int) -> tuple[int, int]: ...
-def partners(topology: str, size: int, step: int, rank: int, rotate: bool = True, seed: int = 0) -> tuple[int, int]:
-    """(send to, receive from); -1: nobody."""
+def partners(
+    topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
+) -> tuple[int, int]:
+    """(send to, receive from); -1: nobody. Where several send to `rank`: the lowest."""
+
+def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0) -> dict[str, Any]:
+    """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...
@@ -200,4 +213,4 @@ def run_loss(
 def run_kernel(
     isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]
 ) -> Any:
-    """An arena kernel: sgd, mix, halve, weighted_sum, sum_squares, all_finite."""
+    """An arena kernel: update, mix, halve, narrow, weighted_sum, narrow_sum, sum_squares, all_finite."""

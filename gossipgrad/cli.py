@@ -13,7 +13,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from gossipgrad import _failure, _launch, bench, environment, models, schedules, strategies
+import numpy as np
+
+from gossipgrad import _failure, _launch, bench, environment, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cluster import VirtualCluster
@@ -21,7 +23,6 @@ from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import number, one_line
 from gossipgrad.history import History
 from gossipgrad.layers import Model
-from gossipgrad.optim import SGD
 from gossipgrad.trainer import BACKENDS, LOSSES, Trainer
 
 DATASETS = (*gg_data.NAMES, "synthetic")
@@ -67,10 +68,29 @@ def _period(text: str) -> int | str:
     return "log2" if text == "log2" else int(text)
 
 
+_TOPOLOGY_HELP = f"{', '.join(strategies.TOPOLOGIES)}, or a table of partners [period, ranks]: .npy, .json, or text"
+
+
+def _topology(text: str) -> Any:
+    """A topology's name, or the table in a file; ValueError, OSError: neither."""
+    kind = os.path.splitext(text)[1]
+    try:
+        if kind == ".npy":
+            return strategies.check_topology(np.load(text))
+        if kind == ".json":
+            with open(text, encoding="utf-8") as file:
+                return strategies.check_topology(json.load(file))
+        if kind:
+            return strategies.check_topology(np.loadtxt(text, dtype=np.int64, ndmin=2))
+        return strategies.check_topology(text)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(one_line(error)) from error
+
+
 def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
-    group.add_argument("--topology", choices=strategies.TOPOLOGIES)
+    group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
@@ -78,14 +98,47 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    group.add_argument(
+        "--shuffle-samples",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="move the samples from rank to rank while they are trained on",
+    )
 
 
-_STRATEGY_KEYS = ("topology", "rotate", "staleness", "exchange", "mix", "bucket_bytes", "chunk_bytes", "period")
+_STRATEGY_KEYS = (
+    "topology",
+    "rotate",
+    "staleness",
+    "exchange",
+    "mix",
+    "wire_dtype",
+    "bucket_bytes",
+    "chunk_bytes",
+    "period",
+    "shuffle_samples",
+)
+_OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
+_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
 _SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
 
 
+def _optimizer_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--optimizer", choices=optim.BY_NAME, default="sgd")
+    parser.add_argument(
+        "--lr", type=float, help="used as given: not multiplied by the ranks; default: 0.03, for adam 0.001"
+    )
+    parser.add_argument("--momentum", type=float, help="sgd; default: 0.9")
+    parser.add_argument("--weight-decay", type=float)
+    parser.add_argument("--nesterov", action=argparse.BooleanOptionalAction, default=None, help="sgd")
+    parser.add_argument("--beta1", type=float, help="adam")
+    parser.add_argument("--beta2", type=float, help="adam")
+    parser.add_argument("--eps", type=float, help="adam")
+    parser.add_argument("--decoupled", action=argparse.BooleanOptionalAction, default=None, help="adam: AdamW")
+
+
 def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: getattr(arguments, key) for key in keys if getattr(arguments, key) is not None}
+    return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
 
 
 def _machine_options(parser: argparse.ArgumentParser) -> None:
@@ -113,13 +166,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--epochs", type=int, default=8)
     train.add_argument("--batch-size", type=int, help="samples a rank and step; default: the model's")
     train.add_argument("--loss", choices=LOSSES, help="default: the model's")
-    train.add_argument("--optimizer", choices=("sgd",), default="sgd")
-    train.add_argument(
-        "--lr", type=float, default=0.03, help="learning rate, used as given: not multiplied by the ranks"
-    )
-    train.add_argument("--momentum", type=float, default=0.9)
-    train.add_argument("--weight-decay", type=float, default=0.0)
-    train.add_argument("--nesterov", action=argparse.BooleanOptionalAction, default=False)
+    _optimizer_options(train)
     train.add_argument("--shuffle", action=argparse.BooleanOptionalAction, default=True)
     train.add_argument("--seed", type=int, default=0)
     _machine_options(train)
@@ -170,7 +217,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
         help="time the strategy against no exchange, in alternating blocks; WHAT: what partners exchange",
     )
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
-    group.add_argument("--topology", choices=strategies.TOPOLOGIES)
+    group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
@@ -230,8 +277,8 @@ def train(arguments: argparse.Namespace) -> int:
     entry = models.by_name(arguments.model)
     strategy = _checked(lambda: strategies.by_name(arguments.strategy, **_given(arguments, _STRATEGY_KEYS)))
     schedule = _checked(lambda: schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS)))
-    keys = ("lr", "momentum", "weight_decay", "nesterov")
-    optimizer = _checked(lambda: SGD(**{key: getattr(arguments, key) for key in keys}, schedule=schedule))
+    how: dict[str, Any] = _OPTIMIZER_DEFAULTS[arguments.optimizer] | _given(arguments, _OPTIMIZER_KEYS)
+    optimizer = _checked(lambda: optim.by_name(arguments.optimizer, schedule=schedule, **how))
     launched = _launch.launcher_world_size()
     comm = None
     if arguments.virtual_ranks is not None:
@@ -295,7 +342,8 @@ def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> 
     ranks = "1 rank" if trainer.size == 1 else f"{trainer.size} ranks"
     where = {"mpi": " under MPI", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
     threads = "1 thread" if trainer.threads == 1 else f"{trainer.threads} threads"
-    how = [str(v) for k, v in trainer.strategy.settings().items() if k in ("topology", "exchange") and v]
+    settings, shown = trainer.strategy.settings(), ("topology", "exchange")
+    how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
     words = f" ({', '.join(how)})" if how else ""
     return (
         f"{trainer.net.name}, {trainer.net.parameters:,} parameters, on {train_set.name}, {len(train_set):,} + "

@@ -32,6 +32,10 @@ _ORDER = (
     "data_wait_seconds_max",
     "bytes_sent",
     "messages_sent",
+    "bytes_per_rank_step",
+    "messages_per_rank_step",
+    "sample_bytes_sent",
+    "sample_messages_sent",
     "consensus_distance",
 )
 
@@ -77,11 +81,13 @@ class History:
         model: Record | None = None,
         epochs: list[Record] | None = None,
         weights_sha256: list[str] | None = None,
+        schedule: Record | None = None,
     ) -> None:
         self.settings = settings or {}
         self.environment = environment or {}
         self.ranks = ranks
         self.model = model or {}
+        self.schedule = schedule or {}
         self.epochs = epochs if epochs is not None else []
         self.weights_sha256 = weights_sha256 or []
 
@@ -110,6 +116,7 @@ class History:
             "environment": self.environment,
             "ranks": self.ranks,
             "model": self.model,
+            "schedule": self.schedule,
             "epochs": self.epochs,
             "weights_sha256": self.weights_sha256,
         }

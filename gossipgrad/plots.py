@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from gossipgrad import _core
-from gossipgrad.errors import choice, flag, integer
+from gossipgrad.errors import flag, integer
 from gossipgrad.history import History, flat
-from gossipgrad.strategies import TOPOLOGIES
+from gossipgrad.strategies import Topology, check_topology, core_topology
 
 Path = str | os.PathLike[str]
 
@@ -31,7 +31,7 @@ def _finish(figure: Any, path: Path | None) -> Any:
 
 def partner_schedule(
     p: int,
-    topology: str = "dissemination",
+    topology: Topology = "dissemination",
     path: Path | None = None,
     *,
     steps: int | None = None,
@@ -40,28 +40,35 @@ def partner_schedule(
 ) -> Any:
     """Who sends to whom: ranks from top to bottom, steps from left to right, an arrow a message.
 
-    steps None: two cycles of ceil(log2 p). The arrows are those of _core.partners, which training uses.
+    topology, rotate, seed: as for GossipGraD. steps None: two cycles, but at least ceil(log2 p) steps and at most 12.
+    The arrows are those of _core.partners, which training uses.
     """
     p = integer("p", p, 1)
-    choice("topology", topology, TOPOLOGIES)
+    name = check_topology(topology)
     flag("rotate", rotate)
-    stages = max((p - 1).bit_length(), 1)
-    steps = 2 * stages if steps is None else integer("steps", steps, 1)
+    chosen = core_topology(name)
+    stages = max(int(_core.schedule(chosen, p, rotate, seed)["stages"]), 1)
+    shortest = max((p - 1).bit_length(), 1)
+    steps = min(max(2 * stages, shortest), 12) if steps is None else integer("steps", steps, 1)
     figure, axes = _figure(1.3 + 1.1 * steps, 1.2 + 0.38 * p)
     for step in range(steps + 1):
         axes.scatter([step] * p, range(p), s=36, color="#37474f", zorder=3)
     for step in range(steps):
         colour = f"C{step % stages}"
         for rank in range(p):
-            to, _ = _core.partners(topology, p, step, rank, rotate, seed)
+            to, _ = _core.partners(chosen, p, step, rank, rotate, seed)
             axes.plot([step, step + 1], [rank, rank], color="#cfd8dc", lw=1, zorder=1)
             if to >= 0:
                 style = {"arrowstyle": "-|>", "color": colour, "lw": 1.4, "shrinkA": 4, "shrinkB": 4}
                 axes.annotate("", xy=(step + 1, to), xytext=(step, rank), arrowprops=style, zorder=2)
-    for cycle in range(stages, steps, stages):
+    for cycle in range(stages, steps, stages) if stages > 1 else ():
         axes.axvline(cycle, color="#90a4ae", ls=":", lw=1, zorder=0)
-    turned = "places change after each cycle" if rotate else "no rotation"
-    axes.set_title(f"{topology}, {p} ranks: {stages} steps a cycle, {turned}", fontsize=10)
+    turns = rotate and name != "random" and isinstance(name, str)
+    about = f"{name if isinstance(name, str) else 'a table'}, {p} rank{'s' if p > 1 else ''}"
+    about += (
+        f": {stages} step{'s' if stages > 1 else ''} a cycle" if name != "random" else ": other pairs in every step"
+    )
+    axes.set_title(about + (", places change after each" if turns else ""), fontsize=10)
     axes.set_xticks(range(steps + 1))
     axes.set_yticks(range(p), [f"rank {r}" for r in range(p)])
     axes.set_xlabel("step")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gossipgrad.errors import choice, flag, integer
 
-TOPOLOGIES = ("dissemination", "cube")
+TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
+Topology = str | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
 EXCHANGES = ("weights+momentum", "weights", "gradients")
 MIXES = ("displacement", "halves")
 
@@ -28,6 +32,26 @@ class Strategy:
         return {"name": self.name, **{key: value for key, value in asdict(self).items() if value is not None}}
 
 
+def check_topology(topology: Any) -> str | tuple[tuple[int, ...], ...]:
+    """A topology's name, or a table [period, p] as tuples; the core checks the partners when it knows p."""
+    if isinstance(topology, str):
+        return str(choice("topology", topology, TOPOLOGIES))
+    allowed = ", ".join(repr(name) for name in TOPOLOGIES) + ", or integers of shape [period, ranks]"
+    try:
+        table = np.asarray(topology)
+    except ValueError:
+        raise ValueError(f"topology: rows of different lengths; allowed: {allowed}") from None
+    if table.ndim != 2 or table.dtype.kind not in "iu":
+        what = f"an array of shape {table.shape} and dtype {table.dtype}" if table.ndim else repr(topology)
+        raise ValueError(f"topology: {what}; allowed: {allowed}")
+    return tuple(tuple(int(partner) for partner in row) for row in table)
+
+
+def core_topology(topology: Topology) -> str | NDArray[np.int64]:
+    """What the core wants for what check_topology gave."""
+    return topology if isinstance(topology, str) else np.array(topology, np.int64, ndmin=2)
+
+
 def _check_sizes(bucket_bytes: int | None, chunk_bytes: int | None) -> None:
     for key, value in (("bucket_bytes", bucket_bytes), ("chunk_bytes", chunk_bytes)):
         if value is not None:
@@ -39,11 +63,19 @@ class GossipGraD(Strategy):
     """Each step every rank exchanges with one partner, which changes from step to step.
 
     Daily, Vishnu, Siegel, Warfel, Amatya, "GossipGraD: Scalable Deep Learning using Gossip Communication based
-    Asynchronous Gradient Descent" (2018), arXiv 1803.05880. Step t uses stage h = t mod k, k = ceil(log2 p).
+    Asynchronous Gradient Descent" (2018), arXiv 1803.05880. Dissemination, cube and rotation are those of the authors'
+    code; the other topologies are additions. Step t is step h = t mod k of a cycle.
 
-    topology      "dissemination": send to (r - 2^h) mod p, receive from (r + 2^h) mod p; any p.
-                  "cube": both with r XOR 2^h; a peer that does not exist is skipped, by both sides.
-    rotate        after each cycle of k stages the ranks change places by a permutation drawn from the seed.
+    topology      "dissemination": send to (r - 2^h) mod p, receive from (r + 2^h) mod p; k = ceil(log2 p).
+                  "cube": both with r XOR 2^h; a peer that does not exist is skipped, by both sides; k = ceil(log2 p).
+                  "ring": send to r - 1, receive from r + 1, and the other way round in odd steps t; k = p - 1.
+                  "exponential": send to (r + 2^h) mod p, receive from (r - 2^h) mod p, the one-peer exponential
+                  graph: dissemination in a mirror; k = ceil(log2 p).
+                  "random": pairs drawn from the seed, anew for every step; for odd p one rank rests; k = 1.
+                  A table, integers of shape [k, p]: table[h][r] is the rank that r sends to; r itself or -1: it rests.
+                  Every rank that sends must receive from one rank, the others from none.
+    rotate        after each cycle of k steps the ranks change places by a permutation drawn from the seed; without
+                  effect on "random" and on a table.
     staleness     0: what was sent after an update is mixed before the layer is used again.
                   1: after the update of the next step, so that a whole step hides the exchange.
     exchange      "weights+momentum", "weights", or "gradients" (for comparison: nothing pulls the replicas together).
@@ -51,24 +83,40 @@ class GossipGraD(Strategy):
                   "halves": w = (w + received) / 2, the authors' form.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
+                  batch of samples with their targets to rank r - 1, and what rank r + 1 sends takes their place. It
+                  costs a copy of the shard. The abstract has the shuffle; how epochs stay whole is our own design: a
+                  sample keeps its place in the shard, all ranks visit the places in one order, and so every sample is
+                  trained on once an epoch, by the rank that has it then. See Trainer.audit_samples.
     """
 
     name: ClassVar[str] = "gossipgrad"
-    topology: str = "dissemination"
+    topology: Topology = "dissemination"
     rotate: bool = True
     staleness: int = 0
     exchange: str = "weights+momentum"
     mix: str = "displacement"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
+    shuffle_samples: bool = False
 
     def __post_init__(self) -> None:
-        choice("topology", self.topology, TOPOLOGIES)
+        object.__setattr__(self, "topology", check_topology(self.topology))
         flag("rotate", self.rotate)
         choice("staleness", self.staleness, (0, 1))
         choice("exchange", self.exchange, EXCHANGES)
         choice("mix", self.mix, MIXES)
+        flag("shuffle_samples", self.shuffle_samples)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
+
+    def settings(self) -> dict[str, Any]:
+        made = super().settings()
+        if not isinstance(self.topology, str):
+            made["topology"] = [list(row) for row in self.topology]
+        return made
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"topology": core_topology(self.topology)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, checkpoint, cluster, environment, safetensors, strategies
+from gossipgrad import _core, checkpoint, cluster, environment, optim, safetensors, strategies
 from gossipgrad import callbacks as _callbacks
 from gossipgrad import trace as _trace
 from gossipgrad.callbacks import Callback, Progress, StopOnNaN
@@ -26,7 +26,7 @@ from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_a
 from gossipgrad.errors import CheckpointError, CommunicationError, choice, flag, integer, number
 from gossipgrad.history import History, Record, ordered
 from gossipgrad.layers import Model
-from gossipgrad.optim import SGD
+from gossipgrad.optim import SGD, Optimizer
 from gossipgrad.progress import ProgressBar
 
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mean_squared_error")
@@ -41,7 +41,7 @@ class Trainer:
 
     loss       "cross_entropy" (softmax; integer classes), "binary_cross_entropy" (of scores, "with logits"; targets
                0..1), "mean_squared_error"; each the mean over a batch.
-    optimizer  gossipgrad.SGD(...); default SGD(lr=0.01, momentum=0.9).
+    optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(), LayerwiseAllReduce(),
                PeriodicAllReduce(...), NoExchange(); default GossipGraD().
     seed       of initial weights, order of samples, dropout and rotation.
@@ -62,7 +62,7 @@ class Trainer:
         net: Model,
         *,
         loss: str = "cross_entropy",
-        optimizer: SGD | None = None,
+        optimizer: Optimizer | None = None,
         strategy: strategies.Strategy | None = None,
         seed: int = 0,
         comm: Any = None,
@@ -78,8 +78,9 @@ class Trainer:
         self.net = net
         self.loss: str = choice("loss", loss, LOSSES)
         self.optimizer = SGD(lr=0.01, momentum=0.9) if optimizer is None else optimizer
-        if not isinstance(self.optimizer, SGD):
-            raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: gossipgrad.SGD(...)")
+        if not isinstance(self.optimizer, Optimizer) or not self.optimizer.name:
+            allowed = ", ".join(f"gossipgrad.{c.__name__}(...)" for c in optim.BY_NAME.values())
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: {allowed}")
         self.strategy = strategies.GossipGraD() if strategy is None else strategy
         if not isinstance(self.strategy, strategies.Strategy) or not self.strategy.name:
             allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
@@ -174,16 +175,27 @@ class Trainer:
         elif self.net.loaded:
             self._core.load_weights(self.net.weights())
 
-    def _state(self) -> tuple[int, list[tuple[Arrays, Arrays]]]:
+    def _rank_state(self, local: int) -> dict[str, Arrays]:
+        """All that a local rank trains with, by name; empty where the optimiser keeps none."""
         core = self.core
-        return core.step, [(core.weights(r), core.momentum(r)) for r in range(self.team.local)]
+        return {
+            "weight": core.weights(local),
+            "momentum": core.momentum(local),
+            "second_moment": core.second_moment(local),
+        }
 
-    def _set_state(self, step: int, parts: Sequence[tuple[Arrays, Arrays]]) -> None:
+    def _state(self) -> tuple[int, list[dict[str, Arrays]]]:
+        return self.core.step, [self._rank_state(local) for local in range(self.team.local)]
+
+    def _set_state(self, step: int, parts: Sequence[dict[str, Arrays]]) -> None:
         core = self.core
-        for local, (weights, momentum) in enumerate(parts):
-            core.load_weights(weights, local)
-            if momentum and self.optimizer.momentum:
-                core.load_momentum(momentum, local)
+        for local, part in enumerate(parts):
+            core.load_weights(part["weight"], local)
+            # What another optimiser left is of no use to this one.
+            if part["momentum"] and core.momentum(local):
+                core.load_momentum(part["momentum"], local)
+            if part["second_moment"] and core.second_moment(local):
+                core.load_second_moment(part["second_moment"], local)
         core.step = step
 
     def close(self) -> None:
@@ -308,6 +320,7 @@ class Trainer:
         self.history.settings = self.settings()
         self.history.environment = self._environment()
         self.history.ranks = self.size
+        self.history.schedule = self._schedule()
         self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
         self.history.weights_sha256 = []
         self.stop = False
@@ -335,6 +348,8 @@ class Trainer:
         self.core.epoch(self.epoch)
         self._steps(actors, steps)
         record: Record = {"epoch": self.epoch + 1, **self.core.end_epoch()}
+        for key in ("bytes", "messages"):
+            record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (self.size * record["steps"])
         if validation is not None:
             record["validation"] = dict(self.core.evaluate(validation, batch_size, False)[0])
             if validate_replicas:
@@ -441,6 +456,25 @@ class Trainer:
         """Complete and mix what is in flight. Collective."""
         self.core.settle()
 
+    def audit_samples(self) -> Record:
+        """Prove that all samples of fit's training set are there, each on one rank, by counting them. Collective.
+
+        {"ok": bool, "samples": held by all ranks, "missing": ids that nobody has, "duplicate": ids too many, "altered":
+        samples that are not bit for bit those of the set with their ids, "first_missing", "first_duplicate",
+        "first_altered": the first such id, or None}. An id is the number of a sample in the set. Called at the same
+        step on all ranks, whatever step that is. RuntimeError before fit.
+        """
+        found = self.core.audit_samples()
+        return {"ok": not (found["missing"] or found["duplicate"] or found["altered"]), **found}
+
+    def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
+        """Which samples of fit's training set this rank holds now, in the order of its shard. Collective.
+
+        `rank`: which one, in a virtual cluster. Without shuffle_samples they are those that it began with. RuntimeError
+        before fit.
+        """
+        return self.core.sample_ids(self._local(rank))
+
     def weights(self, rank: int = 0) -> Arrays:
         """This rank's weights by name, copies. `rank`: which one, in a virtual cluster. Collective."""
         self.core.settle()
@@ -456,13 +490,15 @@ class Trainer:
         return self.core.gradients(self._local(rank))
 
     def momentum(self, rank: int = 0) -> Arrays:
-        """The optimiser's momentum by name, copies; empty without momentum. Collective."""
+        """SGD's momentum or Adam's first moment by name, copies; empty without momentum. Collective."""
         self.core.settle()
         return self.core.momentum(self._local(rank))
 
     def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
-        """{"step": updates done, "momentum": arrays by name}. Collective."""
-        return {"step": self.step, "momentum": self.momentum(rank)}
+        """{"step": updates done, "momentum": arrays by name, "second_moment": Adam's, else empty}. Collective."""
+        self.core.settle()
+        moments = {key: value for key, value in self._rank_state(self._local(rank)).items() if key != "weight"}
+        return {"step": self.step, **moments}
 
     def consensus_distance(self) -> float:
         """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
@@ -510,6 +546,14 @@ class Trainer:
             "virtual_cluster": virtual,
         }
 
+    def _schedule(self) -> Record:
+        """The report's facts about who meets whom; empty where no schedule says."""
+        if not isinstance(self.strategy, strategies.GossipGraD):
+            return {}
+        topology, rotate = strategies.core_topology(self.strategy.topology), self.strategy.rotate
+        facts = _core.schedule(topology, self.size, rotate, self.seed)
+        return {"topology": topology if isinstance(topology, str) else "table", "rotate": rotate, **facts}
+
     def _environment(self) -> Record:
         used = {"backend": self.core.backend, "isa": self.core.isa}
         return environment.environment(self.threads) | used
@@ -530,8 +574,7 @@ class Trainer:
 
         def write() -> None:
             for local in range(self.team.local):
-                arrays = self.core.weights(local), self.core.momentum(local)
-                checkpoint.write_rank(path, state, self.rank + local, step, *arrays)
+                checkpoint.write_rank(path, state, self.rank + local, step, self._rank_state(local))
 
         self._together(path, write)
         weights = self.core.consensus_weights()
@@ -565,14 +608,14 @@ class Trainer:
                 f"{name} is of {ranks} ranks, here are {self.size}; to go on it takes as many. "
                 "net.load_weights takes its consensus weights alone"
             )
-        parts: list[tuple[Arrays, Arrays]] = []
+        parts: list[dict[str, Arrays]] = []
 
         def load() -> None:
             for local in range(self.team.local):
-                weights, momentum = checkpoint.read_rank(name, description["state"], self.rank + local)
+                part = checkpoint.read_rank(name, description["state"], self.rank + local)
                 where = f"{name}, rank {self.rank + local}"
-                checked = self.net.check_weights(weights, where)
-                parts.append((checked, self.net.check_weights(momentum, where) if momentum else {}))
+                kept = {key: self.net.check_weights(arrays, where) if arrays else {} for key, arrays in part.items()}
+                parts.append(kept | {"weight": self.net.check_weights(part["weight"], where)})
 
         self._together("resume", load)
         self.core.settle()
@@ -608,7 +651,7 @@ class Trainer:
         try:
             settings = description["settings"]
             net = Model.from_config(description["model"])
-            strategy, optimizer = strategies.from_settings(settings), SGD.from_settings(settings)
+            strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
             if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
                 comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
             how = {"loss": settings["loss"], "seed": settings["seed"]}

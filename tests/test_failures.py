@@ -110,7 +110,7 @@ def test_a_peer_that_does_not_come_is_named(mpirun):
 
 
 class Stop(gg.Callback):
-    """Rank 1 stops answering: between epochs, or somewhere in a step, where not even a launcher's polite signals reach it."""
+    """Rank 1 stops answering: between epochs, or somewhere in a step, where no polite signal reaches it."""
 
     def __init__(self, where):
         self.where = where
@@ -220,7 +220,8 @@ def test_the_core_refuses_them_too():
         (["--batch-size", "1001"], ["batch_size=1001", "1..1000"]),
         (["--batch-size", "0"], ["--batch-size 0", "at least 1"]),
         (["--strategy", "easgd"], ["--strategy", "'easgd'", "allreduce"]),
-        (["--topology", "ring"], ["--topology", "'ring'", "cube"]),
+        (["--topology", "torus"], ["--topology", "'torus'", "cube"]),
+        (["--topology", "missing.npy"], ["--topology", "missing.npy", "No such file"]),
         (["--strategy", "allreduce", "--topology", "cube"], ["topology", "allreduce"]),
         (["--model", "alexnet"], ["--model", "'alexnet'", "lenet"]),
         (["--speed", "9"], ["--speed"]),

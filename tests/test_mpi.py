@@ -20,6 +20,8 @@ RUNS = {
     "cube": (gg.GossipGraD(topology="cube", rotate=False), 203, 16, 0.9),
     "cube, late, weights": (gg.GossipGraD(topology="cube", staleness=1, exchange="weights"), 203, 16, 0.9),
     "weights": (gg.GossipGraD(exchange="weights"), 203, 16, 0.9),
+    "samples": (gg.GossipGraD(shuffle_samples=True), 203, 16, 0.9),
+    "samples, late": (gg.GossipGraD(shuffle_samples=True, staleness=1), 101, 13, 0.9),
     "gradients": (gg.GossipGraD(exchange="gradients"), 203, 16, 0.9),
     "gradients, late": (gg.GossipGraD(exchange="gradients", staleness=1), 203, 16, 0.9),
     "halves": (gg.GossipGraD(mix="halves"), 101, 13, 0.9),
@@ -28,6 +30,9 @@ RUNS = {
     "a layer a bucket, small chunks": (gg.GossipGraD(bucket_bytes=1, chunk_bytes=6000), 203, 16, 0.9),
     "late, tiny chunks": (gg.GossipGraD(staleness=1, bucket_bytes=100, chunk_bytes=1200), 101, 13, 0.9),
     "gradients, small chunks": (gg.GossipGraD(exchange="gradients", bucket_bytes=1, chunk_bytes=20000), 101, 13, 0.9),
+    "ring": (gg.GossipGraD(topology="ring"), 101, 13, 0.9),
+    "exponential, late": (gg.GossipGraD(topology="exponential", staleness=1), 101, 13, 0.9),
+    "random": (gg.GossipGraD(topology="random"), 101, 13, 0.9),
     "allreduce": (gg.AllReduce(), 203, 16, 0.9),
     "layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
     "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
@@ -140,7 +145,7 @@ def test_single_steps_and_state(mpirun):
     assert answers(mpirun(3, script)) == answers(alone)
 
 
-@pytest.mark.parametrize("name", ["default", "late", "gradients, late", "layerwise", "periodic, 3"])
+@pytest.mark.parametrize("name", ["default", "samples", "late", "gradients, late", "layerwise", "periodic, 3"])
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     """Saved by MPI, continued by MPI and by the virtual cluster, and the other way round."""
     path, other = str(tmp_path / "mpi.safetensors"), tmp_path / "virtual.safetensors"
@@ -220,3 +225,27 @@ def test_report_and_command_line(mpirun, tmp_path):
         assert parts == pytest.approx(record["seconds"], rel=0.2) or abs(parts - record["seconds"]) < 0.2
         for key in (*SECONDS, "seconds"):
             assert 0 <= record[key] <= record[f"{key}_max"]
+
+
+@pytest.mark.parametrize("shared", ["1", "0"])
+def test_samples_are_where_the_virtual_cluster_has_them(shared, mpirun):
+    """After every step, counted by all ranks."""
+    text = IMPORT + (
+        "trainer = test_mpi.trainer_of('samples')\n"
+        "train, _ = gg.data.synthetic((2, 26, 26), train=203, test=1, seed=1)\n"
+        "steps = trainer.core.begin(train.for_network('cross_entropy', (2, 26, 26), (10,)), 16)\n"
+        "for epoch in range(2):\n"
+        "    trainer.core.epoch(epoch)\n"
+        "    for _ in range(steps):\n"
+        "        trainer.core.run(1)\n"
+        "        found = trainer.audit_samples()\n"
+        "        assert found['ok'], found\n"
+        "held = [json.loads(one) for one in trainer._gather(json.dumps(trainer.sample_ids().tolist()).encode())]\n"
+        "last = trainer.core.end_epoch()\n"
+        "sent = [last[f'sample_{key}_sent'] for key in ('bytes', 'messages')]\n"
+        "if trainer.rank == 0: print(json.dumps([held, found, sent]))\n"
+    )
+    trainer, history = fit("samples", gg.VirtualCluster(3))
+    held = [trainer.sample_ids(r).tolist() for r in range(3)]
+    sent = [history.last["sample_bytes_sent"], history.last["sample_messages_sent"]]
+    assert answers(mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared})) == [held, trainer.audit_samples(), sent]

@@ -17,7 +17,7 @@ from gossipgrad.history import History, flat, lookup
 ROOT = Path(__file__).resolve().parent.parent
 EPOCH = (
     "epoch seconds samples samples_per_second train_loss validation compute_seconds exposed_communication_seconds "
-    "data_wait_seconds bytes_sent messages_sent consensus_distance"
+    "data_wait_seconds bytes_sent messages_sent bytes_per_rank_step messages_per_rank_step consensus_distance"
 ).split()
 
 
@@ -33,7 +33,9 @@ def run():
 def test_fields(run, tmp_path):
     run.history.write(tmp_path / "r.json")
     report = json.loads((tmp_path / "r.json").read_text())
-    assert list(report) == ["schema", "settings", "environment", "ranks", "model", "epochs", "weights_sha256"]
+    names = ["schema", "settings", "environment", "ranks", "model", "schedule", "epochs", "weights_sha256"]
+    assert list(report) == names
+    assert report["schedule"] == {"topology": "dissemination", "rotate": True, "stages": 2, "diffusion_steps": 2}
     assert report["schema"] == 1 and report["ranks"] == 3 and report["model"] == {"name": "tiny", "parameters": 83}
     for record in report["epochs"]:
         assert not set(EPOCH) - set(record) and set(record["validation"]) >= {"loss", "accuracy"}
@@ -121,5 +123,10 @@ def test_plots(run, tmp_path):
     figure = gg.plots.partner_schedule(8, "cube", tmp_path / "s.svg")
     assert len(figure.axes[0].texts) == 8 * 6, "an arrow a rank and step"
     assert len(gg.plots.partner_schedule(6, "cube", steps=3, rotate=False).axes[0].texts) == 6 + 4 + 4
-    with pytest.raises(ValueError, match="topology='ring'"):
-        gg.plots.partner_schedule(8, "ring")
+    for topology in gg.strategies.TOPOLOGIES:
+        assert len(gg.plots.partner_schedule(4, topology, steps=5).axes[0].texts) == 4 * 5
+    assert len(gg.plots.partner_schedule(3, [[1, -1, 0], [0, 0, 2]]).axes[0].texts) == 2 * (2 + 1)
+    with pytest.raises(ValueError, match="topology='torus'"):
+        gg.plots.partner_schedule(8, "torus")
+    with pytest.raises(ValueError, match="row 1, rank 0: partner 3; allowed: 0 to 2, or -1 for none"):
+        gg.plots.partner_schedule(3, [[1, -1, 0], [3, 0, 2]])

@@ -335,7 +335,7 @@ def test_traffic():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"topology": "ring"}, ("topology='ring'", "dissemination", "cube")),
+        ({"topology": "torus"}, ("topology='torus'", "dissemination", "cube", "ring", "random")),
         ({"staleness": 2}, ("staleness=2", "0", "1")),
         ({"exchange": "all"}, ("exchange='all'", "weights+momentum")),
         ({"mix": "thirds"}, ("mix='thirds'", "displacement", "halves")),
@@ -354,7 +354,7 @@ def test_the_core_checks_too():
     optimizer = gg.SGD(lr=0.1).options(1)
     for options, word in [
         ({"name": "gossipgrad", "staleness": 2}, "staleness"),
-        ({"name": "gossipgrad", "topology": "ring"}, "topology"),
+        ({"name": "gossipgrad", "topology": "torus"}, "topology"),
         ({"name": "gossipgrad", "chunk_bytes": 0}, "chunk_bytes"),
         ({"name": "easgd"}, "easgd"),
     ]:

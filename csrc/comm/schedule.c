@@ -5,9 +5,16 @@
 #include "base/memory.h"
 #include "base/random.h"
 
+/* ---- life ---- */
+
+static bool turns(const gg_schedule *schedule) {
+    const gg_schedule_options *o = &schedule->options;
+    return o->topology == GG_TOPOLOGY_RANDOM || (o->rotate && o->topology != GG_TOPOLOGY_TABLE);
+}
+
 static void turn_to(gg_schedule *schedule, int64_t cycle) {
     uint32_t size = (uint32_t)schedule->size;
-    if (cycle == 0 || !schedule->rotate) {
+    if (!turns(schedule) || (cycle == 0 && schedule->options.topology != GG_TOPOLOGY_RANDOM)) {
         for (uint32_t i = 0; i < size; ++i) schedule->rank_at[i] = i;
     } else {
         const gg_random_key key = {
@@ -21,15 +28,43 @@ static void turn_to(gg_schedule *schedule, int64_t cycle) {
     schedule->cycle = cycle;
 }
 
-gg_status gg_schedule_create(gg_topology topology, int size, bool rotate, uint64_t seed, gg_schedule *out) {
+static gg_status check_table(const gg_schedule_options *o, int size) {
+    if (o->table == NULL || o->rows < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "topology: the table has no rows; allowed: at least one, a row a step");
+    if (o->columns != size)
+        return gg_fail(GG_ERROR_ARGUMENT, "topology: the table has %lld columns; allowed: one a rank, here %d",
+                       (long long)o->columns, size);
+    for (int64_t i = 0; i < o->rows * o->columns; ++i)
+        if (o->table[i] < -1 || o->table[i] >= size)
+            return gg_fail(GG_ERROR_ARGUMENT, "topology: row %lld, rank %lld: partner %lld; allowed: 0 to %d, or -1 for none",
+                           (long long)(i / size), (long long)(i % size), (long long)o->table[i], size - 1);
+    return GG_OK;
+}
+
+static int64_t stages_of(const gg_schedule_options *o, int size) {
+    int64_t stages = 0;
+    if (size == 1) return 0;
+    switch (o->topology) {
+    case GG_TOPOLOGY_RING: return size - 1;
+    case GG_TOPOLOGY_RANDOM: return 1;
+    case GG_TOPOLOGY_TABLE: return o->rows;
+    default:
+        while (((int64_t)1 << stages) < size) ++stages;
+        return stages;
+    }
+}
+
+gg_status gg_schedule_create(const gg_schedule_options *options, int size, uint64_t seed, gg_schedule *out) {
     gg_status status = GG_OK;
-    gg_schedule schedule = {.topology = topology, .size = size, .rotate = rotate, .seed = seed};
+    gg_schedule schedule = {.options = *options, .size = size, .seed = seed};
     void *block;
     memset(out, 0, sizeof *out);
-    if ((unsigned)topology >= GG_TOPOLOGY_COUNT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology %d: allowed are 0 (dissemination), 1 (cube)", (int)topology));
+    if ((unsigned)options->topology >= GG_TOPOLOGY_COUNT)
+        GG_TRY(
+            gg_fail(GG_ERROR_ARGUMENT, "topology: number %d is none of the %d known", (int)options->topology, GG_TOPOLOGY_COUNT));
     if (size < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "schedule for %d ranks: at least 1 is needed", size));
-    while (((int64_t)1 << schedule.stages) < size) ++schedule.stages;
+    if (options->topology == GG_TOPOLOGY_TABLE) GG_TRY(check_table(options, size));
+    schedule.stages = stages_of(options, size);
     GG_TRY(gg_alloc((size_t)size * sizeof *schedule.rank_at, "a partner schedule", &block));
     schedule.rank_at = block;
     GG_TRY(gg_alloc((size_t)size * sizeof *schedule.place_of, "a partner schedule", &block));
@@ -49,19 +84,111 @@ void gg_schedule_destroy(gg_schedule *schedule) {
     memset(schedule, 0, sizeof *schedule);
 }
 
-void gg_schedule_at(gg_schedule *schedule, int64_t step, int rank, int *send_to, int *receive_from) {
-    *send_to = *receive_from = -1;
-    if (schedule->stages == 0 || step < 0 || rank < 0 || rank >= schedule->size) return;
-    int64_t cycle = step / schedule->stages;
-    if (schedule->rotate && cycle != schedule->cycle) turn_to(schedule, cycle);
+/* ---- partners ---- */
 
-    int64_t size = schedule->size, place = schedule->place_of[rank];
-    int64_t distance = (int64_t)1 << (step % schedule->stages); /* below size: nobody meets himself */
-    if (schedule->topology == GG_TOPOLOGY_CUBE) {
-        int64_t peer = place ^ distance;
-        if (peer < size) *send_to = *receive_from = (int)schedule->rank_at[peer];
-    } else {
-        *send_to = (int)schedule->rank_at[(place - distance + size) % size];
-        *receive_from = (int)schedule->rank_at[(place + distance) % size];
+static int in_table(const gg_schedule *schedule, int64_t step, int rank) {
+    const gg_schedule_options *o = &schedule->options;
+    int64_t to = o->table[step % o->rows * o->columns + rank];
+    return to == rank ? -1 : (int)to;
+}
+
+/* The partner in step `step` of all but tables: the one that is sent to, or the one that sends. */
+static int partner(gg_schedule *schedule, int64_t step, int rank, bool sends) {
+    int64_t cycle = step / schedule->stages, size = schedule->size;
+    if (turns(schedule) && cycle != schedule->cycle) turn_to(schedule, cycle);
+    int64_t place = schedule->place_of[rank], hop = 1, peer;
+    if (schedule->options.topology != GG_TOPOLOGY_RING) hop <<= step % schedule->stages; /* below size: nobody meets himself */
+    switch (schedule->options.topology) {
+    case GG_TOPOLOGY_CUBE:
+    case GG_TOPOLOGY_RANDOM: peer = place ^ hop; return peer < size ? (int)schedule->rank_at[peer] : -1;
+    case GG_TOPOLOGY_RING: hop = step % 2 == 0 ? -hop : hop; break;
+    case GG_TOPOLOGY_DISSEMINATION: hop = -hop; break;
+    default: break;
     }
+    return (int)schedule->rank_at[(place + (sends ? hop : -hop) + size) % size];
+}
+
+static bool nobody(const gg_schedule *schedule, int64_t step, int rank) {
+    return schedule->stages == 0 || step < 0 || rank < 0 || rank >= schedule->size;
+}
+
+int gg_schedule_send_to(gg_schedule *schedule, int64_t step, int rank) {
+    if (nobody(schedule, step, rank)) return -1;
+    if (schedule->options.topology == GG_TOPOLOGY_TABLE) return in_table(schedule, step, rank);
+    return partner(schedule, step, rank, true);
+}
+
+int gg_schedule_next_sender(gg_schedule *schedule, int64_t step, int rank, int after) {
+    if (nobody(schedule, step, rank)) return -1;
+    if (schedule->options.topology == GG_TOPOLOGY_TABLE) {
+        for (int from = after + 1; from < schedule->size; ++from)
+            if (in_table(schedule, step, from) == rank) return from;
+        return -1;
+    }
+    int from = partner(schedule, step, rank, false);
+    return from > after ? from : -1;
+}
+
+void gg_schedule_at(gg_schedule *schedule, int64_t step, int rank, int *send_to, int *receive_from) {
+    *send_to = gg_schedule_send_to(schedule, step, rank);
+    *receive_from = gg_schedule_next_sender(schedule, step, rank, -1);
+}
+
+/* ---- what holds for all steps ---- */
+
+gg_status gg_schedule_check_balance(const gg_schedule *schedule) {
+    gg_status status = GG_OK;
+    const char *remedy = "allowed with push_sum=True only";
+    int *sender = NULL;
+    if (schedule->options.topology != GG_TOPOLOGY_TABLE) return GG_OK;
+    GG_TRY(gg_alloc((size_t)schedule->size * sizeof *sender, "senders of a step", (void **)&sender));
+    for (int64_t row = 0; row < schedule->options.rows; ++row) {
+        for (int r = 0; r < schedule->size; ++r) sender[r] = -1;
+        for (int r = 0; r < schedule->size; ++r) {
+            int sent = in_table(schedule, row, r), to = sent < 0 ? r : sent, other = sender[to];
+            if (other < 0) {
+                sender[to] = r;
+                continue;
+            }
+            if (other == to || r == to)
+                GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: row %lld: rank %d receives from rank %d and sends to nobody; %s",
+                               (long long)row, to, other == to ? r : other, remedy));
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: row %lld: ranks %d and %d both send to rank %d; %s", (long long)row,
+                           other, r, to, remedy));
+        }
+    }
+cleanup:
+    gg_free(sender);
+    return status;
+}
+
+gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps) {
+    gg_status status = GG_OK;
+    const size_t size = (size_t)schedule->size, words = (size + 63) / 64;
+    /* Chance may bring nothing new for a while; a fixed cycle that brings nothing new never will. */
+    const int64_t patience = schedule->stages > 64 ? schedule->stages : 64;
+    uint64_t *known = NULL, *before = NULL; /* a row of bits a rank */
+    size_t reached = size;
+    int64_t fruitless = 0;
+    *steps = 0;
+    GG_TRY(gg_calloc(size * words, sizeof *known, "what ranks know", (void **)&known));
+    GG_TRY(gg_calloc(size * words, sizeof *before, "what ranks knew", (void **)&before));
+    for (size_t r = 0; r < size; ++r) known[r * words + r / 64] = (uint64_t)1 << (r % 64);
+    while (reached < size * size && fruitless < patience) {
+        size_t now = 0;
+        memcpy(before, known, size * words * sizeof *known);
+        for (int r = 0; r < schedule->size; ++r) {
+            int to = gg_schedule_send_to(schedule, *steps, r);
+            for (size_t i = 0; to >= 0 && i < words; ++i) known[(size_t)to * words + i] |= before[(size_t)r * words + i];
+        }
+        for (size_t i = 0; i < size * words; ++i) now += (size_t)__builtin_popcountll(known[i]);
+        fruitless = now > reached ? 0 : fruitless + 1;
+        reached = now;
+        ++*steps;
+    }
+    if (reached < size * size) *steps = -1;
+cleanup:
+    gg_free(known);
+    gg_free(before);
+    return status;
 }

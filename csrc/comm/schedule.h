@@ -1,4 +1,5 @@
-/* Who talks to whom: pure functions of (topology, ranks, seed, step). */
+/* Who talks to whom: pure functions of (options, ranks, seed, step). Nothing is computed and nothing is sent to know the messages of any
+ * step, so every rank knows what all others do. */
 #ifndef GG_COMM_SCHEDULE_H
 #define GG_COMM_SCHEDULE_H
 
@@ -7,27 +8,64 @@
 
 #include "base/status.h"
 
-typedef enum gg_topology { GG_TOPOLOGY_DISSEMINATION = 0, GG_TOPOLOGY_CUBE, GG_TOPOLOGY_COUNT } gg_topology;
+/* In step t every rank has a place, and h = t mod stages is the step within the cycle. The places are the ranks themselves; with rotation
+ * those of each cycle but the first are a permutation drawn from the seed. From place x:
+ *
+ *              sends to        receives from   stages
+ *   DISSEMINATION  (x - 2^h) mod p  (x + 2^h) mod p  ceil(log2 p)
+ *   CUBE           x XOR 2^h        x XOR 2^h        ceil(log2 p); a peer >= p is missing: no partner
+ *   RING           (x -+ 1) mod p   (x +- 1) mod p   p - 1; upper signs in even steps t, lower ones in odd steps
+ *   EXPONENTIAL    (x + 2^h) mod p  (x - 2^h) mod p  ceil(log2 p)
+ *   RANDOM         the other of its pair             1; a random perfect matching for every step; for odd p one rank rests
+ *   TABLE          table[h][rank]   who sends to it  the rows of the table; places are always the ranks
+ *
+ * EXPONENTIAL is the one-peer exponential graph; it is DISSEMINATION seen in a mirror (place x there is place p - x here), so it mixes
+ * alike. RING alternates directions, so that news and averages spread to both sides; p - 1 steps take them around. In all but some
+ * tables everybody receives as much as it sends: averaging with the half keeps the mean. */
+typedef enum gg_topology {
+    GG_TOPOLOGY_DISSEMINATION = 0,
+    GG_TOPOLOGY_CUBE,
+    GG_TOPOLOGY_RING,
+    GG_TOPOLOGY_EXPONENTIAL,
+    GG_TOPOLOGY_RANDOM,
+    GG_TOPOLOGY_TABLE,
+    GG_TOPOLOGY_COUNT
+} gg_topology;
+
+typedef struct gg_schedule_options {
+    gg_topology topology;
+    bool rotate; /* a new permutation of the ranks after each cycle; without effect on RANDOM and TABLE */
+    /* TABLE only: rows * columns numbers, columns the ranks; table[h * columns + r] is the rank that r sends to; r itself or -1: it rests.
+     * The caller's; must outlive the schedule. */
+    const int64_t *table;
+    int64_t rows, columns;
+} gg_schedule_options;
 
 typedef struct gg_schedule {
-    gg_topology topology;
-    int size;    /* ranks, >= 1 */
-    bool rotate; /* a new permutation of the ranks after each cycle */
+    gg_schedule_options options;
+    int size; /* ranks, >= 1 */
     uint64_t seed;
-    int stages; /* ceil(log2 size); 0 for one rank */
-    /* The permutation of the current cycle, place -> rank and back; refreshed by gg_schedule_at. */
+    int64_t stages; /* steps of a cycle; 0 for one rank */
+    /* The permutation of the cycle that was asked for last, place -> rank and back. */
     int64_t cycle;
     uint32_t *rank_at, *place_of;
 } gg_schedule;
 
-gg_status gg_schedule_create(gg_topology topology, int size, bool rotate, uint64_t seed, gg_schedule *out);
+/* GG_ERROR_ARGUMENT: what is wrong with the options, of a table row, rank and value. */
+gg_status gg_schedule_create(const gg_schedule_options *options, int size, uint64_t seed, gg_schedule *out);
 void gg_schedule_destroy(gg_schedule *schedule);
 
-/* Partners of `rank` at step t: h = t mod stages in cycle t / stages. With places of this cycle's permutation
- * (cycle 0: identity):
- *   dissemination: send to (place - 2^h) mod p, receive from (place + 2^h) mod p
- *   cube:          both place XOR 2^h; a peer >= p is missing
- * -1: no partner in this step (cube with a missing peer, or one rank). Allocates nothing. */
+/* The rank to which `rank` sends in this step; -1: nobody. These three allocate nothing. */
+int gg_schedule_send_to(gg_schedule *schedule, int64_t step, int rank);
+/* The first rank above `after` that sends to `rank` in this step; -1: no more. The senders, in ascending order:
+ * for (int from = -1; (from = gg_schedule_next_sender(schedule, step, rank, from)) >= 0;) */
+int gg_schedule_next_sender(gg_schedule *schedule, int64_t step, int rank, int after);
+/* The same where a rank has one sender at most. */
 void gg_schedule_at(gg_schedule *schedule, int64_t step, int rank, int *send_to, int *receive_from);
+
+/* GG_ERROR_ARGUMENT naming row and ranks if somebody receives more, or less, than it sends: halves then do not keep the mean. */
+gg_status gg_schedule_check_balance(const gg_schedule *schedule);
+/* *steps: after so many steps from step 0 on what any rank knew has reached every rank; -1: never. Takes size^2 bits for a while. */
+gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps);
 
 #endif

@@ -48,18 +48,28 @@ typedef struct gg_transport_table {
     gg_status (*test)(gg_transport *transport, gg_request *request, bool *done);
     gg_status (*release)(gg_transport *transport, gg_request *request);
     void (*cancel)(gg_transport *transport, gg_request *request);
-    /* Called by gg_wait between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the baton on. */
+    /* Called by gg_wait and gg_pause between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the baton on until
+     * something happens to the request; NULL: to any request of this rank. */
     gg_status (*pause)(gg_transport *transport, int round, gg_request *request);
     gg_status (*progress)(gg_transport *transport);
     double (*now)(gg_transport *transport);
     gg_status (*compute)(gg_transport *transport, double seconds);
 } gg_transport_table;
 
+/* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it goes on when the
+ * rank's function has returned, until all have. It looks at requests of its own, sends and releases, and never waits. *busy: set
+ * to true where it found something to do. */
+typedef struct gg_service {
+    gg_status (*serve)(void *context, bool *busy); /* NULL: none */
+    void *context;
+} gg_service;
+
 struct gg_transport {
     const gg_transport_table *table;
     int rank, size;
+    gg_service service;                /* set and cleared by whoever has something to answer */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
-    double timeout;                    /* seconds a wait may take before it fails naming the peer; 0: for ever */
+    double timeout;     /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for ever */
     bool check_buffers; /* GG_ERROR_STATE where a buffer in flight was written, by checksums: reads every message twice more */
 };
 
@@ -78,10 +88,14 @@ gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int p
 /* *done: a send is complete (its memory may be written, the request is IDLE), a receive has ARRIVED. IDLE: done. */
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done);
 gg_status gg_wait(gg_transport *transport, gg_request *request);
+/* For loops that wait for the first of several requests: called when none of them is done, after all have been tested, with
+ * round = 0, 1, ... since the last one that was. Returns after a while, or when something has happened. */
+gg_status gg_pause(gg_transport *transport, int round);
 /* Ends the reading of an arrived message; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
-/* After a failure: gives a request up, whatever its state, so that its memory may be freed. The message is lost, and
- * the peer may wait for ever or fail. IDLE: nothing. Keeps the error message. */
+/* Gives a request up, whatever its state, so that its memory may be freed. A receive for which nothing has been sent is taken back
+ * without harm. Otherwise, after a failure: the message is lost, and the peer may wait for ever or fail. IDLE: nothing. Keeps the
+ * error message. */
 void gg_cancel(gg_transport *transport, gg_request *request);
 /* Lets messages move; cheap; called between layers. In the virtual cluster ranks whose clock is behind run first. */
 gg_status gg_progress(gg_transport *transport);

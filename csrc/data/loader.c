@@ -10,7 +10,7 @@ struct gg_loader {
     gg_loader_options options;
     int64_t begin, count; /* the rank's shard */
     int64_t steps;
-    uint32_t *order; /* its samples in this epoch's order, as row numbers of the whole set */
+    uint32_t *order; /* its samples in this epoch's order: row numbers of the whole set, or slots of the copy */
 };
 
 static gg_status check_options(const gg_dataset *set, const gg_loader_options *options) {
@@ -67,20 +67,30 @@ void gg_loader_destroy(gg_loader *loader) {
 
 int64_t gg_loader_steps(const gg_loader *loader) { return loader->steps; }
 
+/* 0 to n-1, or a permutation of them, each with `begin` added. */
+static void fill_order(gg_loader *loader, int64_t epoch, int rank, uint32_t begin, uint32_t n) {
+    const gg_random_key key = {
+        .seed = loader->options.seed,
+        .purpose = GG_RANDOM_SHUFFLE,
+        .rank = (uint32_t)rank,
+        .step = (uint64_t)epoch,
+    };
+    if (loader->options.shuffle) gg_random_permutation(&key, n, loader->order);
+    for (uint32_t i = 0; i < n; ++i) loader->order[i] = begin + (loader->options.shuffle ? loader->order[i] : i);
+}
+
 void gg_loader_epoch(gg_loader *loader, int64_t epoch) {
-    uint32_t begin = (uint32_t)loader->begin, count = (uint32_t)loader->count;
-    if (loader->options.shuffle) {
-        const gg_random_key key = {
-            .seed = loader->options.seed,
-            .purpose = GG_RANDOM_SHUFFLE,
-            .rank = (uint32_t)loader->options.rank,
-            .step = (uint64_t)epoch,
-        };
-        gg_random_permutation(&key, count, loader->order);
-        for (uint32_t i = 0; i < count; ++i) loader->order[i] += begin;
-    } else {
-        for (uint32_t i = 0; i < count; ++i) loader->order[i] = begin + i;
+    uint32_t count = (uint32_t)loader->count;
+    if (loader->options.copy == NULL) {
+        fill_order(loader, epoch, loader->options.rank, (uint32_t)loader->begin, count);
+        return;
     }
+    uint32_t common = (uint32_t)(loader->set.count / loader->options.size);
+    fill_order(loader, epoch, 0, 0, common);
+    if (count == common) return;
+    /* The one slot more of a larger shard comes last but one: whatever the batch, no common slot then changes its step. */
+    loader->order[common] = loader->order[common - 1];
+    loader->order[common - 1] = common;
 }
 
 /* Where step t starts in a shard of `count` samples, for 0 <= t <= steps. */
@@ -101,10 +111,13 @@ int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
     return n > 0 ? n : 1;
 }
 
-void gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples, void *targets) {
-    const gg_dataset *set = &loader->set;
+gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples, void *targets) {
+    const gg_shard_copy *copy = loader->options.copy;
+    const gg_dataset *set = copy ? &copy->set : &loader->set;
     int64_t n = gg_loader_batch(loader, loader->options.rank, step);
-    if (n == 0) return;
+    if (copy != NULL && copy->in_flight)
+        return gg_fail(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read", step);
+    if (n == 0) return GG_OK;
     const uint32_t *index = loader->order + batch_begin(loader, loader->count, step);
     const gg_gather_args args = {
         .dtype = set->dtype,
@@ -123,4 +136,5 @@ void gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layou
     const char *from = gg_storage_data(set->targets);
     char *to = targets;
     for (int64_t i = 0; i < n; ++i) memcpy(to + (size_t)i * bytes, from + (size_t)index[i] * bytes, bytes);
+    return GG_OK;
 }

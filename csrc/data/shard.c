@@ -1,3 +1,6 @@
+#include <string.h>
+
+#include "base/memory.h"
 #include "data/data.h"
 
 void gg_shard(int64_t count, int rank, int size, int64_t *begin, int64_t *end) {
@@ -6,4 +9,103 @@ void gg_shard(int64_t count, int rank, int size, int64_t *begin, int64_t *end) {
     int64_t each = count / size, more = count % size;
     *begin = rank * each + (rank < more ? rank : more);
     *end = *begin + each + (rank < more);
+}
+
+/* ---- a shard in memory of its own ---- */
+
+static size_t sample_bytes(const gg_dataset *set) { return (size_t)gg_shape_count(&set->shape) * gg_dtype_size(set->dtype); }
+static size_t target_bytes(const gg_dataset *set) { return (size_t)set->target_values * gg_dtype_size(set->target_dtype); }
+
+gg_status gg_shard_copy_create(const gg_dataset *source, int rank, int size, gg_shard_copy **out) {
+    gg_status status = GG_OK;
+    gg_shard_copy *copy = NULL;
+    int64_t begin, end;
+    *out = NULL;
+    GG_TRY(gg_dataset_check(source));
+    gg_shard(source->count, rank, size, &begin, &end);
+    GG_TRY(gg_calloc(1, sizeof *copy, "a shard", (void **)&copy));
+    copy->set = *source;
+    copy->set.samples = copy->set.targets = NULL;
+    copy->set.count = end - begin;
+    size_t count = (size_t)copy->set.count;
+    GG_TRY(gg_storage_create(count * sample_bytes(source), "a shard's samples", &copy->set.samples));
+    GG_TRY(gg_storage_create(count * target_bytes(source), "a shard's targets", &copy->set.targets));
+    GG_TRY(gg_alloc(count * sizeof *copy->id, "ids of a shard's samples", (void **)&copy->id));
+    for (int64_t slot = 0; slot < copy->set.count; ++slot) copy->id[slot] = (int32_t)(begin + slot);
+    *out = copy;
+    copy = NULL;
+cleanup:
+    gg_shard_copy_destroy(copy);
+    return status;
+}
+
+void gg_shard_copy_destroy(gg_shard_copy *copy) {
+    if (copy == NULL) return;
+    gg_dataset_release(&copy->set);
+    gg_free(copy->id);
+    gg_free(copy);
+}
+
+static char *sample_of(const gg_dataset *set, int64_t i) {
+    return (char *)gg_storage_data(set->samples) + (size_t)i * sample_bytes(set);
+}
+
+static char *target_of(const gg_dataset *set, int64_t i) {
+    return (char *)gg_storage_data(set->targets) + (size_t)i * target_bytes(set);
+}
+
+void gg_shard_copy_fill(gg_shard_copy *copy, const gg_dataset *source) {
+    for (int64_t slot = 0; slot < copy->set.count; ++slot) {
+        memcpy(sample_of(&copy->set, slot), sample_of(source, copy->id[slot]), sample_bytes(source));
+        memcpy(target_of(&copy->set, slot), target_of(source, copy->id[slot]), target_bytes(source));
+    }
+}
+
+int64_t gg_shard_copy_altered(const gg_shard_copy *copy, const gg_dataset *source, int32_t *first) {
+    int64_t altered = 0;
+    for (int64_t slot = 0; slot < copy->set.count; ++slot) {
+        int32_t id = copy->id[slot];
+        if (id >= 0 && id < source->count &&
+            memcmp(sample_of(&copy->set, slot), sample_of(source, id), sample_bytes(source)) == 0 &&
+            memcmp(target_of(&copy->set, slot), target_of(source, id), target_bytes(source)) == 0)
+            continue;
+        if (altered++ == 0) *first = id;
+    }
+    return altered;
+}
+
+size_t gg_shard_copy_slot_bytes(const gg_shard_copy *copy) {
+    return sample_bytes(&copy->set) + target_bytes(&copy->set) + sizeof *copy->id;
+}
+
+/* A message is n samples, n targets, n ids; each column is two runs where the slots wrap around. */
+enum { COLUMNS = 3, RUNS = 2 };
+
+typedef struct run {
+    char *slots;
+    size_t bytes;
+} run;
+
+static void find_runs(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, run out[COLUMNS * RUNS]) {
+    char *const column[COLUMNS] = {sample_of(&copy->set, 0), target_of(&copy->set, 0), (char *)copy->id};
+    const size_t bytes[COLUMNS] = {sample_bytes(&copy->set), target_bytes(&copy->set), sizeof *copy->id};
+    size_t head = (size_t)(n < ring - first ? n : ring - first);
+    for (int i = 0; i < COLUMNS; ++i) {
+        out[RUNS * i] = (run){column[i] + (size_t)first * bytes[i], head * bytes[i]};
+        out[RUNS * i + 1] = (run){column[i], ((size_t)n - head) * bytes[i]};
+    }
+}
+
+void gg_shard_copy_pack(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, void *message) {
+    run runs[COLUMNS * RUNS];
+    char *to = message;
+    find_runs(copy, first, n, ring, runs);
+    for (int i = 0; i < COLUMNS * RUNS; to += runs[i++].bytes) memcpy(to, runs[i].slots, runs[i].bytes);
+}
+
+void gg_shard_copy_unpack(gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, const void *message) {
+    run runs[COLUMNS * RUNS];
+    const char *from = message;
+    find_runs(copy, first, n, ring, runs);
+    for (int i = 0; i < COLUMNS * RUNS; from += runs[i++].bytes) memcpy(runs[i].slots, from, runs[i].bytes);
 }

@@ -5,7 +5,7 @@
 
 const char *const gg_py_loss_names[GG_LOSS_COUNT] = {"cross_entropy", "binary_cross_entropy", "mean_squared_error"};
 const char *const gg_py_layout_names[GG_LAYOUT_COUNT] = {"plain", "channels16", "channels8", "nhwc", "batch_last"};
-const char *const gg_py_topology_names[GG_TOPOLOGY_COUNT] = {"dissemination", "cube"};
+const char *const gg_py_topology_names[GG_TOPOLOGY_TABLE] = {"dissemination", "cube", "ring", "exponential", "random"};
 
 PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec) {
     PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);

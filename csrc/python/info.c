@@ -53,27 +53,6 @@ static PyObject *shard(PyObject *module, PyObject *args, PyObject *kwargs) {
     return Py_BuildValue("LL", (long long)begin, (long long)end);
 }
 
-static PyObject *partners(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"topology", "size", "step", "rank", "rotate", "seed", NULL};
-    const char *topology;
-    int size, rank, rotate = 1, send_to, receive_from;
-    long long step;
-    unsigned long long seed = 0;
-    gg_schedule schedule;
-    (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "siLi|pK:partners", names, &topology, &size, &step, &rank, &rotate, &seed))
-        return NULL;
-    int choice = gg_py_choice("topology", topology, gg_py_topology_names, GG_TOPOLOGY_COUNT);
-    if (choice < 0) return NULL;
-    if (rank < 0 || rank >= size || step < 0)
-        return PyErr_Format(PyExc_ValueError, "rank: %d of %d ranks at step %lld", rank, size, step);
-    gg_status status = gg_schedule_create((gg_topology)choice, size, rotate, seed, &schedule);
-    if (status != GG_OK) return gg_py_raise(status);
-    gg_schedule_at(&schedule, step, rank, &send_to, &receive_from);
-    gg_schedule_destroy(&schedule);
-    return Py_BuildValue("ii", send_to, receive_from);
-}
-
 static PyObject *random_uniform(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"seed", "purpose", "rank", "step", "n", NULL};
     unsigned long long seed, step;
@@ -106,7 +85,6 @@ static PyObject *rate(PyObject *module, PyObject *args, PyObject *kwargs) {
 static PyMethodDef functions[] = {{"info", info, METH_NOARGS, "compiler, cpu, isa, isas, cores, onednn, mpi{...}"},
                                   {"memory", memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
                                   {"shard", KEYWORDS(shard), "The samples [begin, end) of a rank."},
-                                  {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
                                   {"random_uniform", KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
                                   {"rate", KEYWORDS(rate), "The learning rate of a schedule at a step."},
                                   {NULL, NULL, 0, NULL}};

@@ -41,6 +41,7 @@ int gg_py_add_dataset(PyObject *module);
 int gg_py_add_trainer(PyObject *module);
 int gg_py_add_operations(PyObject *module);
 int gg_py_add_info(PyObject *module);
+int gg_py_add_schedule(PyObject *module);
 
 /* Makes a heap type and adds it under its name. */
 PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec);
@@ -53,7 +54,7 @@ int gg_py_choice(const char *argument, const char *value, const char *const *nam
 
 extern const char *const gg_py_loss_names[GG_LOSS_COUNT];
 extern const char *const gg_py_layout_names[GG_LAYOUT_COUNT];
-extern const char *const gg_py_topology_names[GG_TOPOLOGY_COUNT];
+extern const char *const gg_py_topology_names[GG_TOPOLOGY_TABLE]; /* a table has no name */
 
 /* A shape from a sequence of sizes; -1 with an exception. */
 int gg_py_shape(PyObject *sequence, const char *argument, gg_shape *out);
@@ -67,6 +68,10 @@ PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
 /* Named copies of the parameters in an arena, and back: all names and shapes must fit, nothing is written otherwise. */
 PyObject *gg_py_arena_dict(const gg_graph *graph, const float *arena);
 int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *const *arenas, int count);
+
+/* A topology from its name or a table, int64 of shape [rows, ranks]. *table: the array that `out` points into, to be kept as long as it
+ * is used (a new reference), or NULL. -1 with an exception. */
+int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject **table);
 
 /* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields keep their defaults. -1 with an exception. */
 int gg_py_rate(PyObject *dict, gg_rate *out);

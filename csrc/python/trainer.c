@@ -10,6 +10,7 @@ typedef struct gg_py_trainer {
     PyObject_HEAD gg_trainer *trainer;
     gg_py_graph *graph;
     gg_py_team *team;
+    PyArrayObject *topology; /* the table that the strategies read; NULL: none */
     gg_loss_kind loss;
     bool busy; /* a call has released the GIL; only read and written with the GIL held */
 } gg_py_trainer;
@@ -44,18 +45,20 @@ static long long period_of(PyObject *dict) {
     return -1;
 }
 
-static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
+/* *table: what must be kept as long as the options are used, or NULL. */
+static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
     static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce",
                                                          "periodic-allreduce"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
+    static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
     int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
-    int topology = choice_of(dict, "topology", "dissemination", gg_py_topology_names, GG_TOPOLOGY_COUNT);
     int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
+    int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
-    long long period = period_of(dict);
+    long long period = period_of(dict), shuffle_samples = whole_of(dict, "shuffle_samples", 0);
     if (PyErr_Occurred()) return -1;
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
@@ -63,28 +66,43 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out) {
         return -1;
     }
     *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
-                                 .topology = (gg_topology)topology,
-                                 .rotate = rotate != 0,
+                                 .schedule.rotate = rotate != 0,
                                  .staleness = (int)staleness,
                                  .exchange = (gg_exchange)exchange,
                                  .mix = (gg_mix)mix,
+                                 .wire = (gg_dtype)wire,
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
-                                 .period = period};
-    return 0;
+                                 .period = period,
+                                 .shuffle_samples = shuffle_samples != 0};
+    PyObject *topology = PyDict_GetItemString(dict, "topology");
+    return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
+}
+
+static double number_of(PyObject *dict, const char *name, double otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item ? PyFloat_AsDouble(item) : otherwise;
+}
+
+static bool flag_of(PyObject *dict, const char *name) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item != NULL && PyObject_IsTrue(item) > 0;
 }
 
 static int parse_optimizer(PyObject *dict, gg_optimizer *out) {
-    PyObject *lr = PyDict_GetItemString(dict, "lr"), *momentum = PyDict_GetItemString(dict, "momentum");
-    PyObject *decay = PyDict_GetItemString(dict, "weight_decay"), *nesterov = PyDict_GetItemString(dict, "nesterov");
+    static const char *const names[GG_OPTIMIZER_COUNT] = {"sgd", "adam"};
     PyObject *schedule = PyDict_GetItemString(dict, "schedule");
-    memset(out, 0, sizeof *out);
-    out->rate.lr = lr ? PyFloat_AsDouble(lr) : 0.01;
-    out->rate.gamma = 0.1;
-    out->rate.power = 1.0;
-    out->momentum = momentum ? (float)PyFloat_AsDouble(momentum) : 0.0f;
-    out->weight_decay = decay ? (float)PyFloat_AsDouble(decay) : 0.0f;
-    out->nesterov = nesterov && PyObject_IsTrue(nesterov);
+    int kind = choice_of(dict, "name", "sgd", names, GG_OPTIMIZER_COUNT);
+    if (kind < 0) return -1;
+    *out = (gg_optimizer){.kind = (gg_optimizer_kind)kind,
+                          .rate = {.lr = number_of(dict, "lr", 0.01), .gamma = 0.1, .power = 1.0},
+                          .weight_decay = (float)number_of(dict, "weight_decay", 0.0),
+                          .momentum = (float)number_of(dict, "momentum", 0.0),
+                          .nesterov = flag_of(dict, "nesterov"),
+                          .beta1 = number_of(dict, "beta1", 0.9),
+                          .beta2 = number_of(dict, "beta2", 0.999),
+                          .eps = (float)number_of(dict, "eps", 1e-8),
+                          .decoupled = flag_of(dict, "decoupled")};
     if (PyErr_Occurred()) return -1;
     if (schedule != NULL && schedule != Py_None) {
         if (!PyDict_Check(schedule)) {
@@ -115,6 +133,7 @@ static void clear(gg_py_trainer *t) {
     Py_END_ALLOW_THREADS;
     Py_CLEAR(t->graph);
     Py_CLEAR(t->team);
+    Py_CLEAR(t->topology);
 }
 
 static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -138,9 +157,10 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
         PyErr_SetString(PyExc_RuntimeError, "the graph is not finished yet");
         return -1;
     }
+    clear(t);
     int loss_kind = gg_py_choice("loss", loss, gg_py_loss_names, GG_LOSS_COUNT);
-    if (loss_kind < 0 || parse_optimizer(optimizer, &options.optimizer) < 0 || parse_strategy(strategy, &options.strategy) < 0 ||
-        parse_backend(backend, &options.backend) < 0)
+    if (loss_kind < 0 || parse_optimizer(optimizer, &options.optimizer) < 0 ||
+        parse_strategy(strategy, &options.strategy, &t->topology) < 0 || parse_backend(backend, &options.backend) < 0)
         return -1;
     options.graph = ((gg_py_graph *)graph)->graph;
     options.loss = (gg_loss_kind)loss_kind;
@@ -151,7 +171,6 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
         gg_py_raise(status);
         return -1;
     }
-    clear(t);
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->team = (gg_py_team *)Py_NewRef(team);
     t->loss = options.loss;
@@ -256,13 +275,14 @@ static PyObject *end_epoch(PyObject *self, PyObject *unused) {
     CALL(t, gg_trainer_end_epoch(t->trainer, &s));
     double ranks = gg_team_size(t->team->team), samples = (double)s.sum.samples, seconds = s.sum.seconds / ranks;
     PyObject *dict = Py_BuildValue(
-        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples, "train_loss",
-        samples > 0 ? s.sum.loss_sum / samples : 0.0, "seconds", seconds, "seconds_max", s.most.seconds, "samples_per_second",
-        seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks, "compute_seconds_max",
-        s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks,
+        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples,
+        "train_loss", samples > 0 ? s.sum.loss_sum / samples : 0.0, "seconds", seconds, "seconds_max", s.most.seconds,
+        "samples_per_second", seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks,
+        "compute_seconds_max", s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks,
         "exposed_communication_seconds_max", s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks,
         "data_wait_seconds_max", s.most.data_seconds, "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent",
-        (long long)s.sum.messages_sent, "consensus_distance", s.consensus_distance);
+        (long long)s.sum.messages_sent, "sample_bytes_sent", (long long)s.sum.sample_bytes_sent, "sample_messages_sent",
+        (long long)s.sum.sample_messages_sent, "consensus_distance", s.consensus_distance);
     if (dict != NULL && strcmp(gg_team_kind(t->team->team), "virtual") == 0) {
         PyObject *clock = PyFloat_FromDouble(s.most.clock_seconds);
         if (clock == NULL || PyDict_SetItemString(dict, "virtual_seconds", clock) < 0) Py_CLEAR(dict);
@@ -442,6 +462,45 @@ static PyObject *settle(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static int set_id(PyObject *dict, const char *key, int64_t id) {
+    PyObject *value = id < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id);
+    int result = value ? PyDict_SetItemString(dict, key, value) : -1;
+    Py_XDECREF(value);
+    return result;
+}
+
+static PyObject *audit_samples(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_sample_audit a;
+    gg_status status;
+    (void)unused;
+    CALL(t, gg_trainer_audit(t->trainer, &a));
+    PyObject *dict = Py_BuildValue("{sLsLsLsL}", "samples", (long long)a.samples, "missing", (long long)a.missing, "duplicate",
+                                   (long long)a.duplicate, "altered", (long long)a.altered);
+    if (dict != NULL &&
+        (set_id(dict, "first_missing", a.first_missing) < 0 || set_id(dict, "first_duplicate", a.first_duplicate) < 0 ||
+         set_id(dict, "first_altered", a.first_altered) < 0))
+        Py_CLEAR(dict);
+    return dict;
+}
+
+static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    int rank = 0;
+    gg_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:sample_ids", names, &rank)) return NULL;
+    gg_replica *replica = replica_of(t, rank);
+    if (replica == NULL) return NULL;
+    CALL(t, gg_trainer_settle(t->trainer));
+    npy_intp slots = (npy_intp)gg_replica_slots(replica);
+    if (slots == 0) return gg_py_raise(gg_fail(GG_ERROR_STATE, "sample_ids: there is no data to train on yet"));
+    PyArrayObject *array = gg_py_new_array(1, &slots, NPY_INT32);
+    for (npy_intp i = 0; array != NULL && i < slots; ++i)
+        ((int32_t *)PyArray_DATA(array))[i] = (int32_t)gg_replica_sample_id(replica, i);
+    return (PyObject *)array;
+}
+
 static PyObject *consensus_distance(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     double distance = 0;
@@ -523,11 +582,14 @@ cleanup:
 
 /* ---- state ---- */
 
-typedef enum arena { WEIGHT, GRADIENT, MOMENTUM } arena;
+typedef enum arena { WEIGHT, GRADIENT, MOMENTUM, SQUARE } arena;
+
+static const char *const arena_names[] = {"weights", "gradients", "momentum", "second_moment"};
 
 static float *arena_of(gg_replica *replica, arena which) {
     gg_state *state = gg_replica_state(replica);
-    return which == WEIGHT ? state->weight : which == GRADIENT ? state->gradient : state->momentum;
+    float *const arenas[] = {state->weight, state->gradient, state->momentum, state->square};
+    return arenas[which];
 }
 
 static PyObject *show(PyObject *self, PyObject *args, PyObject *kwargs, arena which) {
@@ -547,6 +609,8 @@ static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) { ret
 static PyObject *gradients(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, GRADIENT); }
 static PyObject *momentum(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, MOMENTUM); }
 
+static PyObject *second_moment(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, SQUARE); }
+
 static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     float *mean = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *mean);
@@ -565,13 +629,13 @@ static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     return dict;
 }
 
-static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena which, const char *argument) {
-    static char *names[] = {"weights", "rank", NULL};
+static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena which) {
+    const char *argument = arena_names[which];
+    char *names[] = {(char *)argument, "rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *dict, *rank_object = Py_None;
     int local = gg_team_local(t->team->team), first = 0, count = local;
     gg_status status;
-    names[0] = which == WEIGHT ? "weights" : "momentum";
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &dict, &rank_object)) return NULL;
     if (rank_object != Py_None) {
         first = (int)PyLong_AsLong(rank_object);
@@ -586,7 +650,7 @@ static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena wh
     if (arenas[0] != NULL) {
         failed = gg_py_arena_load(t->graph->graph, dict, argument, arenas, count);
     } else if (!PyDict_Check(dict) || PyDict_Size(dict) != 0) {
-        PyErr_SetString(PyExc_ValueError, "momentum: given, but the optimizer keeps none");
+        PyErr_Format(PyExc_ValueError, "%s: given, but the optimizer keeps none", argument);
         failed = -1;
     }
     PyMem_Free(arenas);
@@ -594,13 +658,11 @@ static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena wh
     Py_RETURN_NONE;
 }
 
-static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return load(self, args, kwargs, WEIGHT, "weights");
-}
+static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, WEIGHT); }
 
-static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return load(self, args, kwargs, MOMENTUM, "momentum");
-}
+static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, MOMENTUM); }
+
+static PyObject *load_second_moment(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, SQUARE); }
 
 /* ---- measurement ---- */
 
@@ -726,15 +788,19 @@ static PyMethodDef methods[] = {
     {"end_epoch", end_epoch, METH_NOARGS, "Settles, and sums up the epoch over the ranks."},
     {"train_step", KEYWORDS(train_step), "One step, one batch a local rank; each rank's mean loss."},
     {"settle", settle, METH_NOARGS, "Completes and mixes all that is in flight."},
+    {"audit_samples", audit_samples, METH_NOARGS, "Counts the samples that all ranks hold. Settles."},
+    {"sample_ids", KEYWORDS(sample_ids), "Which sample is in each slot of a local rank."},
     {"evaluate", KEYWORDS(evaluate), "The consensus model, or every replica, on a set."},
     {"predict", KEYWORDS(predict), "Outputs of the consensus model."},
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
     {"weights", KEYWORDS(weights), "Copies of a local rank's weights, by name."},
     {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, by name."},
     {"gradients", KEYWORDS(gradients), "Copies of a local rank's last gradients."},
-    {"momentum", KEYWORDS(momentum), "Copies of a local rank's momentum."},
+    {"momentum", KEYWORDS(momentum), "Copies of a local rank's momentum, or Adam's first moment."},
+    {"second_moment", KEYWORDS(second_moment), "Copies of a local rank's second moment (Adam)."},
     {"load_weights", KEYWORDS(load_weights), "Sets the weights of one local rank or of all."},
     {"load_momentum", KEYWORDS(load_momentum), "Sets the momentum of one local rank or of all."},
+    {"load_second_moment", KEYWORDS(load_second_moment), "Sets the second moment of one local rank or of all."},
     {"bench", KEYWORDS(bench), "Seconds of each of `steps` training steps on one batch."},
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},

@@ -36,14 +36,15 @@ typedef enum gg_mix { GG_MIX_DISPLACEMENT = 0, GG_MIX_HALVES, GG_MIX_COUNT } gg_
 
 typedef struct gg_strategy_options {
     gg_strategy_kind kind;
-    gg_topology topology;
-    bool rotate;
+    gg_schedule_options schedule;
     int staleness; /* 0 or 1 */
     gg_exchange exchange;
     gg_mix mix;
-    size_t bucket_bytes; /* layers are joined to buckets of at least this size */
-    size_t chunk_bytes;  /* a bucket travels in pieces of at most this size */
-    int64_t period;      /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
+    size_t bucket_bytes;  /* layers are joined to buckets of at least this size */
+    size_t chunk_bytes;   /* a bucket travels in pieces of at most this size */
+    gg_dtype wire;        /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
+    int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
+    bool shuffle_samples; /* the ranks' shards move around a ring; the replica sees to it, whatever the strategy */
 } gg_strategy_options;
 
 /* What a strategy works with; all of it outlives the strategy. */

@@ -30,12 +30,14 @@ struct gg_replica {
 
     gg_loader *loader;
     gg_dataset set;
+    gg_shard_copy *shard; /* with its ring: where samples are shuffled among several ranks */
+    gg_sample_ring *ring;
     int64_t batch; /* samples of the step under way */
     void *targets; /* of one batch */
     float *share;
     gg_progress_counts counts; /* since the epoch began */
     double exposed_before;
-    int64_t bytes_before, messages_before;
+    int64_t bytes_before, messages_before, sample_bytes_before, sample_messages_before;
 
     gg_allreduce *averaging;
     float *consensus; /* message memory; made on first use */
@@ -94,8 +96,12 @@ cleanup:
 }
 
 static gg_status on_poll(void *context) {
+    gg_status status = GG_OK;
     gg_replica *r = context;
-    return r->strategy->table->poll(r->strategy);
+    GG_TRY(r->strategy->table->poll(r->strategy));
+    if (r->ring != NULL) GG_TRY(gg_sample_ring_poll(r->ring));
+cleanup:
+    return status;
 }
 
 /* Puts n consecutive rows into the plan's input. */
@@ -109,6 +115,20 @@ static void read_rows(gg_replica *r, gg_plan *plan, gg_dtype dtype, const void *
                                                           .shift = shift,
                                                           .layout = gg_plan_input_layout(plan),
                                                           .out = gg_plan_input(plan)});
+}
+
+/* Puts batch t of the epoch into the plan's input and starts what happens to samples under the step. */
+static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
+    gg_status status = GG_OK;
+    double begin = gg_transport_now(r->options.transport);
+    if (r->ring != NULL) GG_TRY(gg_sample_ring_finish(r->ring));
+    GG_TRY(gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets));
+    if (r->ring != NULL) GG_TRY(gg_sample_ring_begin(r->ring));
+    r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
+    record(r, GG_LANE_DATA, "batch", begin, -1);
+cleanup:
+    if (status != GG_OK) r->failed = true;
+    return status;
 }
 
 /* Trains on the batch that lies in the plan's input; r->share is set. */
@@ -138,15 +158,13 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet");
     for (; steps > 0 && r->counts.steps < total; --steps) {
         int64_t t = r->counts.steps, n = gg_loader_batch(r->loader, r->options.transport->rank, t), all = 0, correct = 0;
-        double loss_sum = 0, data_begin = gg_transport_now(r->options.transport);
+        double loss_sum = 0;
         gg_plan *plan = NULL;
         for (int rank = 0; rank < r->options.transport->size; ++rank) all += gg_loader_batch(r->loader, rank, t);
         for (int rank = 0; rank < r->options.transport->size; ++rank)
             r->share[rank] = (float)gg_loader_batch(r->loader, rank, t) / (float)all;
         GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
-        gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets);
-        r->counts.data_seconds += gg_transport_now(r->options.transport) - data_begin;
-        record(r, GG_LANE_DATA, "batch", data_begin, -1);
+        GG_TRY(read_batch(r, plan, t));
         GG_TRY(step_on(r, plan, n, r->targets, &loss_sum, &correct));
         r->counts.steps++;
         r->counts.samples += n;
@@ -179,22 +197,33 @@ cleanup:
 
 /* ---- the epoch ---- */
 
-gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, bool shuffle) {
-    gg_status status = GG_OK;
-    gg_loader_options options = {.rank = r->options.transport->rank,
-                                 .size = r->options.transport->size,
-                                 .batch = batch,
-                                 .shuffle = shuffle,
-                                 .seed = r->options.seed};
-    gg_plan *plan = NULL;
-    size_t target_bytes = (size_t)batch * (size_t)set->target_values * gg_dtype_size(set->target_dtype);
-
+static void drop_data(gg_replica *r) {
     gg_loader_destroy(r->loader);
-    r->loader = NULL;
+    gg_sample_ring_destroy(r->ring);
+    gg_shard_copy_destroy(r->shard);
     gg_dataset_release(&r->set);
     gg_free(r->targets);
+    r->loader = NULL;
+    r->ring = NULL;
+    r->shard = NULL;
     r->targets = NULL;
+}
+
+gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, bool shuffle) {
+    gg_status status = GG_OK;
+    gg_transport *transport = r->options.transport;
+    gg_loader_options options = {
+        .rank = transport->rank, .size = transport->size, .batch = batch, .shuffle = shuffle, .seed = r->options.seed};
+    gg_plan *plan = NULL;
+    size_t target_bytes = (size_t)batch * (size_t)set->target_values * gg_dtype_size(set->target_dtype);
+    bool ring = r->options.strategy.shuffle_samples && transport->size > 1;
+
+    if (r->ring != NULL && !r->failed) GG_TRY(gg_sample_ring_settle(r->ring));
+    drop_data(r);
+    if (ring) GG_TRY(gg_shard_copy_create(set, options.rank, options.size, &r->shard));
+    options.copy = r->shard;
     GG_TRY(gg_loader_create(set, &options, &r->loader));
+    if (ring) GG_TRY(gg_sample_ring_create(transport, r->shard, set->count, batch, &r->ring));
     gg_dataset_retain(set);
     r->set = *set;
     GG_TRY(gg_alloc(target_bytes, "targets of a batch", &r->targets));
@@ -207,13 +236,20 @@ cleanup:
 int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->loader ? gg_loader_steps(r->loader) : 0; }
 
 gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
+    gg_status status = GG_OK;
     if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "epoch: there is no data to train on yet");
     gg_loader_epoch(r->loader, epoch);
     memset(&r->counts, 0, sizeof r->counts);
+    if (r->ring != NULL) {
+        GG_TRY(gg_sample_ring_seek(r->ring, &r->set, epoch * gg_loader_steps(r->loader)));
+        gg_sample_ring_sent(r->ring, &r->sample_bytes_before, &r->sample_messages_before);
+    }
     r->exposed_before = r->strategy->exposed_seconds;
     r->bytes_before = r->options.transport->bytes_sent;
     r->messages_before = r->options.transport->messages_sent;
-    return GG_OK;
+cleanup:
+    if (status != GG_OK) r->failed = true;
+    return status;
 }
 
 void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
@@ -222,6 +258,12 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
+    if (r->ring == NULL) return;
+    gg_sample_ring_sent(r->ring, &out->sample_bytes_sent, &out->sample_messages_sent);
+    out->sample_bytes_sent -= r->sample_bytes_before;
+    out->sample_messages_sent -= r->sample_messages_before;
+    out->bytes_sent -= out->sample_bytes_sent;
+    out->messages_sent -= out->sample_messages_sent;
 }
 
 gg_status gg_replica_end_epoch(gg_replica *r) {
@@ -234,10 +276,45 @@ gg_status gg_replica_end_epoch(gg_replica *r) {
 
 /* ---- at rest ---- */
 
+static gg_status settle_samples(gg_replica *r) {
+    gg_status status = GG_OK;
+    double begin = gg_transport_now(r->options.transport);
+    if (r->ring == NULL) goto cleanup;
+    GG_TRY(gg_sample_ring_settle(r->ring));
+    r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
+cleanup:
+    return status;
+}
+
 gg_status gg_replica_settle(gg_replica *r) {
-    gg_status status = r->strategy->table->settle(r->strategy);
+    gg_status status = GG_OK;
+    GG_TRY(r->strategy->table->settle(r->strategy));
+    GG_TRY(settle_samples(r));
+cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
+}
+
+gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
+    gg_status status = GG_OK;
+    if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
+    GG_TRY(gg_replica_settle(r));
+    GG_TRY(gg_sample_audit_run(r->options.transport, r->shard, &r->set, out));
+cleanup:
+    return status;
+}
+
+int64_t gg_replica_slots(const gg_replica *r) {
+    int64_t begin = 0, end = 0;
+    if (r->loader != NULL) gg_shard(r->set.count, r->options.transport->rank, r->options.transport->size, &begin, &end);
+    return end - begin;
+}
+
+int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) {
+    int64_t begin, end;
+    if (r->shard != NULL) return r->shard->id[slot];
+    gg_shard(r->set.count, r->options.transport->rank, r->options.transport->size, &begin, &end);
+    return begin + slot;
 }
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }
@@ -393,9 +470,7 @@ void gg_replica_destroy(gg_replica *r) {
     if (r == NULL) return;
     gg_strategy_destroy(r->strategy);
     gg_plans_clear(&r->plans);
-    gg_loader_destroy(r->loader);
-    gg_dataset_release(&r->set);
-    gg_free(r->targets);
+    drop_data(r);
     gg_free(r->share);
     gg_free(r->equal_share);
     gg_free(r->layer_seconds);
@@ -419,4 +494,7 @@ const char *gg_replica_backend_name(const gg_replica *r) {
     return r->options.backend == GG_CHOOSE_ONEDNN ? "onednn" : "onednn+native";
 }
 
-size_t gg_replica_bytes(const gg_replica *r) { return gg_plans_bytes(&r->plans) + 3 * r->state.count * sizeof(float); }
+size_t gg_replica_bytes(const gg_replica *r) {
+    size_t arenas = 2u + (r->state.momentum != NULL) + (r->state.square != NULL);
+    return gg_plans_bytes(&r->plans) + arenas * r->state.count * sizeof(float);
+}

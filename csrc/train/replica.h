@@ -5,6 +5,7 @@
 #ifndef GG_TRAIN_REPLICA_H
 #define GG_TRAIN_REPLICA_H
 
+#include "comm/sample_ring.h"
 #include "data/data.h"
 #include "nn/plan.h"
 #include "strategy/strategy.h"
@@ -31,8 +32,9 @@ typedef struct gg_progress_counts {
     double loss_sum;                                       /* over samples */
     double seconds;                                        /* real time in training steps */
     double compute_seconds, exposed_seconds, data_seconds; /* on the transport's clock */
-    double clock_seconds; /* the transport's clock, all of it: virtual time in a virtual cluster */
-    int64_t bytes_sent, messages_sent;
+    double clock_seconds;                            /* the transport's clock, all of it: virtual time in a virtual cluster */
+    int64_t bytes_sent, messages_sent;               /* of samples not counted */
+    int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {
@@ -46,9 +48,10 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
 /* Collective; NULL is fine. Settle first: what is in flight is given up, and partners may read memory that is freed. */
 void gg_replica_destroy(gg_replica *replica);
 
-/* Gives the data to train on and builds the plans of every batch size that an epoch has. */
+/* Gives the data to train on and builds the plans of every batch size that an epoch has. Collective. */
 gg_status gg_replica_begin(gg_replica *replica, const gg_dataset *set, int64_t batch, bool shuffle);
 int64_t gg_replica_epoch_steps(const gg_replica *replica);
+/* Samples that are shuffled among the ranks are where they are after epochs 0 to epoch - 1 on this set with this batch. Collective. */
 gg_status gg_replica_epoch(gg_replica *replica, int64_t epoch);
 /* Up to `steps` more steps of the epoch. Every rank must ask for the same number. Allocates nothing. */
 gg_status gg_replica_run(gg_replica *replica, int64_t steps);
@@ -74,6 +77,12 @@ gg_status gg_replica_evaluate(gg_replica *replica, const float *weights, const g
 /* Outputs of `weights` for n samples, plain to plain. Not collective. */
 gg_status gg_replica_predict(gg_replica *replica, const float *weights, const float *samples, int64_t n, int64_t batch,
                              float *output);
+
+/* Counts the samples of all ranks; GG_ERROR_STATE before there is data. Settles. Collective. */
+gg_status gg_replica_audit(gg_replica *replica, gg_sample_audit *out);
+/* How many samples this rank trains on, 0 before there is data; and which one is in a slot of its shard, at rest. */
+int64_t gg_replica_slots(const gg_replica *replica);
+int64_t gg_replica_sample_id(const gg_replica *replica, int64_t slot);
 
 gg_state *gg_replica_state(gg_replica *replica);
 gg_transport *gg_replica_transport(const gg_replica *replica);

@@ -27,6 +27,7 @@ typedef struct call {
     float *floats;
     gg_epoch_summary *summary;
     gg_evaluation *evaluations;
+    gg_sample_audit *audit;
 } call;
 
 gg_team *gg_trainer_team(const gg_trainer *trainer) { return trainer->team; }
@@ -122,6 +123,8 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.loss_sum += c->loss_sum;
         out->sum.bytes_sent += c->bytes_sent;
         out->sum.messages_sent += c->messages_sent;
+        out->sum.sample_bytes_sent += c->sample_bytes_sent;
+        out->sum.sample_messages_sent += c->sample_messages_sent;
 #define SECONDS(field)                                                                                                           \
     out->sum.field += c->field;                                                                                                  \
     if (r == 0 || c->field > out->most.field) out->most.field = c->field
@@ -202,6 +205,20 @@ gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targ
 static gg_status settle(void *context, int local) { return gg_replica_settle(((call *)context)->trainer->replica[local]); }
 
 gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, settle, &(call){.trainer = t}); }
+
+static gg_status audit(void *context, int local) {
+    gg_status status = GG_OK;
+    call *c = context;
+    gg_sample_audit found;
+    GG_TRY(gg_replica_audit(c->trainer->replica[local], &found));
+    if (local == 0) *c->audit = found;
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
+    return gg_team_run(t->team, audit, &(call){.trainer = t, .audit = out});
+}
 
 static gg_status distance(void *context, int local) {
     gg_status status = GG_OK;

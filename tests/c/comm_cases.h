@@ -135,6 +135,62 @@ static gg_status case_ring(gg_transport *t, int64_t *direct) {
     return GG_OK;
 }
 
+/* What a rank answers while it waits for an answer itself: a number plus one. */
+typedef struct case_server {
+    gg_transport *transport;
+    gg_request request; /* the receive of a question, then the send of its answer */
+    int64_t landing, answer;
+    int peer, served;
+} case_server;
+
+static gg_status case_serve(void *context, bool *busy) {
+    gg_status status = GG_OK;
+    case_server *s = context;
+    bool done = false;
+    GG_TRY(gg_test(s->transport, &s->request, &done));
+    *busy = *busy || done;
+    if (s->request.state == GG_REQUEST_ARRIVED) {
+        memcpy(&s->answer, s->request.data, sizeof s->answer);
+        s->answer++;
+        s->served++;
+        GG_TRY(gg_release(s->transport, &s->request));
+        GG_TRY(gg_send(s->transport, &s->answer, sizeof s->answer, s->peer, GG_TAG_USER, &s->request));
+    } else if (done) {
+        GG_TRY(gg_receive(s->transport, &s->landing, sizeof s->landing, s->peer, GG_TAG_USER, &s->request));
+    }
+cleanup:
+    return status;
+}
+
+/* All ranks ask at once, and none looks but in waits; a receive that nothing comes for is taken back. */
+static gg_status case_service(gg_transport *t) {
+    int next = (t->rank + 1) % t->size, previous = (t->rank + t->size - 1) % t->size;
+    case_server server = {.transport = t, .peer = previous};
+    if (t->size < 3) return GG_OK; /* questions and answers would share a tag */
+    bool busy = false;
+    MUST(case_serve(&server, &busy));
+    t->service = (gg_service){.serve = case_serve, .context = &server};
+    for (int64_t i = 0; i < 50; ++i) {
+        gg_request ask = {0}, answer = {0};
+        int64_t question = i * 1000 + t->rank, landing = 0, got = 0;
+        MUST(gg_receive(t, &landing, sizeof landing, next, GG_TAG_USER, &answer));
+        MUST(gg_send(t, &question, sizeof question, next, GG_TAG_USER, &ask));
+        MUST(gg_wait(t, &answer));
+        memcpy(&got, answer.data, sizeof got);
+        CHECK(got == question + 1);
+        MUST(gg_release(t, &answer));
+        MUST(gg_wait(t, &ask));
+    }
+    MUST(gg_barrier(t)); /* nobody asks any more */
+    t->service = (gg_service){0};
+    CHECK(server.served == 50);
+    while (server.request.state != GG_REQUEST_RECEIVING) MUST(case_serve(&server, &busy));
+    gg_cancel(t, &server.request);
+    CHECK(server.request.state == GG_REQUEST_IDLE);
+    MUST(gg_barrier(t)); /* before other messages come that it would have taken */
+    return GG_OK;
+}
+
 /* Many messages in flight, received in another order of tags than sent, and two of each tag: more than a transport may
  * have resources for. */
 enum { CASE_MANY = 700, CASE_PIECE = 4096 };
@@ -257,6 +313,46 @@ static gg_status case_allreduce(gg_transport *t, size_t count, bool messages, ui
 
 static const size_t case_lengths[] = {16, 48, 16 * 12, 16 * 1001, 16 * 16384};
 
+/* Every rank sends to every other, and takes what comes in the order in which it comes. */
+static gg_status case_any(gg_transport *t) {
+    gg_request *send = NULL, *receive = NULL;
+    int *data = NULL;
+    size_t p = (size_t)t->size;
+    MUST(gg_calloc(p, sizeof *send, "any", (void **)&send));
+    MUST(gg_calloc(p, sizeof *receive, "any", (void **)&receive));
+    MUST(gg_calloc(p + 1, sizeof *data, "any", (void **)&data));
+    data[p] = t->rank;
+    for (int again = 0; again < 20; ++again) {
+        int left = 2 * (t->size - 1);
+        for (int peer = 0; peer < t->size; ++peer) {
+            if (peer == t->rank) continue;
+            MUST(gg_receive(t, &data[peer], sizeof *data, peer, GG_TAG_USER, &receive[peer]));
+            MUST(gg_send(t, &data[p], sizeof *data, peer, GG_TAG_USER, &send[peer]));
+            MUST(gg_transport_compute(t, 1e-6 * ((t->rank + peer + again) % 3)));
+        }
+        for (int round = 0; left > 0; ++round) {
+            for (int peer = 0; peer < t->size; ++peer) {
+                bool sent = send[peer].state == GG_REQUEST_SENDING, received = receive[peer].state == GG_REQUEST_RECEIVING;
+                if (sent) MUST(gg_test(t, &send[peer], &sent));
+                if (received) MUST(gg_test(t, &receive[peer], &received));
+                if (received) {
+                    int value;
+                    memcpy(&value, receive[peer].data, sizeof value);
+                    CHECK(value == peer);
+                    MUST(gg_release(t, &receive[peer]));
+                }
+                if (sent || received) round = -1;
+                left -= sent + received;
+            }
+            if (left > 0 && round >= 0) MUST(gg_pause(t, round));
+        }
+    }
+    gg_free(send);
+    gg_free(receive);
+    gg_free(data);
+    return GG_OK;
+}
+
 static gg_status case_arguments(gg_transport *t) {
     gg_request request = {0};
     gg_allreduce *allreduce = NULL;
@@ -291,6 +387,8 @@ static gg_status case_all(gg_transport *t, uint64_t *hash, int64_t *direct) {
     GG_TRY(case_ring(t, direct));
     GG_TRY(case_many(t));
     GG_TRY(case_watched(t));
+    GG_TRY(case_service(t));
+    GG_TRY(case_any(t));
     GG_TRY(case_collectives(t, hash));
     for (size_t c = 0; c < LENGTH(case_lengths); ++c)
         for (int messages = 0; messages < 2; ++messages) GG_TRY(case_allreduce(t, case_lengths[c], messages != 0, hash));

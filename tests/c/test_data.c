@@ -162,7 +162,7 @@ static void check_epoch(gg_loader **loaders, int64_t count, int size, int64_t ba
             int64_t n = gg_loader_batch(loaders[rank], rank, step);
             sizes = sizes && n == wanted && n >= 1 && n <= batch;
             for (int other = 0; other < size; ++other) sizes = sizes && gg_loader_batch(loaders[other], rank, step) == n;
-            gg_loader_read(loaders[rank], &device, step, GG_LAYOUT_PLAIN, samples, targets);
+            CHECK_OK(gg_loader_read(loaders[rank], &device, step, GG_LAYOUT_PLAIN, samples, targets));
             for (int64_t i = 0; i < n; ++i) {
                 owners = owners && targets[i] >= begin && targets[i] < end;
                 contents =
@@ -212,7 +212,7 @@ static void read_order(gg_loader *loader, int64_t epoch, int32_t *order) {
     float samples[2 * 8];
     gg_loader_epoch(loader, epoch);
     for (int64_t step = 0; step < gg_loader_steps(loader); ++step) {
-        gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, order);
+        CHECK_OK(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, order));
         order += gg_loader_batch(loader, 1, step);
     }
 }
@@ -251,7 +251,7 @@ static void test_order(void) {
         CHECK_INT(gg_loader_batch(a, 0, gg_loader_steps(a)), 0);
         CHECK_INT(gg_loader_batch(a, 2, 0), 0);
         CHECK_INT(gg_loader_batch(a, -1, 0), 0);
-        gg_loader_read(a, &device, gg_loader_steps(a), GG_LAYOUT_PLAIN, NULL, NULL);
+        CHECK_OK(gg_loader_read(a, &device, gg_loader_steps(a), GG_LAYOUT_PLAIN, NULL, NULL));
     }
     gg_loader_destroy(a);
     gg_loader_destroy(b);
@@ -269,14 +269,14 @@ static void test_read_formats(void) {
     set.shift = -1;
     if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
         float samples[2 * GG_LANES], targets[9];
-        gg_loader_read(loader, &device, 0, GG_LAYOUT_BATCH_LAST, samples, targets);
+        CHECK_OK(gg_loader_read(loader, &device, 0, GG_LAYOUT_BATCH_LAST, samples, targets));
         for (int i = 0; i < 3; ++i) {
             CHECK_NEAR(samples[i], 0.5 * (2 * (4 + i)) - 1, 0);
             CHECK_NEAR(samples[GG_LANES + i], 2.5, 0);
             for (int v = 0; v < 3; ++v) CHECK_NEAR(targets[3 * i + v], 100 * (4 + i) + v, 0);
         }
         CHECK_NEAR(samples[3], 0, 0);
-        gg_loader_read(loader, &device, 1, GG_LAYOUT_PLAIN, samples, targets);
+        CHECK_OK(gg_loader_read(loader, &device, 1, GG_LAYOUT_PLAIN, samples, targets));
         CHECK_INT(gg_loader_batch(loader, 1, 1), 1);
         CHECK_NEAR(samples[0], 6, 0);
         CHECK_NEAR(targets[2], 702, 0);
@@ -377,14 +377,31 @@ static void test_optimizer(void) {
                               .weight_decay = 1e-4f,
                               .nesterov = true};
     CHECK_OK(gg_optimizer_check(&optimizer));
-    gg_sgd_args args = {.n = 32, .grad_scale = 0.25f};
-    gg_optimizer_fill(&optimizer, 2, &args);
+    float weight[64] = {0}, momentum[64] = {0}, square[64] = {0}, gradient[32] = {0};
+    const gg_state state = {.count = 64, .weight = weight, .momentum = momentum, .square = square};
+    gg_update_args args = gg_optimizer_update(&optimizer, &state, 2, 16, 32, gradient);
     CHECK_NEAR(args.lr, 0.25, 0);
     CHECK_NEAR(args.mu, 0.9f, 0);
     CHECK_NEAR(args.weight_decay, 1e-4f, 0);
-    CHECK(args.nesterov);
+    CHECK_INT(args.rule, GG_UPDATE_NESTEROV);
     CHECK_INT(args.n, 32);
-    CHECK_NEAR(args.grad_scale, 0.25, 0); /* the strategy's */
+    CHECK(args.grad == gradient && args.weight == weight + 16 && args.momentum == momentum + 16 && args.square == square + 16);
+    CHECK(args.weight_copy == NULL && args.weight_after == NULL && args.compute_copy == NULL);
+    CHECK(gg_optimizer_keeps_momentum(&optimizer) && !gg_optimizer_keeps_square(&optimizer));
+
+    gg_optimizer adam = {.kind = GG_OPTIMIZER_ADAM, .rate = {.lr = 0.5}, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8f};
+    adam.weight_decay = 0.1f;
+    CHECK_OK(gg_optimizer_check(&adam));
+    CHECK(gg_optimizer_keeps_momentum(&adam) && gg_optimizer_keeps_square(&adam));
+    args = gg_optimizer_update(&adam, &state, 0, 0, 32, gradient);
+    CHECK_INT(args.rule, GG_UPDATE_ADAM);
+    CHECK_NEAR(args.lr, 5.0, 1e-6);                   /* 0.5 / (1 - 0.9) */
+    CHECK_NEAR(args.root_scale, 31.6227766, 1e-5);    /* 1 / sqrt(1 - 0.999) */
+    CHECK_NEAR(args.square_share / 0.001, 1.0, 1e-7); /* not 1 - 0.999f */
+    CHECK(args.weight_decay == 0.1f && args.keep == 1.0f);
+    adam.decoupled = true;
+    args = gg_optimizer_update(&adam, &state, 0, 0, 32, gradient);
+    CHECK(args.weight_decay == 0.0f && args.keep == 0.95f);
 
 #define BREAK(change, text)                                                                                                      \
     do {                                                                                                                         \
@@ -399,6 +416,13 @@ static void test_optimizer(void) {
     BREAK(bad.weight_decay = -1, "weight_decay=-1");
     BREAK(bad.weight_decay = INFINITY, "weight_decay=inf");
     BREAK(bad.momentum = 0, "nesterov=True with momentum=0");
+    BREAK(bad.kind = GG_OPTIMIZER_COUNT, "optimizer: number 2");
+    optimizer = adam;
+    BREAK(bad.beta1 = 1, "beta1=1: must be at least 0 and below 1");
+    BREAK(bad.beta2 = -0.5, "beta2=-0.5");
+    BREAK(bad.beta2 = NAN, "beta2=nan");
+    BREAK(bad.beta2 = 1 - 1e-12, "beta2=1"); /* 1 in float32 */
+    BREAK(bad.eps = 0, "eps=0: must be finite and at least");
 #undef BREAK
 }
 

@@ -8,10 +8,24 @@
 
 #define RANKS 33
 
+static gg_status create(gg_topology topology, int size, bool rotate, uint64_t seed, gg_schedule *out) {
+    return gg_schedule_create(&(gg_schedule_options){.topology = topology, .rotate = rotate}, size, seed, out);
+}
+
 static int log2_up(int size) {
     int k = 0;
     while ((1 << k) < size) ++k;
     return k;
+}
+
+static int stages_of(gg_topology topology, int size) {
+    if (topology == GG_TOPOLOGY_RING) return size - 1;
+    return topology == GG_TOPOLOGY_RANDOM ? size > 1 : log2_up(size);
+}
+
+/* Both ranks of a pair send to each other, and somebody may be left over. */
+static bool in_pairs(const gg_schedule *schedule) {
+    return schedule->options.topology == GG_TOPOLOGY_CUBE || schedule->options.topology == GG_TOPOLOGY_RANDOM;
 }
 
 /* The partners of all ranks in one step. */
@@ -33,13 +47,17 @@ static void check_steps(gg_schedule *schedule) {
                 ++receivers[to];
             }
             if (from >= 0) consistent = consistent && send[from] == r;
-            if (schedule->topology == GG_TOPOLOGY_CUBE) consistent = consistent && to == from;
+            if (in_pairs(schedule)) consistent = consistent && to == from;
             else complete = complete && (size == 1 || (to >= 0 && from >= 0));
             inverse = inverse && (int)schedule->rank_at[schedule->place_of[r]] == r;
         }
         for (int r = 0; r < size; ++r)
-            complete =
-                complete && receivers[r] <= 1 && (schedule->topology == GG_TOPOLOGY_CUBE || size == 1 || receivers[r] == 1);
+            complete = complete && receivers[r] <= 1 && (in_pairs(schedule) || size == 1 || receivers[r] == 1);
+        if (schedule->options.topology == GG_TOPOLOGY_RANDOM) {
+            int resting = 0;
+            for (int r = 0; r < size; ++r) resting += send[r] < 0;
+            CHECK_INT(resting, size % 2);
+        }
     }
     CHECK(within);
     CHECK(consistent);
@@ -73,7 +91,9 @@ static void check_averages(gg_schedule *schedule) {
     }
     double spread = 0;
     for (int r = 0; r < size; ++r) spread = fmax(spread, fabs(value[r] - mean));
-    for (int64_t step = 0; step < 4 * schedule->stages; ++step) {
+    /* Averages travel a ring in size^2 steps or so. */
+    int64_t steps = schedule->options.topology == GG_TOPOLOGY_RING ? size * size : 4 * log2_up(size);
+    for (int64_t step = 0; step < steps; ++step) {
         partners(schedule, step, send, receive);
         memcpy(before, value, sizeof before);
         double now = 0;
@@ -82,7 +102,7 @@ static void check_averages(gg_schedule *schedule) {
             now += value[r] / size;
         }
         CHECK_NEAR(now, mean, 1e-13);
-        if (step != schedule->stages - 1 || (size & (size - 1)) != 0) continue;
+        if (step != log2_up(size) - 1 || (size & (size - 1)) != 0 || schedule->stages != log2_up(size)) continue;
         for (int r = 0; r < size; ++r) CHECK_NEAR(value[r], mean, 1e-13);
     }
     double left = 0;
@@ -107,19 +127,24 @@ static void check_meetings(gg_schedule *schedule) {
 
 static void test_all(void) {
     for (int size = 1; size <= RANKS; ++size)
-        for (int topology = 0; topology < GG_TOPOLOGY_COUNT; ++topology)
+        for (int topology = 0; topology < GG_TOPOLOGY_TABLE; ++topology)
             for (int rotate = 0; rotate < 2; ++rotate) {
                 gg_schedule schedule;
                 bool power = (size & (size - 1)) == 0;
-                if (!CHECK_OK(gg_schedule_create((gg_topology)topology, size, rotate, 77, &schedule))) return;
-                CHECK_INT(schedule.stages, log2_up(size));
-                int64_t made = gg_memory_allocations();
+                if (!CHECK_OK(create((gg_topology)topology, size, rotate, 77, &schedule))) return;
+                CHECK_INT(schedule.stages, stages_of((gg_topology)topology, size));
+                int64_t made = gg_memory_allocations(), steps;
                 check_steps(&schedule);
-                if (topology == GG_TOPOLOGY_DISSEMINATION || power)
+                const bool reaches = topology != GG_TOPOLOGY_RANDOM && (topology != GG_TOPOLOGY_CUBE || power);
+                if (reaches && topology != GG_TOPOLOGY_RING)
                     for (int64_t cycle = 0; cycle < 3; ++cycle) check_diffusion(&schedule, cycle * schedule.stages);
-                if (topology == GG_TOPOLOGY_DISSEMINATION || power || rotate) check_averages(&schedule);
+                if (reaches || rotate) check_averages(&schedule);
                 if (rotate) check_meetings(&schedule);
                 CHECK_INT(gg_memory_allocations(), made);
+                CHECK_OK(gg_schedule_check_balance(&schedule));
+                CHECK_OK(gg_schedule_diffusion(&schedule, &steps));
+                if (reaches) CHECK_INT(steps, schedule.stages);
+                else CHECK(steps >= log2_up(size));
                 gg_schedule_destroy(&schedule);
                 CHECK(schedule.rank_at == NULL);
                 gg_schedule_destroy(&schedule);
@@ -129,7 +154,7 @@ static void test_all(void) {
 static void test_partners_by_hand(void) {
     gg_schedule schedule;
     int to, from;
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, 6, true, 1, &schedule))) return;
+    if (!CHECK_OK(create(GG_TOPOLOGY_DISSEMINATION, 6, true, 1, &schedule))) return;
     const int distance[] = {1, 2, 4}; /* cycle 0 is the identity */
     for (int step = 0; step < 3; ++step)
         for (int r = 0; r < 6; ++r) {
@@ -143,7 +168,7 @@ static void test_partners_by_hand(void) {
     CHECK(to == -1 && from == -1);
     gg_schedule_destroy(&schedule);
 
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_CUBE, 6, false, 1, &schedule))) return;
+    if (!CHECK_OK(create(GG_TOPOLOGY_CUBE, 6, false, 1, &schedule))) return;
     const int peers[3][6] = {{1, 0, 3, 2, 5, 4}, {2, 3, 0, 1, -1, -1}, {4, 5, -1, -1, 0, 1}};
     for (int step = 0; step < 12; ++step)
         for (int r = 0; r < 6; ++r) {
@@ -153,15 +178,57 @@ static void test_partners_by_hand(void) {
         }
     gg_schedule_destroy(&schedule);
 
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_CUBE, 1, true, 1, &schedule))) return;
+    if (!CHECK_OK(create(GG_TOPOLOGY_CUBE, 1, true, 1, &schedule))) return;
     gg_schedule_at(&schedule, 5, 0, &to, &from);
     CHECK(to == -1 && from == -1);
     gg_schedule_destroy(&schedule);
 
-    CHECK_FAILS(gg_schedule_create(GG_TOPOLOGY_CUBE, 0, true, 1, &schedule), GG_ERROR_ARGUMENT, "0 ranks");
+    CHECK_FAILS(create(GG_TOPOLOGY_CUBE, 0, true, 1, &schedule), GG_ERROR_ARGUMENT, "0 ranks");
     CHECK(schedule.rank_at == NULL);
-    CHECK_FAILS(gg_schedule_create((gg_topology)2, 4, true, 1, &schedule), GG_ERROR_ARGUMENT, "topology 2");
+    CHECK_FAILS(create((gg_topology)GG_TOPOLOGY_COUNT, 4, true, 1, &schedule), GG_ERROR_ARGUMENT, "topology: number 6");
     gg_schedule_destroy(NULL);
+}
+
+static void test_table(void) {
+    /* A permutation with a rank at rest, and a step in which two send to one. */
+    const int64_t table[] = {1, 2, 0, 3, 1, 3, 3, -1};
+    gg_schedule_options options = {.topology = GG_TOPOLOGY_TABLE, .rotate = true, .table = table, .rows = 2, .columns = 4};
+    gg_schedule schedule;
+    int to, from;
+    int64_t steps;
+    if (!CHECK_OK(gg_schedule_create(&options, 4, 1, &schedule))) return;
+    CHECK_INT(schedule.stages, 2);
+    gg_schedule_at(&schedule, 6, 1, &to, &from);
+    CHECK(to == 2 && from == 0);
+    gg_schedule_at(&schedule, 6, 3, &to, &from);
+    CHECK(to == -1 && from == -1);
+    gg_schedule_at(&schedule, 7, 3, &to, &from);
+    CHECK(to == -1 && from == 1);
+    CHECK_INT(gg_schedule_next_sender(&schedule, 7, 3, 1), 2);
+    CHECK_INT(gg_schedule_next_sender(&schedule, 7, 3, 2), -1);
+    CHECK_FAILS(gg_schedule_check_balance(&schedule), GG_ERROR_ARGUMENT, "row 1: ranks 1 and 2 both send to rank 3");
+    CHECK_OK(gg_schedule_diffusion(&schedule, &steps));
+    CHECK_INT(steps, -1); /* rank 3 tells nobody */
+    gg_schedule_destroy(&schedule);
+
+    options.rows = 1;
+    if (!CHECK_OK(gg_schedule_create(&options, 4, 1, &schedule))) return;
+    CHECK_OK(gg_schedule_check_balance(&schedule));
+    gg_schedule_destroy(&schedule);
+
+    options.table = (const int64_t[]){1, -1, 2, 3};
+    if (!CHECK_OK(gg_schedule_create(&options, 4, 1, &schedule))) return;
+    CHECK_FAILS(gg_schedule_check_balance(&schedule), GG_ERROR_ARGUMENT,
+                "row 0: rank 1 receives from rank 0 and sends to nobody");
+    gg_schedule_destroy(&schedule);
+
+    options.table = (const int64_t[]){1, 2, 4, 3};
+    CHECK_FAILS(gg_schedule_create(&options, 4, 1, &schedule), GG_ERROR_ARGUMENT, "row 0, rank 2: partner 4; allowed: 0 to 3");
+    options.table = (const int64_t[]){1, -2, 0, 3};
+    CHECK_FAILS(gg_schedule_create(&options, 4, 1, &schedule), GG_ERROR_ARGUMENT, "row 0, rank 1: partner -2");
+    CHECK_FAILS(gg_schedule_create(&options, 5, 1, &schedule), GG_ERROR_ARGUMENT, "4 columns; allowed: one a rank, here 5");
+    options.rows = 0;
+    CHECK_FAILS(gg_schedule_create(&options, 4, 1, &schedule), GG_ERROR_ARGUMENT, "no rows");
 }
 
 /* A function of (topology, ranks, seed, step): not of what was asked before. */
@@ -169,9 +236,9 @@ static void test_pure(void) {
     gg_schedule up, down, other;
     enum { STEPS = 60, SIZE = 12 };
     int send[STEPS][RANKS], receive[STEPS][RANKS], again[RANKS], back[RANKS], differs = 0;
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &up))) return;
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &down))) return;
-    if (!CHECK_OK(gg_schedule_create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 6, &other))) return;
+    if (!CHECK_OK(create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &up))) return;
+    if (!CHECK_OK(create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 5, &down))) return;
+    if (!CHECK_OK(create(GG_TOPOLOGY_DISSEMINATION, SIZE, true, 6, &other))) return;
     for (int step = 0; step < STEPS; ++step) partners(&up, step, send[step], receive[step]);
     for (int step = STEPS - 1; step >= 0; --step) {
         partners(&down, step, again, back);
@@ -192,6 +259,7 @@ static void test_pure(void) {
 int main(void) {
     test_all();
     test_partners_by_hand();
+    test_table();
     test_pure();
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;

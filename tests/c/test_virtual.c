@@ -228,6 +228,100 @@ static void test_poll(void) {
     gg_virtual_destroy(s.cluster);
 }
 
+/* Rank 0 waits for the first of messages that ranks 1 and 2 send at 5 and at 3; rank 2 gets no answer before that. */
+static gg_status run_any(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request request[3] = {0};
+    char data[3] = {0};
+    bool done = false;
+    if (rank > 0) {
+        MUST(gg_transport_compute(t, rank == 1 ? 5 : 3));
+        MUST(gg_progress(t));
+        MUST(gg_send(t, data, 1, 0, 64, &request[0]));
+        return gg_wait(t, &request[0]);
+    }
+    for (int peer = 1; peer < 3; ++peer) MUST(gg_receive(t, &data[peer], 1, peer, 64, &request[peer]));
+    for (int left = 2, rounds = 0; left > 0;) {
+        done = false;
+        for (int peer = 1; peer < 3; ++peer) {
+            if (request[peer].state != GG_REQUEST_RECEIVING) continue;
+            MUST(gg_test(t, &request[peer], &done));
+            if (!done) continue;
+            CHECK(gg_transport_now(t) == (peer == 1 ? 6 : 4));
+            MUST(gg_release(t, &request[peer]));
+            left--;
+            break;
+        }
+        if (!done && left > 0) MUST(gg_pause(t, 0));
+        CHECK(++rounds < 20);
+    }
+    return GG_OK;
+}
+
+/* Ranks 0 and 1 wait for anything, rank 2 for rank 0: nobody ever sends. */
+static gg_status run_nothing(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request request = {0};
+    gg_status status = GG_OK;
+    char data = 0;
+    GG_TRY(gg_receive(t, &data, 1, (rank + 1) % 3, 64, &request));
+    if (rank == 2) GG_TRY(gg_wait(t, &request));
+    for (bool done = false; !done;) {
+        GG_TRY(gg_test(t, &request, &done));
+        if (!done) GG_TRY(gg_pause(t, 0));
+    }
+cleanup:
+    CHECK(status == GG_ERROR_COMM);
+    gg_cancel(t, &request);
+    return status;
+}
+
+static void test_any(void) {
+    setup s = {.cluster = make(3, 1, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_any, &s) == GG_OK);
+    CHECK_FAILS(gg_virtual_run(s.cluster, run_nothing, &s), GG_ERROR_COMM, "rank 0 waits for any of its messages");
+    CHECK(strstr(gg_error_message(), "rank 1 waits for any of its messages; rank 2 waits for 1 bytes from rank 0"));
+    gg_virtual_destroy(s.cluster);
+}
+
+/* Rank 0 has returned when rank 1 asks; with `number`, rank 1 waits for what nobody sends. */
+static case_server lingering;
+
+static gg_status run_linger(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request ask = {0}, answer = {0};
+    int64_t question = 7, landing = 0;
+    bool busy = false;
+    gg_status status = GG_OK;
+    if (rank == 0) {
+        lingering = (case_server){.transport = t, .peer = 1};
+        t->service = (gg_service){.serve = case_serve, .context = &lingering};
+        return s->number == 0 ? case_serve(&lingering, &busy) : GG_OK;
+    }
+    MUST(gg_transport_compute(t, 5));
+    MUST(gg_receive(t, &landing, sizeof landing, 0, GG_TAG_USER + s->number, &answer));
+    if (s->number == 0) MUST(gg_send(t, &question, sizeof question, 0, GG_TAG_USER, &ask));
+    status = gg_wait(t, &answer);
+    if (status != GG_OK) return status;
+    CHECK(*(const int64_t *)answer.data == 8 && gg_transport_now(t) == 7);
+    MUST(gg_release(t, &answer));
+    return gg_wait(t, &ask);
+}
+
+static void test_linger(void) {
+    setup s = {.cluster = make(2, 1, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_linger, &s) == GG_OK);
+    CHECK(lingering.served == 1 && gg_transport_now(at(&s, 0)) == 7); /* when its answer was taken */
+    gg_cancel(at(&s, 0), &lingering.request);
+    s.number = 1;
+    CHECK(gg_virtual_run(s.cluster, run_linger, &s) == GG_ERROR_COMM);
+    CHECK(strstr(gg_error_message(), "1 of 2 have returned") && strstr(gg_error_message(), "rank 1 waits for 8 bytes"));
+    gg_virtual_destroy(s.cluster);
+}
+
 /* ---- failures ---- */
 
 /* Ranks 1 and 2 of 3 wait for each other, rank 0 returns. */
@@ -525,6 +619,8 @@ int main(int argc, char **argv) {
     test_causal();
     test_order();
     test_poll();
+    test_any();
+    test_linger();
     test_deadlock();
     test_wide_deadlock();
     test_failure();

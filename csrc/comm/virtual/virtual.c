@@ -53,9 +53,12 @@ typedef struct virtual_rank {
     bool only_deadline;  /* the key is the end of a wait's patience: does not count as able to run */
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
-    bool polling;      /* sleeps until something happens to any of its requests */
-    int fruitless;     /* tests in a row that found nothing */
-    double next_known; /* the first clock at which one of the requests that they asked for completes */
+    bool polling;       /* sleeps until something happens to any of its requests, or nobody else can run */
+    bool waits_for_any; /* sleeps until something happens to any of its requests */
+    bool lingers;       /* its function has returned, and it serves those whose function has not */
+    bool news;          /* something has happened to one of them since it last waited for any */
+    int fruitless;      /* tests in a row that found nothing */
+    double next_known;  /* the first clock at which one of the requests that they asked for completes */
     /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
     queue sends[BUCKETS], receives[BUCKETS];
 } virtual_rank;
@@ -64,8 +67,8 @@ struct gg_virtual {
     gg_virtual_options options;
     virtual_rank *ranks;
     virtual_rank **heap;
-    int heap_size, able; /* able: entries of the heap that are not only_deadline */
-    int unfinished;
+    int heap_size, able;     /* able: entries of the heap that are not only_deadline */
+    int unfinished, working; /* working: of them, those whose function has not returned yet */
     bool running, quit;
     gg_status (*fn)(void *context, int rank);
     void *context;
@@ -159,7 +162,8 @@ static void heap_remove(gg_virtual *cluster, virtual_rank *rank) {
 
 static void describe_wait(const virtual_rank *rank, char *text, size_t bytes) {
     const gg_request *request = rank->waiting;
-    if (request->state == GG_REQUEST_SENDING)
+    if (rank->waits_for_any) snprintf(text, bytes, "rank %d waits for any of its messages", rank->transport.rank);
+    else if (request->state == GG_REQUEST_SENDING)
         snprintf(text, bytes, "rank %d waits for rank %d to take %zu bytes (tag %d)", rank->transport.rank, request->peer,
                  request->bytes, request->tag);
     else
@@ -171,7 +175,8 @@ static void describe_wait(const virtual_rank *rank, char *text, size_t bytes) {
 static void release_waiting(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         virtual_rank *rank = &cluster->ranks[r];
-        if (rank->finished || !(rank->waiting || (rank->polling && rank->place < 0))) continue;
+        bool asleep = (rank->polling || rank->waits_for_any) && rank->place < 0;
+        if (rank->finished || !(rank->waiting || asleep)) continue;
         if (rank->place >= 0) heap_remove(cluster, rank);
         rank->waiting = NULL;
         heap_push(cluster, rank, rank->clock, false);
@@ -180,21 +185,21 @@ static void release_waiting(gg_virtual *cluster) {
 
 static void declare_deadlock(gg_virtual *cluster) {
     char *text = cluster->deadlock_text;
-    int left = cluster->unfinished, returned = cluster->options.size - left;
+    int left = cluster->working, returned = cluster->options.size - left;
     size_t used = (size_t)snprintf(text, TEXT_BYTES, "all ranks wait for messages that nobody will send");
     if (returned > 0)
         used += (size_t)snprintf(text + used, TEXT_BYTES - used, " (%d of %d have returned)", returned, cluster->options.size);
     for (int r = 0; r < cluster->options.size; ++r) {
         const virtual_rank *rank = &cluster->ranks[r];
         char line[128], more[32];
-        if (rank->finished || !rank->waiting) continue;
+        if (rank->finished || rank->lingers || !(rank->waiting || rank->waits_for_any)) continue;
         describe_wait(rank, line, sizeof line);
         int room = left > 1 ? snprintf(more, sizeof more, "; and %d more", left) : 0;
         if (used + strlen(line) + 2 + (size_t)room + 64 >= TEXT_BYTES) {
             snprintf(text + used, TEXT_BYTES - used, "; and %d more", left);
             break;
         }
-        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%s", left == cluster->unfinished ? ": " : "; ", line);
+        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%s", left == cluster->working ? ": " : "; ", line);
         left--;
     }
     cluster->failed = cluster->deadlock = true;
@@ -251,7 +256,8 @@ static gg_status let_others_catch_up(virtual_rank *rank) {
 /* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
 static void wake(gg_virtual *cluster, gg_request *request, double time) {
     virtual_rank *rank = &cluster->ranks[link_of(request)->owner];
-    if (rank->waiting != request && !rank->polling) return;
+    rank->news = true;
+    if (rank->waiting != request && !rank->polling && !rank->waits_for_any) return;
     double key = time > rank->clock ? time : rank->clock;
     rank->waiting = NULL;
     if (rank->place >= 0) { /* its patience ends at rank->key, or it polls and knows of another event */
@@ -431,8 +437,26 @@ static void cancel(gg_transport *transport, gg_request *request) {
     }
 }
 
+/* After news that came while the rank was testing other requests it returns at once: they are all to be tested again. */
+static gg_status wait_for_any(virtual_rank *rank) {
+    gg_virtual *cluster = rank->cluster;
+    gg_status status = still_good(rank);
+    if (status != GG_OK) return status;
+    if (!rank->news) {
+        rank->waits_for_any = true;
+        if (rank->next_known < INFINITY) heap_push(cluster, rank, rank->next_known, false);
+        hand_on(cluster, rank);
+        rank->waits_for_any = false;
+    }
+    rank->news = false;
+    rank->fruitless = 0;
+    rank->next_known = INFINITY;
+    return still_good(rank);
+}
+
 static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
     virtual_rank *rank = rank_of(transport);
+    if (request == NULL) return wait_for_any(rank);
     gg_virtual *cluster = rank->cluster;
     const request_link *own = link_of(request);
     gg_status status = still_good(rank);
@@ -513,13 +537,42 @@ static void finish(virtual_rank *rank, gg_status status) {
     release_waiting(cluster);
 }
 
+/* All functions have returned: nobody needs to be served any more. */
+static void release_lingering(gg_virtual *cluster) {
+    for (int r = 0; r < cluster->options.size; ++r) {
+        virtual_rank *rank = &cluster->ranks[r];
+        if (!rank->lingers) continue;
+        if (rank->place >= 0) heap_remove(cluster, rank);
+        heap_push(cluster, rank, rank->clock, false);
+    }
+}
+
+/* The rank's function has returned: goes on serving until all have, so that nobody waits for it in vain. */
+static gg_status linger(virtual_rank *rank) {
+    gg_status status = GG_OK;
+    gg_virtual *cluster = rank->cluster;
+    const gg_service *service = &rank->transport.service;
+    rank->lingers = true;
+    while (cluster->working > 0 && !cluster->failed && service->serve != NULL) {
+        bool busy = false;
+        GG_TRY(service->serve(service->context, &busy));
+        if (!busy) GG_TRY(wait_for_any(rank));
+    }
+cleanup:
+    rank->lingers = false;
+    return cluster->failed ? GG_OK : status; /* what failed has been recorded */
+}
+
 static void *thread_main(void *context) {
     virtual_rank *rank = context;
     gg_virtual *cluster = rank->cluster;
     for (;;) {
         baton_await(&rank->baton);
         if (cluster->quit) return NULL;
-        finish(rank, cluster->fn(cluster->context, rank->transport.rank));
+        gg_status status = cluster->fn(cluster->context, rank->transport.rank);
+        if (--cluster->working == 0) release_lingering(cluster);
+        if (status == GG_OK) status = linger(rank);
+        finish(rank, status);
         hand_on(cluster, NULL);
     }
 }
@@ -609,7 +662,7 @@ gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int
         return gg_fail(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)", cluster->text);
     cluster->fn = fn;
     cluster->context = context;
-    cluster->unfinished = cluster->options.size;
+    cluster->unfinished = cluster->working = cluster->options.size;
     cluster->running = true;
     for (int r = 0; r < cluster->options.size; ++r) {
         cluster->ranks[r].finished = false;

@@ -1,0 +1,181 @@
+#include "comm/sample_ring.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/collective.h"
+
+struct gg_sample_ring {
+    gg_transport *transport;
+    gg_shard_copy *shard;
+    int64_t count, slots, rows; /* samples of all ranks; slots that move; of them in an exchange */
+    int64_t exchanges;          /* begun, those that a seek has skipped included; -1: the shard is not filled */
+    size_t bytes;               /* of a message */
+    void *message[2];           /* they take turns: one is packed while the other may still be read */
+    void *landing;
+    gg_request sent[2], received;
+    int64_t bytes_sent, messages_sent;
+};
+
+int64_t gg_sample_ring_id(int64_t count, int rank, int size, int64_t slot, int64_t rows, int64_t exchanges) {
+    int64_t slots = count / size, begin, end;
+    /* The slots sent so far are a run from slot 0 on, around the ring: how often it has passed this one. */
+    int64_t moves = slot < slots ? (exchanges * rows + slots - 1 - slot) / slots : 0;
+    gg_shard(count, (int)((rank + moves) % size), size, &begin, &end);
+    return begin + slot;
+}
+
+gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, int64_t count, int64_t rows,
+                                gg_sample_ring **out) {
+    gg_status status = GG_OK;
+    gg_sample_ring *ring = NULL;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *ring, "sample ring", (void **)&ring));
+    ring->transport = transport;
+    ring->shard = shard;
+    ring->count = count;
+    ring->slots = count / transport->size;
+    ring->rows = rows;
+    ring->exchanges = -1;
+    ring->bytes = (size_t)rows * gg_shard_copy_slot_bytes(shard);
+    for (int i = 0; i < 2; ++i) GG_TRY(gg_message_alloc(transport, ring->bytes, "samples to send", &ring->message[i]));
+    GG_TRY(gg_alloc(ring->bytes, "samples that arrive", &ring->landing));
+    *out = ring;
+    ring = NULL;
+cleanup:
+    gg_sample_ring_destroy(ring);
+    return status;
+}
+
+void gg_sample_ring_destroy(gg_sample_ring *ring) {
+    if (ring == NULL) return;
+    gg_cancel(ring->transport, &ring->received);
+    for (int i = 0; i < 2; ++i) gg_cancel(ring->transport, &ring->sent[i]);
+    for (int i = 0; i < 2; ++i) gg_message_free(ring->transport, ring->message[i]);
+    gg_free(ring->landing);
+    gg_free(ring);
+}
+
+/* The first slot of exchange number `exchange`. */
+static int64_t first_slot(const gg_sample_ring *ring, int64_t exchange) { return exchange * ring->rows % ring->slots; }
+
+gg_status gg_sample_ring_seek(gg_sample_ring *ring, const gg_dataset *source, int64_t exchanges) {
+    gg_status status = GG_OK;
+    gg_shard_copy *shard = ring->shard;
+    GG_TRY(gg_sample_ring_settle(ring));
+    if (ring->exchanges == exchanges) goto cleanup;
+    for (int64_t slot = 0; slot < shard->set.count; ++slot)
+        shard->id[slot] =
+            (int32_t)gg_sample_ring_id(ring->count, ring->transport->rank, ring->transport->size, slot, ring->rows, exchanges);
+    gg_shard_copy_fill(shard, source);
+    ring->exchanges = exchanges;
+cleanup:
+    return status;
+}
+
+gg_status gg_sample_ring_begin(gg_sample_ring *ring) {
+    gg_status status = GG_OK;
+    gg_transport *transport = ring->transport;
+    int before = (transport->rank + transport->size - 1) % transport->size, after = (transport->rank + 1) % transport->size;
+    if (ring->shard->in_flight) GG_TRY(gg_fail(GG_ERROR_STATE, "the one before is not finished"));
+    int turn = (int)(ring->exchanges % 2);
+    GG_TRY(gg_wait(transport, &ring->sent[turn]));
+    gg_shard_copy_pack(ring->shard, first_slot(ring, ring->exchanges), ring->rows, ring->slots, ring->message[turn]);
+    ring->shard->in_flight = true;
+    ring->exchanges++;
+    GG_TRY(gg_receive(transport, ring->landing, ring->bytes, after, GG_TAG_SAMPLES, &ring->received));
+    GG_TRY(gg_send(transport, ring->message[turn], ring->bytes, before, GG_TAG_SAMPLES, &ring->sent[turn]));
+    ring->bytes_sent += (int64_t)ring->bytes;
+    ring->messages_sent++;
+cleanup:
+    return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
+}
+
+/* What has arrived takes the place of what was sent. */
+static gg_status take_in(gg_sample_ring *ring) {
+    gg_shard_copy_unpack(ring->shard, first_slot(ring, ring->exchanges - 1), ring->rows, ring->slots, ring->received.data);
+    ring->shard->in_flight = false;
+    return gg_release(ring->transport, &ring->received);
+}
+
+gg_status gg_sample_ring_poll(gg_sample_ring *ring) {
+    gg_status status = GG_OK;
+    bool arrived = false;
+    if (!ring->shard->in_flight) goto cleanup;
+    GG_TRY(gg_test(ring->transport, &ring->received, &arrived));
+    if (arrived) GG_TRY(take_in(ring));
+cleanup:
+    return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
+}
+
+gg_status gg_sample_ring_finish(gg_sample_ring *ring) {
+    gg_status status = GG_OK;
+    if (!ring->shard->in_flight) goto cleanup;
+    GG_TRY(gg_wait(ring->transport, &ring->received));
+    GG_TRY(take_in(ring));
+cleanup:
+    return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
+}
+
+gg_status gg_sample_ring_settle(gg_sample_ring *ring) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_sample_ring_finish(ring));
+    for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(ring->transport, &ring->sent[i]));
+cleanup:
+    return status;
+}
+
+void gg_sample_ring_sent(const gg_sample_ring *ring, int64_t *bytes, int64_t *messages) {
+    *bytes = ring->bytes_sent;
+    *messages = ring->messages_sent;
+}
+
+/* ---- the audit ---- */
+
+/* What a rank tells all others; followed by its ids, and -1 where it has one less than the largest shard. */
+typedef struct part {
+    int32_t slots, altered, first_altered;
+    int32_t id[];
+} part;
+
+static void count_ids(const char *parts, size_t part_bytes, int size, int64_t count, uint8_t *seen, gg_sample_audit *out) {
+    *out = (gg_sample_audit){.first_missing = -1, .first_duplicate = -1, .first_altered = -1};
+    for (int rank = 0; rank < size; ++rank) {
+        const part *p = (const part *)(const void *)(parts + (size_t)rank * part_bytes);
+        out->samples += p->slots;
+        if (out->altered == 0 && p->altered > 0) out->first_altered = p->first_altered;
+        out->altered += p->altered;
+        for (int32_t slot = 0; slot < p->slots; ++slot) {
+            int32_t id = p->id[slot];
+            if (id < 0 || id >= count) continue; /* it counts as altered, and what should be there as missing */
+            if (seen[id] && out->duplicate++ == 0) out->first_duplicate = id;
+            seen[id] = 1;
+        }
+    }
+    for (int64_t id = 0; id < count; ++id)
+        if (!seen[id] && out->missing++ == 0) out->first_missing = id;
+}
+
+gg_status gg_sample_audit_run(gg_transport *transport, const gg_shard_copy *shard, const gg_dataset *source,
+                              gg_sample_audit *out) {
+    gg_status status = GG_OK;
+    int64_t begin, end, zero, largest;
+    char *parts = NULL;
+    uint8_t *seen = NULL;
+    gg_shard(source->count, 0, transport->size, &zero, &largest);
+    gg_shard(source->count, transport->rank, transport->size, &begin, &end);
+    size_t part_bytes = sizeof(part) + (size_t)largest * sizeof(int32_t);
+    GG_TRY(gg_calloc((size_t)transport->size, part_bytes, "ids of all samples", (void **)&parts));
+    GG_TRY(gg_calloc((size_t)source->count, 1, "which samples there are", (void **)&seen));
+
+    part *own = (part *)(void *)(parts + (size_t)transport->rank * part_bytes);
+    own->slots = (int32_t)(end - begin);
+    for (int32_t slot = 0; slot < own->slots; ++slot) own->id[slot] = shard ? shard->id[slot] : (int32_t)begin + slot;
+    if (shard != NULL) own->altered = (int32_t)gg_shard_copy_altered(shard, source, &own->first_altered);
+    GG_TRY(gg_allgather(transport, own, part_bytes, parts));
+    count_ids(parts, part_bytes, transport->size, source->count, seen, out);
+cleanup:
+    gg_free(parts);
+    gg_free(seen);
+    return gg_error_prefix(status, "audit of samples: ");
+}

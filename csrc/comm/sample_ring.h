@@ -1,0 +1,51 @@
+/* The asynchronous shuffle of samples: the ranks' shards move around a ring, a batch a step.
+ *
+ * In each exchange every rank sends `rows` slots, [s, s + rows) modulo the ring's slots, to the rank before it, puts what the rank after
+ * it sends in their place, and moves s on by `rows`. The ring's slots are those that every shard has (the smallest shard), so a sample
+ * keeps its slot number, the ranks hold different samples in it, and sizes of shards never change; the one slot more that some shards
+ * have stays. Where each sample is depends on the sizes and the number of exchanges alone: a run that resumes computes it.
+ *
+ * The slots are copied to message memory, so the shard itself is private and only written when a message is here. Between begin and
+ * finish the shard is marked as in flight: the loader refuses to read it. One rank, one thread. */
+#ifndef GG_COMM_SAMPLE_RING_H
+#define GG_COMM_SAMPLE_RING_H
+
+#include "comm/transport.h"
+#include "data/data.h"
+
+#define GG_TAG_SAMPLES (GG_TAG_USER - 1)
+
+typedef struct gg_sample_ring gg_sample_ring;
+
+/* The sample that a slot of rank `rank` holds after so many exchanges, of `count` samples over `size` ranks. Pure. */
+int64_t gg_sample_ring_id(int64_t count, int rank, int size, int64_t slot, int64_t rows, int64_t exchanges);
+
+/* Collective; at least two ranks. `count`: samples of all ranks; rows: 1 to the smallest shard. The shard is this rank's, outlives the
+ * ring, and is not filled before the first seek. */
+gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, int64_t count, int64_t rows, gg_sample_ring **out);
+/* Collective; gives up what is in flight. NULL is fine. */
+void gg_sample_ring_destroy(gg_sample_ring *ring);
+
+/* Brings the shards to the state after so many exchanges, by copying from the source where they are in another. Settles. Collective. */
+gg_status gg_sample_ring_seek(gg_sample_ring *ring, const gg_dataset *source, int64_t exchanges);
+
+gg_status gg_sample_ring_begin(gg_sample_ring *ring);  /* sends; the exchange before must be finished */
+gg_status gg_sample_ring_poll(gg_sample_ring *ring);   /* takes in what has arrived */
+gg_status gg_sample_ring_finish(gg_sample_ring *ring); /* waits for it: the shard may be read */
+gg_status gg_sample_ring_settle(gg_sample_ring *ring); /* and for what was sent to be taken. Collective */
+
+/* By this rank, since creation. */
+void gg_sample_ring_sent(const gg_sample_ring *ring, int64_t *bytes, int64_t *messages);
+
+/* What all ranks hold, counted sample by sample. */
+typedef struct gg_sample_audit {
+    int64_t samples;                     /* held, over all ranks */
+    int64_t missing, duplicate, altered; /* ids that nobody has; ids too many; samples that are not the source's */
+    int64_t first_missing, first_duplicate, first_altered; /* ids; -1: none */
+} gg_sample_audit;
+
+/* Collective, at rest. shard NULL: the rank's part of the source as it lies there. The same result on all ranks. */
+gg_status gg_sample_audit_run(gg_transport *transport, const gg_shard_copy *shard, const gg_dataset *source,
+                              gg_sample_audit *out);
+
+#endif

@@ -1,0 +1,95 @@
+/* Partner schedules, as tests and plots see them. */
+#include "python/python.h"
+
+int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject **table) {
+    *table = NULL;
+    if (PyUnicode_Check(topology)) {
+        const char *name = PyUnicode_AsUTF8(topology);
+        int choice = name ? gg_py_choice("topology", name, gg_py_topology_names, GG_TOPOLOGY_TABLE) : -1;
+        if (choice < 0) return -1;
+        out->topology = (gg_topology)choice;
+        return 0;
+    }
+    PyArrayObject *array = gg_py_array(topology, NPY_INT64, "topology");
+    if (array == NULL) return -1;
+    if (PyArray_NDIM(array) != 2) {
+        PyErr_Format(PyExc_ValueError, "topology: an array of %d dimensions; must have 2, steps and ranks", PyArray_NDIM(array));
+        Py_DECREF(array);
+        return -1;
+    }
+    out->topology = GG_TOPOLOGY_TABLE;
+    out->table = PyArray_DATA(array);
+    out->rows = PyArray_DIM(array, 0);
+    out->columns = PyArray_DIM(array, 1);
+    *table = array;
+    return 0;
+}
+
+/* What all functions here take first; step and rank where the function has them. */
+typedef struct arguments {
+    gg_schedule schedule;
+    PyArrayObject *table;
+    long long step;
+    int rank;
+} arguments;
+
+static void arguments_free(arguments *a) {
+    gg_schedule_destroy(&a->schedule);
+    Py_XDECREF(a->table);
+}
+
+/* False with an exception. */
+static bool parse(PyObject *args, PyObject *kwargs, bool of_rank, arguments *out) {
+    static char *whole_names[] = {"topology", "size", "rotate", "seed", NULL};
+    static char *rank_names[] = {"topology", "size", "step", "rank", "rotate", "seed", NULL};
+    gg_schedule_options options = {0};
+    PyObject *topology;
+    int size, rotate = 1, parsed;
+    unsigned long long seed = 0;
+    *out = (arguments){0};
+    if (of_rank)
+        parsed = PyArg_ParseTupleAndKeywords(args, kwargs, "OiLi|pK", rank_names, &topology, &size, &out->step, &out->rank,
+                                             &rotate, &seed);
+    else parsed = PyArg_ParseTupleAndKeywords(args, kwargs, "Oi|pK", whole_names, &topology, &size, &rotate, &seed);
+    if (!parsed || gg_py_topology(topology, &options, &out->table) < 0) return false;
+    options.rotate = rotate != 0;
+    gg_status status = gg_schedule_create(&options, size, seed, &out->schedule);
+    if (status != GG_OK) gg_py_raise(status);
+    else if (of_rank && (out->rank < 0 || out->rank >= size || out->step < 0))
+        PyErr_Format(PyExc_ValueError, "rank: %d of %d ranks at step %lld", out->rank, size, out->step);
+    if (!PyErr_Occurred()) return true;
+    arguments_free(out);
+    return false;
+}
+
+static PyObject *partners(PyObject *module, PyObject *args, PyObject *kwargs) {
+    arguments a;
+    int send_to, receive_from;
+    (void)module;
+    if (!parse(args, kwargs, true, &a)) return NULL;
+    gg_schedule_at(&a.schedule, a.step, a.rank, &send_to, &receive_from);
+    arguments_free(&a);
+    return Py_BuildValue("ii", send_to, receive_from);
+}
+
+static PyObject *schedule(PyObject *module, PyObject *args, PyObject *kwargs) {
+    arguments a;
+    int64_t diffusion = 0;
+    (void)module;
+    if (!parse(args, kwargs, false, &a)) return NULL;
+    long long stages = a.schedule.stages;
+    gg_status status = gg_schedule_diffusion(&a.schedule, &diffusion);
+    arguments_free(&a);
+    if (status != GG_OK) return gg_py_raise(status);
+    PyObject *steps = diffusion < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(diffusion);
+    return Py_BuildValue("{sLsN}", "stages", stages, "diffusion_steps", steps);
+}
+
+#define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
+
+static PyMethodDef functions[] = {
+    {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
+    {"schedule", KEYWORDS(schedule), "The steps of a cycle, and those after which all news is everywhere."},
+    {NULL, NULL, 0, NULL}};
+
+int gg_py_add_schedule(PyObject *module) { return PyModule_AddFunctions(module, functions); }
