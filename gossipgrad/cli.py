@@ -18,12 +18,12 @@ import numpy as np
 from gossipgrad import _failure, _launch, bench, environment, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
-from gossipgrad.cluster import VirtualCluster
+from gossipgrad.cluster import Network, Straggler, VirtualCluster
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import number, one_line
 from gossipgrad.history import History
 from gossipgrad.layers import Model
-from gossipgrad.trainer import BACKENDS, LOSSES, Trainer
+from gossipgrad.trainer import BACKENDS, LOSSES, Trainer, check_batch
 
 DATASETS = (*gg_data.NAMES, "synthetic")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -141,6 +141,24 @@ def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, An
     return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
 
 
+def _circumstances_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("stragglers and slow networks")
+    group.add_argument("--straggler-probability", type=float, metavar="X", help="that a rank comes late to a step")
+    group.add_argument("--straggler-delay", type=float, metavar="SECONDS", help="by how much")
+    group.add_argument("--latency", type=float, metavar="SECONDS", help="of a message")
+    group.add_argument("--bandwidth", type=float, metavar="BYTES", help="a second, of each rank's links; 0: unlimited")
+    group.add_argument("--compute-time", type=float, metavar="SECONDS", help="a step, in virtual time")
+
+
+def _circumstances(arguments: argparse.Namespace) -> tuple[Straggler | None, Network | None]:
+    late = _given(arguments, ("straggler_probability", "straggler_delay"))
+    if len(late) == 1:
+        raise ValueError(f"--{next(iter(late)).replace('_', '-')}: goes with the other --straggler option")
+    straggler = Straggler(*late.values()) if late else None
+    links = _given(arguments, ("latency", "bandwidth"))
+    return straggler, Network(**links) if links else None
+
+
 def _machine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of each rank; default: OMP_NUM_THREADS, else 1")
     allowed = [one for one in BACKENDS if one is not None]
@@ -174,6 +192,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--timeout", type=float, default=0.0, help="seconds to wait for another rank's message; default: 0, for ever"
     )
+    _circumstances_options(train)
     _strategy_options(train)
     _schedule_options(train)
     files = train.add_argument_group("what comes out")
@@ -286,7 +305,10 @@ def train(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 f"--virtual-ranks {arguments.virtual_ranks}: not under mpiexec, which started {launched} ranks"
             )
-        comm = _checked(lambda: VirtualCluster(arguments.virtual_ranks))
+        comm = _checked(lambda: VirtualCluster(arguments.virtual_ranks, compute_time=arguments.compute_time))
+    elif arguments.compute_time is not None:
+        raise UsageError(f"--compute-time {arguments.compute_time}: goes with --virtual-ranks")
+    straggler, network = _checked(lambda: _circumstances(arguments))
     for option, low in (("epochs", 1), ("batch_size", 1), ("threads", 1), ("seed", 0)):
         value = getattr(arguments, option)
         if value is not None and value < low:
@@ -302,6 +324,8 @@ def train(arguments: argparse.Namespace) -> int:
 
     net = entry.make()
     train_set, validation_set = _data(arguments, net)
+    batch_size = arguments.batch_size or entry.batch
+    check_batch(train_set, arguments.virtual_ranks or launched or 1, batch_size)  # before all replicas are made
     trainer = Trainer(
         net,
         loss=arguments.loss or entry.loss,
@@ -313,6 +337,8 @@ def train(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         trace=TRACE_SPANS if arguments.trace else 0,
         timeout=timeout,
+        straggler=straggler,
+        network=network,
     )
     speaks = trainer.rank == 0 and not arguments.quiet
     if speaks:
@@ -321,7 +347,7 @@ def train(arguments: argparse.Namespace) -> int:
         train_set,
         validation_set,
         epochs=arguments.epochs,
-        batch_size=arguments.batch_size or entry.batch,
+        batch_size=batch_size,
         callbacks=callbacks,
         validate_replicas=arguments.validate_replicas,
         shuffle=arguments.shuffle,
