@@ -11,7 +11,7 @@ from gossipgrad import _core
 from gossipgrad._launch import launcher_rank, launcher_world_size
 
 # An error that all ranks meet alike is told by rank 0, whose abort ends the others within this time.
-PATIENCE = 0.5
+PATIENCE = 1.0
 # Ranks that wait in vain give up one after the other; each says for whom it waited, for which this is the time.
 LAST_WORDS = 2.0
 
@@ -41,7 +41,7 @@ def end_all_ranks(say: Callable[[str], None], code: int, error: BaseException | 
     sys.stderr.flush()
     if size > 1:
         # The launcher forwards the text before it ends us.
-        time.sleep(PATIENCE / 5 if alike else LAST_WORDS)
+        time.sleep(PATIENCE / 10 if alike else LAST_WORDS)
         _core.abort(code)
 
 
