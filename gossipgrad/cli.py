@@ -68,6 +68,12 @@ def _period(text: str) -> int | str:
     return "log2" if text == "log2" else int(text)
 
 
+def _random_gossip_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--interval", type=int, metavar="N", help="pull- and push-gossip: steps to the next exchange")
+    group.add_argument("--probability", type=float, metavar="P", help="of an exchange that is due")
+    group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None, help="keep the mean")
+
+
 _TOPOLOGY_HELP = f"{', '.join(strategies.TOPOLOGIES)}, or a table of partners [period, ranks]: .npy, .json, or text"
 
 
@@ -98,6 +104,7 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _random_gossip_options(group)
     group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
@@ -116,6 +123,9 @@ _STRATEGY_KEYS = (
     "bucket_bytes",
     "chunk_bytes",
     "period",
+    "interval",
+    "probability",
+    "push_sum",
     "shuffle_samples",
 )
 _OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
@@ -243,6 +253,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _random_gossip_options(group)
 
 
 def _checked(make: Callable[[], Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.errors import choice, flag, integer
+from gossipgrad.errors import choice, flag, integer, number
 
 TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
 Topology = str | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
@@ -163,6 +163,77 @@ class PeriodicAllReduce(Strategy):
         integer("period", self.period, 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _RandomGossip(Strategy):
+    interval: int = 1
+    probability: float = 1.0
+    push_sum: bool = False
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("interval", self.interval, 1)
+        number("probability", self.probability, above=0, high=1)
+        flag("push_sum", self.push_sum)
+        _check_sizes(None, self.chunk_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullGossip(_RandomGossip):
+    """Asynchronous gossip: now and then a rank averages its weights with what a random other rank last published.
+
+    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
+    of step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly
+    from the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the
+    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. Momentum stays local.
+
+    No rank waits for another before it settles. How we get there is our own design: a rank has at most two questions
+    open, and a pull beyond them is left out and counted in the history's `exchanges_skipped`; which version of w_j
+    arrives when depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
+
+    interval     steps from one pull to the next, at least 1.
+    probability  with which a pull that is due takes place, above 0 and at most 1.
+    push_sum     our own design. False: the mean of the replicas is not kept. True: it is, but for rounding. Every rank
+                 has a mass, at first 1; who answers gives half of it away, w = (m w + m_j w_j) / (m + m_j), and
+                 m + m_j is the new mass, so that the sum of m w over the ranks is kept; an update counts with its
+                 rank's mass. Answers then wait for the end of the other rank's step. At rest the masses become 1
+                 again: one all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+
+    Message memory: three snapshots of the weights a rank; one question and one model a pull.
+    """
+
+    name: ClassVar[str] = "pull-gossip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushGossip(_RandomGossip):
+    """Asynchronous gossip: now and then a rank sends its weights to a random other rank, which mixes what has arrived.
+
+    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
+    of step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn
+    uniformly from the others by (seed, r, t). At the end of each step, a rank to which n >= 1 models have come whole
+    mixes them: w = (w + sum of them) / (n + 1). Momentum stays local.
+
+    No rank waits for another before it settles. How we get there is our own design: a push to a rank that has not
+    mixed our last two, or while our last three pushes are all still on the way, is left out and counted in the
+    history's `exchanges_skipped`. When what arrives depends on the ranks' speeds, so only in a virtual cluster do two
+    runs have the same bits.
+
+    interval     steps from one push to the next, at least 1.
+    probability  with which a push that is due takes place, above 0 and at most 1.
+    push_sum     our own design. False: the mean of the replicas is not kept. True: it is, but for rounding. Every rank
+                 has a mass, at first 1; who sends keeps half of it and gives the other half away with w, and
+                 w = (m w + sum of m_i w_i) / (m + sum of m_i), with that sum as the new mass, so that the sum of m w
+                 over the ranks is kept; an update counts with its rank's mass. At rest the masses become 1 again: one
+                 all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+
+    Message memory: three snapshots of the weights a rank; one note and one model a push.
+    """
+
+    name: ClassVar[str] = "push-gossip"
+
+
 @dataclass(frozen=True)
 class NoExchange(Strategy):
     """Nothing is exchanged: p independent runs on p shards, the floor of every comparison."""
@@ -171,7 +242,8 @@ class NoExchange(Strategy):
 
 
 BY_NAME: dict[str, type[Strategy]] = {
-    c.name: c for c in (GossipGraD, AllReduce, LayerwiseAllReduce, PeriodicAllReduce, NoExchange)
+    c.name: c
+    for c in (GossipGraD, AllReduce, LayerwiseAllReduce, PeriodicAllReduce, PullGossip, PushGossip, NoExchange)
 }
 
 

@@ -39,7 +39,8 @@ from gossipgrad import optim, schedules, strategies
             ValueError,
             [
                 "strategy='ring'",
-                "'gossipgrad', 'allreduce', 'layerwise-allreduce', 'periodic-allreduce', 'no-exchange'",
+                "'gossipgrad', 'allreduce', 'layerwise-allreduce', 'periodic-allreduce', "
+                "'pull-gossip', 'push-gossip', 'no-exchange'",
             ],
         ),
         (
@@ -53,6 +54,12 @@ from gossipgrad import optim, schedules, strategies
         (lambda: gg.PeriodicAllReduce(period="log"), ValueError, ["period='log'", "'log2'", "at least 1"]),
         (lambda: gg.PeriodicAllReduce(period=2.0), TypeError, ["period=2.0"]),
         (lambda: gg.PeriodicAllReduce(period=True), TypeError, ["period=True"]),
+        (lambda: gg.PullGossip(interval=0), ValueError, ["interval=0", "at least 1"]),
+        (lambda: gg.PushGossip(interval=1.0), TypeError, ["interval=1.0"]),
+        (lambda: gg.PullGossip(probability=0), ValueError, ["probability=0", "> 0 and <= 1"]),
+        (lambda: gg.PushGossip(probability=1.5), ValueError, ["probability=1.5", "> 0 and <= 1"]),
+        (lambda: gg.PushGossip(push_sum=1), TypeError, ["push_sum=1"]),
+        (lambda: gg.PullGossip(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
         (lambda: gg.VirtualCluster(0), ValueError, ["p=0"]),
         (lambda: gg.VirtualCluster(2, latency=-1), ValueError, ["latency=-1"]),
     ],
@@ -108,6 +115,8 @@ def test_settings_make_the_same_objects():
         gg.LayerwiseAllReduce(bucket_bytes=7),
         gg.PeriodicAllReduce(),
         gg.PeriodicAllReduce(period=3),
+        gg.PullGossip(interval=3, probability=0.25, push_sum=True),
+        gg.PushGossip(chunk_bytes=99),
         gg.NoExchange(),
     ):
         assert strategies.from_settings(strategy.settings()) == strategy
