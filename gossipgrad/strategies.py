@@ -15,6 +15,7 @@ TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
 Topology = str | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
 EXCHANGES = ("weights+momentum", "weights", "gradients")
 MIXES = ("displacement", "halves")
+WIRES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,9 @@ class GossipGraD(Strategy):
     exchange      "weights+momentum", "weights", or "gradients" (for comparison: nothing pulls the replicas together).
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
+    wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
+                  mix then adds (received - rounded w) / 2, which keeps the mean; replicas agree to the precision of
+                  bfloat16, 8 bits. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
     shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
@@ -96,6 +100,7 @@ class GossipGraD(Strategy):
     staleness: int = 0
     exchange: str = "weights+momentum"
     mix: str = "displacement"
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
     shuffle_samples: bool = False
@@ -106,6 +111,7 @@ class GossipGraD(Strategy):
         choice("staleness", self.staleness, (0, 1))
         choice("exchange", self.exchange, EXCHANGES)
         choice("mix", self.mix, MIXES)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         flag("shuffle_samples", self.shuffle_samples)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
@@ -119,11 +125,19 @@ class GossipGraD(Strategy):
         return super().options() | {"topology": core_topology(self.topology)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AllReduce(Strategy):
-    """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass (the paper's SGD)."""
+    """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass (the paper's SGD).
+
+    wire_dtype  "float32", or "bfloat16" for half the bytes: gradients and their sum travel rounded to nearest even, the
+                sum is made in float32, and all ranks end with the same bits.
+    """
 
     name: ClassVar[str] = "allreduce"
+    wire_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        choice("wire_dtype", self.wire_dtype, WIRES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,30 +146,38 @@ class LayerwiseAllReduce(Strategy):
 
     The reduction of a bucket starts when the gradients of its layers are final, the last layers first.
 
+    wire_dtype    as of AllReduce.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: the core's choice.
     """
 
     name: ClassVar[str] = "layerwise-allreduce"
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        choice("wire_dtype", self.wire_dtype, WIRES)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicAllReduce(Strategy):
-    """Local SGD: every rank trains alone, and now and then weights and momentum become the plain mean of all ranks'.
+    """Local SGD: every rank trains alone, and now and then weights and moments become the plain mean of all ranks'.
 
-    period  after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least 1, or
-            "log2": max(1, ceil(log2 p)) for p ranks (the paper's every-log p).
+    period      after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least
+                1, or "log2": max(1, ceil(log2 p)) for p ranks (the paper's every-log p).
+    wire_dtype  "float32", or "bfloat16" for half the bytes: values and their mean travel rounded to nearest even, and
+                w += mean - rounded w, so that a rank keeps what bfloat16 cannot hold and small updates are not lost;
+                replicas agree to the precision of bfloat16, 8 bits. Our own design.
     """
 
     name: ClassVar[str] = "periodic-allreduce"
     period: int | str = "log2"
+    wire_dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        choice("wire_dtype", self.wire_dtype, WIRES)
         if self.period == "log2":
             return
         if isinstance(self.period, str):

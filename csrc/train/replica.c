@@ -358,7 +358,7 @@ gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     if (r->averaging == NULL) {
         GG_TRY(
             gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
-        GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, &r->averaging));
+        GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
     }
     memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
     GG_TRY(gg_replica_at(r, "mean of the replicas", gg_allreduce_run(r->averaging, r->consensus, r->equal_share)));
