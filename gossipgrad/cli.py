@@ -111,6 +111,9 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
     _random_gossip_options(group)
     group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
+    group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
         default=None,
@@ -131,6 +134,7 @@ _STRATEGY_KEYS = (
     "interval",
     "probability",
     "push_sum",
+    "overlap",
     "shuffle_samples",
 )
 _OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
@@ -300,6 +304,9 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
     _random_gossip_options(group)
+    group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
 
 
 def _checked(make: Callable[[], Any]) -> Any:

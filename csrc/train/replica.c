@@ -283,6 +283,8 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
     out->skipped = r->strategy->skipped - r->skipped_before;
+    out->optimizer_bytes = gg_state_optimizer_bytes(&r->state, false);
+    out->optimizer_bytes_saved = gg_state_optimizer_bytes(&r->state, true) - out->optimizer_bytes;
     if (r->ring == NULL) return;
     gg_sample_ring_sent(r->ring, &out->sample_bytes_sent, &out->sample_messages_sent);
     out->sample_bytes_sent -= r->sample_bytes_before;
@@ -319,6 +321,16 @@ cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
 }
+
+gg_status gg_replica_gather(gg_replica *r, gg_arena which, float *whole) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_replica_settle(r));
+    GG_TRY(gg_strategy_gather(r->strategy, which, whole));
+cleanup:
+    return status;
+}
+
+void gg_replica_keep(gg_replica *r, gg_arena which, const float *whole) { gg_strategy_keep(r->strategy, which, whole); }
 
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
@@ -485,7 +497,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
         GG_TRY(gg_trace_create(options->trace, &r->trace));
         GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
     }
-    r->state.count = gg_graph_arena_count(options->graph);
+    r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
     GG_TRY(gg_strategy_create(&options->strategy,
@@ -533,6 +545,5 @@ const char *gg_replica_backend_name(const gg_replica *r) {
 }
 
 size_t gg_replica_bytes(const gg_replica *r) {
-    size_t arenas = 2u + (r->state.momentum != NULL) + (r->state.square != NULL);
-    return gg_plans_bytes(&r->plans) + arenas * r->state.count * sizeof(float);
+    return gg_plans_bytes(&r->plans) + 2 * r->state.count * sizeof(float) + (size_t)gg_state_optimizer_bytes(&r->state, false);
 }

@@ -46,6 +46,7 @@ typedef struct gg_progress_counts {
     int64_t bytes_sent, messages_sent;               /* of samples not counted */
     int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
     int64_t skipped;                                 /* exchanges left out, so as not to wait */
+    int64_t optimizer_bytes, optimizer_bytes_saved;  /* what the optimiser keeps, and how much more all elements would take */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {
@@ -75,6 +76,10 @@ gg_status gg_replica_step(gg_replica *replica, const float *samples, const void 
                           double *loss);
 
 gg_status gg_replica_settle(gg_replica *replica); /* collective */
+/* Settles, and copies an arena of all elements; `whole` may be NULL. Collective: all ranks ask for the same. */
+gg_status gg_replica_gather(gg_replica *replica, gg_arena which, float *whole);
+/* Settled: sets the weights, or what this rank keeps of an arena of the optimiser. */
+void gg_replica_keep(gg_replica *replica, gg_arena which, const float *whole);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
 /* The mean of the replicas' weights; valid until the next call. Settles. Collective. */

@@ -21,6 +21,7 @@ typedef struct call {
     const gg_dataset *set;
     int64_t number, batch;
     bool flag;
+    gg_arena arena;
     const float *const *samples;
     const void *const *targets;
     const int64_t *n;
@@ -153,6 +154,8 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.bytes_sent += c->bytes_sent;
         out->sum.messages_sent += c->messages_sent;
         out->sum.skipped += c->skipped;
+        out->sum.optimizer_bytes += c->optimizer_bytes;
+        out->sum.optimizer_bytes_saved += c->optimizer_bytes_saved;
         out->sum.sample_bytes_sent += c->sample_bytes_sent;
         out->sum.sample_messages_sent += c->sample_messages_sent;
 #define SECONDS(field)                                                                                                           \
@@ -235,6 +238,15 @@ gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targ
 static gg_status settle(void *context, int local) { return gg_replica_settle(((call *)context)->trainer->replica[local]); }
 
 gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, settle, &(call){.trainer = t}); }
+
+static gg_status gather(void *context, int local) {
+    const call *c = context;
+    return gg_replica_gather(c->trainer->replica[local], c->arena, local == c->number ? c->floats : NULL);
+}
+
+gg_status gg_trainer_gather(gg_trainer *t, gg_arena which, int local, float *whole) {
+    return gg_team_run(t->team, gather, &(call){.trainer = t, .arena = which, .number = local, .floats = whole});
+}
 
 static gg_status audit(void *context, int local) {
     gg_status status = GG_OK;
