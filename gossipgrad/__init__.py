@@ -44,7 +44,7 @@ from gossipgrad.layers import (  # noqa: E402
     Sigmoid,
     Tanh,
 )
-from gossipgrad.optim import SGD  # noqa: E402
+from gossipgrad.optim import SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
 from gossipgrad.strategies import (  # noqa: E402
     AllReduce,
@@ -58,6 +58,7 @@ from gossipgrad.trainer import Trainer  # noqa: E402
 
 __all__ = [
     "SGD",
+    "Adam",
     "Add",
     "AllReduce",
     "AvgPool2d",
@@ -84,6 +85,7 @@ __all__ = [
     "MaxPool2d",
     "Model",
     "NoExchange",
+    "Optimizer",
     "PeriodicAllReduce",
     "ProgressBar",
     "ReLU",

@@ -97,10 +97,10 @@ class Trainer:
         loss: str,  # cross_entropy binary_cross_entropy mean_squared_error
         optimizer: dict[
             str, Any
-        ],  # lr momentum weight_decay nesterov schedule{kind final gamma power warmup_start every total warmup}
+        ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup}
         strategy: dict[
             str, Any
-        ],  # name topology rotate staleness exchange mix bucket_bytes chunk_bytes period shuffle_samples
+        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period shuffle_samples
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
@@ -152,6 +152,8 @@ class Trainer:
     def momentum(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def load_weights(self, weights: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
         """None: every local rank. All names and shapes must fit."""
+    def second_moment(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
+    def load_second_moment(self, second_moment: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
     def load_momentum(self, momentum: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
 
     # measurement
@@ -207,4 +209,4 @@ def run_loss(
 def run_kernel(
     isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]
 ) -> Any:
-    """An arena kernel: sgd, mix, halve, weighted_sum, sum_squares, all_finite."""
+    """An arena kernel: update, mix, halve, narrow, weighted_sum, narrow_sum, sum_squares, all_finite."""

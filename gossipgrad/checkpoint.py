@@ -1,8 +1,8 @@
 """Checkpoints on disk: PATH, the consensus weights as safetensors, and PATH.state/, what every rank needs to go on.
 
-PATH.state/<name>/rank-00000.safetensors holds a rank's "weight/..." and "momentum/..."; the metadata of PATH says which
-<name> belongs to it. A save writes a new folder, then replaces PATH in one step, then removes the old folder: whenever
-it is interrupted, PATH and its folder belong together.
+PATH.state/<name>/rank-00000.safetensors holds a rank's "weight/...", "momentum/..." and "second_moment/..."; the
+metadata of PATH says which <name> belongs to it. A save writes a new folder, then replaces PATH in one step, then
+removes the old folder: whenever it is interrupted, PATH and its folder belong together.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gossipgrad import safetensors
 from gossipgrad.errors import CheckpointError
 
 FORMAT = "gossipgrad-checkpoint-1"
+PARTS = ("weight", "momentum", "second_moment")
 Arrays = dict[str, NDArray[np.float32]]
 
 
@@ -35,9 +36,9 @@ def prepare(path: str, state: str) -> None:
     os.makedirs(os.path.join(state_root(path), state), exist_ok=True)
 
 
-def write_rank(path: str, state: str, rank: int, step: int, weights: Arrays, momentum: Arrays) -> None:
-    """One rank's part."""
-    arrays = {f"weight/{k}": v for k, v in weights.items()} | {f"momentum/{k}": v for k, v in momentum.items()}
+def write_rank(path: str, state: str, rank: int, step: int, parts: dict[str, Arrays]) -> None:
+    """One rank's state: the arrays of each of PARTS by name."""
+    arrays = {f"{part}/{name}": array for part in PARTS for name, array in parts[part].items()}
     metadata = {"format": FORMAT, "rank": str(rank), "step": str(step)}
     safetensors.write(rank_file(path, state, rank), arrays, metadata)
 
@@ -69,12 +70,15 @@ def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
     return arrays, description | {"state": metadata["state"]}
 
 
-def read_rank(path: str | os.PathLike[str], state: str, rank: int) -> tuple[Arrays, Arrays]:
-    """(weights, momentum) of one rank. CheckpointError if the file is missing or damaged."""
+def read_rank(path: str | os.PathLike[str], state: str, rank: int) -> dict[str, Arrays]:
+    """One rank's state as it was given to write_rank. CheckpointError if the file is missing or damaged."""
     name = rank_file(os.fspath(path), state, rank)
     arrays, metadata = safetensors.read(name)
     if metadata.get("format") != FORMAT or metadata.get("rank") != str(rank):
         raise CheckpointError(f"{name}: not the state of rank {rank}")
-    weights = {k.partition("/")[2]: v for k, v in arrays.items() if k.startswith("weight/")}
-    momentum = {k.partition("/")[2]: v for k, v in arrays.items() if k.startswith("momentum/")}
-    return weights, momentum
+    parts: dict[str, Arrays] = {part: {} for part in PARTS}
+    for key, array in arrays.items():
+        part, _, name = key.partition("/")
+        if part in parts:
+            parts[part][name] = array
+    return parts

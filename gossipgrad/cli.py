@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gossipgrad import _failure, _launch, bench, environment, models, schedules, strategies
+from gossipgrad import _failure, _launch, bench, environment, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cluster import VirtualCluster
@@ -23,7 +23,6 @@ from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import one_line
 from gossipgrad.history import History
 from gossipgrad.layers import Model
-from gossipgrad.optim import SGD
 from gossipgrad.trainer import BACKENDS, LOSSES, Trainer
 
 DATASETS = (*gg_data.NAMES, "synthetic")
@@ -113,12 +112,29 @@ _STRATEGY_KEYS = (
     "staleness",
     "exchange",
     "mix",
+    "wire_dtype",
     "bucket_bytes",
     "chunk_bytes",
     "period",
     "shuffle_samples",
 )
+_OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
+_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
 _SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
+
+
+def _optimizer_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--optimizer", choices=optim.BY_NAME, default="sgd")
+    parser.add_argument(
+        "--lr", type=float, help="used as given: not multiplied by the ranks; default: 0.03, for adam 0.001"
+    )
+    parser.add_argument("--momentum", type=float, help="sgd; default: 0.9")
+    parser.add_argument("--weight-decay", type=float)
+    parser.add_argument("--nesterov", action=argparse.BooleanOptionalAction, default=None, help="sgd")
+    parser.add_argument("--beta1", type=float, help="adam")
+    parser.add_argument("--beta2", type=float, help="adam")
+    parser.add_argument("--eps", type=float, help="adam")
+    parser.add_argument("--decoupled", action=argparse.BooleanOptionalAction, default=None, help="adam: AdamW")
 
 
 def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -150,13 +166,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--epochs", type=int, default=8)
     train.add_argument("--batch-size", type=int, help="samples a rank and step; default: the model's")
     train.add_argument("--loss", choices=LOSSES, help="default: the model's")
-    train.add_argument("--optimizer", choices=("sgd",), default="sgd")
-    train.add_argument(
-        "--lr", type=float, default=0.03, help="learning rate, used as given: not multiplied by the ranks"
-    )
-    train.add_argument("--momentum", type=float, default=0.9)
-    train.add_argument("--weight-decay", type=float, default=0.0)
-    train.add_argument("--nesterov", action=argparse.BooleanOptionalAction, default=False)
+    _optimizer_options(train)
     train.add_argument("--shuffle", action=argparse.BooleanOptionalAction, default=True)
     train.add_argument("--seed", type=int, default=0)
     _machine_options(train)
@@ -264,8 +274,8 @@ def train(arguments: argparse.Namespace) -> int:
     entry = models.by_name(arguments.model)
     strategy = _checked(lambda: strategies.by_name(arguments.strategy, **_given(arguments, _STRATEGY_KEYS)))
     schedule = _checked(lambda: schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS)))
-    keys = ("lr", "momentum", "weight_decay", "nesterov")
-    optimizer = _checked(lambda: SGD(**{key: getattr(arguments, key) for key in keys}, schedule=schedule))
+    how: dict[str, Any] = _OPTIMIZER_DEFAULTS[arguments.optimizer] | _given(arguments, _OPTIMIZER_KEYS)
+    optimizer = _checked(lambda: optim.by_name(arguments.optimizer, schedule=schedule, **how))
     launched = _launch.launcher_world_size()
     comm = None
     if arguments.virtual_ranks is not None:

@@ -10,8 +10,38 @@ from gossipgrad import _core, schedules
 from gossipgrad.errors import choice, flag, integer, number
 
 
+class Optimizer:
+    """The base. `name` is the optimiser's on the command line and in reports; every one has an lr and a schedule."""
+
+    name: ClassVar[str] = ""
+    lr: float
+    schedule: schedules.Schedule
+
+    def __post_init__(self) -> None:
+        number("lr", self.lr, 0.0)
+        if not isinstance(self.schedule, schedules.Schedule):
+            raise TypeError(f"schedule={self.schedule!r}: allowed: an object of gossipgrad.schedules")
+
+    def _own(self) -> dict[str, Any]:
+        """The keywords but schedule."""
+        return {key: getattr(self, key) for key in keywords(BY_NAME[self.name])}
+
+    def settings(self) -> dict[str, Any]:
+        """The keywords, with the name as "optimizer", in terms of JSON."""
+        return {"optimizer": self.name, **self._own(), **self.schedule.settings()}
+
+    def options(self, total: int | None = None) -> dict[str, Any]:
+        """What the core wants; `total`: the steps of training where the schedule's length is "auto"."""
+        schedule = self.schedule.options(total) | {"lr": float(self.lr)}
+        return {"name": self.name, **self._own(), "schedule": schedule}
+
+    def rate(self, step: int, total: int | None = None) -> float:
+        """The learning rate at this step."""
+        return _core.rate(self.options(total)["schedule"], integer("step", step, 0))
+
+
 @dataclass(frozen=True)
-class SGD:
+class SGD(Optimizer):
     """Stochastic gradient descent in PyTorch's form: g += weight_decay * w; v = momentum * v + g; w -= lr * v.
 
     nesterov: w -= lr * (g + momentum * v). The rate is used as given: with p ranks of batch b, as for a batch of p*b,
@@ -26,35 +56,69 @@ class SGD:
     schedule: schedules.Schedule = field(default_factory=schedules.Constant)
 
     def __post_init__(self) -> None:
-        number("lr", self.lr, 0.0)
+        super().__post_init__()
         number("momentum", self.momentum, 0.0, below=1.0)
         number("weight_decay", self.weight_decay, 0.0)
         flag("nesterov", self.nesterov)
         if self.nesterov and not self.momentum:
             raise ValueError(f"nesterov=True: allowed only with momentum > 0; momentum={self.momentum!r}")
-        if not isinstance(self.schedule, schedules.Schedule):
-            raise TypeError(f"schedule={self.schedule!r}: allowed: an object of gossipgrad.schedules")
 
-    def settings(self) -> dict[str, Any]:
-        """The keywords, with the name as "optimizer", in terms of JSON."""
-        own = {key: getattr(self, key) for key in ("lr", "momentum", "weight_decay", "nesterov")}
-        return {"optimizer": self.name, **own, **self.schedule.settings()}
 
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> SGD:
-        """The optimiser that settings() described; other keys are ignored."""
-        choice("optimizer", settings["optimizer"], [cls.name])
-        kind = schedules.BY_NAME[choice("schedule", settings["schedule"], schedules.BY_NAME)]
-        schedule = kind(**{one.name: settings[one.name] for one in fields(kind)})
-        own = {key: settings[key] for key in ("lr", "momentum", "weight_decay", "nesterov")}
-        return cls(**own, schedule=schedule)
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015) in PyTorch's form, without amsgrad; with decoupled=True AdamW.
 
-    def options(self, total: int | None = None) -> dict[str, Any]:
-        """What the core wants; `total`: the steps of training where the schedule's length is "auto"."""
-        own = {key: float(getattr(self, key)) for key in ("lr", "momentum", "weight_decay")}
-        schedule = self.schedule.options(total) | {"lr": float(self.lr)}
-        return {"name": self.name, **own, "nesterov": self.nesterov, "schedule": schedule}
+    g += weight_decay * w; m = beta1 * m + (1 - beta1) * g; s = beta2 * s + (1 - beta2) * g * g;
+    w -= lr * (m / (1 - beta1^t)) / (sqrt(s / (1 - beta2^t)) + eps), where t counts the updates from 1.
 
-    def rate(self, step: int, total: int | None = None) -> float:
-        """The learning rate at this step."""
-        return _core.rate(self.options(total)["schedule"], integer("step", step, 0))
+    eps        at least 1.2e-38, the smallest normal float32.
+    decoupled  decays the weights themselves, w -= lr * weight_decay * w, in place of the gradient (Loshchilov and
+               Hutter 2019).
+    schedule   one of gossipgrad.schedules.
+
+    GossipGraD's "weights+momentum" exchanges weights and first moments; second moments stay with their rank (our own
+    design). PeriodicAllReduce averages all three.
+    """
+
+    name: ClassVar[str] = "adam"
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    schedule: schedules.Schedule = field(default_factory=schedules.Constant)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("beta1", "beta2"):
+            number(key, getattr(self, key), 0.0, below=1.0)
+        number("eps", self.eps, 2.0**-126)
+        number("weight_decay", self.weight_decay, 0.0)
+        flag("decoupled", self.decoupled)
+
+
+BY_NAME: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam}
+
+
+def keywords(made: type[SGD] | type[Adam]) -> list[str]:
+    """An optimiser's keywords but schedule."""
+    return [one.name for one in fields(made) if one.name != "schedule"]
+
+
+def by_name(name: str, schedule: schedules.Schedule | None = None, **options: Any) -> Optimizer:
+    """The optimiser of this name with these keywords; ValueError for another name, or a keyword it does not have."""
+    made = BY_NAME[choice("optimizer", name, BY_NAME)]
+    allowed = keywords(made)
+    for key in options:
+        if key not in allowed:
+            raise ValueError(f"{key}: not an option of optimizer={name!r}; it has {', '.join(allowed)}")
+    return made(**options, schedule=schedules.Constant() if schedule is None else schedule)
+
+
+def from_settings(settings: Mapping[str, Any]) -> Optimizer:
+    """The optimiser that settings() described; other keys are ignored."""
+    made = BY_NAME[choice("optimizer", settings["optimizer"], BY_NAME)]
+    kind = schedules.BY_NAME[choice("schedule", settings["schedule"], schedules.BY_NAME)]
+    schedule = kind(**{one.name: settings[one.name] for one in fields(kind)})
+    return made(**{key: settings[key] for key in keywords(made)}, schedule=schedule)

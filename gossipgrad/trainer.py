@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, checkpoint, cluster, environment, safetensors, strategies
+from gossipgrad import _core, checkpoint, cluster, environment, optim, safetensors, strategies
 from gossipgrad import callbacks as _callbacks
 from gossipgrad.callbacks import Callback, Progress, StopOnNaN
 from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
 from gossipgrad.errors import CheckpointError, choice, flag, integer, number
 from gossipgrad.history import History, Record, ordered
 from gossipgrad.layers import Model
-from gossipgrad.optim import SGD
+from gossipgrad.optim import SGD, Optimizer
 from gossipgrad.progress import ProgressBar
 
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mean_squared_error")
@@ -39,7 +39,7 @@ class Trainer:
 
     loss       "cross_entropy" (softmax; integer classes), "binary_cross_entropy" (of scores, "with logits"; targets
                0..1), "mean_squared_error"; each the mean over a batch.
-    optimizer  gossipgrad.SGD(...); default SGD(lr=0.01, momentum=0.9).
+    optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(), LayerwiseAllReduce(),
                PeriodicAllReduce(...), NoExchange(); default GossipGraD().
     seed       of initial weights, order of samples, dropout and rotation.
@@ -59,7 +59,7 @@ class Trainer:
         net: Model,
         *,
         loss: str = "cross_entropy",
-        optimizer: SGD | None = None,
+        optimizer: Optimizer | None = None,
         strategy: strategies.Strategy | None = None,
         seed: int = 0,
         comm: Any = None,
@@ -75,8 +75,9 @@ class Trainer:
         self.net = net
         self.loss: str = choice("loss", loss, LOSSES)
         self.optimizer = SGD(lr=0.01, momentum=0.9) if optimizer is None else optimizer
-        if not isinstance(self.optimizer, SGD):
-            raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: gossipgrad.SGD(...)")
+        if not isinstance(self.optimizer, Optimizer) or not self.optimizer.name:
+            allowed = ", ".join(f"gossipgrad.{c.__name__}(...)" for c in optim.BY_NAME.values())
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: {allowed}")
         self.strategy = strategies.GossipGraD() if strategy is None else strategy
         if not isinstance(self.strategy, strategies.Strategy) or not self.strategy.name:
             allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
@@ -171,16 +172,27 @@ class Trainer:
         elif self.net.loaded:
             self._core.load_weights(self.net.weights())
 
-    def _state(self) -> tuple[int, list[tuple[Arrays, Arrays]]]:
+    def _rank_state(self, local: int) -> dict[str, Arrays]:
+        """All that a local rank trains with, by name; empty where the optimiser keeps none."""
         core = self.core
-        return core.step, [(core.weights(r), core.momentum(r)) for r in range(self.team.local)]
+        return {
+            "weight": core.weights(local),
+            "momentum": core.momentum(local),
+            "second_moment": core.second_moment(local),
+        }
 
-    def _set_state(self, step: int, parts: Sequence[tuple[Arrays, Arrays]]) -> None:
+    def _state(self) -> tuple[int, list[dict[str, Arrays]]]:
+        return self.core.step, [self._rank_state(local) for local in range(self.team.local)]
+
+    def _set_state(self, step: int, parts: Sequence[dict[str, Arrays]]) -> None:
         core = self.core
-        for local, (weights, momentum) in enumerate(parts):
-            core.load_weights(weights, local)
-            if momentum and self.optimizer.momentum:
-                core.load_momentum(momentum, local)
+        for local, part in enumerate(parts):
+            core.load_weights(part["weight"], local)
+            # What another optimiser left is of no use to this one.
+            if part["momentum"] and core.momentum(local):
+                core.load_momentum(part["momentum"], local)
+            if part["second_moment"] and core.second_moment(local):
+                core.load_second_moment(part["second_moment"], local)
         core.step = step
 
     def close(self) -> None:
@@ -468,13 +480,15 @@ class Trainer:
         return self.core.gradients(self._local(rank))
 
     def momentum(self, rank: int = 0) -> Arrays:
-        """The optimiser's momentum by name, copies; empty without momentum. Collective."""
+        """SGD's momentum or Adam's first moment by name, copies; empty without momentum. Collective."""
         self.core.settle()
         return self.core.momentum(self._local(rank))
 
     def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
-        """{"step": updates done, "momentum": arrays by name}. Collective."""
-        return {"step": self.step, "momentum": self.momentum(rank)}
+        """{"step": updates done, "momentum": arrays by name, "second_moment": Adam's, else empty}. Collective."""
+        self.core.settle()
+        moments = {key: value for key, value in self._rank_state(self._local(rank)).items() if key != "weight"}
+        return {"step": self.step, **moments}
 
     def consensus_distance(self) -> float:
         """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
@@ -550,8 +564,7 @@ class Trainer:
 
         def write() -> None:
             for local in range(self.team.local):
-                arrays = self.core.weights(local), self.core.momentum(local)
-                checkpoint.write_rank(path, state, self.rank + local, step, *arrays)
+                checkpoint.write_rank(path, state, self.rank + local, step, self._rank_state(local))
 
         self._together(path, write)
         weights = self.core.consensus_weights()
@@ -585,14 +598,14 @@ class Trainer:
                 f"{name} is of {ranks} ranks, here are {self.size}; to go on it takes as many. "
                 "net.load_weights takes its consensus weights alone"
             )
-        parts: list[tuple[Arrays, Arrays]] = []
+        parts: list[dict[str, Arrays]] = []
 
         def load() -> None:
             for local in range(self.team.local):
-                weights, momentum = checkpoint.read_rank(name, description["state"], self.rank + local)
+                part = checkpoint.read_rank(name, description["state"], self.rank + local)
                 where = f"{name}, rank {self.rank + local}"
-                checked = self.net.check_weights(weights, where)
-                parts.append((checked, self.net.check_weights(momentum, where) if momentum else {}))
+                kept = {key: self.net.check_weights(arrays, where) if arrays else {} for key, arrays in part.items()}
+                parts.append(kept | {"weight": self.net.check_weights(part["weight"], where)})
 
         self._together("resume", load)
         self.core.settle()
@@ -628,7 +641,7 @@ class Trainer:
         try:
             settings = description["settings"]
             net = Model.from_config(description["model"])
-            strategy, optimizer = strategies.from_settings(settings), SGD.from_settings(settings)
+            strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
             if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
                 comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
             how = {"loss": settings["loss"], "seed": settings["seed"]}

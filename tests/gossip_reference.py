@@ -54,7 +54,7 @@ def randomise(trainer, generator, scale=0.5):
     size = flat(like).size
     weights = generator.standard_normal((trainer.size, size)) * scale
     momentum = generator.standard_normal((trainer.size, size)) * scale
-    keeps = bool(trainer.optimizer.momentum)
+    keeps = bool(trainer.momentum(0))
     for rank in range(trainer.size):
         trainer.core.load_weights(unflat(weights[rank], like), rank)
         if keeps:
@@ -92,6 +92,7 @@ class Simulation:
 
     def __init__(self, weights, momentum, optimizer, strategy, seed):
         self.w, self.v = weights.copy(), momentum.copy()
+        self.s = np.zeros_like(weights)  # Adam's second moment
         self.optimizer, self.strategy, self.seed = optimizer, strategy, seed
         self.p = len(weights)
         self.t = 0
@@ -117,11 +118,25 @@ class Simulation:
 
     def update(self, g):
         o = self.optimizer
+        if isinstance(o, gg.Adam):
+            self._adam(g)
+            return
         g = g + o.weight_decay * self.w
         if o.momentum:
             self.v = o.momentum * self.v + g
             g = g + o.momentum * self.v if o.nesterov else self.v
         self.w = self.w - o.lr * g
+
+    def _adam(self, g):
+        o, t = self.optimizer, self.t + 1
+        if o.decoupled:
+            self.w = self.w * (1 - o.lr * o.weight_decay)
+        else:
+            g = g + o.weight_decay * self.w
+        self.v = o.beta1 * self.v + (1 - o.beta1) * g
+        self.s = o.beta2 * self.s + (1 - o.beta2) * g * g
+        step = self.v / (1 - o.beta1**t) / (np.sqrt(self.s / (1 - o.beta2**t)) + o.eps)
+        self.w = self.w - o.lr * step
 
     def step(self, gradients):
         if self.strategy is None:
@@ -156,13 +171,16 @@ class Simulation:
         self.pending = (sources, gradients.copy())
 
     def settle(self):
-        """Mixes what is in flight. A gradient that comes late counts as if it had come in time."""
+        """Mixes what is in flight. A gradient that comes late counts as if in time, with Adam for v alone."""
         if self.pending is None:
             return
         sources, *sent = self.pending
         self.pending = None
         if self.strategy.exchange == "gradients":
             late, o = (sent[0][sources] - sent[0]) / 2, self.optimizer
+            if isinstance(o, gg.Adam):
+                self.v = self.v + (1 - o.beta1) * late
+                return
             if o.momentum:
                 self.v = self.v + late
             self.w = self.w - o.lr * late * (1 + o.momentum if o.nesterov else 1)

@@ -7,6 +7,7 @@ terms, and a few more the longer the sum is. run_op puts guard bytes around ever
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import subprocess
@@ -695,37 +696,106 @@ def kernel(isa, name, arrays, numbers=()):
     return _core.run_kernel(isa, name, arrays, list(numbers))
 
 
+RULES = ("plain", "momentum", "nesterov", "adam")
+# rule, bfloat16 wire, then grad_scale lr mu weight_decay d_share beta2 square_share keep root_scale eps
+UPDATE = [0.5, 0.1, 0.9, 0.01, 0.1, 0.99, 0.01, 0.97, 1.5, 1e-3]
+
+
+def bfloat16(a):
+    """Rounded to the nearest bfloat16, ties to even, by arithmetic on exact numbers."""
+    mantissa, exponent = np.frexp(np.asarray(a, np.float64))
+    return np.ldexp(np.rint(mantissa * 256) / 256, exponent).astype(np.float32)
+
+
+def test_bfloat16_of_the_reference():
+    given, wanted = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 5 * 2**-9, 0.0], [1.0, 1 + 2**-6, -1 - 2**-7, 0.0]
+    assert bfloat16(np.float32(given)).tolist() == wanted
+
+
 @isas
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("received", range(8), ids=lambda i: f"{i:03b}")
-@pytest.mark.parametrize("with_momentum", [False, True])
-def test_sgd(isa, with_momentum, received, nesterov):
-    if not with_momentum and (nesterov or received & 3):
-        with_momentum = True  # those belong to momentum; the same case twice costs nothing
+@pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("received", range(4), ids=lambda i: f"{i:02b}")
+@pytest.mark.parametrize("rule", RULES)
+def test_update(isa, rule, received, narrow):
     for n in SIZES[:3]:
-        rng = seeded((n, received, nesterov))
-        grad, weight, *others = (float32(rng, n) for _ in range(6))
-        given = [others[0] if with_momentum else None]
-        given += [others[1 + i] if received >> i & 1 else None for i in range(3)]
-        scale, lr, mu, decay = 0.5, 0.1, 0.9 if with_momentum else 0.0, 0.01
-        found = kernel(isa, "sgd", [grad, weight, *given], [scale, lr, mu, decay, nesterov])
-        g, w = grad.astype(np.float64), weight.astype(np.float64)
-        momentum, before, after, weight_after = (None if a is None else a.astype(np.float64) for a in given)
-        m = np.zeros(n) if momentum is None else momentum
-        old = m
-        if before is not None:
-            m = m + (before - m) / 2
-        w_out, m_out = ref.sgd(w, scale * g, m, lr, mu, decay, nesterov)
-        if after is not None:
-            m_out = m_out + (after - old) / 2
-        if weight_after is not None:
-            w_out = w_out + (weight_after - w) / 2
-        size = sum(np.abs(a.astype(np.float64)) for a in (grad, weight, *given) if a is not None)
-        close("weight", found[0], w_out, size, 4)
-        if with_momentum:
-            close("momentum", found[1], m_out, size, 4)
+        rng = seeded((n, received, rule))
+        grad, weight, m, s, *came = (float32(rng, n) for _ in range(6))
+        s = np.abs(s)
+        keeps, adam = rule != "plain", rule == "adam"
+        given = [came[i] if received >> i & 1 and (i == 0 or keeps) else None for i in range(2)]
+        arrays = [grad, weight, m if keeps else None, s if adam else None, *given]
+        found = kernel(isa, "update", arrays, [RULES.index(rule), narrow, *UPDATE])
+        scale, lr, mu, decay, d_share, beta2, square_share, keep, root_scale, eps = map(float, np.float32(UPDATE))
+        sent = bfloat16 if narrow else np.asarray
+        w = weight.astype(np.float64)
+        if adam:
+            d = scale * grad.astype(np.float64) + decay * w
+            m_out = mu * m.astype(np.float64) + d_share * d
+            s_out = beta2 * s.astype(np.float64) + square_share * d * d
+            w_out = keep * w - lr * m_out / (np.sqrt(s_out) * root_scale + eps)
+            close("second moment", found[2], s_out, s_out + d * d, 4)
         else:
-            assert found[1] is None
+            start = m.astype(np.float64) if keeps else np.zeros(n)
+            w_out, m_out = ref.sgd(w, scale * grad, start, lr, mu if keeps else 0.0, decay, rule == "nesterov")
+            assert found[2] is None
+        size = sum(np.abs(a.astype(np.float64)) for a in arrays if a is not None)
+        if given[0] is not None:
+            w_out = w_out + (np.float64(sent(given[0])) - sent(weight)) / 2
+        close("weight", found[0], w_out, size, 4)
+        assert np.array_equal(found[3], sent(found[0])) and np.array_equal(found[5], bfloat16(found[0]))
+        if not keeps:
+            assert found[1] is None and found[4] is None
+            continue
+        if given[1] is not None:
+            m_out = m_out + (np.float64(sent(given[1])) - sent(m)) / 2
+        close("momentum", found[1], m_out, size, 4)
+        assert np.array_equal(found[4], sent(found[1]))
+
+
+@isas
+@pytest.mark.parametrize("rule", RULES)
+def test_what_pads_a_layer_stays_zero(isa, rule):
+    zero = np.zeros(16, np.float32)
+    arrays = [zero, zero, None if rule == "plain" else zero, zero if rule == "adam" else None, None, None]
+    found = kernel(isa, "update", arrays, [RULES.index(rule), 0, *UPDATE[:-1], 2.0**-126])
+    assert not any(np.any(array) for array in found if array is not None)
+
+
+@isas
+def test_adam_is_torchs(isa):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    lr, beta1, beta2, eps, decay = 0.01, 0.9, 0.999, 1e-8, 0.1
+    for decoupled in (False, True):
+        weight, m, s = float32(rng, 48), np.zeros(48, np.float32), np.zeros(48, np.float32)
+        tensor = torch.tensor(weight.astype(np.float64), requires_grad=True)
+        make = torch.optim.AdamW if decoupled else torch.optim.Adam
+        theirs = make([tensor], lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay)
+        for t in range(1, 6):
+            grad = float32(rng, 48)
+            tensor.grad = torch.tensor(grad.astype(np.float64))
+            theirs.step()
+            numbers = [1, lr / (1 - beta1**t), beta1, 0 if decoupled else decay, 1 - beta1, beta2, 1 - beta2]
+            numbers += [1 - lr * decay if decoupled else 1, 1 / math.sqrt(1 - beta2**t), eps]
+            weight, m, s, *_ = kernel(isa, "update", [grad, weight, m, s, None, None], [3, 0, *numbers])
+        np.testing.assert_allclose(weight, tensor.detach(), rtol=2e-6, atol=2e-7)
+
+
+@isas
+@pytest.mark.parametrize("n", SIZES)
+def test_bfloat16_kernels(isa, n):
+    arrays = [float32(seeded((n, i)), n) for i in range(5)]
+    assert np.array_equal(kernel(isa, "narrow", arrays[:1]), bfloat16(arrays[0]))
+    base, received, sent = arrays[0].astype(np.float64), *(np.float64(bfloat16(a)) for a in arrays[1:3])
+    size = np.abs(base) + np.abs(received) + np.abs(sent)
+    close("mix", kernel(isa, "mix", arrays[:3], [0.5, 1]), base + (received - sent) / 2, size)
+    assert np.array_equal(kernel(isa, "mix", [arrays[0], arrays[0], arrays[0]], [1, 1]), arrays[0])
+    close("halve", kernel(isa, "halve", arrays[:2], [1]), (base + received) / 2, size)
+    scale = np.float32([0.5, 0.2, -0.1, 0.7, 0.3])
+    wanted = np.sum([np.float64(f) * bfloat16(a) for f, a in zip(scale, arrays, strict=True)], 0)
+    found = kernel(isa, "narrow_sum", arrays, scale.tolist())
+    assert np.array_equal(found, bfloat16(found))
+    np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=1e-6)
 
 
 @isas
@@ -734,7 +804,7 @@ def test_mix_halve_and_sums(isa, n):
     arrays = [float32(seeded(n), n) for _ in range(1)] + [float32(seeded((n, i)), n) for i in range(7)]
     base, received, snapshot = (a.astype(np.float64) for a in arrays[:3])
     size = np.abs(base) + np.abs(received) + np.abs(snapshot)
-    close("mix", kernel(isa, "mix", arrays[:3]), base + (received - snapshot) / 2, size)
+    close("mix", kernel(isa, "mix", arrays[:3], [0.5]), base + (received - snapshot) / 2, size)
     close("halve", kernel(isa, "halve", arrays[:2]), (base + received) / 2, size)
     for count in range(1, 9):
         scale = [0.5 - 0.3 * i for i in range(count)]
@@ -753,7 +823,7 @@ def test_halves_and_equal_replicas_are_exact(isa):
     a, b = (float32(seeded(i), 1040) for i in range(2))
     assert kernel(isa, "halve", [a, b]).tobytes() == kernel(isa, "halve", [b, a]).tobytes()
     assert kernel(isa, "halve", [a, a]).tobytes() == a.tobytes()
-    assert kernel(isa, "mix", [a, b, b]).tobytes() == a.tobytes()
+    assert kernel(isa, "mix", [a, b, b], [0.5]).tobytes() == a.tobytes()
     assert kernel(isa, "sum_squares", [a, a]) == 0
 
 
@@ -776,14 +846,21 @@ def test_an_element_does_not_depend_on_its_place(isa, turn):
     n = 1040
     arrays = [float32(seeded(("place", i)), n) for i in range(6)]
     turned = [np.roll(a, turn) for a in arrays]
-    numbers = [0.3, 0.1, 0.9, 0.01, 1]
-    for one, other in zip(kernel(isa, "sgd", arrays, numbers), kernel(isa, "sgd", turned, numbers), strict=True):
-        assert np.roll(one, turn).tobytes() == other.tobytes()
-    for name, count, numbers in [("mix", 3, []), ("halve", 2, []), ("weighted_sum", 5, [0.1, 0.2, 0.3, 0.4, 0.5])]:
+    for rule, narrow in itertools.product(range(4), (0, 1)):
+        both = [kernel(isa, "update", [np.abs(a) for a in some], [rule, narrow, *UPDATE]) for some in (arrays, turned)]
+        for one, other in zip(*both, strict=True):
+            assert one is other is None or np.roll(one, turn).tobytes() == other.tobytes()
+    for name, count, numbers in [
+        ("mix", 3, [0.5]),
+        ("mix", 3, [0.5, 1]),
+        ("narrow_sum", 3, [0.1, 0.2, 0.3]),
+        ("halve", 2, []),
+        ("weighted_sum", 5, [0.1, 0.2, 0.3, 0.4, 0.5]),
+    ]:
         one, other = kernel(isa, name, arrays[:count], numbers), kernel(isa, name, turned[:count], numbers)
         assert np.roll(one, turn).tobytes() == other.tobytes(), name
     # Neither on how much is done in one call.
-    whole, part = kernel(isa, "mix", arrays[:3]), kernel(isa, "mix", [a[:48] for a in arrays[:3]])
+    whole, part = kernel(isa, "mix", arrays[:3], [0.5]), kernel(isa, "mix", [a[:48] for a in arrays[:3]], [0.5])
     assert whole[:48].tobytes() == part.tobytes()
 
 

@@ -99,7 +99,9 @@ def test_settings_make_the_same_objects():
         schedules.Polynomial(total=9),
     ):
         sgd = gg.SGD(0.1, 0.9, 1e-4, True, schedule)
-        assert optim.SGD.from_settings(sgd.settings()) == sgd
+        adam = gg.Adam(0.1, 0.8, 0.99, 1e-7, 1e-4, True, schedule)
+        for optimizer in (sgd, adam):
+            assert optim.from_settings(optimizer.settings()) == optimizer
     for strategy in (
         gg.GossipGraD(topology="cube", staleness=1, chunk_bytes=99, shuffle_samples=True),
         gg.AllReduce(),

@@ -126,27 +126,40 @@ typedef struct gg_loss_args {
     int64_t correct; /* out: samples classified right (argmax, lowest index on ties; sign for binary; 0 for MSE) */
 } gg_loss_args;
 
-/* Plain SGD with momentum in PyTorch's form, fused with what gossip needs, over n elements of flat arenas:
- *   m  = momentum + (momentum_before - momentum)/2          if momentum_before, else momentum
+typedef enum gg_update_rule {
+    GG_UPDATE_PLAIN = 0, /* SGD without momentum */
+    GG_UPDATE_MOMENTUM,
+    GG_UPDATE_NESTEROV,
+    GG_UPDATE_ADAM
+} gg_update_rule;
+
+/* One step of an optimiser, in PyTorch's forms, fused with what gossip needs, over n elements of flat arenas, in place:
  *   d  = grad_scale*grad + weight_decay*weight
- *   m' = mu*m + d
- *   w' = weight - lr*(nesterov ? d + mu*m' : m')
- *   momentum_out = m' + (momentum_after - momentum)/2       if momentum_after, else m'
- *   weight_out   = w' + (weight_after - weight)/2           if weight_after, else w'
- *   weight_copy, momentum_copy = weight_out, momentum_out   if given: what partners will read. It is streamed past the cache and
- *                                                           fenced: a store to lines that another core has read costs several times more
- * Outputs may be the inputs' own memory, or other memory, but nothing else may overlap. mu = 0: momentum pointers NULL.
- * The result of an element does not depend on where it lies in the call. */
-typedef struct gg_sgd_args {
+ *   PLAIN      w' = weight - lr*d
+ *   MOMENTUM   m' = mu*momentum + d             w' = weight - lr*m'
+ *   NESTEROV   m' = mu*momentum + d             w' = weight - lr*(d + mu*m')
+ *   ADAM       m' = mu*momentum + d_share*d     s' = beta2*square + square_share*d^2
+ *              w' = keep*weight - lr*m'/(sqrt(s')*root_scale + eps)
+ *   weight   = w' + (weight_after - weight)/2         if weight_after, else w'
+ *   momentum = m' + (momentum_after - momentum)/2     if momentum_after, else m'
+ *   weight_copy, momentum_copy = weight, momentum     if given: what partners will read. It is streamed past the cache and fenced: a
+ *                                                     store to lines that another core has read costs several times more
+ * What is received and copied is of type `wire`: GG_FLOAT32, or GG_BFLOAT16, rounded to nearest even. With bfloat16 the subtracted
+ * weight and momentum are rounded too: they are what the copies of the last step said, so what one rank gains another loses, and the
+ * mean over the ranks is kept.
+ * Nothing may overlap. Elements where everything is 0 stay 0. An element's result does not depend on where it lies in the call. */
+typedef struct gg_update_args {
     size_t n; /* multiple of GG_LANES */
-    const float *grad, *weight, *momentum;
-    float *weight_out, *momentum_out;
-    const float *momentum_before, *momentum_after, *weight_after; /* received from a partner; NULL: none */
-    float *weight_copy, *momentum_copy;                           /* NULL: none */
-    uint16_t *compute_copy;                                       /* bfloat16 copy of weight_out; NULL: none */
+    gg_update_rule rule;
+    gg_dtype wire;
+    const float *grad;
+    float *weight, *momentum, *square;         /* momentum: not read by PLAIN; square: by ADAM only */
+    const void *weight_after, *momentum_after; /* received from a partner; NULL: none */
+    void *weight_copy, *momentum_copy;         /* NULL: none */
+    uint16_t *compute_copy;                    /* bfloat16 copy of weight; NULL: none */
     float grad_scale, lr, mu, weight_decay;
-    bool nesterov;
-} gg_sgd_args;
+    float d_share, beta2, square_share, keep, root_scale, eps; /* ADAM */
+} gg_update_args;
 
 /* Reads samples of a data set into a batch. */
 typedef struct gg_gather_args {
@@ -174,13 +187,21 @@ typedef struct gg_backend {
     void (*loss)(gg_device *device, gg_loss_args *args);
 
     /* Kernels on arenas. n is a multiple of GG_LANES; pointers aligned to 64 bytes. */
-    void (*sgd)(gg_device *device, const gg_sgd_args *args);
-    /* out = base + (received - snapshot)/2; out may be base or snapshot. */
-    void (*mix)(gg_device *device, size_t n, const float *base, const float *received, const float *snapshot, float *out);
-    /* out = (own + received)/2; out may be own. */
-    void (*halve)(gg_device *device, size_t n, const float *own, const float *received, float *out);
+    void (*update)(gg_device *device, const gg_update_args *args);
+    /* out = base + share*(received - sent), where `received` is of type `wire`, GG_FLOAT32 or GG_BFLOAT16, and `sent`, the values that were sent
+     * in exchange, is rounded to that type first. out may be base or sent. */
+    void (*mix)(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
+                const float *sent, float *out);
+    /* out = (own + received)/2, with `received` of type `wire`; out may be own. */
+    void (*halve)(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received, float *out);
+    /* float32 to bfloat16, to nearest even, and back. */
+    void (*narrow)(gg_device *device, size_t n, const float *in, uint16_t *out);
+    void (*widen)(gg_device *device, size_t n, const uint16_t *in, float *out);
     /* out = scale[0]*source[0] + scale[1]*source[1] + ..., in this order; out may be any one of the sources. */
     void (*weighted_sum)(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out);
+    /* The same of bfloat16, summed in float32. */
+    void (*narrow_sum)(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
+                       uint16_t *out);
     /* Sum of squares of a - b (b NULL: of a), in double. */
     double (*sum_squares)(gg_device *device, size_t n, const float *a, const float *b);
     /* True if no element is NaN or infinite. */

@@ -64,10 +64,16 @@ gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
 gg_status gg_wait(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
     double start = 0;
+    const bool serves = transport->service.serve != NULL;
     for (int round = 0;; ++round) {
-        bool done = false;
+        bool done = false, busy = false;
         GG_TRY(gg_test(transport, request, &done));
         if (done) break;
+        if (serves) GG_TRY(transport->service.serve(transport->service.context, &busy));
+        if (busy) {
+            round = -1;
+            continue;
+        }
         if (transport->timeout > 0) {
             double now = gg_transport_now(transport);
             if (round == 0) start = now;
@@ -79,7 +85,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
                 goto cleanup;
             }
         }
-        GG_TRY(transport->table->pause(transport, round, request));
+        GG_TRY(transport->table->pause(transport, round, serves ? NULL : request));
     }
 cleanup:
     return status;

@@ -54,11 +54,20 @@ typedef struct gg_transport_table {
     gg_status (*compute)(gg_transport *transport, double seconds);
 } gg_transport_table;
 
+/* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it goes on when the
+ * rank's function has returned, until all have. It looks at requests of its own, sends and releases, and never waits. *busy: set
+ * to true where it found something to do. */
+typedef struct gg_service {
+    gg_status (*serve)(void *context, bool *busy); /* NULL: none */
+    void *context;
+} gg_service;
+
 struct gg_transport {
     const gg_transport_table *table;
     int rank, size;
+    gg_service service;                /* set and cleared by whoever has something to answer */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
-    double timeout;                    /* seconds a wait may take before it fails naming the peer; 0: for ever */
+    double timeout; /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for ever */
 };
 
 /* Collective: all ranks call it in the same order with the same sizes. Zeroed memory, 64-byte aligned, from which
@@ -81,8 +90,9 @@ gg_status gg_wait(gg_transport *transport, gg_request *request);
 gg_status gg_pause(gg_transport *transport, int round);
 /* Ends the reading of an arrived message; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
-/* After a failure: gives a request up, whatever its state, so that its memory may be freed. The message is lost, and
- * the peer may wait for ever or fail. IDLE: nothing. Keeps the error message. */
+/* Gives a request up, whatever its state, so that its memory may be freed. A receive for which nothing has been sent is taken back
+ * without harm. Otherwise, after a failure: the message is lost, and the peer may wait for ever or fail. IDLE: nothing. Keeps the
+ * error message. */
 void gg_cancel(gg_transport *transport, gg_request *request);
 /* Lets messages move; cheap; called between layers. In the virtual cluster ranks whose clock is behind run first. */
 gg_status gg_progress(gg_transport *transport);

@@ -60,11 +60,14 @@ typedef struct gg_cpu_loss_kernels {
 
 /* As in gg_backend; n is a multiple of GG_LANES, pointers aligned to 64 bytes. */
 typedef struct gg_cpu_arena {
-    void (*sgd)(const gg_sgd_args *args);
-    void (*mix)(size_t n, const float *base, const float *received, const float *snapshot, float *out);
-    void (*halve)(size_t n, const float *own, const float *received, float *out);
+    void (*update)(const gg_update_args *args);
+    void (*mix)(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent, float *out);
+    void (*halve)(size_t n, gg_dtype wire, const float *own, const void *received, float *out);
+    void (*narrow)(size_t n, const float *in, uint16_t *out);
+    void (*widen)(size_t n, const uint16_t *in, float *out);
     /* Elements [begin, end) of the sources. */
     void (*weighted_sum)(size_t begin, size_t end, int sources, const float *const *source, const float *scale, float *out);
+    void (*narrow_sum)(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale, uint16_t *out);
     double (*sum_squares)(size_t n, const float *a, const float *b);
     bool (*all_finite)(size_t n, const float *a);
 } gg_cpu_arena;

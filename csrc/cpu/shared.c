@@ -36,9 +36,14 @@ typedef struct job {
     gg_cpu_device *device;
     size_t n, grain;
     const void *args;
-    const float *a, *b, *c;
+    gg_dtype wire;
+    float share;
+    const float *a, *b;
+    const void *received;
     float *out;
+    uint16_t *narrow_out;
     const float *const *source;
+    const uint16_t *const *narrow_source;
     const float *scale;
     int sources;
     bool to_lanes;
@@ -79,40 +84,52 @@ void gg_cpu_loss(gg_device *device, gg_loss_args *args) {
 
 static const float *offset(const float *p, size_t n) { return p != NULL ? p + n : NULL; }
 
-static void sgd_part(void *context, int thread, int threads) {
+/* n elements of type `wire` further on. */
+static const void *wire_offset(gg_dtype wire, const void *p, size_t n) {
+    return p != NULL ? (const char *)p + n * gg_dtype_size(wire) : NULL;
+}
+
+static void update_part(void *context, int thread, int threads) {
     const job *j = context;
-    gg_sgd_args args = *(const gg_sgd_args *)j->args;
+    gg_update_args args = *(const gg_update_args *)j->args;
     size_t begin, end;
     gg_parallel_split(args.n, GG_LANES, thread, threads, &begin, &end);
     args.n = end - begin;
-    args.grad = offset(args.grad, begin);
-    args.weight = offset(args.weight, begin);
-    args.momentum = offset(args.momentum, begin);
-    args.weight_out += begin;
-    if (args.momentum_out != NULL) args.momentum_out += begin;
-    args.momentum_before = offset(args.momentum_before, begin);
-    args.momentum_after = offset(args.momentum_after, begin);
-    args.weight_after = offset(args.weight_after, begin);
-    if (args.weight_copy != NULL) args.weight_copy += begin;
-    if (args.momentum_copy != NULL) args.momentum_copy += begin;
+    args.grad += begin;
+    args.weight += begin;
+    if (args.momentum != NULL) args.momentum += begin;
+    if (args.square != NULL) args.square += begin;
+    args.momentum_after = wire_offset(args.wire, args.momentum_after, begin);
+    args.weight_after = wire_offset(args.wire, args.weight_after, begin);
+    args.weight_copy = (void *)wire_offset(args.wire, args.weight_copy, begin);
+    args.momentum_copy = (void *)wire_offset(args.wire, args.momentum_copy, begin);
     if (args.compute_copy != NULL) args.compute_copy += begin;
-    j->device->kernels->arena->sgd(&args);
+    j->device->kernels->arena->update(&args);
 }
 
-void gg_cpu_sgd(gg_device *device, const gg_sgd_args *args) {
+void gg_cpu_update(gg_device *device, const gg_update_args *args) {
     job j = {.device = (gg_cpu_device *)device, .args = args};
-    run(&j, args->n, sgd_part);
+    run(&j, args->n, update_part);
 }
 
 static void mix_part(void *context, int thread, int threads) {
     const job *j = context;
     size_t begin, end;
     gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->mix(end - begin, j->a + begin, j->b + begin, j->c + begin, j->out + begin);
+    j->device->kernels->arena->mix(end - begin, j->wire, j->share, j->a + begin, wire_offset(j->wire, j->received, begin),
+                                   j->b + begin, j->out + begin);
 }
 
-void gg_cpu_mix(gg_device *device, size_t n, const float *base, const float *received, const float *snapshot, float *out) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .a = base, .b = received, .c = snapshot, .out = out};
+void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
+                const float *sent, float *out) {
+    job j = {.device = (gg_cpu_device *)device,
+             .n = n,
+             .wire = wire,
+             .share = share,
+             .a = base,
+             .received = received,
+             .b = sent,
+             .out = out};
     run(&j, n, mix_part);
 }
 
@@ -120,12 +137,37 @@ static void halve_part(void *context, int thread, int threads) {
     const job *j = context;
     size_t begin, end;
     gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->halve(end - begin, j->a + begin, j->b + begin, j->out + begin);
+    j->device->kernels->arena->halve(end - begin, j->wire, j->a + begin, wire_offset(j->wire, j->received, begin),
+                                     j->out + begin);
 }
 
-void gg_cpu_halve(gg_device *device, size_t n, const float *own, const float *received, float *out) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .a = own, .b = received, .out = out};
+void gg_cpu_halve(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received, float *out) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .wire = wire, .a = own, .received = received, .out = out};
     run(&j, n, halve_part);
+}
+
+static void narrow_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->kernels->arena->narrow(end - begin, j->a + begin, j->narrow_out + begin);
+}
+
+void gg_cpu_narrow(gg_device *device, size_t n, const float *in, uint16_t *out) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .a = in, .narrow_out = out};
+    run(&j, n, narrow_part);
+}
+
+static void widen_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->kernels->arena->widen(end - begin, (const uint16_t *)j->received + begin, j->out + begin);
+}
+
+void gg_cpu_widen(gg_device *device, size_t n, const uint16_t *in, float *out) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .received = in, .out = out};
+    run(&j, n, widen_part);
 }
 
 static void weighted_sum_part(void *context, int thread, int threads) {
@@ -145,6 +187,24 @@ static void sum_squares_part(void *context, int thread, int threads) {
     size_t begin, end;
     gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
     j->device->partial[thread] = j->device->kernels->arena->sum_squares(end - begin, j->a + begin, offset(j->b, begin));
+}
+
+static void narrow_sum_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->kernels->arena->narrow_sum(begin, end, j->sources, j->narrow_source, j->scale, j->narrow_out);
+}
+
+void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
+                       uint16_t *out) {
+    job j = {.device = (gg_cpu_device *)device,
+             .n = n,
+             .sources = sources,
+             .narrow_source = source,
+             .scale = scale,
+             .narrow_out = out};
+    run(&j, n, narrow_sum_part);
 }
 
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b) {

@@ -15,10 +15,15 @@ const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device);
 int gg_cpu_threads_for(const gg_device *device, size_t work);
 
 void gg_cpu_loss(gg_device *device, gg_loss_args *args);
-void gg_cpu_sgd(gg_device *device, const gg_sgd_args *args);
-void gg_cpu_mix(gg_device *device, size_t n, const float *base, const float *received, const float *snapshot, float *out);
-void gg_cpu_halve(gg_device *device, size_t n, const float *own, const float *received, float *out);
+void gg_cpu_update(gg_device *device, const gg_update_args *args);
+void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
+                const float *sent, float *out);
+void gg_cpu_halve(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received, float *out);
+void gg_cpu_narrow(gg_device *device, size_t n, const float *in, uint16_t *out);
+void gg_cpu_widen(gg_device *device, size_t n, const uint16_t *in, float *out);
 void gg_cpu_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out);
+void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
+                       uint16_t *out);
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b);
 bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a);
 void gg_cpu_gather(gg_device *device, const gg_gather_args *args);

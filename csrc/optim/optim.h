@@ -24,25 +24,42 @@ typedef struct gg_rate {
 gg_status gg_rate_check(const gg_rate *rate); /* GG_ERROR_ARGUMENT naming the field */
 double gg_rate_at(const gg_rate *rate, int64_t step);
 
+typedef enum gg_optimizer_kind { GG_OPTIMIZER_SGD = 0, GG_OPTIMIZER_ADAM, GG_OPTIMIZER_COUNT } gg_optimizer_kind;
+
 typedef struct gg_optimizer {
+    gg_optimizer_kind kind;
     gg_rate rate;
-    float momentum, weight_decay;
-    bool nesterov;
+    float weight_decay;
+    float momentum;      /* SGD */
+    bool nesterov;       /* SGD */
+    double beta1, beta2; /* ADAM */
+    float eps;           /* ADAM */
+    bool decoupled;      /* ADAM: decay of the weights themselves (AdamW), not of their gradient */
 } gg_optimizer;
 
-gg_status gg_optimizer_check(const gg_optimizer *optimizer);
+gg_status gg_optimizer_check(const gg_optimizer *optimizer); /* GG_ERROR_ARGUMENT naming the keyword */
+/* Whether it keeps a first moment, and a second. */
+bool gg_optimizer_keeps_momentum(const gg_optimizer *optimizer);
+bool gg_optimizer_keeps_square(const gg_optimizer *optimizer);
 
 /* The trained state of one rank: arenas in the graph's order, zeroed at creation. `weight` is what the forward
  * pass reads now; a strategy owns the arenas and has the current values here when it has settled. */
 typedef struct gg_state {
     size_t count; /* elements of each arena */
     float *weight, *gradient;
-    float *momentum;        /* NULL if the optimiser keeps none */
+    float *momentum;        /* SGD's momentum or Adam's first moment; NULL if the optimiser keeps none */
+    float *square;          /* Adam's second moment; NULL if the optimiser keeps none */
     uint16_t *compute_copy; /* the weights in bfloat16 for kernels that compute so; NULL: they read `weight` */
     int64_t step;           /* updates done */
 } gg_state;
 
-/* Fills the part of gg_sgd_args that the optimiser decides, for step `step`, over the elements of one slice. */
-void gg_optimizer_fill(const gg_optimizer *optimizer, int64_t step, gg_sgd_args *args);
+/* The update of elements [offset, offset + count) in step `step`, with the state's arenas and `gradient`, which points to the first
+ * of them; nothing is received or copied. The step counts from 0; Adam's bias correction needs it. */
+gg_update_args gg_optimizer_update(const gg_optimizer *optimizer, const gg_state *state, int64_t step, size_t offset,
+                                   size_t count, const float *gradient);
+
+/* What a change d of the gradient of step `step` would have changed: *momentum += first * d, *weight += second * d. Adam's
+ * division by the second moment is not linear in d: its weights are left alone, and follow from the next step on. */
+void gg_optimizer_late(const gg_optimizer *optimizer, int64_t step, float *first, float *second);
 
 #endif

@@ -1,15 +1,19 @@
 #include <float.h>
+#include <math.h>
 
 #include "optim/optim.h"
 
-gg_status gg_optimizer_check(const gg_optimizer *optimizer) {
+bool gg_optimizer_keeps_momentum(const gg_optimizer *optimizer) {
+    return optimizer->kind == GG_OPTIMIZER_ADAM || optimizer->momentum > 0;
+}
+
+bool gg_optimizer_keeps_square(const gg_optimizer *optimizer) { return optimizer->kind == GG_OPTIMIZER_ADAM; }
+
+/* Every test is written as what must hold: NaN fails too. */
+static gg_status check_sgd(const gg_optimizer *optimizer) {
     gg_status status = GG_OK;
-    GG_TRY(gg_rate_check(&optimizer->rate));
-    /* Written as what must hold: NaN fails too. */
     if (!(optimizer->momentum >= 0 && optimizer->momentum < 1))
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "momentum=%g: must be at least 0 and below 1", (double)optimizer->momentum));
-    if (!(optimizer->weight_decay >= 0 && optimizer->weight_decay <= FLT_MAX))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "weight_decay=%g: must be finite and at least 0", (double)optimizer->weight_decay));
     if (optimizer->nesterov && !(optimizer->momentum > 0))
         GG_TRY(
             gg_fail(GG_ERROR_ARGUMENT, "nesterov=True with momentum=%g: momentum must be above 0", (double)optimizer->momentum));
@@ -17,9 +21,75 @@ cleanup:
     return status;
 }
 
-void gg_optimizer_fill(const gg_optimizer *optimizer, int64_t step, gg_sgd_args *args) {
-    args->lr = (float)gg_rate_at(&optimizer->rate, step);
+static gg_status check_adam(const gg_optimizer *optimizer) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < 2; ++i) {
+        double beta = i == 0 ? optimizer->beta1 : optimizer->beta2;
+        if (!(beta >= 0 && (float)beta < 1)) /* the kernel computes in float32 */
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "beta%d=%g: must be at least 0 and below 1", i + 1, beta));
+    }
+    if (!(optimizer->eps >= FLT_MIN && optimizer->eps <= FLT_MAX))
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "eps=%g: must be finite and at least %g", (double)optimizer->eps, (double)FLT_MIN));
+cleanup:
+    return status;
+}
+
+gg_status gg_optimizer_check(const gg_optimizer *optimizer) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_rate_check(&optimizer->rate));
+    if (!(optimizer->weight_decay >= 0 && optimizer->weight_decay <= FLT_MAX))
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "weight_decay=%g: must be finite and at least 0", (double)optimizer->weight_decay));
+    switch (optimizer->kind) {
+    case GG_OPTIMIZER_SGD: GG_TRY(check_sgd(optimizer)); break;
+    case GG_OPTIMIZER_ADAM: GG_TRY(check_adam(optimizer)); break;
+    default: GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "optimizer: number %d is none of the known", (int)optimizer->kind));
+    }
+cleanup:
+    return status;
+}
+
+static void fill_sgd(const gg_optimizer *optimizer, double lr, gg_update_args *args) {
+    args->rule = optimizer->momentum <= 0 ? GG_UPDATE_PLAIN : optimizer->nesterov ? GG_UPDATE_NESTEROV : GG_UPDATE_MOMENTUM;
+    args->lr = (float)lr;
     args->mu = optimizer->momentum;
     args->weight_decay = optimizer->weight_decay;
-    args->nesterov = optimizer->nesterov;
+}
+
+/* Moments start as zeros, so they are too small by 1 - beta^updates. */
+static void fill_adam(const gg_optimizer *optimizer, double lr, int64_t step, gg_update_args *args) {
+    const double updates = (double)step + 1;
+    args->rule = GG_UPDATE_ADAM;
+    args->lr = (float)(lr / (1 - pow(optimizer->beta1, updates)));
+    args->mu = (float)optimizer->beta1;
+    args->d_share = (float)(1 - optimizer->beta1);
+    args->beta2 = (float)optimizer->beta2;
+    args->square_share = (float)(1 - optimizer->beta2);
+    args->root_scale = (float)(1 / sqrt(1 - pow(optimizer->beta2, updates)));
+    args->eps = optimizer->eps;
+    args->weight_decay = optimizer->decoupled ? 0.0f : optimizer->weight_decay;
+    args->keep = optimizer->decoupled ? (float)(1 - lr * (double)optimizer->weight_decay) : 1.0f;
+}
+
+gg_update_args gg_optimizer_update(const gg_optimizer *optimizer, const gg_state *state, int64_t step, size_t offset,
+                                   size_t count, const float *gradient) {
+    const double lr = gg_rate_at(&optimizer->rate, step);
+    gg_update_args args = {.n = count,
+                           .grad = gradient,
+                           .weight = state->weight + offset,
+                           .momentum = state->momentum != NULL ? state->momentum + offset : NULL,
+                           .square = state->square != NULL ? state->square + offset : NULL,
+                           .grad_scale = 1.0f};
+    if (optimizer->kind == GG_OPTIMIZER_ADAM) fill_adam(optimizer, lr, step, &args);
+    else fill_sgd(optimizer, lr, &args);
+    return args;
+}
+
+void gg_optimizer_late(const gg_optimizer *optimizer, int64_t step, float *first, float *second) {
+    if (optimizer->kind == GG_OPTIMIZER_ADAM) {
+        *first = (float)(1 - optimizer->beta1);
+        *second = 0.0f;
+        return;
+    }
+    *first = 1.0f;
+    *second = -(float)gg_rate_at(&optimizer->rate, step) * (optimizer->nesterov ? 1.0f + optimizer->momentum : 1.0f);
 }

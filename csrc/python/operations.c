@@ -437,7 +437,8 @@ cleanup:
 /* ---- arena kernels ---- */
 
 #define MOST_ARRAYS 8
-#define OUTS 4
+#define MOST_NUMBERS 12
+#define OUTS 3
 
 static PyObject *array_copy(const float *data, Py_ssize_t n) {
     PyArrayObject *array = gg_py_new_array(1, (npy_intp[]){n}, NPY_FLOAT32);
@@ -445,52 +446,107 @@ static PyObject *array_copy(const float *data, Py_ssize_t n) {
     return (PyObject *)array;
 }
 
-/* Runs one kernel over buffers of n elements, which writes to outs[0]; sgd writes to all, its copies to the last two. */
+/* The numbers of a bfloat16 array as float32. */
+static PyObject *widened_copy(const uint16_t *data, Py_ssize_t n) {
+    PyArrayObject *array = gg_py_new_array(1, (npy_intp[]){n}, NPY_FLOAT32);
+    for (Py_ssize_t i = 0; array != NULL && i < n; ++i) {
+        const uint32_t bits = (uint32_t)data[i] << 16;
+        memcpy((float *)PyArray_DATA(array) + i, &bits, sizeof bits);
+    }
+    return (PyObject *)array;
+}
+
+/* The same, of either type. */
+static PyObject *wire_copy(gg_dtype wire, const void *data, Py_ssize_t n) {
+    return wire == GG_BFLOAT16 ? widened_copy(data, n) : array_copy(data, n);
+}
+
+/* Rounds the float32 of a buffer to bfloat16, in place, as what came from a partner. */
+static const void *as_wire(gg_device *device, gg_dtype wire, float *buffer, size_t n) {
+    if (wire == GG_BFLOAT16 && buffer != NULL) device->table->narrow(device, n, buffer, (uint16_t *)buffer);
+    return buffer;
+}
+
+/* arrays: gradient, weight, momentum, second moment, weight and momentum received. numbers: rule, bfloat16 wire?, and the fields
+ * from grad_scale to eps. Gives what the arrays and the copies are then, and the compute copy. */
+static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in, const double *number, float *const *outs) {
+    const gg_dtype wire = number[1] != 0 ? GG_BFLOAT16 : GG_FLOAT32;
+    const size_t size = (size_t)n;
+    const gg_update_args args = {.n = size,
+                                 .rule = (gg_update_rule)number[0],
+                                 .wire = wire,
+                                 .grad = in[0],
+                                 .weight = in[1],
+                                 .momentum = in[2],
+                                 .square = in[3],
+                                 .weight_after = as_wire(device, wire, in[4], size),
+                                 .momentum_after = as_wire(device, wire, in[5], size),
+                                 .weight_copy = outs[0],
+                                 .momentum_copy = in[2] ? outs[1] : NULL,
+                                 .compute_copy = (uint16_t *)outs[2],
+                                 .grad_scale = (float)number[2],
+                                 .lr = (float)number[3],
+                                 .mu = (float)number[4],
+                                 .weight_decay = (float)number[5],
+                                 .d_share = (float)number[6],
+                                 .beta2 = (float)number[7],
+                                 .square_share = (float)number[8],
+                                 .keep = (float)number[9],
+                                 .root_scale = (float)number[10],
+                                 .eps = (float)number[11]};
+    if (in[0] == NULL || in[1] == NULL || (args.rule != GG_UPDATE_PLAIN && in[2] == NULL) ||
+        (args.rule == GG_UPDATE_ADAM && in[3] == NULL))
+        return PyErr_Format(PyExc_ValueError, "update: an array that the rule needs is None");
+    device->table->update(device, &args);
+    return Py_BuildValue("NNNNNN", array_copy(in[1], n), in[2] ? array_copy(in[2], n) : Py_NewRef(Py_None),
+                         in[3] ? array_copy(in[3], n) : Py_NewRef(Py_None), wire_copy(wire, outs[0], n),
+                         in[2] ? wire_copy(wire, outs[1], n) : Py_NewRef(Py_None), widened_copy((const uint16_t *)outs[2], n));
+}
+
+/* Runs one kernel over buffers of n elements. mix: base, received, sent; the numbers are the share and whether bfloat16 travels. */
 static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ssize_t count, float *const *buffer,
                         const double *number, float *const *outs) {
     const gg_backend *table = device->table;
     const float *const *in = (const float *const *)buffer;
     float *out = outs[0];
     size_t size = (size_t)n;
-    if (strcmp(name, "sgd") == 0) {
-        gg_sgd_args args = {.n = size,
-                            .grad = in[0],
-                            .weight = in[1],
-                            .momentum = in[2],
-                            .momentum_before = in[3],
-                            .momentum_after = in[4],
-                            .weight_after = in[5],
-                            .weight_out = out,
-                            .momentum_out = in[2] ? outs[1] : NULL,
-                            .weight_copy = outs[2],
-                            .momentum_copy = in[2] ? outs[3] : NULL,
-                            .grad_scale = (float)number[0],
-                            .lr = (float)number[1],
-                            .mu = (float)number[2],
-                            .weight_decay = (float)number[3],
-                            .nesterov = number[4] != 0};
-        table->sgd(device, &args);
-        if (memcmp(outs[2], out, size * sizeof(float)) != 0 || (in[2] && memcmp(outs[3], outs[1], size * sizeof(float)) != 0))
-            return PyErr_Format(PyExc_RuntimeError, "sgd: a copy is not what was written");
-        return Py_BuildValue("NN", array_copy(out, n), in[2] ? array_copy(outs[1], n) : Py_NewRef(Py_None));
+    if (strcmp(name, "update") == 0) return update_kernel(device, n, buffer, number, outs);
+    if (strcmp(name, "mix") == 0) {
+        const gg_dtype wire = number[1] != 0 ? GG_BFLOAT16 : GG_FLOAT32;
+        table->mix(device, size, wire, (float)number[0], in[0], as_wire(device, wire, buffer[1], size), in[2], out);
+        return array_copy(out, n);
     }
-    if (strcmp(name, "mix") == 0) return table->mix(device, size, in[0], in[1], in[2], out), array_copy(out, n);
-    if (strcmp(name, "halve") == 0) return table->halve(device, size, in[0], in[1], out), array_copy(out, n);
-    if (strcmp(name, "weighted_sum") == 0) {
+    if (strcmp(name, "halve") == 0) {
+        const gg_dtype wire = number[0] != 0 ? GG_BFLOAT16 : GG_FLOAT32;
+        table->halve(device, size, wire, in[0], as_wire(device, wire, buffer[1], size), out);
+        return array_copy(out, n);
+    }
+    if (strcmp(name, "narrow") == 0) {
+        uint16_t *narrow = (uint16_t *)outs[1];
+        table->narrow(device, size, in[0], narrow);
+        table->widen(device, size, narrow, out);
+        return array_copy(out, n);
+    }
+    if (strcmp(name, "weighted_sum") == 0 || strcmp(name, "narrow_sum") == 0) {
         float scale[MOST_ARRAYS];
         for (Py_ssize_t i = 0; i < count; ++i) scale[i] = (float)number[i];
-        return table->weighted_sum(device, size, (int)count, in, scale, out), array_copy(out, n);
+        if (*name == 'w') return table->weighted_sum(device, size, (int)count, in, scale, out), array_copy(out, n);
+        for (Py_ssize_t i = 0; i < count; ++i) as_wire(device, GG_BFLOAT16, buffer[i], size);
+        table->narrow_sum(device, size, (int)count, (const uint16_t *const *)in, scale, (uint16_t *)out);
+        return widened_copy((const uint16_t *)out, n);
     }
     if (strcmp(name, "sum_squares") == 0) return PyFloat_FromDouble(table->sum_squares(device, size, in[0], in[1]));
     if (strcmp(name, "all_finite") == 0) return PyBool_FromLong(table->all_finite(device, size, in[0]));
-    return PyErr_Format(PyExc_ValueError, "name: '%s'; allowed are sgd, mix, halve, weighted_sum, sum_squares, all_finite", name);
+    return PyErr_Format(PyExc_ValueError,
+                        "name: '%s'; allowed are update, mix, halve, narrow, weighted_sum, narrow_sum, sum_squares, all_finite",
+                        name);
 }
 
 static PyObject *run_kernel(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"isa", "name", "arrays", "numbers", NULL};
     const char *isa_name, *name;
     PyObject *arrays, *numbers, *result = NULL;
-    double number[MOST_ARRAYS] = {0};
+    double number[MOST_NUMBERS] = {0};
     guarded buffer[MOST_ARRAYS + OUTS] = {0};
     float *data[MOST_ARRAYS] = {NULL}, *outs[OUTS] = {NULL};
     Py_ssize_t n = 0;
@@ -503,8 +559,8 @@ static PyObject *run_kernel(PyObject *module, PyObject *args, PyObject *kwargs) 
         return NULL;
     if (isa_of(isa_name, &isa) < 0) return NULL;
     Py_ssize_t count = PyList_GET_SIZE(arrays);
-    if (count > MOST_ARRAYS || PyList_GET_SIZE(numbers) > MOST_ARRAYS)
-        return PyErr_Format(PyExc_ValueError, "arrays, numbers: at most %d of each", MOST_ARRAYS);
+    if (count > MOST_ARRAYS || PyList_GET_SIZE(numbers) > MOST_NUMBERS)
+        return PyErr_Format(PyExc_ValueError, "arrays: at most %d; numbers: at most %d", MOST_ARRAYS, MOST_NUMBERS);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(numbers); ++i) number[i] = PyFloat_AsDouble(PyList_GET_ITEM(numbers, i));
     if (PyErr_Occurred()) return NULL;
     for (Py_ssize_t i = 0; i < count; ++i) {

@@ -51,9 +51,11 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
                                                          "periodic-allreduce"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
+    static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
     int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
     int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
+    int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
     long long period = period_of(dict), shuffle_samples = whole_of(dict, "shuffle_samples", 0);
@@ -68,6 +70,7 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
                                  .staleness = (int)staleness,
                                  .exchange = (gg_exchange)exchange,
                                  .mix = (gg_mix)mix,
+                                 .wire = (gg_dtype)wire,
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
                                  .period = period,
@@ -76,17 +79,30 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
 }
 
+static double number_of(PyObject *dict, const char *name, double otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item ? PyFloat_AsDouble(item) : otherwise;
+}
+
+static bool flag_of(PyObject *dict, const char *name) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item != NULL && PyObject_IsTrue(item) > 0;
+}
+
 static int parse_optimizer(PyObject *dict, gg_optimizer *out) {
-    PyObject *lr = PyDict_GetItemString(dict, "lr"), *momentum = PyDict_GetItemString(dict, "momentum");
-    PyObject *decay = PyDict_GetItemString(dict, "weight_decay"), *nesterov = PyDict_GetItemString(dict, "nesterov");
+    static const char *const names[GG_OPTIMIZER_COUNT] = {"sgd", "adam"};
     PyObject *schedule = PyDict_GetItemString(dict, "schedule");
-    memset(out, 0, sizeof *out);
-    out->rate.lr = lr ? PyFloat_AsDouble(lr) : 0.01;
-    out->rate.gamma = 0.1;
-    out->rate.power = 1.0;
-    out->momentum = momentum ? (float)PyFloat_AsDouble(momentum) : 0.0f;
-    out->weight_decay = decay ? (float)PyFloat_AsDouble(decay) : 0.0f;
-    out->nesterov = nesterov && PyObject_IsTrue(nesterov);
+    int kind = choice_of(dict, "name", "sgd", names, GG_OPTIMIZER_COUNT);
+    if (kind < 0) return -1;
+    *out = (gg_optimizer){.kind = (gg_optimizer_kind)kind,
+                          .rate = {.lr = number_of(dict, "lr", 0.01), .gamma = 0.1, .power = 1.0},
+                          .weight_decay = (float)number_of(dict, "weight_decay", 0.0),
+                          .momentum = (float)number_of(dict, "momentum", 0.0),
+                          .nesterov = flag_of(dict, "nesterov"),
+                          .beta1 = number_of(dict, "beta1", 0.9),
+                          .beta2 = number_of(dict, "beta2", 0.999),
+                          .eps = (float)number_of(dict, "eps", 1e-8),
+                          .decoupled = flag_of(dict, "decoupled")};
     if (PyErr_Occurred()) return -1;
     if (schedule != NULL && schedule != Py_None) {
         if (!PyDict_Check(schedule)) {
@@ -566,11 +582,14 @@ cleanup:
 
 /* ---- state ---- */
 
-typedef enum arena { WEIGHT, GRADIENT, MOMENTUM } arena;
+typedef enum arena { WEIGHT, GRADIENT, MOMENTUM, SQUARE } arena;
+
+static const char *const arena_names[] = {"weights", "gradients", "momentum", "second_moment"};
 
 static float *arena_of(gg_replica *replica, arena which) {
     gg_state *state = gg_replica_state(replica);
-    return which == WEIGHT ? state->weight : which == GRADIENT ? state->gradient : state->momentum;
+    float *const arenas[] = {state->weight, state->gradient, state->momentum, state->square};
+    return arenas[which];
 }
 
 static PyObject *show(PyObject *self, PyObject *args, PyObject *kwargs, arena which) {
@@ -590,6 +609,8 @@ static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) { ret
 static PyObject *gradients(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, GRADIENT); }
 static PyObject *momentum(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, MOMENTUM); }
 
+static PyObject *second_moment(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, SQUARE); }
+
 static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     float *mean = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *mean);
@@ -608,13 +629,13 @@ static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     return dict;
 }
 
-static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena which, const char *argument) {
-    static char *names[] = {"weights", "rank", NULL};
+static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena which) {
+    const char *argument = arena_names[which];
+    char *names[] = {(char *)argument, "rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *dict, *rank_object = Py_None;
     int local = gg_team_local(t->team->team), first = 0, count = local;
     gg_status status;
-    names[0] = which == WEIGHT ? "weights" : "momentum";
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &dict, &rank_object)) return NULL;
     if (rank_object != Py_None) {
         first = (int)PyLong_AsLong(rank_object);
@@ -629,7 +650,7 @@ static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena wh
     if (arenas[0] != NULL) {
         failed = gg_py_arena_load(t->graph->graph, dict, argument, arenas, count);
     } else if (!PyDict_Check(dict) || PyDict_Size(dict) != 0) {
-        PyErr_SetString(PyExc_ValueError, "momentum: given, but the optimizer keeps none");
+        PyErr_Format(PyExc_ValueError, "%s: given, but the optimizer keeps none", argument);
         failed = -1;
     }
     PyMem_Free(arenas);
@@ -637,13 +658,11 @@ static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena wh
     Py_RETURN_NONE;
 }
 
-static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return load(self, args, kwargs, WEIGHT, "weights");
-}
+static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, WEIGHT); }
 
-static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return load(self, args, kwargs, MOMENTUM, "momentum");
-}
+static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, MOMENTUM); }
+
+static PyObject *load_second_moment(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, SQUARE); }
 
 /* ---- measurement ---- */
 
@@ -766,9 +785,11 @@ static PyMethodDef methods[] = {
     {"weights", KEYWORDS(weights), "Copies of a local rank's weights, by name."},
     {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, by name."},
     {"gradients", KEYWORDS(gradients), "Copies of a local rank's last gradients."},
-    {"momentum", KEYWORDS(momentum), "Copies of a local rank's momentum."},
+    {"momentum", KEYWORDS(momentum), "Copies of a local rank's momentum, or Adam's first moment."},
+    {"second_moment", KEYWORDS(second_moment), "Copies of a local rank's second moment (Adam)."},
     {"load_weights", KEYWORDS(load_weights), "Sets the weights of one local rank or of all."},
     {"load_momentum", KEYWORDS(load_momentum), "Sets the momentum of one local rank or of all."},
+    {"load_second_moment", KEYWORDS(load_second_moment), "Sets the second moment of one local rank or of all."},
     {"bench", KEYWORDS(bench), "Seconds of each of `steps` training steps on one batch."},
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},

@@ -12,8 +12,6 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
     GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of layers", (void **)&gossip->waiting));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "next chunks", (void **)&gossip->next));
-    for (int b = 0; b < gossip->buckets.count; ++b) gossip->next[b] = gossip->buckets.bucket[b].end_chunk;
 cleanup:
     return status;
 }
@@ -22,8 +20,7 @@ void gg_gossip_deinit(gg_gossip *gossip) {
     gg_schedule_destroy(&gossip->schedule);
     gg_buckets_destroy(&gossip->buckets);
     gg_free(gossip->waiting);
-    gg_free(gossip->next);
-    gossip->waiting = gossip->next = NULL;
+    gossip->waiting = NULL;
 }
 
 void gg_gossip_begin(gg_gossip *gossip) {
@@ -45,15 +42,9 @@ bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, 
     return true;
 }
 
-void gg_gossip_sgd(gg_gossip *gossip, int64_t step, gg_sgd_args *args) {
+void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const void *received, const float *sent, float *out) {
     gg_device *device = gossip->head.env.device;
-    args->grad_scale = 1.0f;
-    gg_optimizer_fill(gossip->head.env.optimizer, step, args);
-    device->table->sgd(device, args);
-}
-
-void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const float *received, const float *snapshot, float *out) {
-    gg_device *device = gossip->head.env.device;
-    if (gossip->options.mix == GG_MIX_HALVES) device->table->halve(device, n, base, received, out);
-    else device->table->mix(device, n, base, received, snapshot, out);
+    const gg_dtype wire = gossip->options.wire;
+    if (gossip->options.mix == GG_MIX_HALVES) device->table->halve(device, n, wire, base, received, out);
+    else device->table->mix(device, n, wire, 0.5f, base, received, sent, out);
 }

@@ -10,7 +10,6 @@ typedef struct gg_gossip {
     gg_schedule schedule;
     gg_buckets buckets;
     int *waiting;              /* a bucket: its layers whose gradient is not final yet in this step */
-    int *next;                 /* a bucket: the first chunk that is still to be mixed (staleness 0) */
     int send_to, receive_from; /* of this step; -1: nobody */
 } gg_gossip;
 
@@ -26,9 +25,7 @@ static inline bool gg_gossip_exchanges(const gg_gossip *gossip) { return gossip-
 /* The part of chunk i inside a slice; false if there is none. */
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece);
 
-/* The optimiser's update over elements of flat arenas, as of step `step`. The caller gives pointers and n. */
-void gg_gossip_sgd(gg_gossip *gossip, int64_t step, gg_sgd_args *args);
-/* out = base mixed with what a partner sent for its `snapshot`, by the chosen rule. */
-void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const float *received, const float *snapshot, float *out);
+/* out = base mixed with what a partner sent in exchange for `sent`, by the chosen rule. */
+void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const void *received, const float *sent, float *out);
 
 #endif

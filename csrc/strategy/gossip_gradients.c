@@ -1,9 +1,10 @@
 /* GossipGraD with gradients, for comparison: a partner's gradient is mixed into the own one, and nothing pulls the replicas together.
  *
- * Gradients have two arenas that take turns from step to step, so one may be in flight while the other is written.
+ * Gradients have two arenas that take turns from step to step, so one may be in flight while the other is written. They are sent where
+ * they lie; with a bfloat16 wire a rounded copy is.
  *   staleness 0   the update of a layer waits for the partner's gradient of the same step: g + (received - g)/2
  *   staleness 1   the update uses g(t) + (received(t-1) - g(t-1))/2; settling adds what the last exchange brought as if it had come
- *                 in time. */
+ *                 in time (gg_optimizer_late). */
 #include "base/memory.h"
 #include "strategy/gossip.h"
 #include "strategy/tables.h"
@@ -13,33 +14,29 @@
 typedef struct gossip_gradients {
     gg_gossip gossip;
     gg_stream gradient;
+    float *own[2];   /* this rank's gradients: the stream's arenas if those are float32 */
     float *mixed;    /* the gradient that an update uses */
+    int *next;       /* a bucket: its first chunk that is still to be mixed (staleness 0) */
     int *in_flight;  /* a bucket: the arena that was sent and is not used yet, or NOTHING */
     int64_t sent_at; /* the step whose gradients are in flight */
     int turn;        /* the arena of this step's gradients */
 } gossip_gradients;
 
 static void update(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
-    const gg_state *state = g->gossip.head.env.state;
-    float *momentum = state->momentum ? state->momentum + piece->offset : NULL;
-    gg_sgd_args args = {.n = piece->count,
-                        .grad = gradient,
-                        .weight = state->weight + piece->offset,
-                        .weight_out = state->weight + piece->offset,
-                        .momentum = momentum,
-                        .momentum_out = momentum};
-    gg_gossip_sgd(&g->gossip, step, &args);
+    const gg_strategy_env *env = &g->gossip.head.env;
+    const gg_update_args args = gg_optimizer_update(env->optimizer, env->state, step, piece->offset, piece->count, gradient);
+    env->device->table->update(env->device, &args);
 }
 
 /* staleness 0: mixes the next chunk of a bucket, which has arrived, and makes the update that waited for it. */
 static gg_status update_next(gossip_gradients *g, int bucket) {
-    int i = g->gossip.next[bucket]++;
+    int i = g->next[bucket]++;
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
-    const float *own = g->gradient.arena[g->in_flight[bucket]] + chunk->offset;
+    const float *own = g->own[g->in_flight[bucket]] + chunk->offset;
     float *mixed = g->mixed + chunk->offset;
-    gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&g->gradient, i), own, mixed);
+    gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&g->gradient, i, chunk->offset), own, mixed);
     update(g, g->sent_at, chunk, mixed);
-    if (g->gossip.next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->in_flight[bucket] = NOTHING;
+    if (g->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->in_flight[bucket] = NOTHING;
     return gg_stream_release(&g->gradient, i);
 }
 
@@ -48,7 +45,7 @@ static gg_status begin(gg_strategy *strategy) {
     gossip_gradients *g = (gossip_gradients *)strategy;
     gg_gossip_begin(&g->gossip);
     g->turn = 1 - g->turn;
-    strategy->env.state->gradient = g->gradient.arena[g->turn];
+    strategy->env.state->gradient = g->own[g->turn];
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) GG_TRY(gg_stream_wait_sent(&g->gradient, bucket, g->turn));
 cleanup:
     return status;
@@ -73,7 +70,7 @@ static gg_status poll(gg_strategy *strategy) {
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) {
         while (g->in_flight[bucket] != NOTHING) {
             bool arrived = false;
-            GG_TRY(gg_stream_test(&g->gradient, g->gossip.next[bucket], &arrived));
+            GG_TRY(gg_stream_test(&g->gradient, g->next[bucket], &arrived));
             if (!arrived) break;
             GG_TRY(update_next(g, bucket));
         }
@@ -97,15 +94,23 @@ static void update_stale(gossip_gradients *g, int bucket, const gg_slice *slice)
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
-        const float *gradient = g->gradient.arena[g->turn] + piece.offset;
+        const float *gradient = g->own[g->turn] + piece.offset;
         if (g->in_flight[bucket] != NOTHING) {
-            const float *received = gg_stream_received(&g->gradient, i) + (piece.offset - g->gossip.buckets.chunk[i].offset);
-            const float *snapshot = g->gradient.arena[g->in_flight[bucket]] + piece.offset;
-            gg_gossip_mix(&g->gossip, piece.count, gradient, received, snapshot, g->mixed + piece.offset);
+            const void *received = gg_stream_received(&g->gradient, i, piece.offset);
+            const float *sent = g->own[g->in_flight[bucket]] + piece.offset;
+            gg_gossip_mix(&g->gossip, piece.count, gradient, received, sent, g->mixed + piece.offset);
             gradient = g->mixed + piece.offset;
         }
         update(g, g->gossip.head.step, &piece, gradient);
     }
+}
+
+/* The copy that is sent of a bucket's gradients. */
+static void round_bucket(gossip_gradients *g, const gg_bucket *b) {
+    gg_device *device = g->gossip.head.env.device;
+    const gg_chunk *first = &g->gossip.buckets.chunk[b->first_chunk], *last = &g->gossip.buckets.chunk[b->end_chunk - 1];
+    device->table->narrow(device, last->offset + last->count - first->offset, g->own[g->turn] + first->offset,
+                          gg_stream_snapshot(&g->gradient, g->turn, first->offset));
 }
 
 static gg_status ready(gg_strategy *strategy, int layer) {
@@ -121,9 +126,10 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     if (--g->gossip.waiting[bucket] > 0) return GG_OK;
     if (stale && g->in_flight[bucket] != NOTHING) GG_TRY(release_bucket(g, bucket));
     if (exchanges) {
+        if (g->gradient.wire == GG_BFLOAT16) round_bucket(g, b);
         GG_TRY(gg_stream_post(&g->gradient, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
         g->in_flight[bucket] = g->turn;
-        g->gossip.next[bucket] = b->first_chunk;
+        g->next[bucket] = b->first_chunk;
         g->sent_at = strategy->step;
     }
 cleanup:
@@ -135,29 +141,26 @@ static gg_status end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* staleness 1: d = (received - own)/2 is what the gradient of step sent_at lacked. With it the momentum would have been d larger and
- * the step lr*d, with Nesterov lr*(1 + mu)*d. */
+/* staleness 1: d = (received - own)/2 is what the gradient of step sent_at lacked. */
 static gg_status add_late(gossip_gradients *g, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const gg_state *state = g->gossip.head.env.state;
     gg_device *device = g->gossip.head.env.device;
-    gg_sgd_args at = {0};
-    gg_optimizer_fill(g->gossip.head.env.optimizer, g->sent_at, &at);
-    const float step = at.lr * (at.nesterov ? 1.0f + at.mu : 1.0f) / 2.0f;
+    const gg_dtype wire = g->gradient.wire;
+    float first = 0, second = 0;
+    gg_optimizer_late(g->gossip.head.env.optimizer, g->sent_at, &first, &second);
 
     GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
-        const float *received = gg_stream_received(&g->gradient, i);
-        const float *own = g->gradient.arena[g->in_flight[bucket]] + chunk->offset;
+        const void *received = gg_stream_received(&g->gradient, i, chunk->offset);
+        const float *own = g->own[g->in_flight[bucket]] + chunk->offset;
         float *weight = state->weight + chunk->offset;
-        device->table->weighted_sum(device, chunk->count, 3, (const float *[]){weight, received, own},
-                                    (const float[]){1.0f, -step, step}, weight);
+        device->table->mix(device, chunk->count, wire, second / 2, weight, received, own, weight);
         if (state->momentum != NULL) {
             float *momentum = state->momentum + chunk->offset;
-            device->table->weighted_sum(device, chunk->count, 3, (const float *[]){momentum, received, own},
-                                        (const float[]){1.0f, 0.5f, -0.5f}, momentum);
+            device->table->mix(device, chunk->count, wire, first / 2, momentum, received, own, momentum);
         }
     }
     GG_TRY(release_bucket(g, bucket));
@@ -181,13 +184,13 @@ cleanup:
 
 static void destroy(gg_strategy *strategy) {
     gossip_gradients *g = (gossip_gradients *)strategy;
-    gg_state *state = strategy->env.state;
+    if (g->gradient.wire == GG_BFLOAT16)
+        for (int i = 0; i < 2; ++i) gg_free(g->own[i]);
     gg_stream_destroy(&g->gradient);
     gg_free(g->mixed);
+    gg_free(g->next);
     gg_free(g->in_flight);
-    gg_free(state->weight);
-    gg_free(state->momentum);
-    state->weight = state->gradient = state->momentum = NULL;
+    gg_state_destroy(&strategy->env, GG_OTHER_GRADIENT);
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
 }
@@ -203,13 +206,17 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     g->gossip.head.table = &table;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "arenas in flight", (void **)&g->in_flight));
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "next chunks", (void **)&g->next));
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) g->in_flight[bucket] = NOTHING;
-    GG_TRY(gg_calloc(state->count, sizeof(float), "weights", (void **)&state->weight));
     GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", (void **)&g->mixed));
-    if (env->optimizer->momentum > 0) GG_TRY(gg_calloc(state->count, sizeof(float), "momentum", (void **)&state->momentum));
-    GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, &g->gradient));
+    GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, options->wire, &g->gradient));
     g->gradient.name = "gradients";
-    state->gradient = g->gradient.arena[g->turn];
+    for (int i = 0; i < 2; ++i) {
+        if (options->wire == GG_FLOAT32) g->own[i] = g->gradient.arena[i];
+        else GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", (void **)&g->own[i]));
+    }
+    GG_TRY(gg_state_create(env, GG_OTHER_GRADIENT));
+    state->gradient = g->own[g->turn];
 cleanup:
     if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;
     *out = g ? &g->gossip.head : NULL;

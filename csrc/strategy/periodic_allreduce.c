@@ -1,5 +1,5 @@
-/* PeriodicAllReduce: local SGD. Every rank trains alone; after each step t with (t + 1) % period == 0 the weights, and the momentum if
- * it is kept, become the mean over the ranks, each counting 1/p. Nothing is in flight between steps. */
+/* PeriodicAllReduce: local SGD. Every rank trains alone; after each step t with (t + 1) % period == 0 the weights, and the moments
+ * that the optimiser keeps, become the mean over the ranks, each counting 1/p. Nothing is in flight between steps. */
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "strategy/tables.h"
@@ -11,7 +11,7 @@ typedef struct periodic_allreduce {
     int64_t period;
 } periodic_allreduce;
 
-enum { SHARED = GG_SHARED_WEIGHT | GG_SHARED_MOMENTUM };
+enum { SHARED = GG_SHARED_WEIGHT | GG_SHARED_MOMENTUM | GG_SHARED_SQUARE };
 
 static gg_status ready(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
@@ -28,6 +28,7 @@ static gg_status end(gg_strategy *strategy) {
     if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) return GG_OK;
     GG_TRY(gg_allreduce_run(s->averaging, state->weight, s->equal_share));
     if (state->momentum != NULL) GG_TRY(gg_allreduce_run(s->averaging, state->momentum, s->equal_share));
+    if (state->square != NULL) GG_TRY(gg_allreduce_run(s->averaging, state->square, s->equal_share));
     gg_strategy_waited(strategy, begin);
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(strategy->env.transport),

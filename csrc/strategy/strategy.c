@@ -59,16 +59,21 @@ gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     gg_status status = GG_OK;
     gg_state *state = env->state;
     GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, "weights", &state->weight));
-    GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, "gradients", &state->gradient));
-    if (env->optimizer->momentum > 0) GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, "momentum", &state->momentum));
+    if (!(shared & GG_OTHER_GRADIENT)) GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, "gradients", &state->gradient));
+    if (gg_optimizer_keeps_momentum(env->optimizer))
+        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, "momentum", &state->momentum));
+    if (gg_optimizer_keeps_square(env->optimizer))
+        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, "second moment", &state->square));
 cleanup:
     return status;
 }
 
 void gg_state_destroy(const gg_strategy_env *env, unsigned shared) {
     gg_state *state = env->state;
+    arena_destroy(env, shared & GG_SHARED_SQUARE, &state->square);
     arena_destroy(env, shared & GG_SHARED_MOMENTUM, &state->momentum);
-    arena_destroy(env, shared & GG_SHARED_GRADIENT, &state->gradient);
+    if (shared & GG_OTHER_GRADIENT) state->gradient = NULL;
+    else arena_destroy(env, shared & GG_SHARED_GRADIENT, &state->gradient);
     arena_destroy(env, shared & GG_SHARED_WEIGHT, &state->weight);
 }
 
@@ -85,17 +90,9 @@ gg_status gg_strategy_no_layer(gg_strategy *strategy, int layer) {
 gg_status gg_strategy_progress(gg_strategy *strategy) { return gg_progress(strategy->env.transport); }
 
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient) {
-    const gg_state *state = strategy->env.state;
-    float *momentum = state->momentum ? state->momentum + offset : NULL;
-    gg_sgd_args args = {.n = count,
-                        .grad = gradient,
-                        .weight = state->weight + offset,
-                        .weight_out = state->weight + offset,
-                        .momentum = momentum,
-                        .momentum_out = momentum,
-                        .grad_scale = 1.0f};
-    gg_optimizer_fill(strategy->env.optimizer, strategy->step, &args);
-    strategy->env.device->table->sgd(strategy->env.device, &args);
+    const gg_strategy_env *env = &strategy->env;
+    const gg_update_args args = gg_optimizer_update(env->optimizer, env->state, strategy->step, offset, count, gradient);
+    env->device->table->update(env->device, &args);
 }
 
 void gg_strategy_waited(gg_strategy *strategy, double begin) {

@@ -42,6 +42,7 @@ typedef struct gg_strategy_options {
     gg_mix mix;
     size_t bucket_bytes;  /* layers are joined to buckets of at least this size */
     size_t chunk_bytes;   /* a bucket travels in pieces of at most this size */
+    gg_dtype wire;        /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
     int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
     bool shuffle_samples; /* the ranks' shards move around a ring; the replica sees to it, whatever the strategy */
 } gg_strategy_options;

@@ -5,19 +5,20 @@
 #include "base/memory.h"
 #include "strategy/tables.h"
 
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_stream *out) {
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_dtype wire,
+                           gg_stream *out) {
     gg_status status = GG_OK;
-    size_t bytes = owner->env.state->count * sizeof(float), chunks = (size_t)buckets->chunk_count;
-    gg_stream made = {.owner = owner, .buckets = buckets, .tag = GG_TAG_USER + streams * buckets->chunk_count, .name = "bucket"};
+    size_t bytes = owner->env.state->count * gg_dtype_size(wire), chunks = (size_t)buckets->chunk_count;
+    gg_stream made = {
+        .owner = owner, .buckets = buckets, .wire = wire, .tag = GG_TAG_USER + streams * buckets->chunk_count, .name = "bucket"};
 
     if (made.tag + buckets->chunk_count > GG_TAG_LIMIT)
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                        "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
                        buckets->chunk_count, (GG_TAG_LIMIT - GG_TAG_USER) / 2));
-    for (int i = 0; i < arenas; ++i)
-        GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", (void **)&made.arena[i]));
+    for (int i = 0; i < arenas; ++i) GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
     if (arenas == 1) made.arena[1] = made.arena[0];
-    GG_TRY(gg_calloc(owner->env.state->count, sizeof(float), "landing arena", (void **)&made.landing));
+    GG_TRY(gg_calloc(1, bytes, "landing arena", &made.landing));
     for (int i = 0; i < 2; ++i) GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&made.sent[i]));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&made.received));
     GG_TRY(gg_calloc((size_t)buckets->count, sizeof *made.flight, "flights", (void **)&made.flight));
@@ -64,18 +65,19 @@ gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, 
     gg_status status = GG_OK;
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     gg_transport *transport = stream->owner->env.transport;
+    size_t size = gg_dtype_size(stream->wire);
     if (stream->owner->env.trace != NULL)
         stream->flight[bucket] =
             (gg_flight){.sent = gg_transport_now(transport), .step = stream->owner->step, .peer = receive_from};
     /* Receives first: a message that finds its receive posted needs no copy on the way. */
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *chunk = &stream->buckets->chunk[i];
-        GG_TRY(gg_receive(transport, stream->landing + chunk->offset, chunk->count * sizeof(float), receive_from, stream->tag + i,
-                          &stream->received[i]));
+        GG_TRY(gg_receive(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size, receive_from,
+                          stream->tag + i, &stream->received[i]));
     }
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *chunk = &stream->buckets->chunk[i];
-        GG_TRY(gg_send(transport, stream->arena[which] + chunk->offset, chunk->count * sizeof(float), send_to, stream->tag + i,
+        GG_TRY(gg_send(transport, gg_stream_snapshot(stream, which, chunk->offset), chunk->count * size, send_to, stream->tag + i,
                        &stream->sent[which][i]));
     }
 cleanup:
@@ -120,7 +122,14 @@ gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived) {
     return status == GG_OK ? status : at_bucket(stream, bucket_of(stream, chunk), status);
 }
 
-const float *gg_stream_received(const gg_stream *stream, int chunk) { return stream->received[chunk].data; }
+const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset) {
+    return (const char *)stream->received[chunk].data +
+           (offset - stream->buckets->chunk[chunk].offset) * gg_dtype_size(stream->wire);
+}
+
+void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset) {
+    return (char *)stream->arena[which] + offset * gg_dtype_size(stream->wire);
+}
 
 static void show_end(gg_stream *stream, int bucket) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];

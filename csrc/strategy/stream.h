@@ -1,4 +1,4 @@
-/* Private to the room: one arena that partners exchange, chunk by chunk.
+/* Private to the room: one arena that partners exchange, chunk by chunk, as float32 or bfloat16 (gg_strategy_options.wire).
  *
  * A stream has up to two snapshot arenas that take turns, so that what is being sent is never written: one is filled and
  * sent while partners may still read the other. Before an arena is filled again, gg_stream_wait_sent makes sure that
@@ -19,17 +19,19 @@ typedef struct gg_flight {
 typedef struct gg_stream {
     gg_strategy *owner;
     const gg_buckets *buckets;
+    gg_dtype wire;        /* of what is sent: of the arenas, the landing and gg_stream_received */
     int tag;              /* of chunk 0; chunk i has tag + i */
-    float *arena[2];      /* message memory; [1] is [0] where one suffices */
-    float *landing;       /* where chunks arrive that cannot be read in place */
+    void *arena[2];       /* message memory; [1] is [0] where one suffices */
+    void *landing;        /* where chunks arrive that cannot be read in place */
     gg_request *sent[2];  /* a request a chunk, for each arena */
     gg_request *received; /* a request a chunk */
     gg_flight *flight;    /* one a bucket */
     const char *name;     /* what travels, for the trace; set by the owner */
 } gg_stream;
 
-/* Allocates `arenas` (1 or 2) arenas of message memory. Collective. `streams` counts how many came before it. */
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_stream *out);
+/* Allocates `arenas` (1 or 2) arenas of message memory of type `wire`, GG_FLOAT32 or GG_BFLOAT16. Collective. `streams` counts how many
+ * came before it. */
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_dtype wire, gg_stream *out);
 /* Collective. Gives up what is still in flight: nothing is after settling. */
 void gg_stream_destroy(gg_stream *stream);
 
@@ -43,7 +45,10 @@ gg_status gg_stream_wait_all_sent(gg_stream *stream);
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket);
 /* Whether chunk i has arrived. */
 gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived);
-const float *gg_stream_received(const gg_stream *stream, int chunk);
+/* From element `offset` of the arena on, which lies in the chunk. */
+const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset);
+/* Where element `offset` of arena `which` is. */
+void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset);
 /* The chunk is used. The last of its bucket ends what the trace shows of it. */
 gg_status gg_stream_release(gg_stream *stream, int chunk);
 

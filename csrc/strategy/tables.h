@@ -11,8 +11,8 @@ gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, cons
 gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 
-/* Arenas in message memory, where partners read them; the others are private. */
-enum { GG_SHARED_WEIGHT = 1, GG_SHARED_GRADIENT = 2, GG_SHARED_MOMENTUM = 4 };
+/* Arenas in message memory, where partners read them; the others are private. OTHER_GRADIENT: the strategy brings the gradients' arena. */
+enum { GG_SHARED_WEIGHT = 1, GG_SHARED_GRADIENT = 2, GG_SHARED_MOMENTUM = 4, GG_SHARED_SQUARE = 8, GG_OTHER_GRADIENT = 16 };
 
 /* Allocates the state's arenas, zeroed: weights, gradients, and what the optimiser keeps. Collective where something is shared. After a
  * failure gg_state_destroy frees what there is; it takes the same `shared`, and is collective alike. */

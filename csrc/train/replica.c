@@ -485,4 +485,7 @@ const char *gg_replica_backend_name(const gg_replica *r) {
     return r->options.backend == GG_CHOOSE_ONEDNN ? "onednn" : "onednn+native";
 }
 
-size_t gg_replica_bytes(const gg_replica *r) { return gg_plans_bytes(&r->plans) + 3 * r->state.count * sizeof(float); }
+size_t gg_replica_bytes(const gg_replica *r) {
+    size_t arenas = 2u + (r->state.momentum != NULL) + (r->state.square != NULL);
+    return gg_plans_bytes(&r->plans) + arenas * r->state.count * sizeof(float);
+}

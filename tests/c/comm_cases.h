@@ -101,6 +101,62 @@ static gg_status case_ring(gg_transport *t, int64_t *direct) {
     return GG_OK;
 }
 
+/* What a rank answers while it waits for an answer itself: a number plus one. */
+typedef struct case_server {
+    gg_transport *transport;
+    gg_request request; /* the receive of a question, then the send of its answer */
+    int64_t landing, answer;
+    int peer, served;
+} case_server;
+
+static gg_status case_serve(void *context, bool *busy) {
+    gg_status status = GG_OK;
+    case_server *s = context;
+    bool done = false;
+    GG_TRY(gg_test(s->transport, &s->request, &done));
+    *busy = *busy || done;
+    if (s->request.state == GG_REQUEST_ARRIVED) {
+        memcpy(&s->answer, s->request.data, sizeof s->answer);
+        s->answer++;
+        s->served++;
+        GG_TRY(gg_release(s->transport, &s->request));
+        GG_TRY(gg_send(s->transport, &s->answer, sizeof s->answer, s->peer, GG_TAG_USER, &s->request));
+    } else if (done) {
+        GG_TRY(gg_receive(s->transport, &s->landing, sizeof s->landing, s->peer, GG_TAG_USER, &s->request));
+    }
+cleanup:
+    return status;
+}
+
+/* All ranks ask at once, and none looks but in waits; a receive that nothing comes for is taken back. */
+static gg_status case_service(gg_transport *t) {
+    int next = (t->rank + 1) % t->size, previous = (t->rank + t->size - 1) % t->size;
+    case_server server = {.transport = t, .peer = previous};
+    if (t->size < 3) return GG_OK; /* questions and answers would share a tag */
+    bool busy = false;
+    MUST(case_serve(&server, &busy));
+    t->service = (gg_service){.serve = case_serve, .context = &server};
+    for (int64_t i = 0; i < 50; ++i) {
+        gg_request ask = {0}, answer = {0};
+        int64_t question = i * 1000 + t->rank, landing = 0, got = 0;
+        MUST(gg_receive(t, &landing, sizeof landing, next, GG_TAG_USER, &answer));
+        MUST(gg_send(t, &question, sizeof question, next, GG_TAG_USER, &ask));
+        MUST(gg_wait(t, &answer));
+        memcpy(&got, answer.data, sizeof got);
+        CHECK(got == question + 1);
+        MUST(gg_release(t, &answer));
+        MUST(gg_wait(t, &ask));
+    }
+    MUST(gg_barrier(t)); /* nobody asks any more */
+    t->service = (gg_service){0};
+    CHECK(server.served == 50);
+    while (server.request.state != GG_REQUEST_RECEIVING) MUST(case_serve(&server, &busy));
+    gg_cancel(t, &server.request);
+    CHECK(server.request.state == GG_REQUEST_IDLE);
+    MUST(gg_barrier(t)); /* before other messages come that it would have taken */
+    return GG_OK;
+}
+
 /* Many messages in flight, received in another order of tags than sent, and two of each tag: more than a transport may
  * have resources for. */
 enum { CASE_MANY = 700, CASE_PIECE = 4096 };
@@ -296,6 +352,7 @@ static gg_status case_all(gg_transport *t, uint64_t *hash, int64_t *direct) {
     GG_TRY(case_arguments(t));
     GG_TRY(case_ring(t, direct));
     GG_TRY(case_many(t));
+    GG_TRY(case_service(t));
     GG_TRY(case_any(t));
     GG_TRY(case_collectives(t, hash));
     for (size_t c = 0; c < LENGTH(case_lengths); ++c)

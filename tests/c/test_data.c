@@ -377,14 +377,31 @@ static void test_optimizer(void) {
                               .weight_decay = 1e-4f,
                               .nesterov = true};
     CHECK_OK(gg_optimizer_check(&optimizer));
-    gg_sgd_args args = {.n = 32, .grad_scale = 0.25f};
-    gg_optimizer_fill(&optimizer, 2, &args);
+    float weight[64] = {0}, momentum[64] = {0}, square[64] = {0}, gradient[32] = {0};
+    const gg_state state = {.count = 64, .weight = weight, .momentum = momentum, .square = square};
+    gg_update_args args = gg_optimizer_update(&optimizer, &state, 2, 16, 32, gradient);
     CHECK_NEAR(args.lr, 0.25, 0);
     CHECK_NEAR(args.mu, 0.9f, 0);
     CHECK_NEAR(args.weight_decay, 1e-4f, 0);
-    CHECK(args.nesterov);
+    CHECK_INT(args.rule, GG_UPDATE_NESTEROV);
     CHECK_INT(args.n, 32);
-    CHECK_NEAR(args.grad_scale, 0.25, 0); /* the strategy's */
+    CHECK(args.grad == gradient && args.weight == weight + 16 && args.momentum == momentum + 16 && args.square == square + 16);
+    CHECK(args.weight_copy == NULL && args.weight_after == NULL && args.compute_copy == NULL);
+    CHECK(gg_optimizer_keeps_momentum(&optimizer) && !gg_optimizer_keeps_square(&optimizer));
+
+    gg_optimizer adam = {.kind = GG_OPTIMIZER_ADAM, .rate = {.lr = 0.5}, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8f};
+    adam.weight_decay = 0.1f;
+    CHECK_OK(gg_optimizer_check(&adam));
+    CHECK(gg_optimizer_keeps_momentum(&adam) && gg_optimizer_keeps_square(&adam));
+    args = gg_optimizer_update(&adam, &state, 0, 0, 32, gradient);
+    CHECK_INT(args.rule, GG_UPDATE_ADAM);
+    CHECK_NEAR(args.lr, 5.0, 1e-6);                   /* 0.5 / (1 - 0.9) */
+    CHECK_NEAR(args.root_scale, 31.6227766, 1e-5);    /* 1 / sqrt(1 - 0.999) */
+    CHECK_NEAR(args.square_share / 0.001, 1.0, 1e-7); /* not 1 - 0.999f */
+    CHECK(args.weight_decay == 0.1f && args.keep == 1.0f);
+    adam.decoupled = true;
+    args = gg_optimizer_update(&adam, &state, 0, 0, 32, gradient);
+    CHECK(args.weight_decay == 0.0f && args.keep == 0.95f);
 
 #define BREAK(change, text)                                                                                                      \
     do {                                                                                                                         \
@@ -399,6 +416,13 @@ static void test_optimizer(void) {
     BREAK(bad.weight_decay = -1, "weight_decay=-1");
     BREAK(bad.weight_decay = INFINITY, "weight_decay=inf");
     BREAK(bad.momentum = 0, "nesterov=True with momentum=0");
+    BREAK(bad.kind = GG_OPTIMIZER_COUNT, "optimizer: number 2");
+    optimizer = adam;
+    BREAK(bad.beta1 = 1, "beta1=1: must be at least 0 and below 1");
+    BREAK(bad.beta2 = -0.5, "beta2=-0.5");
+    BREAK(bad.beta2 = NAN, "beta2=nan");
+    BREAK(bad.beta2 = 1 - 1e-12, "beta2=1"); /* 1 in float32 */
+    BREAK(bad.eps = 0, "eps=0: must be finite and at least");
 #undef BREAK
 }
 

@@ -585,69 +585,145 @@ static uint16_t rounded_bfloat16(float value) {
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-static void check_sgd(size_t n, int flags) {
-    const int64_t count = (int64_t)n;
-    const bool momentum = flags & 1, nesterov = flags & 16, copy = flags & 32;
-    float *grad = uniform(count, -1, 1), *weight = uniform(count, -1, 1), *m = uniform(count, -1, 1);
-    float *before = uniform(count, -1, 1), *after = uniform(count, -1, 1), *received = uniform(count, -1, 1);
-    float *weight_out = floats(count), *m_out = floats(count);
-    uint16_t *compute = guarded(n * 2);
-    double *wanted_w = guarded(n * 8), *wanted_m = guarded(n * 8);
-    gg_sgd_args args = {.n = n, .grad = grad, .weight = weight, .weight_out = weight_out, .grad_scale = 0.5f, .lr = 0.1f};
-    args.weight_decay = 0.01f;
-    args.nesterov = nesterov;
-    if (momentum) {
-        args.mu = 0.9f;
-        args.momentum = m;
-        args.momentum_out = m_out;
-        args.momentum_before = flags & 2 ? before : NULL;
-        args.momentum_after = flags & 4 ? after : NULL;
-    }
-    args.weight_after = flags & 8 ? received : NULL;
-    args.compute_copy = copy ? compute : NULL;
+static float of_bfloat16(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* n numbers of type `wire`, as double too. */
+static void *from_partner(gg_dtype wire, size_t n, double *numbers) {
+    float *wide = uniform((int64_t)n, -1, 1);
+    uint16_t *narrow = guarded(n * 2);
     for (size_t i = 0; i < n; ++i) {
-        const double old = momentum ? (double)m[i] : 0, w = (double)weight[i], mu = (double)args.mu;
-        const double start = args.momentum_before ? old + ((double)before[i] - old) / 2 : old;
+        narrow[i] = rounded_bfloat16(wide[i]);
+        numbers[i] = (double)(wire == GG_BFLOAT16 ? of_bfloat16(narrow[i]) : wide[i]);
+    }
+    return wire == GG_BFLOAT16 ? (void *)narrow : wide;
+}
+
+static bool copied(gg_dtype wire, size_t n, const float *values, const void *copy) {
+    bool good = true;
+    if (wire == GG_FLOAT32) return same_bits(values, copy, n * 4);
+    for (size_t i = 0; i < n; ++i) good = good && ((const uint16_t *)copy)[i] == rounded_bfloat16(values[i]);
+    return good;
+}
+
+static void *further(gg_dtype wire, const void *p, size_t n) { return p != NULL ? (char *)p + n * gg_dtype_size(wire) : NULL; }
+
+enum { RECEIVES_WEIGHT = 1, RECEIVES_MOMENTUM = 2, COPIES = 4 };
+
+static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags) {
+    const int64_t count = (int64_t)n;
+    const bool keeps = rule != GG_UPDATE_PLAIN, adam = rule == GG_UPDATE_ADAM, copies = flags & COPIES;
+    float *grad = uniform(count, -1, 1), *weight = uniform(count, -1, 1), *m = uniform(count, -1, 1);
+    float *s = uniform(count, 0, 1), *before[3] = {floats(count), floats(count), floats(count)};
+    double *w_in = guarded(n * 8), *m_in = guarded(n * 8);
+    double *wanted_w = guarded(n * 8), *wanted_m = guarded(n * 8), *wanted_s = guarded(n * 8);
+    uint16_t *compute = guarded(n * 2);
+    const gg_update_args args = {.n = n,
+                                 .rule = rule,
+                                 .wire = wire,
+                                 .grad = grad,
+                                 .weight = weight,
+                                 .momentum = keeps ? m : NULL,
+                                 .square = adam ? s : NULL,
+                                 .weight_after = flags & RECEIVES_WEIGHT ? from_partner(wire, n, w_in) : NULL,
+                                 .momentum_after = keeps && flags & RECEIVES_MOMENTUM ? from_partner(wire, n, m_in) : NULL,
+                                 .weight_copy = copies ? guarded(n * gg_dtype_size(wire)) : NULL,
+                                 .momentum_copy = copies && keeps ? guarded(n * gg_dtype_size(wire)) : NULL,
+                                 .compute_copy = copies ? compute : NULL,
+                                 .grad_scale = 0.5f,
+                                 .lr = 0.1f,
+                                 .mu = 0.9f,
+                                 .weight_decay = 0.01f,
+                                 .d_share = 0.1f,
+                                 .beta2 = 0.99f,
+                                 .square_share = 0.01f,
+                                 .keep = 0.97f,
+                                 .root_scale = 1.5f,
+                                 .eps = 1e-3f};
+    for (size_t i = 0; i < n; ++i) {
+        const double w = (double)weight[i], old = (double)m[i], mu = (double)args.mu, lr = (double)args.lr;
         const double d = (double)args.grad_scale * (double)grad[i] + (double)args.weight_decay * w;
-        const double new_m = mu * start + d, new_w = w - (double)args.lr * (nesterov ? d + mu * new_m : new_m);
-        wanted_m[i] = args.momentum_after ? new_m + ((double)after[i] - old) / 2 : new_m;
-        wanted_w[i] = args.weight_after ? new_w + ((double)received[i] - w) / 2 : new_w;
+        const bool narrow = wire == GG_BFLOAT16;
+        const double w_sent = narrow ? (double)of_bfloat16(rounded_bfloat16(weight[i])) : w;
+        const double m_sent = narrow ? (double)of_bfloat16(rounded_bfloat16(m[i])) : old;
+        const double new_s = (double)args.beta2 * (double)s[i] + (double)args.square_share * d * d;
+        const double new_m = mu * old + (adam ? (double)args.d_share : 1) * d;
+        double new_w = w - lr * (rule == GG_UPDATE_PLAIN ? d : rule == GG_UPDATE_NESTEROV ? d + mu * new_m : new_m);
+        if (adam) new_w = (double)args.keep * w - lr * new_m / (sqrt(new_s) * (double)args.root_scale + (double)args.eps);
+        wanted_w[i] = args.weight_after ? new_w + (w_in[i] - w_sent) / 2 : new_w;
+        wanted_m[i] = args.momentum_after ? new_m + (m_in[i] - m_sent) / 2 : new_m;
+        wanted_s[i] = new_s;
     }
-    gg_backend_native.sgd(device, &args);
-    CHECK_NEAR(distance(count, weight_out, wanted_w), 0, 3e-7);
-    if (momentum) CHECK_NEAR(distance(count, m_out, wanted_m), 0, 3e-7);
-    if (copy) {
-        bool good = true;
-        for (size_t i = 0; i < n; ++i) good = good && compute[i] == rounded_bfloat16(weight_out[i]);
-        CHECK(good);
-    }
-    /* Any part alone, in place, gives the same bits. */
+    memcpy(before[0], weight, n * 4);
+    memcpy(before[1], m, n * 4);
+    memcpy(before[2], s, n * 4);
+    gg_backend_native.update(device, &args);
+    CHECK_NEAR(distance(count, weight, wanted_w), 0, 3e-7);
+    if (keeps) CHECK_NEAR(distance(count, m, wanted_m), 0, 3e-7);
+    if (adam) CHECK_NEAR(distance(count, s, wanted_s), 0, 3e-7);
+    if (copies) CHECK(copied(wire, n, weight, args.weight_copy) && copied(GG_BFLOAT16, n, weight, compute));
+    if (args.momentum_copy != NULL) CHECK(copied(wire, n, m, args.momentum_copy));
+
+    /* Any part alone gives the same bits. */
     const size_t from = n > 32 ? 16 : 0, part = n > 64 ? 48 : n - from;
-    gg_sgd_args some = args;
+    gg_update_args some = args;
     some.n = part;
     some.grad += from;
-    some.weight += from;
-    some.weight_out = weight + from;
-    if (momentum) {
-        some.momentum += from;
-        some.momentum_out = m + from;
-        if (some.momentum_before) some.momentum_before += from;
-        if (some.momentum_after) some.momentum_after += from;
+    some.weight = before[0] + from;
+    if (keeps) some.momentum = before[1] + from;
+    if (adam) some.square = before[2] + from;
+    some.weight_after = further(wire, some.weight_after, from);
+    some.momentum_after = further(wire, some.momentum_after, from);
+    some.weight_copy = some.momentum_copy = some.compute_copy = NULL;
+    gg_backend_native.update(device, &some);
+    CHECK(same_bits(before[0] + from, weight + from, part * 4));
+    if (keeps) CHECK(same_bits(before[1] + from, m + from, part * 4));
+    if (adam) CHECK(same_bits(before[2] + from, s + from, part * 4));
+    release();
+}
+
+/* Every kind of number, also those that an instruction for it would treat in another way. */
+static void test_bfloat16(void) {
+    enum { n = 4096 };
+    const gg_random_key key = {7, GG_RANDOM_TEST, 1, 0};
+    float *in = floats(n), *back = floats(n);
+    uint16_t *out = guarded(n * 2);
+    bool good = true;
+    gg_random_uniform(&key, n, 0, 1, in);
+    for (uint32_t i = 0; i < n; ++i) {
+        uint32_t bits;
+        memcpy(&bits, &in[i], 4);
+        bits = bits * 2654435761u + i;                              /* any bits: NaN, infinities, denormals, both signs */
+        if (i % 4 == 0) bits = (bits & 0xffff0000u) | 0x8000u;      /* a tie */
+        if (i % 8 == 1) bits = (bits & 0x807fffffu);                /* denormal */
+        if (i % 64 == 2) bits = (bits & 0x80000000u) | 0x7f7fffffu; /* rounds to infinity */
+        memcpy(&in[i], &bits, 4);
     }
-    if (some.weight_after) some.weight_after += from;
-    some.compute_copy = NULL;
-    gg_backend_native.sgd(device, &some);
-    CHECK(same_bits(weight + from, weight_out + from, part * 4));
-    if (momentum) CHECK(same_bits(m + from, m_out + from, part * 4));
+    gg_backend_native.narrow(device, n, in, out);
+    gg_backend_native.widen(device, n, out, back);
+    for (uint32_t i = 0; i < n; ++i) {
+        const uint16_t again = (uint16_t)(isnan(in[i]) ? 0 : rounded_bfloat16(in[i]));
+        good = good && (isnan(in[i]) ? isnan(of_bfloat16(out[i])) : out[i] == again);
+        const float wide = of_bfloat16(out[i]);
+        good = good && same_bits(&back[i], &wide, 4);
+    }
+    CHECK(good);
     release();
 }
 
 static void test_arenas(void) {
-    for (int flags = 0; flags < 64; ++flags) {
-        check_sgd(16, flags);
-        check_sgd(4016, flags);
-    }
-    check_sgd(100000, 63);
+    for (int rule = GG_UPDATE_PLAIN; rule <= GG_UPDATE_ADAM; ++rule)
+        for (int flags = 0; flags < 8; ++flags)
+            for (int wire = GG_FLOAT32; wire <= GG_BFLOAT16; ++wire) {
+                check_update(16, (gg_update_rule)rule, (gg_dtype)wire, flags);
+                check_update(4016, (gg_update_rule)rule, (gg_dtype)wire, flags);
+            }
+    check_update(100000, GG_UPDATE_ADAM, GG_BFLOAT16, 7);
+    test_bfloat16();
     const size_t sizes[4] = {0, 16, 2064, 70000 / 16 * 16};
     for (int s = 0; s < 4; ++s) {
         const size_t n = sizes[s];
@@ -660,7 +736,7 @@ static void test_arenas(void) {
             squares += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
             own += (double)a[i] * (double)a[i];
         }
-        gg_backend_native.mix(device, n, a, b, c, out);
+        gg_backend_native.mix(device, n, GG_FLOAT32, 0.5f, a, b, c, out);
         CHECK_NEAR(distance(count, out, wanted), 0, 2e-7);
         CHECK_NEAR(gg_backend_native.sum_squares(device, n, a, b), squares, 1e-12 * (1 + squares));
         CHECK_NEAR(gg_backend_native.sum_squares(device, n, a, NULL), own, 1e-12 * (1 + own));
@@ -674,13 +750,35 @@ static void test_arenas(void) {
         gg_backend_native.weighted_sum(device, n, 3, sources, scale, b); /* onto a source that is read late */
         CHECK(same_bits(b, out, n * 4));
 
-        gg_backend_native.halve(device, n, a, c, out);
+        uint16_t *narrow[3] = {guarded(n * 2), guarded(n * 2), guarded(n * 2)};
+        gg_backend_native.narrow(device, n, a, narrow[0]);
+        gg_backend_native.narrow(device, n, b, narrow[1]);
+        gg_backend_native.narrow(device, n, c, narrow[2]);
+        for (size_t i = 0; i < n; ++i)
+            wanted[i] = (double)a[i] + 0.7 * ((double)of_bfloat16(narrow[1][i]) - (double)of_bfloat16(narrow[2][i]));
+        gg_backend_native.mix(device, n, GG_BFLOAT16, 0.7f, a, narrow[1], c, out);
+        CHECK_NEAR(distance(count, out, wanted), 0, 3e-7);
+        bool exact = true;
+        gg_backend_native.halve(device, n, GG_BFLOAT16, a, narrow[1], out);
+        for (size_t i = 0; i < n; ++i) exact = exact && out[i] == (a[i] + of_bfloat16(narrow[1][i])) * 0.5f;
+        CHECK(exact);
+        const uint16_t *const narrow_sources[3] = {narrow[0], narrow[1], narrow[2]};
+        for (size_t i = 0; i < n; ++i) {
+            float sum = 0;
+            for (int k = 0; k < 3; ++k) sum = fmaf(scale[k], of_bfloat16(narrow[k][i]), sum);
+            wanted[i] = (double)sum;
+        }
+        gg_backend_native.narrow_sum(device, n, 3, narrow_sources, scale, narrow[1]); /* onto one of them */
+        gg_backend_native.widen(device, n, narrow[1], out);
+        CHECK_NEAR(distance(count, out, wanted), 0, 1.0 / 256);
+
+        gg_backend_native.halve(device, n, GG_FLOAT32, a, c, out);
         bool good = true;
         for (size_t i = 0; i < n; ++i) good = good && out[i] == (a[i] + c[i]) * 0.5f;
         CHECK(good);
-        gg_backend_native.halve(device, n, a, c, a);
+        gg_backend_native.halve(device, n, GG_FLOAT32, a, c, a);
         CHECK(same_bits(a, out, n * 4));
-        gg_backend_native.mix(device, n, a, c, out, out);
+        gg_backend_native.mix(device, n, GG_FLOAT32, 0.5f, a, c, out, out);
         CHECK(gg_backend_native.all_finite(device, n, out));
         const float bad[3] = {NAN, INFINITY, -INFINITY};
         for (int i = 0; i < 3 && n > 0; ++i) {

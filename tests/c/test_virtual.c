@@ -286,6 +286,42 @@ static void test_any(void) {
     gg_virtual_destroy(s.cluster);
 }
 
+/* Rank 0 has returned when rank 1 asks; with `number`, rank 1 waits for what nobody sends. */
+static case_server lingering;
+
+static gg_status run_linger(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request ask = {0}, answer = {0};
+    int64_t question = 7, landing = 0;
+    bool busy = false;
+    gg_status status = GG_OK;
+    if (rank == 0) {
+        lingering = (case_server){.transport = t, .peer = 1};
+        t->service = (gg_service){.serve = case_serve, .context = &lingering};
+        return s->number == 0 ? case_serve(&lingering, &busy) : GG_OK;
+    }
+    MUST(gg_transport_compute(t, 5));
+    MUST(gg_receive(t, &landing, sizeof landing, 0, GG_TAG_USER + s->number, &answer));
+    if (s->number == 0) MUST(gg_send(t, &question, sizeof question, 0, GG_TAG_USER, &ask));
+    status = gg_wait(t, &answer);
+    if (status != GG_OK) return status;
+    CHECK(*(const int64_t *)answer.data == 8 && gg_transport_now(t) == 7);
+    MUST(gg_release(t, &answer));
+    return gg_wait(t, &ask);
+}
+
+static void test_linger(void) {
+    setup s = {.cluster = make(2, 1, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_linger, &s) == GG_OK);
+    CHECK(lingering.served == 1 && gg_transport_now(at(&s, 0)) == 7); /* when its answer was taken */
+    gg_cancel(at(&s, 0), &lingering.request);
+    s.number = 1;
+    CHECK(gg_virtual_run(s.cluster, run_linger, &s) == GG_ERROR_COMM);
+    CHECK(strstr(gg_error_message(), "1 of 2 have returned") && strstr(gg_error_message(), "rank 1 waits for 8 bytes"));
+    gg_virtual_destroy(s.cluster);
+}
+
 /* ---- failures ---- */
 
 /* Ranks 1 and 2 of 3 wait for each other, rank 0 returns. */
@@ -547,6 +583,7 @@ int main(int argc, char **argv) {
     test_order();
     test_poll();
     test_any();
+    test_linger();
     test_deadlock();
     test_wide_deadlock();
     test_failure();

@@ -178,15 +178,19 @@ static void cancel(gg_transport *transport, gg_request *request) {
     request_link *link = link_of(request);
     int finalised = 0;
     bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && link->mpi != MPI_REQUEST_NULL;
-    own->broken = true;
+    int unused = 0; /* a receive that no message had come for */
     if (request->state == GG_REQUEST_ARRIVED) {
         (void)release(transport, request);
     } else if (request->state == GG_REQUEST_RECEIVING && touch) {
         /* Cancelling a receive is local: after the wait nothing is written to its landing any more. */
-        if (MPI_Cancel(&link->mpi) == MPI_SUCCESS) (void)MPI_Wait(&link->mpi, MPI_STATUS_IGNORE);
+        MPI_Status result;
+        if (MPI_Cancel(&link->mpi) != MPI_SUCCESS || MPI_Wait(&link->mpi, &result) != MPI_SUCCESS ||
+            MPI_Test_cancelled(&result, &unused) != MPI_SUCCESS)
+            unused = 0;
     } else if (request->state == GG_REQUEST_SENDING && touch) {
         (void)MPI_Request_free(&link->mpi); /* its slot, if it has one, is not used again */
     }
+    if (!unused) own->broken = true;
 }
 
 static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {

@@ -55,6 +55,7 @@ typedef struct virtual_rank {
     double wait_start;
     bool polling;       /* sleeps until something happens to any of its requests, or nobody else can run */
     bool waits_for_any; /* sleeps until something happens to any of its requests */
+    bool lingers;       /* its function has returned, and it serves those whose function has not */
     bool news;          /* something has happened to one of them since it last waited for any */
     int fruitless;      /* tests in a row that found nothing */
     double next_known;  /* the first clock at which one of the requests that they asked for completes */
@@ -66,8 +67,8 @@ struct gg_virtual {
     gg_virtual_options options;
     virtual_rank *ranks;
     virtual_rank **heap;
-    int heap_size, able; /* able: entries of the heap that are not only_deadline */
-    int unfinished;
+    int heap_size, able;     /* able: entries of the heap that are not only_deadline */
+    int unfinished, working; /* working: of them, those whose function has not returned yet */
     bool running, quit;
     gg_status (*fn)(void *context, int rank);
     void *context;
@@ -184,21 +185,21 @@ static void release_waiting(gg_virtual *cluster) {
 
 static void declare_deadlock(gg_virtual *cluster) {
     char *text = cluster->deadlock_text;
-    int left = cluster->unfinished, returned = cluster->options.size - left;
+    int left = cluster->working, returned = cluster->options.size - left;
     size_t used = (size_t)snprintf(text, TEXT_BYTES, "all ranks wait for messages that nobody will send");
     if (returned > 0)
         used += (size_t)snprintf(text + used, TEXT_BYTES - used, " (%d of %d have returned)", returned, cluster->options.size);
     for (int r = 0; r < cluster->options.size; ++r) {
         const virtual_rank *rank = &cluster->ranks[r];
         char line[128], more[32];
-        if (rank->finished || !(rank->waiting || rank->waits_for_any)) continue;
+        if (rank->finished || rank->lingers || !(rank->waiting || rank->waits_for_any)) continue;
         describe_wait(rank, line, sizeof line);
         int room = left > 1 ? snprintf(more, sizeof more, "; and %d more", left) : 0;
         if (used + strlen(line) + 2 + (size_t)room + 64 >= TEXT_BYTES) {
             snprintf(text + used, TEXT_BYTES - used, "; and %d more", left);
             break;
         }
-        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%s", left == cluster->unfinished ? ": " : "; ", line);
+        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%s", left == cluster->working ? ": " : "; ", line);
         left--;
     }
     cluster->failed = cluster->deadlock = true;
@@ -535,13 +536,42 @@ static void finish(virtual_rank *rank, gg_status status) {
     release_waiting(cluster);
 }
 
+/* All functions have returned: nobody needs to be served any more. */
+static void release_lingering(gg_virtual *cluster) {
+    for (int r = 0; r < cluster->options.size; ++r) {
+        virtual_rank *rank = &cluster->ranks[r];
+        if (!rank->lingers) continue;
+        if (rank->place >= 0) heap_remove(cluster, rank);
+        heap_push(cluster, rank, rank->clock, false);
+    }
+}
+
+/* The rank's function has returned: goes on serving until all have, so that nobody waits for it in vain. */
+static gg_status linger(virtual_rank *rank) {
+    gg_status status = GG_OK;
+    gg_virtual *cluster = rank->cluster;
+    const gg_service *service = &rank->transport.service;
+    rank->lingers = true;
+    while (cluster->working > 0 && !cluster->failed && service->serve != NULL) {
+        bool busy = false;
+        GG_TRY(service->serve(service->context, &busy));
+        if (!busy) GG_TRY(wait_for_any(rank));
+    }
+cleanup:
+    rank->lingers = false;
+    return cluster->failed ? GG_OK : status; /* what failed has been recorded */
+}
+
 static void *thread_main(void *context) {
     virtual_rank *rank = context;
     gg_virtual *cluster = rank->cluster;
     for (;;) {
         baton_await(&rank->baton);
         if (cluster->quit) return NULL;
-        finish(rank, cluster->fn(cluster->context, rank->transport.rank));
+        gg_status status = cluster->fn(cluster->context, rank->transport.rank);
+        if (--cluster->working == 0) release_lingering(cluster);
+        if (status == GG_OK) status = linger(rank);
+        finish(rank, status);
         hand_on(cluster, NULL);
     }
 }
@@ -631,7 +661,7 @@ gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int
         return gg_fail(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)", cluster->text);
     cluster->fn = fn;
     cluster->context = context;
-    cluster->unfinished = cluster->options.size;
+    cluster->unfinished = cluster->working = cluster->options.size;
     cluster->running = true;
     for (int r = 0; r < cluster->options.size; ++r) {
         cluster->ranks[r].finished = false;

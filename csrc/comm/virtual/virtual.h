@@ -2,7 +2,10 @@
  *
  * Only the holder of the baton runs. Each rank has a virtual clock; computing adds modelled time, a message takes
  * latency + bytes/bandwidth, and the rank with the smallest clock (ties: the lowest rank) that can run runs next. So
- * every run is deterministic, asynchronous methods included. Messages are read in the sender's memory. */
+ * every run is deterministic, asynchronous methods included. Messages are read in the sender's memory.
+ *
+ * A rank with a service (transport.h) goes on serving after it has returned from a run, until all ranks have: its clock moves on to
+ * what it served last. */
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_H
 #define GG_COMM_VIRTUAL_VIRTUAL_H
 

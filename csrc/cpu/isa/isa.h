@@ -18,6 +18,7 @@ extern const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise);
 extern const gg_cpu_pool GG_VARIANT(gg_cpu_pool);
 extern const gg_cpu_loss_kernels GG_VARIANT(gg_cpu_loss_kernels);
 extern const gg_cpu_arena GG_VARIANT(gg_cpu_arena);
+void GG_VARIANT(gg_cpu_update)(const gg_update_args *args); /* the arena table's entry; a file of its own */
 extern const gg_cpu_layout GG_VARIANT(gg_cpu_layout);
 
 /* Iterations are independent although the compiler cannot see it: an output may be an input's own memory. */

@@ -1,0 +1,77 @@
+/* The optimisers' updates: one pass over arenas, bound by memory, fused with what gossip needs. */
+#include "cpu/isa/isa.h"
+#include "cpu/isa/vectors.h"
+
+/* `now` and half of what a partner is ahead of `sent`, the value that it was sent for. */
+GG_INLINE value mixed(bool narrow, value now, value sent, const void *received, size_t i) {
+    if (received == NULL) return now;
+    if (narrow) return now + (load_narrow((const uint16_t *)received + i) - rounded(sent)) * 0.5f;
+    return now + (load((const float *)received + i) - sent) * 0.5f;
+}
+
+GG_INLINE void publish(bool narrow, void *copy, size_t i, value v) {
+    if (copy == NULL) return;
+    if (narrow) stream_narrow((uint16_t *)copy + i, narrowed(rounded_words(v)));
+    else stream((float *)copy + i, v);
+}
+
+/* rule, receives and narrow are constants in every call, so each combination becomes a loop without their branches. */
+GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receives, bool narrow) {
+    const size_t n = whole_lanes(args->n);
+    const bool keeps = rule != GG_UPDATE_PLAIN;
+    const float *grad = args->grad;
+    float *weight = args->weight, *momentum = args->momentum, *square = args->square;
+    void *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy;
+    const void *weight_after = receives ? args->weight_after : NULL, *momentum_after = receives ? args->momentum_after : NULL;
+    uint16_t *compute_copy = args->compute_copy;
+    const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
+    const float d_share = args->d_share, beta2 = args->beta2, square_share = args->square_share;
+    const float keep = args->keep, root_scale = args->root_scale, eps = args->eps;
+    for (size_t i = 0; i < n; i += FLOATS) {
+        const value w = load(weight + i), d = grad_scale * load(grad + i) + decay * w;
+        value w_new, m = {0}, m_new = {0};
+        if (keeps) m = load(momentum + i);
+        if (rule == GG_UPDATE_PLAIN) {
+            w_new = w - lr * d;
+        } else if (rule == GG_UPDATE_ADAM) {
+            const value s = load(square + i), s_new = beta2 * s + square_share * (d * d);
+            m_new = mu * m + d_share * d;
+            w_new = keep * w - lr * m_new / (square_root(s_new) * root_scale + eps);
+            *(floats *)(square + i) = s_new;
+        } else {
+            m_new = mu * m + d;
+            w_new = w - lr * (rule == GG_UPDATE_NESTEROV ? d + mu * m_new : m_new);
+        }
+        w_new = mixed(narrow, w_new, w, weight_after, i);
+        *(floats *)(weight + i) = w_new;
+        publish(narrow, weight_copy, i, w_new);
+        if (compute_copy != NULL) *(halves *)(compute_copy + i) = narrowed(rounded_words(w_new));
+        if (!keeps) continue;
+        m_new = mixed(narrow, m_new, m, momentum_after, i);
+        *(floats *)(momentum + i) = m_new;
+        publish(narrow, momentum_copy, i, m_new);
+    }
+    fence();
+}
+
+void GG_VARIANT(gg_cpu_update)(const gg_update_args *args) {
+    const bool receives = args->weight_after != NULL || args->momentum_after != NULL;
+    switch ((int)args->rule << 2 | (int)receives << 1 | (args->wire == GG_BFLOAT16)) {
+#define CASE(rule, receives, narrow)                                                                                             \
+    case (rule) << 2 | (receives) << 1 | (narrow):                                                                               \
+        run(args, rule, receives, narrow);                                                                                       \
+        break
+#define CASES(rule)                                                                                                              \
+    CASE(rule, false, false);                                                                                                    \
+    CASE(rule, false, true);                                                                                                     \
+    CASE(rule, true, false);                                                                                                     \
+    CASE(rule, true, true)
+        CASES(GG_UPDATE_PLAIN);
+        CASES(GG_UPDATE_MOMENTUM);
+        CASES(GG_UPDATE_NESTEROV);
+        CASES(GG_UPDATE_ADAM);
+#undef CASES
+#undef CASE
+    default: break;
+    }
+}
