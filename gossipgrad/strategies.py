@@ -150,12 +150,15 @@ class PeriodicAllReduce(Strategy):
 
     period  after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least 1, or
             "log2": max(1, ceil(log2 p)) for p ranks (the paper's every-log p).
+    shuffle_samples  as in GossipGraD.
     """
 
     name: ClassVar[str] = "periodic-allreduce"
     period: int | str = "log2"
+    shuffle_samples: bool = False
 
     def __post_init__(self) -> None:
+        flag("shuffle_samples", self.shuffle_samples)
         if self.period == "log2":
             return
         if isinstance(self.period, str):
@@ -163,11 +166,18 @@ class PeriodicAllReduce(Strategy):
         integer("period", self.period, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NoExchange(Strategy):
-    """Nothing is exchanged: p independent runs on p shards, the floor of every comparison."""
+    """Models are not exchanged: p independent runs on p shards, the floor of every comparison.
+
+    shuffle_samples  as in GossipGraD: in time every run sees all samples.
+    """
 
     name: ClassVar[str] = "no-exchange"
+    shuffle_samples: bool = False
+
+    def __post_init__(self) -> None:
+        flag("shuffle_samples", self.shuffle_samples)
 
 
 BY_NAME: dict[str, type[Strategy]] = {

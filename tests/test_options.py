@@ -108,7 +108,7 @@ def test_settings_make_the_same_objects():
         gg.LayerwiseAllReduce(bucket_bytes=7),
         gg.PeriodicAllReduce(),
         gg.PeriodicAllReduce(period=3),
-        gg.NoExchange(),
+        gg.NoExchange(shuffle_samples=True),
     ):
         assert strategies.from_settings(strategy.settings()) == strategy
         assert strategies.by_name(**{"name": strategy.name}).name == strategy.name
