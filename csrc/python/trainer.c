@@ -28,6 +28,16 @@ static long long whole_of(PyObject *dict, const char *name, long long otherwise)
     return item ? PyLong_AsLongLong(item) : otherwise;
 }
 
+static double number_of(PyObject *dict, const char *name, double otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item ? PyFloat_AsDouble(item) : otherwise;
+}
+
+static bool flag_of(PyObject *dict, const char *name) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item != NULL && PyObject_IsTrue(item) > 0;
+}
+
 static int choice_of(PyObject *dict, const char *name, const char *otherwise, const char *const *names, int n) {
     const char *text = text_of(dict, name, otherwise);
     return text ? gg_py_choice(name, text, names, n) : -1;
@@ -47,8 +57,8 @@ static long long period_of(PyObject *dict) {
 
 /* *table: what must be kept as long as the options are used, or NULL. */
 static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
-    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce",
-                                                         "periodic-allreduce"};
+    static const char *const names[GG_STRATEGY_COUNT] = {
+        "gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce", "periodic-allreduce", "pull-gossip", "push-gossip"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
     static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
@@ -58,7 +68,8 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
-    long long period = period_of(dict), shuffle_samples = whole_of(dict, "shuffle_samples", 0);
+    long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
+    double probability = number_of(dict, "probability", 1.0);
     if (PyErr_Occurred()) return -1;
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
@@ -74,19 +85,12 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
                                  .period = period,
-                                 .shuffle_samples = shuffle_samples != 0};
+                                 .interval = interval,
+                                 .probability = probability,
+                                 .push_sum = flag_of(dict, "push_sum"),
+                                 .shuffle_samples = flag_of(dict, "shuffle_samples")};
     PyObject *topology = PyDict_GetItemString(dict, "topology");
     return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
-}
-
-static double number_of(PyObject *dict, const char *name, double otherwise) {
-    PyObject *item = PyDict_GetItemString(dict, name);
-    return item ? PyFloat_AsDouble(item) : otherwise;
-}
-
-static bool flag_of(PyObject *dict, const char *name) {
-    PyObject *item = PyDict_GetItemString(dict, name);
-    return item != NULL && PyObject_IsTrue(item) > 0;
 }
 
 static int parse_optimizer(PyObject *dict, gg_optimizer *out) {
@@ -136,18 +140,38 @@ static void clear(gg_py_trainer *t) {
     Py_CLEAR(t->topology);
 }
 
+/* One number a rank of the team, owned by the caller (PyMem_Free); *out stays NULL for None. */
+static int parse_compute_time(PyObject *sequence, int size, double **out) {
+    *out = NULL;
+    if (sequence == Py_None) return 0;
+    PyObject *items = PySequence_Fast(sequence, "compute_time: must be a sequence of numbers");
+    if (items == NULL) return -1;
+    if (PySequence_Fast_GET_SIZE(items) != size)
+        PyErr_Format(PyExc_ValueError, "compute_time: %zd numbers for %d ranks", PySequence_Fast_GET_SIZE(items), size);
+    else if ((*out = PyMem_Calloc((size_t)size, sizeof **out)) == NULL) PyErr_NoMemory();
+    for (int i = 0; *out != NULL && i < size; ++i) (*out)[i] = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(items, i));
+    Py_DECREF(items);
+    if (!PyErr_Occurred()) return 0;
+    PyMem_Free(*out);
+    *out = NULL;
+    return -1;
+}
+
 static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph", "team", "loss", "optimizer", "strategy", "seed", "threads", "backend", "trace", NULL};
+    static char *names[] = {"graph",   "team",    "loss",  "optimizer", "strategy",     "seed",
+                            "threads", "backend", "trace", "straggler", "compute_time", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *graph, *team, *optimizer = NULL, *strategy = NULL;
+    PyObject *graph, *team, *optimizer = NULL, *strategy = NULL, *compute_time = Py_None;
+    double *step_seconds = NULL;
     const char *loss = NULL, *backend = NULL;
     unsigned long long seed = 0;
     long long trace = 0;
     gg_replica_options options = {.threads = 1};
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$sO!O!KizL:Trainer", names, gg_py_graph_type, &graph, gg_py_team_type,
-                                     &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed, &options.threads,
-                                     &backend, &trace))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$sO!O!KizL(ddK)O:Trainer", names, gg_py_graph_type, &graph,
+                                     gg_py_team_type, &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed,
+                                     &options.threads, &backend, &trace, &options.straggler.probability, &options.straggler.delay,
+                                     &options.straggler.seed, &compute_time))
         return -1;
     if (loss == NULL || optimizer == NULL || strategy == NULL) {
         PyErr_SetString(PyExc_TypeError, "Trainer: loss, optimizer and strategy must be given");
@@ -171,12 +195,15 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
         gg_py_raise(status);
         return -1;
     }
+    if (parse_compute_time(compute_time, gg_team_size(((gg_py_team *)team)->team), &step_seconds) < 0) return -1;
+    options.step_seconds = step_seconds;
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->team = (gg_py_team *)Py_NewRef(team);
     t->loss = options.loss;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_create(&options, t->team->team, &t->trainer);
     Py_END_ALLOW_THREADS;
+    PyMem_Free(step_seconds);
     if (status != GG_OK) {
         gg_py_raise(status);
         return -1;
@@ -239,13 +266,45 @@ static PyObject *epoch(PyObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-static PyObject *run(PyObject *self, PyObject *argument) {
+typedef struct watcher {
+    gg_py_trainer *trainer;
+    PyObject *callable;
+    bool failed; /* with an exception, which `kind`, `value` and `trace` keep until the run has ended */
+    PyObject *kind, *value, *trace;
+} watcher;
+
+static bool watch(void *context) {
+    watcher *w = context;
+    if (w->failed) return false;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    w->trainer->busy = false; /* it may ask for the progress; whatever would run the ranks fails */
+    PyObject *result = PyErr_CheckSignals() == 0 ? PyObject_CallNoArgs(w->callable) : NULL;
+    w->trainer->busy = true;
+    w->failed = result == NULL;
+    if (w->failed) PyErr_Fetch(&w->kind, &w->value, &w->trace);
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return !w->failed;
+}
+
+static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"steps", "watch", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    long long steps = PyLong_AsLongLong(argument);
+    watcher w = {.trainer = t, .callable = Py_None};
+    long long steps;
     gg_progress_counts counts;
     gg_status status;
-    if (steps == -1 && PyErr_Occurred()) return NULL;
-    CALL(t, gg_trainer_run(t->trainer, steps));
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|O:run", names, &steps, &w.callable)) return NULL;
+    if (!enter(t)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_run(t->trainer, steps, w.callable == Py_None ? NULL : watch, &w);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (w.failed) {
+        PyErr_Restore(w.kind, w.value, w.trace);
+        return NULL;
+    }
+    if (status != GG_OK) return gg_py_raise(status);
     gg_replica_counts(gg_trainer_replica(t->trainer, 0), &counts);
     return PyLong_FromLongLong(counts.steps);
 }
@@ -254,6 +313,7 @@ static PyObject *progress(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     double loss = 0, samples = 0, correct = 0;
     gg_progress_counts counts = {0};
+    long long steps = 0;
     (void)unused;
     if (!enter(t)) return NULL;
     t->busy = false;
@@ -262,9 +322,10 @@ static PyObject *progress(PyObject *self, PyObject *unused) {
         loss += counts.loss_sum;
         samples += (double)counts.samples;
         correct += (double)counts.correct;
+        if (i == 0 || counts.steps < steps) steps = counts.steps;
     }
-    return Py_BuildValue("{sdsdsdsd}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct", correct,
-                         "seconds", counts.seconds);
+    return Py_BuildValue("{sdsdsdsdsL}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct", correct,
+                         "seconds", counts.seconds, "steps", steps);
 }
 
 static PyObject *end_epoch(PyObject *self, PyObject *unused) {
@@ -275,14 +336,15 @@ static PyObject *end_epoch(PyObject *self, PyObject *unused) {
     CALL(t, gg_trainer_end_epoch(t->trainer, &s));
     double ranks = gg_team_size(t->team->team), samples = (double)s.sum.samples, seconds = s.sum.seconds / ranks;
     PyObject *dict = Py_BuildValue(
-        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples,
+        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsLsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples,
         "train_loss", samples > 0 ? s.sum.loss_sum / samples : 0.0, "seconds", seconds, "seconds_max", s.most.seconds,
         "samples_per_second", seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks,
         "compute_seconds_max", s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks,
         "exposed_communication_seconds_max", s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks,
         "data_wait_seconds_max", s.most.data_seconds, "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent",
-        (long long)s.sum.messages_sent, "sample_bytes_sent", (long long)s.sum.sample_bytes_sent, "sample_messages_sent",
-        (long long)s.sum.sample_messages_sent, "consensus_distance", s.consensus_distance);
+        (long long)s.sum.messages_sent, "exchanges_skipped", (long long)s.sum.skipped, "sample_bytes_sent",
+        (long long)s.sum.sample_bytes_sent, "sample_messages_sent", (long long)s.sum.sample_messages_sent, "consensus_distance",
+        s.consensus_distance);
     if (dict != NULL && strcmp(gg_team_kind(t->team->team), "virtual") == 0) {
         PyObject *clock = PyFloat_FromDouble(s.most.clock_seconds);
         if (clock == NULL || PyDict_SetItemString(dict, "virtual_seconds", clock) < 0) Py_CLEAR(dict);
@@ -772,7 +834,8 @@ static PyGetSetDef properties[] = {
 static PyMethodDef methods[] = {
     {"begin", KEYWORDS(begin), "Makes the loaders and plans; returns the steps of an epoch."},
     {"epoch", epoch, METH_O, "epoch($self, epoch, /)\n--\n\nStarts an epoch: orders the samples, zeroes the sums."},
-    {"run", run, METH_O, "run($self, steps, /)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
+    {"run", (PyCFunction)(void (*)(void))run, METH_VARARGS | METH_KEYWORDS,
+     "run($self, steps, watch=None)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
     {"progress", progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
     {"end_epoch", end_epoch, METH_NOARGS, "Settles, and sums up the epoch over the ranks."},
     {"train_step", KEYWORDS(train_step), "One step, one batch a local rank; each rank's mean loss."},

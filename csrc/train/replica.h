@@ -13,6 +13,13 @@
 /* Which CPU table an operation comes from. */
 typedef enum gg_backend_choice { GG_CHOOSE_FASTER = 0, GG_CHOOSE_ONEDNN, GG_CHOOSE_NATIVE, GG_CHOOSE_COUNT } gg_backend_choice;
 
+/* A rank that now and then comes late: before a step, with this probability, it does nothing for `delay` seconds of its clock. Drawn
+ * from (seed, rank, step). */
+typedef struct gg_straggler {
+    double probability, delay;
+    uint64_t seed;
+} gg_straggler;
+
 typedef struct gg_replica_options {
     const gg_graph *graph;   /* outlives the replica */
     gg_transport *transport; /* outlives the replica */
@@ -24,6 +31,9 @@ typedef struct gg_replica_options {
     gg_backend_choice backend;
     gg_isa isa;
     size_t trace; /* spans kept; 0: off */
+    gg_straggler straggler;
+    const double *
+        step_seconds; /* what virtual clocks charge for a step of each rank of the group; NULL: for its flops. Read at creation. */
 } gg_replica_options;
 
 /* What a rank has done since the epoch began. */
@@ -35,6 +45,7 @@ typedef struct gg_progress_counts {
     double clock_seconds;                            /* the transport's clock, all of it: virtual time in a virtual cluster */
     int64_t bytes_sent, messages_sent;               /* of samples not counted */
     int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
+    int64_t skipped;                                 /* exchanges left out, so as not to wait */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {

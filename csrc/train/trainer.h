@@ -19,7 +19,10 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool shuffle);
 gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch);
-gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps);
+/* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few times a second, with
+ * all ranks at rest in the middle of their steps: it may look at counts, and nothing else. When it returns false, the run ends after the
+ * first step that no rank has done yet. */
+gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps, bool (*watch)(void *context), void *context);
 
 /* What all ranks of the team did since the epoch began. */
 typedef struct gg_epoch_summary {
