@@ -286,8 +286,7 @@ def by_name(name: str, **options: Any) -> Strategy:
     allowed = [field.name for field in fields(made)]
     for key in options:
         if key not in allowed:
-            has = f"it has {', '.join(allowed)}" if allowed else "it has none"
-            raise ValueError(f"{key}: not an option of strategy={name!r}; {has}")
+            raise ValueError(f"{key}: not an option of strategy={name!r}; it has {', '.join(allowed)}")
     return made(**options)
 
 

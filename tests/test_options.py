@@ -40,7 +40,7 @@ from gossipgrad import optim, schedules, strategies
         (
             lambda: strategies.by_name("no-exchange", wire_dtype="bfloat16"),
             ValueError,
-            ["wire_dtype", "no-exchange", "it has none"],
+            ["wire_dtype", "no-exchange", "it has shuffle_samples"],
         ),
         (lambda: gg.GossipGraD(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
         (
