@@ -28,6 +28,7 @@ struct gg_replica {
     gg_trace *trace;
     int node; /* for the trace: the node that runs, or -1, and since when */
     double node_begin;
+    double clock_offset;
 
     gg_loader *loader;
     gg_dataset set;
@@ -104,7 +105,7 @@ static gg_status on_poll(void *context) {
     gg_status status = GG_OK;
     gg_replica *r = context;
     GG_TRY(r->strategy->table->poll(r->strategy));
-    if (r->ring != NULL) GG_TRY(gg_sample_ring_poll(r->ring));
+    if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_poll(r->ring)));
 cleanup:
     return status;
 }
@@ -143,9 +144,9 @@ static void read_rows(gg_replica *r, gg_plan *plan, gg_dtype dtype, const void *
 static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
     gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
-    if (r->ring != NULL) GG_TRY(gg_sample_ring_finish(r->ring));
+    if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_finish(r->ring)));
     GG_TRY(gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets));
-    if (r->ring != NULL) GG_TRY(gg_sample_ring_begin(r->ring));
+    if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_begin(r->ring)));
     r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
     record(r, GG_LANE_DATA, "batch", begin, -1);
 cleanup:
@@ -252,6 +253,10 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, 
     for (int64_t t = 0; t < gg_loader_steps(r->loader); ++t)
         GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
 cleanup:
+    if (status != GG_OK) { /* nobody trains on a part of it; what is collective goes with the replica */
+        gg_loader_destroy(r->loader);
+        r->loader = NULL;
+    }
     return status;
 }
 
@@ -306,8 +311,9 @@ static gg_status settle_samples(gg_replica *r) {
     gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
     if (r->ring == NULL) goto cleanup;
-    GG_TRY(gg_sample_ring_settle(r->ring));
+    GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_settle(r->ring)));
     r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
+    record(r, GG_LANE_DATA, "settle", begin, -1);
 cleanup:
     return status;
 }
@@ -355,6 +361,10 @@ int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) {
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }
 
+gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status) {
+    return gg_error_prefix(status, "step %lld, %s: ", (long long)r->state.step, what);
+}
+
 gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
@@ -368,7 +378,7 @@ gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
         GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
     }
     memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
-    GG_TRY(gg_allreduce_run(r->averaging, r->consensus, r->equal_share));
+    GG_TRY(gg_replica_at(r, "mean of the replicas", gg_allreduce_run(r->averaging, r->consensus, r->equal_share)));
     *weights = r->consensus;
 cleanup:
     return status;
@@ -381,7 +391,7 @@ gg_status gg_replica_distance(gg_replica *r, double *distance) {
     double apart = r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean);
     double whole = r->device->table->sum_squares(r->device, r->state.count, mean, NULL);
     double own = whole != 0 ? sqrt(apart / whole) : 0; /* NaN stays NaN */
-    GG_TRY(gg_allreduce_doubles(r->options.transport, &own, 1));
+    GG_TRY(gg_replica_at(r, "consensus distance", gg_allreduce_doubles(r->options.transport, &own, 1)));
     *distance = own / r->options.transport->size;
 cleanup:
     return status;
@@ -488,7 +498,10 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
     for (size_t i = 0; i < ranks; ++i) r->equal_share[i] = 1.0f / (float)ranks;
-    if (options->trace > 0) GG_TRY(gg_trace_create(options->trace, &r->trace));
+    if (options->trace > 0) {
+        GG_TRY(gg_trace_create(options->trace, &r->trace));
+        GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
+    }
     r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
@@ -527,6 +540,7 @@ void gg_replica_destroy(gg_replica *r) {
 gg_state *gg_replica_state(gg_replica *r) { return &r->state; }
 gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.transport; }
 const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
+double gg_replica_clock_offset(const gg_replica *r) { return r->clock_offset; }
 gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->last_plan; }
 
