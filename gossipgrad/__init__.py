@@ -48,9 +48,11 @@ from gossipgrad.optim import SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
 from gossipgrad.strategies import (  # noqa: E402
     AllReduce,
+    ElasticAveraging,
     GossipGraD,
     LayerwiseAllReduce,
     NoExchange,
+    ParameterServer,
     PeriodicAllReduce,
     Strategy,
 )
@@ -74,6 +76,7 @@ __all__ = [
     "Dataset",
     "Dropout",
     "EarlyStopping",
+    "ElasticAveraging",
     "Flatten",
     "GossipGraD",
     "History",
@@ -86,6 +89,7 @@ __all__ = [
     "Model",
     "NoExchange",
     "Optimizer",
+    "ParameterServer",
     "PeriodicAllReduce",
     "ProgressBar",
     "ReLU",

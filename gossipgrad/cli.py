@@ -87,6 +87,14 @@ def _topology(text: str) -> Any:
         raise argparse.ArgumentTypeError(one_line(error)) from error
 
 
+def _centre_options(group: argparse._ArgumentGroup) -> None:
+    yes_no = argparse.BooleanOptionalAction
+    group.add_argument("--synchronous", action=yes_no, default=None, help="elastic-averaging: all ranks at once")
+    group.add_argument("--alpha", type=float, help="elastic-averaging: the share of the way to the centre")
+    group.add_argument("--servers", type=int, metavar="N", help="the last N ranks hold the centre")
+    group.add_argument("--dedicated", action=yes_no, default=None, help="they do not train")
+
+
 def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
@@ -98,6 +106,7 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _centre_options(group)
     group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
@@ -117,6 +126,10 @@ _STRATEGY_KEYS = (
     "chunk_bytes",
     "period",
     "shuffle_samples",
+    "synchronous",
+    "alpha",
+    "servers",
+    "dedicated",
 )
 _OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
@@ -221,6 +234,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _centre_options(group)
 
 
 def _checked(make: Callable[[], Any]) -> Any:

@@ -41,7 +41,8 @@ class Trainer:
                0..1), "mean_squared_error"; each the mean over a batch.
     optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(), LayerwiseAllReduce(),
-               PeriodicAllReduce(...), NoExchange(); default GossipGraD().
+               PeriodicAllReduce(...), ElasticAveraging(...), ParameterServer(...), NoExchange();
+               default GossipGraD().
     seed       of initial weights, order of samples, dropout and rotation.
     comm       None: the MPI world where mpiexec started this process, else one rank; a VirtualCluster(p): p ranks in
                this process; an mpi4py communicator: that group.
@@ -119,6 +120,11 @@ class Trainer:
         return self.team.rank
 
     @property
+    def workers(self) -> int:
+        """Ranks that train, the first ones; the others only serve (ParameterServer, ElasticAveraging)."""
+        return self.strategy.workers(self.size)
+
+    @property
     def virtual(self) -> bool:
         """Do all ranks live in this process, as threads?"""
         return self.team.kind == "virtual"
@@ -181,11 +187,13 @@ class Trainer:
             "second_moment": core.second_moment(local),
         }
 
-    def _state(self) -> tuple[int, list[dict[str, Arrays]]]:
-        return self.core.step, [self._rank_state(local) for local in range(self.team.local)]
+    def _state(self) -> tuple[int, list[dict[str, Arrays]], Arrays]:
+        parts = [self._rank_state(local) for local in range(self.team.local)]
+        return self.core.step, parts, self.core.consensus_weights()
 
-    def _set_state(self, step: int, parts: Sequence[dict[str, Arrays]]) -> None:
+    def _set_state(self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays) -> None:
         core = self.core
+        core.load_consensus(consensus)
         for local, part in enumerate(parts):
             core.load_weights(part["weight"], local)
             # What another optimiser left is of no use to this one.
@@ -237,13 +245,13 @@ class Trainer:
     # ---- training
 
     def _check_batch(self, train: Dataset, batch_size: int) -> None:
-        if len(train) < self.size:
-            raise ValueError(f"train has {len(train)} samples for {self.size} ranks; allowed: at least one a rank")
-        smallest = len(train) // self.size
+        if len(train) < self.workers:
+            raise ValueError(f"train has {len(train)} samples for {self.workers} ranks; allowed: at least one a rank")
+        smallest = len(train) // self.workers
         if batch_size > smallest:
             raise ValueError(
                 f"batch_size={batch_size}: the smallest shard has {smallest} samples "
-                f"({len(train)} over {self.size} ranks); allowed: 1..{smallest}"
+                f"({len(train)} over {self.workers} ranks); allowed: 1..{smallest}"
             )
 
     def fit(
@@ -261,7 +269,8 @@ class Trainer:
         """Train for `epochs` epochs and return the history (all epochs of this trainer).
 
         train, validation  a gossipgrad.data.Dataset or (samples, targets). Every rank gives the whole set and trains on
-                           its shard of it, a contiguous part; the consensus model (the replicas' mean) is validated.
+                           its shard of it, a contiguous part; the consensus model is validated: the replicas' mean, or
+                           the centre of ElasticAveraging and ParameterServer.
         batch_size         samples a rank and step.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
@@ -303,7 +312,7 @@ class Trainer:
         if resume is not None:
             self._restore(resume)
         self.last_epoch = epochs if resume is not None else self.epoch + epochs
-        steps = math.ceil(math.ceil(len(train_set) / self.size) / batch_size)
+        steps = math.ceil(math.ceil(len(train_set) / self.workers) / batch_size)
         total = self.step + max(self.last_epoch - self.epoch, 0) * steps
         if self.optimizer.schedule.auto and self._total != total:
             self._make(total)
@@ -378,7 +387,7 @@ class Trainer:
             loss=float(counts["loss"]),
             accuracy=float(counts["correct"]) / samples if samples else 0.0,
             seconds=seconds,
-            samples_per_second=samples * self.size / self.team.local / max(seconds, 1e-9),
+            samples_per_second=samples * self.workers / min(self.team.local, self.workers) / max(seconds, 1e-9),
         )
         _callbacks.call(actors, "on_progress", self, progress)
 
@@ -471,7 +480,7 @@ class Trainer:
         return self.core.weights(self._local(rank))
 
     def consensus_weights(self) -> Arrays:
-        """The mean of all replicas' weights by name. Collective."""
+        """The mean of all replicas' weights by name, or the centre, where the strategy has one. Collective."""
         return self.core.consensus_weights()
 
     def gradients(self, rank: int = 0) -> Arrays:
@@ -495,7 +504,7 @@ class Trainer:
         return self.core.consensus_distance()
 
     def load_weights(self, weights: Any) -> None:
-        """Give every rank these weights: arrays by name, or a .safetensors file. Momentum and step stay."""
+        """Give every rank, and a centre, these weights: arrays by name or a .safetensors file. Momentum, step stay."""
         what = "weights"
         if isinstance(weights, (str, os.PathLike)):
             what = os.fspath(weights)
@@ -581,7 +590,7 @@ class Trainer:
     def _restore(self, path: str | os.PathLike[str]) -> None:
         """Take the state of a checkpoint of the same network and number of ranks."""
         name = os.fspath(path)
-        _, description = checkpoint.read(name)
+        consensus, description = checkpoint.read(name)
         try:
             saved = Model.from_config(description["model"])
             ranks, step, epoch = (int(description[key]) for key in ("ranks", "step", "epoch"))
@@ -609,7 +618,7 @@ class Trainer:
 
         self._together("resume", load)
         self.core.settle()
-        self._set_state(step, parts)
+        self._set_state(step, parts, self.net.check_weights(consensus, name))
         self.epoch = epoch
         self.history.epochs = epochs
         self._warn_of_changes(name, settings)

@@ -39,6 +39,7 @@ def fit(trainer, data, epochs, **options):
 STRATEGIES = [gg.GossipGraD(), gg.GossipGraD(staleness=1, topology="cube"), gg.AllReduce(), gg.NoExchange()]
 STRATEGIES += [gg.GossipGraD(shuffle_samples=True)]
 STRATEGIES += [gg.LayerwiseAllReduce(), gg.PeriodicAllReduce(), gg.PeriodicAllReduce(period=7)]
+STRATEGIES += [gg.ElasticAveraging(period=3), gg.ElasticAveraging(synchronous=False), gg.ParameterServer(period=3)]
 STRATEGIES += [gg.GossipGraD(topology="random"), gg.GossipGraD(topology="ring", staleness=1)]
 # Of 20 steps the last is one that averages with log2 of 3 ranks, and is none with 7.
 SAME_ON_ALL = (gg.AllReduce(), gg.LayerwiseAllReduce(), gg.PeriodicAllReduce())

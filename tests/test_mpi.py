@@ -38,6 +38,7 @@ RUNS = {
     "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
     "periodic": (gg.PeriodicAllReduce(), 203, 16, 0.9),
     "periodic, 3": (gg.PeriodicAllReduce(period=3), 101, 13, 0.9),
+    "elastic": (gg.ElasticAveraging(period=3), 101, 13, 0.9),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
 }
 
@@ -145,7 +146,9 @@ def test_single_steps_and_state(mpirun):
     assert answers(mpirun(3, script)) == answers(alone)
 
 
-@pytest.mark.parametrize("name", ["default", "samples", "late", "gradients, late", "layerwise", "periodic, 3"])
+@pytest.mark.parametrize(
+    "name", ["default", "samples", "late", "gradients, late", "layerwise", "periodic, 3", "elastic"]
+)
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     """Saved by MPI, continued by MPI and by the virtual cluster, and the other way round."""
     path, other = str(tmp_path / "mpi.safetensors"), tmp_path / "virtual.safetensors"

@@ -1,4 +1,5 @@
 /* _core.Trainer */
+#include <limits.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -28,6 +29,11 @@ static long long whole_of(PyObject *dict, const char *name, long long otherwise)
     return item ? PyLong_AsLongLong(item) : otherwise;
 }
 
+static double number_of(PyObject *dict, const char *name, double otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item ? PyFloat_AsDouble(item) : otherwise;
+}
+
 static int choice_of(PyObject *dict, const char *name, const char *otherwise, const char *const *names, int n) {
     const char *text = text_of(dict, name, otherwise);
     return text ? gg_py_choice(name, text, names, n) : -1;
@@ -47,8 +53,9 @@ static long long period_of(PyObject *dict) {
 
 /* *table: what must be kept as long as the options are used, or NULL. */
 static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
-    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce",
-                                                         "periodic-allreduce"};
+    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad",          "allreduce",          "no-exchange",
+                                                         "layerwise-allreduce", "periodic-allreduce", "elastic-averaging",
+                                                         "parameter-server"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
     static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
@@ -59,6 +66,9 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
     long long period = period_of(dict), shuffle_samples = whole_of(dict, "shuffle_samples", 0);
+    long long synchronous = whole_of(dict, "synchronous", 1), servers = whole_of(dict, "servers", 1);
+    long long dedicated = whole_of(dict, "dedicated", 0);
+    double alpha = number_of(dict, "alpha", 0);
     if (PyErr_Occurred()) return -1;
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
@@ -74,14 +84,13 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
                                  .period = period,
-                                 .shuffle_samples = shuffle_samples != 0};
+                                 .shuffle_samples = shuffle_samples != 0,
+                                 .synchronous = synchronous != 0,
+                                 .alpha = alpha,
+                                 .servers = servers > INT_MAX ? INT_MAX : (int)servers,
+                                 .dedicated = dedicated != 0};
     PyObject *topology = PyDict_GetItemString(dict, "topology");
     return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
-}
-
-static double number_of(PyObject *dict, const char *name, double otherwise) {
-    PyObject *item = PyDict_GetItemString(dict, name);
-    return item ? PyFloat_AsDouble(item) : otherwise;
 }
 
 static bool flag_of(PyObject *dict, const char *name) {
@@ -655,6 +664,25 @@ static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena wh
     }
     PyMem_Free(arenas);
     if (failed) return NULL;
+    if (which == WEIGHT && rank_object == Py_None)
+        for (int i = 0; i < local; ++i) {
+            gg_replica *replica = gg_trainer_replica(t->trainer, i);
+            gg_replica_set_consensus(replica, gg_replica_state(replica)->weight);
+        }
+    Py_RETURN_NONE;
+}
+
+static PyObject *load_consensus(PyObject *self, PyObject *dict) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_status status;
+    CALL(t, gg_trainer_settle(t->trainer));
+    float *weights = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *weights);
+    if (weights == NULL) return PyErr_NoMemory();
+    int failed = gg_py_arena_load(t->graph->graph, dict, "weights", &weights, 1);
+    for (int i = 0; !failed && i < gg_team_local(t->team->team); ++i)
+        gg_replica_set_consensus(gg_trainer_replica(t->trainer, i), weights);
+    PyMem_Free(weights);
+    if (failed) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -783,7 +811,9 @@ static PyMethodDef methods[] = {
     {"predict", KEYWORDS(predict), "Outputs of the consensus model."},
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
     {"weights", KEYWORDS(weights), "Copies of a local rank's weights, by name."},
-    {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, by name."},
+    {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, or the strategy's own model, by name."},
+    {"load_consensus", load_consensus, METH_O,
+     "load_consensus($self, weights, /)\n--\n\nSets the strategy's own model, where it keeps one."},
     {"gradients", KEYWORDS(gradients), "Copies of a local rank's last gradients."},
     {"momentum", KEYWORDS(momentum), "Copies of a local rank's momentum, or Adam's first moment."},
     {"second_moment", KEYWORDS(second_moment), "Copies of a local rank's second moment (Adam)."},
