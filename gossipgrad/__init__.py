@@ -22,7 +22,7 @@ from gossipgrad.callbacks import (  # noqa: E402
     JSONLLogger,
     StopOnNaN,
 )
-from gossipgrad.cluster import VirtualCluster  # noqa: E402
+from gossipgrad.cluster import Network, Straggler, VirtualCluster  # noqa: E402
 from gossipgrad.data import Dataset  # noqa: E402
 from gossipgrad.environment import VERSION as __version__  # noqa: E402
 from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError  # noqa: E402
@@ -52,8 +52,11 @@ from gossipgrad.strategies import (  # noqa: E402
     GossipGraD,
     LayerwiseAllReduce,
     NoExchange,
+    OverlappedAveraging,
     ParameterServer,
     PeriodicAllReduce,
+    PullGossip,
+    PushGossip,
     Strategy,
 )
 from gossipgrad.trainer import Trainer  # noqa: E402
@@ -87,15 +90,20 @@ __all__ = [
     "Linear",
     "MaxPool2d",
     "Model",
+    "Network",
     "NoExchange",
     "Optimizer",
+    "OverlappedAveraging",
     "ParameterServer",
     "PeriodicAllReduce",
     "ProgressBar",
+    "PullGossip",
+    "PushGossip",
     "ReLU",
     "Sequential",
     "Sigmoid",
     "StopOnNaN",
+    "Straggler",
     "Strategy",
     "Tanh",
     "Trainer",

@@ -1,6 +1,6 @@
 """The compiled core. Not public: the package's own modules use it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -100,12 +100,15 @@ class Trainer:
         ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup}
         strategy: dict[
             str, Any
-        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period shuffle_samples
+        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
         # synchronous alpha servers dedicated
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
         trace: int = 0,  # spans kept a rank; 0: off
+        straggler: tuple[float, float, int] = ...,  # probability, delay in seconds, seed
+        compute_time: Sequence[float]
+        | None = None,  # virtual seconds of a step, one a rank of the group; None: of its flops
     ) -> None: ...
     @property
     def backend(self) -> str:
@@ -120,10 +123,14 @@ class Trainer:
         """Makes the loaders and plans; returns the steps of an epoch."""
     def epoch(self, epoch: int, /) -> None:
         """Starts epoch `epoch` (from 0): orders the samples, zeroes the sums."""
-    def run(self, steps: int, /) -> int:
-        """Runs up to `steps` more steps of the epoch; returns the steps of the epoch done so far. Releases the GIL."""
+    def run(self, steps: int, watch: Callable[[], object] | None = None) -> int:
+        """Runs up to `steps` more steps of the epoch; returns the steps of the epoch done so far. Releases the GIL.
+
+        watch: in a virtual cluster called a few times a second; after an exception from it, or a signal, the ranks end the
+        step under way, all the same one, and it is raised.
+        """
     def progress(self) -> dict[str, float]:
-        """Of this process's ranks since `epoch`: samples, loss (mean so far), correct, seconds."""
+        """Of this process's ranks since `epoch`: samples, loss (mean so far), correct, seconds, steps (of the slowest)."""
     def end_epoch(self) -> dict[str, Any]:
         """Collective. Settles; sums over ranks and means over ranks of design.md's epoch record, without validation."""
     def train_step(self, samples: list[NDArray[np.float32]], targets: list[NDArray[Any]]) -> list[float]:

@@ -29,7 +29,7 @@ class Progress:
 
     epoch: int  # from 1
     epochs: int  # the last one's number
-    step: int  # done in this epoch
+    step: int  # done in this epoch by this process's slowest rank
     steps: int  # of the epoch
     samples: int
     loss: float  # mean so far
@@ -48,7 +48,10 @@ class Callback:
         """Before epoch `epoch`, from 1."""
 
     def on_progress(self, trainer: Trainer, progress: Progress) -> None:
-        """A few times a second within an epoch; not at the same step on every rank."""
+        """A few times a second within an epoch; not at the same step on every rank.
+
+        In a virtual cluster the ranks are in the middle of their steps: nothing that is collective can be asked for.
+        """
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
         """After an epoch, its validation included; `record` is in the history already."""

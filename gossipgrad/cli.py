@@ -1,4 +1,4 @@
-"""The command line: train, run, info, bench. An option is the keyword of the constructor that it feeds."""
+"""The command line: train, run, compare, info, bench. An option is the keyword of the constructor that it feeds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gossipgrad import _failure, _launch, bench, environment, models, optim, schedules, strategies
+from gossipgrad import _failure, _launch, bench, compare, environment, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
-from gossipgrad.cluster import VirtualCluster
+from gossipgrad.cluster import Network, Straggler, VirtualCluster
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import one_line
 from gossipgrad.history import History
 from gossipgrad.layers import Model
-from gossipgrad.trainer import BACKENDS, LOSSES, Trainer
+from gossipgrad.trainer import BACKENDS, LOSSES, Trainer, check_batch
 
 DATASETS = (*gg_data.NAMES, "synthetic")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -64,8 +64,18 @@ def _total(text: str) -> int | str:
     return "auto" if text == "auto" else int(text)
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(","))
+
+
 def _period(text: str) -> int | str:
     return "log2" if text == "log2" else int(text)
+
+
+def _random_gossip_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--interval", type=int, metavar="N", help="pull- and push-gossip: steps to the next exchange")
+    group.add_argument("--probability", type=float, metavar="P", help="of an exchange that is due")
+    group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None, help="keep the mean")
 
 
 _TOPOLOGY_HELP = f"{', '.join(strategies.TOPOLOGIES)}, or a table of partners [period, ranks]: .npy, .json, or text"
@@ -103,9 +113,14 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
     group.add_argument("--mix", choices=strategies.MIXES)
+    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _random_gossip_options(group)
+    group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
     _centre_options(group)
     group.add_argument(
         "--shuffle-samples",
@@ -125,6 +140,10 @@ _STRATEGY_KEYS = (
     "bucket_bytes",
     "chunk_bytes",
     "period",
+    "interval",
+    "probability",
+    "push_sum",
+    "overlap",
     "shuffle_samples",
     "synchronous",
     "alpha",
@@ -154,6 +173,34 @@ def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, An
     return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
 
 
+def _data_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=models.BY_NAME, default="lenet")
+    parser.add_argument(
+        "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, which is in the package"
+    )
+    parser.add_argument(
+        "--data", metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
+    )
+
+
+def _circumstances_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("stragglers and slow networks")
+    group.add_argument("--straggler-probability", type=float, metavar="X", help="that a rank comes late to a step")
+    group.add_argument("--straggler-delay", type=float, metavar="SECONDS", help="by how much")
+    group.add_argument("--latency", type=float, metavar="SECONDS", help="of a message")
+    group.add_argument("--bandwidth", type=float, metavar="BYTES", help="a second, of each rank's links; 0: unlimited")
+    group.add_argument("--compute-time", type=float, metavar="SECONDS", help="a step, in virtual time")
+
+
+def _circumstances(arguments: argparse.Namespace) -> tuple[Straggler | None, Network | None]:
+    late = _given(arguments, ("straggler_probability", "straggler_delay"))
+    if len(late) == 1:
+        raise ValueError(f"--{next(iter(late)).replace('_', '-')}: goes with the other --straggler option")
+    straggler = Straggler(*late.values()) if late else None
+    links = _given(arguments, ("latency", "bandwidth"))
+    return straggler, Network(**links) if links else None
+
+
 def _machine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of each rank; default: OMP_NUM_THREADS, else 1")
     allowed = [one for one in BACKENDS if one is not None]
@@ -169,13 +216,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
 
     train = commands.add_parser("train", help="train a network", allow_abbrev=False)
-    train.add_argument("--model", choices=models.BY_NAME, default="lenet")
-    train.add_argument(
-        "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, which is in the package"
-    )
-    train.add_argument(
-        "--data", metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
-    )
+    _data_options(train)
     train.add_argument("--epochs", type=int, default=8)
     train.add_argument("--batch-size", type=int, help="samples a rank and step; default: the model's")
     train.add_argument("--loss", choices=LOSSES, help="default: the model's")
@@ -184,6 +225,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, default=0)
     _machine_options(train)
     train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
+    _circumstances_options(train)
     _strategy_options(train)
     _schedule_options(train)
     files = train.add_argument_group("what comes out")
@@ -212,7 +254,43 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(timing)
     timing.add_argument("--blocks", type=int, default=5, help="with a strategy: alternating blocks")
     _bench_strategy(timing)
+    _compare_options(
+        commands.add_parser("compare", help="strategies side by side, on virtual ranks", allow_abbrev=False)
+    )
     return top
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--strategies",
+        default="all",
+        metavar="LIST",
+        help="all, or names with options: gossipgrad:staleness=1,allreduce:lr=0.02",
+    )
+    parser.add_argument("--virtual-ranks", type=_numbers, default=(2, 4, 8), metavar="P,P,...", help="default: 2,4,8")
+    _data_options(parser)
+    parser.add_argument("--report-dir", required=True, metavar="DIR", help="where the files go; made if need be")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--samples", type=int, help="trained on by each configuration; default: 20000")
+    amount.add_argument("--epochs", type=int, help="the same, in whole sets")
+    parser.add_argument("--points", type=int, default=8, help="of each curve; default: 8")
+    batch = parser.add_mutually_exclusive_group()
+    batch.add_argument("--global-batch", type=int, help="samples of all ranks in a step; default: 128")
+    batch.add_argument("--batch-size", type=int, help="of each rank instead: fewer steps on more ranks")
+    _optimizer_options(parser)
+    parser.add_argument(
+        "--lr-scaling", choices=compare.LR_SCALINGS, default="none", help="lr times sqrt(ranks), or times ranks"
+    )
+    parser.add_argument("--lr-limit", type=float, help="where that stops")
+    parser.add_argument(
+        "--target", type=float, metavar="LOSS", help="tell the time to it; default: 1.5 times the lowest"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    _circumstances_options(parser)
+    _schedule_options(parser)
+    parser.add_argument("--backend", choices=[one for one in BACKENDS if one is not None])
+    parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def _bench_strategy(parser: argparse.ArgumentParser) -> None:
@@ -231,9 +309,14 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
+    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _random_gossip_options(group)
+    group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
     _centre_options(group)
 
 
@@ -245,14 +328,22 @@ def _checked(make: Callable[[], Any]) -> Any:
         raise UsageError(one_line(error)) from error
 
 
+def _optimizer(arguments: argparse.Namespace) -> optim.Optimizer:
+    schedule = schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS))
+    how: dict[str, Any] = _OPTIMIZER_DEFAULTS[arguments.optimizer] | _given(arguments, _OPTIMIZER_KEYS)
+    return optim.by_name(arguments.optimizer, schedule=schedule, **how)
+
+
 # ---- train
 
 
 def _data(arguments: argparse.Namespace, net: Model) -> tuple[Dataset, Dataset]:
-    if arguments.dataset == "synthetic":
-        classes = net.output_shape[0] if len(net.output_shape) == 1 else 1
-        return gg_data.synthetic(net.input_shape, classes, seed=arguments.seed)
-    return gg_data.load(arguments.dataset, arguments.data, progress=not arguments.quiet)
+    if arguments.data is not None and arguments.dataset not in ("mnist", "cifar10"):
+        raise UsageError(
+            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
+            "--dataset mnist or cifar10"
+        )
+    return gg_data.for_network(net, arguments.dataset, arguments.data, arguments.seed, progress=not arguments.quiet)
 
 
 def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
@@ -287,9 +378,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 def train(arguments: argparse.Namespace) -> int:
     entry = models.by_name(arguments.model)
     strategy = _checked(lambda: strategies.by_name(arguments.strategy, **_given(arguments, _STRATEGY_KEYS)))
-    schedule = _checked(lambda: schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS)))
-    how: dict[str, Any] = _OPTIMIZER_DEFAULTS[arguments.optimizer] | _given(arguments, _OPTIMIZER_KEYS)
-    optimizer = _checked(lambda: optim.by_name(arguments.optimizer, schedule=schedule, **how))
+    optimizer = _checked(lambda: _optimizer(arguments))
     launched = _launch.launcher_world_size()
     comm = None
     if arguments.virtual_ranks is not None:
@@ -297,21 +386,22 @@ def train(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 f"--virtual-ranks {arguments.virtual_ranks}: not under mpiexec, which started {launched} ranks"
             )
-        comm = _checked(lambda: VirtualCluster(arguments.virtual_ranks))
+        comm = _checked(lambda: VirtualCluster(arguments.virtual_ranks, compute_time=arguments.compute_time))
+    elif arguments.compute_time is not None:
+        raise UsageError(f"--compute-time {arguments.compute_time}: goes with --virtual-ranks")
+    straggler, network = _checked(lambda: _circumstances(arguments))
     for option, low in (("epochs", 1), ("batch_size", 1), ("threads", 1), ("seed", 0)):
         value = getattr(arguments, option)
         if value is not None and value < low:
             raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
-    if arguments.data is not None and arguments.dataset not in ("mnist", "cifar10"):
-        raise UsageError(
-            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
-            "--dataset mnist or cifar10"
-        )
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
 
     net = entry.make()
     train_set, validation_set = _data(arguments, net)
+    batch_size = arguments.batch_size or entry.batch
+    ranks = arguments.virtual_ranks or launched or 1
+    check_batch(train_set, max(strategy.workers(ranks), 1), batch_size)  # before all replicas are made
     trainer = Trainer(
         net,
         loss=arguments.loss or entry.loss,
@@ -322,6 +412,8 @@ def train(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         trace=TRACE_SPANS if arguments.trace else 0,
+        straggler=straggler,
+        network=network,
     )
     speaks = trainer.rank == 0 and not arguments.quiet
     if speaks:
@@ -330,7 +422,7 @@ def train(arguments: argparse.Namespace) -> int:
         train_set,
         validation_set,
         epochs=arguments.epochs,
-        batch_size=arguments.batch_size or entry.batch,
+        batch_size=batch_size,
         callbacks=callbacks,
         validate_replicas=arguments.validate_replicas,
         shuffle=arguments.shuffle,
@@ -372,6 +464,64 @@ def _closing(history: History, arguments: argparse.Namespace) -> str:
         f"{key} {getattr(arguments, key)}" for key in ("report", "trace", "checkpoint") if getattr(arguments, key)
     ]
     return ", ".join(parts)
+
+
+# ---- compare
+
+
+def side_by_side(arguments: argparse.Namespace) -> int:
+    """0 if every configuration has been trained."""
+    if (_launch.launcher_world_size() or 1) > 1:
+        raise UsageError("compare: not under mpiexec; it has virtual ranks")
+    entry = models.by_name(arguments.model)
+    train_set, _ = _data(arguments, entry.make())  # once, before many look for it at a time
+    if arguments.epochs is not None:
+        arguments.samples = arguments.epochs * len(train_set)
+
+    def plan() -> compare.Comparison:
+        straggler, network = _circumstances(arguments)
+        keys = (
+            "samples",
+            "points",
+            "batch_size",
+            "lr_scaling",
+            "lr_limit",
+            "target",
+            "seed",
+            "backend",
+            "compute_time",
+        )
+        given = _given(arguments, (*keys, "global_batch"))
+        if arguments.batch_size is not None:
+            given["global_batch"] = None
+        made = compare.Comparison(
+            entries=compare.entries(arguments.strategies),
+            ranks=arguments.virtual_ranks,
+            model=arguments.model,
+            dataset=arguments.dataset,
+            folder=arguments.data,
+            optimizer=_optimizer(arguments),
+            straggler=straggler,
+            network=network,
+            **given,
+        )
+        made.check(len(train_set))
+        return made
+
+    comparison = _checked(plan)
+    try:
+        os.makedirs(arguments.report_dir, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--report-dir: {one_line(error)}") from error
+    speaks = not arguments.quiet
+    say: Callable[[str], None] = (lambda line: print(line, flush=True)) if speaks else (lambda line: None)
+    results = compare.run(comparison, arguments.jobs, say, speaks)
+    rows = compare.write(comparison, results, arguments.report_dir)
+    say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
+    failures = [f"{row['strategy']}, {row['ranks']} ranks: {row['failure']}" for row in rows if row["failure"]]
+    for line in failures:
+        print(f"gossipgrad: failed: {line}", file=sys.stderr, flush=True)
+    return FAILURE if failures else 0
 
 
 # ---- info, bench
@@ -439,7 +589,8 @@ def main(argv: list[str]) -> int:
         arguments = parser().parse_args(argv)
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            return {"train": train, "info": info, "bench": time_it}[arguments.command](arguments)
+            command = {"train": train, "compare": side_by_side, "info": info, "bench": time_it}[arguments.command]
+            return command(arguments)
     except UsageError as error:
         code = USAGE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

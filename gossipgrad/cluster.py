@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from gossipgrad import _core, _failure, _preload
@@ -12,40 +12,134 @@ from gossipgrad.errors import integer, number
 
 
 @dataclass(frozen=True)
+class Straggler:
+    """Ranks that now and then come late: before each step a rank does nothing for `delay` seconds with `probability`.
+
+    Drawn from (seed, rank, step), so the same ranks are late at the same steps in every run. In a virtual cluster the
+    rank's clock moves, elsewhere it sleeps. Like the delays of up to 300 ms in Jin, Yuan, Iandola, Keutzer, "How to
+    scale distributed deep learning?" (2016), arXiv 1611.04581; the form of the draw is our own.
+    """
+
+    probability: float
+    delay: float
+
+    def __post_init__(self) -> None:
+        number("probability", self.probability, 0.0, 1.0)
+        number("delay", self.delay, 0.0)
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of every rank, one out and one in, each carrying one message at a time.
+
+    latency    seconds from a message's first byte leaving to its arriving.
+    bandwidth  bytes a second of a link; 0: unlimited.
+
+    A message of b bytes alone takes latency + b / bandwidth. A rank's messages leave one after the other, and messages
+    to one rank arrive one after the other: many senders wait at a server, those of a ring do not. In a virtual cluster
+    clocks move; under MPI messages are held back, so that one machine shows a slow network. Our own model.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("latency", self.latency, 0.0)
+        number("bandwidth", self.bandwidth, 0.0)
+
+
+@dataclass(frozen=True)
 class VirtualCluster:
     """p ranks as threads of this process: the same code, results and bits as under MPI, no launcher.
 
-    Every rank has a clock of its own: computing takes the modelled time of each layer times compute_rate, a
-    message takes latency (seconds) + size / bandwidth (bytes a second; 0: unlimited). Clocks do not change results.
+    Every rank has a clock of its own, and runs are the same from one to the next, asynchronous strategies included.
+    Clocks change no result of a strategy whose steps wait for each other.
+
+    latency, bandwidth  the network: seconds, and bytes a second (0: unlimited); see Network.
+    compute_rate        multiplies the seconds of computing.
+    compute_time        seconds of a step, whatever its batch, a third of it forward, divided among the layers by their
+                        flops; a sequence: of each rank's. None: each layer's flops at 50e9 a second.
+    straggler           a Straggler, or None.
+    seed                of the straggler; None: the trainer's.
     """
 
     p: int
     latency: float = 0.0
     bandwidth: float = 0.0
     compute_rate: float = 1.0
+    compute_time: float | Sequence[float] | None = None
+    straggler: Straggler | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         integer("p", self.p, 1, 4096)
         number("latency", self.latency, 0.0)
         number("bandwidth", self.bandwidth, 0.0)
         number("compute_rate", self.compute_rate, 0.0)
+        self.step_seconds()
+        _checked("straggler", self.straggler, Straggler)
+        if self.seed is not None:
+            integer("seed", self.seed, 0, 2**64 - 1)
+
+    def step_seconds(self) -> list[float] | None:
+        """compute_time of every rank; None: by the flops."""
+        given: Any = self.compute_time
+        if given is None:
+            return None
+        if isinstance(given, str) or not hasattr(given, "__len__"):
+            return [number("compute_time", given, 0.0)] * self.p
+        if len(given) != self.p:
+            raise ValueError(f"compute_time={given!r}: allowed: one number, or {self.p}, one a rank")
+        return [number(f"compute_time[{rank}]", one, 0.0) for rank, one in enumerate(given)]
 
     def settings(self) -> dict[str, Any]:
         """The keywords, in terms of JSON."""
+        seconds = self.step_seconds()
+        if seconds is not None and hasattr(self.compute_time, "__len__"):
+            return asdict(self) | {"compute_time": seconds}
         return asdict(self)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> VirtualCluster:
         """The cluster that settings() described."""
-        return cls(**{field.name: settings[field.name] for field in fields(cls)})
+        given = {field.name: settings[field.name] for field in fields(cls) if field.name in settings}
+        if given.get("straggler") is not None:
+            given["straggler"] = Straggler(**given["straggler"])
+        return cls(**given)
 
 
-def make_team(comm: Any = None, timeout: float = 0.0) -> _core.Team:
+def _checked(argument: str, value: Any, wanted: type) -> Any:
+    """`value`, if it is None or a `wanted`."""
+    if value is None or isinstance(value, wanted):
+        return value
+    raise TypeError(f"{argument}={value!r}: allowed: None, or a gossipgrad.{wanted.__name__}")
+
+
+def with_circumstances(comm: Any, straggler: Straggler | None, network: Network | None) -> Any:
+    """`comm`; a VirtualCluster with this straggler and network in place of none. ValueError where it has its own."""
+    _checked("straggler", straggler, Straggler)
+    _checked("network", network, Network)
+    if not isinstance(comm, VirtualCluster):
+        return comm
+    if straggler is not None:
+        if comm.straggler is not None:
+            raise ValueError(f"straggler={straggler!r}: the VirtualCluster has one; allowed: one of both")
+        comm = replace(comm, straggler=straggler)
+    if network is not None:
+        if comm.latency or comm.bandwidth:
+            raise ValueError(f"network={network!r}: the VirtualCluster has its own; allowed: one of both")
+        comm = replace(comm, latency=network.latency, bandwidth=network.bandwidth)
+    return comm
+
+
+def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = None) -> _core.Team:
     """The core's group of ranks for `comm`.
 
     None: the MPI world where a launcher started this process, else one rank. A VirtualCluster. Or a communicator of
     mpi4py (anything with py2f()). Collective. timeout: seconds a wait may take before it fails; 0: for ever.
+    network: holds messages back under MPI; a VirtualCluster has its own.
     """
+    links: dict[str, Any] = {key: float(value) for key, value in asdict(network or Network()).items()}
     if isinstance(comm, VirtualCluster):
         return _core.Team(
             "virtual",
@@ -61,11 +155,11 @@ def make_team(comm: Any = None, timeout: float = 0.0) -> _core.Team:
             return _core.Team("single")
         _preload.mpi_environment()
         _failure.guard()
-        return _core.Team("mpi", launched=launched, timeout=timeout)
+        return _core.Team("mpi", launched=launched, timeout=timeout, **links)
     if not callable(getattr(comm, "py2f", None)):
         raise TypeError(
             f"comm is a {type(comm).__name__}; allowed: None, a gossipgrad.VirtualCluster, an mpi4py communicator"
         )
     _preload.mpi_environment()
     _failure.guard()
-    return _core.Team("mpi", fortran_handle=comm.py2f(), launched=launched or 0, timeout=timeout)
+    return _core.Team("mpi", fortran_handle=comm.py2f(), launched=launched or 0, timeout=timeout, **links)

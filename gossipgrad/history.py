@@ -32,10 +32,13 @@ _ORDER = (
     "data_wait_seconds_max",
     "bytes_sent",
     "messages_sent",
+    "exchanges_skipped",
     "bytes_per_rank_step",
     "messages_per_rank_step",
     "sample_bytes_sent",
     "sample_messages_sent",
+    "optimizer_state_bytes",
+    "optimizer_state_bytes_saved",
     "consensus_distance",
 )
 

@@ -41,8 +41,8 @@ class Trainer:
                0..1), "mean_squared_error"; each the mean over a batch.
     optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(), LayerwiseAllReduce(),
-               PeriodicAllReduce(...), ElasticAveraging(...), ParameterServer(...), NoExchange();
-               default GossipGraD().
+               PeriodicAllReduce(...), PullGossip(...), PushGossip(...), OverlappedAveraging(...),
+               ElasticAveraging(...), ParameterServer(...), NoExchange(); default GossipGraD().
     seed       of initial weights, order of samples, dropout and rotation.
     comm       None: the MPI world where mpiexec started this process, else one rank; a VirtualCluster(p): p ranks in
                this process; an mpi4py communicator: that group.
@@ -51,6 +51,8 @@ class Trainer:
     dtype      "float32"; device: "cpu"; others are not there yet.
     trace      spans kept a rank for write_trace; 0: none.
     timeout    seconds a rank waits for another's message before it fails; 0: for ever.
+    straggler  gossipgrad.Straggler(...): ranks that now and then come late; None: none but a VirtualCluster's.
+    network    gossipgrad.Network(...): slow links; None: as they are, or a VirtualCluster's.
 
     Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights.
     """
@@ -70,6 +72,8 @@ class Trainer:
         device: str = "cpu",
         trace: int = 0,
         timeout: float = 0.0,
+        straggler: cluster.Straggler | None = None,
+        network: cluster.Network | None = None,
     ) -> None:
         if not isinstance(net, Model):
             raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
@@ -94,8 +98,16 @@ class Trainer:
                 f"loss='cross_entropy' wants one score a class, a network output of shape (classes,); "
                 f"{net.name!r} gives {net.output_shape}"
             )
-        self.comm = comm
-        self.team = cluster.make_team(comm, number("timeout", timeout, 0.0))
+        self.comm = cluster.with_circumstances(comm, straggler, network)
+        self.straggler, self.network = straggler, network
+        self.compute_time: list[float] | None = None
+        self._straggler_seed = self.seed
+        if isinstance(self.comm, cluster.VirtualCluster):
+            self.straggler = self.comm.straggler
+            self.network = cluster.Network(self.comm.latency, self.comm.bandwidth)
+            self.compute_time = self.comm.step_seconds()
+            self._straggler_seed = self.seed if self.comm.seed is None else self.comm.seed
+        self.team = cluster.make_team(self.comm, number("timeout", timeout, 0.0), network)
         self._warn_of_missing_partners()
         self.stop = False
         self.epoch = 0  # epochs done
@@ -171,12 +183,18 @@ class Trainer:
             threads=self.threads,
             backend=self.backend,
             trace=self.trace,
+            straggler=self._straggler_options(),
+            compute_time=self.compute_time,
         )
         self._total = total
         if state is not None:
             self._set_state(*state)
         elif self.net.loaded:
             self._core.load_weights(self.net.weights())
+
+    def _straggler_options(self) -> tuple[float, float, int]:
+        one = self.straggler or cluster.Straggler(0.0, 0.0)
+        return float(one.probability), float(one.delay), self._straggler_seed
 
     def _rank_state(self, local: int) -> dict[str, Arrays]:
         """All that a local rank trains with, by name; empty where the optimiser keeps none."""
@@ -244,16 +262,6 @@ class Trainer:
 
     # ---- training
 
-    def _check_batch(self, train: Dataset, batch_size: int) -> None:
-        if len(train) < self.workers:
-            raise ValueError(f"train has {len(train)} samples for {self.workers} ranks; allowed: at least one a rank")
-        smallest = len(train) // self.workers
-        if batch_size > smallest:
-            raise ValueError(
-                f"batch_size={batch_size}: the smallest shard has {smallest} samples "
-                f"({len(train)} over {self.workers} ranks); allowed: 1..{smallest}"
-            )
-
     def fit(
         self,
         train: Any,
@@ -290,7 +298,7 @@ class Trainer:
         shapes = (self.loss, self.net.input_shape, self.net.output_shape)
         train_core = train_set.for_network(*shapes)
         validation_core = None if validation_set is None else validation_set.for_network(*shapes)
-        self._check_batch(train_set, batch_size)
+        check_batch(train_set, self.workers, batch_size)
         actors = list(callbacks)
         for actor in actors:
             if not isinstance(actor, Callback):
@@ -360,8 +368,16 @@ class Trainer:
         self.stop = self._any(self.stop)
 
     def _steps(self, actors: list[Callback], steps: int) -> None:
-        """One epoch's steps, in pieces of about CHUNK seconds: between them Python sees signals and shows progress."""
+        """One epoch's steps, in pieces of about CHUNK seconds: between them Python sees signals and shows progress.
+
+        In a virtual cluster in one piece that is watched meanwhile: what a rank has at hand when a piece ends must not
+        depend on the wall clock.
+        """
         begin = shown = time.perf_counter()
+        if self.virtual:
+            self.core.run(steps, lambda: self._show(actors, steps, time.perf_counter() - begin))
+            self._show(actors, steps, time.perf_counter() - begin)
+            return
         done, piece = 0, 1
         while done < steps:
             start = time.perf_counter()
@@ -373,15 +389,15 @@ class Trainer:
             piece = max(1, min(int(CHUNK / a_step), 4 * piece))
             if now - shown >= CHUNK / 2 or done == steps:
                 shown = now
-                self._show(actors, done, steps, now - begin)
+                self._show(actors, steps, now - begin)
 
-    def _show(self, actors: list[Callback], done: int, steps: int, seconds: float) -> None:
+    def _show(self, actors: list[Callback], steps: int, seconds: float) -> None:
         counts = self.core.progress()
         samples = int(counts["samples"])
         progress = Progress(
             epoch=self.epoch + 1,
             epochs=self.last_epoch,
-            step=done,
+            step=int(counts["steps"]),
             steps=steps,
             samples=samples,
             loss=float(counts["loss"]),
@@ -543,6 +559,10 @@ class Trainer:
             "comm": self.team.kind,
             "virtual_ranks": None if virtual is None else self.size,
             "virtual_cluster": virtual,
+            "straggler_probability": None if self.straggler is None else self.straggler.probability,
+            "straggler_delay": None if self.straggler is None else self.straggler.delay,
+            "latency": None if self.network is None else self.network.latency,
+            "bandwidth": None if self.network is None else self.network.bandwidth,
         }
 
     def _schedule(self) -> Record:
@@ -627,6 +647,7 @@ class Trainer:
         here = self.settings()
         free = {"epochs", "threads", "backend", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"}
         free |= {"validation_samples", "dataset", "model"}
+        free |= {"straggler_probability", "straggler_delay", "latency", "bandwidth"}
         changed = [k for k in here if k not in free and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]
         if changed and self.rank == 0:
             pairs = ", ".join(f"{key} {saved[key]!r} -> {here[key]!r}" for key in changed)
@@ -696,6 +717,18 @@ _FIT_SETTINGS = (
     "shuffle",
     "validate_replicas",
 )
+
+
+def check_batch(train: Dataset, ranks: int, batch_size: int) -> None:
+    """ValueError unless every rank's shard of the set has a batch."""
+    if len(train) < ranks:
+        raise ValueError(f"train has {len(train)} samples for {ranks} ranks; allowed: at least one a rank")
+    smallest = len(train) // ranks
+    if batch_size > smallest:
+        raise ValueError(
+            f"batch_size={batch_size}: the smallest shard has {smallest} samples "
+            f"({len(train)} over {ranks} ranks); allowed: 1..{smallest}"
+        )
 
 
 def _first_difference(saved: Model, here: Model) -> str:

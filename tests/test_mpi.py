@@ -13,7 +13,7 @@ import gossipgrad as gg
 pytestmark = pytest.mark.filterwarnings("ignore:topology='cube'")
 
 SEED = 7
-# name: strategy, samples, batch, momentum. 203 and 101 samples make shards of unequal size.
+# name: strategy, samples, batch, momentum or "adam". 203 and 101 samples make shards of unequal size.
 RUNS = {
     "default": (gg.GossipGraD(), 203, 16, 0.9),
     "late": (gg.GossipGraD(staleness=1), 203, 16, 0.9),
@@ -33,11 +33,27 @@ RUNS = {
     "ring": (gg.GossipGraD(topology="ring"), 101, 13, 0.9),
     "exponential, late": (gg.GossipGraD(topology="exponential", staleness=1), 101, 13, 0.9),
     "random": (gg.GossipGraD(topology="random"), 101, 13, 0.9),
+    "bfloat16": (gg.GossipGraD(wire_dtype="bfloat16"), 203, 16, 0.9),
+    "bfloat16, late, small chunks": (
+        gg.GossipGraD(wire_dtype="bfloat16", staleness=1, bucket_bytes=1, chunk_bytes=6000),
+        101,
+        13,
+        0.9,
+    ),
+    "bfloat16, gradients": (gg.GossipGraD(wire_dtype="bfloat16", exchange="gradients"), 203, 16, 0.9),
+    "bfloat16, allreduce": (gg.AllReduce(wire_dtype="bfloat16"), 203, 16, 0.9),
+    "bfloat16, layerwise": (gg.LayerwiseAllReduce(wire_dtype="bfloat16", bucket_bytes=1), 203, 16, 0.9),
+    "bfloat16, periodic": (gg.PeriodicAllReduce(wire_dtype="bfloat16"), 203, 16, 0.9),
+    "adam": (gg.GossipGraD(), 203, 16, "adam"),
+    "adam, periodic, bfloat16": (gg.PeriodicAllReduce(wire_dtype="bfloat16"), 203, 16, "adam"),
     "allreduce": (gg.AllReduce(), 203, 16, 0.9),
     "layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
     "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
     "periodic": (gg.PeriodicAllReduce(), 203, 16, 0.9),
     "periodic, 3": (gg.PeriodicAllReduce(period=3), 101, 13, 0.9),
+    "overlapped": (gg.OverlappedAveraging(), 203, 16, 0.9),
+    "overlapped, small chunks": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
+    "overlapped, not overlapped": (gg.OverlappedAveraging(overlap=False, bucket_bytes=1), 101, 13, 0.0),
     "elastic": (gg.ElasticAveraging(period=3), 101, 13, 0.9),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
 }
@@ -51,7 +67,9 @@ def net():
 
 def trainer_of(name, comm=None, **options):
     strategy, _, _, momentum = RUNS[name]
-    optimizer = gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
+    optimizer: gg.Optimizer = gg.Adam(lr=0.01)
+    if momentum != "adam":
+        optimizer = gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
     return gg.Trainer(net(), optimizer=optimizer, strategy=strategy, seed=SEED, comm=comm, **options)
 
 
@@ -101,17 +119,20 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
         "if trainer.rank == 0: print(json.dumps(found))\n"
     )
     found = answers(mpirun(p, text, env={"GOSSIPGRAD_SHARED": shared}))
-    assert found["layerwise"] == found["allreduce"]
+    assert found["layerwise"] == found["overlapped"] == found["allreduce"]
+    assert found["allreduce"] != found["bfloat16, allreduce"] == found["bfloat16, layerwise"] or p == 1
     for name in RUNS:
         assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
         assert len(found[name][0]) == p
         # Whether the last step is one that averages depends on p.
         strategy, samples, batch, _ = RUNS[name]
-        if isinstance(strategy, gg.PeriodicAllReduce):
+        if isinstance(strategy, gg.PeriodicAllReduce) and strategy.wire_dtype == "bfloat16":
+            same = p == 1
+        elif isinstance(strategy, gg.PeriodicAllReduce):
             period = max(1, math.ceil(math.log2(p))) if strategy.period == "log2" else strategy.period
             same = p == 1 or 2 * math.ceil(math.ceil(samples / p) / batch) % period == 0
         else:
-            same = p == 1 or isinstance(strategy, (gg.AllReduce, gg.LayerwiseAllReduce))
+            same = p == 1 or isinstance(strategy, (gg.AllReduce, gg.LayerwiseAllReduce, gg.OverlappedAveraging))
         assert len(set(found[name][0])) == 1 if same else len(set(found[name][0])) > 1 or p == 2
 
 
@@ -147,7 +168,17 @@ def test_single_steps_and_state(mpirun):
 
 
 @pytest.mark.parametrize(
-    "name", ["default", "samples", "late", "gradients, late", "layerwise", "periodic, 3", "elastic"]
+    "name",
+    [
+        "default",
+        "samples",
+        "late",
+        "gradients, late",
+        "layerwise",
+        "periodic, 3",
+        "overlapped, small chunks",
+        "elastic",
+    ],
 )
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     """Saved by MPI, continued by MPI and by the virtual cluster, and the other way round."""
@@ -183,7 +214,7 @@ def test_trainers_that_are_left_in_mid_step(shared, mpirun):
         "    if settle: trainer.settle()\n"
         "    return trainer\n"
         "for name in ('default', 'late', 'gradients, late', 'late, tiny chunks', 'layerwise', 'periodic, 3',\n"
-        "             'layerwise, small chunks'):\n"
+        "             'layerwise, small chunks', 'overlapped', 'overlapped, small chunks'):\n"
         "    expected = steps(name, True).weights_sha256()\n"
         "    for settle in (False, True, False, True):\n"
         "        steps(name, settle).close()\n"

@@ -61,6 +61,12 @@ static gg_status compute(gg_transport *transport, double seconds) {
     return GG_OK;
 }
 
+static gg_status idle(gg_transport *transport, double seconds) {
+    (void)transport;
+    gg_clock_sleep(seconds);
+    return GG_OK;
+}
+
 static const gg_transport_table table = {
     .name = "local",
     .destroy = destroy,
@@ -75,6 +81,7 @@ static const gg_transport_table table = {
     .progress = progress,
     .now = now,
     .compute = compute,
+    .idle = idle,
 };
 
 gg_status gg_local_transport_create(gg_transport **out) {

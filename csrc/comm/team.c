@@ -35,12 +35,17 @@ cleanup:
     return status;
 }
 
-gg_status gg_team_create_mpi(bool use_world, int fortran_handle, gg_team **out) {
+gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
+    gg_transport *slow = NULL;
     GG_TRY(make("mpi", &team));
     GG_TRY(gg_mpi_transport_create(use_world, fortran_handle, &team->transport));
     team->size = team->transport->size;
+    if (network != NULL) {
+        GG_TRY(gg_network_transport_create(team->transport, network, &slow));
+        team->transport = slow;
+    }
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
     *out = team;
@@ -82,5 +87,9 @@ void gg_team_set_timeout(gg_team *team, double seconds) {
 }
 
 gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context) {
-    return team->cluster ? gg_virtual_run(team->cluster, fn, context) : fn(context, 0);
+    return gg_team_run_watched(team, fn, context, &(gg_watch){0});
+}
+
+gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context, const gg_watch *watch) {
+    return team->cluster ? gg_virtual_run_watched(team->cluster, fn, context, watch) : fn(context, 0);
 }

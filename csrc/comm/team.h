@@ -11,8 +11,9 @@
 typedef struct gg_team gg_team;
 
 gg_status gg_team_create_single(gg_team **out);
-/* Over a duplicate of an MPI communicator, as gg_mpi_transport_create. MPI must have been started. Collective. */
-gg_status gg_team_create_mpi(bool use_world, int fortran_handle, gg_team **out);
+/* Over a duplicate of an MPI communicator, as gg_mpi_transport_create; slowed down by `network` unless it is NULL. MPI must have been
+ * started. Collective. */
+gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, gg_team **out);
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out);
 void gg_team_retain(gg_team *team);
 void gg_team_release(gg_team *team); /* the last one destroys; NULL is fine */
@@ -26,5 +27,7 @@ void gg_team_set_timeout(gg_team *team, double seconds);
 
 /* Runs fn(context, local) for every local rank, each on its own thread where there are several, and returns when all have. */
 gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context);
+/* The same, watched as gg_virtual_run_watched where the ranks are virtual; else `watch` is ignored. */
+gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context, const gg_watch *watch);
 
 #endif

@@ -119,6 +119,12 @@ gg_status gg_transport_compute(gg_transport *transport, double seconds) {
     return transport->table->compute(transport, seconds);
 }
 
+gg_status gg_transport_idle(gg_transport *transport, double seconds) {
+    if (!(seconds >= 0))
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: idle: seconds is %g, expected at least 0", transport->rank, seconds);
+    return transport->table->idle(transport, seconds);
+}
+
 void gg_transport_destroy(gg_transport *transport) {
     if (transport) transport->table->destroy(transport);
 }

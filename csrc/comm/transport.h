@@ -31,6 +31,7 @@ typedef struct gg_request {
     const void *data; /* ARRIVED: the message */
     void *landing;
     double when;          /* ARRIVED: the clock at which it arrived */
+    bool held;            /* comm/network.h's */
     uint64_t private_[8]; /* the implementation's */
 } gg_request;
 
@@ -52,6 +53,7 @@ typedef struct gg_transport_table {
     gg_status (*progress)(gg_transport *transport);
     double (*now)(gg_transport *transport);
     gg_status (*compute)(gg_transport *transport, double seconds);
+    gg_status (*idle)(gg_transport *transport, double seconds);
 } gg_transport_table;
 
 /* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it goes on when the
@@ -101,6 +103,8 @@ gg_status gg_progress(gg_transport *transport);
 double gg_transport_now(gg_transport *transport);
 /* Tells that the rank has just computed something that the model says takes `seconds` of virtual time; MPI ignores it. */
 gg_status gg_transport_compute(gg_transport *transport, double seconds);
+/* Does nothing for `seconds` of the rank's clock: sleeps, where that is real time. Messages may stand still meanwhile. */
+gg_status gg_transport_idle(gg_transport *transport, double seconds);
 void gg_transport_destroy(gg_transport *transport); /* NULL is fine */
 
 #endif

@@ -15,9 +15,10 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     double timeout = 0;
     gg_py_team *t = (gg_py_team *)self;
     gg_virtual_options options = {.size = 1, .compute_rate = 1.0};
+    gg_network *network = &options.network;
     gg_status status = GG_OK;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iOidddd:Team", names, &kind, &options.size, &handle, &launched,
-                                     &options.latency, &options.bandwidth, &options.compute_rate, &timeout))
+                                     &network->latency, &network->bandwidth, &options.compute_rate, &timeout))
         return -1;
     int choice = gg_py_choice("kind", kind, kinds, 3);
     if (choice < 0) return -1;
@@ -30,7 +31,8 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     Py_BEGIN_ALLOW_THREADS;
     if (choice == 0) status = gg_team_create_single(&t->team);
     if (choice == 1) status = gg_mpi_start(launched);
-    if (choice == 1 && status == GG_OK) status = gg_team_create_mpi(handle == Py_None, fortran, &t->team);
+    bool slow = network->latency != 0 || network->bandwidth != 0;
+    if (choice == 1 && status == GG_OK) status = gg_team_create_mpi(handle == Py_None, fortran, slow ? network : NULL, &t->team);
     if (choice == 2) status = gg_team_create_virtual(&options, &t->team);
     Py_END_ALLOW_THREADS;
     if (status != GG_OK) {

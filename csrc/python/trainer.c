@@ -34,6 +34,11 @@ static double number_of(PyObject *dict, const char *name, double otherwise) {
     return item ? PyFloat_AsDouble(item) : otherwise;
 }
 
+static bool flag_of(PyObject *dict, const char *name) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item != NULL && PyObject_IsTrue(item) > 0;
+}
+
 static int choice_of(PyObject *dict, const char *name, const char *otherwise, const char *const *names, int n) {
     const char *text = text_of(dict, name, otherwise);
     return text ? gg_py_choice(name, text, names, n) : -1;
@@ -53,9 +58,9 @@ static long long period_of(PyObject *dict) {
 
 /* *table: what must be kept as long as the options are used, or NULL. */
 static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
-    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad",          "allreduce",          "no-exchange",
-                                                         "layerwise-allreduce", "periodic-allreduce", "elastic-averaging",
-                                                         "parameter-server"};
+    static const char *const names[GG_STRATEGY_COUNT] = {
+        "gossipgrad",  "allreduce",   "no-exchange",          "layerwise-allreduce", "periodic-allreduce",
+        "pull-gossip", "push-gossip", "overlapped-averaging", "elastic-averaging",   "parameter-server"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
     static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
@@ -64,11 +69,12 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
     int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
+    long long overlap = whole_of(dict, "overlap", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
-    long long period = period_of(dict), shuffle_samples = whole_of(dict, "shuffle_samples", 0);
     long long synchronous = whole_of(dict, "synchronous", 1), servers = whole_of(dict, "servers", 1);
-    long long dedicated = whole_of(dict, "dedicated", 0);
     double alpha = number_of(dict, "alpha", 0);
+    long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
+    double probability = number_of(dict, "probability", 1.0);
     if (PyErr_Occurred()) return -1;
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
@@ -83,19 +89,18 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
                                  .wire = (gg_dtype)wire,
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
+                                 .overlap = overlap != 0,
                                  .period = period,
-                                 .shuffle_samples = shuffle_samples != 0,
+                                 .interval = interval,
+                                 .probability = probability,
+                                 .push_sum = flag_of(dict, "push_sum"),
+                                 .shuffle_samples = flag_of(dict, "shuffle_samples"),
                                  .synchronous = synchronous != 0,
                                  .alpha = alpha,
                                  .servers = servers > INT_MAX ? INT_MAX : (int)servers,
-                                 .dedicated = dedicated != 0};
+                                 .dedicated = flag_of(dict, "dedicated")};
     PyObject *topology = PyDict_GetItemString(dict, "topology");
     return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
-}
-
-static bool flag_of(PyObject *dict, const char *name) {
-    PyObject *item = PyDict_GetItemString(dict, name);
-    return item != NULL && PyObject_IsTrue(item) > 0;
 }
 
 static int parse_optimizer(PyObject *dict, gg_optimizer *out) {
@@ -145,18 +150,38 @@ static void clear(gg_py_trainer *t) {
     Py_CLEAR(t->topology);
 }
 
+/* One number a rank of the team, owned by the caller (PyMem_Free); *out stays NULL for None. */
+static int parse_compute_time(PyObject *sequence, int size, double **out) {
+    *out = NULL;
+    if (sequence == Py_None) return 0;
+    PyObject *items = PySequence_Fast(sequence, "compute_time: must be a sequence of numbers");
+    if (items == NULL) return -1;
+    if (PySequence_Fast_GET_SIZE(items) != size)
+        PyErr_Format(PyExc_ValueError, "compute_time: %zd numbers for %d ranks", PySequence_Fast_GET_SIZE(items), size);
+    else if ((*out = PyMem_Calloc((size_t)size, sizeof **out)) == NULL) PyErr_NoMemory();
+    for (int i = 0; *out != NULL && i < size; ++i) (*out)[i] = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(items, i));
+    Py_DECREF(items);
+    if (!PyErr_Occurred()) return 0;
+    PyMem_Free(*out);
+    *out = NULL;
+    return -1;
+}
+
 static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph", "team", "loss", "optimizer", "strategy", "seed", "threads", "backend", "trace", NULL};
+    static char *names[] = {"graph",   "team",    "loss",  "optimizer", "strategy",     "seed",
+                            "threads", "backend", "trace", "straggler", "compute_time", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *graph, *team, *optimizer = NULL, *strategy = NULL;
+    PyObject *graph, *team, *optimizer = NULL, *strategy = NULL, *compute_time = Py_None;
+    double *step_seconds = NULL;
     const char *loss = NULL, *backend = NULL;
     unsigned long long seed = 0;
     long long trace = 0;
     gg_replica_options options = {.threads = 1};
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$sO!O!KizL:Trainer", names, gg_py_graph_type, &graph, gg_py_team_type,
-                                     &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed, &options.threads,
-                                     &backend, &trace))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$sO!O!KizL(ddK)O:Trainer", names, gg_py_graph_type, &graph,
+                                     gg_py_team_type, &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed,
+                                     &options.threads, &backend, &trace, &options.straggler.probability, &options.straggler.delay,
+                                     &options.straggler.seed, &compute_time))
         return -1;
     if (loss == NULL || optimizer == NULL || strategy == NULL) {
         PyErr_SetString(PyExc_TypeError, "Trainer: loss, optimizer and strategy must be given");
@@ -180,12 +205,15 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
         gg_py_raise(status);
         return -1;
     }
+    if (parse_compute_time(compute_time, gg_team_size(((gg_py_team *)team)->team), &step_seconds) < 0) return -1;
+    options.step_seconds = step_seconds;
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->team = (gg_py_team *)Py_NewRef(team);
     t->loss = options.loss;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_create(&options, t->team->team, &t->trainer);
     Py_END_ALLOW_THREADS;
+    PyMem_Free(step_seconds);
     if (status != GG_OK) {
         gg_py_raise(status);
         return -1;
@@ -248,13 +276,45 @@ static PyObject *epoch(PyObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-static PyObject *run(PyObject *self, PyObject *argument) {
+typedef struct watcher {
+    gg_py_trainer *trainer;
+    PyObject *callable;
+    bool failed; /* with an exception, which `kind`, `value` and `trace` keep until the run has ended */
+    PyObject *kind, *value, *trace;
+} watcher;
+
+static bool watch(void *context) {
+    watcher *w = context;
+    if (w->failed) return false;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    w->trainer->busy = false; /* it may ask for the progress; whatever would run the ranks fails */
+    PyObject *result = PyErr_CheckSignals() == 0 ? PyObject_CallNoArgs(w->callable) : NULL;
+    w->trainer->busy = true;
+    w->failed = result == NULL;
+    if (w->failed) PyErr_Fetch(&w->kind, &w->value, &w->trace);
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return !w->failed;
+}
+
+static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"steps", "watch", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    long long steps = PyLong_AsLongLong(argument);
+    watcher w = {.trainer = t, .callable = Py_None};
+    long long steps;
     gg_progress_counts counts;
     gg_status status;
-    if (steps == -1 && PyErr_Occurred()) return NULL;
-    CALL(t, gg_trainer_run(t->trainer, steps));
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|O:run", names, &steps, &w.callable)) return NULL;
+    if (!enter(t)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_run(t->trainer, steps, w.callable == Py_None ? NULL : watch, &w);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (w.failed) {
+        PyErr_Restore(w.kind, w.value, w.trace);
+        return NULL;
+    }
+    if (status != GG_OK) return gg_py_raise(status);
     gg_replica_counts(gg_trainer_replica(t->trainer, 0), &counts);
     return PyLong_FromLongLong(counts.steps);
 }
@@ -263,6 +323,7 @@ static PyObject *progress(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     double loss = 0, samples = 0, correct = 0;
     gg_progress_counts counts = {0};
+    long long steps = 0;
     (void)unused;
     if (!enter(t)) return NULL;
     t->busy = false;
@@ -271,9 +332,17 @@ static PyObject *progress(PyObject *self, PyObject *unused) {
         loss += counts.loss_sum;
         samples += (double)counts.samples;
         correct += (double)counts.correct;
+        if (i == 0 || counts.steps < steps) steps = counts.steps;
     }
-    return Py_BuildValue("{sdsdsdsd}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct", correct,
-                         "seconds", counts.seconds);
+    return Py_BuildValue("{sdsdsdsdsL}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct", correct,
+                         "seconds", counts.seconds, "steps", steps);
+}
+
+/* Puts a new value into a dict; both references are taken. NULL with an exception if there is no dict or no value. */
+static PyObject *with(PyObject *dict, const char *key, PyObject *value) {
+    if (dict == NULL || value == NULL || PyDict_SetItemString(dict, key, value) < 0) Py_CLEAR(dict);
+    Py_XDECREF(value);
+    return dict;
 }
 
 static PyObject *end_epoch(PyObject *self, PyObject *unused) {
@@ -284,19 +353,19 @@ static PyObject *end_epoch(PyObject *self, PyObject *unused) {
     CALL(t, gg_trainer_end_epoch(t->trainer, &s));
     double ranks = gg_team_size(t->team->team), samples = (double)s.sum.samples, seconds = s.sum.seconds / ranks;
     PyObject *dict = Py_BuildValue(
-        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples,
+        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsLsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples,
         "train_loss", samples > 0 ? s.sum.loss_sum / samples : 0.0, "seconds", seconds, "seconds_max", s.most.seconds,
         "samples_per_second", seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks,
         "compute_seconds_max", s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks,
         "exposed_communication_seconds_max", s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks,
         "data_wait_seconds_max", s.most.data_seconds, "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent",
-        (long long)s.sum.messages_sent, "sample_bytes_sent", (long long)s.sum.sample_bytes_sent, "sample_messages_sent",
-        (long long)s.sum.sample_messages_sent, "consensus_distance", s.consensus_distance);
-    if (dict != NULL && strcmp(gg_team_kind(t->team->team), "virtual") == 0) {
-        PyObject *clock = PyFloat_FromDouble(s.most.clock_seconds);
-        if (clock == NULL || PyDict_SetItemString(dict, "virtual_seconds", clock) < 0) Py_CLEAR(dict);
-        Py_XDECREF(clock);
-    }
+        (long long)s.sum.messages_sent, "exchanges_skipped", (long long)s.sum.skipped, "sample_bytes_sent",
+        (long long)s.sum.sample_bytes_sent, "sample_messages_sent", (long long)s.sum.sample_messages_sent, "consensus_distance",
+        s.consensus_distance);
+    dict = with(dict, "optimizer_state_bytes", PyLong_FromLongLong(s.sum.optimizer_bytes));
+    dict = with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
+    if (strcmp(gg_team_kind(t->team->team), "virtual") == 0)
+        dict = with(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
     return dict;
 }
 
@@ -591,42 +660,57 @@ cleanup:
 
 /* ---- state ---- */
 
-typedef enum arena { WEIGHT, GRADIENT, MOMENTUM, SQUARE } arena;
+static const char *const arena_names[GG_ARENA_COUNT] = {"weights", "gradients", "momentum", "second_moment"};
 
-static const char *const arena_names[] = {"weights", "gradients", "momentum", "second_moment"};
-
-static float *arena_of(gg_replica *replica, arena which) {
-    gg_state *state = gg_replica_state(replica);
-    float *const arenas[] = {state->weight, state->gradient, state->momentum, state->square};
-    return arenas[which];
+/* All elements of an arena, zeros; NULL with an exception. Freed by PyMem_Free. */
+static float *new_arena(const gg_py_trainer *t) {
+    float *arena = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *arena);
+    if (arena == NULL) PyErr_NoMemory();
+    return arena;
 }
 
-static PyObject *show(PyObject *self, PyObject *args, PyObject *kwargs, arena which) {
+static PyObject *show(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena which) {
     static char *names[] = {"rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     int rank = 0;
     gg_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i", names, &rank)) return NULL;
-    CALL(t, gg_trainer_settle(t->trainer));
     gg_replica *replica = replica_of(t, rank);
     if (replica == NULL) return NULL;
-    const float *data = arena_of(replica, which);
-    return data ? gg_py_arena_dict(t->graph->graph, data) : PyDict_New();
+    PyObject *dict = NULL;
+    float *whole = new_arena(t);
+    if (whole == NULL || !enter(t)) goto cleanup;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_gather(t->trainer, which, rank, whole);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (status != GG_OK) gg_py_raise(status);
+    else if (gg_state_arena(gg_replica_state(replica), which) == NULL) dict = PyDict_New();
+    else dict = gg_py_arena_dict(t->graph->graph, whole);
+cleanup:
+    PyMem_Free(whole);
+    return dict;
 }
 
-static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, WEIGHT); }
-static PyObject *gradients(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, GRADIENT); }
-static PyObject *momentum(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, MOMENTUM); }
+static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, GG_ARENA_WEIGHT); }
+static PyObject *gradients(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return show(self, args, kwargs, GG_ARENA_GRADIENT);
+}
+static PyObject *momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return show(self, args, kwargs, GG_ARENA_MOMENTUM);
+}
 
-static PyObject *second_moment(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, SQUARE); }
+static PyObject *second_moment(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return show(self, args, kwargs, GG_ARENA_SQUARE);
+}
 
 static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    float *mean = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *mean);
+    float *mean = new_arena(t);
     PyObject *dict = NULL;
     gg_status status;
     (void)unused;
-    if (mean == NULL) return PyErr_NoMemory();
+    if (mean == NULL) return NULL;
     if (enter(t)) {
         Py_BEGIN_ALLOW_THREADS;
         status = gg_trainer_consensus(t->trainer, mean);
@@ -638,7 +722,7 @@ static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     return dict;
 }
 
-static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena which) {
+static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena which) {
     const char *argument = arena_names[which];
     char *names[] = {(char *)argument, "rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
@@ -652,23 +736,22 @@ static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena wh
         if (PyErr_Occurred() || replica_of(t, first) == NULL) return NULL;
     }
     CALL(t, gg_trainer_settle(t->trainer));
-    float **arenas = PyMem_Calloc((size_t)count, sizeof *arenas);
-    if (arenas == NULL) return PyErr_NoMemory();
-    for (int i = 0; i < count; ++i) arenas[i] = arena_of(gg_trainer_replica(t->trainer, first + i), which);
     int failed = 0;
-    if (arenas[0] != NULL) {
-        failed = gg_py_arena_load(t->graph->graph, dict, argument, arenas, count);
+    float *whole = new_arena(t);
+    if (whole == NULL) return NULL;
+    if (gg_state_arena(gg_replica_state(gg_trainer_replica(t->trainer, first)), which) != NULL) {
+        failed = gg_py_arena_load(t->graph->graph, dict, argument, whole);
+        for (int i = 0; !failed && i < count; ++i) {
+            gg_replica *replica = gg_trainer_replica(t->trainer, first + i);
+            gg_replica_keep(replica, which, whole);
+            if (which == GG_ARENA_WEIGHT && rank_object == Py_None) gg_replica_set_consensus(replica, whole);
+        }
     } else if (!PyDict_Check(dict) || PyDict_Size(dict) != 0) {
         PyErr_Format(PyExc_ValueError, "%s: given, but the optimizer keeps none", argument);
         failed = -1;
     }
-    PyMem_Free(arenas);
+    PyMem_Free(whole);
     if (failed) return NULL;
-    if (which == WEIGHT && rank_object == Py_None)
-        for (int i = 0; i < local; ++i) {
-            gg_replica *replica = gg_trainer_replica(t->trainer, i);
-            gg_replica_set_consensus(replica, gg_replica_state(replica)->weight);
-        }
     Py_RETURN_NONE;
 }
 
@@ -676,21 +759,27 @@ static PyObject *load_consensus(PyObject *self, PyObject *dict) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_status status;
     CALL(t, gg_trainer_settle(t->trainer));
-    float *weights = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *weights);
-    if (weights == NULL) return PyErr_NoMemory();
-    int failed = gg_py_arena_load(t->graph->graph, dict, "weights", &weights, 1);
+    float *whole = new_arena(t);
+    if (whole == NULL) return NULL;
+    int failed = gg_py_arena_load(t->graph->graph, dict, "weights", whole);
     for (int i = 0; !failed && i < gg_team_local(t->team->team); ++i)
-        gg_replica_set_consensus(gg_trainer_replica(t->trainer, i), weights);
-    PyMem_Free(weights);
+        gg_replica_set_consensus(gg_trainer_replica(t->trainer, i), whole);
+    PyMem_Free(whole);
     if (failed) return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, WEIGHT); }
+static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return load(self, args, kwargs, GG_ARENA_WEIGHT);
+}
 
-static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, MOMENTUM); }
+static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return load(self, args, kwargs, GG_ARENA_MOMENTUM);
+}
 
-static PyObject *load_second_moment(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, SQUARE); }
+static PyObject *load_second_moment(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return load(self, args, kwargs, GG_ARENA_SQUARE);
+}
 
 /* ---- measurement ---- */
 
@@ -800,7 +889,8 @@ static PyGetSetDef properties[] = {
 static PyMethodDef methods[] = {
     {"begin", KEYWORDS(begin), "Makes the loaders and plans; returns the steps of an epoch."},
     {"epoch", epoch, METH_O, "epoch($self, epoch, /)\n--\n\nStarts an epoch: orders the samples, zeroes the sums."},
-    {"run", run, METH_O, "run($self, steps, /)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
+    {"run", (PyCFunction)(void (*)(void))run, METH_VARARGS | METH_KEYWORDS,
+     "run($self, steps, watch=None)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
     {"progress", progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
     {"end_epoch", end_epoch, METH_NOARGS, "Settles, and sums up the epoch over the ranks."},
     {"train_step", KEYWORDS(train_step), "One step, one batch a local rank; each rank's mean loss."},

@@ -16,6 +16,14 @@ static gg_status check(const gg_strategy_options *options) {
     return check_sizes(options);
 }
 
+static gg_status check_random(const gg_strategy_options *options) {
+    if (options->interval < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "interval: %lld; must be at least 1", (long long)options->interval);
+    if (!(options->probability > 0 && options->probability <= 1))
+        return gg_fail(GG_ERROR_ARGUMENT, "probability: %g; must be above 0 and at most 1", options->probability);
+    return check_sizes(options);
+}
+
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     *out = NULL;
     switch (options->kind) {
@@ -41,6 +49,15 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
         return options->kind == GG_STRATEGY_PARAMETER_SERVER ? gg_parameter_server_create(options, env, out)
                                                              : gg_elastic_averaging_create(options, env, out);
     }
+    case GG_STRATEGY_PULL_GOSSIP:
+    case GG_STRATEGY_PUSH_GOSSIP: {
+        gg_status status = check_random(options);
+        return status != GG_OK ? status : gg_random_gossip_create(options, env, out);
+    }
+    case GG_STRATEGY_OVERLAPPED_AVERAGING: {
+        gg_status status = check_sizes(options);
+        return status != GG_OK ? status : gg_overlapped_averaging_create(options, env, out);
+    }
     case GG_STRATEGY_NO_EXCHANGE: return gg_no_exchange_create(options, env, out);
     default:
         return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind, GG_STRATEGY_COUNT);
@@ -57,8 +74,8 @@ int gg_strategy_workers(const gg_strategy_options *options, int size) {
     return apart ? size - options->servers : size;
 }
 
-static gg_status arena_create(const gg_strategy_env *env, bool shared, const char *what, float **out) {
-    size_t bytes = env->state->count * sizeof(float);
+static gg_status arena_create(const gg_strategy_env *env, bool shared, size_t count, const char *what, float **out) {
+    size_t bytes = count * sizeof(float);
     return shared ? gg_message_alloc(env->transport, bytes, what, (void **)out) : gg_calloc(1, bytes, what, (void **)out);
 }
 
@@ -71,12 +88,13 @@ static void arena_destroy(const gg_strategy_env *env, bool shared, float **arena
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     gg_status status = GG_OK;
     gg_state *state = env->state;
-    GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, "weights", &state->weight));
-    if (!(shared & GG_OTHER_GRADIENT)) GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, "gradients", &state->gradient));
+    GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, state->count, "weights", &state->weight));
+    if (!(shared & GG_OTHER_GRADIENT))
+        GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, state->count, "gradients", &state->gradient));
     if (gg_optimizer_keeps_momentum(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, "momentum", &state->momentum));
+        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, state->kept, "momentum", &state->momentum));
     if (gg_optimizer_keeps_square(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, "second moment", &state->square));
+        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, state->kept, "second moment", &state->square));
 cleanup:
     return status;
 }
@@ -88,6 +106,12 @@ void gg_state_destroy(const gg_strategy_env *env, unsigned shared) {
     if (shared & GG_OTHER_GRADIENT) state->gradient = NULL;
     else arena_destroy(env, shared & GG_SHARED_GRADIENT, &state->gradient);
     arena_destroy(env, shared & GG_SHARED_WEIGHT, &state->weight);
+}
+
+gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out) {
+    *out = NULL;
+    if (options->wire == GG_FLOAT32) return GG_OK;
+    return gg_message_alloc(env->transport, env->state->count * sizeof **out, "values on the wire", (void **)out);
 }
 
 gg_status gg_strategy_nothing(gg_strategy *strategy) {

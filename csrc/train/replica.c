@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/random.h"
 #include "comm/collective.h"
 #include "cpu/cpu_backend.h"
 #include "train/plans.h"
@@ -22,7 +23,8 @@ struct gg_replica {
     gg_plan *last_plan;
     gg_plan_hooks hooks;
     bool failed;           /* in the middle of an exchange: nothing comes to rest any more */
-    double *layer_seconds; /* modelled forward time of one sample; backward is twice that */
+    double *layer_seconds; /* modelled forward time of one sample, or of any batch; backward is twice that */
+    bool any_batch;
     gg_trace *trace;
     int node; /* for the trace: the node that runs, or -1, and since when */
     double node_begin;
@@ -36,7 +38,7 @@ struct gg_replica {
     float *share;
     gg_progress_counts counts; /* since the epoch began */
     double exposed_before;
-    int64_t bytes_before, messages_before, sample_bytes_before, sample_messages_before;
+    int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
 
     int workers; /* the first ranks, which train */
     gg_allreduce *averaging;
@@ -47,6 +49,10 @@ struct gg_replica {
 static bool trains(const gg_replica *r) { return r->options.transport->rank < r->workers; }
 
 /* ---- the step ---- */
+
+static double modelled(const gg_replica *r, int layer) {
+    return r->layer_seconds[layer] * (r->any_batch ? 1.0 : (double)r->batch);
+}
 
 static void record(gg_replica *r, gg_trace_lane lane, const char *name, double begin, int index) {
     if (r->trace == NULL) return;
@@ -75,7 +81,7 @@ static gg_status on_need(void *context, int layer) {
     gg_replica *r = context;
     GG_TRY(r->strategy->table->need(r->strategy, layer));
     if (r->trace != NULL) r->node_begin = gg_transport_now(r->options.transport); /* waiting is no computing */
-    GG_TRY(gg_transport_compute(r->options.transport, r->layer_seconds[layer] * (double)r->batch));
+    GG_TRY(gg_transport_compute(r->options.transport, modelled(r, layer)));
 cleanup:
     return status;
 }
@@ -85,7 +91,7 @@ static gg_status on_ready(void *context, int layer) {
     gg_replica *r = context;
     int node = -1;
     double begin = 0;
-    GG_TRY(gg_transport_compute(r->options.transport, 2 * r->layer_seconds[layer] * (double)r->batch));
+    GG_TRY(gg_transport_compute(r->options.transport, 2 * modelled(r, layer)));
     if (r->trace != NULL) {
         node = r->node;
         on_leave(r, node, "backward");
@@ -102,6 +108,23 @@ static gg_status on_poll(void *context) {
     gg_replica *r = context;
     GG_TRY(r->strategy->table->poll(r->strategy));
     if (r->ring != NULL) GG_TRY(gg_sample_ring_poll(r->ring));
+cleanup:
+    return status;
+}
+
+static gg_status straggle(gg_replica *r) {
+    gg_status status = GG_OK;
+    const gg_straggler *straggler = &r->options.straggler;
+    const gg_random_key key = {.seed = straggler->seed,
+                               .purpose = GG_RANDOM_STRAGGLER,
+                               .rank = (uint32_t)r->options.transport->rank,
+                               .step = (uint64_t)r->state.step};
+    double begin = gg_transport_now(r->options.transport);
+    float draw = 1.0f;
+    if (straggler->probability > 0) gg_random_uniform(&key, 1, 0.0f, 1.0f, &draw);
+    if (draw >= straggler->probability) goto cleanup;
+    GG_TRY(gg_transport_idle(r->options.transport, straggler->delay));
+    record(r, GG_LANE_COMPUTE, "late", begin, -1);
 cleanup:
     return status;
 }
@@ -142,6 +165,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     r->strategy->share = r->share;
     r->batch = n;
     r->last_plan = plan;
+    if (plan != NULL) GG_TRY(straggle(r));
     GG_TRY(table->begin(r->strategy));
     if (plan != NULL)
         GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum,
@@ -158,7 +182,6 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     gg_status status = GG_OK;
     int64_t total = gg_replica_epoch_steps(r);
     double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
-    if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet");
     for (; steps > 0 && r->counts.steps < total; --steps) {
         int64_t t = r->counts.steps, n = gg_loader_batch(r->loader, r->options.transport->rank, t), all = 0, correct = 0;
         double loss_sum = 0;
@@ -253,6 +276,7 @@ gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     r->exposed_before = r->strategy->exposed_seconds;
     r->bytes_before = r->options.transport->bytes_sent;
     r->messages_before = r->options.transport->messages_sent;
+    r->skipped_before = r->strategy->skipped;
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
@@ -264,6 +288,9 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
+    out->skipped = r->strategy->skipped - r->skipped_before;
+    out->optimizer_bytes = gg_state_optimizer_bytes(&r->state, false);
+    out->optimizer_bytes_saved = gg_state_optimizer_bytes(&r->state, true) - out->optimizer_bytes;
     if (r->ring == NULL) return;
     gg_sample_ring_sent(r->ring, &out->sample_bytes_sent, &out->sample_messages_sent);
     out->sample_bytes_sent -= r->sample_bytes_before;
@@ -301,6 +328,16 @@ cleanup:
     return status;
 }
 
+gg_status gg_replica_gather(gg_replica *r, gg_arena which, float *whole) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_replica_settle(r));
+    GG_TRY(gg_strategy_gather(r->strategy, which, whole));
+cleanup:
+    return status;
+}
+
+void gg_replica_keep(gg_replica *r, gg_arena which, const float *whole) { gg_strategy_keep(r->strategy, which, whole); }
+
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
     if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
@@ -330,7 +367,7 @@ static gg_status make_consensus(gg_replica *r) {
     gg_status status = GG_OK;
     if (r->averaging != NULL) return GG_OK;
     GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
-    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, &r->averaging));
+    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
 cleanup:
     return status;
 }
@@ -443,11 +480,20 @@ cleanup:
 static gg_status model_costs(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_graph *graph = r->options.graph;
-    GG_TRY(gg_calloc((size_t)gg_graph_layers(graph) + 1, sizeof(double), "modelled times", (void **)&r->layer_seconds));
+    int layers = gg_graph_layers(graph);
+    double all = 0;
+    GG_TRY(gg_calloc((size_t)layers + 1, sizeof(double), "modelled times", (void **)&r->layer_seconds));
     for (int i = 0; i < gg_graph_nodes(graph); ++i) {
         int layer = gg_graph_node(graph, i)->layer;
         if (layer >= 0) r->layer_seconds[layer] += 2.0 * (double)gg_graph_node_macs(graph, i) / MODEL_FLOPS_PER_SECOND;
     }
+    r->any_batch = r->options.step_seconds != NULL;
+    if (!r->any_batch) goto cleanup;
+    double forward = r->options.step_seconds[r->options.transport->rank] / 3;
+    if (!(forward >= 0 && forward < INFINITY))
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", 3 * forward));
+    for (int i = 0; i < layers; ++i) all += r->layer_seconds[i];
+    for (int i = 0; i < layers; ++i) r->layer_seconds[i] = forward * (all > 0 ? r->layer_seconds[i] / all : 1.0 / layers);
 cleanup:
     return status;
 }
@@ -462,14 +508,18 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     r->options = *options;
     if (options->threads < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads));
     GG_TRY(gg_optimizer_check(&options->optimizer));
+    if (!(options->straggler.probability >= 0 && options->straggler.probability <= 1 && options->straggler.delay >= 0))
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
+                       options->straggler.probability, options->straggler.delay));
     GG_TRY(open_devices(r));
     GG_TRY(model_costs(r));
+    r->options.step_seconds = NULL;
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
     r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
     for (int i = 0; i < r->workers; ++i) r->equal_share[i] = 1.0f / (float)r->workers;
     if (options->trace > 0) GG_TRY(gg_trace_create(options->trace, &r->trace));
-    r->state.count = gg_graph_arena_count(options->graph);
+    r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
     GG_TRY(gg_strategy_create(&options->strategy,
@@ -517,6 +567,5 @@ const char *gg_replica_backend_name(const gg_replica *r) {
 }
 
 size_t gg_replica_bytes(const gg_replica *r) {
-    size_t arenas = 2u + (r->state.momentum != NULL) + (r->state.square != NULL);
-    return gg_plans_bytes(&r->plans) + arenas * r->state.count * sizeof(float);
+    return gg_plans_bytes(&r->plans) + 2 * r->state.count * sizeof(float) + (size_t)gg_state_optimizer_bytes(&r->state, false);
 }

@@ -13,6 +13,13 @@
 /* Which CPU table an operation comes from. */
 typedef enum gg_backend_choice { GG_CHOOSE_FASTER = 0, GG_CHOOSE_ONEDNN, GG_CHOOSE_NATIVE, GG_CHOOSE_COUNT } gg_backend_choice;
 
+/* A rank that now and then comes late: before a step, with this probability, it does nothing for `delay` seconds of its clock. Drawn
+ * from (seed, rank, step). */
+typedef struct gg_straggler {
+    double probability, delay;
+    uint64_t seed;
+} gg_straggler;
+
 typedef struct gg_replica_options {
     const gg_graph *graph;   /* outlives the replica */
     gg_transport *transport; /* outlives the replica */
@@ -24,6 +31,9 @@ typedef struct gg_replica_options {
     gg_backend_choice backend;
     gg_isa isa;
     size_t trace; /* spans kept; 0: off */
+    gg_straggler straggler;
+    const double *
+        step_seconds; /* what virtual clocks charge for a step of each rank of the group; NULL: for its flops. Read at creation. */
 } gg_replica_options;
 
 /* What a rank has done since the epoch began. */
@@ -35,6 +45,8 @@ typedef struct gg_progress_counts {
     double clock_seconds;                            /* the transport's clock, all of it: virtual time in a virtual cluster */
     int64_t bytes_sent, messages_sent;               /* of samples not counted */
     int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
+    int64_t skipped;                                 /* exchanges left out, so as not to wait */
+    int64_t optimizer_bytes, optimizer_bytes_saved;  /* what the optimiser keeps, and how much more all elements would take */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {
@@ -65,6 +77,10 @@ gg_status gg_replica_step(gg_replica *replica, const float *samples, const void 
                           double *loss);
 
 gg_status gg_replica_settle(gg_replica *replica); /* collective */
+/* Settles, and copies an arena of all elements; `whole` may be NULL. Collective: all ranks ask for the same. */
+gg_status gg_replica_gather(gg_replica *replica, gg_arena which, float *whole);
+/* Settled: sets the weights, or what this rank keeps of an arena of the optimiser. */
+void gg_replica_keep(gg_replica *replica, gg_arena which, const float *whole);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
 /* The strategy's own model, where it keeps one, or else the mean of the replicas' weights; valid until the next call. Settles.

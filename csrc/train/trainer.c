@@ -6,6 +6,8 @@
 #include "base/memory.h"
 #include "comm/collective.h"
 
+#define WATCH_SECONDS 0.1
+
 struct gg_trainer {
     gg_team *team;
     gg_replica_options options;
@@ -19,6 +21,7 @@ typedef struct call {
     const gg_dataset *set;
     int64_t number, batch;
     bool flag;
+    gg_arena arena;
     const float *const *samples;
     const void *const *targets;
     const int64_t *n;
@@ -27,6 +30,8 @@ typedef struct call {
     float *floats;
     gg_epoch_summary *summary;
     gg_evaluation *evaluations;
+    bool (*watch)(void *context);
+    void *context;
     gg_sample_audit *audit;
 } call;
 
@@ -53,6 +58,7 @@ gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg
     t->local = gg_team_local(team);
     GG_TRY(gg_calloc((size_t)t->local, sizeof(gg_replica *), "replicas", (void **)&t->replica));
     GG_TRY(gg_team_run(team, create, &(call){.trainer = t}));
+    t->options.step_seconds = NULL;
     *out = t;
 cleanup:
     if (status != GG_OK) gg_trainer_destroy(t);
@@ -100,13 +106,37 @@ gg_status gg_trainer_epoch(gg_trainer *t, int64_t number) {
     return gg_team_run(t->team, epoch, &(call){.trainer = t, .number = number});
 }
 
-static gg_status run(void *context, int local) {
-    call *c = context;
-    return gg_replica_run(c->trainer->replica[local], c->number);
+static int64_t steps_done(gg_trainer *t, int local) {
+    gg_progress_counts counts;
+    gg_replica_counts(t->replica[local], &counts);
+    return counts.steps;
 }
 
-gg_status gg_trainer_run(gg_trainer *t, int64_t steps) {
-    return gg_team_run(t->team, run, &(call){.trainer = t, .number = steps});
+static gg_status run(void *context, int local) {
+    gg_status status = GG_OK;
+    call *c = context;
+    while (steps_done(c->trainer, local) < c->number) GG_TRY(gg_replica_run(c->trainer->replica[local], 1));
+cleanup:
+    return status;
+}
+
+static void watch_run(void *context) {
+    call *c = context;
+    int64_t most = 0;
+    if (c->watch(c->context)) return;
+    for (int i = 0; i < c->trainer->local; ++i)
+        if (steps_done(c->trainer, i) > most) most = steps_done(c->trainer, i);
+    if (most + 1 < c->number) c->number = most + 1;
+}
+
+gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *context), void *context) {
+    gg_status status = GG_OK;
+    int64_t done = steps_done(t, 0), left = gg_replica_epoch_steps(t->replica[0]) - done;
+    call c = {.trainer = t, .number = done + (steps < left ? steps : left), .watch = watch, .context = context};
+    if (gg_replica_epoch_steps(t->replica[0]) == 0) GG_TRY(gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet"));
+    GG_TRY(gg_team_run_watched(t->team, run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS}));
+cleanup:
+    return status;
 }
 
 /* Sums over the ranks and maxima, from what every rank gives to all. */
@@ -123,6 +153,9 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.loss_sum += c->loss_sum;
         out->sum.bytes_sent += c->bytes_sent;
         out->sum.messages_sent += c->messages_sent;
+        out->sum.skipped += c->skipped;
+        out->sum.optimizer_bytes += c->optimizer_bytes;
+        out->sum.optimizer_bytes_saved += c->optimizer_bytes_saved;
         out->sum.sample_bytes_sent += c->sample_bytes_sent;
         out->sum.sample_messages_sent += c->sample_messages_sent;
 #define SECONDS(field)                                                                                                           \
@@ -205,6 +238,15 @@ gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targ
 static gg_status settle(void *context, int local) { return gg_replica_settle(((call *)context)->trainer->replica[local]); }
 
 gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, settle, &(call){.trainer = t}); }
+
+static gg_status gather(void *context, int local) {
+    const call *c = context;
+    return gg_replica_gather(c->trainer->replica[local], c->arena, local == c->number ? c->floats : NULL);
+}
+
+gg_status gg_trainer_gather(gg_trainer *t, gg_arena which, int local, float *whole) {
+    return gg_team_run(t->team, gather, &(call){.trainer = t, .arena = which, .number = local, .floats = whole});
+}
 
 static gg_status audit(void *context, int local) {
     gg_status status = GG_OK;

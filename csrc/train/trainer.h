@@ -19,7 +19,10 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool shuffle);
 gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch);
-gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps);
+/* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few times a second, with
+ * all ranks at rest in the middle of their steps: it may look at counts, and nothing else. When it returns false, the run ends after the
+ * first step that no rank has done yet. */
+gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps, bool (*watch)(void *context), void *context);
 
 /* What all ranks of the team did since the epoch began. */
 typedef struct gg_epoch_summary {
@@ -37,6 +40,8 @@ gg_status gg_trainer_step(gg_trainer *trainer, const float *const *samples, cons
 gg_status gg_trainer_bench(gg_trainer *trainer, const float *samples, const void *targets, int64_t n, int steps, double *seconds);
 
 gg_status gg_trainer_settle(gg_trainer *trainer);
+/* Settles, and copies an arena of a local rank, all elements of it. */
+gg_status gg_trainer_gather(gg_trainer *trainer, gg_arena which, int local, float *whole);
 gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
 gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
 /* Copies the consensus weights into an arena of the caller. */

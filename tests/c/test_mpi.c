@@ -35,7 +35,7 @@ static void test_all(int rank, int size, const char *sharing_of_first, const cha
     uint64_t hash = 0;
     int64_t direct = 0;
     twin s = {0};
-    gg_virtual_options options = {.size = size, .latency = 1e-6, .compute_rate = 1};
+    gg_virtual_options options = {.size = size, .network = {.latency = 1e-6}, .compute_rate = 1};
     if (size > MOST) return;
     setenv("GOSSIPGRAD_SHARED", rank == 0 ? sharing_of_first : sharing, 1);
     CHECK_OK(gg_mpi_transport_create(true, 0, &t));
@@ -51,6 +51,63 @@ static void test_all(int rank, int size, const char *sharing_of_first, const cha
     gg_virtual_destroy(s.cluster);
     gg_transport_destroy(t);
     setenv("GOSSIPGRAD_SHARED", "1", 1);
+}
+
+/* Over a slow network: the same bits, and nothing comes sooner than the model says. */
+static void test_slow(int rank, int size) {
+    enum { BYTES = 8000 };
+    const gg_network brisk = {.latency = 20e-6, .bandwidth = 10e9}, slow = {.latency = 0.02, .bandwidth = 400e3};
+    gg_transport *t = NULL, *fast = NULL;
+    uint64_t hash[2] = {0};
+    int64_t direct = 0;
+    char *block = NULL, *landing = NULL;
+    for (int i = 0; i < 2; ++i) {
+        CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+        if (i == 1) CHECK_OK(gg_network_transport_create(t, &brisk, &t));
+        CHECK_OK(case_all(t, &hash[i], &direct));
+        gg_transport_destroy(t);
+    }
+    CHECK(hash[0] == hash[1]);
+
+    CHECK_OK(gg_mpi_transport_create(true, 0, &fast));
+    CHECK_FAILS(gg_network_transport_create(fast, &(gg_network){.latency = -1}, &t), GG_ERROR_ARGUMENT, "latency is -1");
+    CHECK_OK(gg_network_transport_create(fast, &slow, &t));
+    CHECK_OK(gg_message_alloc(t, BYTES, "block", (void **)&block));
+    CHECK_OK(gg_message_alloc(t, (size_t)size * BYTES, "landing", (void **)&landing));
+    if (rank > 0) {
+        gg_request request = {0};
+        double begin = gg_clock_now();
+        memcpy(block, &begin, sizeof begin);
+        CHECK_OK(gg_send(t, block, BYTES, 0, 64, &request));
+        CHECK_OK(gg_wait(t, &request));
+        CHECK(t->bytes_sent == BYTES && t->messages_sent == 1);
+        /* what waits here when it is given up */
+        for (int i = 0; i < 2; ++i) {
+            gg_request given_up[3] = {0};
+            for (int k = 0; k < 3; ++k) CHECK_OK(gg_send(t, block, BYTES, 0, 65 + k, &given_up[k]));
+            for (int k = 0; k < 3; ++k) gg_cancel(t, &given_up[i == 0 ? k : 2 - k]);
+        }
+    } else {
+        gg_request *request = NULL;
+        double before = 0;
+        CHECK_OK(gg_calloc((size_t)size, sizeof *request, "requests", (void **)&request));
+        for (int r = 1; r < size; ++r) CHECK_OK(gg_receive(t, landing + r * BYTES, BYTES, r, 64, &request[r]));
+        for (int r = 1; r < size; ++r) {
+            double begun, now;
+            CHECK_OK(gg_wait(t, &request[r]));
+            now = gg_clock_now();
+            memcpy(&begun, request[r].data, sizeof begun);
+            CHECK(now - begun >= 0.04 && now >= request[r].when);
+            CHECK(request[r].when >= before + 0.02); /* one after the other on the one link of this rank */
+            before = request[r].when;
+            CHECK_OK(gg_release(t, &request[r]));
+        }
+        gg_free(request);
+    }
+    CHECK_OK(gg_transport_idle(t, 0.001));
+    gg_message_free(t, landing);
+    gg_message_free(t, block);
+    gg_transport_destroy(t);
 }
 
 static void test_timeout(int rank, int size) {
@@ -218,6 +275,7 @@ int main(int argc, char **argv) {
         test_all(info.rank, info.size, "1", "1");
         test_all(info.rank, info.size, "0", "0");
         test_all(info.rank, info.size, "0", "1"); /* nobody shares unless all do */
+        test_slow(info.rank, info.size);
         test_timeout(info.rank, info.size);
         test_size_mismatch(info.rank, info.size);
         test_alloc_mismatch(info.rank, info.size);

@@ -204,7 +204,7 @@ static void test_epochs(void) {
             for (int64_t batch = 1; batch <= count / sizes[i]; ++batch) {
                 int kind = (int)(count + batch) % 4;
                 setup s = {.batch = batch, .shuffle = kind != 0, .audits = count % 3 == 0};
-                gg_virtual_options options = {.size = sizes[i], .latency = kind < 2 ? 0 : 5e-6, .compute_rate = 1};
+                gg_virtual_options options = {.size = sizes[i], .network.latency = kind < 2 ? 0 : 5e-6, .compute_rate = 1};
                 if (!CHECK_OK(make_set(count, kind % 2 ? GG_UINT8 : GG_FLOAT32, kind < 2 ? GG_INT32 : GG_FLOAT32, &s.set)) ||
                     !CHECK_OK(gg_virtual_create(&options, &s.cluster)))
                     return;

@@ -20,7 +20,7 @@ typedef struct setup {
 
 static gg_virtual *make(int size, double latency, double bandwidth) {
     gg_virtual *cluster = NULL;
-    gg_virtual_options options = {.size = size, .latency = latency, .bandwidth = bandwidth, .compute_rate = 1};
+    gg_virtual_options options = {.size = size, .network = {latency, bandwidth}, .compute_rate = 1};
     CHECK(gg_virtual_create(&options, &cluster) == GG_OK);
     if (!cluster) {
         fprintf(stderr, "%s\n", gg_error_message());
@@ -71,7 +71,7 @@ static gg_status run_warm(void *context, int rank) {
     setup *s = context;
     double values[3] = {1, 2, 3};
     char bytes[5 * 100] = {0};
-    if (s->number == 0) MUST(gg_allreduce_create(at(s, rank), &device, 4800, GG_TAG_ALLREDUCE, &allreduce[rank]));
+    if (s->number == 0) MUST(gg_allreduce_create(at(s, rank), &device, 4800, GG_TAG_ALLREDUCE, NULL, &allreduce[rank]));
     MUST(gg_allreduce_run(allreduce[rank], data[rank], scale));
     MUST(gg_allreduce_doubles(at(s, rank), values, 3));
     MUST(gg_allgather(at(s, rank), bytes + 100 * rank, 100, bytes));
@@ -141,6 +141,110 @@ static void test_link(void) {
     /* clocks go on in the next run */
     CHECK(gg_virtual_run(s.cluster, run_link, &s) == GG_OK);
     CHECK(s.clock[2] == 4.75 + 2 + 1.5 + 0.25);
+    gg_virtual_destroy(s.cluster);
+}
+
+/* Ranks 1 and 2 send 1000 bytes to rank 0, which come in the order of their first bytes, one after the other; latency 0.5 s,
+ * 1000 bytes/s. number 0: rank 1 sends at clock 2, rank 2 at 1.75. number 1: rank 1 first sends to rank 2 for three seconds. */
+static gg_status run_contention(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request request[4] = {0};
+    static char data[3][4][1000];
+    int count = 0;
+    if (rank == 0) {
+        for (int peer = 1; peer <= 2; ++peer, ++count) MUST(gg_receive(t, data[0][count], 1000, peer, 64, &request[count]));
+    } else if (s->number == 0) {
+        MUST(gg_transport_compute(t, rank == 1 ? 2.0 : 1.75));
+        MUST(gg_send(t, data[rank][0], 1000, 0, 64, &request[count++]));
+    } else {
+        MUST(gg_transport_compute(t, rank == 1 ? 0.0 : 1.0));
+        for (; count < 3; ++count) {
+            if (rank == 1) MUST(gg_send(t, data[1][count], 1000, 2, 64, &request[count]));
+            else MUST(gg_receive(t, data[2][count], 1000, 1, 64, &request[count]));
+        }
+        MUST(gg_send(t, data[rank][3], 1000, 0, 64, &request[count++]));
+    }
+    for (int i = 0; i < count; ++i) {
+        bool receives = request[i].state == GG_REQUEST_RECEIVING;
+        MUST(gg_wait(t, &request[i]));
+        if (rank == 0) s->seen[i + 1] = request[i].when;
+        if (receives) MUST(gg_release(t, &request[i]));
+    }
+    return GG_OK;
+}
+
+static void test_contention(void) {
+    setup s = {.cluster = make(3, 0.5, 1000)};
+    CHECK(gg_virtual_run(s.cluster, run_contention, &s) == GG_OK);
+    CHECK(s.seen[2] == 3.25 && s.seen[1] == 4.25); /* 1.75 + 0.5 + 1; then the link is free for rank 1's, there since 2.5 */
+    gg_virtual_destroy(s.cluster);
+    s = (setup){.cluster = make(3, 0.5, 1000), .number = 1};
+    CHECK(gg_virtual_run(s.cluster, run_contention, &s) == GG_OK);
+    CHECK(s.seen[2] == 2.5 && s.seen[1] == 4.5); /* rank 0's link does not wait for what still waits at rank 1 */
+    gg_virtual_destroy(s.cluster);
+}
+
+/* What is given up while it is on the wire, by either side, leaves the wire. */
+static gg_status run_cancel_on_wire(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    gg_request first = {0}, second = {0};
+    char data[1000] = {0};
+    if (rank == 0) {
+        MUST(gg_send(t, data, 1000, 1, 64, &first));
+        MUST(gg_send(t, data, 1000, 1, 65, &second));
+        if (s->number == 0) gg_cancel(t, &first);
+        else MUST(gg_wait(t, &first)); /* done when the receiver gives it up */
+        return gg_wait(t, &second);
+    }
+    MUST(gg_receive(t, data, 1000, 0, 64, &first));
+    MUST(gg_transport_compute(t, 0.25));
+    MUST(gg_progress(t));
+    gg_cancel(t, &first);
+    MUST(gg_receive(t, data, 1000, 0, 65, &second));
+    MUST(gg_wait(t, &second));
+    s->clock[1] = gg_transport_now(t);
+    return gg_release(t, &second);
+}
+
+static void test_cancel_on_wire(void) {
+    for (int by = 0; by < 2; ++by) {
+        setup s = {.cluster = make(2, 0.5, 1000), .number = by};
+        CHECK(gg_virtual_run(s.cluster, run_cancel_on_wire, &s) == GG_OK);
+        CHECK(s.clock[1] == 2.5);
+        gg_virtual_destroy(s.cluster);
+    }
+}
+
+/* Watching stops all ranks now and then, and changes no clock. */
+static gg_status run_watched(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    while (s->number == 0) {
+        double begin = gg_clock_now();
+        while (gg_clock_now() - begin < 1e-4) continue;
+        MUST(gg_transport_compute(t, 1.0 + rank));
+        MUST(gg_progress(t));
+        s->order[rank]++;
+    }
+    return GG_OK;
+}
+
+static void watch(void *context) {
+    setup *s = context;
+    int now = s->order[0] + s->order[1] + s->order[2];
+    gg_clock_sleep(1e-3);
+    CHECK(now == s->order[0] + s->order[1] + s->order[2]); /* all stand still */
+    CHECK(s->order[0] >= s->order[1] && s->order[1] >= s->order[2]);
+    s->number = ++s->ordered >= 5;
+}
+
+static void test_watched(void) {
+    setup s = {.cluster = make(3, 0, 0)};
+    CHECK(gg_virtual_run_watched(s.cluster, run_watched, &s, &(gg_watch){watch, &s, 0.005}) == GG_OK);
+    CHECK(s.ordered >= 5 && s.order[2] > 0);
+    for (int r = 0; r < 3; ++r) CHECK(gg_transport_now(at(&s, r)) == s.order[r] * (1.0 + r));
     gg_virtual_destroy(s.cluster);
 }
 
@@ -545,10 +649,10 @@ static void test_options(void) {
     bad.size = 4097;
     CHECK(gg_virtual_create(&bad, &cluster) == GG_ERROR_ARGUMENT);
     bad = good;
-    bad.latency = -1;
+    bad.network.latency = -1;
     CHECK(gg_virtual_create(&bad, &cluster) == GG_ERROR_ARGUMENT);
     bad = good;
-    bad.bandwidth = (double)NAN;
+    bad.network.bandwidth = (double)NAN;
     CHECK(gg_virtual_create(&bad, &cluster) == GG_ERROR_ARGUMENT);
 }
 
@@ -579,6 +683,9 @@ int main(int argc, char **argv) {
     test_options();
     test_local();
     test_link();
+    test_contention();
+    test_cancel_on_wire();
+    test_watched();
     test_causal();
     test_order();
     test_poll();

@@ -91,6 +91,9 @@ static void set_defaults(void) {
     if (!folder_has_entries("/sys/class/infiniband") && !folder_has_entries("/sys/class/cxi")) {
         setenv("OMPI_MCA_btl", "^ofi,uct", 0);
         setenv("OMPI_MCA_pml", "ob1", 0);
+        /* Over TCP a receiver would ask for each large message when it can take it, and its asking queues behind all that it is itself
+         * sending to that peer: two ranks that exchange then use half of the link. Pieces that the sender pushes do not wait. */
+        setenv("OMPI_MCA_btl_tcp_flags", "send", 0);
     }
 #else
     (void)folder_has_entries;

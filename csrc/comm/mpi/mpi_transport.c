@@ -214,6 +214,12 @@ static gg_status compute(gg_transport *transport, double seconds) {
     return GG_OK;
 }
 
+static gg_status idle(gg_transport *transport, double seconds) {
+    (void)transport;
+    gg_clock_sleep(seconds);
+    return GG_OK;
+}
+
 static const gg_transport_table table = {
     .name = "mpi",
     .destroy = destroy,
@@ -228,6 +234,7 @@ static const gg_transport_table table = {
     .progress = progress,
     .now = now,
     .compute = compute,
+    .idle = idle,
 };
 
 gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, gg_transport **out) {

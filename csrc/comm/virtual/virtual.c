@@ -3,8 +3,10 @@
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/memory.h"
 
@@ -21,10 +23,12 @@
 /* What a request's private words hold. */
 typedef struct __attribute__((may_alias)) request_link {
     gg_request *next, *previous, *partner; /* partner: the matched request of the other side */
+    gg_request *behind;                    /* send: the next one on the wire from this rank */
     const void *data;                      /* send: the message */
     double time;                           /* if known: the clock at which this request completes */
     int32_t owner;                         /* the rank whose request it is */
     bool known, broken;                    /* broken: the other side gave up */
+    bool arrived;                          /* send: `time` is that of its arrival; before, of its first byte's */
 } request_link;
 
 _Static_assert(sizeof(request_link) <= sizeof((gg_request *)0)->private_, "request_link must fit");
@@ -40,17 +44,29 @@ typedef struct baton {
     bool here, made;
 } baton;
 
+/* A rank's place in a heap, by (key, rank). */
+typedef struct entry {
+    double key;
+    int place; /* -1: not in it */
+    int rank;
+} entry;
+
+typedef struct heap {
+    entry **entries;
+    int size;
+} heap;
+
 typedef struct virtual_rank {
     gg_transport transport; /* first: a gg_transport is cast to this */
     gg_virtual *cluster;
     baton baton;
     pthread_t thread;
     bool started, finished;
-    double clock, link_free;
-    /* Ranks that can run and do not are in the heap, by (key, rank). */
-    int place; /* in the heap; -1: not in it */
-    double key;
-    bool only_deadline;  /* the key is the end of a wait's patience: does not count as able to run */
+    double clock, out_free, in_free; /* the latter: when the links are idle again */
+    entry due;                       /* in the heap of ranks that can run and do not: from when */
+    bool only_deadline;              /* that is the end of a wait's patience: does not count as able to run */
+    entry wire;                      /* in the heap of ranks with messages on the wire: when the next first byte arrives */
+    gg_request *wire_first, *wire_last;
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
     bool polling;       /* sleeps until something happens to any of its requests, or nobody else can run */
@@ -66,13 +82,14 @@ typedef struct virtual_rank {
 struct gg_virtual {
     gg_virtual_options options;
     virtual_rank *ranks;
-    virtual_rank **heap;
-    int heap_size, able;     /* able: entries of the heap that are not only_deadline */
+    heap due, wire;
+    int able;                /* entries of due that are not only_deadline */
     int unfinished, working; /* working: of them, those whose function has not returned yet */
     bool running, quit;
     gg_status (*fn)(void *context, int rank);
     void *context;
     baton caller;
+    atomic_bool watch_due;
     bool failed, deadlock, recorded;
     int failed_rank;
     gg_status status;
@@ -86,7 +103,13 @@ static virtual_rank *rank_of(gg_transport *transport) { return (virtual_rank *)t
 
 static gg_status baton_create(baton *b) {
     if (pthread_mutex_init(&b->mutex, NULL) != 0) return gg_fail(GG_ERROR_MEMORY, "the system gave no mutex");
-    if (pthread_cond_init(&b->turn, NULL) != 0) {
+    pthread_condattr_t attributes;
+    bool made = pthread_condattr_init(&attributes) == 0;
+    if (made) {
+        made = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0 && pthread_cond_init(&b->turn, &attributes) == 0;
+        pthread_condattr_destroy(&attributes);
+    }
+    if (!made) {
         pthread_mutex_destroy(&b->mutex);
         return gg_fail(GG_ERROR_MEMORY, "the system gave no condition variable");
     }
@@ -115,47 +138,68 @@ static void baton_await(baton *b) {
     pthread_mutex_unlock(&b->mutex);
 }
 
-/* ---- the heap of ranks that could run ---- */
-
-static bool earlier(const virtual_rank *a, const virtual_rank *b) {
-    return a->key < b->key || (a->key == b->key && a->transport.rank < b->transport.rank);
+/* False: it did not come within so many seconds. */
+static bool baton_await_for(baton *b, double seconds) {
+    struct timespec until;
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    double nanoseconds = (double)until.tv_nsec + 1e9 * seconds;
+    until.tv_sec += (time_t)(nanoseconds / 1e9);
+    until.tv_nsec = (long)fmod(nanoseconds, 1e9);
+    pthread_mutex_lock(&b->mutex);
+    while (!b->here && pthread_cond_timedwait(&b->turn, &b->mutex, &until) == 0) continue;
+    bool came = b->here;
+    b->here = false;
+    pthread_mutex_unlock(&b->mutex);
+    return came;
 }
 
-static void put(gg_virtual *cluster, int place, virtual_rank *rank) {
-    cluster->heap[place] = rank;
-    rank->place = place;
+/* ---- heaps ---- */
+
+static bool earlier(const entry *a, const entry *b) { return a->key < b->key || (a->key == b->key && a->rank < b->rank); }
+
+static void put(heap *h, int place, entry *e) {
+    h->entries[place] = e;
+    e->place = place;
 }
 
-static void sift(gg_virtual *cluster, int place) {
-    virtual_rank **heap = cluster->heap, *rank = heap[place];
-    while (place > 0 && earlier(rank, heap[(place - 1) / 2])) {
-        put(cluster, place, heap[(place - 1) / 2]);
+static void sift(heap *h, int place) {
+    entry **entries = h->entries, *e = entries[place];
+    while (place > 0 && earlier(e, entries[(place - 1) / 2])) {
+        put(h, place, entries[(place - 1) / 2]);
         place = (place - 1) / 2;
     }
-    for (int child; (child = 2 * place + 1) < cluster->heap_size; place = child) {
-        if (child + 1 < cluster->heap_size && earlier(heap[child + 1], heap[child])) child++;
-        if (!earlier(heap[child], rank)) break;
-        put(cluster, place, heap[child]);
+    for (int child; (child = 2 * place + 1) < h->size; place = child) {
+        if (child + 1 < h->size && earlier(entries[child + 1], entries[child])) child++;
+        if (!earlier(entries[child], e)) break;
+        put(h, place, entries[child]);
     }
-    put(cluster, place, rank);
+    put(h, place, e);
 }
 
-static void heap_push(gg_virtual *cluster, virtual_rank *rank, double key, bool only_deadline) {
-    rank->key = key;
+static void heap_push(heap *h, entry *e, double key) {
+    e->key = key;
+    put(h, h->size++, e);
+    sift(h, e->place);
+}
+
+static void heap_remove(heap *h, entry *e) {
+    int place = e->place;
+    entry *last = h->entries[--h->size];
+    e->place = -1;
+    if (last == e) return;
+    put(h, place, last);
+    sift(h, place);
+}
+
+static void make_due(gg_virtual *cluster, virtual_rank *rank, double key, bool only_deadline) {
     rank->only_deadline = only_deadline;
     cluster->able += !only_deadline;
-    put(cluster, cluster->heap_size++, rank);
-    sift(cluster, rank->place);
+    heap_push(&cluster->due, &rank->due, key);
 }
 
-static void heap_remove(gg_virtual *cluster, virtual_rank *rank) {
-    int place = rank->place;
-    virtual_rank *last = cluster->heap[--cluster->heap_size];
-    rank->place = -1;
+static void make_undue(gg_virtual *cluster, virtual_rank *rank) {
     cluster->able -= !rank->only_deadline;
-    if (last == rank) return;
-    put(cluster, place, last);
-    sift(cluster, place);
+    heap_remove(&cluster->due, &rank->due);
 }
 
 /* ---- who runs next ---- */
@@ -172,14 +216,16 @@ static void describe_wait(const virtual_rank *rank, char *text, size_t bytes) {
 }
 
 /* Every rank that waits may run again, to find that it has failed. */
-static void release_waiting(gg_virtual *cluster) {
+static void fail_all(gg_virtual *cluster) {
+    cluster->failed = true;
+    cluster->wire.size = 0; /* the requests may be gone soon */
     for (int r = 0; r < cluster->options.size; ++r) {
         virtual_rank *rank = &cluster->ranks[r];
-        bool asleep = (rank->polling || rank->waits_for_any) && rank->place < 0;
+        bool asleep = (rank->polling || rank->waits_for_any) && rank->due.place < 0;
         if (rank->finished || !(rank->waiting || asleep)) continue;
-        if (rank->place >= 0) heap_remove(cluster, rank);
+        if (rank->due.place >= 0) make_undue(cluster, rank);
         rank->waiting = NULL;
-        heap_push(cluster, rank, rank->clock, false);
+        make_due(cluster, rank, rank->clock, false);
     }
 }
 
@@ -202,29 +248,110 @@ static void declare_deadlock(gg_virtual *cluster) {
         used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%s", left == cluster->working ? ": " : "; ", line);
         left--;
     }
-    cluster->failed = cluster->deadlock = true;
-    release_waiting(cluster);
+    cluster->deadlock = true;
+    fail_all(cluster);
 }
+
+/* ---- messages on the wire ---- */
+
+/* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
+static void wake(gg_virtual *cluster, gg_request *request, double time) {
+    virtual_rank *rank = &cluster->ranks[link_of(request)->owner];
+    rank->news = true;
+    if (rank->waiting != request && !rank->polling && !rank->waits_for_any) return;
+    double key = time > rank->clock ? time : rank->clock;
+    rank->waiting = NULL;
+    if (rank->due.place >= 0) { /* its patience ends then, or it polls and knows of another event */
+        if (rank->due.key < key) key = rank->due.key;
+        make_undue(cluster, rank);
+    }
+    make_due(cluster, rank, key, false);
+}
+
+static void announce(gg_virtual *cluster, gg_request *receive, double time) {
+    link_of(receive)->time = time;
+    link_of(receive)->known = true;
+    wake(cluster, receive, time);
+}
+
+static double transfer(const gg_virtual *cluster, size_t bytes) {
+    double bandwidth = cluster->options.network.bandwidth;
+    return bandwidth > 0 ? (double)bytes / bandwidth : 0;
+}
+
+/* The first byte of a message is at its receiver. */
+static void arrive(gg_virtual *cluster, gg_request *send) {
+    request_link *own = link_of(send);
+    virtual_rank *to = &cluster->ranks[send->peer];
+    if (cluster->options.network.bandwidth > 0) {
+        to->in_free = fmax(to->in_free, own->time) + transfer(cluster, send->bytes);
+        own->time = to->in_free;
+    }
+    own->arrived = true;
+    if (own->partner) announce(cluster, own->partner, own->time);
+}
+
+/* A rank's messages reach their receivers in the order of sending, so only the first of each is in the heap. */
+static void wire_append(gg_virtual *cluster, virtual_rank *from, gg_request *send) {
+    if (from->wire_first) link_of(from->wire_last)->behind = send;
+    else {
+        from->wire_first = send;
+        heap_push(&cluster->wire, &from->wire, link_of(send)->time);
+    }
+    from->wire_last = send;
+}
+
+static void wire_remove(gg_virtual *cluster, virtual_rank *from, gg_request *send) {
+    gg_request **place = &from->wire_first, *before = NULL;
+    for (; *place != send; place = &link_of(before)->behind) before = *place;
+    *place = link_of(send)->behind;
+    if (from->wire_last == send) from->wire_last = before;
+    if (before) return;
+    heap_remove(&cluster->wire, &from->wire);
+    if (from->wire_first) heap_push(&cluster->wire, &from->wire, link_of(from->wire_first)->time);
+}
+
+/* Lets first bytes reach their receivers, in order, up to `until` and as long as no rank could still send one before them. */
+static void deliver(gg_virtual *cluster, double until) {
+    while (cluster->wire.size > 0) {
+        const entry *first = cluster->wire.entries[0];
+        if (first->key > until || (cluster->due.size > 0 && cluster->due.entries[0]->key < first->key)) return;
+        virtual_rank *from = &cluster->ranks[first->rank];
+        gg_request *send = from->wire_first;
+        wire_remove(cluster, from, send);
+        arrive(cluster, send);
+    }
+}
+
+/* ---- the baton's way ---- */
 
 /* Nobody can run but ranks that poll: what they do next may help. */
 static bool release_polling(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         virtual_rank *rank = &cluster->ranks[r];
-        if (rank->polling && rank->place < 0) heap_push(cluster, rank, rank->clock, false);
+        if (rank->polling && rank->due.place < 0) make_due(cluster, rank, rank->clock, false);
     }
     return cluster->able > 0;
 }
 
 /* Hands the baton to the rank that is due. self: the caller, who then sleeps until it is due itself; NULL: nobody. */
 static void hand_on(gg_virtual *cluster, virtual_rank *self) {
-    if (cluster->able == 0 && cluster->unfinished > 0 && !release_polling(cluster)) declare_deadlock(cluster);
-    if (cluster->heap_size == 0) {
+    if (atomic_load_explicit(&cluster->watch_due, memory_order_relaxed)) {
+        atomic_store_explicit(&cluster->watch_due, false, memory_order_relaxed);
+        baton_give(&cluster->caller);
+        if (self) baton_await(&self->baton);
+        return;
+    }
+    if (cluster->unfinished > 0) deliver(cluster, INFINITY);
+    if (cluster->able == 0 && cluster->wire.size == 0 && cluster->unfinished > 0 && !release_polling(cluster))
+        declare_deadlock(cluster);
+    if (cluster->due.size == 0) {
         baton_give(&cluster->caller);
         return;
     }
-    virtual_rank *next = cluster->heap[0];
-    heap_remove(cluster, next);
-    if (next->clock < next->key) next->clock = next->key;
+    virtual_rank *next = &cluster->ranks[cluster->due.entries[0]->rank];
+    make_undue(cluster, next);
+    if (next->clock < next->due.key) next->clock = next->due.key;
     if (next == self) return;
     baton_give(&next->baton);
     if (self) baton_await(&self->baton);
@@ -245,26 +372,14 @@ static gg_status still_good(const virtual_rank *rank) {
 static gg_status let_others_catch_up(virtual_rank *rank) {
     gg_virtual *cluster = rank->cluster;
     gg_status status = still_good(rank);
-    if (status != GG_OK || cluster->heap_size == 0) return status;
-    rank->key = rank->clock;
-    if (!earlier(cluster->heap[0], rank)) return GG_OK;
-    heap_push(cluster, rank, rank->clock, false);
+    if (status != GG_OK) return status;
+    deliver(cluster, rank->clock);
+    rank->due.key = rank->clock;
+    bool behind = cluster->due.size > 0 && earlier(cluster->due.entries[0], &rank->due);
+    if (!behind && !atomic_load_explicit(&cluster->watch_due, memory_order_relaxed)) return GG_OK;
+    make_due(cluster, rank, rank->clock, false);
     hand_on(cluster, rank);
     return still_good(rank);
-}
-
-/* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
-static void wake(gg_virtual *cluster, gg_request *request, double time) {
-    virtual_rank *rank = &cluster->ranks[link_of(request)->owner];
-    rank->news = true;
-    if (rank->waiting != request && !rank->polling && !rank->waits_for_any) return;
-    double key = time > rank->clock ? time : rank->clock;
-    rank->waiting = NULL;
-    if (rank->place >= 0) { /* its patience ends at rank->key, or it polls and knows of another event */
-        if (rank->key < key) key = rank->key;
-        heap_remove(cluster, rank);
-    }
-    heap_push(cluster, rank, key, false);
 }
 
 /* A test found nothing. Puts a rank that only polls to sleep until there is something to find. */
@@ -273,14 +388,14 @@ static gg_status found_nothing(virtual_rank *rank, gg_request *request) {
     if (link_of(request)->known && link_of(request)->time < rank->next_known) rank->next_known = link_of(request)->time;
     if (++rank->fruitless < POLL_LIMIT) return GG_OK;
     bool knows = rank->next_known < INFINITY;
-    if (cluster->able == 0 && !knows) {
+    if (cluster->able == 0 && cluster->wire.size == 0 && !knows) {
         if (rank->fruitless < POLL_HOPELESS) return GG_OK;
         return gg_fail(GG_ERROR_COMM, "rank %d polls for ever (peer %d, tag %d): all other ranks have returned or wait",
                        rank->transport.rank, request->peer, request->tag);
     }
     if (cluster->able > 0) rank->fruitless = POLL_LIMIT - POLL_AGAIN;
     rank->polling = true;
-    if (knows) heap_push(cluster, rank, rank->next_known, false);
+    if (knows) make_due(cluster, rank, rank->next_known, false);
     hand_on(cluster, rank);
     rank->polling = false;
     rank->next_known = INFINITY;
@@ -313,9 +428,7 @@ static void match(gg_virtual *cluster, gg_request *send, gg_request *receive) {
     request_link *from = link_of(send), *to = link_of(receive);
     from->partner = receive;
     to->partner = send;
-    to->time = from->time;
-    to->known = true;
-    wake(cluster, receive, to->time);
+    if (from->arrived) announce(cluster, receive, from->time);
 }
 
 /* ---- the table ---- */
@@ -334,19 +447,20 @@ static void free_block(gg_transport *transport, void *block) {
 
 static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
     virtual_rank *rank = rank_of(transport), *to = &rank->cluster->ranks[peer];
-    const gg_virtual_options *options = &rank->cluster->options;
+    gg_virtual *cluster = rank->cluster;
     gg_status status = still_good(rank);
     if (status != GG_OK) return status;
-    double depart = rank->clock > rank->link_free ? rank->clock : rank->link_free;
-    if (options->bandwidth > 0) depart += (double)bytes / options->bandwidth;
-    rank->link_free = depart;
-    *link_of(request) = (request_link){.data = data, .owner = transport->rank};
-    link_of(request)->time = depart + options->latency; /* of arrival, until the receiver releases it */
+    double leaves = fmax(rank->clock, rank->out_free);
+    rank->out_free = leaves + transfer(cluster, bytes);
+    *link_of(request) = (request_link){.data = data, .owner = transport->rank, .time = leaves + cluster->options.network.latency};
+    /* Where bandwidth is unlimited no other message can come between. */
+    if (cluster->options.network.bandwidth > 0) wire_append(cluster, rank, request);
+    else arrive(cluster, request);
     unsigned bucket = bucket_of(transport->rank, tag);
     for (gg_request *r = to->receives[bucket].first; r; r = link_of(r)->next) {
         if (r->peer != transport->rank || r->tag != tag) continue;
         queue_remove(&to->receives[bucket], r);
-        match(rank->cluster, request, r);
+        match(cluster, request, r);
         return GG_OK;
     }
     queue_append(&to->sends[bucket], request);
@@ -406,6 +520,8 @@ static void let_go(virtual_rank *rank, gg_request *request) {
     gg_request *send_request = link_of(request)->partner;
     if (!send_request) return;
     request_link *theirs = link_of(send_request);
+    if (!theirs->arrived) wire_remove(rank->cluster, &rank->cluster->ranks[theirs->owner], send_request);
+    theirs->arrived = true;
     theirs->partner = NULL;
     theirs->time = rank->clock;
     theirs->known = true;
@@ -424,6 +540,7 @@ static void cancel(gg_transport *transport, gg_request *request) {
     gg_virtual *cluster = rank->cluster;
     request_link *own = link_of(request);
     if (cluster->failed) return; /* other requests may be gone already, and nobody looks at them any more */
+    if (request->state == GG_REQUEST_SENDING && !own->arrived) wire_remove(cluster, rank, request);
     if (request->state != GG_REQUEST_SENDING) {
         if (own->partner) let_go(rank, request);
         else if (!own->broken) queue_remove(&rank->receives[bucket_of(request->peer, request->tag)], request);
@@ -444,7 +561,7 @@ static gg_status wait_for_any(virtual_rank *rank) {
     if (status != GG_OK) return status;
     if (!rank->news) {
         rank->waits_for_any = true;
-        if (rank->next_known < INFINITY) heap_push(cluster, rank, rank->next_known, false);
+        if (rank->next_known < INFINITY) make_due(cluster, rank, rank->next_known, false);
         hand_on(cluster, rank);
         rank->waits_for_any = false;
     }
@@ -474,10 +591,10 @@ static gg_status pause_round(gg_transport *transport, int round, gg_request *req
     rank->next_known = INFINITY;
     if (own->known) {
         double key = own->time > rank->clock ? own->time : rank->clock;
-        heap_push(cluster, rank, patient || key < deadline ? key : deadline, false);
+        make_due(cluster, rank, patient || key < deadline ? key : deadline, false);
     } else {
         rank->waiting = request;
-        if (!patient) heap_push(cluster, rank, deadline, true);
+        if (!patient) make_due(cluster, rank, deadline, true);
     }
     hand_on(cluster, rank);
     rank->waiting = NULL;
@@ -488,16 +605,20 @@ static gg_status progress(gg_transport *transport) { return let_others_catch_up(
 
 static double now(gg_transport *transport) { return rank_of(transport)->clock; }
 
-static gg_status compute(gg_transport *transport, double seconds) {
+static gg_status idle(gg_transport *transport, double seconds) {
     virtual_rank *rank = rank_of(transport);
-    double after = rank->clock + seconds * rank->cluster->options.compute_rate;
-    if (!(after < INFINITY)) return gg_fail(GG_ERROR_ARGUMENT, "compute: %g seconds are beyond any clock", seconds);
+    double after = rank->clock + seconds;
+    if (!(after < INFINITY)) return gg_fail(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
     if (after > rank->clock) {
         rank->fruitless = 0;
         rank->next_known = INFINITY;
     }
     rank->clock = after;
     return rank->cluster->failed ? still_good(rank) : GG_OK;
+}
+
+static gg_status compute(gg_transport *transport, double seconds) {
+    return idle(transport, seconds * rank_of(transport)->cluster->options.compute_rate);
 }
 
 static const gg_transport_table table = {
@@ -514,14 +635,19 @@ static const gg_transport_table table = {
     .progress = progress,
     .now = now,
     .compute = compute,
+    .idle = idle,
 };
 
 /* ---- the cluster ---- */
 
 static void record(gg_virtual *cluster, int rank, gg_status status, const char *text) {
+    char who[32];
+    snprintf(who, sizeof who, "rank %d: ", rank);
+    const char *said = strstr(text, who); /* the transport's own messages name the rank as well */
+    const char *rest = said ? said + strlen(who) : text;
     cluster->recorded = true;
     cluster->status = status;
-    snprintf(cluster->text, sizeof cluster->text, "rank %d: %.1000s", rank, text);
+    snprintf(cluster->text, sizeof cluster->text, "%s%.*s%.990s", who, said ? (int)(said - text) : 0, text, rest);
 }
 
 static void finish(virtual_rank *rank, gg_status status) {
@@ -531,9 +657,8 @@ static void finish(virtual_rank *rank, gg_status status) {
     if (status == GG_OK) return;
     if (!cluster->recorded) record(cluster, rank->transport.rank, status, gg_error_message());
     if (cluster->failed) return;
-    cluster->failed = true;
     cluster->failed_rank = rank->transport.rank;
-    release_waiting(cluster);
+    fail_all(cluster);
 }
 
 /* All functions have returned: nobody needs to be served any more. */
@@ -541,8 +666,8 @@ static void release_lingering(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         virtual_rank *rank = &cluster->ranks[r];
         if (!rank->lingers) continue;
-        if (rank->place >= 0) heap_remove(cluster, rank);
-        heap_push(cluster, rank, rank->clock, false);
+        if (rank->due.place >= 0) make_undue(cluster, rank);
+        make_due(cluster, rank, rank->clock, false);
     }
 }
 
@@ -579,11 +704,8 @@ static void *thread_main(void *context) {
 static gg_status check_options(const gg_virtual_options *options) {
     if (options->size < 1 || options->size > MAX_SIZE)
         return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: size is %d, expected 1 to %d", options->size, MAX_SIZE);
-    if (!(options->latency >= 0 && options->latency < INFINITY))
-        return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: latency is %g s, expected at least 0", options->latency);
-    if (!(options->bandwidth >= 0))
-        return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: bandwidth is %g bytes/s, expected at least 0 (0: unlimited)",
-                       options->bandwidth);
+    gg_status status = gg_network_check(&options->network);
+    if (status != GG_OK) return gg_error_prefix(status, "virtual cluster: ");
     if (!(options->compute_rate >= 0 && options->compute_rate < INFINITY))
         return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: compute_rate is %g, expected at least 0", options->compute_rate);
     return GG_OK;
@@ -616,14 +738,15 @@ gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out)
     GG_TRY(gg_calloc(1, sizeof *made, "virtual cluster", (void **)&made));
     made->options = *options;
     size_t size = (size_t)options->size;
-    GG_TRY(gg_calloc(size, sizeof *made->heap, "virtual cluster's heap", (void **)&made->heap));
+    GG_TRY(gg_calloc(size, sizeof(entry *), "virtual cluster's heap", (void **)&made->due.entries));
+    GG_TRY(gg_calloc(size, sizeof(entry *), "virtual cluster's heap", (void **)&made->wire.entries));
     GG_TRY(gg_calloc(size, sizeof *made->ranks, "virtual ranks", (void **)&made->ranks));
     GG_TRY(baton_create(&made->caller));
     for (int r = 0; r < options->size; ++r) {
         virtual_rank *rank = &made->ranks[r];
         rank->transport = (gg_transport){.table = &table, .rank = r, .size = options->size};
         rank->cluster = made;
-        rank->place = -1;
+        rank->due = rank->wire = (entry){.place = -1, .rank = r};
         rank->next_known = INFINITY;
         GG_TRY(baton_create(&rank->baton));
     }
@@ -647,7 +770,8 @@ void gg_virtual_destroy(gg_virtual *cluster) {
     for (int r = 0; cluster->ranks && r < cluster->options.size; ++r) baton_destroy(&cluster->ranks[r].baton);
     baton_destroy(&cluster->caller);
     gg_free(cluster->ranks);
-    gg_free(cluster->heap);
+    gg_free(cluster->due.entries);
+    gg_free(cluster->wire.entries);
     gg_free(cluster);
 }
 
@@ -656,6 +780,11 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank) {
 }
 
 gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context) {
+    return gg_virtual_run_watched(cluster, fn, context, &(gg_watch){0});
+}
+
+gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context,
+                                 const gg_watch *watch) {
     if (cluster->running) return gg_fail(GG_ERROR_STATE, "virtual cluster: it runs already");
     if (cluster->recorded)
         return gg_fail(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)", cluster->text);
@@ -667,10 +796,17 @@ gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int
         cluster->ranks[r].finished = false;
         cluster->ranks[r].fruitless = 0;
         cluster->ranks[r].next_known = INFINITY;
-        heap_push(cluster, &cluster->ranks[r], cluster->ranks[r].clock, false);
+        make_due(cluster, &cluster->ranks[r], cluster->ranks[r].clock, false);
     }
-    hand_on(cluster, NULL);
-    baton_await(&cluster->caller);
+    do {
+        hand_on(cluster, NULL);
+        if (!watch->fn || !baton_await_for(&cluster->caller, watch->seconds)) {
+            atomic_store(&cluster->watch_due, watch->fn != NULL);
+            baton_await(&cluster->caller);
+        }
+        if (cluster->unfinished > 0) watch->fn(watch->context);
+    } while (cluster->unfinished > 0);
+    atomic_store(&cluster->watch_due, false);
     cluster->running = false;
     /* A deadlock is a failure of the run even if every function ignored it. */
     if (cluster->deadlock && !cluster->recorded) record(cluster, 0, GG_ERROR_COMM, cluster->deadlock_text);

@@ -1,20 +1,20 @@
 /* The virtual cluster: p ranks as threads of one process under one baton.
  *
- * Only the holder of the baton runs. Each rank has a virtual clock; computing adds modelled time, a message takes
- * latency + bytes/bandwidth, and the rank with the smallest clock (ties: the lowest rank) that can run runs next. So
- * every run is deterministic, asynchronous methods included. Messages are read in the sender's memory.
+ * Only the holder of the baton runs. Each rank has a virtual clock; computing adds modelled time, a message takes what
+ * comm/network.h says, and the rank with the smallest clock (ties: the lowest rank) that can run runs next. Messages come
+ * to a receiver's link in the order of their first bytes (ties: the lowest sender). So every run is deterministic,
+ * asynchronous methods included. Messages are read in the sender's memory.
  *
  * A rank with a service (transport.h) goes on serving after it has returned from a run, until all ranks have: its clock moves on to
  * what it served last. */
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_H
 #define GG_COMM_VIRTUAL_VIRTUAL_H
 
-#include "comm/transport.h"
+#include "comm/network.h"
 
 typedef struct gg_virtual_options {
-    int size;            /* ranks, 1 to 4096 */
-    double latency;      /* seconds a message, >= 0 */
-    double bandwidth;    /* bytes a second of each rank's outgoing link; 0: unlimited */
+    int size; /* ranks, 1 to 4096 */
+    gg_network network;
     double compute_rate; /* multiplies modelled seconds given to gg_transport_compute; 1: as they are */
 } gg_virtual_options;
 
@@ -31,5 +31,17 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
  * are the caller's. If all ranks wait for messages that nobody will send, the run fails with GG_ERROR_COMM and says who
  * waits for whom. Called by one thread at a time. After a failure the cluster can be used no more. */
 gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
+
+/* The same, and every `seconds` of real time, when the baton next changes hands, watch(context) is called on the caller's thread
+ * while all ranks stand still. It may read and write what they read and write; it may not run the cluster. What it does not
+ * change goes on as if it had not been called. fn NULL: never. */
+typedef struct gg_watch {
+    void (*fn)(void *context);
+    void *context;
+    double seconds;
+} gg_watch;
+
+gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context,
+                                 const gg_watch *watch);
 
 #endif

@@ -1,0 +1,207 @@
+#include "comm/network.h"
+
+#include <math.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+
+/* What the private words of a message hold that waits here; `inner` overwrites them when it gets the message. */
+typedef struct __attribute__((may_alias)) waiting {
+    gg_request *next;
+    const void *data;
+    double due; /* when `inner` gets it */
+} waiting;
+
+_Static_assert(sizeof(waiting) <= sizeof((gg_request *)0)->private_, "waiting must fit");
+
+typedef struct slow_transport {
+    gg_transport transport; /* first: a gg_transport is cast to this */
+    gg_transport *inner;
+    gg_network network;
+    gg_request *first, *last; /* not given on yet, in the order in which they are due */
+    double out_free, in_free; /* when the links are idle again */
+} slow_transport;
+
+static slow_transport *slow_of(gg_transport *transport) { return (slow_transport *)transport; }
+static waiting *waiting_of(gg_request *request) { return (waiting *)request->private_; }
+
+static double transfer(const slow_transport *own, size_t bytes) {
+    return own->network.bandwidth > 0 ? (double)bytes / own->network.bandwidth : 0;
+}
+
+static void destroy(gg_transport *transport) {
+    gg_transport_destroy(slow_of(transport)->inner);
+    gg_free(transport);
+}
+
+static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    return gg_message_alloc(slow_of(transport)->inner, bytes, what, out);
+}
+
+static void free_block(gg_transport *transport, void *block) { gg_message_free(slow_of(transport)->inner, block); }
+
+/* Gives on what is due. */
+static gg_status give_on(slow_transport *own) {
+    gg_status status = GG_OK;
+    double now = own->first ? gg_clock_now() : 0;
+    while (own->first && waiting_of(own->first)->due <= now) {
+        gg_request *request = own->first;
+        const void *data = waiting_of(request)->data;
+        own->first = waiting_of(request)->next;
+        request->held = false;
+        GG_TRY(own->inner->table->send(own->inner, data, request->bytes, request->peer, request->tag, request));
+    }
+cleanup:
+    return status;
+}
+
+static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+    gg_status status = GG_OK;
+    slow_transport *own = slow_of(transport);
+    (void)peer, (void)tag;
+    GG_TRY(give_on(own));
+    own->out_free = fmax(own->out_free, gg_clock_now()) + transfer(own, bytes);
+    *waiting_of(request) = (waiting){.data = data, .due = own->out_free + own->network.latency};
+    request->held = true;
+    if (own->first) waiting_of(own->last)->next = request;
+    else own->first = request;
+    own->last = request;
+cleanup:
+    return status;
+}
+
+static gg_status receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+    gg_status status = GG_OK;
+    slow_transport *own = slow_of(transport);
+    GG_TRY(give_on(own));
+    request->when = gg_clock_now();
+    GG_TRY(own->inner->table->receive(own->inner, landing, bytes, peer, tag, request));
+cleanup:
+    return status;
+}
+
+static gg_status test(gg_transport *transport, gg_request *request, bool *done) {
+    gg_status status = GG_OK;
+    slow_transport *own = slow_of(transport);
+    bool receiving = request->state == GG_REQUEST_RECEIVING;
+    *done = false;
+    GG_TRY(give_on(own));
+    if (!request->held) {
+        double looked = request->when;
+        GG_TRY(own->inner->table->test(own->inner, request, done));
+        if (!receiving) goto cleanup;
+        if (!*done) {
+            request->when = gg_clock_now();
+            goto cleanup;
+        }
+        /* It has come at some time since the last look. To take the earliest never makes the link slower than it is. */
+        own->in_free = request->when = fmax(own->in_free + transfer(own, request->bytes), looked);
+        request->held = true;
+        request->state = GG_REQUEST_RECEIVING;
+    }
+    *done = receiving && gg_clock_now() >= request->when;
+    if (*done) {
+        request->held = false;
+        request->state = GG_REQUEST_ARRIVED;
+    }
+cleanup:
+    return status;
+}
+
+static gg_status release(gg_transport *transport, gg_request *request) {
+    gg_transport *inner = slow_of(transport)->inner;
+    return inner->table->release(inner, request);
+}
+
+static void cancel(gg_transport *transport, gg_request *request) {
+    slow_transport *own = slow_of(transport);
+    if (!request->held) {
+        own->inner->table->cancel(own->inner, request);
+    } else if (request->state == GG_REQUEST_RECEIVING) {
+        request->state = GG_REQUEST_ARRIVED;
+        own->inner->table->cancel(own->inner, request);
+    } else {
+        gg_request **place = &own->first, *before = NULL;
+        for (; *place != request; place = &waiting_of(before)->next) before = *place;
+        *place = waiting_of(request)->next;
+        if (own->last == request) own->last = before;
+    }
+    request->held = false;
+}
+
+static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
+    gg_status status = GG_OK;
+    slow_transport *own = slow_of(transport);
+    GG_TRY(give_on(own));
+    GG_TRY(own->inner->table->pause(own->inner, round, request));
+cleanup:
+    return status;
+}
+
+static gg_status progress(gg_transport *transport) {
+    gg_status status = GG_OK;
+    GG_TRY(give_on(slow_of(transport)));
+    GG_TRY(gg_progress(slow_of(transport)->inner));
+cleanup:
+    return status;
+}
+
+static double now(gg_transport *transport) { return gg_transport_now(slow_of(transport)->inner); }
+
+static gg_status compute(gg_transport *transport, double seconds) {
+    return gg_transport_compute(slow_of(transport)->inner, seconds);
+}
+
+/* The links work while the rank sleeps. */
+static gg_status idle(gg_transport *transport, double seconds) {
+    gg_status status = GG_OK;
+    slow_transport *own = slow_of(transport);
+    double end = gg_clock_now() + seconds;
+    for (double time = 0; (time = gg_clock_now()) < end;) {
+        double until = own->first ? fmin(end, waiting_of(own->first)->due) : end;
+        GG_TRY(gg_transport_idle(own->inner, fmax(until - time, 0)));
+        GG_TRY(give_on(own));
+    }
+cleanup:
+    return status;
+}
+
+static const gg_transport_table table = {
+    .name = "slow network",
+    .destroy = destroy,
+    .alloc = alloc,
+    .free = free_block,
+    .send = send,
+    .receive = receive,
+    .test = test,
+    .release = release,
+    .cancel = cancel,
+    .pause = pause_round,
+    .progress = progress,
+    .now = now,
+    .compute = compute,
+    .idle = idle,
+};
+
+gg_status gg_network_check(const gg_network *network) {
+    if (!(network->latency >= 0 && network->latency < INFINITY))
+        return gg_fail(GG_ERROR_ARGUMENT, "latency is %g s, expected at least 0", network->latency);
+    if (!(network->bandwidth >= 0))
+        return gg_fail(GG_ERROR_ARGUMENT, "bandwidth is %g bytes/s, expected at least 0 (0: unlimited)", network->bandwidth);
+    return GG_OK;
+}
+
+gg_status gg_network_transport_create(gg_transport *inner, const gg_network *network, gg_transport **out) {
+    gg_status status = GG_OK;
+    slow_transport *made = NULL;
+    *out = NULL;
+    GG_TRY(gg_network_check(network));
+    GG_TRY(gg_calloc(1, sizeof *made, "slow network", (void **)&made));
+    made->transport = *inner;
+    made->transport.table = &table;
+    made->inner = inner;
+    made->network = *network;
+    *out = &made->transport;
+cleanup:
+    return status;
+}
