@@ -73,6 +73,8 @@ class Team:
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
         """MPI and single only do something; a virtual cluster returns data."""
     def allgather(self, data: bytes, /) -> list[bytes]: ...
+    def gather(self, data: bytes, /) -> list[bytes] | None:
+        """Every process's bytes, of any length, on rank 0; None on the others."""
 
 @final
 class Dataset:
@@ -171,8 +173,10 @@ class Trainer:
         """Seconds of each of `steps` training steps on one batch in memory."""
     def node_seconds(self) -> list[tuple[float, float]]: ...
     def set_timing(self, on: bool, /) -> None: ...
-    def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int]]:
-        """begin, end, name, step, lane, index."""
+    def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int, int, int, float, int]]:
+        """begin, end, name, step, lane, index, last, peer, arrived, bytes: gg_trace_span, on rank 0's clock."""
+    def spans_lost(self, rank: int = 0) -> int:
+        """How many newer ones have overwritten."""
 
 def info() -> dict[str, Any]:
     """compiler, cpu, isa, isas, cores, onednn, mpi{...}, built{...}"""

@@ -20,7 +20,7 @@ from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cluster import Network, Straggler, VirtualCluster
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import one_line
+from gossipgrad.errors import number, one_line
 from gossipgrad.history import History
 from gossipgrad.layers import Model
 from gossipgrad.trainer import BACKENDS, LOSSES, Trainer, check_batch
@@ -225,6 +225,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, default=0)
     _machine_options(train)
     train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
+    train.add_argument(
+        "--timeout", type=float, default=0.0, help="seconds to wait for another rank's message; default: 0, for ever"
+    )
     _circumstances_options(train)
     _strategy_options(train)
     _schedule_options(train)
@@ -394,6 +397,7 @@ def train(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, option)
         if value is not None and value < low:
             raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
+    timeout = _checked(lambda: number("timeout", arguments.timeout, 0.0))
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
 
@@ -412,6 +416,7 @@ def train(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         trace=TRACE_SPANS if arguments.trace else 0,
+        timeout=timeout,
         straggler=straggler,
         network=network,
     )
@@ -614,5 +619,5 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
         plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
         text = one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
-        _failure.end_all_ranks(_say(f"error: {text}"), code)
+        _failure.end_all_ranks(_say(f"error: {text}"), code, error)
     return code

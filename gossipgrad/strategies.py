@@ -194,10 +194,12 @@ class _RandomGossip(Strategy):
     interval: int = 1
     probability: float = 1.0
     push_sum: bool = False
+    wire_dtype: str = "float32"
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         integer("interval", self.interval, 1)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         number("probability", self.probability, above=0, high=1)
         flag("push_sum", self.push_sum)
         _check_sizes(None, self.chunk_bytes)
@@ -223,6 +225,9 @@ class PullGossip(_RandomGossip):
                  m + m_j is the new mass, so that the sum of m w over the ranks is kept; an update counts with its
                  rank's mass. Answers then wait for the end of the other rank's step. At rest the masses become 1
                  again: one all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
+                 the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
     Message memory: three snapshots of the weights a rank; one question and one model a pull.
@@ -252,6 +257,9 @@ class PushGossip(_RandomGossip):
                  w = (m w + sum of m_i w_i) / (m + sum of m_i), with that sum as the new mass, so that the sum of m w
                  over the ranks is kept; an update counts with its rank's mass. At rest the masses become 1 again: one
                  all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
+                 the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
     Message memory: three snapshots of the weights a rank; one note and one model a push.

@@ -828,14 +828,25 @@ static PyObject *spans(PyObject *self, PyObject *args, PyObject *kwargs) {
     gg_replica *replica = replica_of(t, rank);
     if (replica == NULL) return NULL;
     const gg_trace *trace = gg_replica_trace(replica);
+    double offset = gg_replica_clock_offset(replica);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && trace != NULL && i < gg_trace_count(trace); ++i) {
         const gg_trace_span *s = gg_trace_get(trace, i);
-        PyObject *entry = Py_BuildValue("ddsLii", s->begin, s->end, s->name, (long long)s->step, (int)s->lane, (int)s->index);
+        PyObject *entry =
+            Py_BuildValue("ddsLiiiidL", s->begin + offset, s->end + offset, s->name, (long long)s->step, (int)s->lane,
+                          (int)s->index, (int)s->last, (int)s->peer, s->arrived + offset, (long long)s->bytes);
         if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
         Py_XDECREF(entry);
     }
     return list;
+}
+
+static PyObject *spans_lost(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", NULL};
+    int rank = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:spans_lost", names, &rank)) return NULL;
+    gg_replica *replica = replica_of((gg_py_trainer *)self, rank);
+    return replica ? PyLong_FromSize_t(gg_trace_lost(gg_replica_trace(replica))) : NULL;
 }
 
 static PyObject *bytes(PyObject *self, PyObject *unused) {
@@ -914,7 +925,8 @@ static PyMethodDef methods[] = {
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},
     {"set_timing", set_timing, METH_O, "set_timing($self, on, /)\n--\n\nTimes each node from now on, or stops."},
-    {"spans", KEYWORDS(spans), "The trace of a local rank: begin, end, name, step, lane, index."},
+    {"spans", KEYWORDS(spans), "The trace of a local rank, on rank 0's clock."},
+    {"spans_lost", KEYWORDS(spans_lost), "Spans of a local rank that newer ones have overwritten."},
     {"bytes", bytes, METH_NOARGS, "Memory of plans and arenas."},
     {NULL, NULL, 0, NULL}};
 

@@ -28,6 +28,7 @@ struct gg_replica {
     gg_trace *trace;
     int node; /* for the trace: the node that runs, or -1, and since when */
     double node_begin;
+    double clock_offset;
 
     gg_loader *loader;
     gg_dataset set;
@@ -362,6 +363,10 @@ int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) {
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }
 
+gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status) {
+    return gg_error_prefix(status, "step %lld, %s: ", (long long)r->state.step, what);
+}
+
 /* Room for the consensus model; made on first use. */
 static gg_status make_consensus(gg_replica *r) {
     gg_status status = GG_OK;
@@ -382,7 +387,7 @@ static gg_status average(gg_replica *r, const float **weights) {
     }
     GG_TRY(make_consensus(r));
     memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
-    GG_TRY(gg_allreduce_run(r->averaging, r->consensus, r->equal_share));
+    GG_TRY(gg_replica_at(r, "mean of the replicas", gg_allreduce_run(r->averaging, r->consensus, r->equal_share)));
     *weights = r->consensus;
 cleanup:
     return status;
@@ -393,7 +398,7 @@ gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     if (r->strategy->model == NULL) return average(r, weights);
     GG_TRY(gg_replica_settle(r));
     GG_TRY(make_consensus(r));
-    GG_TRY(r->strategy->model->read(r->strategy, r->consensus));
+    GG_TRY(gg_replica_at(r, "the strategy's model", r->strategy->model->read(r->strategy, r->consensus)));
     *weights = r->consensus;
 cleanup:
     return status;
@@ -410,7 +415,7 @@ gg_status gg_replica_distance(gg_replica *r, double *distance) {
     double apart = trains(r) ? r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean) : 0;
     double whole = r->device->table->sum_squares(r->device, r->state.count, mean, NULL);
     double own = whole != 0 ? sqrt(apart / whole) : 0; /* NaN stays NaN */
-    GG_TRY(gg_allreduce_doubles(r->options.transport, &own, 1));
+    GG_TRY(gg_replica_at(r, "consensus distance", gg_allreduce_doubles(r->options.transport, &own, 1)));
     *distance = own / r->workers;
 cleanup:
     return status;
@@ -518,7 +523,10 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
     r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
     for (int i = 0; i < r->workers; ++i) r->equal_share[i] = 1.0f / (float)r->workers;
-    if (options->trace > 0) GG_TRY(gg_trace_create(options->trace, &r->trace));
+    if (options->trace > 0) {
+        GG_TRY(gg_trace_create(options->trace, &r->trace));
+        GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
+    }
     r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
@@ -558,6 +566,7 @@ void gg_replica_destroy(gg_replica *r) {
 gg_state *gg_replica_state(gg_replica *r) { return &r->state; }
 gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.transport; }
 const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
+double gg_replica_clock_offset(const gg_replica *r) { return r->clock_offset; }
 gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->last_plan; }
 

@@ -107,6 +107,10 @@ int64_t gg_replica_sample_id(const gg_replica *replica, int64_t slot);
 gg_state *gg_replica_state(gg_replica *replica);
 gg_transport *gg_replica_transport(const gg_replica *replica);
 const gg_trace *gg_replica_trace(const gg_replica *replica); /* NULL: off */
+/* Seconds to add to the times of the trace, so that all ranks' are on rank 0's clock. */
+double gg_replica_clock_offset(const gg_replica *replica);
+/* Adds "step 12, WHAT: " to the message of a failure, and returns it. */
+gg_status gg_replica_at(const gg_replica *replica, const char *what, gg_status status);
 const char *gg_replica_backend_name(const gg_replica *replica);
 gg_isa gg_replica_isa(const gg_replica *replica);
 /* The plan of the last training step; NULL before the first. */

@@ -181,7 +181,7 @@ static gg_status end_epoch(void *context, int local) {
     gg_epoch_summary summary = {0};
     GG_TRY(gg_replica_end_epoch(replica));
     gg_replica_counts(replica, &own);
-    GG_TRY(gather_counts(gg_replica_transport(replica), &own, &summary));
+    GG_TRY(gg_replica_at(replica, "counts of the epoch", gather_counts(gg_replica_transport(replica), &own, &summary)));
     GG_TRY(gg_replica_distance(replica, &summary.consensus_distance));
     if (local == 0) *c->summary = summary;
 cleanup:
@@ -201,7 +201,7 @@ static gg_status step(void *context, int local) {
     gg_transport *transport = gg_replica_transport(replica);
     int64_t *batches = NULL;
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", (void **)&batches));
-    GG_TRY(gg_allgather(transport, &c->n[local], sizeof *batches, batches));
+    GG_TRY(gg_replica_at(replica, "batch of each rank", gg_allgather(transport, &c->n[local], sizeof *batches, batches)));
     GG_TRY(gg_replica_step(replica, c->samples[local], c->targets[local], c->n[local], batches, &c->doubles[local]));
 cleanup:
     gg_free(batches);
@@ -304,7 +304,7 @@ static gg_status evaluate(void *context, int local) {
     else gg_shard(c->set->count, transport->rank, transport->size, &first, &end);
     GG_TRY(gg_replica_evaluate(replica, weights, c->set, first, end, c->batch, &own));
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", (void **)&all));
-    GG_TRY(gg_allgather(transport, &own, sizeof own, all));
+    GG_TRY(gg_replica_at(replica, "results of all ranks", gg_allgather(transport, &own, sizeof own, all)));
     if (local != 0) goto cleanup;
     if (c->flag) {
         memcpy(c->evaluations, all, (size_t)transport->size * sizeof *all);
