@@ -79,9 +79,12 @@ static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
         *busy = true;
     }
     for (int worker; (worker = earliest(s, served)) >= 0; *busy = true) {
+        const float *message = served[worker].data;
         float *answer = room_of(s, chunk, worker);
-        GG_TRY(change(s, chunk, served[worker].data, answer));
-        GG_TRY(gg_release(transport, &served[worker]));
+        bool landed = message == answer; /* it stays where it is, and the answer takes its place */
+        if (landed) GG_TRY(gg_release(transport, &served[worker]));
+        GG_TRY(change(s, chunk, message, answer));
+        if (!landed) GG_TRY(gg_release(transport, &served[worker]));
         GG_TRY(gg_send(transport, answer, bytes, worker, tag, &served[worker]));
     }
 cleanup:
