@@ -509,7 +509,8 @@ static gg_status test(gg_transport *transport, gg_request *request, bool *done) 
         request->state = GG_REQUEST_IDLE;
     }
     rank->fruitless = 0;
-    rank->next_known = INFINITY;
+    /* Of requests tested before this one, what is still to come is not forgotten: the rank may sleep next. */
+    if (rank->next_known <= rank->clock) rank->next_known = INFINITY;
     *done = true;
 cleanup:
     return status;
