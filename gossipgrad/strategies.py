@@ -190,10 +190,12 @@ class _RandomGossip(Strategy):
     interval: int = 1
     probability: float = 1.0
     push_sum: bool = False
+    wire_dtype: str = "float32"
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         integer("interval", self.interval, 1)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         number("probability", self.probability, above=0, high=1)
         flag("push_sum", self.push_sum)
         _check_sizes(None, self.chunk_bytes)
@@ -219,6 +221,9 @@ class PullGossip(_RandomGossip):
                  m + m_j is the new mass, so that the sum of m w over the ranks is kept; an update counts with its
                  rank's mass. Answers then wait for the end of the other rank's step. At rest the masses become 1
                  again: one all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
+                 the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
     Message memory: three snapshots of the weights a rank; one question and one model a pull.
@@ -248,12 +253,39 @@ class PushGossip(_RandomGossip):
                  w = (m w + sum of m_i w_i) / (m + sum of m_i), with that sum as the new mass, so that the sum of m w
                  over the ranks is kept; an update counts with its rank's mass. At rest the masses become 1 again: one
                  all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
+                 the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
     Message memory: three snapshots of the weights a rank; one note and one model a push.
     """
 
     name: ClassVar[str] = "push-gossip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlappedAveraging(Strategy):
+    """AllReduce with the same bits; each rank updates 1/p of the weights and keeps the optimiser's state of those.
+
+    Lee, Agrawal, Balaprakash, Choudhary, Liao (2018). In the backward pass, when the gradients of a bucket are final,
+    rank i receives slice i of it from all ranks. It adds them in the order of ranks, updates the slice, and sends it to
+    all. The next forward pass waits for a bucket's weights when it needs them, so half of the traffic can hide behind
+    it. Our own design: buckets, chunks, uneven slices, and that weights wait while gradients fill the network.
+
+    overlap       False: everything is exchanged after the backward pass, for comparison.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    """
+
+    name: ClassVar[str] = "overlapped-averaging"
+    overlap: bool = True
+    bucket_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        flag("overlap", self.overlap)
+        _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
 
 @dataclass(frozen=True)
@@ -265,7 +297,16 @@ class NoExchange(Strategy):
 
 BY_NAME: dict[str, type[Strategy]] = {
     c.name: c
-    for c in (GossipGraD, AllReduce, LayerwiseAllReduce, PeriodicAllReduce, PullGossip, PushGossip, NoExchange)
+    for c in (
+        GossipGraD,
+        AllReduce,
+        LayerwiseAllReduce,
+        PeriodicAllReduce,
+        PullGossip,
+        PushGossip,
+        OverlappedAveraging,
+        NoExchange,
+    )
 }
 
 

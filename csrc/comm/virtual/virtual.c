@@ -624,6 +624,7 @@ static gg_status compute(gg_transport *transport, double seconds) {
 
 static const gg_transport_table table = {
     .name = "virtual",
+    .one_clock = true,
     .destroy = destroy,
     .alloc = alloc,
     .free = free_block,
