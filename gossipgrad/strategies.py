@@ -170,13 +170,16 @@ class PeriodicAllReduce(Strategy):
     wire_dtype  "float32", or "bfloat16" for half the bytes: values and their mean travel rounded to nearest even, and
                 w += mean - rounded w, so that a rank keeps what bfloat16 cannot hold and small updates are not lost;
                 replicas agree to the precision of bfloat16, 8 bits. Our own design.
+    shuffle_samples  as in GossipGraD.
     """
 
     name: ClassVar[str] = "periodic-allreduce"
     period: int | str = "log2"
     wire_dtype: str = "float32"
+    shuffle_samples: bool = False
 
     def __post_init__(self) -> None:
+        flag("shuffle_samples", self.shuffle_samples)
         choice("wire_dtype", self.wire_dtype, WIRES)
         if self.period == "log2":
             return
@@ -288,11 +291,18 @@ class OverlappedAveraging(Strategy):
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NoExchange(Strategy):
-    """Nothing is exchanged: p independent runs on p shards, the floor of every comparison."""
+    """Models are not exchanged: p independent runs on p shards, the floor of every comparison.
+
+    shuffle_samples  as in GossipGraD: in time every run sees all samples.
+    """
 
     name: ClassVar[str] = "no-exchange"
+    shuffle_samples: bool = False
+
+    def __post_init__(self) -> None:
+        flag("shuffle_samples", self.shuffle_samples)
 
 
 BY_NAME: dict[str, type[Strategy]] = {
@@ -317,8 +327,7 @@ def by_name(name: str, **options: Any) -> Strategy:
     allowed = [field.name for field in fields(made)]
     for key in options:
         if key not in allowed:
-            has = f"it has {', '.join(allowed)}" if allowed else "it has none"
-            raise ValueError(f"{key}: not an option of strategy={name!r}; {has}")
+            raise ValueError(f"{key}: not an option of strategy={name!r}; it has {', '.join(allowed)}")
     return made(**options)
 
 

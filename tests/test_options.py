@@ -40,7 +40,7 @@ from gossipgrad import optim, schedules, strategies
         (
             lambda: strategies.by_name("no-exchange", wire_dtype="bfloat16"),
             ValueError,
-            ["wire_dtype", "no-exchange", "it has none"],
+            ["wire_dtype", "no-exchange", "it has shuffle_samples"],
         ),
         (lambda: gg.GossipGraD(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
         (
@@ -124,7 +124,7 @@ def test_settings_make_the_same_objects():
         gg.PullGossip(interval=3, probability=0.25, push_sum=True),
         gg.PushGossip(chunk_bytes=99, wire_dtype="bfloat16"),
         gg.OverlappedAveraging(overlap=False, chunk_bytes=64),
-        gg.NoExchange(),
+        gg.NoExchange(shuffle_samples=True),
     ):
         assert strategies.from_settings(strategy.settings()) == strategy
         assert strategies.by_name(**{"name": strategy.name}).name == strategy.name
