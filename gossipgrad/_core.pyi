@@ -197,6 +197,11 @@ def partners(
 def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0) -> dict[str, Any]:
     """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never."""
 
+def push_sum_scalar(
+    topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
+) -> float:
+    """The push-sum scalar of `rank` before `step`: 1 before step 0, the sum over the ranks always `size`."""
+
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...
 def run_op(

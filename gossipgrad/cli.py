@@ -68,6 +68,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(one) for one in text.split(","))
 
 
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(one) for one in text.split(","))
+
+
 def _period(text: str) -> int | str:
     return "log2" if text == "log2" else int(text)
 
@@ -136,13 +140,13 @@ _STRATEGY_KEYS = (
     "staleness",
     "exchange",
     "mix",
+    "push_sum",
     "wire_dtype",
     "bucket_bytes",
     "chunk_bytes",
     "period",
     "interval",
     "probability",
-    "push_sum",
     "overlap",
     "shuffle_samples",
     "synchronous",
@@ -285,6 +289,7 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
         "--lr-scaling", choices=compare.LR_SCALINGS, default="none", help="lr times sqrt(ranks), or times ranks"
     )
     parser.add_argument("--lr-limit", type=float, help="where that stops")
+    parser.add_argument("--lr-grid", type=_rates, metavar="LR,LR,...", help="try each, keep the lowest final loss")
     parser.add_argument(
         "--target", type=float, metavar="LOSS", help="tell the time to it; default: 1.5 times the lowest"
     )
@@ -485,18 +490,8 @@ def side_by_side(arguments: argparse.Namespace) -> int:
 
     def plan() -> compare.Comparison:
         straggler, network = _circumstances(arguments)
-        keys = (
-            "samples",
-            "points",
-            "batch_size",
-            "lr_scaling",
-            "lr_limit",
-            "target",
-            "seed",
-            "backend",
-            "compute_time",
-        )
-        given = _given(arguments, (*keys, "global_batch"))
+        keys = ("samples", "points", "batch_size", "global_batch", "target", "seed", "backend", "compute_time")
+        given = _given(arguments, (*keys, "lr_scaling", "lr_limit", "lr_grid"))
         if arguments.batch_size is not None:
             given["global_batch"] = None
         made = compare.Comparison(
@@ -577,7 +572,7 @@ def _say(text: str) -> Callable[[str], None]:
     def say(who: str) -> None:
         if os.environ.get("GOSSIPGRAD_TRACEBACK", "0") not in ("", "0") and sys.exc_info()[0] is not None:
             traceback.print_exc()
-        print(f"gossipgrad: {who}{text}", file=sys.stderr, flush=True)
+        print(f"gossipgrad: {'' if who in text else who}{text}", file=sys.stderr, flush=True)
 
     return say
 

@@ -78,7 +78,7 @@ class GossipGraD(Strategy):
                   graph: dissemination in a mirror; k = ceil(log2 p).
                   "random": pairs drawn from the seed, anew for every step; for odd p one rank rests; k = 1.
                   A table, integers of shape [k, p]: table[h][r] is the rank that r sends to; r itself or -1: it rests.
-                  Every rank that sends must receive from one rank, the others from none.
+                  Without push_sum every rank that sends must receive from one rank, the others from none.
     rotate        after each cycle of k steps the ranks change places by a permutation drawn from the seed; without
                   effect on "random" and on a table.
     staleness     0: what was sent after an update is mixed before the layer is used again.
@@ -86,6 +86,11 @@ class GossipGraD(Strategy):
     exchange      "weights+momentum", "weights", or "gradients" (for comparison: nothing pulls the replicas together).
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
+    push_sum      any number of ranks may send to one (our own design): every rank has a scalar, 1 at first, gives half
+                  of it away with what it sends, and takes the mean of its own weights and of what came, each counted
+                  with its scalar. The mean over the ranks of scalar * weights is kept by every exchange, and without
+                  training all weights become the mean of the first ones; a rank's update counts with its scalar at
+                  that time. The table must let all hear of all. Weights or weights and momentum, displacement mix.
     wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
                   mix then adds (received - rounded w) / 2, which keeps the mean; replicas agree to the precision of
                   bfloat16, 8 bits. Our own design.
@@ -104,6 +109,7 @@ class GossipGraD(Strategy):
     staleness: int = 0
     exchange: str = "weights+momentum"
     mix: str = "displacement"
+    push_sum: bool = False
     wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
@@ -115,6 +121,11 @@ class GossipGraD(Strategy):
         choice("staleness", self.staleness, (0, 1))
         choice("exchange", self.exchange, EXCHANGES)
         choice("mix", self.mix, MIXES)
+        if flag("push_sum", self.push_sum):
+            if self.exchange == "gradients":
+                raise ValueError("push_sum=True with exchange='gradients': allowed: 'weights+momentum', 'weights'")
+            if self.mix == "halves":
+                raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
         choice("wire_dtype", self.wire_dtype, WIRES)
         flag("shuffle_samples", self.shuffle_samples)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)

@@ -33,6 +33,8 @@ RUNS = {
     "ring": (gg.GossipGraD(topology="ring"), 101, 13, 0.9),
     "exponential, late": (gg.GossipGraD(topology="exponential", staleness=1), 101, 13, 0.9),
     "random": (gg.GossipGraD(topology="random"), 101, 13, 0.9),
+    "push-sum": (gg.GossipGraD(push_sum=True), 203, 16, 0.9),
+    "push-sum, bfloat16, late": (gg.GossipGraD(push_sum=True, wire_dtype="bfloat16", staleness=1), 203, 16, 0.9),
     "bfloat16": (gg.GossipGraD(wire_dtype="bfloat16"), 203, 16, 0.9),
     "bfloat16, late, small chunks": (
         gg.GossipGraD(wire_dtype="bfloat16", staleness=1, bucket_bytes=1, chunk_bytes=6000),

@@ -13,6 +13,11 @@ static gg_status check_sizes(const gg_strategy_options *options) {
 static gg_status check(const gg_strategy_options *options) {
     if (options->staleness != 0 && options->staleness != 1)
         return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
+    if (options->push_sum && options->exchange == GG_EXCHANGE_GRADIENTS)
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
+    if (options->push_sum && options->mix == GG_MIX_HALVES)
+        return gg_fail(GG_ERROR_ARGUMENT, "push_sum: True with mix 'halves'; allowed is 'displacement'");
     return check_sizes(options);
 }
 
@@ -30,6 +35,7 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
     case GG_STRATEGY_GOSSIPGRAD: {
         gg_status status = check(options);
         if (status != GG_OK) return status;
+        if (options->push_sum) return gg_gossip_push_sum_create(options, env, out);
         return options->exchange == GG_EXCHANGE_GRADIENTS ? gg_gossip_gradients_create(options, env, out)
                                                           : gg_gossip_weights_create(options, env, out);
     }

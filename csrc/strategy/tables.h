@@ -6,6 +6,7 @@
 
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);

@@ -108,7 +108,7 @@ static gg_status on_poll(void *context) {
     gg_status status = GG_OK;
     gg_replica *r = context;
     GG_TRY(r->strategy->table->poll(r->strategy));
-    if (r->ring != NULL) GG_TRY(gg_sample_ring_poll(r->ring));
+    if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_poll(r->ring)));
 cleanup:
     return status;
 }
@@ -147,9 +147,9 @@ static void read_rows(gg_replica *r, gg_plan *plan, gg_dtype dtype, const void *
 static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
     gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
-    if (r->ring != NULL) GG_TRY(gg_sample_ring_finish(r->ring));
+    if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_finish(r->ring)));
     GG_TRY(gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets));
-    if (r->ring != NULL) GG_TRY(gg_sample_ring_begin(r->ring));
+    if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_begin(r->ring)));
     r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
     record(r, GG_LANE_DATA, "batch", begin, -1);
 cleanup:
@@ -318,8 +318,9 @@ static gg_status settle_samples(gg_replica *r) {
     gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
     if (r->ring == NULL) goto cleanup;
-    GG_TRY(gg_sample_ring_settle(r->ring));
+    GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_settle(r->ring)));
     r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
+    record(r, GG_LANE_DATA, "settle", begin, -1);
 cleanup:
     return status;
 }
