@@ -5,9 +5,9 @@
     python benchmarks/learning.py --virtual-ranks 4 8 16 32 --model cifar_quick --dataset cifar10 --global-batch 128
         --lr 0.02 --schedule cosine --epochs 8
 
---ranks: under mpiexec (`gossipgrad run`); --virtual-ranks: in the virtual cluster. Momentum 0.9. Without --global-batch a
-rank has 64 samples a batch and the rate is 0.01 x ranks; with it the batch is divided among the ranks and the rate is
---lr for all. What follows `--` goes to `gossipgrad train`. Prints one line a run.
+--ranks: under mpiexec (`gossipgrad run`); --virtual-ranks: in the virtual cluster. Momentum 0.9. Without --global-batch
+a rank has 64 samples a batch and the rate is 0.01 x ranks; with it the batch is divided among the ranks and the rate
+is --lr for all. What follows `--` goes to `gossipgrad train`. Prints one line a run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def main() -> None:
     runs = [(p, True) for p in arguments.virtual_ranks]
     runs = [(p, False) for p in arguments.ranks or ([] if runs else [2, 4])] + runs
     print(
-        f"{'ranks':>5} {'strategy':20}{'consensus %':>12}{'replicas %':>18}{'distance':>10}{'s/epoch':>9}{'exposed s':>11}"
+        f"{'ranks':>5} {'strategy':20}{'consensus %':>12}{'replicas %':>18}{'distance':>10}{'s/epoch':>9}"
+        f"{'exposed s':>11}"
     )
     for ranks, virtual in runs:
         for strategy in arguments.strategies:
