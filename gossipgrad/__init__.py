@@ -52,6 +52,8 @@ from gossipgrad.strategies import (  # noqa: E402
     LayerwiseAllReduce,
     NoExchange,
     PeriodicAllReduce,
+    PullGossip,
+    PushGossip,
     Strategy,
 )
 from gossipgrad.trainer import Trainer  # noqa: E402
@@ -89,6 +91,8 @@ __all__ = [
     "Optimizer",
     "PeriodicAllReduce",
     "ProgressBar",
+    "PullGossip",
+    "PushGossip",
     "ReLU",
     "Sequential",
     "Sigmoid",

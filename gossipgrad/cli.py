@@ -68,6 +68,12 @@ def _period(text: str) -> int | str:
     return "log2" if text == "log2" else int(text)
 
 
+def _random_gossip_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--interval", type=int, metavar="N", help="pull- and push-gossip: steps to the next exchange")
+    group.add_argument("--probability", type=float, metavar="P", help="of an exchange that is due")
+    group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None, help="keep the mean")
+
+
 _TOPOLOGY_HELP = f"{', '.join(strategies.TOPOLOGIES)}, or a table of partners [period, ranks]: .npy, .json, or text"
 
 
@@ -95,9 +101,11 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
     group.add_argument("--mix", choices=strategies.MIXES)
+    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _random_gossip_options(group)
     group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
@@ -116,6 +124,9 @@ _STRATEGY_KEYS = (
     "bucket_bytes",
     "chunk_bytes",
     "period",
+    "interval",
+    "probability",
+    "push_sum",
     "shuffle_samples",
 )
 _OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
@@ -237,9 +248,11 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
+    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
+    _random_gossip_options(group)
 
 
 def _checked(make: Callable[[], Any]) -> Any:

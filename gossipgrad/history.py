@@ -32,6 +32,7 @@ _ORDER = (
     "data_wait_seconds_max",
     "bytes_sent",
     "messages_sent",
+    "exchanges_skipped",
     "bytes_per_rank_step",
     "messages_per_rank_step",
     "sample_bytes_sent",

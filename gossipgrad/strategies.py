@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.errors import choice, flag, integer
+from gossipgrad.errors import choice, flag, integer, number
 
 TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
 Topology = str | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
 EXCHANGES = ("weights+momentum", "weights", "gradients")
 MIXES = ("displacement", "halves")
+WIRES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,9 @@ class GossipGraD(Strategy):
     exchange      "weights+momentum", "weights", or "gradients" (for comparison: nothing pulls the replicas together).
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
+    wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
+                  mix then adds (received - rounded w) / 2, which keeps the mean; replicas agree to the precision of
+                  bfloat16, 8 bits. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
     shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
@@ -96,6 +100,7 @@ class GossipGraD(Strategy):
     staleness: int = 0
     exchange: str = "weights+momentum"
     mix: str = "displacement"
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
     shuffle_samples: bool = False
@@ -106,6 +111,7 @@ class GossipGraD(Strategy):
         choice("staleness", self.staleness, (0, 1))
         choice("exchange", self.exchange, EXCHANGES)
         choice("mix", self.mix, MIXES)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         flag("shuffle_samples", self.shuffle_samples)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
@@ -119,11 +125,19 @@ class GossipGraD(Strategy):
         return super().options() | {"topology": core_topology(self.topology)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AllReduce(Strategy):
-    """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass (the paper's SGD)."""
+    """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass (the paper's SGD).
+
+    wire_dtype  "float32", or "bfloat16" for half the bytes: gradients and their sum travel rounded to nearest even, the
+                sum is made in float32, and all ranks end with the same bits.
+    """
 
     name: ClassVar[str] = "allreduce"
+    wire_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        choice("wire_dtype", self.wire_dtype, WIRES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,35 +146,114 @@ class LayerwiseAllReduce(Strategy):
 
     The reduction of a bucket starts when the gradients of its layers are final, the last layers first.
 
+    wire_dtype    as of AllReduce.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: the core's choice.
     """
 
     name: ClassVar[str] = "layerwise-allreduce"
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        choice("wire_dtype", self.wire_dtype, WIRES)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicAllReduce(Strategy):
-    """Local SGD: every rank trains alone, and now and then weights and momentum become the plain mean of all ranks'.
+    """Local SGD: every rank trains alone, and now and then weights and moments become the plain mean of all ranks'.
 
-    period  after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least 1, or
-            "log2": max(1, ceil(log2 p)) for p ranks (the paper's every-log p).
+    period      after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least
+                1, or "log2": max(1, ceil(log2 p)) for p ranks (the paper's every-log p).
+    wire_dtype  "float32", or "bfloat16" for half the bytes: values and their mean travel rounded to nearest even, and
+                w += mean - rounded w, so that a rank keeps what bfloat16 cannot hold and small updates are not lost;
+                replicas agree to the precision of bfloat16, 8 bits. Our own design.
     """
 
     name: ClassVar[str] = "periodic-allreduce"
     period: int | str = "log2"
+    wire_dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        choice("wire_dtype", self.wire_dtype, WIRES)
         if self.period == "log2":
             return
         if isinstance(self.period, str):
             raise ValueError(f"period={self.period!r}: allowed: 'log2', or an integer of at least 1")
         integer("period", self.period, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RandomGossip(Strategy):
+    interval: int = 1
+    probability: float = 1.0
+    push_sum: bool = False
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("interval", self.interval, 1)
+        number("probability", self.probability, above=0, high=1)
+        flag("push_sum", self.push_sum)
+        _check_sizes(None, self.chunk_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullGossip(_RandomGossip):
+    """Asynchronous gossip: now and then a rank averages its weights with what a random other rank last published.
+
+    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
+    of step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly
+    from the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the
+    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. Momentum stays local.
+
+    No rank waits for another before it settles. How we get there is our own design: a rank has at most two questions
+    open, and a pull beyond them is left out and counted in the history's `exchanges_skipped`; which version of w_j
+    arrives when depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
+
+    interval     steps from one pull to the next, at least 1.
+    probability  with which a pull that is due takes place, above 0 and at most 1.
+    push_sum     our own design. False: the mean of the replicas is not kept. True: it is, but for rounding. Every rank
+                 has a mass, at first 1; who answers gives half of it away, w = (m w + m_j w_j) / (m + m_j), and
+                 m + m_j is the new mass, so that the sum of m w over the ranks is kept; an update counts with its
+                 rank's mass. Answers then wait for the end of the other rank's step. At rest the masses become 1
+                 again: one all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+
+    Message memory: three snapshots of the weights a rank; one question and one model a pull.
+    """
+
+    name: ClassVar[str] = "pull-gossip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushGossip(_RandomGossip):
+    """Asynchronous gossip: now and then a rank sends its weights to a random other rank, which mixes what has arrived.
+
+    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
+    of step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn
+    uniformly from the others by (seed, r, t). At the end of each step, a rank to which n >= 1 models have come whole
+    mixes them: w = (w + sum of them) / (n + 1). Momentum stays local.
+
+    No rank waits for another before it settles. How we get there is our own design: a push to a rank that has not
+    mixed our last two, or while our last three pushes are all still on the way, is left out and counted in the
+    history's `exchanges_skipped`. When what arrives depends on the ranks' speeds, so only in a virtual cluster do two
+    runs have the same bits.
+
+    interval     steps from one push to the next, at least 1.
+    probability  with which a push that is due takes place, above 0 and at most 1.
+    push_sum     our own design. False: the mean of the replicas is not kept. True: it is, but for rounding. Every rank
+                 has a mass, at first 1; who sends keeps half of it and gives the other half away with w, and
+                 w = (m w + sum of m_i w_i) / (m + sum of m_i), with that sum as the new mass, so that the sum of m w
+                 over the ranks is kept; an update counts with its rank's mass. At rest the masses become 1 again: one
+                 all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+
+    Message memory: three snapshots of the weights a rank; one note and one model a push.
+    """
+
+    name: ClassVar[str] = "push-gossip"
 
 
 @dataclass(frozen=True)
@@ -171,7 +264,8 @@ class NoExchange(Strategy):
 
 
 BY_NAME: dict[str, type[Strategy]] = {
-    c.name: c for c in (GossipGraD, AllReduce, LayerwiseAllReduce, PeriodicAllReduce, NoExchange)
+    c.name: c
+    for c in (GossipGraD, AllReduce, LayerwiseAllReduce, PeriodicAllReduce, PullGossip, PushGossip, NoExchange)
 }
 
 

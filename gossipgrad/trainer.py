@@ -41,7 +41,7 @@ class Trainer:
                0..1), "mean_squared_error"; each the mean over a batch.
     optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(), LayerwiseAllReduce(),
-               PeriodicAllReduce(...), NoExchange(); default GossipGraD().
+               PeriodicAllReduce(...), PullGossip(...), PushGossip(...), NoExchange(); default GossipGraD().
     seed       of initial weights, order of samples, dropout and rotation.
     comm       None: the MPI world where mpiexec started this process, else one rank; a VirtualCluster(p): p ranks in
                this process; an mpi4py communicator: that group.

@@ -123,8 +123,12 @@ def test_periods_run_on_over_epochs_and_checkpoints(tmp_path):
 
 # ---- both
 
+STEADY = [gg.LayerwiseAllReduce(chunk_bytes=64), gg.PeriodicAllReduce(period=3), gg.AllReduce(wire_dtype="bfloat16")]
+STEADY += [gg.GossipGraD(wire_dtype="bfloat16"), gg.GossipGraD(wire_dtype="bfloat16", exchange="gradients")]
+STEADY += [gg.LayerwiseAllReduce(wire_dtype="bfloat16"), gg.PeriodicAllReduce(period=3, wire_dtype="bfloat16")]
 
-@pytest.mark.parametrize("strategy", [gg.LayerwiseAllReduce(chunk_bytes=64), gg.PeriodicAllReduce(period=3)], ids=repr)
+
+@pytest.mark.parametrize("strategy", STEADY, ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
     x, y = small_batches(np.random.default_rng(0), 3)
     gc.collect()

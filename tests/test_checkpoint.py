@@ -38,6 +38,7 @@ def fit(trainer, data, epochs, **options):
 
 STRATEGIES = [gg.GossipGraD(), gg.GossipGraD(staleness=1, topology="cube"), gg.AllReduce(), gg.NoExchange()]
 STRATEGIES += [gg.GossipGraD(shuffle_samples=True)]
+STRATEGIES += [gg.GossipGraD(wire_dtype="bfloat16"), gg.GossipGraD(wire_dtype="bfloat16", exchange="gradients")]
 STRATEGIES += [gg.LayerwiseAllReduce(), gg.PeriodicAllReduce(), gg.PeriodicAllReduce(period=7)]
 STRATEGIES += [gg.GossipGraD(topology="random"), gg.GossipGraD(topology="ring", staleness=1)]
 # Of 20 steps the last is one that averages with log2 of 3 ranks, and is none with 7.

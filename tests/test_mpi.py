@@ -13,7 +13,7 @@ import gossipgrad as gg
 pytestmark = pytest.mark.filterwarnings("ignore:topology='cube'")
 
 SEED = 7
-# name: strategy, samples, batch, momentum. 203 and 101 samples make shards of unequal size.
+# name: strategy, samples, batch, momentum or "adam". 203 and 101 samples make shards of unequal size.
 RUNS = {
     "default": (gg.GossipGraD(), 203, 16, 0.9),
     "late": (gg.GossipGraD(staleness=1), 203, 16, 0.9),
@@ -33,6 +33,19 @@ RUNS = {
     "ring": (gg.GossipGraD(topology="ring"), 101, 13, 0.9),
     "exponential, late": (gg.GossipGraD(topology="exponential", staleness=1), 101, 13, 0.9),
     "random": (gg.GossipGraD(topology="random"), 101, 13, 0.9),
+    "bfloat16": (gg.GossipGraD(wire_dtype="bfloat16"), 203, 16, 0.9),
+    "bfloat16, late, small chunks": (
+        gg.GossipGraD(wire_dtype="bfloat16", staleness=1, bucket_bytes=1, chunk_bytes=6000),
+        101,
+        13,
+        0.9,
+    ),
+    "bfloat16, gradients": (gg.GossipGraD(wire_dtype="bfloat16", exchange="gradients"), 203, 16, 0.9),
+    "bfloat16, allreduce": (gg.AllReduce(wire_dtype="bfloat16"), 203, 16, 0.9),
+    "bfloat16, layerwise": (gg.LayerwiseAllReduce(wire_dtype="bfloat16", bucket_bytes=1), 203, 16, 0.9),
+    "bfloat16, periodic": (gg.PeriodicAllReduce(wire_dtype="bfloat16"), 203, 16, 0.9),
+    "adam": (gg.GossipGraD(), 203, 16, "adam"),
+    "adam, periodic, bfloat16": (gg.PeriodicAllReduce(wire_dtype="bfloat16"), 203, 16, "adam"),
     "allreduce": (gg.AllReduce(), 203, 16, 0.9),
     "layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
     "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
@@ -50,7 +63,9 @@ def net():
 
 def trainer_of(name, comm=None, **options):
     strategy, _, _, momentum = RUNS[name]
-    optimizer = gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
+    optimizer: gg.Optimizer = gg.Adam(lr=0.01)
+    if momentum != "adam":
+        optimizer = gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
     return gg.Trainer(net(), optimizer=optimizer, strategy=strategy, seed=SEED, comm=comm, **options)
 
 
@@ -100,13 +115,18 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
         "if trainer.rank == 0: print(json.dumps(found))\n"
     )
     found = answers(mpirun(p, text, env={"GOSSIPGRAD_SHARED": shared}))
-    assert found["layerwise"] == found["allreduce"]
+    assert (
+        found["layerwise"] == found["allreduce"] != found["bfloat16, allreduce"] == found["bfloat16, layerwise"]
+        or p == 1
+    )
     for name in RUNS:
         assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
         assert len(found[name][0]) == p
         # Whether the last step is one that averages depends on p.
         strategy, samples, batch, _ = RUNS[name]
-        if isinstance(strategy, gg.PeriodicAllReduce):
+        if isinstance(strategy, gg.PeriodicAllReduce) and strategy.wire_dtype == "bfloat16":
+            same = p == 1
+        elif isinstance(strategy, gg.PeriodicAllReduce):
             period = max(1, math.ceil(math.log2(p))) if strategy.period == "log2" else strategy.period
             same = p == 1 or 2 * math.ceil(math.ceil(samples / p) / batch) % period == 0
         else:

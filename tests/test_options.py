@@ -33,19 +33,29 @@ from gossipgrad import optim, schedules, strategies
         (lambda: gg.GossipGraD(exchange="all"), ValueError, ["exchange='all'", "weights+momentum"]),
         (lambda: gg.GossipGraD(mix="half"), ValueError, ["mix='half'", "halves"]),
         (lambda: gg.GossipGraD(rotate=1), TypeError, ["rotate=1"]),
+        (lambda: gg.GossipGraD(wire_dtype="float16"), ValueError, ["wire_dtype='float16'", "bfloat16"]),
+        (lambda: gg.AllReduce(wire_dtype=16), ValueError, ["wire_dtype=16", "float32"]),
+        (lambda: gg.LayerwiseAllReduce(wire_dtype=None), ValueError, ["wire_dtype=None", "float32"]),
+        (lambda: gg.PeriodicAllReduce(wire_dtype="half"), ValueError, ["wire_dtype='half'", "float32"]),
+        (
+            lambda: strategies.by_name("no-exchange", wire_dtype="bfloat16"),
+            ValueError,
+            ["wire_dtype", "no-exchange", "it has none"],
+        ),
         (lambda: gg.GossipGraD(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
         (
             lambda: strategies.by_name("ring"),
             ValueError,
             [
                 "strategy='ring'",
-                "'gossipgrad', 'allreduce', 'layerwise-allreduce', 'periodic-allreduce', 'no-exchange'",
+                "'gossipgrad', 'allreduce', 'layerwise-allreduce', 'periodic-allreduce', "
+                "'pull-gossip', 'push-gossip', 'no-exchange'",
             ],
         ),
         (
             lambda: strategies.by_name("allreduce", topology="cube"),
             ValueError,
-            ["topology", "allreduce", "it has none"],
+            ["topology", "allreduce", "it has wire_dtype"],
         ),
         (lambda: gg.LayerwiseAllReduce(bucket_bytes=0), ValueError, ["bucket_bytes=0", "at least 1"]),
         (lambda: gg.LayerwiseAllReduce(chunk_bytes="1"), TypeError, ["chunk_bytes='1'"]),
@@ -53,6 +63,12 @@ from gossipgrad import optim, schedules, strategies
         (lambda: gg.PeriodicAllReduce(period="log"), ValueError, ["period='log'", "'log2'", "at least 1"]),
         (lambda: gg.PeriodicAllReduce(period=2.0), TypeError, ["period=2.0"]),
         (lambda: gg.PeriodicAllReduce(period=True), TypeError, ["period=True"]),
+        (lambda: gg.PullGossip(interval=0), ValueError, ["interval=0", "at least 1"]),
+        (lambda: gg.PushGossip(interval=1.0), TypeError, ["interval=1.0"]),
+        (lambda: gg.PullGossip(probability=0), ValueError, ["probability=0", "> 0 and <= 1"]),
+        (lambda: gg.PushGossip(probability=1.5), ValueError, ["probability=1.5", "> 0 and <= 1"]),
+        (lambda: gg.PushGossip(push_sum=1), TypeError, ["push_sum=1"]),
+        (lambda: gg.PullGossip(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
         (lambda: gg.VirtualCluster(0), ValueError, ["p=0"]),
         (lambda: gg.VirtualCluster(2, latency=-1), ValueError, ["latency=-1"]),
     ],
@@ -62,12 +78,6 @@ def test_bad_keywords(make, error, words):
         make()
     for word in words:
         assert word in str(caught.value)
-
-
-@pytest.mark.parametrize("word", ["wire_dtype"])
-def test_keywords_of_later_are_not_accepted(word):
-    with pytest.raises(TypeError, match=word):
-        gg.GossipGraD(**{word: True})
 
 
 def test_rates():
@@ -104,10 +114,12 @@ def test_settings_make_the_same_objects():
             assert optim.from_settings(optimizer.settings()) == optimizer
     for strategy in (
         gg.GossipGraD(topology="cube", staleness=1, chunk_bytes=99, shuffle_samples=True),
-        gg.AllReduce(),
+        gg.AllReduce(wire_dtype="bfloat16"),
         gg.LayerwiseAllReduce(bucket_bytes=7),
         gg.PeriodicAllReduce(),
         gg.PeriodicAllReduce(period=3),
+        gg.PullGossip(interval=3, probability=0.25, push_sum=True),
+        gg.PushGossip(chunk_bytes=99),
         gg.NoExchange(),
     ):
         assert strategies.from_settings(strategy.settings()) == strategy

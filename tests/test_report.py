@@ -17,7 +17,8 @@ from gossipgrad.history import History, flat, lookup
 ROOT = Path(__file__).resolve().parent.parent
 EPOCH = (
     "epoch seconds samples samples_per_second train_loss validation compute_seconds exposed_communication_seconds "
-    "data_wait_seconds bytes_sent messages_sent bytes_per_rank_step messages_per_rank_step consensus_distance"
+    "data_wait_seconds bytes_sent messages_sent exchanges_skipped bytes_per_rank_step "
+    "messages_per_rank_step consensus_distance"
 ).split()
 
 

@@ -39,7 +39,7 @@ def gradients_of():
     return Gradients(small_net())
 
 
-def compare_with_simulation(p, strategy, optimizer, gradients_of, legs=(4, 3)):
+def compare_with_simulation(p, strategy, optimizer, gradients_of, legs=(4, 3), tolerance=2e-5):
     """Runs both; between the legs all comes to rest and is compared."""
     generator = np.random.default_rng(p)
     trainer = trainer_of(p, optimizer, strategy)
@@ -54,8 +54,8 @@ def compare_with_simulation(p, strategy, optimizer, gradients_of, legs=(4, 3)):
         simulation.settle()
         weights, momentum = state(trainer)
         # What is compared is of size 1; a mix that is left out or doubled shows as 0.1 and more.
-        np.testing.assert_allclose(weights, simulation.w, rtol=2e-5, atol=2e-5)
-        np.testing.assert_allclose(momentum, simulation.v, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(weights, simulation.w, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(momentum, simulation.v, rtol=tolerance, atol=tolerance)
     trainer.close()
 
 

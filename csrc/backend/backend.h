@@ -138,7 +138,8 @@ typedef enum gg_update_rule {
  *   PLAIN      w' = weight - lr*d
  *   MOMENTUM   m' = mu*momentum + d             w' = weight - lr*m'
  *   NESTEROV   m' = mu*momentum + d             w' = weight - lr*(d + mu*m')
- *   ADAM       m' = mu*momentum + d_share*d     s' = beta2*square + square_share*d^2
+ *   ADAM       m' = mu*momentum + d_share*d     s' = beta2*square + square_share*d^2, but not below 0, where an
+ *              average of rounded numbers may have brought it;
  *              w' = keep*weight - lr*m'/(sqrt(s')*root_scale + eps)
  *   weight   = w' + (weight_after - weight)/2         if weight_after, else w'
  *   momentum = m' + (momentum_after - momentum)/2     if momentum_after, else m'

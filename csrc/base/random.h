@@ -14,6 +14,7 @@ typedef enum gg_random_purpose {
     GG_RANDOM_DROPOUT,     /* step = training step, rank = rank; the layer is mixed into the seed */
     GG_RANDOM_SCHEDULE,    /* step = cycle; rank = 0: all ranks draw the same */
     GG_RANDOM_STRAGGLER,
+    GG_RANDOM_PARTNER, /* step = training step, rank = rank */
     GG_RANDOM_TEST
 } gg_random_purpose;
 

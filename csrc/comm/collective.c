@@ -165,8 +165,10 @@ struct gg_allreduce {
     gg_device *device;
     size_t count, own; /* elements: of the arena, of this rank's slice */
     int tag;
-    float *landing; /* own elements for each rank */
-    const float **source;
+    gg_narrow_wire wire; /* memory NULL: float32 */
+    size_t size;         /* of an element on the wire */
+    char *landing;       /* own elements for each rank */
+    const void **source;
     gg_request *receives, *scattered, *gathered; /* one a rank each */
     stage stage;
     int next; /* the next peer of this stage, counted from this rank */
@@ -180,7 +182,8 @@ static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
     return end - *begin;
 }
 
-gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, gg_allreduce **out) {
+gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, const gg_narrow_wire *wire,
+                              gg_allreduce **out) {
     gg_status status = GG_OK;
     gg_allreduce *made = NULL;
     size_t p = (size_t)transport->size, begin = 0;
@@ -192,10 +195,12 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     made->device = device;
     made->count = count;
     made->tag = tag;
+    if (wire != NULL) made->wire = *wire;
+    made->size = gg_dtype_size(wire != NULL ? GG_BFLOAT16 : GG_FLOAT32);
     made->own = slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", (void **)&made->source));
     if (p > 1) {
-        GG_TRY(gg_alloc(p * made->own * sizeof(float), "allreduce landing", (void **)&made->landing));
+        GG_TRY(gg_alloc(p * made->own * made->size, "allreduce landing", (void **)&made->landing));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->receives));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->scattered));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->gathered));
@@ -233,6 +238,32 @@ void gg_allreduce_destroy(gg_allreduce *allreduce) {
     gg_free(allreduce);
 }
 
+/* Where element `at` of what is sent lies. */
+static char *sent_at(const gg_allreduce *allreduce, size_t at) {
+    char *base = allreduce->wire.memory != NULL ? (char *)allreduce->wire.memory : (char *)allreduce->data;
+    return base + at * allreduce->size;
+}
+
+/* Puts n elements of the sum, as they travel, into the data. */
+static void accept(gg_allreduce *allreduce, size_t at, size_t n, const uint16_t *sum) {
+    gg_device *device = allreduce->device;
+    float *data = allreduce->data + at;
+    if (allreduce->wire.displaces) device->table->mix(device, n, GG_BFLOAT16, 1.0f, data, sum, data, data);
+    else device->table->widen(device, n, sum, data);
+}
+
+/* The same for a slice that a peer has sent. */
+static gg_status take_sum(gg_allreduce *allreduce, gg_request *request, size_t at, size_t n) {
+    gg_status status = GG_OK;
+    if (allreduce->wire.memory == NULL) return take(allreduce->transport, request, allreduce->data + at);
+    if (request->state == GG_REQUEST_IDLE) return GG_OK;
+    GG_TRY(gg_wait(allreduce->transport, request));
+    accept(allreduce, at, n, request->data);
+    GG_TRY(gg_release(allreduce->transport, request));
+cleanup:
+    return status;
+}
+
 /* Peers are visited from the next rank on, so that not all of them send to one. */
 gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
     gg_status status = GG_OK;
@@ -250,16 +281,18 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
     }
     allreduce->data = data;
     allreduce->scale = scale;
+    if (allreduce->wire.memory != NULL)
+        allreduce->device->table->narrow(allreduce->device, allreduce->count, data, allreduce->wire.memory);
     for (int i = 1; i < p && own > 0; ++i) {
         int from = (rank - i + p) % p;
-        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own, own * sizeof(float), from, allreduce->tag,
-                          &allreduce->receives[from]));
+        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own * allreduce->size, own * allreduce->size, from,
+                          allreduce->tag, &allreduce->receives[from]));
     }
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
         size_t at = 0, n = slice(allreduce, to, &at);
         if (n == 0) continue;
-        GG_TRY(gg_send(transport, data + at, n * sizeof(float), to, allreduce->tag, &allreduce->scattered[to]));
+        GG_TRY(gg_send(transport, sent_at(allreduce, at), n * allreduce->size, to, allreduce->tag, &allreduce->scattered[to]));
     }
     allreduce->stage = SCATTERING;
     allreduce->next = 1;
@@ -273,15 +306,21 @@ static gg_status add_own(gg_allreduce *allreduce) {
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     size_t begin = 0, own = slice(allreduce, rank, &begin);
-    float *mine = allreduce->data + begin;
+    gg_device *device = allreduce->device;
+    char *mine = sent_at(allreduce, begin);
     if (own == 0) return GG_OK;
     for (int i = 0; i < p; ++i) allreduce->source[i] = i == rank ? mine : allreduce->receives[i].data;
-    allreduce->device->table->weighted_sum(allreduce->device, own, p, allreduce->source, allreduce->scale, mine);
+    if (allreduce->wire.memory == NULL) {
+        device->table->weighted_sum(device, own, p, (const float *const *)allreduce->source, allreduce->scale, (float *)mine);
+    } else {
+        device->table->narrow_sum(device, own, p, (const uint16_t *const *)allreduce->source, allreduce->scale, (uint16_t *)mine);
+        accept(allreduce, begin, own, (const uint16_t *)mine);
+    }
     for (int i = 0; i < p; ++i)
         if (i != rank) GG_TRY(gg_release(transport, &allreduce->receives[i]));
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
-        GG_TRY(gg_send(transport, mine, own * sizeof(float), to, allreduce->tag, &allreduce->gathered[to]));
+        GG_TRY(gg_send(transport, mine, own * allreduce->size, to, allreduce->tag, &allreduce->gathered[to]));
     }
 cleanup:
     return status;
@@ -314,12 +353,12 @@ static gg_status advance(gg_allreduce *allreduce, bool wait) {
             /* The slice may be written only after `from` has read it. */
             GG_TRY(reach(transport, &allreduce->scattered[from], wait, &done));
             if (done && n > 0)
-                GG_TRY(gg_receive(transport, allreduce->data + at, n * sizeof(float), from, allreduce->tag,
+                GG_TRY(gg_receive(transport, sent_at(allreduce, at), n * allreduce->size, from, allreduce->tag,
                                   &allreduce->receives[from]));
             break;
         default:
             GG_TRY(reach(transport, &allreduce->receives[from], wait, &done));
-            if (done) GG_TRY(take(transport, &allreduce->receives[from], allreduce->data + at));
+            if (done) GG_TRY(take_sum(allreduce, &allreduce->receives[from], at, n));
         }
         if (!done) return GG_OK;
         allreduce->next++;

@@ -16,7 +16,7 @@ gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n);
 
 /* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order, so how an arena
  * is cut into reductions changes no bit. Reduce-scatter (rank i adds slice i of all) and all-gather: 2(p-1)/p of the arena sent
- * by each rank. Created for one size so that a run allocates nothing. `data` should come from gg_message_alloc; any memory works.
+ * by each rank. Created for one size so that a run allocates nothing. `data` should come from gg_message_alloc unless a wire is given; any memory works.
  *
  * Several may be under way at once: each then has its own tag, all ranks start all of them before they wait for one, and wait in
  * the same order. After a failure a reduction is at rest, and the message is lost. */
@@ -24,7 +24,17 @@ typedef struct gg_allreduce gg_allreduce;
 
 #define GG_TAG_ALLREDUCE 8 /* for those that are not under way together with another */
 
-gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, gg_allreduce **out);
+/* Values that travel as bfloat16, rounded to nearest even, for half the bytes. They are summed in float32, and the sum travels rounded:
+ * with `displaces` false data = sum, with the same bits on every rank. With it true, data += sum - rounded data: where the sum is a mean, what
+ * bfloat16 cannot hold of data stays, so that small updates are not lost, and the mean over the ranks moves by the rounding of the sum. */
+typedef struct gg_narrow_wire {
+    uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish */
+    bool displaces;
+} gg_narrow_wire;
+
+/* wire: NULL: values travel as float32, from where they lie. */
+gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, const gg_narrow_wire *wire,
+                              gg_allreduce **out);
 void gg_allreduce_destroy(gg_allreduce *allreduce); /* gives up what is under way; NULL is fine */
 
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.

@@ -28,6 +28,16 @@ static long long whole_of(PyObject *dict, const char *name, long long otherwise)
     return item ? PyLong_AsLongLong(item) : otherwise;
 }
 
+static double number_of(PyObject *dict, const char *name, double otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item ? PyFloat_AsDouble(item) : otherwise;
+}
+
+static bool flag_of(PyObject *dict, const char *name) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item != NULL && PyObject_IsTrue(item) > 0;
+}
+
 static int choice_of(PyObject *dict, const char *name, const char *otherwise, const char *const *names, int n) {
     const char *text = text_of(dict, name, otherwise);
     return text ? gg_py_choice(name, text, names, n) : -1;
@@ -47,8 +57,8 @@ static long long period_of(PyObject *dict) {
 
 /* *table: what must be kept as long as the options are used, or NULL. */
 static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
-    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce",
-                                                         "periodic-allreduce"};
+    static const char *const names[GG_STRATEGY_COUNT] = {
+        "gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce", "periodic-allreduce", "pull-gossip", "push-gossip"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
     static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
@@ -58,7 +68,8 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
-    long long period = period_of(dict), shuffle_samples = whole_of(dict, "shuffle_samples", 0);
+    long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
+    double probability = number_of(dict, "probability", 1.0);
     if (PyErr_Occurred()) return -1;
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
@@ -74,19 +85,12 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
                                  .period = period,
-                                 .shuffle_samples = shuffle_samples != 0};
+                                 .interval = interval,
+                                 .probability = probability,
+                                 .push_sum = flag_of(dict, "push_sum"),
+                                 .shuffle_samples = flag_of(dict, "shuffle_samples")};
     PyObject *topology = PyDict_GetItemString(dict, "topology");
     return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
-}
-
-static double number_of(PyObject *dict, const char *name, double otherwise) {
-    PyObject *item = PyDict_GetItemString(dict, name);
-    return item ? PyFloat_AsDouble(item) : otherwise;
-}
-
-static bool flag_of(PyObject *dict, const char *name) {
-    PyObject *item = PyDict_GetItemString(dict, name);
-    return item != NULL && PyObject_IsTrue(item) > 0;
 }
 
 static int parse_optimizer(PyObject *dict, gg_optimizer *out) {
@@ -332,14 +336,15 @@ static PyObject *end_epoch(PyObject *self, PyObject *unused) {
     CALL(t, gg_trainer_end_epoch(t->trainer, &s));
     double ranks = gg_team_size(t->team->team), samples = (double)s.sum.samples, seconds = s.sum.seconds / ranks;
     PyObject *dict = Py_BuildValue(
-        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples,
+        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsLsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples,
         "train_loss", samples > 0 ? s.sum.loss_sum / samples : 0.0, "seconds", seconds, "seconds_max", s.most.seconds,
         "samples_per_second", seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks,
         "compute_seconds_max", s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks,
         "exposed_communication_seconds_max", s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks,
         "data_wait_seconds_max", s.most.data_seconds, "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent",
-        (long long)s.sum.messages_sent, "sample_bytes_sent", (long long)s.sum.sample_bytes_sent, "sample_messages_sent",
-        (long long)s.sum.sample_messages_sent, "consensus_distance", s.consensus_distance);
+        (long long)s.sum.messages_sent, "exchanges_skipped", (long long)s.sum.skipped, "sample_bytes_sent",
+        (long long)s.sum.sample_bytes_sent, "sample_messages_sent", (long long)s.sum.sample_messages_sent, "consensus_distance",
+        s.consensus_distance);
     if (dict != NULL && strcmp(gg_team_kind(t->team->team), "virtual") == 0) {
         PyObject *clock = PyFloat_FromDouble(s.most.clock_seconds);
         if (clock == NULL || PyDict_SetItemString(dict, "virtual_seconds", clock) < 0) Py_CLEAR(dict);

@@ -7,6 +7,7 @@
 typedef struct allreduce {
     gg_strategy head;
     gg_allreduce *reduction;
+    uint16_t *wire;
 } allreduce;
 
 static gg_status end(gg_strategy *strategy) {
@@ -31,7 +32,9 @@ cleanup:
 }
 
 static void destroy(gg_strategy *strategy) {
-    gg_allreduce_destroy(((allreduce *)strategy)->reduction);
+    allreduce *s = (allreduce *)strategy;
+    gg_allreduce_destroy(s->reduction);
+    gg_message_free(strategy->env.transport, s->wire);
     gg_state_destroy(&strategy->env, GG_SHARED_GRADIENT);
     gg_free(strategy);
 }
@@ -43,12 +46,13 @@ static const gg_strategy_table table = {
 gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     allreduce *made = NULL;
-    (void)options;
     GG_TRY(gg_calloc(1, sizeof *made, "strategy", (void **)&made));
     made->head.table = &table;
     made->head.env = *env;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, &made->reduction));
+    GG_TRY(gg_wire_create(options, env, &made->wire));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
+                               made->wire ? &(gg_narrow_wire){.memory = made->wire} : NULL, &made->reduction));
 cleanup:
     if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

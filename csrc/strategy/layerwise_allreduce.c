@@ -11,9 +11,10 @@ typedef struct layerwise_allreduce {
     gg_strategy head;
     gg_buckets buckets;
     gg_allreduce **reduction; /* one a chunk */
-    int *waiting;             /* a bucket: its layers whose gradient is not final yet in this step */
-    int *next;                /* a bucket: the first chunk that is still to be updated; end_chunk: none */
-    double *started_at;       /* a bucket: for the trace */
+    uint16_t *wire;
+    int *waiting;       /* a bucket: its layers whose gradient is not final yet in this step */
+    int *next;          /* a bucket: the first chunk that is still to be updated; end_chunk: none */
+    double *started_at; /* a bucket: for the trace */
 } layerwise_allreduce;
 
 static gg_status at_layers(const layerwise_allreduce *s, int bucket, gg_status status) {
@@ -73,7 +74,8 @@ static void update_next(layerwise_allreduce *s, int bucket) {
                                                     .index = b->first_layer,
                                                     .last = b->last_layer,
                                                     .peer = -1,
-                                                    .bytes = (int64_t)((chunk->offset + chunk->count - begin) * sizeof(float))});
+                                                    .bytes = (int64_t)((chunk->offset + chunk->count - begin) *
+                                                                       (s->wire ? sizeof *s->wire : sizeof(float)))});
 }
 
 /* Every chunk under way goes on, also behind one that lags: the peers wait for this rank's part of each. */
@@ -130,6 +132,7 @@ static void destroy(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int i = 0; s->reduction != NULL && i < s->buckets.chunk_count; ++i) gg_allreduce_destroy(s->reduction[i]);
     gg_free(s->reduction);
+    gg_message_free(strategy->env.transport, s->wire);
     gg_free(s->waiting);
     gg_free(s->next);
     gg_free(s->started_at);
@@ -156,8 +159,12 @@ gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, cons
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", (void **)&s->started_at));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
     GG_TRY(gg_calloc((size_t)s->buckets.chunk_count, sizeof *s->reduction, "reductions", (void **)&s->reduction));
-    for (int i = 0; i < s->buckets.chunk_count; ++i)
-        GG_TRY(gg_allreduce_create(env->transport, env->device, s->buckets.chunk[i].count, GG_TAG_USER + i, &s->reduction[i]));
+    GG_TRY(gg_wire_create(options, env, &s->wire));
+    for (int i = 0; i < s->buckets.chunk_count; ++i) {
+        const gg_chunk *chunk = &s->buckets.chunk[i];
+        GG_TRY(gg_allreduce_create(env->transport, env->device, chunk->count, GG_TAG_USER + i,
+                                   s->wire ? &(gg_narrow_wire){.memory = s->wire + chunk->offset} : NULL, &s->reduction[i]));
+    }
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;

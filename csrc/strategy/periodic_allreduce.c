@@ -7,6 +7,7 @@
 typedef struct periodic_allreduce {
     gg_strategy head;
     gg_allreduce *averaging;
+    uint16_t *wire;
     float *equal_share; /* 1/p for each rank */
     int64_t period;
 } periodic_allreduce;
@@ -44,6 +45,7 @@ cleanup:
 static void destroy(gg_strategy *strategy) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     gg_allreduce_destroy(s->averaging);
+    gg_message_free(strategy->env.transport, s->wire);
     gg_state_destroy(&strategy->env, SHARED);
     gg_free(s->equal_share);
     gg_free(s);
@@ -69,7 +71,9 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", (void **)&made->equal_share));
     for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
     GG_TRY(gg_state_create(env, SHARED));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, &made->averaging));
+    GG_TRY(gg_wire_create(options, env, &made->wire));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
+                               made->wire ? &(gg_narrow_wire){.memory = made->wire, .displaces = true} : NULL, &made->averaging));
 cleanup:
     if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

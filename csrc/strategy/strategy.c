@@ -16,6 +16,14 @@ static gg_status check(const gg_strategy_options *options) {
     return check_sizes(options);
 }
 
+static gg_status check_random(const gg_strategy_options *options) {
+    if (options->interval < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "interval: %lld; must be at least 1", (long long)options->interval);
+    if (!(options->probability > 0 && options->probability <= 1))
+        return gg_fail(GG_ERROR_ARGUMENT, "probability: %g; must be above 0 and at most 1", options->probability);
+    return check_sizes(options);
+}
+
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     *out = NULL;
     switch (options->kind) {
@@ -34,6 +42,11 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
         if (options->period < 0)
             return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period);
         return gg_periodic_allreduce_create(options, env, out);
+    case GG_STRATEGY_PULL_GOSSIP:
+    case GG_STRATEGY_PUSH_GOSSIP: {
+        gg_status status = check_random(options);
+        return status != GG_OK ? status : gg_random_gossip_create(options, env, out);
+    }
     case GG_STRATEGY_NO_EXCHANGE: return gg_no_exchange_create(options, env, out);
     default:
         return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind, GG_STRATEGY_COUNT);
@@ -75,6 +88,12 @@ void gg_state_destroy(const gg_strategy_env *env, unsigned shared) {
     if (shared & GG_OTHER_GRADIENT) state->gradient = NULL;
     else arena_destroy(env, shared & GG_SHARED_GRADIENT, &state->gradient);
     arena_destroy(env, shared & GG_SHARED_WEIGHT, &state->weight);
+}
+
+gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out) {
+    *out = NULL;
+    if (options->wire == GG_FLOAT32) return GG_OK;
+    return gg_message_alloc(env->transport, env->state->count * sizeof **out, "values on the wire", (void **)out);
 }
 
 gg_status gg_strategy_nothing(gg_strategy *strategy) {

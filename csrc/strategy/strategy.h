@@ -23,6 +23,8 @@ typedef enum gg_strategy_kind {
     GG_STRATEGY_NO_EXCHANGE,
     GG_STRATEGY_LAYERWISE_ALLREDUCE,
     GG_STRATEGY_PERIODIC_ALLREDUCE,
+    GG_STRATEGY_PULL_GOSSIP,
+    GG_STRATEGY_PUSH_GOSSIP,
     GG_STRATEGY_COUNT
 } gg_strategy_kind;
 
@@ -44,6 +46,9 @@ typedef struct gg_strategy_options {
     size_t chunk_bytes;   /* a bucket travels in pieces of at most this size */
     gg_dtype wire;        /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
     int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
+    int64_t interval;     /* steps from one exchange to the next */
+    double probability;   /* with which an exchange that is due takes place */
+    bool push_sum;        /* weights carry a mass, so that averaging keeps their mean */
     bool shuffle_samples; /* the ranks' shards move around a ring; the replica sees to it, whatever the strategy */
 } gg_strategy_options;
 
@@ -77,6 +82,7 @@ struct gg_strategy {
     int64_t step;           /* of the training step under way; set by begin's caller */
     const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
     double exposed_seconds; /* waited in need, end and settle, since creation */
+    int64_t skipped;        /* exchanges left out since creation, so as not to wait for a rank that lags */
 };
 
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */

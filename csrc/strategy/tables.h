@@ -9,6 +9,7 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
 gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 
 /* Arenas in message memory, where partners read them; the others are private. OTHER_GRADIENT: the strategy brings the gradients' arena. */
@@ -18,6 +19,10 @@ enum { GG_SHARED_WEIGHT = 1, GG_SHARED_GRADIENT = 2, GG_SHARED_MOMENTUM = 4, GG_
  * failure gg_state_destroy frees what there is; it takes the same `shared`, and is collective alike. */
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared);
 void gg_state_destroy(const gg_strategy_env *env, unsigned shared);
+
+/* The memory of gg_narrow_wire for as many elements as an arena, where the options want bfloat16 on the wire; else NULL. Collective, as is
+ * gg_message_free, which frees it. */
+gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out);
 
 /* A call that has nothing to do, and one on a layer. */
 gg_status gg_strategy_nothing(gg_strategy *strategy);

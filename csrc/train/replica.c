@@ -38,7 +38,7 @@ struct gg_replica {
     float *share;
     gg_progress_counts counts; /* since the epoch began */
     double exposed_before;
-    int64_t bytes_before, messages_before, sample_bytes_before, sample_messages_before;
+    int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
 
     gg_allreduce *averaging;
     float *consensus; /* message memory; made on first use */
@@ -269,6 +269,7 @@ gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     r->exposed_before = r->strategy->exposed_seconds;
     r->bytes_before = r->options.transport->bytes_sent;
     r->messages_before = r->options.transport->messages_sent;
+    r->skipped_before = r->strategy->skipped;
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
@@ -280,6 +281,7 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
+    out->skipped = r->strategy->skipped - r->skipped_before;
     if (r->ring == NULL) return;
     gg_sample_ring_sent(r->ring, &out->sample_bytes_sent, &out->sample_messages_sent);
     out->sample_bytes_sent -= r->sample_bytes_before;
@@ -351,7 +353,7 @@ gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     if (r->averaging == NULL) {
         GG_TRY(
             gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
-        GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, &r->averaging));
+        GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
     }
     memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
     GG_TRY(gg_allreduce_run(r->averaging, r->consensus, r->equal_share));

@@ -45,6 +45,7 @@ typedef struct gg_progress_counts {
     double clock_seconds;                            /* the transport's clock, all of it: virtual time in a virtual cluster */
     int64_t bytes_sent, messages_sent;               /* of samples not counted */
     int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
+    int64_t skipped;                                 /* exchanges left out, so as not to wait */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {

@@ -152,6 +152,7 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.loss_sum += c->loss_sum;
         out->sum.bytes_sent += c->bytes_sent;
         out->sum.messages_sent += c->messages_sent;
+        out->sum.skipped += c->skipped;
         out->sum.sample_bytes_sent += c->sample_bytes_sent;
         out->sum.sample_messages_sent += c->sample_messages_sent;
 #define SECONDS(field)                                                                                                           \

@@ -247,7 +247,7 @@ static gg_status case_allreduce(gg_transport *t, size_t count, bool messages, ui
     if (messages) MUST(gg_message_alloc(t, count * sizeof(float), "arena", (void **)&data));
     else MUST(gg_calloc(count, sizeof(float), "arena", (void **)&data));
     MUST(gg_alloc((size_t)p * sizeof(float), "scale", (void **)&scale));
-    MUST(gg_allreduce_create(t, &device, count, GG_TAG_ALLREDUCE, &allreduce));
+    MUST(gg_allreduce_create(t, &device, count, GG_TAG_ALLREDUCE, NULL, &allreduce));
     for (int again = 0; again < 3; ++again) {
         for (int r = 0; r < p; ++r) scale[r] = again == 0 ? 1.0f : 1.0f / (float)(p + r);
         for (size_t i = 0; i < count; ++i) data[i] = case_value(t->rank, i + (size_t)again);
@@ -340,7 +340,7 @@ static gg_status case_arguments(gg_transport *t) {
     CHECK(gg_release(t, &request) == GG_OK);
     gg_cancel(t, &request);
     CHECK(gg_transport_compute(t, -1.0) == GG_ERROR_ARGUMENT);
-    CHECK(gg_allreduce_create(t, &device, 17, GG_TAG_ALLREDUCE, &allreduce) == GG_ERROR_ARGUMENT && !allreduce);
+    CHECK(gg_allreduce_create(t, &device, 17, GG_TAG_ALLREDUCE, NULL, &allreduce) == GG_ERROR_ARGUMENT && !allreduce);
     return GG_OK;
 }
 

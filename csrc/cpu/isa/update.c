@@ -34,7 +34,8 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
         if (rule == GG_UPDATE_PLAIN) {
             w_new = w - lr * d;
         } else if (rule == GG_UPDATE_ADAM) {
-            const value s = load(square + i), s_new = beta2 * s + square_share * (d * d);
+            const value s = load(square + i), s_sum = beta2 * s + square_share * (d * d);
+            const value s_new = (value)((words)s_sum & ~(words)(s_sum < 0.0f)); /* NaN stays NaN */
             m_new = mu * m + d_share * d;
             w_new = keep * w - lr * m_new / (square_root(s_new) * root_scale + eps);
             *(floats *)(square + i) = s_new;

@@ -1,0 +1,602 @@
+/* PullGossip and PushGossip: after its update a rank draws another one and averages with it, and no rank waits for another in a step.
+ *
+ *   push   the new weights go to the drawn rank, which mixes at the end of a step all that has arrived whole.
+ *   pull   the drawn rank is asked, and sends what it published last: its weights after its last update. It answers in its polls.
+ *
+ * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1, or, with push_sum, who sends
+ * keeps half of his mass and gives half away with what he sends, so that the sum over the ranks, and with all on the way, of mass*w
+ * is kept. At rest the masses become 1 again: all replicas are shifted by one vector, so that their plain mean is what the weighted mean was.
+ *
+ * The update of a layer leaves a copy in a snapshot in message memory, which is not written again before all who read it are through.
+ * Where a partner lags so that no snapshot is free, or it has not taken the last ones, an exchange is left out and counted.
+ *
+ * Who hears from whom, and when, is not known beforehand: every rank listens for small notes of every other, and only a note makes it
+ * post what receives the weights. Settling ends with a note to everybody that says how many messages there were, so nothing is lost and
+ * nothing is left under way. */
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "comm/collective.h"
+#include "strategy/buckets.h"
+#include "strategy/stream.h"
+#include "strategy/tables.h"
+
+enum {
+    SNAPSHOTS = 3,    /* one is written while the last two are read */
+    DELIVERIES = 8,   /* snapshots on their way to somebody */
+    UNREAD_LIMIT = 2, /* of those, to one rank that is pushed to */
+    ARRIVALS = 4,     /* messages that come in at the same time, each with a landing arena */
+    QUESTIONS = 2,    /* pulls that are not answered yet: an answer takes a step or so */
+    TAG_NOTE = GG_TAG_USER,
+    TAG_CHUNK
+};
+
+typedef enum note_kind {
+    ASK = 1, /* send me what you published */
+    WEIGHTS, /* chunks of weights follow, with this mass */
+    REST /* I have made my last step and need nothing any more; I have pushed so many messages to you since we last were at rest */
+} note_kind;
+
+typedef struct note {
+    int64_t kind, pushed;
+    double mass;
+} note;
+
+typedef struct delivery {
+    bool active;
+    int snapshot, peer;
+    int next; /* the first chunk that is perhaps not taken yet */
+    note note;
+    gg_request announced, *chunk;
+} delivery;
+
+typedef struct arrival {
+    bool active;
+    int peer;
+    int next;                        /* the first chunk that has perhaps not arrived yet; the number of chunks: whole */
+    double mass, announced, arrived; /* the latter two: when, for the trace */
+    float *landing;
+    gg_request *chunk;
+} arrival;
+
+typedef struct question {
+    bool open;
+    int peer;
+    note note;
+    gg_request asked;
+} question;
+
+/* One a rank. */
+typedef struct peer_state {
+    gg_request heard, told_rest;
+    note landing, rest;
+    bool rests;      /* it has told so, and will send no more than answers */
+    int unanswered;  /* questions to it, to which no answer is announced */
+    int64_t pushed;  /* messages to it since all were at rest */
+    int64_t awaited; /* messages that it has told of and that have not come, less those that came before it told */
+} peer_state;
+
+typedef struct random_gossip {
+    gg_strategy head;
+    bool pulls, push_sum;
+    int64_t interval;
+    double probability;
+    gg_buckets cut; /* one bucket of all layers, in chunks */
+    float *snapshot[SNAPSHOTS];
+    int writing, published; /* snapshots; -1: none */
+    bool fresh;             /* the weights are those that are published */
+    bool chosen;            /* in this step: `writing`, and with whom to exchange */
+    int partner;            /* of this step; -1: no exchange is due */
+    bool listens;           /* not at rest */
+    delivery delivery[DELIVERIES];
+    arrival arrival[ARRIVALS];
+    question question[QUESTIONS];
+    peer_state *peer;
+    double mass, *masses;
+    float *scale;
+    gg_allreduce *shift;
+} random_gossip;
+
+static size_t chunk_bytes(const random_gossip *s, int chunk) { return s->cut.chunk[chunk].count * sizeof(float); }
+
+/* ---- partners ---- */
+
+/* The rank to exchange with in this step; -1: no exchange is due. */
+static int draw_partner(const random_gossip *s) {
+    const gg_transport *transport = s->head.env.transport;
+    const gg_random_key key = {.seed = s->head.env.seed,
+                               .purpose = GG_RANDOM_PARTNER,
+                               .rank = (uint32_t)transport->rank,
+                               .step = (uint64_t)s->head.step};
+    uint32_t word[4];
+    if ((s->head.step + 1) % s->interval != 0) return -1;
+    gg_random_block(&key, 0, word);
+    if (word[0] * 0x1p-32 >= s->probability) return -1;
+    int drawn = (int)((uint64_t)word[1] * (uint64_t)(transport->size - 1) >> 32);
+    return drawn + (drawn >= transport->rank);
+}
+
+/* Nobody reads it, and nobody may ask for it. */
+static int free_snapshot(const random_gossip *s) {
+    bool taken[SNAPSHOTS] = {false};
+    if (s->published >= 0) taken[s->published] = true;
+    for (int i = 0; i < DELIVERIES; ++i)
+        if (s->delivery[i].active) taken[s->delivery[i].snapshot] = true;
+    for (int i = 0; i < SNAPSHOTS; ++i)
+        if (!taken[i]) return i;
+    return -1;
+}
+
+static bool lags(const random_gossip *s, int peer) {
+    int unread = 0;
+    for (int i = 0; i < DELIVERIES; ++i) unread += s->delivery[i].active && s->delivery[i].peer == peer;
+    return unread >= UNREAD_LIMIT;
+}
+
+/* ---- what goes out ---- */
+
+/* Starts to send a snapshot. *done false: too much is under way. */
+static gg_status deliver(random_gossip *s, int peer, int snapshot, bool *done) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    delivery *d = s->delivery;
+    while (d < s->delivery + DELIVERIES && d->active) ++d;
+    *done = d < s->delivery + DELIVERIES;
+    if (!*done) return GG_OK;
+    if (s->push_sum) s->mass /= 2;
+    d->active = true;
+    d->snapshot = snapshot;
+    d->peer = peer;
+    d->next = 0;
+    d->note = (note){.kind = WEIGHTS, .mass = s->mass};
+    GG_TRY(gg_send(transport, &d->note, sizeof d->note, peer, TAG_NOTE, &d->announced));
+    for (int i = 0; i < s->cut.chunk_count; ++i)
+        GG_TRY(gg_send(transport, s->snapshot[snapshot] + s->cut.chunk[i].offset, chunk_bytes(s, i), peer, TAG_CHUNK + i,
+                       &d->chunk[i]));
+    s->peer[peer].pushed += !s->pulls;
+cleanup:
+    return status;
+}
+
+static gg_status listen_to(random_gossip *s, int peer) {
+    peer_state *p = &s->peer[peer];
+    return gg_receive(s->head.env.transport, &p->landing, sizeof p->landing, peer, TAG_NOTE, &p->heard);
+}
+
+static gg_status ask(random_gossip *s, int peer, bool *done) {
+    gg_status status = GG_OK;
+    *done = false;
+    for (int i = 0; i < QUESTIONS && !*done; ++i) {
+        question *q = &s->question[i];
+        if (q->open || q->asked.state != GG_REQUEST_IDLE) continue;
+        q->open = *done = true;
+        q->peer = peer;
+        q->note = (note){.kind = ASK};
+        GG_TRY(gg_send(s->head.env.transport, &q->note, sizeof q->note, peer, TAG_NOTE, &q->asked));
+        s->peer[peer].unanswered++;
+        if (s->peer[peer].heard.state == GG_REQUEST_IDLE) GG_TRY(listen_to(s, peer));
+    }
+cleanup:
+    return status;
+}
+
+/* ---- what comes in ---- */
+
+/* Makes room for announced weights. *done false: there is none now. */
+static gg_status accept(random_gossip *s, int peer, double mass, bool *done) {
+    gg_status status = GG_OK;
+    arrival *a = s->arrival;
+    while (a < s->arrival + ARRIVALS && (a->active || a->chunk == NULL)) ++a;
+    *done = a < s->arrival + ARRIVALS;
+    if (!*done) return GG_OK;
+    a->active = true;
+    a->peer = peer;
+    a->next = 0;
+    a->mass = mass;
+    a->announced = gg_transport_now(s->head.env.transport);
+    for (int i = 0; i < s->cut.chunk_count; ++i)
+        GG_TRY(gg_receive(s->head.env.transport, a->landing + s->cut.chunk[i].offset, chunk_bytes(s, i), peer, TAG_CHUNK + i,
+                          &a->chunk[i]));
+cleanup:
+    return status;
+}
+
+/* Mass that is given away must go with the weights that it counts for, so with push_sum a snapshot that is no longer the weights waits for
+ * the next one. */
+static gg_status answer(random_gossip *s, int peer, bool *done) {
+    *done = false;
+    if (s->published < 0 || (s->push_sum && !s->fresh)) return GG_OK;
+    return deliver(s, peer, s->published, done);
+}
+
+/* Notes of one rank, in their order: one that cannot be followed now stays, and those behind it. */
+static gg_status hear(random_gossip *s, int peer, bool *moved) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    peer_state *p = &s->peer[peer];
+    while (p->heard.state != GG_REQUEST_IDLE) {
+        bool done = false;
+        note heard;
+        GG_TRY(gg_test(transport, &p->heard, &done));
+        if (!done) break;
+        memcpy(&heard, p->heard.data, sizeof heard);
+        if (heard.kind == ASK) GG_TRY(answer(s, peer, &done));
+        else if (heard.kind == WEIGHTS) GG_TRY(accept(s, peer, heard.mass, &done));
+        if (!done) break;
+        if (heard.kind == WEIGHTS && s->pulls) p->unanswered--;
+        if (heard.kind == REST) {
+            p->awaited += heard.pushed;
+            p->rests = true;
+        }
+        *moved = true;
+        GG_TRY(gg_release(transport, &p->heard));
+        if (!p->rests || p->unanswered > 0) GG_TRY(listen_to(s, peer));
+    }
+cleanup:
+    return status;
+}
+
+/* A message is whole: one less to wait for. */
+static void arrived(random_gossip *s, arrival *a) {
+    a->arrived = gg_transport_now(s->head.env.transport);
+    s->peer[a->peer].awaited -= !s->pulls;
+    for (int i = 0; s->pulls && i < QUESTIONS; ++i)
+        if (s->question[i].open && s->question[i].peer == a->peer) {
+            s->question[i].open = false;
+            return;
+        }
+}
+
+/* Tests requests in their order. */
+static gg_status test_chunks(random_gossip *s, gg_request *chunk, int *next, bool *moved) {
+    gg_status status = GG_OK;
+    for (bool done = true; *next < s->cut.chunk_count;) {
+        GG_TRY(gg_test(s->head.env.transport, &chunk[*next], &done));
+        if (!done) break;
+        ++*next;
+        *moved = true;
+    }
+cleanup:
+    return status;
+}
+
+/* Tests all that is under way, and goes on with it. */
+static gg_status advance(random_gossip *s, bool *moved) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    for (int peer = 0; peer < transport->size; ++peer) {
+        bool done;
+        GG_TRY(hear(s, peer, moved));
+        GG_TRY(gg_test(transport, &s->peer[peer].told_rest, &done));
+    }
+    for (int i = 0; i < ARRIVALS; ++i) {
+        arrival *a = &s->arrival[i];
+        if (!a->active || a->next == s->cut.chunk_count) continue;
+        GG_TRY(test_chunks(s, a->chunk, &a->next, moved));
+        if (a->next == s->cut.chunk_count) arrived(s, a);
+    }
+    for (int i = 0; i < DELIVERIES; ++i) {
+        delivery *d = &s->delivery[i];
+        bool done;
+        if (!d->active) continue;
+        GG_TRY(gg_test(transport, &d->announced, &done));
+        GG_TRY(test_chunks(s, d->chunk, &d->next, moved));
+        if (!done || d->next < s->cut.chunk_count) continue;
+        d->active = false;
+        *moved = true;
+    }
+    for (int i = 0; i < QUESTIONS; ++i) {
+        bool done;
+        GG_TRY(gg_test(transport, &s->question[i].asked, &done));
+    }
+cleanup:
+    return status;
+}
+
+/* Mixes all that has arrived whole. */
+static gg_status mix(random_gossip *s, bool *moved) {
+    gg_status status = GG_OK;
+    const gg_strategy_env *env = &s->head.env;
+    const float *source[1 + ARRIVALS];
+    float scale[1 + ARRIVALS];
+    arrival *from[ARRIVALS];
+    int n = 0;
+    double whole = s->mass, rest = 1;
+    for (int i = 0; i < ARRIVALS; ++i) {
+        if (!s->arrival[i].active || s->arrival[i].next < s->cut.chunk_count) continue;
+        from[n++] = &s->arrival[i];
+        whole += s->arrival[i].mass;
+    }
+    if (n == 0) return GG_OK;
+    for (int k = 0; k < n; ++k) {
+        scale[1 + k] = (float)(from[k]->mass / whole);
+        rest -= (double)scale[1 + k];
+    }
+    scale[0] = (float)rest; /* the sum is 1 in spite of rounding */
+    for (int i = 0; i < s->cut.chunk_count; ++i) {
+        float *weight = env->state->weight + s->cut.chunk[i].offset;
+        source[0] = weight;
+        for (int k = 0; k < n; ++k) source[1 + k] = from[k]->chunk[i].data;
+        env->device->table->weighted_sum(env->device, s->cut.chunk[i].count, 1 + n, source, scale, weight);
+        for (int k = 0; k < n; ++k) GG_TRY(gg_release(env->transport, &from[k]->chunk[i]));
+    }
+    for (int k = 0; k < n; ++k) {
+        from[k]->active = false;
+        gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = from[k]->announced,
+                                                        .arrived = from[k]->arrived,
+                                                        .name = "weights",
+                                                        .step = s->head.step,
+                                                        .last = gg_graph_layers(env->graph) - 1,
+                                                        .peer = from[k]->peer,
+                                                        .bytes = (int64_t)(env->state->count * sizeof(float))});
+    }
+    if (s->push_sum) s->mass = whole;
+    s->fresh = false;
+    *moved = true;
+cleanup:
+    return status;
+}
+
+/* ---- the step ---- */
+
+static gg_status begin(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    random_gossip *s = (random_gossip *)strategy;
+    s->chosen = false;
+    if (strategy->env.transport->size == 1 || s->listens) return GG_OK;
+    s->listens = true;
+    for (int peer = 0; peer < strategy->env.transport->size; ++peer) {
+        s->peer[peer].rests = false;
+        s->peer[peer].pushed = s->peer[peer].awaited = 0;
+        if (peer != strategy->env.transport->rank) GG_TRY(listen_to(s, peer));
+    }
+cleanup:
+    return gg_strategy_at_all(&s->head, status);
+}
+
+static gg_status poll(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    random_gossip *s = (random_gossip *)strategy;
+    bool moved = false;
+    GG_TRY(gg_progress(strategy->env.transport));
+    if (s->listens) GG_TRY(advance(s, &moved));
+cleanup:
+    return gg_strategy_at_all(&s->head, status);
+}
+
+/* As late as may be: just before the first update of the step. */
+static gg_status choose(random_gossip *s) {
+    gg_status status = GG_OK;
+    bool moved = false;
+    s->chosen = true;
+    s->writing = s->partner = -1;
+    if (!s->listens) return GG_OK;
+    GG_TRY(advance(s, &moved));
+    s->fresh = false;
+    s->partner = draw_partner(s);
+    if (s->pulls || (s->partner >= 0 && !lags(s, s->partner))) s->writing = free_snapshot(s);
+cleanup:
+    return gg_strategy_at_all(&s->head, status);
+}
+
+static gg_status ready(gg_strategy *strategy, int layer) {
+    gg_status status = GG_OK;
+    random_gossip *s = (random_gossip *)strategy;
+    const gg_strategy_env *env = &strategy->env;
+    const gg_slice *slice = gg_graph_layer(env->graph, layer);
+    gg_update_args args = gg_optimizer_update(env->optimizer, env->state, strategy->step, slice->offset, slice->count,
+                                              env->state->gradient + slice->offset);
+    if (!s->chosen) GG_TRY(choose(s));
+    if (s->writing >= 0) args.weight_copy = s->snapshot[s->writing] + slice->offset;
+    env->device->table->update(env->device, &args);
+cleanup:
+    return status;
+}
+
+static gg_status end(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    random_gossip *s = (random_gossip *)strategy;
+    bool moved = false, done = false;
+    if (!s->listens) return GG_OK;
+    if (s->pulls && s->writing >= 0) {
+        s->published = s->writing;
+        s->fresh = true;
+    }
+    GG_TRY(advance(s, &moved));
+    if (s->partner >= 0) {
+        if (s->pulls) GG_TRY(ask(s, s->partner, &done));
+        else if (s->writing >= 0) GG_TRY(deliver(s, s->partner, s->writing, &done));
+        strategy->skipped += !done;
+    }
+    s->writing = -1;
+    GG_TRY(mix(s, &moved));
+cleanup:
+    return gg_strategy_at_all(&s->head, status);
+}
+
+/* ---- at rest ---- */
+
+static gg_status say_rest(random_gossip *s) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    for (int i = 1; i < transport->size; ++i) {
+        int peer = (transport->rank + i) % transport->size;
+        peer_state *p = &s->peer[peer];
+        p->rest = (note){.kind = REST, .pushed = p->pushed};
+        GG_TRY(gg_send(transport, &p->rest, sizeof p->rest, peer, TAG_NOTE, &p->told_rest));
+    }
+cleanup:
+    return status;
+}
+
+static bool asks(const random_gossip *s) {
+    for (int i = 0; i < QUESTIONS; ++i)
+        if (s->question[i].open || s->question[i].asked.state != GG_REQUEST_IDLE) return true;
+    return false;
+}
+
+/* A rank from which something is still to come, or that has still to take something; -1: nobody. */
+static int missing(const random_gossip *s) {
+    for (int i = 0; i < QUESTIONS; ++i)
+        if (s->question[i].open || s->question[i].asked.state != GG_REQUEST_IDLE) return s->question[i].peer;
+    for (int i = 0; i < s->head.env.transport->size; ++i) {
+        const peer_state *p = &s->peer[i];
+        if (p->heard.state != GG_REQUEST_IDLE || p->told_rest.state != GG_REQUEST_IDLE || p->awaited != 0) return i;
+    }
+    for (int i = 0; i < DELIVERIES; ++i)
+        if (s->delivery[i].active) return s->delivery[i].peer;
+    return -1;
+}
+
+/* With push_sum, publishes the weights as they are, if somebody may ask for them. */
+static void refresh(random_gossip *s) {
+    const gg_state *state = s->head.env.state;
+    int snapshot = s->pulls && s->push_sum && !s->fresh ? free_snapshot(s) : -1;
+    if (snapshot < 0) return;
+    memcpy(s->snapshot[snapshot], state->weight, state->count * sizeof(float));
+    s->published = snapshot;
+    s->fresh = true;
+}
+
+/* Makes every mass 1: w += (1/p) * sum over the ranks of (mass - 1)*w, on all alike. */
+static gg_status even_out(random_gossip *s) {
+    gg_status status = GG_OK;
+    const gg_strategy_env *env = &s->head.env;
+    const gg_state *state = env->state;
+    float *shift = s->snapshot[0];
+    static const float both[2] = {1, 1};
+    GG_TRY(gg_allgather(env->transport, &s->mass, sizeof s->mass, s->masses));
+    for (int r = 0; r < env->transport->size; ++r) s->scale[r] = (float)((s->masses[r] - 1) / env->transport->size);
+    memcpy(shift, state->weight, state->count * sizeof(float));
+    GG_TRY(gg_allreduce_run(s->shift, shift, s->scale));
+    env->device->table->weighted_sum(env->device, state->count, 2, (const float *const[]){state->weight, shift}, both,
+                                     state->weight);
+    s->mass = 1;
+cleanup:
+    return status;
+}
+
+/* Goes on serving the others until all have made their last step and nothing is under way. Who pulls says so when he has his answers,
+ * so that nobody who has heard it of all will be asked again. */
+static gg_status settle(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    random_gossip *s = (random_gossip *)strategy;
+    gg_transport *transport = strategy->env.transport;
+    double begin = gg_transport_now(transport), last = begin;
+    bool said = false;
+    if (!s->listens) return GG_OK;
+    for (int round = 0;; ++round) {
+        bool moved = false;
+        refresh(s);
+        GG_TRY(advance(s, &moved));
+        GG_TRY(mix(s, &moved));
+        if (!said && !asks(s)) {
+            GG_TRY(say_rest(s));
+            said = moved = true;
+        }
+        int peer = missing(s);
+        if (peer < 0) break;
+        double now = gg_transport_now(transport);
+        if (moved) {
+            round = -1;
+            last = now;
+            continue;
+        }
+        if (transport->timeout > 0 && now - last >= transport->timeout)
+            GG_TRY(gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for rank %d to come to rest (%s)", transport->rank, now - last,
+                           peer, transport->table->name));
+        GG_TRY(gg_pause(transport, round));
+    }
+    if (s->push_sum) GG_TRY(even_out(s));
+    gg_strategy_waited(strategy, begin);
+    s->listens = s->fresh = false;
+    s->published = -1;
+cleanup:
+    return gg_strategy_at_all(&s->head, status);
+}
+
+/* ---- life ---- */
+
+static void give_up(gg_transport *transport, gg_request *requests, int n) {
+    for (int i = 0; requests != NULL && i < n; ++i) gg_cancel(transport, &requests[i]);
+}
+
+static void destroy(gg_strategy *strategy) {
+    random_gossip *s = (random_gossip *)strategy;
+    gg_transport *transport = strategy->env.transport;
+    for (int i = 0; s->peer != NULL && i < transport->size; ++i) {
+        gg_cancel(transport, &s->peer[i].heard);
+        gg_cancel(transport, &s->peer[i].told_rest);
+    }
+    for (int i = 0; i < QUESTIONS; ++i) gg_cancel(transport, &s->question[i].asked);
+    for (int i = 0; i < ARRIVALS; ++i) {
+        give_up(transport, s->arrival[i].chunk, s->cut.chunk_count);
+        gg_free(s->arrival[i].chunk);
+        gg_free(s->arrival[i].landing);
+    }
+    for (int i = 0; i < DELIVERIES; ++i) {
+        gg_cancel(transport, &s->delivery[i].announced);
+        give_up(transport, s->delivery[i].chunk, s->cut.chunk_count);
+        gg_free(s->delivery[i].chunk);
+    }
+    gg_allreduce_destroy(s->shift);
+    for (int i = SNAPSHOTS - 1; i >= 0; --i) gg_message_free(transport, s->snapshot[i]);
+    gg_free(s->peer);
+    gg_free(s->masses);
+    gg_free(s->scale);
+    gg_buckets_destroy(&s->cut);
+    gg_state_destroy(&strategy->env, 0);
+    gg_free(s);
+}
+
+/* What only an exchange needs. */
+static gg_status create_exchange(random_gossip *s, const gg_strategy_options *options, const gg_strategy_env *env) {
+    gg_status status = GG_OK;
+    size_t ranks = (size_t)env->transport->size, bytes = env->state->count * sizeof(float), chunks;
+    GG_TRY(gg_buckets_create(env->graph, SIZE_MAX, options->chunk_bytes, &s->cut));
+    chunks = (size_t)s->cut.chunk_count;
+    if (s->cut.chunk_count > GG_TAG_LIMIT - TAG_CHUNK)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
+                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
+                       s->cut.chunk_count, GG_TAG_LIMIT - TAG_CHUNK));
+    GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", (void **)&s->peer));
+    for (int i = 0; i < SNAPSHOTS; ++i)
+        GG_TRY(gg_message_alloc(env->transport, bytes, "snapshot of the weights", (void **)&s->snapshot[i]));
+    for (int i = 0; i < DELIVERIES; ++i)
+        GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&s->delivery[i].chunk));
+    for (int i = 0; i < (s->pulls ? QUESTIONS : ARRIVALS); ++i) {
+        GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&s->arrival[i].chunk));
+        /* Not cleared: where messages are read in place, it never takes real memory. */
+        GG_TRY(gg_alloc(bytes, "landing arena", (void **)&s->arrival[i].landing));
+    }
+    if (!s->push_sum) goto cleanup;
+    GG_TRY(gg_calloc(ranks, sizeof *s->masses, "masses", (void **)&s->masses));
+    GG_TRY(gg_calloc(ranks, sizeof *s->scale, "shares", (void **)&s->scale));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL, &s->shift));
+cleanup:
+    return status;
+}
+
+static const gg_strategy_table pull_table = {"pull-gossip", begin, gg_strategy_no_layer, ready, poll, end, settle, destroy};
+static const gg_strategy_table push_table = {"push-gossip", begin, gg_strategy_no_layer, ready, poll, end, settle, destroy};
+
+gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    random_gossip *s = NULL;
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    s->pulls = options->kind == GG_STRATEGY_PULL_GOSSIP;
+    s->head.table = s->pulls ? &pull_table : &push_table;
+    s->head.env = *env;
+    s->push_sum = options->push_sum;
+    s->interval = options->interval;
+    s->probability = options->probability;
+    s->mass = 1;
+    s->writing = s->published = s->partner = -1;
+    GG_TRY(gg_state_create(env, 0));
+    if (env->transport->size > 1) GG_TRY(create_exchange(s, options, env));
+cleanup:
+    if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
+    *out = s ? &s->head : NULL;
+    return status;
+}
