@@ -1,4 +1,4 @@
-"""The command line: train, run, info, bench. An option is the keyword of the constructor that it feeds."""
+"""The command line: train, run, compare, info, bench. An option is the keyword of the constructor that it feeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gossipgrad import _failure, _launch, bench, environment, models, optim, schedules, strategies
+from gossipgrad import _failure, _launch, bench, compare, environment, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cluster import Network, Straggler, VirtualCluster
@@ -62,6 +62,10 @@ def _schedule_options(parser: argparse.ArgumentParser) -> None:
 
 def _total(text: str) -> int | str:
     return "auto" if text == "auto" else int(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(","))
 
 
 def _period(text: str) -> int | str:
@@ -152,6 +156,16 @@ def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, An
     return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
 
 
+def _data_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=models.BY_NAME, default="lenet")
+    parser.add_argument(
+        "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, which is in the package"
+    )
+    parser.add_argument(
+        "--data", metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
+    )
+
+
 def _circumstances_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("stragglers and slow networks")
     group.add_argument("--straggler-probability", type=float, metavar="X", help="that a rank comes late to a step")
@@ -185,13 +199,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
 
     train = commands.add_parser("train", help="train a network", allow_abbrev=False)
-    train.add_argument("--model", choices=models.BY_NAME, default="lenet")
-    train.add_argument(
-        "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, which is in the package"
-    )
-    train.add_argument(
-        "--data", metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
-    )
+    _data_options(train)
     train.add_argument("--epochs", type=int, default=8)
     train.add_argument("--batch-size", type=int, help="samples a rank and step; default: the model's")
     train.add_argument("--loss", choices=LOSSES, help="default: the model's")
@@ -229,7 +237,43 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(timing)
     timing.add_argument("--blocks", type=int, default=5, help="with a strategy: alternating blocks")
     _bench_strategy(timing)
+    _compare_options(
+        commands.add_parser("compare", help="strategies side by side, on virtual ranks", allow_abbrev=False)
+    )
     return top
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--strategies",
+        default="all",
+        metavar="LIST",
+        help="all, or names with options: gossipgrad:staleness=1,allreduce:lr=0.02",
+    )
+    parser.add_argument("--virtual-ranks", type=_numbers, default=(2, 4, 8), metavar="P,P,...", help="default: 2,4,8")
+    _data_options(parser)
+    parser.add_argument("--report-dir", required=True, metavar="DIR", help="where the files go; made if need be")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--samples", type=int, help="trained on by each configuration; default: 20000")
+    amount.add_argument("--epochs", type=int, help="the same, in whole sets")
+    parser.add_argument("--points", type=int, default=8, help="of each curve; default: 8")
+    batch = parser.add_mutually_exclusive_group()
+    batch.add_argument("--global-batch", type=int, help="samples of all ranks in a step; default: 128")
+    batch.add_argument("--batch-size", type=int, help="of each rank instead: fewer steps on more ranks")
+    _optimizer_options(parser)
+    parser.add_argument(
+        "--lr-scaling", choices=compare.LR_SCALINGS, default="none", help="lr times sqrt(ranks), or times ranks"
+    )
+    parser.add_argument("--lr-limit", type=float, help="where that stops")
+    parser.add_argument(
+        "--target", type=float, metavar="LOSS", help="tell the time to it; default: 1.5 times the lowest"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    _circumstances_options(parser)
+    _schedule_options(parser)
+    parser.add_argument("--backend", choices=[one for one in BACKENDS if one is not None])
+    parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def _bench_strategy(parser: argparse.ArgumentParser) -> None:
@@ -263,14 +307,22 @@ def _checked(make: Callable[[], Any]) -> Any:
         raise UsageError(one_line(error)) from error
 
 
+def _optimizer(arguments: argparse.Namespace) -> optim.Optimizer:
+    schedule = schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS))
+    how: dict[str, Any] = _OPTIMIZER_DEFAULTS[arguments.optimizer] | _given(arguments, _OPTIMIZER_KEYS)
+    return optim.by_name(arguments.optimizer, schedule=schedule, **how)
+
+
 # ---- train
 
 
 def _data(arguments: argparse.Namespace, net: Model) -> tuple[Dataset, Dataset]:
-    if arguments.dataset == "synthetic":
-        classes = net.output_shape[0] if len(net.output_shape) == 1 else 1
-        return gg_data.synthetic(net.input_shape, classes, seed=arguments.seed)
-    return gg_data.load(arguments.dataset, arguments.data, progress=not arguments.quiet)
+    if arguments.data is not None and arguments.dataset not in ("mnist", "cifar10"):
+        raise UsageError(
+            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
+            "--dataset mnist or cifar10"
+        )
+    return gg_data.for_network(net, arguments.dataset, arguments.data, arguments.seed, progress=not arguments.quiet)
 
 
 def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
@@ -305,9 +357,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 def train(arguments: argparse.Namespace) -> int:
     entry = models.by_name(arguments.model)
     strategy = _checked(lambda: strategies.by_name(arguments.strategy, **_given(arguments, _STRATEGY_KEYS)))
-    schedule = _checked(lambda: schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS)))
-    how: dict[str, Any] = _OPTIMIZER_DEFAULTS[arguments.optimizer] | _given(arguments, _OPTIMIZER_KEYS)
-    optimizer = _checked(lambda: optim.by_name(arguments.optimizer, schedule=schedule, **how))
+    optimizer = _checked(lambda: _optimizer(arguments))
     launched = _launch.launcher_world_size()
     comm = None
     if arguments.virtual_ranks is not None:
@@ -323,11 +373,6 @@ def train(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, option)
         if value is not None and value < low:
             raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
-    if arguments.data is not None and arguments.dataset not in ("mnist", "cifar10"):
-        raise UsageError(
-            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
-            "--dataset mnist or cifar10"
-        )
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
 
@@ -399,6 +444,64 @@ def _closing(history: History, arguments: argparse.Namespace) -> str:
     return ", ".join(parts)
 
 
+# ---- compare
+
+
+def side_by_side(arguments: argparse.Namespace) -> int:
+    """0 if every configuration has been trained."""
+    if (_launch.launcher_world_size() or 1) > 1:
+        raise UsageError("compare: not under mpiexec; it has virtual ranks")
+    entry = models.by_name(arguments.model)
+    train_set, _ = _data(arguments, entry.make())  # once, before many look for it at a time
+    if arguments.epochs is not None:
+        arguments.samples = arguments.epochs * len(train_set)
+
+    def plan() -> compare.Comparison:
+        straggler, network = _circumstances(arguments)
+        keys = (
+            "samples",
+            "points",
+            "batch_size",
+            "lr_scaling",
+            "lr_limit",
+            "target",
+            "seed",
+            "backend",
+            "compute_time",
+        )
+        given = _given(arguments, (*keys, "global_batch"))
+        if arguments.batch_size is not None:
+            given["global_batch"] = None
+        made = compare.Comparison(
+            entries=compare.entries(arguments.strategies),
+            ranks=arguments.virtual_ranks,
+            model=arguments.model,
+            dataset=arguments.dataset,
+            folder=arguments.data,
+            optimizer=_optimizer(arguments),
+            straggler=straggler,
+            network=network,
+            **given,
+        )
+        made.check(len(train_set))
+        return made
+
+    comparison = _checked(plan)
+    try:
+        os.makedirs(arguments.report_dir, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--report-dir: {one_line(error)}") from error
+    speaks = not arguments.quiet
+    say: Callable[[str], None] = (lambda line: print(line, flush=True)) if speaks else (lambda line: None)
+    results = compare.run(comparison, arguments.jobs, say, speaks)
+    rows = compare.write(comparison, results, arguments.report_dir)
+    say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
+    failures = [f"{row['strategy']}, {row['ranks']} ranks: {row['failure']}" for row in rows if row["failure"]]
+    for line in failures:
+        print(f"gossipgrad: failed: {line}", file=sys.stderr, flush=True)
+    return FAILURE if failures else 0
+
+
 # ---- info, bench
 
 
@@ -464,7 +567,8 @@ def main(argv: list[str]) -> int:
         arguments = parser().parse_args(argv)
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            return {"train": train, "info": info, "bench": time_it}[arguments.command](arguments)
+            command = {"train": train, "compare": side_by_side, "info": info, "bench": time_it}[arguments.command]
+            return command(arguments)
     except UsageError as error:
         code = USAGE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
