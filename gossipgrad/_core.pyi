@@ -73,6 +73,8 @@ class Team:
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
         """MPI and single only do something; a virtual cluster returns data."""
     def allgather(self, data: bytes, /) -> list[bytes]: ...
+    def gather(self, data: bytes, /) -> list[bytes] | None:
+        """Every process's bytes, of any length, on rank 0; None on the others."""
 
 @final
 class Dataset:
@@ -100,7 +102,7 @@ class Trainer:
         ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup}
         strategy: dict[
             str, Any
-        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period shuffle_samples interval probability push_sum
+        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
@@ -168,8 +170,10 @@ class Trainer:
         """Seconds of each of `steps` training steps on one batch in memory."""
     def node_seconds(self) -> list[tuple[float, float]]: ...
     def set_timing(self, on: bool, /) -> None: ...
-    def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int]]:
-        """begin, end, name, step, lane, index."""
+    def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int, int, int, float, int]]:
+        """begin, end, name, step, lane, index, last, peer, arrived, bytes: gg_trace_span, on rank 0's clock."""
+    def spans_lost(self, rank: int = 0) -> int:
+        """How many newer ones have overwritten."""
 
 def info() -> dict[str, Any]:
     """compiler, cpu, isa, isas, cores, onednn, mpi{...}, built{...}"""

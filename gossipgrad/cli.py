@@ -20,7 +20,7 @@ from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cluster import Network, Straggler, VirtualCluster
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import one_line
+from gossipgrad.errors import number, one_line
 from gossipgrad.history import History
 from gossipgrad.layers import Model
 from gossipgrad.trainer import BACKENDS, LOSSES, Trainer, check_batch
@@ -111,6 +111,9 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
     _random_gossip_options(group)
     group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
+    group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
         default=None,
@@ -131,6 +134,7 @@ _STRATEGY_KEYS = (
     "interval",
     "probability",
     "push_sum",
+    "overlap",
     "shuffle_samples",
 )
 _OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
@@ -208,6 +212,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, default=0)
     _machine_options(train)
     train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
+    train.add_argument(
+        "--timeout", type=float, default=0.0, help="seconds to wait for another rank's message; default: 0, for ever"
+    )
     _circumstances_options(train)
     _strategy_options(train)
     _schedule_options(train)
@@ -297,6 +304,9 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
     _random_gossip_options(group)
+    group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
 
 
 def _checked(make: Callable[[], Any]) -> Any:
@@ -373,6 +383,7 @@ def train(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, option)
         if value is not None and value < low:
             raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
+    timeout = _checked(lambda: number("timeout", arguments.timeout, 0.0))
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
 
@@ -390,6 +401,7 @@ def train(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         trace=TRACE_SPANS if arguments.trace else 0,
+        timeout=timeout,
         straggler=straggler,
         network=network,
     )
@@ -592,5 +604,5 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
         plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
         text = one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
-        _failure.end_all_ranks(_say(f"error: {text}"), code)
+        _failure.end_all_ranks(_say(f"error: {text}"), code, error)
     return code

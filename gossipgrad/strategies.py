@@ -256,6 +256,30 @@ class PushGossip(_RandomGossip):
     name: ClassVar[str] = "push-gossip"
 
 
+@dataclass(frozen=True, kw_only=True)
+class OverlappedAveraging(Strategy):
+    """AllReduce with the same bits; each rank updates 1/p of the weights and keeps the optimiser's state of those.
+
+    Lee, Agrawal, Balaprakash, Choudhary, Liao (2018). In the backward pass, when the gradients of a bucket are final,
+    rank i receives slice i of it from all ranks. It adds them in the order of ranks, updates the slice, and sends it to
+    all. The next forward pass waits for a bucket's weights when it needs them, so half of the traffic can hide behind
+    it. Our own design: buckets, chunks, uneven slices, and that weights wait while gradients fill the network.
+
+    overlap       False: everything is exchanged after the backward pass, for comparison.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    """
+
+    name: ClassVar[str] = "overlapped-averaging"
+    overlap: bool = True
+    bucket_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        flag("overlap", self.overlap)
+        _check_sizes(self.bucket_bytes, self.chunk_bytes)
+
+
 @dataclass(frozen=True)
 class NoExchange(Strategy):
     """Nothing is exchanged: p independent runs on p shards, the floor of every comparison."""
@@ -265,7 +289,16 @@ class NoExchange(Strategy):
 
 BY_NAME: dict[str, type[Strategy]] = {
     c.name: c
-    for c in (GossipGraD, AllReduce, LayerwiseAllReduce, PeriodicAllReduce, PullGossip, PushGossip, NoExchange)
+    for c in (
+        GossipGraD,
+        AllReduce,
+        LayerwiseAllReduce,
+        PeriodicAllReduce,
+        PullGossip,
+        PushGossip,
+        OverlappedAveraging,
+        NoExchange,
+    )
 }
 
 

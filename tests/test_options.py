@@ -49,7 +49,7 @@ from gossipgrad import optim, schedules, strategies
             [
                 "strategy='ring'",
                 "'gossipgrad', 'allreduce', 'layerwise-allreduce', 'periodic-allreduce', "
-                "'pull-gossip', 'push-gossip', 'no-exchange'",
+                "'pull-gossip', 'push-gossip', 'overlapped-averaging', 'no-exchange'",
             ],
         ),
         (
@@ -69,6 +69,8 @@ from gossipgrad import optim, schedules, strategies
         (lambda: gg.PushGossip(probability=1.5), ValueError, ["probability=1.5", "> 0 and <= 1"]),
         (lambda: gg.PushGossip(push_sum=1), TypeError, ["push_sum=1"]),
         (lambda: gg.PullGossip(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
+        (lambda: gg.OverlappedAveraging(overlap=1), TypeError, ["overlap=1", "True or False"]),
+        (lambda: gg.OverlappedAveraging(chunk_bytes=0), ValueError, ["chunk_bytes=0", "at least 1"]),
         (lambda: gg.VirtualCluster(0), ValueError, ["p=0"]),
         (lambda: gg.VirtualCluster(2, latency=-1), ValueError, ["latency=-1"]),
     ],
@@ -120,6 +122,7 @@ def test_settings_make_the_same_objects():
         gg.PeriodicAllReduce(period=3),
         gg.PullGossip(interval=3, probability=0.25, push_sum=True),
         gg.PushGossip(chunk_bytes=99),
+        gg.OverlappedAveraging(overlap=False, chunk_bytes=64),
         gg.NoExchange(),
     ):
         assert strategies.from_settings(strategy.settings()) == strategy

@@ -47,6 +47,10 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
         gg_status status = check_random(options);
         return status != GG_OK ? status : gg_random_gossip_create(options, env, out);
     }
+    case GG_STRATEGY_OVERLAPPED_AVERAGING: {
+        gg_status status = check_sizes(options);
+        return status != GG_OK ? status : gg_overlapped_averaging_create(options, env, out);
+    }
     case GG_STRATEGY_NO_EXCHANGE: return gg_no_exchange_create(options, env, out);
     default:
         return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind, GG_STRATEGY_COUNT);
@@ -57,8 +61,8 @@ void gg_strategy_destroy(gg_strategy *strategy) {
     if (strategy != NULL) strategy->table->destroy(strategy);
 }
 
-static gg_status arena_create(const gg_strategy_env *env, bool shared, const char *what, float **out) {
-    size_t bytes = env->state->count * sizeof(float);
+static gg_status arena_create(const gg_strategy_env *env, bool shared, size_t count, const char *what, float **out) {
+    size_t bytes = count * sizeof(float);
     return shared ? gg_message_alloc(env->transport, bytes, what, (void **)out) : gg_calloc(1, bytes, what, (void **)out);
 }
 
@@ -71,12 +75,13 @@ static void arena_destroy(const gg_strategy_env *env, bool shared, float **arena
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     gg_status status = GG_OK;
     gg_state *state = env->state;
-    GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, "weights", &state->weight));
-    if (!(shared & GG_OTHER_GRADIENT)) GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, "gradients", &state->gradient));
+    GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, state->count, "weights", &state->weight));
+    if (!(shared & GG_OTHER_GRADIENT))
+        GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, state->count, "gradients", &state->gradient));
     if (gg_optimizer_keeps_momentum(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, "momentum", &state->momentum));
+        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, state->kept, "momentum", &state->momentum));
     if (gg_optimizer_keeps_square(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, "second moment", &state->square));
+        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, state->kept, "second moment", &state->square));
 cleanup:
     return status;
 }

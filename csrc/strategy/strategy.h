@@ -5,8 +5,8 @@
  *   ready(layer)  in the backward pass: its gradient is final and its weights are used no more in this step
  *   poll()        between nodes: let messages move and mix what has arrived
  *   end()         after the backward pass
- *   settle()      collective: completes and mixes all that is in flight; state->weight and state->momentum are current and
- *                 at rest. Evaluation, checkpoints and the end call it.
+ *   settle()      collective: completes and mixes all that is in flight; the state's arenas are current and at rest.
+ *                 Evaluation, checkpoints and the end call it.
  * The strategy owns the state's arenas (weight, gradient, momentum) and what is exchanged, and calls the
  * optimiser where it updates. One rank, one thread. */
 #ifndef GG_STRATEGY_STRATEGY_H
@@ -25,6 +25,7 @@ typedef enum gg_strategy_kind {
     GG_STRATEGY_PERIODIC_ALLREDUCE,
     GG_STRATEGY_PULL_GOSSIP,
     GG_STRATEGY_PUSH_GOSSIP,
+    GG_STRATEGY_OVERLAPPED_AVERAGING,
     GG_STRATEGY_COUNT
 } gg_strategy_kind;
 
@@ -45,6 +46,7 @@ typedef struct gg_strategy_options {
     size_t bucket_bytes;  /* layers are joined to buckets of at least this size */
     size_t chunk_bytes;   /* a bucket travels in pieces of at most this size */
     gg_dtype wire;        /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
+    bool overlap;         /* OverlappedAveraging: exchange while computing */
     int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
     int64_t interval;     /* steps from one exchange to the next */
     double probability;   /* with which an exchange that is due takes place */
@@ -83,10 +85,18 @@ struct gg_strategy {
     const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
     double exposed_seconds; /* waited in need, end and settle, since creation */
     int64_t skipped;        /* exchanges left out since creation, so as not to wait for a rank that lags */
+    /* Which slices of the gradients' sum and of the optimiser's arenas each rank keeps; NULL: every rank keeps all. */
+    const struct gg_partition *partition;
 };
 
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 void gg_strategy_destroy(gg_strategy *strategy);
+
+/* At rest: copies an arena to `whole`, `count` elements, whichever rank keeps them; nothing where the optimiser keeps none.
+ * Collective: every rank asks for the same arena; `whole` may be NULL on those that only give. */
+gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole);
+/* At rest: sets the weights or an arena of the optimiser from `count` elements, of which a rank takes what it keeps. */
+void gg_strategy_keep(gg_strategy *strategy, gg_arena which, const float *whole);
 
 #endif

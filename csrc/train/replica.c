@@ -28,6 +28,7 @@ struct gg_replica {
     gg_trace *trace;
     int node; /* for the trace: the node that runs, or -1, and since when */
     double node_begin;
+    double clock_offset;
 
     gg_loader *loader;
     gg_dataset set;
@@ -282,6 +283,8 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
     out->skipped = r->strategy->skipped - r->skipped_before;
+    out->optimizer_bytes = gg_state_optimizer_bytes(&r->state, false);
+    out->optimizer_bytes_saved = gg_state_optimizer_bytes(&r->state, true) - out->optimizer_bytes;
     if (r->ring == NULL) return;
     gg_sample_ring_sent(r->ring, &out->sample_bytes_sent, &out->sample_messages_sent);
     out->sample_bytes_sent -= r->sample_bytes_before;
@@ -319,6 +322,16 @@ cleanup:
     return status;
 }
 
+gg_status gg_replica_gather(gg_replica *r, gg_arena which, float *whole) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_replica_settle(r));
+    GG_TRY(gg_strategy_gather(r->strategy, which, whole));
+cleanup:
+    return status;
+}
+
+void gg_replica_keep(gg_replica *r, gg_arena which, const float *whole) { gg_strategy_keep(r->strategy, which, whole); }
+
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
     if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
@@ -343,6 +356,10 @@ int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) {
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }
 
+gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status) {
+    return gg_error_prefix(status, "step %lld, %s: ", (long long)r->state.step, what);
+}
+
 gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
@@ -356,7 +373,7 @@ gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
         GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
     }
     memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
-    GG_TRY(gg_allreduce_run(r->averaging, r->consensus, r->equal_share));
+    GG_TRY(gg_replica_at(r, "mean of the replicas", gg_allreduce_run(r->averaging, r->consensus, r->equal_share)));
     *weights = r->consensus;
 cleanup:
     return status;
@@ -369,7 +386,7 @@ gg_status gg_replica_distance(gg_replica *r, double *distance) {
     double apart = r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean);
     double whole = r->device->table->sum_squares(r->device, r->state.count, mean, NULL);
     double own = whole != 0 ? sqrt(apart / whole) : 0; /* NaN stays NaN */
-    GG_TRY(gg_allreduce_doubles(r->options.transport, &own, 1));
+    GG_TRY(gg_replica_at(r, "consensus distance", gg_allreduce_doubles(r->options.transport, &own, 1)));
     *distance = own / r->options.transport->size;
 cleanup:
     return status;
@@ -476,8 +493,11 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
     for (size_t i = 0; i < ranks; ++i) r->equal_share[i] = 1.0f / (float)ranks;
-    if (options->trace > 0) GG_TRY(gg_trace_create(options->trace, &r->trace));
-    r->state.count = gg_graph_arena_count(options->graph);
+    if (options->trace > 0) {
+        GG_TRY(gg_trace_create(options->trace, &r->trace));
+        GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
+    }
+    r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
     GG_TRY(gg_strategy_create(&options->strategy,
@@ -515,6 +535,7 @@ void gg_replica_destroy(gg_replica *r) {
 gg_state *gg_replica_state(gg_replica *r) { return &r->state; }
 gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.transport; }
 const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
+double gg_replica_clock_offset(const gg_replica *r) { return r->clock_offset; }
 gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->last_plan; }
 
@@ -524,6 +545,5 @@ const char *gg_replica_backend_name(const gg_replica *r) {
 }
 
 size_t gg_replica_bytes(const gg_replica *r) {
-    size_t arenas = 2u + (r->state.momentum != NULL) + (r->state.square != NULL);
-    return gg_plans_bytes(&r->plans) + arenas * r->state.count * sizeof(float);
+    return gg_plans_bytes(&r->plans) + 2 * r->state.count * sizeof(float) + (size_t)gg_state_optimizer_bytes(&r->state, false);
 }

@@ -509,7 +509,8 @@ static gg_status test(gg_transport *transport, gg_request *request, bool *done) 
         request->state = GG_REQUEST_IDLE;
     }
     rank->fruitless = 0;
-    rank->next_known = INFINITY;
+    /* Of requests tested before this one, what is still to come is not forgotten: the rank may sleep next. */
+    if (rank->next_known <= rank->clock) rank->next_known = INFINITY;
     *done = true;
 cleanup:
     return status;
@@ -623,6 +624,7 @@ static gg_status compute(gg_transport *transport, double seconds) {
 
 static const gg_transport_table table = {
     .name = "virtual",
+    .one_clock = true,
     .destroy = destroy,
     .alloc = alloc,
     .free = free_block,
