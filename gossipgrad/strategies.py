@@ -170,13 +170,16 @@ class PeriodicAllReduce(Strategy):
     wire_dtype  "float32", or "bfloat16" for half the bytes: values and their mean travel rounded to nearest even, and
                 w += mean - rounded w, so that a rank keeps what bfloat16 cannot hold and small updates are not lost;
                 replicas agree to the precision of bfloat16, 8 bits. Our own design.
+    shuffle_samples  as in GossipGraD.
     """
 
     name: ClassVar[str] = "periodic-allreduce"
     period: int | str = "log2"
     wire_dtype: str = "float32"
+    shuffle_samples: bool = False
 
     def __post_init__(self) -> None:
+        flag("shuffle_samples", self.shuffle_samples)
         choice("wire_dtype", self.wire_dtype, WIRES)
         if self.period == "log2":
             return
@@ -190,10 +193,12 @@ class _RandomGossip(Strategy):
     interval: int = 1
     probability: float = 1.0
     push_sum: bool = False
+    wire_dtype: str = "float32"
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         integer("interval", self.interval, 1)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         number("probability", self.probability, above=0, high=1)
         flag("push_sum", self.push_sum)
         _check_sizes(None, self.chunk_bytes)
@@ -219,6 +224,9 @@ class PullGossip(_RandomGossip):
                  m + m_j is the new mass, so that the sum of m w over the ranks is kept; an update counts with its
                  rank's mass. Answers then wait for the end of the other rank's step. At rest the masses become 1
                  again: one all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
+                 the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
     Message memory: three snapshots of the weights a rank; one question and one model a pull.
@@ -248,6 +256,9 @@ class PushGossip(_RandomGossip):
                  w = (m w + sum of m_i w_i) / (m + sum of m_i), with that sum as the new mass, so that the sum of m w
                  over the ranks is kept; an update counts with its rank's mass. At rest the masses become 1 again: one
                  all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
+                 the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
     Message memory: three snapshots of the weights a rank; one note and one model a push.
@@ -280,11 +291,18 @@ class OverlappedAveraging(Strategy):
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NoExchange(Strategy):
-    """Nothing is exchanged: p independent runs on p shards, the floor of every comparison."""
+    """Models are not exchanged: p independent runs on p shards, the floor of every comparison.
+
+    shuffle_samples  as in GossipGraD: in time every run sees all samples.
+    """
 
     name: ClassVar[str] = "no-exchange"
+    shuffle_samples: bool = False
+
+    def __post_init__(self) -> None:
+        flag("shuffle_samples", self.shuffle_samples)
 
 
 BY_NAME: dict[str, type[Strategy]] = {
@@ -309,8 +327,7 @@ def by_name(name: str, **options: Any) -> Strategy:
     allowed = [field.name for field in fields(made)]
     for key in options:
         if key not in allowed:
-            has = f"it has {', '.join(allowed)}" if allowed else "it has none"
-            raise ValueError(f"{key}: not an option of strategy={name!r}; {has}")
+            raise ValueError(f"{key}: not an option of strategy={name!r}; it has {', '.join(allowed)}")
     return made(**options)
 
 

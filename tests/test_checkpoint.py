@@ -42,6 +42,7 @@ STRATEGIES += [gg.GossipGraD(wire_dtype="bfloat16"), gg.GossipGraD(wire_dtype="b
 STRATEGIES += [gg.LayerwiseAllReduce(), gg.PeriodicAllReduce(), gg.PeriodicAllReduce(period=7)]
 STRATEGIES += [gg.OverlappedAveraging(chunk_bytes=64)]
 STRATEGIES += [gg.GossipGraD(topology="random"), gg.GossipGraD(topology="ring", staleness=1)]
+STRATEGIES += [gg.PullGossip(), gg.PushGossip(push_sum=True)]
 # Of 20 steps the last is one that averages with log2 of 3 ranks, and is none with 7.
 SAME_ON_ALL = (gg.AllReduce(), gg.LayerwiseAllReduce(), gg.PeriodicAllReduce(), gg.OverlappedAveraging(chunk_bytes=64))
 

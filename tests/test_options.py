@@ -40,7 +40,7 @@ from gossipgrad import optim, schedules, strategies
         (
             lambda: strategies.by_name("no-exchange", wire_dtype="bfloat16"),
             ValueError,
-            ["wire_dtype", "no-exchange", "it has none"],
+            ["wire_dtype", "no-exchange", "it has shuffle_samples"],
         ),
         (lambda: gg.GossipGraD(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
         (
@@ -68,6 +68,7 @@ from gossipgrad import optim, schedules, strategies
         (lambda: gg.PullGossip(probability=0), ValueError, ["probability=0", "> 0 and <= 1"]),
         (lambda: gg.PushGossip(probability=1.5), ValueError, ["probability=1.5", "> 0 and <= 1"]),
         (lambda: gg.PushGossip(push_sum=1), TypeError, ["push_sum=1"]),
+        (lambda: gg.PushGossip(wire_dtype="float16"), ValueError, ["wire_dtype='float16'", "bfloat16"]),
         (lambda: gg.PullGossip(chunk_bytes=0), ValueError, ["chunk_bytes=0"]),
         (lambda: gg.OverlappedAveraging(overlap=1), TypeError, ["overlap=1", "True or False"]),
         (lambda: gg.OverlappedAveraging(chunk_bytes=0), ValueError, ["chunk_bytes=0", "at least 1"]),
@@ -121,9 +122,9 @@ def test_settings_make_the_same_objects():
         gg.PeriodicAllReduce(),
         gg.PeriodicAllReduce(period=3),
         gg.PullGossip(interval=3, probability=0.25, push_sum=True),
-        gg.PushGossip(chunk_bytes=99),
+        gg.PushGossip(chunk_bytes=99, wire_dtype="bfloat16"),
         gg.OverlappedAveraging(overlap=False, chunk_bytes=64),
-        gg.NoExchange(),
+        gg.NoExchange(shuffle_samples=True),
     ):
         assert strategies.from_settings(strategy.settings()) == strategy
         assert strategies.by_name(**{"name": strategy.name}).name == strategy.name

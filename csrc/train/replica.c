@@ -253,6 +253,10 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, 
     for (int64_t t = 0; t < gg_loader_steps(r->loader); ++t)
         GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
 cleanup:
+    if (status != GG_OK) { /* nobody trains on a part of it; what is collective goes with the replica */
+        gg_loader_destroy(r->loader);
+        r->loader = NULL;
+    }
     return status;
 }
 
