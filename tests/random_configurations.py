@@ -70,6 +70,8 @@ def drawn_strategy(generator: np.random.Generator, p: int) -> strategies.Strateg
             options["period"] = 4
         if "ranks_per_node" in options and not options["hierarchical"]:
             options["ranks_per_node"] = None
+        if options.get("servers", 1) > p - bool(options.get("dedicated")):
+            continue  # one rank at least trains
         try:
             return kind(**options)
         except ValueError:
