@@ -2,8 +2,8 @@
 
 A process a rank, with three lanes: "compute" (each step; in it forward, backward and update of every layer, and the
 waits, whose sum is the rank's exposed seconds), "exchange" (each bucket of layers, from sent and asked for, over
-arrived, to used; with its bytes and peer) and "data" (reading a batch). Times are in microseconds since the first span
-of all, on rank 0's clock.
+arrived, to used; with its bytes and peer) and "data" (reading a batch, and waiting for samples that are shuffled; the
+sum is the rank's data seconds). Times are in microseconds since the first span of all, on rank 0's clock.
 """
 
 from __future__ import annotations

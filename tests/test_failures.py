@@ -183,6 +183,17 @@ def test_every_strategy_says_where_it_waits(made):
     assert re.search(r"waited \d+\.\d+ s for (\d+ bytes (from|to be taken by) )?rank \d", text), text
 
 
+def test_a_sample_that_does_not_come_is_said():
+    trainer = gg.Trainer(
+        small_net(),
+        strategy=gg.GossipGraD(shuffle_samples=True),
+        comm=gg.VirtualCluster(3, latency=10.0),
+        timeout=1.0,
+    )
+    with pytest.raises(gg.CommunicationError, match=r"step 1, shuffle: .*waited 1.000 s for \d+ bytes from rank \d"):
+        trainer.fit(ZEROS, batch_size=5, progress=False)
+
+
 def test_a_patient_rank_waits():
     comm = gg.VirtualCluster(3, latency=10.0)
     trainer = gg.Trainer(small_net(), comm=comm, timeout=11.0)

@@ -33,6 +33,8 @@ RUNS = {
     "ring": (gg.GossipGraD(topology="ring"), 101, 13, 0.9),
     "exponential, late": (gg.GossipGraD(topology="exponential", staleness=1), 101, 13, 0.9),
     "random": (gg.GossipGraD(topology="random"), 101, 13, 0.9),
+    "push-sum": (gg.GossipGraD(push_sum=True), 203, 16, 0.9),
+    "push-sum, bfloat16, late": (gg.GossipGraD(push_sum=True, wire_dtype="bfloat16", staleness=1), 203, 16, 0.9),
     "bfloat16": (gg.GossipGraD(wire_dtype="bfloat16"), 203, 16, 0.9),
     "bfloat16, late, small chunks": (
         gg.GossipGraD(wire_dtype="bfloat16", staleness=1, bucket_bytes=1, chunk_bytes=6000),
@@ -54,6 +56,7 @@ RUNS = {
     "overlapped": (gg.OverlappedAveraging(), 203, 16, 0.9),
     "overlapped, small chunks": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
     "overlapped, not overlapped": (gg.OverlappedAveraging(overlap=False, bucket_bytes=1), 101, 13, 0.0),
+    "elastic": (gg.ElasticAveraging(period=3), 101, 13, 0.9),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
 }
 
@@ -167,7 +170,17 @@ def test_single_steps_and_state(mpirun):
 
 
 @pytest.mark.parametrize(
-    "name", ["default", "samples", "late", "gradients, late", "layerwise", "periodic, 3", "overlapped, small chunks"]
+    "name",
+    [
+        "default",
+        "samples",
+        "late",
+        "gradients, late",
+        "layerwise",
+        "periodic, 3",
+        "overlapped, small chunks",
+        "elastic",
+    ],
 )
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     """Saved by MPI, continued by MPI and by the virtual cluster, and the other way round."""

@@ -20,6 +20,7 @@ WAITING = [
     gg.AllReduce(),
     gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=200),
     gg.PeriodicAllReduce(period=2),
+    *(made() for made in gg.strategies.BY_NAME.values() if made is not gg.NoExchange),
 ]
 
 
@@ -37,7 +38,7 @@ def cluster(p=3):
     return gg.VirtualCluster(p, latency=1e-6, bandwidth=1e9)
 
 
-@pytest.mark.parametrize("strategy", WAITING, ids=repr)
+@pytest.mark.parametrize("strategy", WAITING, ids=lambda one: f"{one.name}-{WAITING.index(one)}")
 @pytest.mark.parametrize("p", [2, 3, 5])
 def test_exposed_seconds_are_the_waits_that_the_lanes_show(strategy, p):
     trainer, history = fit(cluster(p), strategy)
@@ -46,6 +47,16 @@ def test_exposed_seconds_are_the_waits_that_the_lanes_show(strategy, p):
     assert exposed > 0 and sum(waits) / p == pytest.approx(exposed, rel=1e-9)
     one = max(history["exposed_communication_seconds_max"])
     assert one <= max(waits) * (1 + 1e-9)
+
+
+def test_data_seconds_are_the_lane_of_data():
+    """Waiting for samples that move from rank to rank is no exposed exchange."""
+    slow = gg.VirtualCluster(3, latency=0.1)
+    trainer, history = fit(slow, gg.GossipGraD(exchange="weights", shuffle_samples=True))
+    lanes = [[s for s in trainer.core.spans(r) if s[4] == 2] for r in range(3)]
+    total = sum(end - begin for lane in lanes for begin, end, *_ in lane)
+    assert total > 0 and total / 3 == pytest.approx(sum(history["data_wait_seconds"]), rel=1e-9)
+    assert {s[2] for lane in lanes for s in lane} == {"batch", "settle"}
 
 
 def write(tmp_path, strategy, comm=None):
