@@ -226,7 +226,8 @@ class PullGossip(_RandomGossip):
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
     of step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly
     from the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the
-    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. Momentum and other moments stay local.
+    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. The optimiser's moments stay
+    local.
 
     No rank waits for another before it settles. How we get there is our own design: a pull from a rank that has not
     answered our last two, or while four are not answered, is left out and counted in the history's
@@ -259,11 +260,11 @@ class PushGossip(_RandomGossip):
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
     of step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn
     uniformly from the others by (seed, r, t). At the end of each step, a rank to which n >= 1 models have come whole
-    mixes them: w = (w + sum of them) / (n + 1). Momentum and other moments stay local.
+    mixes them: w = (w + sum of them) / (n + 1). The optimiser's moments stay local.
 
     No rank waits for another before it settles. How we get there is our own design: a push to a rank that has not
-    mixed our last two, or while four are not mixed, is left out and counted in the history's `exchanges_skipped`. When what arrives depends on the ranks' speeds, so only in a virtual cluster do two
-    runs have the same bits.
+    mixed our last two, or while four are not mixed, is left out and counted in the history's `exchanges_skipped`. When
+    what arrives depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
 
     interval     steps from one push to the next, at least 1.
     probability  with which a push that is due takes place, above 0 and at most 1.
