@@ -103,6 +103,7 @@ class Trainer:
         strategy: dict[
             str, Any
         ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
+        # synchronous alpha servers dedicated
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
@@ -157,6 +158,8 @@ class Trainer:
     def weights(self, rank: int = 0) -> dict[str, NDArray[np.float32]]:
         """Copies, by name; `rank` counts the local ranks."""
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
+    def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None:
+        """Sets the strategy's own model, where it keeps one (a centre)."""
     def gradients(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def momentum(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def load_weights(self, weights: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
@@ -193,6 +196,11 @@ def partners(
 
 def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0) -> dict[str, Any]:
     """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never."""
+
+def push_sum_scalar(
+    topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
+) -> float:
+    """The push-sum scalar of `rank` before `step`: 1 before step 0, the sum over the ranks always `size`."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...
