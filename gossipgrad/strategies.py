@@ -295,17 +295,21 @@ class OverlappedAveraging(Strategy):
     it. Our own design: buckets, chunks, uneven slices, and that weights wait while gradients fill the network.
 
     overlap       False: everything is exchanged after the backward pass, for comparison.
+    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights travel as float32, so "bfloat16" takes
+                  three quarters of the bytes. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
     """
 
     name: ClassVar[str] = "overlapped-averaging"
     overlap: bool = True
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         flag("overlap", self.overlap)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
 
