@@ -54,11 +54,11 @@ _ROW = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A strategy with its options, as `label` says; lr None: the comparison's."""
+    """A strategy with its options, as `label` says, and learning rates to try; none: the comparison's."""
 
     label: str
     strategy: strategies.Strategy
-    lr: float | None = None
+    rates: tuple[float, ...] = ()
 
 
 def _value(text: str) -> Any:
@@ -76,10 +76,12 @@ def _value(text: str) -> Any:
 def entries(text: str) -> list[Entry]:
     """The strategies of a list: "all", or names with commas, each with options: "gossipgrad:staleness=1,allreduce".
 
-    An option is the keyword of the strategy's constructor, or lr. ValueError names what there is.
+    An option is the keyword of the strategy's constructor, or lr: a learning rate of its own, or several to try,
+    "parameter-server:lr=0.001/0.003". ValueError names what there is.
     """
     found = []
-    for label in strategies.BY_NAME if text == "all" else [one.strip() for one in text.split(",")]:
+    for words in strategies.BY_NAME if text == "all" else text.split(","):
+        label = words.strip()
         name, *pairs = label.split(":")
         options: Record = {}
         for pair in pairs:
@@ -89,9 +91,10 @@ def entries(text: str) -> list[Entry]:
                     f"strategies: {label!r}: {pair!r} is no option; allowed: NAME:option=value:option=value"
                 )
             options[key.replace("-", "_")] = _value(value)
-        lr = options.pop("lr", None)
-        rate = None if lr is None else number("lr", lr, 0.0)
-        found.append(Entry(label, strategies.by_name(name, **options), rate))
+        rates = [number("lr", _value(one), 0.0) for one in str(options.pop("lr", "")).split("/") if one]
+        if len(rates) > 1:
+            label = ":".join(one for one in label.split(":") if not one.startswith("lr="))
+        found.append(Entry(label, strategies.by_name(name, **options), tuple(rates)))
     labels = [one.label for one in found]
     for label in labels:
         if labels.count(label) > 1:
@@ -113,7 +116,7 @@ class Comparison:
                   "none" goes with global_batch, the others with batch_size.
     lr_limit      no learning rate is above; None: no limit.
     lr_grid       learning rates in place of the optimiser's: each configuration is trained with each, and the one of
-                  the lowest final validation loss is kept. An entry's own lr is not replaced.
+                  the lowest final validation loss is kept. An entry's own rates come before these.
     target        a validation loss: the virtual time to reach it is told. None: 1.5 times the lowest final one.
     The schedule's "auto" length is that of the run. compute_time: as VirtualCluster's, one number.
     """
@@ -170,14 +173,12 @@ class Comparison:
     def rate(self, entry: Entry, p: int) -> float:
         """The learning rate."""
         scale = {"none": 1.0, "sqrt": math.sqrt(p), "linear": float(p)}[self.lr_scaling]
-        rate = (self.optimizer.lr if entry.lr is None else entry.lr) * scale
+        rate = (entry.rates[0] if entry.rates else self.optimizer.lr) * scale
         return rate if self.lr_limit is None else min(rate, self.lr_limit)
 
     def variants(self, entry: Entry) -> list[Entry]:
         """The entry with each learning rate to try."""
-        if not self.lr_grid or entry.lr is not None:
-            return [entry]
-        return [replace(entry, lr=lr) for lr in self.lr_grid]
+        return [replace(entry, rates=(lr,)) for lr in entry.rates or self.lr_grid] or [entry]
 
     def check(self, size: int) -> None:
         """ValueError unless each part of a set of this size makes a step of all ranks, for any of the ranks."""
@@ -199,7 +200,7 @@ class Comparison:
         plain = {key: value for key, value in vars(self).items() if key not in ("entries", "optimizer")}
         for key in ("straggler", "network"):
             plain[key] = None if plain[key] is None else vars(plain[key])
-        chosen = [{"label": one.label, "lr": one.lr, **one.strategy.settings()} for one in self.entries]
+        chosen = [{"label": one.label, "rates": one.rates, **one.strategy.settings()} for one in self.entries]
         return {"strategies": chosen, **plain, **self.optimizer.settings()}
 
 
@@ -270,6 +271,7 @@ class _Process:
 
     def __init__(self, comparison: Comparison, entry: Entry, p: int, path: str) -> None:
         self.entry, self.p, self.path = entry, p, path
+        self.lr = comparison.rate(entry, p)
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, until the process has ended
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from gossipgrad.compare import worker; worker()"],
@@ -292,7 +294,7 @@ class _Process:
                 done: Record = json.load(file)
             return done
         why = lines[-1] if lines else f"its process ended with code {self.process.returncode}"
-        return {"strategy": self.entry.label, "ranks": self.p, "lr": self.entry.lr, "points": [], "failure": why}
+        return {"strategy": self.entry.label, "ranks": self.p, "lr": self.lr, "points": [], "failure": why}
 
     def end(self) -> None:
         """Before its end."""
@@ -363,8 +365,7 @@ def _best(results: Sequence[Record]) -> Record:
 
 
 def _sentence(result: Mapping[str, Any]) -> str:
-    rate = "" if result["lr"] is None else f", lr {result['lr']:.4g}"
-    head = f"{result['strategy']}, {result['ranks']} ranks{rate}"
+    head = f"{result['strategy']}, {result['ranks']} ranks, lr {result['lr']:.4g}"
     if not result["points"]:
         return f"{head}: FAILED: {result['failure']}"
     last = result["points"][-1]

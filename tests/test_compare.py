@@ -78,7 +78,7 @@ def test_the_same_again():
 def test_all_are_those_there_are():
     assert [one.label for one in compare.entries("all")] == list(gg.strategies.BY_NAME)
     late, plain = compare.entries("gossipgrad:staleness=1:rotate=false:lr=0.5,allreduce")
-    assert late.strategy == gg.GossipGraD(staleness=1, rotate=False) and late.lr == 0.5
+    assert late.strategy == gg.GossipGraD(staleness=1, rotate=False) and late.rates == (0.5,)
     assert plain == compare.Entry("allreduce", gg.AllReduce())
 
 
@@ -97,7 +97,7 @@ def test_learning_rates_and_batches():
 def test_the_best_rate_is_kept():
     """One of them ends in NaN."""
     comparison = compare.Comparison(
-        entries=compare.entries("allreduce,no-exchange:lr=0.02"), ranks=(2,), lr_grid=(1e30, 0.001, 0.05), **FEW
+        entries=compare.entries("allreduce:lr=1e30/0.001/0.05,no-exchange"), ranks=(2,), lr_grid=(0.02,), **FEW
     )
     lines = []
     swept, fixed = compare.run(comparison, jobs=2, said=lines.append)
@@ -120,6 +120,8 @@ def test_time_to_a_loss():
         ("--strategies allreduce:period=2", "period: not an option of strategy='allreduce'"),
         ("--strategies gossipgrad:rotate", "'rotate' is no option"),
         ("--strategies allreduce,allreduce", "is there twice"),
+        ("--strategies allreduce:lr=0.1/x", "lr='x'"),
+        ("--strategies allreduce --lr-grid 0.1,-1", "lr_grid=-1"),
         ("--virtual-ranks 2,0", "virtual_ranks=0"),
         ("--virtual-ranks 2,x", "--virtual-ranks"),
         ("--virtual-ranks 64 --global-batch 32", "at least 64"),
