@@ -7,6 +7,7 @@ strategy does with the samples (loss against samples) and what that costs (loss 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -294,7 +295,9 @@ class _Process:
                 done: Record = json.load(file)
             return done
         why = lines[-1] if lines else f"its process ended with code {self.process.returncode}"
-        return {"strategy": self.entry.label, "ranks": self.p, "lr": self.lr, "points": [], "failure": why}
+        failed = {"strategy": self.entry.label, "ranks": self.p, "lr": self.lr, "points": [], "failure": why}
+        write_atomically(self.path, json.dumps(failed).encode())
+        return failed
 
     def end(self) -> None:
         """Before its end."""
@@ -306,8 +309,18 @@ class _Process:
 # ---- all of them
 
 
+def _name(comparison: Comparison, entry: Entry, p: int) -> str:
+    """Of the file that keeps a configuration's result: the same for the same settings."""
+    settings = comparison.settings()
+    common = {key: settings[key] for key in settings if key not in ("strategies", "ranks", "lr_grid", "target")}
+    own = {"label": entry.label, **entry.strategy.settings(), "rate": comparison.rate(entry, p), "p": p}
+    text = json.dumps([environment.VERSION, common, own], default=list)
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
 def run(
     comparison: Comparison,
+    folder: str | os.PathLike[str],
     jobs: int | None = None,
     said: Callable[[str], None] = lambda line: None,
     shown: bool = False,
@@ -317,37 +330,44 @@ def run(
     One result a configuration, in the order of entries and ranks: strategy, ranks, and batch_size, lr, seconds, points
     and report, or failure, the reason why there is no more; with several learning rates also `tried`, the final loss of
     each, None where it failed. A failing one does not end the others. `said` gets a line for each that has ended;
-    shown: a progress bar with the time left.
+    shown: a progress bar with the time left. What has ended is kept in `folder`, which is made, for a run that is
+    interrupted: what is there of the same settings is not trained again.
     """
     jobs = max(os.cpu_count() or 1, 1) if jobs is None else integer("jobs", jobs, 1)
     by_size = sorted(comparison.ranks, reverse=True)
     waiting = [(one, p) for p in by_size for entry in comparison.entries for one in comparison.variants(entry)]
     weights = {p: 4.0 + p for p in comparison.ranks}  # more ranks take longer, by about so much
-    total, done, ready = sum(weights[p] for _, p in waiting), 0.0, 0
     count, bar = len(waiting), Bar("compare", shown)
     results: dict[tuple[str, int], list[Record]] = {}
     under_way: list[_Process] = []
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            while waiting or under_way:
-                while waiting and len(under_way) < jobs:
-                    path = os.path.join(folder, f"{len(waiting)}.json")
-                    under_way.append(_Process(comparison, *waiting.pop(0), path))
-                ended = [one for one in under_way if one.process.poll() is not None]
-                for one in ended:
-                    under_way.remove(one)
-                    result = one.result()
-                    results.setdefault((one.entry.label, one.p), []).append(result)
-                    ready += 1
-                    done += weights[one.p]
-                    bar.clear()
-                    said(f"{ready} of {count}: {_sentence(result)}")
-                bar.show(done / total, f"{ready} of {count} runs")
-                time.sleep(0 if ended else 0.05)
-        finally:
-            for one in under_way:
-                one.end()
-            bar.close()
+    os.makedirs(folder, exist_ok=True)
+    for one, p in list(waiting):
+        path = os.path.join(folder, _name(comparison, one, p))
+        if os.path.exists(path):
+            waiting.remove((one, p))
+            with open(path, encoding="utf-8") as file:
+                results.setdefault((one.label, p), []).append(json.load(file))
+    total, done, ready = sum(weights[p] for _, p in waiting), 0.0, count - len(waiting)
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < jobs:
+                path = os.path.join(folder, _name(comparison, *waiting[0]))
+                under_way.append(_Process(comparison, *waiting.pop(0), path))
+            ended = [process for process in under_way if process.process.poll() is not None]
+            for process in ended:
+                under_way.remove(process)
+                result = process.result()
+                results.setdefault((process.entry.label, process.p), []).append(result)
+                ready += 1
+                done += weights[process.p]
+                bar.clear()
+                said(f"{ready} of {count}: {_sentence(result)}")
+            bar.show(done / total, f"{ready} of {count} runs")
+            time.sleep(0 if ended else 0.05)
+    finally:
+        for process in under_way:
+            process.end()
+        bar.close()
     return [_best(results[entry.label, p]) for entry in comparison.entries for p in comparison.ranks]
 
 
