@@ -155,9 +155,10 @@ class Simulation:
             self.w = self.mixed(self.w, sources, self.w)
             if both:
                 self.v = self.mixed(self.v, sources, self.v)
+                self.s = self.mixed(self.s, sources, self.s)
         else:
             self.settle()
-            self.pending = (sources, self.w.copy(), self.v.copy())
+            self.pending = (sources, self.w.copy(), self.v.copy(), self.s.copy())
 
     def _step_of_gradients(self, gradients):
         sources = self.sources()
@@ -188,3 +189,4 @@ class Simulation:
         self.w = self.mixed(self.w, sources, sent[0])
         if self.strategy.exchange == "weights+momentum":
             self.v = self.mixed(self.v, sources, sent[1])
+            self.s = self.mixed(self.s, sources, sent[2])
