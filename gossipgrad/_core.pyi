@@ -73,6 +73,8 @@ class Team:
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
         """MPI and single only do something; a virtual cluster returns data."""
     def allgather(self, data: bytes, /) -> list[bytes]: ...
+    def gather(self, data: bytes, /) -> list[bytes] | None:
+        """Every process's bytes, of any length, on rank 0; None on the others."""
 
 @final
 class Dataset:
@@ -100,7 +102,8 @@ class Trainer:
         ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup}
         strategy: dict[
             str, Any
-        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period shuffle_samples interval probability push_sum
+        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
+        # synchronous alpha servers dedicated
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
@@ -155,6 +158,8 @@ class Trainer:
     def weights(self, rank: int = 0) -> dict[str, NDArray[np.float32]]:
         """Copies, by name; `rank` counts the local ranks."""
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
+    def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None:
+        """Sets the strategy's own model, where it keeps one (a centre)."""
     def gradients(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def momentum(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def load_weights(self, weights: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
@@ -168,8 +173,10 @@ class Trainer:
         """Seconds of each of `steps` training steps on one batch in memory."""
     def node_seconds(self) -> list[tuple[float, float]]: ...
     def set_timing(self, on: bool, /) -> None: ...
-    def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int]]:
-        """begin, end, name, step, lane, index."""
+    def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int, int, int, float, int]]:
+        """begin, end, name, step, lane, index, last, peer, arrived, bytes: gg_trace_span, on rank 0's clock."""
+    def spans_lost(self, rank: int = 0) -> int:
+        """How many newer ones have overwritten."""
 
 def info() -> dict[str, Any]:
     """compiler, cpu, isa, isas, cores, onednn, mpi{...}, built{...}"""
@@ -189,6 +196,11 @@ def partners(
 
 def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0) -> dict[str, Any]:
     """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never."""
+
+def push_sum_scalar(
+    topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
+) -> float:
+    """The push-sum scalar of `rank` before `step`: 1 before step 0, the sum over the ranks always `size`."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...

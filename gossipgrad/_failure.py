@@ -11,7 +11,9 @@ from gossipgrad import _core
 from gossipgrad._launch import launcher_rank, launcher_world_size
 
 # An error that all ranks meet alike is told by rank 0, whose abort ends the others within this time.
-PATIENCE = 0.5
+PATIENCE = 1.0
+# Ranks that wait in vain give up one after the other; each says for whom it waited, for which this is the time.
+LAST_WORDS = 2.0
 
 
 def launched_size() -> int:
@@ -24,19 +26,22 @@ def launched_rank() -> int:
     return launcher_rank() or 0
 
 
-def end_all_ranks(say: Callable[[str], None], code: int) -> None:
+def end_all_ranks(say: Callable[[str], None], code: int, error: BaseException | None = None) -> None:
     """Say what happened (`say` gets "" or "rank 3: "), then end every rank of the MPI world with this exit code.
 
+    A CommunicationError is not the same on all ranks: each says its own before the first one ends them all.
     Returns if there is no MPI world to end: a single process, or MPI not started yet.
     """
     size, rank = launched_size(), launched_rank()
-    if size > 1 and rank > 0:
+    alike = not isinstance(error, _core.CommunicationError)
+    if size > 1 and rank > 0 and alike:
         time.sleep(PATIENCE)
     say(f"rank {rank}: " if rank > 0 else "")
     sys.stdout.flush()
     sys.stderr.flush()
     if size > 1:
-        time.sleep(PATIENCE / 5)  # the launcher forwards the text before it ends us
+        # The launcher forwards the text before it ends us.
+        time.sleep(PATIENCE / 10 if alike else LAST_WORDS)
         _core.abort(code)
 
 
@@ -53,6 +58,6 @@ def guard() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         code = 130 if issubclass(kind, KeyboardInterrupt) else 1
-        end_all_ranks(lambda who: before(kind, error, trace), code)
+        end_all_ranks(lambda who: before(kind, error, trace), code, error)
 
     sys.excepthook = hook

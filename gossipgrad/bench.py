@@ -6,6 +6,7 @@ import contextlib
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,27 @@ def step(
     }
 
 
+def alternate(trainers: Sequence[Trainer], batch: int, steps: int, warmup: int, blocks: int) -> list[list[float]]:
+    """Seconds of a step of the slowest rank, by trainer and block: blocks of `steps` steps, each trainer's in turn.
+
+    All see the same neighbours and clocks so. The trainers share a group of ranks and the network's shapes. Collective.
+    """
+    team = trainers[0].team
+    x, y = synthetic_batch(trainers[0].net, trainers[0].loss, batch, seed=team.rank)
+    means: list[list[float]] = [[] for _ in trainers]
+    for block in range(blocks + 1):
+        for mine, trainer in zip(means, trainers, strict=True):
+            team.barrier()
+            start = time.perf_counter()
+            trainer.core.bench(x, y, 0, max(warmup, 1) if block == 0 else steps)
+            trainer.core.settle()
+            seconds = np.float64(time.perf_counter() - start)
+            slowest = max(float(np.frombuffer(one)[0]) for one in team.allgather(seconds.tobytes()))
+            if block:
+                mine.append(slowest / steps)
+    return means
+
+
 def exchange(
     strategy: strategies.Strategy,
     model: str = "lenet",
@@ -130,18 +152,7 @@ def exchange(
     integer("steps", steps, 1)
     contestants = [_trainer(net, loss, s, threads, backend) for s in (strategies.NoExchange(), strategy)]
     team = contestants[0].team
-    x, y = synthetic_batch(contestants[0].net, contestants[0].loss, batch, seed=team.rank)
-    means: list[list[float]] = [[], []]
-    for block in range(blocks + 1):
-        for i, trainer in enumerate(contestants):
-            team.barrier()
-            start = time.perf_counter()
-            trainer.core.bench(x, y, 0, max(warmup, 1) if block == 0 else steps)
-            trainer.core.settle()
-            seconds = np.float64(time.perf_counter() - start)
-            slowest = max(float(np.frombuffer(one)[0]) for one in team.allgather(seconds.tobytes()))
-            if block:
-                means[i].append(slowest / steps)
+    means = alternate(contestants, batch, steps, warmup, blocks)
     if team.rank:
         return None
     alone, together = (statistics.median(one) for one in means)

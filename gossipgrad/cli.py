@@ -1,4 +1,4 @@
-"""The command line: train, run, info, bench. An option is the keyword of the constructor that it feeds."""
+"""The command line: train, run, compare, info, bench. An option is the keyword of the constructor that it feeds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gossipgrad import _failure, _launch, bench, environment, models, optim, schedules, strategies
+from gossipgrad import _failure, _launch, bench, compare, environment, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cluster import Network, Straggler, VirtualCluster
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import one_line
+from gossipgrad.errors import number, one_line
 from gossipgrad.history import History
 from gossipgrad.layers import Model
 from gossipgrad.trainer import BACKENDS, LOSSES, Trainer, check_batch
@@ -64,6 +64,14 @@ def _total(text: str) -> int | str:
     return "auto" if text == "auto" else int(text)
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(","))
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(one) for one in text.split(","))
+
+
 def _period(text: str) -> int | str:
     return "log2" if text == "log2" else int(text)
 
@@ -93,6 +101,14 @@ def _topology(text: str) -> Any:
         raise argparse.ArgumentTypeError(one_line(error)) from error
 
 
+def _centre_options(group: argparse._ArgumentGroup) -> None:
+    yes_no = argparse.BooleanOptionalAction
+    group.add_argument("--synchronous", action=yes_no, default=None, help="elastic-averaging: all ranks at once")
+    group.add_argument("--alpha", type=float, help="elastic-averaging: the share of the way to the centre")
+    group.add_argument("--servers", type=int, metavar="N", help="the last N ranks hold the centre")
+    group.add_argument("--dedicated", action=yes_no, default=None, help="they do not train")
+
+
 def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
@@ -107,6 +123,10 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
     _random_gossip_options(group)
     group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
+    _centre_options(group)
+    group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
         default=None,
@@ -120,14 +140,19 @@ _STRATEGY_KEYS = (
     "staleness",
     "exchange",
     "mix",
+    "push_sum",
     "wire_dtype",
     "bucket_bytes",
     "chunk_bytes",
     "period",
     "interval",
     "probability",
-    "push_sum",
+    "overlap",
     "shuffle_samples",
+    "synchronous",
+    "alpha",
+    "servers",
+    "dedicated",
 )
 _OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
@@ -150,6 +175,16 @@ def _optimizer_options(parser: argparse.ArgumentParser) -> None:
 
 def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
+
+
+def _data_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=models.BY_NAME, default="lenet")
+    parser.add_argument(
+        "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, which is in the package"
+    )
+    parser.add_argument(
+        "--data", metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
+    )
 
 
 def _circumstances_options(parser: argparse.ArgumentParser) -> None:
@@ -185,13 +220,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
 
     train = commands.add_parser("train", help="train a network", allow_abbrev=False)
-    train.add_argument("--model", choices=models.BY_NAME, default="lenet")
-    train.add_argument(
-        "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, which is in the package"
-    )
-    train.add_argument(
-        "--data", metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
-    )
+    _data_options(train)
     train.add_argument("--epochs", type=int, default=8)
     train.add_argument("--batch-size", type=int, help="samples a rank and step; default: the model's")
     train.add_argument("--loss", choices=LOSSES, help="default: the model's")
@@ -200,6 +229,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, default=0)
     _machine_options(train)
     train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
+    train.add_argument(
+        "--timeout", type=float, default=0.0, help="seconds to wait for another rank's message; default: 0, for ever"
+    )
     _circumstances_options(train)
     _strategy_options(train)
     _schedule_options(train)
@@ -229,7 +261,44 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(timing)
     timing.add_argument("--blocks", type=int, default=5, help="with a strategy: alternating blocks")
     _bench_strategy(timing)
+    _compare_options(
+        commands.add_parser("compare", help="strategies side by side, on virtual ranks", allow_abbrev=False)
+    )
     return top
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--strategies",
+        default="all",
+        metavar="LIST",
+        help="all, or names with options: gossipgrad:staleness=1,allreduce:lr=0.02",
+    )
+    parser.add_argument("--virtual-ranks", type=_numbers, default=(2, 4, 8), metavar="P,P,...", help="default: 2,4,8")
+    _data_options(parser)
+    parser.add_argument("--report-dir", required=True, metavar="DIR", help="where the files go; made if need be")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--samples", type=int, help="trained on by each configuration; default: 20000")
+    amount.add_argument("--epochs", type=int, help="the same, in whole sets")
+    parser.add_argument("--points", type=int, default=8, help="of each curve; default: 8")
+    batch = parser.add_mutually_exclusive_group()
+    batch.add_argument("--global-batch", type=int, help="samples of all ranks in a step; default: 128")
+    batch.add_argument("--batch-size", type=int, help="of each rank instead: fewer steps on more ranks")
+    _optimizer_options(parser)
+    parser.add_argument(
+        "--lr-scaling", choices=compare.LR_SCALINGS, default="none", help="lr times sqrt(ranks), or times ranks"
+    )
+    parser.add_argument("--lr-limit", type=float, help="where that stops")
+    parser.add_argument("--lr-grid", type=_rates, metavar="LR,LR,...", help="try each, keep the lowest final loss")
+    parser.add_argument(
+        "--target", type=float, metavar="LOSS", help="tell the time to it; default: 1.5 times the lowest"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    _circumstances_options(parser)
+    _schedule_options(parser)
+    parser.add_argument("--backend", choices=[one for one in BACKENDS if one is not None])
+    parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def _bench_strategy(parser: argparse.ArgumentParser) -> None:
@@ -253,6 +322,10 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
     _random_gossip_options(group)
+    group.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
+    _centre_options(group)
 
 
 def _checked(make: Callable[[], Any]) -> Any:
@@ -263,14 +336,22 @@ def _checked(make: Callable[[], Any]) -> Any:
         raise UsageError(one_line(error)) from error
 
 
+def _optimizer(arguments: argparse.Namespace) -> optim.Optimizer:
+    schedule = schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS))
+    how: dict[str, Any] = _OPTIMIZER_DEFAULTS[arguments.optimizer] | _given(arguments, _OPTIMIZER_KEYS)
+    return optim.by_name(arguments.optimizer, schedule=schedule, **how)
+
+
 # ---- train
 
 
 def _data(arguments: argparse.Namespace, net: Model) -> tuple[Dataset, Dataset]:
-    if arguments.dataset == "synthetic":
-        classes = net.output_shape[0] if len(net.output_shape) == 1 else 1
-        return gg_data.synthetic(net.input_shape, classes, seed=arguments.seed)
-    return gg_data.load(arguments.dataset, arguments.data, progress=not arguments.quiet)
+    if arguments.data is not None and arguments.dataset not in ("mnist", "cifar10"):
+        raise UsageError(
+            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
+            "--dataset mnist or cifar10"
+        )
+    return gg_data.for_network(net, arguments.dataset, arguments.data, arguments.seed, progress=not arguments.quiet)
 
 
 def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
@@ -305,9 +386,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 def train(arguments: argparse.Namespace) -> int:
     entry = models.by_name(arguments.model)
     strategy = _checked(lambda: strategies.by_name(arguments.strategy, **_given(arguments, _STRATEGY_KEYS)))
-    schedule = _checked(lambda: schedules.by_name(arguments.schedule, **_given(arguments, _SCHEDULE_KEYS)))
-    how: dict[str, Any] = _OPTIMIZER_DEFAULTS[arguments.optimizer] | _given(arguments, _OPTIMIZER_KEYS)
-    optimizer = _checked(lambda: optim.by_name(arguments.optimizer, schedule=schedule, **how))
+    optimizer = _checked(lambda: _optimizer(arguments))
     launched = _launch.launcher_world_size()
     comm = None
     if arguments.virtual_ranks is not None:
@@ -323,18 +402,15 @@ def train(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, option)
         if value is not None and value < low:
             raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
-    if arguments.data is not None and arguments.dataset not in ("mnist", "cifar10"):
-        raise UsageError(
-            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
-            "--dataset mnist or cifar10"
-        )
+    timeout = _checked(lambda: number("timeout", arguments.timeout, 0.0))
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
 
     net = entry.make()
     train_set, validation_set = _data(arguments, net)
     batch_size = arguments.batch_size or entry.batch
-    check_batch(train_set, arguments.virtual_ranks or launched or 1, batch_size)  # before all replicas are made
+    ranks = arguments.virtual_ranks or launched or 1
+    check_batch(train_set, max(strategy.workers(ranks), 1), batch_size)  # before all replicas are made
     trainer = Trainer(
         net,
         loss=arguments.loss or entry.loss,
@@ -345,6 +421,7 @@ def train(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         trace=TRACE_SPANS if arguments.trace else 0,
+        timeout=timeout,
         straggler=straggler,
         network=network,
     )
@@ -399,6 +476,54 @@ def _closing(history: History, arguments: argparse.Namespace) -> str:
     return ", ".join(parts)
 
 
+# ---- compare
+
+
+def side_by_side(arguments: argparse.Namespace) -> int:
+    """0 if every configuration has been trained."""
+    if (_launch.launcher_world_size() or 1) > 1:
+        raise UsageError("compare: not under mpiexec; it has virtual ranks")
+    entry = models.by_name(arguments.model)
+    train_set, _ = _data(arguments, entry.make())  # once, before many look for it at a time
+    if arguments.epochs is not None:
+        arguments.samples = arguments.epochs * len(train_set)
+
+    def plan() -> compare.Comparison:
+        straggler, network = _circumstances(arguments)
+        keys = ("samples", "points", "batch_size", "global_batch", "target", "seed", "backend", "compute_time")
+        given = _given(arguments, (*keys, "lr_scaling", "lr_limit", "lr_grid"))
+        if arguments.batch_size is not None:
+            given["global_batch"] = None
+        made = compare.Comparison(
+            entries=compare.entries(arguments.strategies),
+            ranks=arguments.virtual_ranks,
+            model=arguments.model,
+            dataset=arguments.dataset,
+            folder=arguments.data,
+            optimizer=_optimizer(arguments),
+            straggler=straggler,
+            network=network,
+            **given,
+        )
+        made.check(len(train_set))
+        return made
+
+    comparison = _checked(plan)
+    try:
+        os.makedirs(arguments.report_dir, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--report-dir: {one_line(error)}") from error
+    speaks = not arguments.quiet
+    say: Callable[[str], None] = (lambda line: print(line, flush=True)) if speaks else (lambda line: None)
+    results = compare.run(comparison, arguments.jobs, say, speaks)
+    rows = compare.write(comparison, results, arguments.report_dir)
+    say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
+    failures = [f"{row['strategy']}, {row['ranks']} ranks: {row['failure']}" for row in rows if row["failure"]]
+    for line in failures:
+        print(f"gossipgrad: failed: {line}", file=sys.stderr, flush=True)
+    return FAILURE if failures else 0
+
+
 # ---- info, bench
 
 
@@ -447,7 +572,7 @@ def _say(text: str) -> Callable[[str], None]:
     def say(who: str) -> None:
         if os.environ.get("GOSSIPGRAD_TRACEBACK", "0") not in ("", "0") and sys.exc_info()[0] is not None:
             traceback.print_exc()
-        print(f"gossipgrad: {who}{text}", file=sys.stderr, flush=True)
+        print(f"gossipgrad: {'' if who in text else who}{text}", file=sys.stderr, flush=True)
 
     return say
 
@@ -464,7 +589,8 @@ def main(argv: list[str]) -> int:
         arguments = parser().parse_args(argv)
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            return {"train": train, "info": info, "bench": time_it}[arguments.command](arguments)
+            command = {"train": train, "compare": side_by_side, "info": info, "bench": time_it}[arguments.command]
+            return command(arguments)
     except UsageError as error:
         code = USAGE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -488,5 +614,5 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
         plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
         text = one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
-        _failure.end_all_ranks(_say(f"error: {text}"), code)
+        _failure.end_all_ranks(_say(f"error: {text}"), code, error)
     return code

@@ -37,6 +37,8 @@ _ORDER = (
     "messages_per_rank_step",
     "sample_bytes_sent",
     "sample_messages_sent",
+    "optimizer_state_bytes",
+    "optimizer_state_bytes_saved",
     "consensus_distance",
 )
 

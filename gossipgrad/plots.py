@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gossipgrad import _core
@@ -14,13 +14,13 @@ from gossipgrad.strategies import Topology, check_topology, core_topology
 Path = str | os.PathLike[str]
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots want matplotlib: pip install 'gossipgrad[plot]'") from error
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(1, columns)
+    return figure, figure.subplots(rows, columns)
 
 
 def _finish(figure: Any, path: Path | None) -> Any:
@@ -126,4 +126,56 @@ def training(histories: History | dict[str, History], path: Path | None = None) 
     _lines(axes[1], named, ("validation.accuracy",), "validation accuracy")
     _lines(axes[2], named, ("consensus_distance",), "consensus distance")
     axes[2].set_ylim(bottom=0)
+    return _finish(figure, path)
+
+
+def comparison_curves(runs: Sequence[Mapping[str, Any]], path: Path | None = None) -> Any:
+    """How strategies learn on one number of ranks; runs: of compare.json, each with its points."""
+    figure, axes = _figure(13, 7, 3, 2)
+    panels: tuple[tuple[str, str, str, float], ...] = (
+        ("samples", "loss", "validation loss", 1),
+        ("samples", "accuracy", "validation accuracy (%)", 100),
+        ("samples", "consensus_distance", "consensus distance", 1),
+        ("virtual_seconds", "loss", "validation loss", 1),
+        ("virtual_seconds", "accuracy", "validation accuracy (%)", 100),
+        ("virtual_seconds", "bytes_sent", "sent by all ranks (MB)", 1e-6),
+    )
+    for one, (x, y, what, scale) in zip(axes.flat, panels, strict=True):
+        for i, run in enumerate(runs):
+            points = [(p[x], scale * p[y]) for p in run["points"] if y in p]
+            if points:
+                one.plot(*zip(*points, strict=True), marker="o", ms=3, color=f"C{i}", label=run["strategy"])
+        one.set_xlabel("samples" if x == "samples" else "virtual seconds")
+        one.set_ylabel(what)
+        one.grid(alpha=0.3)
+    axes.flat[0].legend(fontsize=8)
+    figure.suptitle(f"{runs[0]['ranks']} ranks")
+    return _finish(figure, path)
+
+
+def comparison_scaling(rows: Sequence[Mapping[str, Any]], target: float | None, path: Path | None = None) -> Any:
+    """What becomes of strategies as the ranks grow; rows: the table of compare.json."""
+    figure, axes = _figure(13, 7, 3, 2)
+    panels: tuple[tuple[str, str, float], ...] = (
+        ("virtual_seconds_to_target", f"virtual seconds to a loss of {target or 0:.3g}", 1),
+        ("virtual_seconds", "virtual seconds for all samples", 1),
+        ("accuracy", "validation accuracy (%)", 100),
+        ("loss", "validation loss", 1),
+        ("exposed_share", "time spent waiting for messages (%)", 100),
+        ("bytes_per_rank_step", "sent by a rank in a step (MB)", 1e-6),
+    )
+    names = list(dict.fromkeys(row["strategy"] for row in rows))
+    for one, (y, what, scale) in zip(axes.flat, panels, strict=True):
+        for i, name in enumerate(names):
+            points = sorted((r["ranks"], scale * r[y]) for r in rows if r["strategy"] == name and r[y] is not None)
+            if points:
+                one.plot(*zip(*points, strict=True), marker="o", ms=4, color=f"C{i}", label=name)
+        one.set_xscale("log", base=2)
+        one.set_xticks(sorted({row["ranks"] for row in rows}), sorted({row["ranks"] for row in rows}))
+        if y.startswith("virtual_seconds"):
+            one.set_yscale("log")
+        one.set_xlabel("ranks")
+        one.set_ylabel(what)
+        one.grid(alpha=0.3)
+    axes.flat[1].legend(fontsize=8)
     return _finish(figure, path)

@@ -82,11 +82,15 @@ class Bar:
             print(f"{self.text}: {line}", flush=True)
         self._due = now + (0.1 if self._terminal else LINE_EVERY)
 
-    def close(self, words: str | None = None) -> None:
-        """Remove the bar; say `words` in its place."""
+    def clear(self) -> None:
+        """Remove the bar until it is shown again."""
         if self._drawn:
             sys.stdout.write("\r\x1b[K")
             self._drawn = False
+
+    def close(self, words: str | None = None) -> None:
+        """Remove the bar; say `words` in its place."""
+        self.clear()
         if words and self._speaks:
             print(f"{self.text}: {words} in {time.monotonic() - self._start:.1f} s", flush=True)
 

@@ -24,6 +24,10 @@ class Strategy:
 
     name: ClassVar[str] = ""
 
+    def workers(self, ranks: int) -> int:
+        """How many of these ranks train, the first ones; the others only serve."""
+        return ranks
+
     def settings(self) -> dict[str, Any]:
         """The keywords, with the name as "strategy", in terms of JSON."""
         return {"strategy": self.name, **asdict(self)}
@@ -74,7 +78,7 @@ class GossipGraD(Strategy):
                   graph: dissemination in a mirror; k = ceil(log2 p).
                   "random": pairs drawn from the seed, anew for every step; for odd p one rank rests; k = 1.
                   A table, integers of shape [k, p]: table[h][r] is the rank that r sends to; r itself or -1: it rests.
-                  Every rank that sends must receive from one rank, the others from none.
+                  Without push_sum every rank that sends must receive from one rank, the others from none.
     rotate        after each cycle of k steps the ranks change places by a permutation drawn from the seed; without
                   effect on "random" and on a table.
     staleness     0: what was sent after an update is mixed before the layer is used again.
@@ -83,6 +87,11 @@ class GossipGraD(Strategy):
                   the replicas together).
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
+    push_sum      any number of ranks may send to one (our own design): every rank has a scalar, 1 at first, gives half
+                  of it away with what it sends, and takes the mean of its own weights and of what came, each counted
+                  with its scalar. The mean over the ranks of scalar * weights is kept by every exchange, and without
+                  training all weights become the mean of the first ones; a rank's update counts with its scalar at
+                  that time. The table must let all hear of all. Weights or weights and momentum, displacement mix.
     wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
                   mix then adds (received - rounded w) / 2, which keeps the mean; replicas agree to the precision of
                   bfloat16, 8 bits. Our own design.
@@ -101,6 +110,7 @@ class GossipGraD(Strategy):
     staleness: int = 0
     exchange: str = "weights+momentum"
     mix: str = "displacement"
+    push_sum: bool = False
     wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
@@ -112,6 +122,11 @@ class GossipGraD(Strategy):
         choice("staleness", self.staleness, (0, 1))
         choice("exchange", self.exchange, EXCHANGES)
         choice("mix", self.mix, MIXES)
+        if flag("push_sum", self.push_sum):
+            if self.exchange == "gradients":
+                raise ValueError("push_sum=True with exchange='gradients': allowed: 'weights+momentum', 'weights'")
+            if self.mix == "halves":
+                raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
         choice("wire_dtype", self.wire_dtype, WIRES)
         flag("shuffle_samples", self.shuffle_samples)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
@@ -171,13 +186,16 @@ class PeriodicAllReduce(Strategy):
     wire_dtype  "float32", or "bfloat16" for half the bytes: values travel rounded to nearest even, and back comes, as
                 bfloat16 too, what is to be added: mean of the rounded - rounded w. So a rank keeps what bfloat16 cannot
                 hold, and small updates are not lost; replicas agree to the precision of bfloat16. Our own design.
+    shuffle_samples  as in GossipGraD.
     """
 
     name: ClassVar[str] = "periodic-allreduce"
     period: int | str = "log2"
     wire_dtype: str = "float32"
+    shuffle_samples: bool = False
 
     def __post_init__(self) -> None:
+        flag("shuffle_samples", self.shuffle_samples)
         choice("wire_dtype", self.wire_dtype, WIRES)
         if self.period == "log2":
             return
@@ -191,10 +209,12 @@ class _RandomGossip(Strategy):
     interval: int = 1
     probability: float = 1.0
     push_sum: bool = False
+    wire_dtype: str = "float32"
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         integer("interval", self.interval, 1)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         number("probability", self.probability, above=0, high=1)
         flag("push_sum", self.push_sum)
         _check_sizes(None, self.chunk_bytes)
@@ -220,6 +240,9 @@ class PullGossip(_RandomGossip):
                  m + m_j is the new mass, so that the sum of m w over the ranks is kept; an update counts with its
                  rank's mass. Answers then wait for the end of the other rank's step. At rest the masses become 1
                  again: one all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
+                 the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
     Message memory: three snapshots of the weights a rank; one question and one model a pull.
@@ -249,6 +272,9 @@ class PushGossip(_RandomGossip):
                  w = (m w + sum of m_i w_i) / (m + sum of m_i), with that sum as the new mass, so that the sum of m w
                  over the ranks is kept; an update counts with its rank's mass. At rest the masses become 1 again: one
                  all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
+                 the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
     Message memory: three snapshots of the weights a rank; one note and one model a push.
@@ -257,16 +283,149 @@ class PushGossip(_RandomGossip):
     name: ClassVar[str] = "push-gossip"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class OverlappedAveraging(Strategy):
+    """AllReduce with the same bits; each rank updates 1/p of the weights and keeps the optimiser's state of those.
+
+    Lee, Agrawal, Balaprakash, Choudhary, Liao (2018). In the backward pass, when the gradients of a bucket are final,
+    rank i receives slice i of it from all ranks. It adds them in the order of ranks, updates the slice, and sends it to
+    all. The next forward pass waits for a bucket's weights when it needs them, so half of the traffic can hide behind
+    it. Our own design: buckets, chunks, uneven slices, and that weights wait while gradients fill the network.
+
+    overlap       False: everything is exchanged after the backward pass, for comparison.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    """
+
+    name: ClassVar[str] = "overlapped-averaging"
+    overlap: bool = True
+    bucket_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        flag("overlap", self.overlap)
+        _check_sizes(self.bucket_bytes, self.chunk_bytes)
+
+
+def _check_servers(servers: int, dedicated: bool) -> None:
+    integer("servers", servers, 1, 4096)
+    flag("dedicated", dedicated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticAveraging(Strategy):
+    """EASGD: ranks train alone, tied to a common centre c by an elastic force; with a momentum optimiser, EAMSGD.
+
+    Compared by Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581.
+
+    After the local step t (from 0) with (t + 1) % period == 0, from the weights w that the step has left and the centre
+    as it is then, s = alpha * (w - c); c += s; w -= s. (The EAMSGD of their code takes s before the local step
+    and subtracts it after; ours does both after.) Momentum stays with its rank. At first c is the initial weights.
+
+    The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
+
+    period       steps from one exchange to the next, at least 1.
+    alpha        the force. None: 0.8 / p, or 0.9 / p if not synchronous, for p ranks that train. Above 0 and below
+                 2 / (p + 1), or 1 if not synchronous: beyond, the centre runs away.
+    synchronous  True: all ranks at once and from the same c, to which the sum of their s is added; every rank keeps c,
+                 and an all-reduce takes the place of a server.
+                 False: c lies on servers, and every rank comes at its own time, waiting for a server's answer only.
+    servers, dedicated, bucket_bytes, chunk_bytes
+                 if not synchronous: as for ParameterServer.
+    """
+
+    name: ClassVar[str] = "elastic-averaging"
+    period: int = 10
+    alpha: float | None = None
+    synchronous: bool = True
+    servers: int = 1
+    dedicated: bool = False
+    bucket_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("period", self.period, 1)
+        if self.alpha is not None:
+            number("alpha", self.alpha, above=0.0, below=1.0)
+        flag("synchronous", self.synchronous)
+        _check_servers(self.servers, self.dedicated)
+        for key, value, free in (("servers", self.servers, 1), ("dedicated", self.dedicated, False)):
+            if self.synchronous and value != free:
+                raise ValueError(f"{key}={value!r}: allowed: {free!r}; only synchronous=False has servers")
+        _check_sizes(self.bucket_bytes, self.chunk_bytes)
+
+    def workers(self, ranks: int) -> int:
+        return ranks - self.servers if self.dedicated else ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Strategy):
+    """Downpour: asynchronous SGD around a centre c on servers; a rank waits for a server's answer, for no other rank.
+
+    Compared by Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581.
+
+    After the local step t (from 0) with (t + 1) % period == 0 a rank tells the servers how its weights have moved since
+    it took the centre last, d = w - base; c += d; then w = base = c. Coming to rest (the end of an epoch, an
+    evaluation, a checkpoint) tells what has moved since. Servers answer in the order in which messages arrive, bucket
+    by bucket, between the layers they compute and while they wait. The local step is the optimiser's, and its momentum
+    stays with its rank. The centre moves by the sum over the ranks, not their mean: p ranks learn as with about p times
+    the rate. With one rank it is plain SGD. Under MPI the clock decides who comes first: runs differ.
+
+    The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
+
+    period        steps from one exchange to the next, at least 1.
+    servers       the last `servers` ranks hold the centre, each a part of it.
+    dedicated     False: they train as well. True: they do not; the samples go to the others. Such a rank's weights are
+                  the centre's, its batch in train_step is left alone and its loss there is NaN.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: the
+                  core's choice.
+    """
+
+    name: ClassVar[str] = "parameter-server"
+    period: int = 1
+    servers: int = 1
+    dedicated: bool = False
+    bucket_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("period", self.period, 1)
+        _check_servers(self.servers, self.dedicated)
+        _check_sizes(self.bucket_bytes, self.chunk_bytes)
+
+    def workers(self, ranks: int) -> int:
+        return ranks - self.servers if self.dedicated else ranks
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoExchange(Strategy):
-    """Nothing is exchanged: p independent runs on p shards, the floor of every comparison."""
+    """Models are not exchanged: p independent runs on p shards, the floor of every comparison.
+
+    shuffle_samples  as in GossipGraD: in time every run sees all samples.
+    """
 
     name: ClassVar[str] = "no-exchange"
+    shuffle_samples: bool = False
+
+    def __post_init__(self) -> None:
+        flag("shuffle_samples", self.shuffle_samples)
 
 
 BY_NAME: dict[str, type[Strategy]] = {
     c.name: c
-    for c in (GossipGraD, AllReduce, LayerwiseAllReduce, PeriodicAllReduce, PullGossip, PushGossip, NoExchange)
+    for c in (
+        GossipGraD,
+        AllReduce,
+        LayerwiseAllReduce,
+        PeriodicAllReduce,
+        PullGossip,
+        PushGossip,
+        OverlappedAveraging,
+        ElasticAveraging,
+        ParameterServer,
+        NoExchange,
+    )
 }
 
 
@@ -277,8 +436,7 @@ def by_name(name: str, **options: Any) -> Strategy:
     allowed = [field.name for field in fields(made)]
     for key in options:
         if key not in allowed:
-            has = f"it has {', '.join(allowed)}" if allowed else "it has none"
-            raise ValueError(f"{key}: not an option of strategy={name!r}; {has}")
+            raise ValueError(f"{key}: not an option of strategy={name!r}; it has {', '.join(allowed)}")
     return made(**options)
 
 

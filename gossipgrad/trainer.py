@@ -6,6 +6,7 @@ Collective means: all ranks of an MPI group call it, in the same order.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core, checkpoint, cluster, environment, optim, safetensors, strategies
 from gossipgrad import callbacks as _callbacks
+from gossipgrad import trace as _trace
 from gossipgrad.callbacks import Callback, Progress, StopOnNaN
 from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
-from gossipgrad.errors import CheckpointError, choice, flag, integer, number
+from gossipgrad.errors import CheckpointError, CommunicationError, choice, flag, integer, number
 from gossipgrad.history import History, Record, ordered
 from gossipgrad.layers import Model
 from gossipgrad.optim import SGD, Optimizer
@@ -41,7 +43,8 @@ class Trainer:
                0..1), "mean_squared_error"; each the mean over a batch.
     optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(), LayerwiseAllReduce(),
-               PeriodicAllReduce(...), PullGossip(...), PushGossip(...), NoExchange(); default GossipGraD().
+               PeriodicAllReduce(...), PullGossip(...), PushGossip(...), OverlappedAveraging(...),
+               ElasticAveraging(...), ParameterServer(...), NoExchange(); default GossipGraD().
     seed       of initial weights, order of samples, dropout and rotation.
     comm       None: the MPI world where mpiexec started this process, else one rank; a VirtualCluster(p): p ranks in
                this process; an mpi4py communicator: that group.
@@ -49,7 +52,8 @@ class Trainer:
     backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
     dtype      "float32"; device: "cpu"; others are not there yet.
     trace      spans kept a rank for write_trace; 0: none.
-    timeout    seconds a rank waits for another's message before it fails; 0: for ever.
+    timeout    seconds a rank waits for another's message before it fails (CommunicationError: the step, the layers, the
+               other rank); 0: for ever. To be longer than any step, callback or write of a file takes.
     straggler  gossipgrad.Straggler(...): ranks that now and then come late; None: none but a VirtualCluster's.
     network    gossipgrad.Network(...): slow links; None: as they are, or a VirtualCluster's.
 
@@ -131,6 +135,11 @@ class Trainer:
         return self.team.rank
 
     @property
+    def workers(self) -> int:
+        """Ranks that train, the first ones; the others only serve (ParameterServer, ElasticAveraging)."""
+        return self.strategy.workers(self.size)
+
+    @property
     def virtual(self) -> bool:
         """Do all ranks live in this process, as threads?"""
         return self.team.kind == "virtual"
@@ -199,11 +208,13 @@ class Trainer:
             "second_moment": core.second_moment(local),
         }
 
-    def _state(self) -> tuple[int, list[dict[str, Arrays]]]:
-        return self.core.step, [self._rank_state(local) for local in range(self.team.local)]
+    def _state(self) -> tuple[int, list[dict[str, Arrays]], Arrays]:
+        parts = [self._rank_state(local) for local in range(self.team.local)]
+        return self.core.step, parts, self.core.consensus_weights()
 
-    def _set_state(self, step: int, parts: Sequence[dict[str, Arrays]]) -> None:
+    def _set_state(self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays) -> None:
         core = self.core
+        core.load_consensus(consensus)
         for local, part in enumerate(parts):
             core.load_weights(part["weight"], local)
             # What another optimiser left is of no use to this one.
@@ -230,7 +241,7 @@ class Trainer:
 
     def _any(self, mine: bool) -> bool:
         """Is it so on any rank?"""
-        return mine if self._alone() else any(one == b"\1" for one in self.team.allgather(b"\1" if mine else b"\0"))
+        return mine if self._alone() else any(one == b"\1" for one in self._allgather(b"\1" if mine else b"\0"))
 
     def _together(self, what: str, work: Callable[[], None]) -> None:
         """Do this on every process; where one fails, all raise CheckpointError with the first one's reason."""
@@ -244,13 +255,20 @@ class Trainer:
             if text:
                 raise CheckpointError(text if rank == self.rank or self._alone() else f"{text} (on rank {rank})")
 
+    def _allgather(self, data: bytes) -> list[bytes]:
+        """Every process's bytes, all of one length, by rank."""
+        try:
+            return self.team.allgather(data)
+        except CommunicationError as error:
+            raise CommunicationError(f"step {self.step}, between epochs: {error}") from None
+
     def _gather(self, data: bytes) -> list[bytes]:
         """Every process's bytes, of any length, by rank."""
         if self._alone():
             return [data]
-        longest = max(int.from_bytes(n, "little") for n in self.team.allgather(len(data).to_bytes(8, "little")))
+        longest = max(int.from_bytes(n, "little") for n in self._allgather(len(data).to_bytes(8, "little")))
         framed = len(data).to_bytes(8, "little") + data.ljust(longest, b"\0")
-        return [one[8 : 8 + int.from_bytes(one[:8], "little")] for one in self.team.allgather(framed)]
+        return [one[8 : 8 + int.from_bytes(one[:8], "little")] for one in self._allgather(framed)]
 
     # ---- training
 
@@ -269,7 +287,8 @@ class Trainer:
         """Train for `epochs` epochs and return the history (all epochs of this trainer).
 
         train, validation  a gossipgrad.data.Dataset or (samples, targets). Every rank gives the whole set and trains on
-                           its shard of it, a contiguous part; the consensus model (the replicas' mean) is validated.
+                           its shard of it, a contiguous part; the consensus model is validated: the replicas' mean, or
+                           the centre of ElasticAveraging and ParameterServer.
         batch_size         samples a rank and step.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
@@ -289,7 +308,7 @@ class Trainer:
         shapes = (self.loss, self.net.input_shape, self.net.output_shape)
         train_core = train_set.for_network(*shapes)
         validation_core = None if validation_set is None else validation_set.for_network(*shapes)
-        check_batch(train_set, self.size, batch_size)
+        check_batch(train_set, self.workers, batch_size)
         actors = list(callbacks)
         for actor in actors:
             if not isinstance(actor, Callback):
@@ -311,7 +330,7 @@ class Trainer:
         if resume is not None:
             self._restore(resume)
         self.last_epoch = epochs if resume is not None else self.epoch + epochs
-        steps = math.ceil(math.ceil(len(train_set) / self.size) / batch_size)
+        steps = math.ceil(math.ceil(len(train_set) / self.workers) / batch_size)
         total = self.step + max(self.last_epoch - self.epoch, 0) * steps
         if self.optimizer.schedule.auto and self._total != total:
             self._make(total)
@@ -394,7 +413,7 @@ class Trainer:
             loss=float(counts["loss"]),
             accuracy=float(counts["correct"]) / samples if samples else 0.0,
             seconds=seconds,
-            samples_per_second=samples * self.size / self.team.local / max(seconds, 1e-9),
+            samples_per_second=samples * self.workers / min(self.team.local, self.workers) / max(seconds, 1e-9),
         )
         _callbacks.call(actors, "on_progress", self, progress)
 
@@ -487,7 +506,7 @@ class Trainer:
         return self.core.weights(self._local(rank))
 
     def consensus_weights(self) -> Arrays:
-        """The mean of all replicas' weights by name. Collective."""
+        """The mean of all replicas' weights by name, or the centre, where the strategy has one. Collective."""
         return self.core.consensus_weights()
 
     def gradients(self, rank: int = 0) -> Arrays:
@@ -511,7 +530,7 @@ class Trainer:
         return self.core.consensus_distance()
 
     def load_weights(self, weights: Any) -> None:
-        """Give every rank these weights: arrays by name, or a .safetensors file. Momentum and step stay."""
+        """Give every rank, and a centre, these weights: arrays by name or a .safetensors file. Momentum, step stay."""
         what = "weights"
         if isinstance(weights, (str, os.PathLike)):
             what = os.fspath(weights)
@@ -601,7 +620,7 @@ class Trainer:
     def _restore(self, path: str | os.PathLike[str]) -> None:
         """Take the state of a checkpoint of the same network and number of ranks."""
         name = os.fspath(path)
-        _, description = checkpoint.read(name)
+        consensus, description = checkpoint.read(name)
         try:
             saved = Model.from_config(description["model"])
             ranks, step, epoch = (int(description[key]) for key in ("ranks", "step", "epoch"))
@@ -629,7 +648,7 @@ class Trainer:
 
         self._together("resume", load)
         self.core.settle()
-        self._set_state(step, parts)
+        self._set_state(step, parts, self.net.check_weights(consensus, name))
         self.epoch = epoch
         self.history.epochs = epochs
         self._warn_of_changes(name, settings)
@@ -678,27 +697,33 @@ class Trainer:
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what the ranks did and when (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
 
-        A process a rank, with a lane each for computing, exchange and data.
+        See gossipgrad.trace for what it shows. A rank whose spans were more than trace= keeps the newest; a warning
+        says so, and the file ("spans_lost", by rank).
         """
-        own = [[list(span) for span in self.core.spans(local)] for local in range(self.team.local)]
-        everything = [spans for part in self._gather(json.dumps(own).encode()) for spans in json.loads(part)]
-        if self.rank != 0:
+        core, ranks = self.core, range(self.team.local)
+        spans = [core.spans(local) for local in ranks]
+        own = {
+            "begin": [min(span[0] for span in one) for one in spans if one],
+            "lost": [core.spans_lost(local) for local in ranks],
+        }
+        facts = [json.loads(one) for one in self._gather(json.dumps(own).encode())]
+        zero = min((begin for one in facts for begin in one["begin"]), default=0.0)
+        lost = [number for one in facts for number in one["lost"]]
+        nodes = self.net.graph.nodes()
+        names, layers = [node["name"] for node in nodes], [node["name"] for node in nodes if node["parameters"]]
+        told = (_trace.events(self.rank + local, spans[local], names, layers, zero) for local in ranks)
+        texts = self.team.gather(_trace.encoded(itertools.chain.from_iterable(told)))
+        if texts is None:
             return
-        zero = min((span[0] for spans in everything for span in spans), default=0.0)
-        events: list[Record] = []
-        for rank, spans in enumerate(everything):
-            about: Record = {"ph": "M", "pid": rank}
-            events.append(about | {"name": "process_name", "args": {"name": f"rank {rank}"}})
-            for lane, title in enumerate(_LANES):
-                events.append(about | {"name": "thread_name", "tid": lane, "args": {"name": title}})
-            for begin, end, name, step, lane, index in spans:
-                place = {"pid": rank, "tid": lane, "ts": (begin - zero) * 1e6, "dur": (end - begin) * 1e6}
-                events.append({"ph": "X", "name": name, **place, "args": {"step": step, "index": index}})
-        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-        safetensors.write_atomically(path, text.encode())
+        if any(lost):
+            warnings.warn(
+                f"trace={self.trace} spans a rank: rank {lost.index(max(lost))} had {max(lost)} more; "
+                f"the oldest are not in {os.fspath(path)}",
+                stacklevel=2,
+            )
+        safetensors.write_atomically(path, *_trace.parts(texts, lost))
 
 
-_LANES = ("compute", "exchange", "data")
 _FIT_SETTINGS = (
     "dataset",
     "train_samples",

@@ -3,6 +3,7 @@
 The contract: step t (from 0) uses stage t mod k, k = ceil(log2 p).
 staleness 0: after the local update s = w is sent, and before the next use w = s + (received - s)/2, momentum alike.
 staleness 1: s, taken after the update of step t, is mixed after the update of step t+1: w += (received - s)/2.
+push_sum: x = scalar * w and the scalar are halved, one half goes to the partner, what comes is added; w = x / scalar.
 settle completes and mixes what is in flight. mix "halves": (w + received)/2 in place of the displacement.
 """
 
@@ -96,6 +97,7 @@ class Simulation:
         self.optimizer, self.strategy, self.seed = optimizer, strategy, seed
         self.p = len(weights)
         self.t = 0
+        self.scalar = np.ones(self.p)
         self.pending = None  # staleness 1: (sources, what was sent) of the last step
 
     def sources(self):
@@ -115,6 +117,18 @@ class Simulation:
         else:
             there = own + (sent[sources] - sent) / 2
         return np.where((sources == np.arange(self.p))[:, None], own, there)
+
+    def push_sum(self, *values):
+        """What this step's messages make of each array, by the definition; the scalars with them."""
+        topology = gg.strategies.core_topology(self.strategy.topology)
+        move = np.eye(self.p)  # column: from, row: to
+        for rank in range(self.p):
+            to, _ = _core.partners(topology, self.p, self.t, rank, self.strategy.rotate, self.seed)
+            if to >= 0:
+                move[rank, rank] = move[to, rank] = 0.5
+        x = [move @ (self.scalar[:, None] * value) for value in values]
+        self.scalar = move @ self.scalar
+        return [one / self.scalar[:, None] for one in x]
 
     def update(self, g):
         o = self.optimizer
@@ -149,6 +163,15 @@ class Simulation:
 
     def _step_of_weights(self, gradients):
         both = self.strategy.exchange == "weights+momentum"
+        if self.strategy.push_sum:
+            self.update(gradients)
+            self.settle()
+            sent = [self.w, self.v]
+            mixed = self.push_sum(*sent)
+            self.pending = [there - here for there, here in zip(mixed, sent, strict=True)]
+            if self.strategy.staleness == 0:
+                self.settle()
+            return
         sources = self.sources()
         self.update(gradients)
         if self.strategy.staleness == 0:
@@ -175,8 +198,12 @@ class Simulation:
         """Mixes what is in flight. A gradient that comes late counts as if in time, with Adam for v alone."""
         if self.pending is None:
             return
-        sources, *sent = self.pending
-        self.pending = None
+        (sources, *sent), self.pending = self.pending, None
+        if self.strategy.push_sum:
+            self.w = self.w + sources
+            if self.strategy.exchange == "weights+momentum":
+                self.v = self.v + sent[0]
+            return
         if self.strategy.exchange == "gradients":
             late, o = (sent[0][sources] - sent[0]) / 2, self.optimizer
             if isinstance(o, gg.Adam):

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -108,6 +109,45 @@ def test_a_peer_that_does_not_come_is_named(mpirun):
     assert re.search(waited, done.stderr), done.stderr
 
 
+class Stop(gg.Callback):
+    """Rank 1 stops answering: between epochs, or somewhere in a step, where no polite signal reaches it."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def on_epoch_begin(self, trainer, epoch):
+        if self.where == "in a step" and trainer.rank == 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+
+    def on_epoch_end(self, trainer, record):
+        if self.where == "between epochs" and trainer.rank == 1:
+            time.sleep(1000)
+
+
+@pytest.mark.parametrize(
+    ("where", "samples", "strategy", "place"),
+    [
+        ("in a step", 300_000, "GossipGraD()", r"step \d+, layers 'conv' to 'fc2': "),
+        ("in a step", 300_000, "AllReduce()", r"step \d+, layers 'conv' to 'fc2': allreduce of \d+ values: "),
+        ("between epochs", 60, "GossipGraD()", r"step 4, between epochs: broadcast from rank \d: "),
+    ],
+)
+def test_a_rank_that_stops_is_named_by_all_others(where, samples, strategy, place, mpirun):
+    text = HEAD + (
+        "import test_failures\n"
+        f"data = np.zeros(({samples}, 1, 8, 8), np.uint8), np.zeros({samples}, np.int64)\n"
+        f"trainer = gg.Trainer(small_net(), strategy=gg.{strategy}, timeout=1.0)\n"
+        f"trainer.fit(data, batch_size=5, callbacks=[test_failures.Stop({where!r})], progress=False)\n"
+    )
+    begin = time.monotonic()
+    done = mpirun(3, text, check=False, timeout=40)
+    assert done.returncode != 0 and time.monotonic() - begin < 25
+    for rank in (0, 2):
+        waited = rf"{place}rank {rank}: waited 1\.\d+ s for \d+ bytes (from|to be taken by) rank [012] with tag \d+"
+        assert re.search(waited, done.stderr), done.stderr
+    assert re.search("(from|by) rank 1 with tag", done.stderr), done.stderr
+
+
 def late_cluster(staleness):
     """A network slower than the ranks' patience."""
     strategy = gg.GossipGraD(staleness=staleness, bucket_bytes=1)
@@ -130,6 +170,28 @@ def test_the_layers_that_wait_are_named(staleness):
     with pytest.raises(RuntimeError, match="an earlier run failed"):
         trainer.fit(ZEROS, batch_size=5, progress=False)
     trainer.close()
+
+
+@pytest.mark.parametrize("made", [c for c in gg.strategies.BY_NAME.values() if c is not gg.NoExchange])
+def test_every_strategy_says_where_it_waits(made):
+    """The step, the layers, who waited for whom and how long."""
+    trainer = gg.Trainer(small_net(), strategy=made(), comm=gg.VirtualCluster(3, latency=10.0), timeout=1.0)
+    with pytest.raises(gg.CommunicationError) as caught:
+        trainer.fit(ZEROS, batch_size=5, epochs=2, progress=False)
+    text = str(caught.value)
+    assert re.match(r"rank \d: step \d+, layers '\w+' to '\w+': ", text), text
+    assert re.search(r"waited \d+\.\d+ s for (\d+ bytes (from|to be taken by) )?rank \d", text), text
+
+
+def test_a_sample_that_does_not_come_is_said():
+    trainer = gg.Trainer(
+        small_net(),
+        strategy=gg.GossipGraD(shuffle_samples=True),
+        comm=gg.VirtualCluster(3, latency=10.0),
+        timeout=1.0,
+    )
+    with pytest.raises(gg.CommunicationError, match=r"step 1, shuffle: .*waited 1.000 s for \d+ bytes from rank \d"):
+        trainer.fit(ZEROS, batch_size=5, progress=False)
 
 
 def test_a_patient_rank_waits():

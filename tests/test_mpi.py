@@ -33,6 +33,8 @@ RUNS = {
     "ring": (gg.GossipGraD(topology="ring"), 101, 13, 0.9),
     "exponential, late": (gg.GossipGraD(topology="exponential", staleness=1), 101, 13, 0.9),
     "random": (gg.GossipGraD(topology="random"), 101, 13, 0.9),
+    "push-sum": (gg.GossipGraD(push_sum=True), 203, 16, 0.9),
+    "push-sum, bfloat16, late": (gg.GossipGraD(push_sum=True, wire_dtype="bfloat16", staleness=1), 203, 16, 0.9),
     "bfloat16": (gg.GossipGraD(wire_dtype="bfloat16"), 203, 16, 0.9),
     "bfloat16, late, small chunks": (
         gg.GossipGraD(wire_dtype="bfloat16", staleness=1, bucket_bytes=1, chunk_bytes=6000),
@@ -51,6 +53,10 @@ RUNS = {
     "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
     "periodic": (gg.PeriodicAllReduce(), 203, 16, 0.9),
     "periodic, 3": (gg.PeriodicAllReduce(period=3), 101, 13, 0.9),
+    "overlapped": (gg.OverlappedAveraging(), 203, 16, 0.9),
+    "overlapped, small chunks": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
+    "overlapped, not overlapped": (gg.OverlappedAveraging(overlap=False, bucket_bytes=1), 101, 13, 0.0),
+    "elastic": (gg.ElasticAveraging(period=3), 101, 13, 0.9),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
 }
 
@@ -115,10 +121,8 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
         "if trainer.rank == 0: print(json.dumps(found))\n"
     )
     found = answers(mpirun(p, text, env={"GOSSIPGRAD_SHARED": shared}))
-    assert (
-        found["layerwise"] == found["allreduce"] != found["bfloat16, allreduce"] == found["bfloat16, layerwise"]
-        or p == 1
-    )
+    assert found["layerwise"] == found["overlapped"] == found["allreduce"]
+    assert found["allreduce"] != found["bfloat16, allreduce"] == found["bfloat16, layerwise"] or p == 1
     for name in RUNS:
         assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
         assert len(found[name][0]) == p
@@ -130,7 +134,7 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
             period = max(1, math.ceil(math.log2(p))) if strategy.period == "log2" else strategy.period
             same = p == 1 or 2 * math.ceil(math.ceil(samples / p) / batch) % period == 0
         else:
-            same = p == 1 or isinstance(strategy, (gg.AllReduce, gg.LayerwiseAllReduce))
+            same = p == 1 or isinstance(strategy, (gg.AllReduce, gg.LayerwiseAllReduce, gg.OverlappedAveraging))
         assert len(set(found[name][0])) == 1 if same else len(set(found[name][0])) > 1 or p == 2
 
 
@@ -165,7 +169,19 @@ def test_single_steps_and_state(mpirun):
     assert answers(mpirun(3, script)) == answers(alone)
 
 
-@pytest.mark.parametrize("name", ["default", "samples", "late", "gradients, late", "layerwise", "periodic, 3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "default",
+        "samples",
+        "late",
+        "gradients, late",
+        "layerwise",
+        "periodic, 3",
+        "overlapped, small chunks",
+        "elastic",
+    ],
+)
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     """Saved by MPI, continued by MPI and by the virtual cluster, and the other way round."""
     path, other = str(tmp_path / "mpi.safetensors"), tmp_path / "virtual.safetensors"
@@ -200,7 +216,7 @@ def test_trainers_that_are_left_in_mid_step(shared, mpirun):
         "    if settle: trainer.settle()\n"
         "    return trainer\n"
         "for name in ('default', 'late', 'gradients, late', 'late, tiny chunks', 'layerwise', 'periodic, 3',\n"
-        "             'layerwise, small chunks'):\n"
+        "             'layerwise, small chunks', 'overlapped', 'overlapped, small chunks'):\n"
         "    expected = steps(name, True).weights_sha256()\n"
         "    for settle in (False, True, False, True):\n"
         "        steps(name, settle).close()\n"

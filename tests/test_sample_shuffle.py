@@ -216,8 +216,11 @@ def test_waiting_for_samples_is_waiting_for_data():
 
 
 def test_errors():
-    with pytest.raises(TypeError, match="shuffle_samples=1"):
-        gg.GossipGraD(shuffle_samples=1)
+    for made in (gg.GossipGraD, gg.PeriodicAllReduce, gg.NoExchange):
+        with pytest.raises(TypeError, match="shuffle_samples=1"):
+            made(shuffle_samples=1)
+    with pytest.raises(ValueError, match="shuffle_samples: not an option of strategy='allreduce'"):
+        gg.strategies.by_name("allreduce", shuffle_samples=True)
     net, *_ = case("images", 8)
     trainer = trainer_of(2, SHUFFLED, net)
     for call in (trainer.audit_samples, trainer.sample_ids):

@@ -1,17 +1,19 @@
 #include "comm/collective.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/parallel.h"
 
 /* One tag an operation suffices: messages between two ranks keep their order, and all ranks call in the same order. */
-enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM };
+enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER };
 
 #define PIECE ((size_t)64 << 20) /* a broadcast goes in pieces: a message's size is an int for MPI */
 #define ROUNDS 31                /* more than log2 of any group's size */
 #define WINDOW 16                /* receives that the root of a sum keeps open */
 #define MAX_VALUES 64
+#define CLOCK_ROUNDS 10
 
 /* Waits for an arrived message, copies it to `target` unless it landed there, and releases it. */
 static gg_status take(gg_transport *transport, gg_request *request, void *target) {
@@ -155,6 +157,46 @@ cleanup:
         gg_error_prefix(status, "allreduce of %d doubles: ", n);
     }
     return status;
+}
+
+gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int from, int to) {
+    gg_status status = GG_OK;
+    gg_request request = {0};
+    for (size_t done = 0; done < bytes; done += PIECE) {
+        char *at = (char *)data + done;
+        size_t n = bytes - done < PIECE ? bytes - done : PIECE;
+        if (transport->rank == from) {
+            GG_TRY(gg_send(transport, at, n, to, TAG_TRANSFER, &request));
+            GG_TRY(gg_wait(transport, &request));
+        } else if (transport->rank == to) {
+            GG_TRY(gg_receive(transport, at, n, from, TAG_TRANSFER, &request));
+            GG_TRY(take(transport, &request, at));
+        }
+    }
+cleanup:
+    if (status != GG_OK) give_up(transport, &request, 1);
+    return gg_error_prefix(status, "transfer from rank %d to rank %d: ", from, to);
+}
+
+gg_status gg_clock_offset(gg_transport *transport, double *seconds) {
+    gg_status status = GG_OK;
+    double quickest = INFINITY;
+    *seconds = 0;
+    if (transport->table->one_clock) return GG_OK;
+    for (int r = 1; r < transport->size; ++r)
+        for (int i = 0; i < CLOCK_ROUNDS; ++i) {
+            double begin = gg_transport_now(transport), there = 0;
+            GG_TRY(gg_transfer(transport, &begin, sizeof begin, r, 0));
+            if (transport->rank == 0) there = gg_transport_now(transport);
+            GG_TRY(gg_transfer(transport, &there, sizeof there, 0, r));
+            double took = gg_transport_now(transport) - begin;
+            if (transport->rank != r || took >= quickest) continue;
+            quickest = took;
+            *seconds = there - (begin + took / 2);
+        }
+    if (fabs(*seconds) <= quickest / 2) *seconds = 0;
+cleanup:
+    return gg_error_prefix(status, "comparing clocks: ");
 }
 
 /* What a reduction still waits for. With GATHERED and IDLE the data holds the sum. */

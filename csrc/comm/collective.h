@@ -14,6 +14,12 @@ gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, 
 /* Sums over ranks 0, 1, ..., p-1 in this order, of a few doubles, in place. n <= 64. */
 gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n);
 
+/* `bytes` bytes of rank `from` to rank `to`, which are two; others return at once. `to` writes data, `from` reads it. */
+gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int from, int to);
+/* Seconds to add to this rank's clock for rank 0's: by the quickest of a few messages there and back. 0 where the clocks differ by
+ * less than such a message can tell. Says nothing of how they drift apart later. */
+gg_status gg_clock_offset(gg_transport *transport, double *seconds);
+
 /* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order, so how an arena
  * is cut into reductions changes no bit. Reduce-scatter (rank i adds slice i of all) and all-gather: 2(p-1)/p of the arena sent
  * by each rank. Created for one size so that a run allocates nothing. `data` should come from gg_message_alloc unless a wire is given; any memory works.

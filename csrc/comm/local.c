@@ -69,6 +69,7 @@ static gg_status idle(gg_transport *transport, double seconds) {
 
 static const gg_transport_table table = {
     .name = "local",
+    .one_clock = true,
     .destroy = destroy,
     .alloc = alloc,
     .free = release_block,

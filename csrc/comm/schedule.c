@@ -192,3 +192,13 @@ cleanup:
     gg_free(before);
     return status;
 }
+
+void gg_schedule_push(gg_schedule *schedule, int64_t step, const double *before, double *after) {
+    memcpy(after, before, (size_t)schedule->size * sizeof *after);
+    for (int r = 0; r < schedule->size; ++r) {
+        int to = gg_schedule_send_to(schedule, step, r);
+        if (to < 0) continue;
+        after[r] -= before[r] / 2;
+        after[to] += before[r] / 2;
+    }
+}

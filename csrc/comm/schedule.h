@@ -68,4 +68,8 @@ gg_status gg_schedule_check_balance(const gg_schedule *schedule);
 /* *steps: after so many steps from step 0 on what any rank knew has reached every rank; -1: never. Takes size^2 bits for a while. */
 gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps);
 
+/* Push-sum: every rank that sends gives half of its scalar to the receiver. after: of all ranks, what `step` makes of `before`. Rounding
+ * is the same on every rank. Allocates nothing. */
+void gg_schedule_push(gg_schedule *schedule, int64_t step, const double *before, double *after);
+
 #endif

@@ -1,6 +1,8 @@
 #include "comm/team.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "comm/local.h"
@@ -22,6 +24,12 @@ static gg_status make(const char *kind, gg_team **out) {
     atomic_init(&(*out)->references, 1);
 cleanup:
     return status;
+}
+
+static void set_checks(gg_team *team) {
+    const char *choice = getenv("GOSSIPGRAD_CHECK_BUFFERS");
+    bool wanted = choice != NULL && *choice != '\0' && strcmp(choice, "0") != 0;
+    for (int i = 0; i < team->local; ++i) gg_team_transport(team, i)->check_buffers = wanted;
 }
 
 gg_status gg_team_create_single(gg_team **out) {
@@ -46,6 +54,7 @@ gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_networ
         GG_TRY(gg_network_transport_create(team->transport, network, &slow));
         team->transport = slow;
     }
+    set_checks(team);
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
     *out = team;
@@ -58,6 +67,7 @@ gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **ou
     GG_TRY(make("virtual", &team));
     GG_TRY(gg_virtual_create(options, &team->cluster));
     team->size = team->local = options->size;
+    set_checks(team);
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
     *out = team;

@@ -1,5 +1,7 @@
 #include "comm/transport.h"
 
+#include <string.h>
+
 #include "base/memory.h"
 
 static gg_status check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
@@ -22,6 +24,26 @@ static void begin(gg_request *request, gg_request_state state, size_t bytes, int
     *request = (gg_request){.state = state, .peer = peer, .tag = tag, .bytes = bytes};
 }
 
+/* Any change of one word changes it: each step is a bijection of the sum. */
+static uint64_t checksum(const void *data, size_t bytes) {
+    const unsigned char *at = data;
+    uint64_t sum = bytes;
+    for (size_t i = 0; i < bytes; i += sizeof sum) {
+        uint64_t word = 0;
+        memcpy(&word, at + i, bytes - i < sizeof word ? bytes - i : sizeof word);
+        sum = (sum ^ word) * 0x9e3779b97f4a7c15u;
+        sum ^= sum >> 32;
+    }
+    return sum;
+}
+
+static gg_status check_unwritten(const gg_transport *transport, const gg_request *request, bool sent) {
+    if (checksum(request->data, request->bytes) == request->checksum) return GG_OK;
+    return gg_fail(GG_ERROR_STATE, "rank %d: a buffer in flight was written: %zu bytes %s rank %d with tag %d (%s)",
+                   transport->rank, request->bytes, sent ? "sent to" : "received from", request->peer, request->tag,
+                   transport->table->name);
+}
+
 gg_status gg_message_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
     *out = NULL;
     return bytes ? transport->table->alloc(transport, bytes, what, out) : GG_OK;
@@ -35,6 +57,8 @@ gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int p
     gg_status status = check(transport, data, bytes, peer, tag, request, "send");
     if (status != GG_OK) return status;
     begin(request, GG_REQUEST_SENDING, bytes, peer, tag);
+    request->data = data;
+    if (transport->check_buffers) request->checksum = checksum(data, bytes);
     status = transport->table->send(transport, data, bytes, peer, tag, request);
     if (status == GG_OK) {
         transport->bytes_sent += (int64_t)bytes;
@@ -58,7 +82,12 @@ gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int p
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
     *done = true;
     if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) return GG_OK;
-    return transport->table->test(transport, request, done);
+    bool sent = request->state == GG_REQUEST_SENDING;
+    gg_status status = transport->table->test(transport, request, done);
+    if (!transport->check_buffers || status != GG_OK || !*done) return status;
+    if (sent) return check_unwritten(transport, request, sent);
+    request->checksum = checksum(request->data, request->bytes);
+    return GG_OK;
 }
 
 gg_status gg_wait(gg_transport *transport, gg_request *request) {
@@ -98,7 +127,9 @@ gg_status gg_release(gg_transport *transport, gg_request *request) {
     if (request->state != GG_REQUEST_ARRIVED)
         return gg_fail(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived", transport->rank,
                        request->peer, request->tag);
+    gg_status unwritten = transport->check_buffers ? check_unwritten(transport, request, false) : GG_OK;
     gg_status status = transport->table->release(transport, request);
+    if (status == GG_OK) status = unwritten;
     request->state = GG_REQUEST_IDLE;
     return status;
 }

@@ -28,9 +28,10 @@ typedef struct gg_request {
     gg_request_state state;
     int peer, tag;
     size_t bytes;
-    const void *data; /* ARRIVED: the message */
+    const void *data; /* ARRIVED: the message; SENDING: what is sent */
     void *landing;
     double when;          /* ARRIVED: the clock at which it arrived */
+    uint64_t checksum;    /* of data, while it must not be written; only where buffers are checked */
     bool held;            /* comm/network.h's */
     uint64_t private_[8]; /* the implementation's */
 } gg_request;
@@ -39,6 +40,7 @@ typedef struct gg_transport gg_transport;
 
 typedef struct gg_transport_table {
     const char *name;
+    bool one_clock; /* `now` counts from the same moment on all ranks */
     void (*destroy)(gg_transport *transport);
     gg_status (*alloc)(gg_transport *transport, size_t bytes, const char *what, void **out);
     void (*free)(gg_transport *transport, void *block);
@@ -69,7 +71,8 @@ struct gg_transport {
     int rank, size;
     gg_service service;                /* set and cleared by whoever has something to answer */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
-    double timeout; /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for ever */
+    double timeout;     /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for ever */
+    bool check_buffers; /* GG_ERROR_STATE where a buffer in flight was written, by checksums: reads every message twice more */
 };
 
 /* Collective: all ranks call it in the same order with the same sizes. Zeroed memory, 64-byte aligned, from which

@@ -46,12 +46,19 @@ bool gg_optimizer_keeps_square(const gg_optimizer *optimizer);
  * pass reads now; a strategy owns the arenas and has the current values here when it has settled. */
 typedef struct gg_state {
     size_t count; /* elements of each arena */
+    size_t kept;  /* elements of each of the optimiser's: `count`, or fewer where the ranks share the updates among them */
     float *weight, *gradient;
     float *momentum;        /* SGD's momentum or Adam's first moment; NULL if the optimiser keeps none */
     float *square;          /* Adam's second moment; NULL if the optimiser keeps none */
     uint16_t *compute_copy; /* the weights in bfloat16 for kernels that compute so; NULL: they read `weight` */
     int64_t step;           /* updates done */
 } gg_state;
+
+typedef enum gg_arena { GG_ARENA_WEIGHT = 0, GG_ARENA_GRADIENT, GG_ARENA_MOMENTUM, GG_ARENA_SQUARE, GG_ARENA_COUNT } gg_arena;
+
+float *gg_state_arena(const gg_state *state, gg_arena which); /* NULL if the optimiser keeps none */
+/* Bytes of what the optimiser keeps; with `whole`, of what it would keep if it kept all elements. */
+int64_t gg_state_optimizer_bytes(const gg_state *state, bool whole);
 
 /* The update of elements [offset, offset + count) in step `step`, with the state's arenas and `gradient`, which points to the first
  * of them; nothing is received or copied. The step counts from 0; Adam's bias correction needs it. */

@@ -93,3 +93,18 @@ void gg_optimizer_late(const gg_optimizer *optimizer, int64_t step, float *first
     *first = 1.0f;
     *second = -(float)gg_rate_at(&optimizer->rate, step) * (optimizer->nesterov ? 1.0f + optimizer->momentum : 1.0f);
 }
+
+float *gg_state_arena(const gg_state *state, gg_arena which) {
+    float *const arenas[GG_ARENA_COUNT] = {[GG_ARENA_WEIGHT] = state->weight,
+                                           [GG_ARENA_GRADIENT] = state->gradient,
+                                           [GG_ARENA_MOMENTUM] = state->momentum,
+                                           [GG_ARENA_SQUARE] = state->square};
+    return arenas[which];
+}
+
+int64_t gg_state_optimizer_bytes(const gg_state *state, bool whole) {
+    size_t bytes = 0;
+    for (int i = GG_ARENA_MOMENTUM; i < GG_ARENA_COUNT; ++i)
+        if (gg_state_arena(state, (gg_arena)i) != NULL) bytes += (whole ? state->count : state->kept) * sizeof(float);
+    return (int64_t)bytes;
+}

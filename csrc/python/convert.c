@@ -129,7 +129,7 @@ static PyArrayObject *parameter_array(PyObject *dict, const gg_parameter *p, con
     return array;
 }
 
-int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *const *arenas, int count) {
+int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *arena) {
     int n = gg_graph_parameters(graph), result = -1;
     PyObject *arrays = PyList_New(0);
     if (arrays == NULL) return -1;
@@ -158,7 +158,7 @@ int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument
     for (int i = 0; i < n; ++i) {
         const gg_parameter *p = gg_graph_parameter(graph, i);
         const void *data = PyArray_DATA((PyArrayObject *)PyList_GET_ITEM(arrays, i));
-        for (int a = 0; a < count; ++a) memcpy(arenas[a] + p->offset, data, p->count * sizeof(float));
+        memcpy(arena + p->offset, data, p->count * sizeof(float));
     }
     result = 0;
 cleanup:

@@ -67,7 +67,7 @@ PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
 
 /* Named copies of the parameters in an arena, and back: all names and shapes must fit, nothing is written otherwise. */
 PyObject *gg_py_arena_dict(const gg_graph *graph, const float *arena);
-int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *const *arenas, int count);
+int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *arena);
 
 /* A topology from its name or a table, int64 of shape [rows, ranks]. *table: the array that `out` points into, to be kept as long as it
  * is used (a new reference), or NULL. -1 with an exception. */

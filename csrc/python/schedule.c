@@ -85,11 +85,29 @@ static PyObject *schedule(PyObject *module, PyObject *args, PyObject *kwargs) {
     return Py_BuildValue("{sLsN}", "stages", stages, "diffusion_steps", steps);
 }
 
+static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwargs) {
+    arguments a;
+    (void)module;
+    if (!parse(args, kwargs, true, &a)) return NULL;
+    size_t size = (size_t)a.schedule.size;
+    double *scalar = PyMem_Calloc(size * 2, sizeof *scalar), *after = scalar + size;
+    for (size_t r = 0; scalar != NULL && r < size; ++r) scalar[r] = 1;
+    for (int64_t step = 0; scalar != NULL && step < a.step; ++step) {
+        gg_schedule_push(&a.schedule, step, scalar, after);
+        memcpy(scalar, after, size * sizeof *scalar);
+    }
+    PyObject *result = scalar != NULL ? PyFloat_FromDouble(scalar[a.rank]) : PyErr_NoMemory();
+    PyMem_Free(scalar);
+    arguments_free(&a);
+    return result;
+}
+
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 static PyMethodDef functions[] = {
     {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
     {"schedule", KEYWORDS(schedule), "The steps of a cycle, and those after which all news is everywhere."},
+    {"push_sum_scalar", KEYWORDS(push_sum_scalar), "The scalar of a rank before a step."},
     {NULL, NULL, 0, NULL}};
 
 int gg_py_add_schedule(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -1,4 +1,5 @@
 /* _core.Team, and starting and ending MPI. */
+#include "base/memory.h"
 #include "comm/collective.h"
 #include "comm/mpi/mpi_transport.h"
 #include "python/python.h"
@@ -134,6 +135,46 @@ static PyObject *allgather(PyObject *self, PyObject *data) {
     return list;
 }
 
+/* Rank 0: its own bytes, then those of the others as they come, in the order of ranks. */
+static PyObject *take_all(gg_transport *transport, PyObject *own, const int64_t *sizes) {
+    PyObject *list = Py_BuildValue("[O]", own);
+    for (int from = 1; list != NULL && from < transport->size; ++from) {
+        gg_status status;
+        PyObject *item = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)sizes[from]);
+        if (item == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        char *bytes = PyBytes_AS_STRING(item);
+        Py_BEGIN_ALLOW_THREADS;
+        status = gg_transfer(transport, bytes, (size_t)sizes[from], from, 0);
+        Py_END_ALLOW_THREADS;
+        if (status != GG_OK) gg_py_raise(status);
+        if (status != GG_OK || PyList_Append(list, item) < 0) Py_CLEAR(list);
+        Py_DECREF(item);
+    }
+    return list;
+}
+
+static PyObject *gather(PyObject *self, PyObject *data) {
+    gg_transport *transport = between_processes(self);
+    int64_t own, *sizes = NULL;
+    PyObject *result = NULL;
+    if (!PyBytes_Check(data)) return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
+    if (transport == NULL) return Py_BuildValue("[O]", data);
+    own = PyBytes_GET_SIZE(data);
+    char *bytes = PyBytes_AS_STRING(data);
+    gg_status status = gg_alloc((size_t)transport->size * sizeof *sizes, "sizes of all ranks", (void **)&sizes);
+    Py_BEGIN_ALLOW_THREADS;
+    if (status == GG_OK) status = gg_allgather(transport, &own, sizeof own, sizes);
+    if (status == GG_OK && transport->rank != 0) status = gg_transfer(transport, bytes, (size_t)own, transport->rank, 0);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) gg_py_raise(status);
+    else result = transport->rank == 0 ? take_all(transport, data, sizes) : Py_NewRef(Py_None);
+    gg_free(sizes);
+    return result;
+}
+
 static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
                                    {"size", get_size, NULL, "Ranks of the team.", NULL},
                                    {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
@@ -144,6 +185,7 @@ static PyMethodDef methods[] = {
     {"barrier", barrier, METH_NOARGS, "Waits until every process has come here."},
     {"broadcast", (PyCFunction)(void (*)(void))broadcast, METH_VARARGS | METH_KEYWORDS, "Bytes of the root's process to all."},
     {"allgather", allgather, METH_O, "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
+    {"gather", gather, METH_O, "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot slots[] = {

@@ -1,4 +1,5 @@
 /* _core.Trainer */
+#include <limits.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -58,7 +59,8 @@ static long long period_of(PyObject *dict) {
 /* *table: what must be kept as long as the options are used, or NULL. */
 static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
     static const char *const names[GG_STRATEGY_COUNT] = {
-        "gossipgrad", "allreduce", "no-exchange", "layerwise-allreduce", "periodic-allreduce", "pull-gossip", "push-gossip"};
+        "gossipgrad",  "allreduce",   "no-exchange",          "layerwise-allreduce", "periodic-allreduce",
+        "pull-gossip", "push-gossip", "overlapped-averaging", "elastic-averaging",   "parameter-server"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
     static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
@@ -67,7 +69,10 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
     int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
+    long long overlap = whole_of(dict, "overlap", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
+    long long synchronous = whole_of(dict, "synchronous", 1), servers = whole_of(dict, "servers", 1);
+    double alpha = number_of(dict, "alpha", 0);
     long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
     double probability = number_of(dict, "probability", 1.0);
     if (PyErr_Occurred()) return -1;
@@ -84,11 +89,16 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
                                  .wire = (gg_dtype)wire,
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
+                                 .overlap = overlap != 0,
                                  .period = period,
                                  .interval = interval,
                                  .probability = probability,
                                  .push_sum = flag_of(dict, "push_sum"),
-                                 .shuffle_samples = flag_of(dict, "shuffle_samples")};
+                                 .shuffle_samples = flag_of(dict, "shuffle_samples"),
+                                 .synchronous = synchronous != 0,
+                                 .alpha = alpha,
+                                 .servers = servers > INT_MAX ? INT_MAX : (int)servers,
+                                 .dedicated = flag_of(dict, "dedicated")};
     PyObject *topology = PyDict_GetItemString(dict, "topology");
     return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
 }
@@ -328,6 +338,13 @@ static PyObject *progress(PyObject *self, PyObject *unused) {
                          "seconds", counts.seconds, "steps", steps);
 }
 
+/* Puts a new value into a dict; both references are taken. NULL with an exception if there is no dict or no value. */
+static PyObject *with(PyObject *dict, const char *key, PyObject *value) {
+    if (dict == NULL || value == NULL || PyDict_SetItemString(dict, key, value) < 0) Py_CLEAR(dict);
+    Py_XDECREF(value);
+    return dict;
+}
+
 static PyObject *end_epoch(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_epoch_summary s = {0};
@@ -345,11 +362,10 @@ static PyObject *end_epoch(PyObject *self, PyObject *unused) {
         (long long)s.sum.messages_sent, "exchanges_skipped", (long long)s.sum.skipped, "sample_bytes_sent",
         (long long)s.sum.sample_bytes_sent, "sample_messages_sent", (long long)s.sum.sample_messages_sent, "consensus_distance",
         s.consensus_distance);
-    if (dict != NULL && strcmp(gg_team_kind(t->team->team), "virtual") == 0) {
-        PyObject *clock = PyFloat_FromDouble(s.most.clock_seconds);
-        if (clock == NULL || PyDict_SetItemString(dict, "virtual_seconds", clock) < 0) Py_CLEAR(dict);
-        Py_XDECREF(clock);
-    }
+    dict = with(dict, "optimizer_state_bytes", PyLong_FromLongLong(s.sum.optimizer_bytes));
+    dict = with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
+    if (strcmp(gg_team_kind(t->team->team), "virtual") == 0)
+        dict = with(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
     return dict;
 }
 
@@ -644,42 +660,57 @@ cleanup:
 
 /* ---- state ---- */
 
-typedef enum arena { WEIGHT, GRADIENT, MOMENTUM, SQUARE } arena;
+static const char *const arena_names[GG_ARENA_COUNT] = {"weights", "gradients", "momentum", "second_moment"};
 
-static const char *const arena_names[] = {"weights", "gradients", "momentum", "second_moment"};
-
-static float *arena_of(gg_replica *replica, arena which) {
-    gg_state *state = gg_replica_state(replica);
-    float *const arenas[] = {state->weight, state->gradient, state->momentum, state->square};
-    return arenas[which];
+/* All elements of an arena, zeros; NULL with an exception. Freed by PyMem_Free. */
+static float *new_arena(const gg_py_trainer *t) {
+    float *arena = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *arena);
+    if (arena == NULL) PyErr_NoMemory();
+    return arena;
 }
 
-static PyObject *show(PyObject *self, PyObject *args, PyObject *kwargs, arena which) {
+static PyObject *show(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena which) {
     static char *names[] = {"rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     int rank = 0;
     gg_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i", names, &rank)) return NULL;
-    CALL(t, gg_trainer_settle(t->trainer));
     gg_replica *replica = replica_of(t, rank);
     if (replica == NULL) return NULL;
-    const float *data = arena_of(replica, which);
-    return data ? gg_py_arena_dict(t->graph->graph, data) : PyDict_New();
+    PyObject *dict = NULL;
+    float *whole = new_arena(t);
+    if (whole == NULL || !enter(t)) goto cleanup;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_gather(t->trainer, which, rank, whole);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (status != GG_OK) gg_py_raise(status);
+    else if (gg_state_arena(gg_replica_state(replica), which) == NULL) dict = PyDict_New();
+    else dict = gg_py_arena_dict(t->graph->graph, whole);
+cleanup:
+    PyMem_Free(whole);
+    return dict;
 }
 
-static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, WEIGHT); }
-static PyObject *gradients(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, GRADIENT); }
-static PyObject *momentum(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, MOMENTUM); }
+static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, GG_ARENA_WEIGHT); }
+static PyObject *gradients(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return show(self, args, kwargs, GG_ARENA_GRADIENT);
+}
+static PyObject *momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return show(self, args, kwargs, GG_ARENA_MOMENTUM);
+}
 
-static PyObject *second_moment(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, SQUARE); }
+static PyObject *second_moment(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return show(self, args, kwargs, GG_ARENA_SQUARE);
+}
 
 static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    float *mean = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *mean);
+    float *mean = new_arena(t);
     PyObject *dict = NULL;
     gg_status status;
     (void)unused;
-    if (mean == NULL) return PyErr_NoMemory();
+    if (mean == NULL) return NULL;
     if (enter(t)) {
         Py_BEGIN_ALLOW_THREADS;
         status = gg_trainer_consensus(t->trainer, mean);
@@ -691,7 +722,7 @@ static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     return dict;
 }
 
-static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena which) {
+static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena which) {
     const char *argument = arena_names[which];
     char *names[] = {(char *)argument, "rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
@@ -705,26 +736,50 @@ static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, arena wh
         if (PyErr_Occurred() || replica_of(t, first) == NULL) return NULL;
     }
     CALL(t, gg_trainer_settle(t->trainer));
-    float **arenas = PyMem_Calloc((size_t)count, sizeof *arenas);
-    if (arenas == NULL) return PyErr_NoMemory();
-    for (int i = 0; i < count; ++i) arenas[i] = arena_of(gg_trainer_replica(t->trainer, first + i), which);
     int failed = 0;
-    if (arenas[0] != NULL) {
-        failed = gg_py_arena_load(t->graph->graph, dict, argument, arenas, count);
+    float *whole = new_arena(t);
+    if (whole == NULL) return NULL;
+    if (gg_state_arena(gg_replica_state(gg_trainer_replica(t->trainer, first)), which) != NULL) {
+        failed = gg_py_arena_load(t->graph->graph, dict, argument, whole);
+        for (int i = 0; !failed && i < count; ++i) {
+            gg_replica *replica = gg_trainer_replica(t->trainer, first + i);
+            gg_replica_keep(replica, which, whole);
+            if (which == GG_ARENA_WEIGHT && rank_object == Py_None) gg_replica_set_consensus(replica, whole);
+        }
     } else if (!PyDict_Check(dict) || PyDict_Size(dict) != 0) {
         PyErr_Format(PyExc_ValueError, "%s: given, but the optimizer keeps none", argument);
         failed = -1;
     }
-    PyMem_Free(arenas);
+    PyMem_Free(whole);
     if (failed) return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, WEIGHT); }
+static PyObject *load_consensus(PyObject *self, PyObject *dict) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_status status;
+    CALL(t, gg_trainer_settle(t->trainer));
+    float *whole = new_arena(t);
+    if (whole == NULL) return NULL;
+    int failed = gg_py_arena_load(t->graph->graph, dict, "weights", whole);
+    for (int i = 0; !failed && i < gg_team_local(t->team->team); ++i)
+        gg_replica_set_consensus(gg_trainer_replica(t->trainer, i), whole);
+    PyMem_Free(whole);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
 
-static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, MOMENTUM); }
+static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return load(self, args, kwargs, GG_ARENA_WEIGHT);
+}
 
-static PyObject *load_second_moment(PyObject *self, PyObject *args, PyObject *kwargs) { return load(self, args, kwargs, SQUARE); }
+static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return load(self, args, kwargs, GG_ARENA_MOMENTUM);
+}
+
+static PyObject *load_second_moment(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return load(self, args, kwargs, GG_ARENA_SQUARE);
+}
 
 /* ---- measurement ---- */
 
@@ -773,14 +828,25 @@ static PyObject *spans(PyObject *self, PyObject *args, PyObject *kwargs) {
     gg_replica *replica = replica_of(t, rank);
     if (replica == NULL) return NULL;
     const gg_trace *trace = gg_replica_trace(replica);
+    double offset = gg_replica_clock_offset(replica);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && trace != NULL && i < gg_trace_count(trace); ++i) {
         const gg_trace_span *s = gg_trace_get(trace, i);
-        PyObject *entry = Py_BuildValue("ddsLii", s->begin, s->end, s->name, (long long)s->step, (int)s->lane, (int)s->index);
+        PyObject *entry =
+            Py_BuildValue("ddsLiiiidL", s->begin + offset, s->end + offset, s->name, (long long)s->step, (int)s->lane,
+                          (int)s->index, (int)s->last, (int)s->peer, s->arrived + offset, (long long)s->bytes);
         if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
         Py_XDECREF(entry);
     }
     return list;
+}
+
+static PyObject *spans_lost(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", NULL};
+    int rank = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:spans_lost", names, &rank)) return NULL;
+    gg_replica *replica = replica_of((gg_py_trainer *)self, rank);
+    return replica ? PyLong_FromSize_t(gg_trace_lost(gg_replica_trace(replica))) : NULL;
 }
 
 static PyObject *bytes(PyObject *self, PyObject *unused) {
@@ -846,7 +912,9 @@ static PyMethodDef methods[] = {
     {"predict", KEYWORDS(predict), "Outputs of the consensus model."},
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
     {"weights", KEYWORDS(weights), "Copies of a local rank's weights, by name."},
-    {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, by name."},
+    {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, or the strategy's own model, by name."},
+    {"load_consensus", load_consensus, METH_O,
+     "load_consensus($self, weights, /)\n--\n\nSets the strategy's own model, where it keeps one."},
     {"gradients", KEYWORDS(gradients), "Copies of a local rank's last gradients."},
     {"momentum", KEYWORDS(momentum), "Copies of a local rank's momentum, or Adam's first moment."},
     {"second_moment", KEYWORDS(second_moment), "Copies of a local rank's second moment (Adam)."},
@@ -857,7 +925,8 @@ static PyMethodDef methods[] = {
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},
     {"set_timing", set_timing, METH_O, "set_timing($self, on, /)\n--\n\nTimes each node from now on, or stops."},
-    {"spans", KEYWORDS(spans), "The trace of a local rank: begin, end, name, step, lane, index."},
+    {"spans", KEYWORDS(spans), "The trace of a local rank, on rank 0's clock."},
+    {"spans_lost", KEYWORDS(spans_lost), "Spans of a local rank that newer ones have overwritten."},
     {"bytes", bytes, METH_NOARGS, "Memory of plans and arenas."},
     {NULL, NULL, 0, NULL}};
 

@@ -56,6 +56,12 @@ cleanup:
     return status;
 }
 
+gg_status gg_buckets_check_tags(const gg_buckets *buckets) {
+    if (buckets->chunk_count <= GG_TAG_LIMIT - GG_TAG_USER) return GG_OK;
+    return gg_fail(GG_ERROR_ARGUMENT, "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
+                   buckets->chunk_count, GG_TAG_LIMIT - GG_TAG_USER);
+}
+
 void gg_buckets_destroy(gg_buckets *buckets) {
     gg_free(buckets->bucket);
     gg_free(buckets->chunk);

@@ -9,7 +9,7 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     gossip->head.env = *env;
     gossip->options = *options;
     GG_TRY(gg_schedule_create(&options->schedule, env->transport->size, env->seed, &gossip->schedule));
-    GG_TRY(gg_schedule_check_balance(&gossip->schedule));
+    if (!options->push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
     GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of layers", (void **)&gossip->waiting));
 cleanup:

@@ -150,10 +150,7 @@ gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, cons
     s->head.table = &table;
     s->head.env = *env;
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
-    if (s->buckets.chunk_count > GG_TAG_LIMIT - GG_TAG_USER)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
-                       s->buckets.chunk_count, GG_TAG_LIMIT - GG_TAG_USER));
+    GG_TRY(gg_buckets_check_tags(&s->buckets));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "counts of layers", (void **)&s->waiting));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", (void **)&s->next));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", (void **)&s->started_at));

@@ -56,7 +56,7 @@ typedef struct arrival {
     int peer;
     int next;                        /* the first chunk that has perhaps not arrived yet; the number of chunks: whole */
     double mass, announced, arrived; /* the latter two: when, for the trace */
-    float *landing;
+    void *landing;
     gg_request *chunk;
 } arrival;
 
@@ -82,8 +82,10 @@ typedef struct random_gossip {
     bool pulls, push_sum;
     int64_t interval;
     double probability;
+    gg_dtype wire;
+    float *wide;    /* a chunk of what travels in float32; NULL: it does so anyway */
     gg_buckets cut; /* one bucket of all layers, in chunks */
-    float *snapshot[SNAPSHOTS];
+    void *snapshot[SNAPSHOTS];
     int writing, published; /* snapshots; -1: none */
     bool fresh;             /* the weights are those that are published */
     bool chosen;            /* in this step: `writing`, and with whom to exchange */
@@ -98,7 +100,12 @@ typedef struct random_gossip {
     gg_allreduce *shift;
 } random_gossip;
 
-static size_t chunk_bytes(const random_gossip *s, int chunk) { return s->cut.chunk[chunk].count * sizeof(float); }
+static size_t chunk_bytes(const random_gossip *s, int chunk) { return s->cut.chunk[chunk].count * gg_dtype_size(s->wire); }
+
+/* Where element `offset` of the weights lies in an arena of what travels. */
+static void *travelling(const random_gossip *s, void *arena, size_t offset) {
+    return (char *)arena + offset * gg_dtype_size(s->wire);
+}
 
 /* ---- partners ---- */
 
@@ -136,6 +143,29 @@ static bool lags(const random_gossip *s, int peer) {
 
 /* ---- what goes out ---- */
 
+/* Chunk i of what travels, in float32. */
+static const float *widened(random_gossip *s, const void *travelled, int i) {
+    gg_device *device = s->head.env.device;
+    if (s->wire == GG_FLOAT32) return travelled;
+    device->table->widen(device, s->cut.chunk[i].count, travelled, s->wide);
+    return s->wide;
+}
+
+/* Gives half of the mass away with a snapshot. What rounding has changed in it stays here, so that the sum of mass*w is kept:
+ * m*w = m/2*(2*w - rounded w) + m/2*(rounded w). */
+static void give_half(random_gossip *s, int snapshot) {
+    const gg_strategy_env *env = &s->head.env;
+    static const float scale[2] = {2, -1};
+    s->mass /= 2;
+    if (s->wire == GG_FLOAT32) return;
+    for (int i = 0; i < s->cut.chunk_count; ++i) {
+        const gg_chunk *chunk = &s->cut.chunk[i];
+        float *weight = env->state->weight + chunk->offset;
+        const float *const source[2] = {weight, widened(s, travelling(s, s->snapshot[snapshot], chunk->offset), i)};
+        env->device->table->weighted_sum(env->device, chunk->count, 2, source, scale, weight);
+    }
+}
+
 /* Starts to send a snapshot. *done false: too much is under way. */
 static gg_status deliver(random_gossip *s, int peer, int snapshot, bool *done) {
     gg_status status = GG_OK;
@@ -144,7 +174,7 @@ static gg_status deliver(random_gossip *s, int peer, int snapshot, bool *done) {
     while (d < s->delivery + DELIVERIES && d->active) ++d;
     *done = d < s->delivery + DELIVERIES;
     if (!*done) return GG_OK;
-    if (s->push_sum) s->mass /= 2;
+    if (s->push_sum) give_half(s, snapshot);
     d->active = true;
     d->snapshot = snapshot;
     d->peer = peer;
@@ -152,8 +182,8 @@ static gg_status deliver(random_gossip *s, int peer, int snapshot, bool *done) {
     d->note = (note){.kind = WEIGHTS, .mass = s->mass};
     GG_TRY(gg_send(transport, &d->note, sizeof d->note, peer, TAG_NOTE, &d->announced));
     for (int i = 0; i < s->cut.chunk_count; ++i)
-        GG_TRY(gg_send(transport, s->snapshot[snapshot] + s->cut.chunk[i].offset, chunk_bytes(s, i), peer, TAG_CHUNK + i,
-                       &d->chunk[i]));
+        GG_TRY(gg_send(transport, travelling(s, s->snapshot[snapshot], s->cut.chunk[i].offset), chunk_bytes(s, i), peer,
+                       TAG_CHUNK + i, &d->chunk[i]));
     s->peer[peer].pushed += !s->pulls;
 cleanup:
     return status;
@@ -196,8 +226,8 @@ static gg_status accept(random_gossip *s, int peer, double mass, bool *done) {
     a->mass = mass;
     a->announced = gg_transport_now(s->head.env.transport);
     for (int i = 0; i < s->cut.chunk_count; ++i)
-        GG_TRY(gg_receive(s->head.env.transport, a->landing + s->cut.chunk[i].offset, chunk_bytes(s, i), peer, TAG_CHUNK + i,
-                          &a->chunk[i]));
+        GG_TRY(gg_receive(s->head.env.transport, travelling(s, a->landing, s->cut.chunk[i].offset), chunk_bytes(s, i), peer,
+                          TAG_CHUNK + i, &a->chunk[i]));
 cleanup:
     return status;
 }
@@ -210,6 +240,14 @@ static gg_status answer(random_gossip *s, int peer, bool *done) {
     return deliver(s, peer, s->published, done);
 }
 
+/* gg_test, which tells in *moved whether it has just become done: whoever pauses must have seen nothing move. */
+static gg_status look(random_gossip *s, gg_request *request, bool *done, bool *moved) {
+    bool under_way = request->state == GG_REQUEST_SENDING || request->state == GG_REQUEST_RECEIVING;
+    gg_status status = gg_test(s->head.env.transport, request, done);
+    *moved |= under_way && *done;
+    return status;
+}
+
 /* Notes of one rank, in their order: one that cannot be followed now stays, and those behind it. */
 static gg_status hear(random_gossip *s, int peer, bool *moved) {
     gg_status status = GG_OK;
@@ -218,7 +256,7 @@ static gg_status hear(random_gossip *s, int peer, bool *moved) {
     while (p->heard.state != GG_REQUEST_IDLE) {
         bool done = false;
         note heard;
-        GG_TRY(gg_test(transport, &p->heard, &done));
+        GG_TRY(look(s, &p->heard, &done, moved));
         if (!done) break;
         memcpy(&heard, p->heard.data, sizeof heard);
         if (heard.kind == ASK) GG_TRY(answer(s, peer, &done));
@@ -252,10 +290,9 @@ static void arrived(random_gossip *s, arrival *a) {
 static gg_status test_chunks(random_gossip *s, gg_request *chunk, int *next, bool *moved) {
     gg_status status = GG_OK;
     for (bool done = true; *next < s->cut.chunk_count;) {
-        GG_TRY(gg_test(s->head.env.transport, &chunk[*next], &done));
+        GG_TRY(look(s, &chunk[*next], &done, moved));
         if (!done) break;
         ++*next;
-        *moved = true;
     }
 cleanup:
     return status;
@@ -264,11 +301,10 @@ cleanup:
 /* Tests all that is under way, and goes on with it. */
 static gg_status advance(random_gossip *s, bool *moved) {
     gg_status status = GG_OK;
-    gg_transport *transport = s->head.env.transport;
-    for (int peer = 0; peer < transport->size; ++peer) {
+    for (int peer = 0; peer < s->head.env.transport->size; ++peer) {
         bool done;
         GG_TRY(hear(s, peer, moved));
-        GG_TRY(gg_test(transport, &s->peer[peer].told_rest, &done));
+        GG_TRY(look(s, &s->peer[peer].told_rest, &done, moved));
     }
     for (int i = 0; i < ARRIVALS; ++i) {
         arrival *a = &s->arrival[i];
@@ -280,15 +316,14 @@ static gg_status advance(random_gossip *s, bool *moved) {
         delivery *d = &s->delivery[i];
         bool done;
         if (!d->active) continue;
-        GG_TRY(gg_test(transport, &d->announced, &done));
+        GG_TRY(look(s, &d->announced, &done, moved));
         GG_TRY(test_chunks(s, d->chunk, &d->next, moved));
         if (!done || d->next < s->cut.chunk_count) continue;
         d->active = false;
-        *moved = true;
     }
     for (int i = 0; i < QUESTIONS; ++i) {
         bool done;
-        GG_TRY(gg_test(transport, &s->question[i].asked, &done));
+        GG_TRY(look(s, &s->question[i].asked, &done, moved));
     }
 cleanup:
     return status;
@@ -298,42 +333,28 @@ cleanup:
 static gg_status mix(random_gossip *s, bool *moved) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
-    const float *source[1 + ARRIVALS];
-    float scale[1 + ARRIVALS];
-    arrival *from[ARRIVALS];
-    int n = 0;
-    double whole = s->mass, rest = 1;
+    double whole = s->mass;
     for (int i = 0; i < ARRIVALS; ++i) {
-        if (!s->arrival[i].active || s->arrival[i].next < s->cut.chunk_count) continue;
-        from[n++] = &s->arrival[i];
-        whole += s->arrival[i].mass;
-    }
-    if (n == 0) return GG_OK;
-    for (int k = 0; k < n; ++k) {
-        scale[1 + k] = (float)(from[k]->mass / whole);
-        rest -= (double)scale[1 + k];
-    }
-    scale[0] = (float)rest; /* the sum is 1 in spite of rounding */
-    for (int i = 0; i < s->cut.chunk_count; ++i) {
-        float *weight = env->state->weight + s->cut.chunk[i].offset;
-        source[0] = weight;
-        for (int k = 0; k < n; ++k) source[1 + k] = from[k]->chunk[i].data;
-        env->device->table->weighted_sum(env->device, s->cut.chunk[i].count, 1 + n, source, scale, weight);
-        for (int k = 0; k < n; ++k) GG_TRY(gg_release(env->transport, &from[k]->chunk[i]));
-    }
-    for (int k = 0; k < n; ++k) {
-        from[k]->active = false;
-        gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = from[k]->announced,
-                                                        .arrived = from[k]->arrived,
+        arrival *a = &s->arrival[i];
+        if (!a->active || a->next < s->cut.chunk_count) continue;
+        whole += a->mass;
+        for (int c = 0; c < s->cut.chunk_count; ++c) {
+            float *weight = env->state->weight + s->cut.chunk[c].offset;
+            env->device->table->mix(env->device, s->cut.chunk[c].count, GG_FLOAT32, (float)(a->mass / whole), weight,
+                                    widened(s, a->chunk[c].data, c), weight, weight);
+            GG_TRY(gg_release(env->transport, &a->chunk[c]));
+        }
+        a->active = s->fresh = false;
+        *moved = true;
+        gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = a->announced,
+                                                        .arrived = a->arrived,
                                                         .name = "weights",
                                                         .step = s->head.step,
                                                         .last = gg_graph_layers(env->graph) - 1,
-                                                        .peer = from[k]->peer,
-                                                        .bytes = (int64_t)(env->state->count * sizeof(float))});
+                                                        .peer = a->peer,
+                                                        .bytes = (int64_t)(env->state->count * gg_dtype_size(s->wire))});
     }
     if (s->push_sum) s->mass = whole;
-    s->fresh = false;
-    *moved = true;
 cleanup:
     return status;
 }
@@ -344,6 +365,7 @@ static gg_status begin(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
     s->chosen = false;
+    if (s->wire != GG_FLOAT32) s->fresh = false; /* to give mass changes the weights: not from the forward pass on */
     if (strategy->env.transport->size == 1 || s->listens) return GG_OK;
     s->listens = true;
     for (int peer = 0; peer < strategy->env.transport->size; ++peer) {
@@ -388,7 +410,8 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     gg_update_args args = gg_optimizer_update(env->optimizer, env->state, strategy->step, slice->offset, slice->count,
                                               env->state->gradient + slice->offset);
     if (!s->chosen) GG_TRY(choose(s));
-    if (s->writing >= 0) args.weight_copy = s->snapshot[s->writing] + slice->offset;
+    args.wire = s->wire;
+    if (s->writing >= 0) args.weight_copy = travelling(s, s->snapshot[s->writing], slice->offset);
     env->device->table->update(env->device, &args);
 cleanup:
     return status;
@@ -454,7 +477,8 @@ static void refresh(random_gossip *s) {
     const gg_state *state = s->head.env.state;
     int snapshot = s->pulls && s->push_sum && !s->fresh ? free_snapshot(s) : -1;
     if (snapshot < 0) return;
-    memcpy(s->snapshot[snapshot], state->weight, state->count * sizeof(float));
+    if (s->wire == GG_FLOAT32) memcpy(s->snapshot[snapshot], state->weight, state->count * sizeof(float));
+    else s->head.env.device->table->narrow(s->head.env.device, state->count, state->weight, s->snapshot[snapshot]);
     s->published = snapshot;
     s->fresh = true;
 }
@@ -543,6 +567,7 @@ static void destroy(gg_strategy *strategy) {
     gg_allreduce_destroy(s->shift);
     for (int i = SNAPSHOTS - 1; i >= 0; --i) gg_message_free(transport, s->snapshot[i]);
     gg_free(s->peer);
+    gg_free(s->wide);
     gg_free(s->masses);
     gg_free(s->scale);
     gg_buckets_destroy(&s->cut);
@@ -553,7 +578,7 @@ static void destroy(gg_strategy *strategy) {
 /* What only an exchange needs. */
 static gg_status create_exchange(random_gossip *s, const gg_strategy_options *options, const gg_strategy_env *env) {
     gg_status status = GG_OK;
-    size_t ranks = (size_t)env->transport->size, bytes = env->state->count * sizeof(float), chunks;
+    size_t ranks = (size_t)env->transport->size, count = env->state->count, bytes = count * gg_dtype_size(s->wire), chunks;
     GG_TRY(gg_buckets_create(env->graph, SIZE_MAX, options->chunk_bytes, &s->cut));
     chunks = (size_t)s->cut.chunk_count;
     if (s->cut.chunk_count > GG_TAG_LIMIT - TAG_CHUNK)
@@ -562,13 +587,15 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
                        s->cut.chunk_count, GG_TAG_LIMIT - TAG_CHUNK));
     GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", (void **)&s->peer));
     for (int i = 0; i < SNAPSHOTS; ++i)
-        GG_TRY(gg_message_alloc(env->transport, bytes, "snapshot of the weights", (void **)&s->snapshot[i]));
+        GG_TRY(gg_message_alloc(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes, "snapshot of the weights",
+                                &s->snapshot[i])); /* at rest the first holds the shift */
+    if (s->wire != GG_FLOAT32) GG_TRY(gg_alloc(s->cut.chunk[0].count * sizeof(float), "a chunk", (void **)&s->wide));
     for (int i = 0; i < DELIVERIES; ++i)
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&s->delivery[i].chunk));
     for (int i = 0; i < (s->pulls ? QUESTIONS : ARRIVALS); ++i) {
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&s->arrival[i].chunk));
         /* Not cleared: where messages are read in place, it never takes real memory. */
-        GG_TRY(gg_alloc(bytes, "landing arena", (void **)&s->arrival[i].landing));
+        GG_TRY(gg_alloc(bytes, "landing arena", &s->arrival[i].landing));
     }
     if (!s->push_sum) goto cleanup;
     GG_TRY(gg_calloc(ranks, sizeof *s->masses, "masses", (void **)&s->masses));
@@ -591,6 +618,7 @@ gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_s
     s->push_sum = options->push_sum;
     s->interval = options->interval;
     s->probability = options->probability;
+    s->wire = options->wire;
     s->mass = 1;
     s->writing = s->published = s->partner = -1;
     GG_TRY(gg_state_create(env, 0));

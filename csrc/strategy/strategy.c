@@ -13,6 +13,11 @@ static gg_status check_sizes(const gg_strategy_options *options) {
 static gg_status check(const gg_strategy_options *options) {
     if (options->staleness != 0 && options->staleness != 1)
         return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
+    if (options->push_sum && options->exchange == GG_EXCHANGE_GRADIENTS)
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
+    if (options->push_sum && options->mix == GG_MIX_HALVES)
+        return gg_fail(GG_ERROR_ARGUMENT, "push_sum: True with mix 'halves'; allowed is 'displacement'");
     return check_sizes(options);
 }
 
@@ -30,6 +35,7 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
     case GG_STRATEGY_GOSSIPGRAD: {
         gg_status status = check(options);
         if (status != GG_OK) return status;
+        if (options->push_sum) return gg_gossip_push_sum_create(options, env, out);
         return options->exchange == GG_EXCHANGE_GRADIENTS ? gg_gossip_gradients_create(options, env, out)
                                                           : gg_gossip_weights_create(options, env, out);
     }
@@ -42,10 +48,21 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
         if (options->period < 0)
             return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period);
         return gg_periodic_allreduce_create(options, env, out);
+    case GG_STRATEGY_ELASTIC_AVERAGING:
+    case GG_STRATEGY_PARAMETER_SERVER: {
+        gg_status status = check_sizes(options);
+        if (status != GG_OK) return status;
+        return options->kind == GG_STRATEGY_PARAMETER_SERVER ? gg_parameter_server_create(options, env, out)
+                                                             : gg_elastic_averaging_create(options, env, out);
+    }
     case GG_STRATEGY_PULL_GOSSIP:
     case GG_STRATEGY_PUSH_GOSSIP: {
         gg_status status = check_random(options);
         return status != GG_OK ? status : gg_random_gossip_create(options, env, out);
+    }
+    case GG_STRATEGY_OVERLAPPED_AVERAGING: {
+        gg_status status = check_sizes(options);
+        return status != GG_OK ? status : gg_overlapped_averaging_create(options, env, out);
     }
     case GG_STRATEGY_NO_EXCHANGE: return gg_no_exchange_create(options, env, out);
     default:
@@ -57,8 +74,14 @@ void gg_strategy_destroy(gg_strategy *strategy) {
     if (strategy != NULL) strategy->table->destroy(strategy);
 }
 
-static gg_status arena_create(const gg_strategy_env *env, bool shared, const char *what, float **out) {
-    size_t bytes = env->state->count * sizeof(float);
+int gg_strategy_workers(const gg_strategy_options *options, int size) {
+    bool serves = options->kind == GG_STRATEGY_PARAMETER_SERVER || options->kind == GG_STRATEGY_ELASTIC_AVERAGING;
+    bool apart = serves && options->dedicated && options->servers > 0 && options->servers < size;
+    return apart ? size - options->servers : size;
+}
+
+static gg_status arena_create(const gg_strategy_env *env, bool shared, size_t count, const char *what, float **out) {
+    size_t bytes = count * sizeof(float);
     return shared ? gg_message_alloc(env->transport, bytes, what, (void **)out) : gg_calloc(1, bytes, what, (void **)out);
 }
 
@@ -71,12 +94,13 @@ static void arena_destroy(const gg_strategy_env *env, bool shared, float **arena
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     gg_status status = GG_OK;
     gg_state *state = env->state;
-    GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, "weights", &state->weight));
-    if (!(shared & GG_OTHER_GRADIENT)) GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, "gradients", &state->gradient));
+    GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, state->count, "weights", &state->weight));
+    if (!(shared & GG_OTHER_GRADIENT))
+        GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, state->count, "gradients", &state->gradient));
     if (gg_optimizer_keeps_momentum(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, "momentum", &state->momentum));
+        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, state->kept, "momentum", &state->momentum));
     if (gg_optimizer_keeps_square(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, "second moment", &state->square));
+        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, state->kept, "second moment", &state->square));
 cleanup:
     return status;
 }

@@ -5,8 +5,8 @@
  *   ready(layer)  in the backward pass: its gradient is final and its weights are used no more in this step
  *   poll()        between nodes: let messages move and mix what has arrived
  *   end()         after the backward pass
- *   settle()      collective: completes and mixes all that is in flight; state->weight and state->momentum are current and
- *                 at rest. Evaluation, checkpoints and the end call it.
+ *   settle()      collective: completes and mixes all that is in flight; the state's arenas are current and at rest.
+ *                 Evaluation, checkpoints and the end call it.
  * The strategy owns the state's arenas (weight, gradient, momentum) and what is exchanged, and calls the
  * optimiser where it updates. One rank, one thread. */
 #ifndef GG_STRATEGY_STRATEGY_H
@@ -25,6 +25,9 @@ typedef enum gg_strategy_kind {
     GG_STRATEGY_PERIODIC_ALLREDUCE,
     GG_STRATEGY_PULL_GOSSIP,
     GG_STRATEGY_PUSH_GOSSIP,
+    GG_STRATEGY_OVERLAPPED_AVERAGING,
+    GG_STRATEGY_ELASTIC_AVERAGING,
+    GG_STRATEGY_PARAMETER_SERVER,
     GG_STRATEGY_COUNT
 } gg_strategy_kind;
 
@@ -45,11 +48,17 @@ typedef struct gg_strategy_options {
     size_t bucket_bytes;  /* layers are joined to buckets of at least this size */
     size_t chunk_bytes;   /* a bucket travels in pieces of at most this size */
     gg_dtype wire;        /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
+    bool overlap;         /* OverlappedAveraging: exchange while computing */
     int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
     int64_t interval;     /* steps from one exchange to the next */
     double probability;   /* with which an exchange that is due takes place */
     bool push_sum;        /* weights carry a mass, so that averaging keeps their mean */
     bool shuffle_samples; /* the ranks' shards move around a ring; the replica sees to it, whatever the strategy */
+    /* Where ranks share a centre: */
+    bool synchronous; /* elastic averaging: all ranks at once */
+    double alpha;     /* elastic averaging: the force; 0: the strategy's choice */
+    int servers;      /* ranks that the centre lies on */
+    bool dedicated;   /* they only serve */
 } gg_strategy_options;
 
 /* What a strategy works with; all of it outlives the strategy. */
@@ -76,17 +85,34 @@ typedef struct gg_strategy_table {
     void (*destroy)(gg_strategy *strategy);
 } gg_strategy_table;
 
+/* Of a strategy that keeps a model of its own, which is evaluated and saved in place of the mean of the replicas. At rest. */
+typedef struct gg_strategy_model {
+    gg_status (*read)(gg_strategy *strategy, float *out); /* collective: the same on every rank */
+    void (*write)(gg_strategy *strategy, const float *weights);
+} gg_strategy_model;
+
 struct gg_strategy {
     const gg_strategy_table *table;
+    const gg_strategy_model *model; /* NULL: none */
     gg_strategy_env env;
     int64_t step;           /* of the training step under way; set by begin's caller */
     const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
     double exposed_seconds; /* waited in need, end and settle, since creation */
     int64_t skipped;        /* exchanges left out since creation, so as not to wait for a rank that lags */
+    /* Which slices of the gradients' sum and of the optimiser's arenas each rank keeps; NULL: every rank keeps all. */
+    const struct gg_partition *partition;
 };
 
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 void gg_strategy_destroy(gg_strategy *strategy);
+/* Of `size` ranks the first ones, this many, train; the others only serve. Any options. */
+int gg_strategy_workers(const gg_strategy_options *options, int size);
+
+/* At rest: copies an arena to `whole`, `count` elements, whichever rank keeps them; nothing where the optimiser keeps none.
+ * Collective: every rank asks for the same arena; `whole` may be NULL on those that only give. */
+gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole);
+/* At rest: sets the weights or an arena of the optimiser from `count` elements, of which a rank takes what it keeps. */
+void gg_strategy_keep(gg_strategy *strategy, gg_arena which, const float *whole);
 
 #endif

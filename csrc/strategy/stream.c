@@ -61,7 +61,7 @@ static int bucket_of(const gg_stream *stream, int chunk) {
     return bucket;
 }
 
-gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from) {
+gg_status gg_stream_receive(gg_stream *stream, int bucket, int receive_from) {
     gg_status status = GG_OK;
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     gg_transport *transport = stream->owner->env.transport;
@@ -69,12 +69,20 @@ gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, 
     if (stream->owner->env.trace != NULL)
         stream->flight[bucket] =
             (gg_flight){.sent = gg_transport_now(transport), .step = stream->owner->step, .peer = receive_from};
-    /* Receives first: a message that finds its receive posted needs no copy on the way. */
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *chunk = &stream->buckets->chunk[i];
         GG_TRY(gg_receive(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size, receive_from,
                           stream->tag + i, &stream->received[i]));
     }
+cleanup:
+    return at_bucket(stream, bucket, status);
+}
+
+gg_status gg_stream_send(gg_stream *stream, int bucket, int which, int send_to) {
+    gg_status status = GG_OK;
+    const gg_bucket *b = &stream->buckets->bucket[bucket];
+    gg_transport *transport = stream->owner->env.transport;
+    size_t size = gg_dtype_size(stream->wire);
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *chunk = &stream->buckets->chunk[i];
         GG_TRY(gg_send(transport, gg_stream_snapshot(stream, which, chunk->offset), chunk->count * size, send_to, stream->tag + i,
@@ -82,6 +90,15 @@ gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, 
     }
 cleanup:
     return at_bucket(stream, bucket, status);
+}
+
+gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from) {
+    gg_status status = GG_OK;
+    /* A message that finds its receive posted needs no copy on the way. */
+    GG_TRY(gg_stream_receive(stream, bucket, receive_from));
+    GG_TRY(gg_stream_send(stream, bucket, which, send_to));
+cleanup:
+    return status;
 }
 
 gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {

@@ -29,13 +29,15 @@ typedef struct gg_stream {
     const char *name;     /* what travels, for the trace; set by the owner */
 } gg_stream;
 
-/* Allocates `arenas` (1 or 2) arenas of message memory of type `wire`, GG_FLOAT32 or GG_BFLOAT16. Collective. `streams` counts how many
- * came before it. */
+/* Allocates `arenas` (0 to 2; 0: it only receives) arenas of message memory of type `wire`, GG_FLOAT32 or GG_BFLOAT16. Collective.
+ * `streams` counts how many came before it. */
 gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_dtype wire, gg_stream *out);
 /* Collective. Gives up what is still in flight: nothing is after settling. */
 void gg_stream_destroy(gg_stream *stream);
 
-/* Starts receiving a bucket from a partner, and sending it from arena `which` to a partner. */
+/* Starts receiving a bucket from a partner; sending it from arena `which` to a partner; both. */
+gg_status gg_stream_receive(gg_stream *stream, int bucket, int receive_from);
+gg_status gg_stream_send(gg_stream *stream, int bucket, int which, int send_to);
 gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from);
 /* Waits until nothing of the bucket is being sent from arena `which`. */
 gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which);

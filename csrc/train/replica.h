@@ -46,6 +46,7 @@ typedef struct gg_progress_counts {
     int64_t bytes_sent, messages_sent;               /* of samples not counted */
     int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
     int64_t skipped;                                 /* exchanges left out, so as not to wait */
+    int64_t optimizer_bytes, optimizer_bytes_saved;  /* what the optimiser keeps, and how much more all elements would take */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {
@@ -70,16 +71,24 @@ void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
 /* Settles, as part of the epoch's time. Collective. */
 gg_status gg_replica_end_epoch(gg_replica *replica);
 
-/* One step on n samples in plain layout; loss: mean over them. `batches`: samples of every rank in this step; NULL: all n. */
+/* One step on n samples in plain layout; loss: mean over them. `batches`: samples of every rank in this step; NULL: all n. A rank that only
+ * serves leaves its samples alone, and its loss is NaN. */
 gg_status gg_replica_step(gg_replica *replica, const float *samples, const void *targets, int64_t n, const int64_t *batches,
                           double *loss);
 
 gg_status gg_replica_settle(gg_replica *replica); /* collective */
+/* Settles, and copies an arena of all elements; `whole` may be NULL. Collective: all ranks ask for the same. */
+gg_status gg_replica_gather(gg_replica *replica, gg_arena which, float *whole);
+/* Settled: sets the weights, or what this rank keeps of an arena of the optimiser. */
+void gg_replica_keep(gg_replica *replica, gg_arena which, const float *whole);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
-/* The mean of the replicas' weights; valid until the next call. Settles. Collective. */
+/* The strategy's own model, where it keeps one, or else the mean of the replicas' weights; valid until the next call. Settles.
+ * Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
-/* Mean over ranks of |w_r - w_mean| / |w_mean|; NaN if any weight is NaN or infinite. Settles. Collective. */
+/* The strategy's own model, where it keeps one, becomes this. At rest; all ranks give the same, but need not call together. */
+void gg_replica_set_consensus(gg_replica *replica, const float *weights);
+/* Mean over the ranks that train of |w_r - w_mean| / |w_mean|; NaN if any weight is NaN or infinite. Settles. Collective. */
 gg_status gg_replica_distance(gg_replica *replica, double *distance);
 
 /* Loss and hits of `weights` on samples [begin, end) of a set. Not collective. */
@@ -98,6 +107,10 @@ int64_t gg_replica_sample_id(const gg_replica *replica, int64_t slot);
 gg_state *gg_replica_state(gg_replica *replica);
 gg_transport *gg_replica_transport(const gg_replica *replica);
 const gg_trace *gg_replica_trace(const gg_replica *replica); /* NULL: off */
+/* Seconds to add to the times of the trace, so that all ranks' are on rank 0's clock. */
+double gg_replica_clock_offset(const gg_replica *replica);
+/* Adds "step 12, WHAT: " to the message of a failure, and returns it. */
+gg_status gg_replica_at(const gg_replica *replica, const char *what, gg_status status);
 const char *gg_replica_backend_name(const gg_replica *replica);
 gg_isa gg_replica_isa(const gg_replica *replica);
 /* The plan of the last training step; NULL before the first. */

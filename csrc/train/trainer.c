@@ -21,6 +21,7 @@ typedef struct call {
     const gg_dataset *set;
     int64_t number, batch;
     bool flag;
+    gg_arena arena;
     const float *const *samples;
     const void *const *targets;
     const int64_t *n;
@@ -153,6 +154,8 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.bytes_sent += c->bytes_sent;
         out->sum.messages_sent += c->messages_sent;
         out->sum.skipped += c->skipped;
+        out->sum.optimizer_bytes += c->optimizer_bytes;
+        out->sum.optimizer_bytes_saved += c->optimizer_bytes_saved;
         out->sum.sample_bytes_sent += c->sample_bytes_sent;
         out->sum.sample_messages_sent += c->sample_messages_sent;
 #define SECONDS(field)                                                                                                           \
@@ -178,7 +181,7 @@ static gg_status end_epoch(void *context, int local) {
     gg_epoch_summary summary = {0};
     GG_TRY(gg_replica_end_epoch(replica));
     gg_replica_counts(replica, &own);
-    GG_TRY(gather_counts(gg_replica_transport(replica), &own, &summary));
+    GG_TRY(gg_replica_at(replica, "counts of the epoch", gather_counts(gg_replica_transport(replica), &own, &summary)));
     GG_TRY(gg_replica_distance(replica, &summary.consensus_distance));
     if (local == 0) *c->summary = summary;
 cleanup:
@@ -198,7 +201,7 @@ static gg_status step(void *context, int local) {
     gg_transport *transport = gg_replica_transport(replica);
     int64_t *batches = NULL;
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", (void **)&batches));
-    GG_TRY(gg_allgather(transport, &c->n[local], sizeof *batches, batches));
+    GG_TRY(gg_replica_at(replica, "batch of each rank", gg_allgather(transport, &c->n[local], sizeof *batches, batches)));
     GG_TRY(gg_replica_step(replica, c->samples[local], c->targets[local], c->n[local], batches, &c->doubles[local]));
 cleanup:
     gg_free(batches);
@@ -235,6 +238,15 @@ gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targ
 static gg_status settle(void *context, int local) { return gg_replica_settle(((call *)context)->trainer->replica[local]); }
 
 gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, settle, &(call){.trainer = t}); }
+
+static gg_status gather(void *context, int local) {
+    const call *c = context;
+    return gg_replica_gather(c->trainer->replica[local], c->arena, local == c->number ? c->floats : NULL);
+}
+
+gg_status gg_trainer_gather(gg_trainer *t, gg_arena which, int local, float *whole) {
+    return gg_team_run(t->team, gather, &(call){.trainer = t, .arena = which, .number = local, .floats = whole});
+}
 
 static gg_status audit(void *context, int local) {
     gg_status status = GG_OK;
@@ -292,7 +304,7 @@ static gg_status evaluate(void *context, int local) {
     else gg_shard(c->set->count, transport->rank, transport->size, &first, &end);
     GG_TRY(gg_replica_evaluate(replica, weights, c->set, first, end, c->batch, &own));
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", (void **)&all));
-    GG_TRY(gg_allgather(transport, &own, sizeof own, all));
+    GG_TRY(gg_replica_at(replica, "results of all ranks", gg_allgather(transport, &own, sizeof own, all)));
     if (local != 0) goto cleanup;
     if (c->flag) {
         memcpy(c->evaluations, all, (size_t)transport->size * sizeof *all);

@@ -40,6 +40,8 @@ gg_status gg_trainer_step(gg_trainer *trainer, const float *const *samples, cons
 gg_status gg_trainer_bench(gg_trainer *trainer, const float *samples, const void *targets, int64_t n, int steps, double *seconds);
 
 gg_status gg_trainer_settle(gg_trainer *trainer);
+/* Settles, and copies an arena of a local rank, all elements of it. */
+gg_status gg_trainer_gather(gg_trainer *trainer, gg_arena which, int local, float *whole);
 gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
 gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
 /* Copies the consensus weights into an arena of the caller. */

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from gossipgrad.data import cifar10, embedded, idx, mnist
 from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
 from gossipgrad.errors import DataError, choice
 
-__all__ = ["NAMES", "DataError", "Dataset", "as_dataset", "idx", "load", "synthetic"]
+if TYPE_CHECKING:
+    from gossipgrad.layers import Model
+
+__all__ = ["NAMES", "DataError", "Dataset", "as_dataset", "for_network", "idx", "load", "synthetic"]
 
 NAMES = ("mnist-10k", "mnist", "cifar10")
 
@@ -29,3 +33,13 @@ def load(
     if name == "cifar10":
         return cifar10.load(folder, progress)
     return mnist.load(folder, download)
+
+
+def for_network(
+    net: Model, name: str, folder: str | os.PathLike[str] | None = None, seed: int = 0, *, progress: bool = True
+) -> tuple[Dataset, Dataset]:
+    """load(name, folder), or for "synthetic" a set of the network's shapes, drawn from the seed."""
+    if name == "synthetic":
+        classes = net.output_shape[0] if len(net.output_shape) == 1 else 1
+        return synthetic(net.input_shape, classes, seed=seed)
+    return load(name, folder, progress=progress)

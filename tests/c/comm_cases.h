@@ -56,6 +56,40 @@ static float case_value(int rank, size_t i) {
     return (float)(int32_t)x * 0x1p-31f;
 }
 
+/* A buffer that is written while it is sent, or a message before it is released, is told of. */
+static gg_status case_watched(gg_transport *t) {
+    enum { BYTES = 5003 };
+    unsigned char landing[BYTES] = {0};
+    void *block = NULL; /* a peer may read it here: what each of them sees of a write then depends on when it looks */
+    bool before = t->check_buffers;
+    MUST(gg_message_alloc(t, BYTES, "watched", &block));
+    t->check_buffers = true;
+    for (int late = 0; t->size > 1 && t->rank < 2 && late < 3; ++late) {
+        gg_request request = {0};
+        if (t->rank == 0) {
+            MUST(gg_send(t, block, BYTES, 1, 70, &request));
+            if (late == 1) ((unsigned char *)block)[BYTES - 1]++;
+            gg_status status = gg_wait(t, &request);
+            if (late == 0) CHECK(status == GG_OK);
+            if (late == 1) CHECK(status == GG_ERROR_STATE);
+            if (late == 1) CHECK(strstr(gg_error_message(), "5003 bytes sent to rank 1 with tag 70") != NULL);
+            if (late == 2) CHECK(status == GG_OK || status == GG_ERROR_STATE);
+            CHECK(request.state == GG_REQUEST_IDLE);
+        } else if (t->rank == 1) {
+            MUST(gg_receive(t, landing, BYTES, 0, 70, &request));
+            MUST(gg_wait(t, &request));
+            if (late == 2) ((unsigned char *)(uintptr_t)request.data)[7]++;
+            gg_status status = gg_release(t, &request);
+            if (late != 1) CHECK(status == (late == 2 ? GG_ERROR_STATE : GG_OK));
+            if (late == 2) CHECK(strstr(gg_error_message(), "5003 bytes received from rank 0 with tag 70") != NULL);
+            CHECK(request.state == GG_REQUEST_IDLE);
+        }
+    }
+    t->check_buffers = before;
+    gg_message_free(t, block);
+    return GG_OK;
+}
+
 static const size_t case_sizes[] = {1, 31, 32, 33, 4095, 4096, 4097, 65536 + 5, 1 << 20, 8 << 20};
 #define CASE_LARGEST ((size_t)8 << 20)
 
@@ -352,6 +386,7 @@ static gg_status case_all(gg_transport *t, uint64_t *hash, int64_t *direct) {
     GG_TRY(case_arguments(t));
     GG_TRY(case_ring(t, direct));
     GG_TRY(case_many(t));
+    GG_TRY(case_watched(t));
     GG_TRY(case_service(t));
     GG_TRY(case_any(t));
     GG_TRY(case_collectives(t, hash));

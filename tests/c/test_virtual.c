@@ -656,6 +656,43 @@ static void test_options(void) {
     CHECK(gg_virtual_create(&bad, &cluster) == GG_ERROR_ARGUMENT);
 }
 
+/* ---- clocks that differ ---- */
+
+static double (*true_now)(gg_transport *transport);
+static double now_apart(gg_transport *transport) { return true_now(transport) - 100.0 * transport->rank; }
+
+/* number 0: all on one time; 1: each rank's clock is 100 s behind that of the rank before it. */
+static gg_status run_clocks(void *context, int rank) {
+    setup *s = context;
+    gg_transport *t = at(s, rank);
+    const gg_transport_table *real = t->table;
+    gg_transport_table other = *real;
+    true_now = real->now;
+    other.one_clock = false;
+    if (s->number) other.now = now_apart;
+    t->table = &other;
+    gg_status status = gg_clock_offset(t, &s->seen[rank]);
+    t->table = real;
+    return status;
+}
+
+static void test_clocks(void) {
+    for (int number = 0; number < 2; ++number) {
+        setup s = {.cluster = make(4, 1e-3, 0), .number = number};
+        CHECK_OK(gg_virtual_run(s.cluster, run_clocks, &s));
+        for (int r = 0; r < 4; ++r) {
+            if (number == 0) CHECK(s.seen[r] == 0);
+            else CHECK(fabs(s.seen[r] - 100.0 * r) < 1.1e-3);
+        }
+        double offset = 1;
+        gg_virtual_destroy(s.cluster);
+        s.cluster = make(1, 0, 0);
+        CHECK_OK(gg_clock_offset(at(&s, 0), &offset)); /* one clock: no message, so no run is needed */
+        CHECK(offset == 0);
+        gg_virtual_destroy(s.cluster);
+    }
+}
+
 /* ---- many ranks ---- */
 
 static gg_status run_barriers(void *context, int rank) {
@@ -698,6 +735,7 @@ int main(int argc, char **argv) {
     test_size_mismatch();
     test_cancel();
     test_kept();
+    test_clocks();
     test_all();
     test_warm();
     CHECK(gg_memory_live_bytes() == 0);

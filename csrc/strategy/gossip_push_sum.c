@@ -1,0 +1,346 @@
+/* GossipGraD by push-sum: the replicas' mean is kept although a rank may receive more, or less, than it sends. Our own design.
+ *
+ * Every rank has a scalar, 1 at first. A rank that sends gives half of its scalar away with its weights, and a rank's new weights are the
+ * mean of its own and of those that came, each counted with the scalar that belongs to it:
+ *
+ *     s' = own share + sum of s_j/2,   w' = (own share * w + sum of s_j/2 * w_j) / s'       own share: s/2, or s if it rests
+ *
+ * That is push-sum (x = s w and s travel, halved; w = x/s is used) with the division done before sending: what travels are weights, and no
+ * rounding is multiplied where s is small. The sum of the scalars is p, the sum of s w is kept by every mix, and without training all w
+ * become the mean of the first ones. An update of a rank counts with the rank's scalar at that time. Momentum is treated alike. The
+ * scalars follow from the schedule, which every rank knows: they are computed, not sent, and a resumed run finds them again.
+ *
+ * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of share_j * (w_j - sent).
+ * As without push-sum, staleness 0 mixes at the latest before the forward pass needs the layer, staleness 1 adds the same after the next
+ * update. With a bfloat16 wire a rank gives s/2 times its rounded weights away and keeps the rest, so that the sum of s w is still kept:
+ *     s' w' = s w - s/2 round(w) + sum of s_j/2 round(w_j),   that is   w + sum of share_j * (round(w_j) - round(w)) + gain * (round(w) - w)
+ * with gain = (s' - s)/s'. The last term, of the size of a rounding, is added before the update, while w is what was sent. */
+#include <stdint.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "strategy/gossip.h"
+#include "strategy/tables.h"
+
+enum { WEIGHT = 0, MOMENTUM, KINDS };
+
+/* The messages of one step to this rank. */
+typedef struct arrivals {
+    int count;
+    int *sender;  /* in ascending order */
+    float *share; /* of each sender in the mix */
+    float gain;   /* the part of this rank's scalar that is new */
+    int turn;     /* the snapshot arena that was sent in that step */
+} arrivals;
+
+typedef struct gossip_push_sum {
+    gg_gossip gossip;
+    int kinds;                     /* of arenas that are exchanged: weights, or momentum as well */
+    int most;                      /* messages to this rank in a step, at most; at least 1 */
+    gg_stream *stream[KINDS];      /* `most` of each kind: number i receives from sender i; number 0 also sends */
+    arrivals arrivals[2];          /* of this step at `turn`, of the one before at 1 - turn */
+    const arrivals **pending;      /* a bucket: what is posted and not mixed yet; NULL: nothing */
+    int *next;                     /* a bucket: the first chunk that is still to be mixed (staleness 0) */
+    int turn;                      /* the snapshot arena that this step writes */
+    float *rounded[KINDS];         /* what a bfloat16 snapshot says, of the elements that are worked on; NULL: float32 is sent */
+    double *scalar, *scalar_after; /* of all ranks, before step scalar_step and after it */
+    int64_t scalar_step;
+} gossip_push_sum;
+
+static bool stale(const gossip_push_sum *g) { return g->gossip.options.staleness == 1; }
+
+static float *arena(const gossip_push_sum *g, int kind) {
+    const gg_state *state = g->gossip.head.env.state;
+    return kind == WEIGHT ? state->weight : state->momentum;
+}
+
+/* ---- the schedule ---- */
+
+static void turn_scalars_to(gossip_push_sum *g, int64_t step) {
+    if (step < g->scalar_step) {
+        for (int r = 0; r < g->gossip.schedule.size; ++r) g->scalar[r] = 1;
+        g->scalar_step = 0;
+        gg_schedule_push(&g->gossip.schedule, 0, g->scalar, g->scalar_after);
+    }
+    while (g->scalar_step < step) {
+        double *before = g->scalar;
+        g->scalar = g->scalar_after;
+        g->scalar_after = before;
+        gg_schedule_push(&g->gossip.schedule, ++g->scalar_step, g->scalar, g->scalar_after);
+    }
+}
+
+static gg_status begin(gg_strategy *strategy) {
+    gossip_push_sum *g = (gossip_push_sum *)strategy;
+    gg_schedule *schedule = &g->gossip.schedule;
+    arrivals *in = &g->arrivals[g->turn];
+    int rank = strategy->env.transport->rank;
+    gg_gossip_begin(&g->gossip);
+    turn_scalars_to(g, strategy->step);
+    in->turn = g->turn;
+    in->count = 0;
+    for (int from = -1; (from = gg_schedule_next_sender(schedule, strategy->step, rank, from)) >= 0; ++in->count) {
+        in->sender[in->count] = from;
+        in->share[in->count] = (float)(g->scalar[from] / 2 / g->scalar_after[rank]);
+    }
+    in->gain = (float)(1 - g->scalar[rank] / g->scalar_after[rank]);
+    return GG_OK;
+}
+
+/* ---- mixing ---- */
+
+/* Before a mix, while the arena is what was sent: the rounding that a bfloat16 wire left behind. */
+static void keep_rounding(gossip_push_sum *g, const arrivals *in, const gg_chunk *piece) {
+    gg_device *device = g->gossip.head.env.device;
+    for (int kind = 0; kind < g->kinds && g->gossip.options.wire == GG_BFLOAT16; ++kind) {
+        float *own = arena(g, kind) + piece->offset, *rounded = g->rounded[kind] + piece->offset;
+        device->table->widen(device, piece->count, gg_stream_snapshot(g->stream[kind], in->turn, piece->offset), rounded);
+        device->table->weighted_sum(device, piece->count, 2, (const float *[]){own, rounded},
+                                    (const float[]){1 - in->gain, in->gain}, own);
+    }
+}
+
+/* Mixes what has come for a piece of a chunk into the arena. */
+static void mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, const gg_chunk *piece) {
+    gg_device *device = g->gossip.head.env.device;
+    const gg_dtype wire = g->gossip.options.wire;
+    float *own = arena(g, kind) + piece->offset;
+    const float *sent =
+        wire == GG_BFLOAT16 ? g->rounded[kind] + piece->offset : gg_stream_snapshot(g->stream[kind], in->turn, piece->offset);
+    for (int i = 0; i < in->count; ++i)
+        device->table->mix(device, piece->count, wire, in->share[i], own,
+                           gg_stream_received(&g->stream[kind][i], chunk, piece->offset), sent, own);
+}
+
+static gg_status release(gossip_push_sum *g, const arrivals *in, int chunk) {
+    gg_status status = GG_OK;
+    for (int kind = 0; kind < g->kinds; ++kind)
+        for (int i = 0; i < in->count; ++i) GG_TRY(gg_stream_release(&g->stream[kind][i], chunk));
+cleanup:
+    return status;
+}
+
+/* Mixes the next chunk of a bucket, all of which has arrived; the arena is what was sent. */
+static gg_status mix_next(gossip_push_sum *g, int bucket) {
+    const arrivals *in = g->pending[bucket];
+    int chunk = g->next[bucket]++;
+    keep_rounding(g, in, &g->gossip.buckets.chunk[chunk]);
+    for (int kind = 0; kind < g->kinds; ++kind) mix(g, in, kind, chunk, &g->gossip.buckets.chunk[chunk]);
+    if (g->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->pending[bucket] = NULL;
+    return release(g, in, chunk);
+}
+
+static gg_status wait_received(gossip_push_sum *g, int bucket) {
+    gg_status status = GG_OK;
+    for (int kind = 0; kind < g->kinds; ++kind)
+        for (int i = 0; i < g->pending[bucket]->count; ++i) GG_TRY(gg_stream_wait_received(&g->stream[kind][i], bucket));
+cleanup:
+    return status;
+}
+
+static gg_status complete(gossip_push_sum *g, int bucket) {
+    gg_status status = GG_OK;
+    if (g->pending[bucket] == NULL) return GG_OK;
+    GG_TRY(wait_received(g, bucket));
+    while (g->pending[bucket] != NULL) GG_TRY(mix_next(g, bucket));
+cleanup:
+    return status;
+}
+
+static gg_status need(gg_strategy *strategy, int layer) {
+    gossip_push_sum *g = (gossip_push_sum *)strategy;
+    return stale(g) ? GG_OK : complete(g, g->gossip.buckets.bucket_of_layer[layer]);
+}
+
+/* Whether all of a bucket's next chunk has arrived. */
+static gg_status arrived(gossip_push_sum *g, int bucket, bool *all) {
+    gg_status status = GG_OK;
+    int chunk = g->next[bucket];
+    *all = true;
+    for (int kind = 0; kind < g->kinds; ++kind)
+        for (int i = 0; *all && i < g->pending[bucket]->count; ++i) GG_TRY(gg_stream_test(&g->stream[kind][i], chunk, all));
+cleanup:
+    return status;
+}
+
+static gg_status poll(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    gossip_push_sum *g = (gossip_push_sum *)strategy;
+    GG_TRY(gg_progress(strategy->env.transport));
+    for (int bucket = 0; !stale(g) && bucket < g->gossip.buckets.count; ++bucket)
+        while (g->pending[bucket] != NULL) {
+            bool all = false;
+            GG_TRY(arrived(g, bucket, &all));
+            if (!all) break;
+            GG_TRY(mix_next(g, bucket));
+        }
+cleanup:
+    return status;
+}
+
+/* ---- update and send ---- */
+
+/* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any more, and what is
+ * mixed in after the update must have arrived. */
+static gg_status prepare(gossip_push_sum *g, int bucket) {
+    gg_status status = GG_OK;
+    for (int kind = 0; kind < g->kinds; ++kind) GG_TRY(gg_stream_wait_sent(g->stream[kind], bucket, g->turn));
+    if (g->pending[bucket] != NULL) GG_TRY(wait_received(g, bucket));
+cleanup:
+    return status;
+}
+
+/* Updates a piece of a layer that lies within one chunk, and takes its snapshot. */
+static void update(gossip_push_sum *g, int bucket, int chunk, const gg_chunk *piece) {
+    gg_strategy *strategy = &g->gossip.head;
+    gg_device *device = strategy->env.device;
+    const arrivals *in = g->pending[bucket];
+    if (in != NULL) keep_rounding(g, in, piece);
+    gg_strategy_update(strategy, piece->offset, piece->count, strategy->env.state->gradient + piece->offset);
+    for (int kind = 0; kind < g->kinds; ++kind) {
+        float *own = arena(g, kind) + piece->offset;
+        void *snapshot = gg_stream_snapshot(g->stream[kind], g->turn, piece->offset);
+        if (in != NULL) mix(g, in, kind, chunk, piece);
+        if (g->gossip.options.wire == GG_BFLOAT16) device->table->narrow(device, piece->count, own, snapshot);
+        else memcpy(snapshot, own, piece->count * sizeof(float));
+    }
+}
+
+/* After the last update of a bucket in a step: what was mixed in is let go, and the new snapshot is sent. */
+static gg_status finish(gossip_push_sum *g, int bucket) {
+    gg_status status = GG_OK;
+    const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
+    const arrivals *in = &g->arrivals[g->turn];
+    for (int i = b->first_chunk; g->pending[bucket] != NULL && i < b->end_chunk; ++i) GG_TRY(release(g, g->pending[bucket], i));
+    g->pending[bucket] = in->count > 0 || g->gossip.send_to >= 0 ? in : NULL; /* who only sends still has what rounding left */
+    g->next[bucket] = b->first_chunk;
+    for (int kind = 0; kind < g->kinds; ++kind) {
+        for (int i = 0; i < in->count; ++i) GG_TRY(gg_stream_receive(&g->stream[kind][i], bucket, in->sender[i]));
+        if (g->gossip.send_to >= 0) GG_TRY(gg_stream_send(g->stream[kind], bucket, g->turn, g->gossip.send_to));
+    }
+cleanup:
+    return status;
+}
+
+static gg_status ready(gg_strategy *strategy, int layer) {
+    gg_status status = GG_OK;
+    gossip_push_sum *g = (gossip_push_sum *)strategy;
+    int bucket = g->gossip.buckets.bucket_of_layer[layer];
+    const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
+    if (g->gossip.waiting[bucket] == b->last_layer - b->first_layer + 1) GG_TRY(prepare(g, bucket));
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
+        gg_chunk piece;
+        if (gg_gossip_piece(&g->gossip, i, gg_graph_layer(strategy->env.graph, layer), &piece)) update(g, bucket, i, &piece);
+    }
+    if (--g->gossip.waiting[bucket] == 0) GG_TRY(finish(g, bucket));
+cleanup:
+    return status;
+}
+
+static gg_status end(gg_strategy *strategy) {
+    gossip_push_sum *g = (gossip_push_sum *)strategy;
+    g->turn = 1 - g->turn;
+    return GG_OK;
+}
+
+/* What was sent is still in the arena: no update has come between. */
+static gg_status settle(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    gossip_push_sum *g = (gossip_push_sum *)strategy;
+    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) GG_TRY(complete(g, bucket));
+    for (int kind = 0; kind < g->kinds; ++kind) GG_TRY(gg_stream_wait_all_sent(g->stream[kind]));
+cleanup:
+    return status;
+}
+
+/* ---- life ---- */
+
+static void destroy(gg_strategy *strategy) {
+    gossip_push_sum *g = (gossip_push_sum *)strategy;
+    for (int kind = KINDS - 1; kind >= 0; --kind) {
+        for (int i = g->most - 1; g->stream[kind] != NULL && i >= 0; --i) gg_stream_destroy(&g->stream[kind][i]);
+        gg_free(g->stream[kind]);
+    }
+    for (int i = 0; i < 2; ++i) {
+        gg_free(g->arrivals[i].sender);
+        gg_free(g->arrivals[i].share);
+    }
+    gg_free(g->pending);
+    for (int kind = 0; kind < KINDS; ++kind) gg_free(g->rounded[kind]);
+    gg_free(g->next);
+    gg_free(g->scalar);
+    gg_free(g->scalar_after);
+    gg_state_destroy(&strategy->env, 0);
+    gg_gossip_deinit(&g->gossip);
+    gg_free(g);
+}
+
+static const gg_strategy_table table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
+
+/* News that does not reach everybody cannot make a common mean, and the scalar of a rank that never receives goes to 0. */
+static gg_status check_reach(gg_schedule *schedule) {
+    gg_status status = GG_OK;
+    int64_t steps;
+    if (schedule->options.topology != GG_TOPOLOGY_TABLE) return GG_OK;
+    GG_TRY(gg_schedule_diffusion(schedule, &steps));
+    if (steps < 0)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
+                       "topology: by this table some ranks never hear of others, whatever the number of steps; "
+                       "push_sum=True needs that all hear of all"));
+cleanup:
+    return status;
+}
+
+static int most_arrivals(gg_schedule *schedule, int rank) {
+    int most = 1;
+    for (int64_t step = 0; schedule->options.topology == GG_TOPOLOGY_TABLE && step < schedule->stages; ++step) {
+        int count = 0;
+        for (int from = -1; (from = gg_schedule_next_sender(schedule, step, rank, from)) >= 0;) ++count;
+        if (count > most) most = count;
+    }
+    return most;
+}
+
+static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_calloc((size_t)g->most, sizeof(gg_stream), "streams", (void **)&g->stream[kind]));
+    if (g->gossip.options.wire == GG_BFLOAT16)
+        GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", (void **)&g->rounded[kind]));
+    for (int i = 0; i < g->most; ++i) {
+        /* Messages of one kind have the same tags, whoever sends them. */
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0 ? 2 : 0, g->gossip.options.wire,
+                                &g->stream[kind][i]));
+        g->stream[kind][i].name = name;
+    }
+    g->kinds = kind + 1;
+cleanup:
+    return status;
+}
+
+gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    gossip_push_sum *g = NULL;
+    size_t ranks = (size_t)env->transport->size;
+    GG_TRY(gg_calloc(1, sizeof *g, "strategy", (void **)&g));
+    g->gossip.head.table = &table;
+    GG_TRY(gg_gossip_init(&g->gossip, options, env));
+    GG_TRY(check_reach(&g->gossip.schedule));
+    g->most = most_arrivals(&g->gossip.schedule, env->transport->rank);
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof *g->pending, "what is pending", (void **)&g->pending));
+    for (int i = 0; i < 2; ++i) {
+        GG_TRY(gg_calloc((size_t)g->most, sizeof(int), "senders", (void **)&g->arrivals[i].sender));
+        GG_TRY(gg_calloc((size_t)g->most, sizeof(float), "shares", (void **)&g->arrivals[i].share));
+    }
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "next chunks", (void **)&g->next));
+    GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar));
+    GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar_after));
+    g->scalar_step = INT64_MAX; /* the first step sets them */
+    GG_TRY(gg_state_create(env, 0));
+    if (ranks > 1) GG_TRY(create_streams(g, WEIGHT, "weights"));
+    if (ranks > 1 && env->state->momentum != NULL && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)
+        GG_TRY(create_streams(g, MOMENTUM, "momentum"));
+cleanup:
+    if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;
+    *out = g ? &g->gossip.head : NULL;
+    return status;
+}

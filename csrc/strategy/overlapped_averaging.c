@@ -1,0 +1,367 @@
+/* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights and keeps the optimiser's state of
+ * those alone (Lee, Agrawal, Balaprakash, Choudhary, Liao 2018).
+ *
+ *   backward      when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i
+ *   owner         when all ranks' parts of its slice are there: adds them in the order of ranks, updates the slice, sends it to all
+ *   next forward  waits for the weights of a bucket when it needs one of its layers
+ *
+ * Sums and updates are those of AllReduce, element by element, so the bits are the same, with and without overlap. What is ours and
+ * not the paper's: chunks, small layers joined to buckets, slices of uneven size for any number of ranks.
+ *
+ * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has all its
+ * weights may be written by the next backward pass. They read updated weights from a snapshot which the update writes beside the
+ * weights and which is not written again before all have read it. Weights are private: they arrive by copy, from `ready` on, when
+ * the step uses them no more. */
+#include <string.h>
+
+#include "base/memory.h"
+#include "strategy/partition.h"
+#include "strategy/stream.h"
+#include "strategy/tables.h"
+
+/* How far a chunk is: its gradients are under way, its own slice is updated but not sent yet, its weights are under way. */
+typedef enum stage { AT_REST = 0, REDUCING, UPDATED, GATHERING } stage;
+
+/* Its requests, of each kind one a peer. */
+enum { GRADIENT_IN, GRADIENT_OUT, WEIGHT_IN, WEIGHT_OUT, KINDS };
+
+typedef struct chunk_state {
+    int bucket;
+    stage stage;
+    int next; /* the peer whose message the stage waits for, counted from this rank; the number of ranks: none */
+} chunk_state;
+
+typedef struct bucket_state {
+    int waiting;    /* layers whose gradient is not final yet in this step */
+    int64_t polls;  /* how many there had been when its gradients were sent */
+    int64_t step;   /* of the exchange under way; with the times, for the trace */
+    double sent;    /* the gradients, or then the weights */
+    double arrived; /* the last of them so far */
+} bucket_state;
+
+typedef struct overlapped_averaging {
+    gg_strategy head;
+    gg_buckets buckets;
+    gg_partition partition;
+    bool overlap;
+    float *snapshot;      /* message memory: the own slices after the update; NULL: one rank */
+    float *landing;       /* for parts that cannot be read in place: of each chunk's own slice, one part a rank */
+    const float **source; /* one a rank */
+    gg_request *request;  /* [chunk][kind][rank] */
+    int64_t polls;
+    chunk_state *chunk;
+    bucket_state *bucket;
+} overlapped_averaging;
+
+static gg_request *request_of(const overlapped_averaging *s, int chunk, int kind, int rank) {
+    int ranks = s->head.env.transport->size;
+    return &s->request[((size_t)chunk * KINDS + (size_t)kind) * (size_t)ranks + (size_t)rank];
+}
+
+static gg_status at_chunk(const overlapped_averaging *s, int chunk, gg_status status) {
+    const gg_bucket *b = &s->buckets.bucket[s->chunk[chunk].bucket];
+    return gg_strategy_at(&s->head, b->first_layer, b->last_layer, status);
+}
+
+/* Sends the parts of a chunk's gradient to those who add them. Peers are visited from the next rank on, so that not all send to one;
+ * receives come first: a message that finds its receive posted needs no copy on the way. */
+static gg_status start_chunk(overlapped_averaging *s, int chunk) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    const gg_state *state = s->head.env.state;
+    int p = transport->size, rank = transport->rank, tag = GG_TAG_USER + chunk;
+    const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
+    float *landing = s->landing + own->kept * (size_t)p;
+    for (int i = 1; i < p; ++i) {
+        int from = (rank - i + p) % p;
+        const gg_part *theirs = gg_partition_part(&s->partition, from, chunk);
+        if (own->count > 0)
+            GG_TRY(gg_receive(transport, landing + own->count * (size_t)from, own->count * sizeof(float), from, tag,
+                              request_of(s, chunk, GRADIENT_IN, from)));
+        if (theirs->count > 0)
+            GG_TRY(gg_receive(transport, state->weight + theirs->offset, theirs->count * sizeof(float), from, tag,
+                              request_of(s, chunk, WEIGHT_IN, from)));
+    }
+    for (int i = 1; i < p; ++i) {
+        int to = (rank + i) % p;
+        const gg_part *theirs = gg_partition_part(&s->partition, to, chunk);
+        if (theirs->count > 0)
+            GG_TRY(gg_send(transport, state->gradient + theirs->offset, theirs->count * sizeof(float), to, tag,
+                           request_of(s, chunk, GRADIENT_OUT, to)));
+    }
+    s->chunk[chunk].stage = REDUCING;
+    s->chunk[chunk].next = 1;
+cleanup:
+    return at_chunk(s, chunk, status);
+}
+
+static gg_status start(overlapped_averaging *s, int bucket) {
+    gg_status status = GG_OK;
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    s->bucket[bucket] = (bucket_state){.polls = s->polls, .step = s->head.step, .sent = gg_transport_now(s->head.env.transport)};
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(start_chunk(s, i));
+cleanup:
+    return status;
+}
+
+/* The optimiser's step on an own slice, which it also writes to the snapshot. The optimiser's arenas hold own slices alone: the slice
+ * is a state of its own. */
+static void update(overlapped_averaging *s, const gg_part *own) {
+    const gg_strategy_env *env = &s->head.env;
+    const gg_state *state = env->state;
+    const gg_state slice = {.weight = state->weight + own->offset,
+                            .momentum = state->momentum != NULL ? state->momentum + own->kept : NULL,
+                            .square = state->square != NULL ? state->square + own->kept : NULL};
+    gg_update_args args = gg_optimizer_update(env->optimizer, &slice, s->head.step, 0, own->count, state->gradient + own->offset);
+    if (s->snapshot != NULL) args.weight_copy = s->snapshot + own->kept;
+    env->device->table->update(env->device, &args);
+}
+
+/* All parts of a chunk's own slice are there: adds them and updates the slice. */
+static gg_status add_and_update(overlapped_averaging *s, int chunk) {
+    gg_status status = GG_OK;
+    const gg_strategy_env *env = &s->head.env;
+    int p = env->transport->size, rank = env->transport->rank;
+    const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
+    float *sum = env->state->gradient + own->offset;
+    if (own->count == 0) return GG_OK;
+    for (int r = 0; r < p; ++r) s->source[r] = r == rank ? sum : request_of(s, chunk, GRADIENT_IN, r)->data;
+    if (p > 1 || s->head.share[0] != 1.0f)
+        env->device->table->weighted_sum(env->device, own->count, p, s->source, s->head.share, sum);
+    for (int r = 0; r < p; ++r) {
+        GG_TRY(gg_release(env->transport, request_of(s, chunk, GRADIENT_IN, r)));
+        GG_TRY(gg_strategy_wait(&s->head, request_of(s, chunk, WEIGHT_OUT, r))); /* of the last step */
+    }
+    update(s, own);
+cleanup:
+    return status;
+}
+
+/* A peer's slice of the weights has arrived: it may have landed at its place. The peer has read this rank's gradient before. */
+static gg_status take_weights(overlapped_averaging *s, int chunk, int from) {
+    gg_status status = GG_OK;
+    gg_request *request = request_of(s, chunk, WEIGHT_IN, from);
+    float *target = s->head.env.state->weight + gg_partition_part(&s->partition, from, chunk)->offset;
+    if (request->state == GG_REQUEST_IDLE) return GG_OK;
+    if (request->data != target) memcpy(target, request->data, request->bytes);
+    GG_TRY(gg_release(s->head.env.transport, request));
+    GG_TRY(gg_strategy_wait(&s->head, request_of(s, chunk, GRADIENT_OUT, from)));
+cleanup:
+    return status;
+}
+
+/* For the trace, where the last chunk stands for its bucket: its gradients or weights are through. */
+static void show(overlapped_averaging *s, int chunk, const char *name) {
+    const gg_bucket *b = &s->buckets.bucket[s->chunk[chunk].bucket];
+    bucket_state *state = &s->bucket[s->chunk[chunk].bucket];
+    const gg_chunk *first = &s->buckets.chunk[b->first_chunk], *last = &s->buckets.chunk[b->end_chunk - 1];
+    if (s->head.env.trace == NULL || chunk < b->end_chunk - 1) return;
+    gg_strategy_exchanged(&s->head,
+                          (gg_trace_span){.begin = state->sent,
+                                          .arrived = state->arrived,
+                                          .name = name,
+                                          .step = state->step,
+                                          .index = b->first_layer,
+                                          .last = b->last_layer,
+                                          .peer = -1,
+                                          .bytes = (int64_t)((last->offset + last->count - first->offset) * sizeof(float))});
+    state->sent = gg_transport_now(s->head.env.transport);
+    state->arrived = 0;
+}
+
+/* Goes on with what the chunk's stage waits for, until all is there or, without `wait`, until something is not. */
+static gg_status arrive(overlapped_averaging *s, int chunk, bool wait, bool *all) {
+    gg_status status = GG_OK;
+    chunk_state *c = &s->chunk[chunk];
+    gg_transport *transport = s->head.env.transport;
+    int p = transport->size, kind = c->stage == REDUCING ? GRADIENT_IN : WEIGHT_IN;
+    bucket_state *bucket = &s->bucket[c->bucket];
+    for (*all = true; c->next < p; ++c->next) {
+        int from = (transport->rank - c->next + p) % p;
+        gg_request *request = request_of(s, chunk, kind, from);
+        if (wait) GG_TRY(gg_strategy_wait(&s->head, request));
+        else GG_TRY(gg_test(transport, request, all));
+        if (!*all) return GG_OK;
+        if (request->when > bucket->arrived) bucket->arrived = request->when;
+        if (kind == WEIGHT_IN) GG_TRY(take_weights(s, chunk, from));
+    }
+cleanup:
+    return status;
+}
+
+static gg_status reduce(overlapped_averaging *s, int chunk, bool wait) {
+    gg_status status = GG_OK;
+    bool all = false;
+    if (s->chunk[chunk].stage != REDUCING) return GG_OK;
+    GG_TRY(arrive(s, chunk, wait, &all));
+    if (!all) return GG_OK;
+    GG_TRY(add_and_update(s, chunk));
+    s->chunk[chunk].stage = UPDATED;
+    show(s, chunk, "gradients");
+cleanup:
+    return at_chunk(s, chunk, status);
+}
+
+static gg_status send_weights(overlapped_averaging *s, int chunk) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    int p = transport->size, rank = transport->rank;
+    const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
+    if (s->chunk[chunk].stage != UPDATED) return GG_OK;
+    for (int i = 1; i < p && own->count > 0; ++i) {
+        int to = (rank + i) % p;
+        GG_TRY(gg_send(transport, s->snapshot + own->kept, own->count * sizeof(float), to, GG_TAG_USER + chunk,
+                       request_of(s, chunk, WEIGHT_OUT, to)));
+    }
+    s->chunk[chunk].stage = GATHERING;
+    s->chunk[chunk].next = 1;
+cleanup:
+    return at_chunk(s, chunk, status);
+}
+
+static gg_status gather(overlapped_averaging *s, int chunk, bool wait) {
+    gg_status status = GG_OK;
+    bool all = false;
+    if (s->chunk[chunk].stage != GATHERING) return GG_OK;
+    GG_TRY(arrive(s, chunk, wait, &all));
+    if (!all) return GG_OK;
+    s->chunk[chunk].stage = AT_REST;
+    show(s, chunk, "weights");
+cleanup:
+    return at_chunk(s, chunk, status);
+}
+
+static gg_status begin(gg_strategy *strategy) {
+    overlapped_averaging *s = (overlapped_averaging *)strategy;
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
+        const gg_bucket *b = &s->buckets.bucket[bucket];
+        s->bucket[bucket].waiting = b->last_layer - b->first_layer + 1;
+    }
+    return GG_OK;
+}
+
+static gg_status need(gg_strategy *strategy, int layer) {
+    gg_status status = GG_OK;
+    overlapped_averaging *s = (overlapped_averaging *)strategy;
+    const gg_bucket *b = &s->buckets.bucket[s->buckets.bucket_of_layer[layer]];
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gather(s, i, true));
+cleanup:
+    return status;
+}
+
+static gg_status ready(gg_strategy *strategy, int layer) {
+    overlapped_averaging *s = (overlapped_averaging *)strategy;
+    int bucket = s->buckets.bucket_of_layer[layer];
+    return --s->bucket[bucket].waiting == 0 && s->overlap ? start(s, bucket) : GG_OK;
+}
+
+/* Gradients that were sent before the last poll and are not here yet tell that the network is busy with them. */
+static bool network_is_busy(const overlapped_averaging *s) {
+    for (int i = 0; i < s->buckets.chunk_count; ++i)
+        if (s->chunk[i].stage == REDUCING && s->bucket[s->chunk[i].bucket].polls + 1 < s->polls) return true;
+    return false;
+}
+
+/* The front first, whose weights are needed first. While gradients fill the network, weights that are sent would only delay them and
+ * weights needed sooner: they are held, at most to the end of the step. */
+static gg_status poll(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    overlapped_averaging *s = (overlapped_averaging *)strategy;
+    s->polls++;
+    GG_TRY(gg_progress(strategy->env.transport));
+    for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(reduce(s, i, false));
+    bool hold = network_is_busy(s);
+    for (int i = 0; i < s->buckets.chunk_count; ++i) {
+        if (!hold) GG_TRY(send_weights(s, i));
+        GG_TRY(gather(s, i, false));
+    }
+cleanup:
+    return status;
+}
+
+static gg_status gather_all(overlapped_averaging *s) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(gather(s, i, true));
+cleanup:
+    return status;
+}
+
+/* The learning rate and the shares of the samples are those of this step: all own slices are updated before it ends. */
+static gg_status end(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    overlapped_averaging *s = (overlapped_averaging *)strategy;
+    for (int bucket = s->buckets.count - 1; bucket >= 0 && !s->overlap; --bucket) GG_TRY(start(s, bucket));
+    for (int i = 0; i < s->buckets.chunk_count; ++i) {
+        GG_TRY(reduce(s, i, true));
+        GG_TRY(send_weights(s, i));
+    }
+    if (!s->overlap) GG_TRY(gather_all(s));
+cleanup:
+    return status;
+}
+
+/* Afterwards peers read nothing of this rank's any more. */
+static gg_status settle(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    overlapped_averaging *s = (overlapped_averaging *)strategy;
+    GG_TRY(gather_all(s));
+    for (int i = 0; i < s->buckets.chunk_count; ++i)
+        for (int r = 0; r < strategy->env.transport->size; ++r)
+            GG_TRY(at_chunk(s, i, gg_strategy_wait(strategy, request_of(s, i, WEIGHT_OUT, r))));
+cleanup:
+    return status;
+}
+
+static void destroy(gg_strategy *strategy) {
+    overlapped_averaging *s = (overlapped_averaging *)strategy;
+    gg_transport *transport = strategy->env.transport;
+    size_t requests = (size_t)s->buckets.chunk_count * KINDS * (size_t)transport->size;
+    /* Requests must not outlive their memory. */
+    for (size_t i = 0; s->request != NULL && i < requests; ++i) gg_cancel(transport, &s->request[i]);
+    gg_message_free(transport, s->snapshot);
+    gg_free(s->landing);
+    gg_free(s->source);
+    gg_free(s->request);
+    gg_free(s->chunk);
+    gg_free(s->bucket);
+    gg_state_destroy(&strategy->env, GG_SHARED_GRADIENT);
+    gg_partition_destroy(&s->partition);
+    gg_buckets_destroy(&s->buckets);
+    gg_free(s);
+}
+
+static const gg_strategy_table table = {"overlapped-averaging", begin, need, ready, poll, end, settle, destroy};
+
+gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    overlapped_averaging *s = NULL;
+    size_t p = (size_t)env->transport->size, bytes = 0;
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    s->head.table = &table;
+    s->head.env = *env;
+    s->head.partition = &s->partition;
+    s->overlap = options->overlap;
+    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
+    GG_TRY(gg_buckets_check_tags(&s->buckets));
+    GG_TRY(gg_partition_create(&s->buckets, env->transport->rank, env->transport->size, &s->partition));
+    size_t chunks = (size_t)s->buckets.chunk_count;
+    GG_TRY(gg_calloc(chunks, sizeof *s->chunk, "states of chunks", (void **)&s->chunk));
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket)
+        for (int i = s->buckets.bucket[bucket].first_chunk; i < s->buckets.bucket[bucket].end_chunk; ++i)
+            s->chunk[i].bucket = bucket;
+    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof *s->bucket, "states of buckets", (void **)&s->bucket));
+    GG_TRY(gg_calloc(p, sizeof *s->source, "sources", (void **)&s->source));
+    GG_TRY(gg_calloc(chunks * KINDS * p, sizeof *s->request, "requests", (void **)&s->request));
+    /* One size on all ranks: message memory wants it so, and then every rank or none has an arena. */
+    env->state->kept = s->partition.most;
+    GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
+    bytes = s->partition.most * sizeof(float);
+    if (p > 1) {
+        GG_TRY(gg_message_alloc(env->transport, bytes, "updated slices", (void **)&s->snapshot));
+        GG_TRY(gg_alloc(p * bytes, "landing of gradients", (void **)&s->landing));
+    }
+cleanup:
+    if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
+    *out = s ? &s->head : NULL;
+    return status;
+}

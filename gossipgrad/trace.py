@@ -1,0 +1,63 @@
+"""The ranks' event traces as a file for chrome://tracing or https://ui.perfetto.dev.
+
+A process a rank, with three lanes: "compute" (each step; in it forward, backward and update of every layer, and the
+waits, whose sum is the rank's exposed seconds), "exchange" (each bucket of layers, from sent and asked for, over
+arrived, to used; with its bytes and peer) and "data" (reading a batch, and waiting for samples that are shuffled; the
+sum is the rank's data seconds). Times are in microseconds since the first span of all, on rank 0's clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+LANES = ("compute", "exchange", "data")
+_EXCHANGE = 1
+
+Span = tuple[float, float, str, int, int, int, int, int, float, int]
+
+
+def _exchange(span: Span, layers: Sequence[str], pid: int, number: int, zero: float) -> Iterator[dict[str, Any]]:
+    """Asynchronous spans may overlap: the whole of an exchange, and in it its two parts."""
+    begin, end, name, step, lane, first, last, peer, arrived, size = span
+    run = layers[first] if first == last else f"{layers[first]} to {layers[last]}"
+    told = {"step": step, "layers": list(layers[first : last + 1]), "bytes": size, "peer": peer if peer >= 0 else "all"}
+    event = {"cat": "exchange", "id": f"{pid}.{number}", "pid": pid, "tid": lane}
+    parts = ((f"{name} {run}", begin, end), ("under way", begin, arrived), ("arrived, not used yet", arrived, end))
+    yield event | {"ph": "b", "name": parts[0][0], "ts": (begin - zero) * 1e6, "args": told}
+    for title, start, stop in parts[1:]:
+        yield event | {"ph": "b", "name": title, "ts": (start - zero) * 1e6}
+        yield event | {"ph": "e", "name": title, "ts": (stop - zero) * 1e6}
+    yield event | {"ph": "e", "name": parts[0][0], "ts": (end - zero) * 1e6}
+
+
+def events(
+    rank: int, spans: Sequence[Span], nodes: Sequence[str], layers: Sequence[str], zero: float
+) -> Iterator[dict[str, Any]]:
+    """One rank's spans as trace events. nodes, layers: names, by the numbers in the spans; zero: the file's time 0."""
+    about = {"ph": "M", "pid": rank}
+    yield about | {"name": "process_name", "args": {"name": f"rank {rank}"}}
+    yield about | {"name": "process_sort_index", "args": {"sort_index": rank}}
+    for lane, title in enumerate(LANES):
+        yield about | {"name": "thread_name", "tid": lane, "args": {"name": title}}
+    # By time, an outer span before what it holds; on a virtual clock many begin at once, the end of a step among them.
+    for number, span in enumerate(sorted(spans, key=lambda one: (one[0], one[3], -one[1]))):
+        begin, end, name, step, lane, index = span[:6]
+        if lane == _EXCHANGE:
+            yield from _exchange(span, layers, rank, number, zero)
+            continue
+        title = name if index < 0 else f"{name} {nodes[index]}"
+        place = {"pid": rank, "tid": lane, "ts": (begin - zero) * 1e6, "dur": (end - begin) * 1e6}
+        yield {"ph": "X", "name": title, **place, "args": {"step": step}}
+
+
+def parts(texts: Sequence[bytes], lost: Sequence[int]) -> list[bytes]:
+    """The file, of every process's events as `encoded` gave them. lost: spans overwritten, by rank."""
+    tail = {"displayTimeUnit": "ms", "otherData": {"spans_lost": list(lost)}}
+    return [b'{"traceEvents": [\n', b",\n".join(texts), b"\n], ", json.dumps(tail)[1:].encode()]
+
+
+def encoded(some: Iterator[dict[str, Any]]) -> bytes:
+    """Events as JSON, without the brackets around them."""
+    return ",\n".join(json.dumps(event) for event in some).encode()

@@ -1,0 +1,59 @@
+"""gossipgrad bench --exchange: any strategy, any model, against no exchange, in alternating blocks."""
+
+import json
+import statistics
+
+import pytest
+from conftest import ROOT
+
+import gossipgrad as gg
+from gossipgrad import bench, cli
+
+ALL = """
+from gossipgrad import cli, strategies
+for name in strategies.BY_NAME:
+    words = f"bench --exchange --strategy {name} --model mlp --batch-size 4 --steps 2 --blocks 3 --warmup 1"
+    assert cli.main(words.split()) == 0
+words = "bench --exchange weights --strategy gossipgrad --staleness 1 --model lenet --batch-size 3 --steps 1 --blocks 2"
+assert cli.main(words.split()) == 0
+"""
+
+
+def test_every_strategy_under_mpi(mpirun):
+    done = mpirun(2, ALL, timeout=90)
+    *records, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["strategy"] for record in records] == list(gg.strategies.BY_NAME)
+    for record in [*records, last]:
+        assert record["mode"] == "exchange" and record["ranks"] == 2
+        for key in ("ms_no_exchange", "ms_strategy"):
+            blocks = record[f"{key}_blocks"]
+            assert len(blocks) == record["blocks"] and min(blocks) > 0
+            assert record[key] == pytest.approx(statistics.median(blocks), abs=1e-4)
+        assert record["ratio"] == pytest.approx(record["ms_no_exchange"] / record["ms_strategy"], abs=1e-3, rel=1e-3)
+    assert last["model"] == "lenet" and last["exchange"] == "weights" and last["staleness"] == 1
+
+
+def test_every_option_of_a_strategy_is_one_of_bench():
+    commands = cli.parser()._subparsers._group_actions[0].choices
+    train, timing = ({a.dest for a in commands[name]._actions} for name in ("train", "bench"))
+    # A step of bench reads no samples.
+    assert {key for key in cli._STRATEGY_KEYS if key in train} - {"shuffle_samples"} <= timing
+
+
+def test_blocks_take_turns():
+    """Both see what the machine does meanwhile; the first round only warms up."""
+    trainers = [gg.Trainer(gg.models.mlp(), loss="binary_cross_entropy", strategy=gg.NoExchange()) for _ in range(2)]
+    means = bench.alternate(trainers, batch=2, steps=3, warmup=2, blocks=4)
+    assert [len(one) for one in means] == [4, 4] and all(seconds > 0 for one in means for seconds in one)
+    assert [trainer.step for trainer in trainers] == [2 + 4 * 3] * 2
+
+
+def test_the_benchmarks_of_this_page_run(mpirun):
+    """What the trace costs, and what a rank takes that waits: that they run and say so, not how much."""
+    words = ["benchmarks/trace_overhead.py", "--model", "mlp", "--steps", "2", "--blocks", "3"]
+    record = json.loads(mpirun(2, words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}).stdout)
+    assert record["ranks"] == 2 and record["spans_a_step"] > 10 and record["ms_on"] > 0
+    words = ["benchmarks/waiting.py", "--seconds", "0.2", "--strategy", "gossipgrad", "--strategy", "allreduce"]
+    lines = mpirun(3, words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}).stdout.splitlines()
+    assert [json.loads(line)["strategy"] for line in lines] == ["gossipgrad", "allreduce"]
+    assert all(0 <= json.loads(line)["median_share"] <= json.loads(line)["most_share"] for line in lines)

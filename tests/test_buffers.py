@@ -1,0 +1,44 @@
+"""No buffer in flight is ever written: every strategy runs with the check of buffers on.
+
+That the check sees a buffer that is written is a test of the C programs (comm_cases.h, on both transports).
+"""
+
+import pytest
+import test_mpi
+
+import gossipgrad as gg
+
+pytestmark = pytest.mark.filterwarnings("ignore:topology='cube'")
+
+# Those of which test_mpi compares the bits, and every other strategy with its defaults.
+NAMES = list(dict.fromkeys([*test_mpi.RUNS, *gg.strategies.BY_NAME]))
+
+# A message takes about as long as a step, so that buffers are in flight when the next step wants them.
+SLOW = {"latency": 1e-4, "bandwidth": 1e8}
+
+
+def fit(name, comm=None, epochs=2):
+    if name in test_mpi.RUNS:
+        trainer, history = test_mpi.fit(name, comm, epochs)
+    else:
+        trainer = gg.Trainer(test_mpi.net(), strategy=gg.strategies.BY_NAME[name](), comm=comm)
+        train, _ = gg.data.synthetic((2, 26, 26), train=203, test=1, seed=1)
+        history = trainer.fit(train, epochs=epochs, batch_size=13, progress=False)
+    trainer.close()
+    return history
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_the_virtual_cluster(name, monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_CHECK_BUFFERS", "1")
+    checked = fit(name, gg.VirtualCluster(5, **SLOW))
+    monkeypatch.delenv("GOSSIPGRAD_CHECK_BUFFERS")
+    plain = fit(name, gg.VirtualCluster(5, **SLOW))
+    assert checked.weights_sha256 == plain.weights_sha256
+    assert checked["virtual_seconds"] == plain["virtual_seconds"]
+
+
+@pytest.mark.parametrize("shared", ["1", "0"])
+def test_under_mpi(shared, mpirun):
+    text = test_mpi.IMPORT + "import test_buffers\nfor name in test_buffers.NAMES: test_buffers.fit(name, epochs=1)\n"
+    mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared, "GOSSIPGRAD_CHECK_BUFFERS": "1"})

@@ -1,0 +1,134 @@
+"""gossipgrad compare: what it trains, what it writes, and what it does where something fails."""
+
+import csv
+import json
+
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import cli, compare
+
+FEW = {"model": "mlp", "dataset": "synthetic", "samples": 900, "points": 3, "global_batch": 24}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Two strategies, one of which fails on the way, and one p that is no power of two."""
+    folder = tmp_path_factory.mktemp("compare") / "made"
+    words = "compare --strategies allreduce,no-exchange:lr=1e30 --virtual-ranks 1,3 --model mlp --dataset synthetic"
+    words += " --samples 900 --points 3 --global-batch 24 --lr 0.05 --compute-time 0.5 --latency 0.25 --jobs 2 --quiet"
+    return cli.main([*words.split(), "--report-dir", str(folder)]), folder
+
+
+def test_files(done):
+    code, folder = done
+    assert code == cli.FAILURE
+    names = {"compare.json", "compare.csv", "points.csv", "scaling.png", "curves-p1.png", "curves-p3.png", "reports"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert {path.name for path in (folder / "reports").iterdir()} == {"allreduce-p1.json", "allreduce-p3.json"}
+    for path in folder.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_failing_configuration_does_not_end_the_others(done):
+    rows = json.loads((done[1] / "compare.json").read_text())["runs"]
+    assert [(one["strategy"], one["ranks"], bool(one["failure"])) for one in rows] == [
+        ("allreduce", 1, False),
+        ("allreduce", 3, False),
+        ("no-exchange:lr=1e30", 1, True),
+        ("no-exchange:lr=1e30", 3, True),
+    ]
+    assert "FloatingPointError" in rows[2]["failure"]
+
+
+def test_the_same_samples_for_each(done):
+    whole = json.loads((done[1] / "compare.json").read_text())
+    alone, three = whole["runs"][:2]
+    assert alone["samples"] == three["samples"] == 900 and alone["batch_size"] == 24 and three["batch_size"] == 8
+    assert [point["samples"] for point in three["points"]] == [300, 600, 900]
+    # 300 samples are 13 steps of 24. The all-reduce waits for 4 messages a step of 0.25 s each, the others not at all.
+    assert alone["steps"] == three["steps"] == 39 and alone["virtual_seconds"] == pytest.approx(39 * 0.5)
+    assert three["virtual_seconds"] == pytest.approx(39 * (0.5 + 2 * 0.25))
+    assert three["exposed_share"] == pytest.approx(0.5)
+    assert whole["settings"]["network"]["latency"] == 0.25 and whole["settings"]["compute_time"] == 0.5
+    assert whole["target_loss"] == pytest.approx(1.5 * min(alone["loss"], three["loss"]))
+
+
+def test_tables_are_the_data(done):
+    runs = json.loads((done[1] / "compare.json").read_text())["runs"]
+    rows = list(csv.DictReader((done[1] / "compare.csv").open()))
+    assert [float(row["loss"]) for row in rows[:2]] == [one["loss"] for one in runs[:2]]
+    assert rows[2]["loss"] == "" and "FloatingPointError" in rows[2]["failure"]
+    points = list(csv.DictReader((done[1] / "points.csv").open()))
+    assert [float(p["virtual_seconds"]) for p in points] == [
+        p["virtual_seconds"] for one in runs for p in one["points"]
+    ]
+    report = gg.History.read(done[1] / "reports" / "allreduce-p3.json")
+    assert report.ranks == 3 and len(report) == 3 and report.settings["latency"] == 0.25
+    assert report.last["validation"]["loss"] == runs[1]["loss"]
+
+
+def test_the_same_again():
+    comparison = compare.Comparison(entries=compare.entries("gossipgrad"), ranks=(3,), **FEW)
+    again = [compare.train(comparison, comparison.entries[0], 3) for _ in range(2)]
+    assert again[0]["points"] == again[1]["points"]
+    assert again[0]["report"]["weights_sha256"] == again[1]["report"]["weights_sha256"]
+
+
+def test_all_are_those_there_are():
+    assert [one.label for one in compare.entries("all")] == list(gg.strategies.BY_NAME)
+    late, plain = compare.entries("gossipgrad:staleness=1:rotate=false:lr=0.5,allreduce")
+    assert late.strategy == gg.GossipGraD(staleness=1, rotate=False) and late.lr == 0.5
+    assert plain == compare.Entry("allreduce", gg.AllReduce())
+
+
+def test_learning_rates_and_batches():
+    def plan(**options):
+        return compare.Comparison(entries=compare.entries("allreduce"), ranks=(1,), optimizer=gg.SGD(lr=0.1), **options)
+
+    entry = compare.entries("allreduce:lr=0.3")[0]
+    assert plan().rate(plan().entries[0], 64) == 0.1 and plan().batch(64) == 2 and plan().batch(3) == 43
+    scaled = plan(global_batch=None, batch_size=8, lr_scaling="linear", lr_limit=1.0)
+    assert scaled.batch(64) == 8 and scaled.rate(entry, 2) == 0.6 and scaled.rate(entry, 4) == 1.0
+    assert plan(lr_scaling="sqrt").rate(entry, 4) == pytest.approx(0.6)
+    assert plan(samples=1000, points=3).parts(200) == (5, 200)
+
+
+def test_the_best_rate_is_kept():
+    """One of them ends in NaN."""
+    comparison = compare.Comparison(
+        entries=compare.entries("allreduce,no-exchange:lr=0.02"), ranks=(2,), lr_grid=(1e30, 0.001, 0.05), **FEW
+    )
+    lines = []
+    swept, fixed = compare.run(comparison, jobs=2, said=lines.append)
+    assert len(lines) == 4 and lines[-1].startswith("4 of 4: ") and sum("FAILED" in line for line in lines) == 1
+    assert swept["lr"] == 0.05 and fixed["lr"] == 0.02 and "tried" not in fixed
+    assert [one["lr"] for one in swept["tried"]] == [0.001, 0.05, 1e30] and swept["tried"][2]["loss"] is None
+    assert swept["points"][-1]["loss"] == swept["tried"][1]["loss"] < swept["tried"][0]["loss"]
+
+
+def test_time_to_a_loss():
+    points = [{"virtual_seconds": t, "loss": loss} for t, loss in ((1.0, 4.0), (2.0, 2.0), (3.0, 2.5), (4.0, 1.0))]
+    assert compare.time_to(points, 5.0) == 1.0 and compare.time_to(points, 3.0) == 1.5
+    assert compare.time_to(points, 2.0) == 2.0 and compare.time_to(points, 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("--strategies gossip", "strategy='gossip'"),
+        ("--strategies allreduce:period=2", "period: not an option of strategy='allreduce'"),
+        ("--strategies gossipgrad:rotate", "'rotate' is no option"),
+        ("--strategies allreduce,allreduce", "is there twice"),
+        ("--virtual-ranks 2,0", "virtual_ranks=0"),
+        ("--virtual-ranks 2,x", "--virtual-ranks"),
+        ("--virtual-ranks 64 --global-batch 32", "at least 64"),
+        ("--samples 900 --points 10", "90 samples a point"),
+        ("--batch-size 8 --global-batch 32", "not allowed with"),
+        ("--report-dir /dev/null/x", "--report-dir"),
+    ],
+)
+def test_what_cannot_be(words, what, capsys, tmp_path):
+    common = ["compare", "--dataset", "synthetic", "--model", "mlp", "--report-dir", str(tmp_path)]
+    assert cli.main([*common, *words.split()]) == cli.USAGE
+    assert what in capsys.readouterr().err
