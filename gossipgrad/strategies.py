@@ -227,11 +227,13 @@ class PullGossip(_RandomGossip):
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
     of step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly
     from the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the
-    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. Momentum stays local.
+    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. The optimiser's moments stay
+    local.
 
-    No rank waits for another before it settles. How we get there is our own design: a rank has at most two questions
-    open, and a pull beyond them is left out and counted in the history's `exchanges_skipped`; which version of w_j
-    arrives when depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
+    No rank waits for another before it settles. How we get there is our own design: a pull from a rank that has not
+    answered our last two, or while four are not answered, is left out and counted in the history's
+    `exchanges_skipped`. Which version of w_j arrives when depends on the ranks' speeds, so only in a virtual cluster do
+    two runs have the same bits.
 
     interval     steps from one pull to the next, at least 1.
     probability  with which a pull that is due takes place, above 0 and at most 1.
@@ -245,7 +247,8 @@ class PullGossip(_RandomGossip):
                  the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
-    Message memory: three snapshots of the weights a rank; one question and one model a pull.
+    A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A pull
+    sends a question, a note and one model.
     """
 
     name: ClassVar[str] = "pull-gossip"
@@ -258,12 +261,11 @@ class PushGossip(_RandomGossip):
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
     of step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn
     uniformly from the others by (seed, r, t). At the end of each step, a rank to which n >= 1 models have come whole
-    mixes them: w = (w + sum of them) / (n + 1). Momentum stays local.
+    mixes them: w = (w + sum of them) / (n + 1). The optimiser's moments stay local.
 
     No rank waits for another before it settles. How we get there is our own design: a push to a rank that has not
-    mixed our last two, or while our last three pushes are all still on the way, is left out and counted in the
-    history's `exchanges_skipped`. When what arrives depends on the ranks' speeds, so only in a virtual cluster do two
-    runs have the same bits.
+    mixed our last two, or while four are not mixed, is left out and counted in the history's `exchanges_skipped`. When
+    what arrives depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
 
     interval     steps from one push to the next, at least 1.
     probability  with which a push that is due takes place, above 0 and at most 1.
@@ -277,7 +279,8 @@ class PushGossip(_RandomGossip):
                  the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
-    Message memory: three snapshots of the weights a rank; one note and one model a push.
+    A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A push
+    sends a note and one model.
     """
 
     name: ClassVar[str] = "push-gossip"
@@ -293,17 +296,21 @@ class OverlappedAveraging(Strategy):
     it. Our own design: buckets, chunks, uneven slices, and that weights wait while gradients fill the network.
 
     overlap       False: everything is exchanged after the backward pass, for comparison.
+    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights travel as float32, so "bfloat16" takes
+                  three quarters of the bytes. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
     """
 
     name: ClassVar[str] = "overlapped-averaging"
     overlap: bool = True
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         flag("overlap", self.overlap)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
 

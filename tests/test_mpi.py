@@ -45,9 +45,11 @@ RUNS = {
     "bfloat16, gradients": (gg.GossipGraD(wire_dtype="bfloat16", exchange="gradients"), 203, 16, 0.9),
     "bfloat16, allreduce": (gg.AllReduce(wire_dtype="bfloat16"), 203, 16, 0.9),
     "bfloat16, layerwise": (gg.LayerwiseAllReduce(wire_dtype="bfloat16", bucket_bytes=1), 203, 16, 0.9),
+    "bfloat16, overlapped": (gg.OverlappedAveraging(wire_dtype="bfloat16", chunk_bytes=6000), 203, 16, 0.9),
     "bfloat16, periodic": (gg.PeriodicAllReduce(wire_dtype="bfloat16"), 203, 16, 0.9),
     "adam": (gg.GossipGraD(), 203, 16, "adam"),
     "adam, periodic, bfloat16": (gg.PeriodicAllReduce(wire_dtype="bfloat16"), 203, 16, "adam"),
+    "adam, overlapped": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=6000), 101, 13, "adam"),
     "allreduce": (gg.AllReduce(), 203, 16, 0.9),
     "layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
     "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
@@ -122,7 +124,8 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     )
     found = answers(mpirun(p, text, env={"GOSSIPGRAD_SHARED": shared}))
     assert found["layerwise"] == found["overlapped"] == found["allreduce"]
-    assert found["allreduce"] != found["bfloat16, allreduce"] == found["bfloat16, layerwise"] or p == 1
+    assert found["bfloat16, overlapped"] == found["bfloat16, allreduce"] == found["bfloat16, layerwise"]
+    assert found["allreduce"] != found["bfloat16, allreduce"] or p == 1
     for name in RUNS:
         assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
         assert len(found[name][0]) == p
