@@ -166,7 +166,7 @@ class Simulation:
         if self.strategy.push_sum:
             self.update(gradients)
             self.settle()
-            sent = [self.w, self.v]
+            sent = [self.w, self.v, self.s]
             mixed = self.push_sum(*sent)
             self.pending = [there - here for there, here in zip(mixed, sent, strict=True)]
             if self.strategy.staleness == 0:
@@ -202,7 +202,7 @@ class Simulation:
         if self.strategy.push_sum:
             self.w = self.w + sources
             if self.strategy.exchange == "weights+momentum":
-                self.v = self.v + sent[0]
+                self.v, self.s = self.v + sent[0], self.s + sent[1]
             return
         if self.strategy.exchange == "gradients":
             late, o = (sent[0][sources] - sent[0]) / 2, self.optimizer
