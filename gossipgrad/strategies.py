@@ -448,6 +448,6 @@ def by_name(name: str, **options: Any) -> Strategy:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Strategy:
-    """The strategy that settings() described; other keys are ignored."""
+    """The strategy that settings() described; other keys are ignored, and what is not there keeps its default."""
     made = BY_NAME[choice("strategy", settings["strategy"], BY_NAME)]
-    return made(**{field.name: settings[field.name] for field in fields(made)})
+    return made(**{field.name: settings[field.name] for field in fields(made) if field.name in settings})
