@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -109,13 +110,12 @@ def _centre_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dedicated", action=yes_no, default=None, help="they do not train")
 
 
-def _strategy_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("strategy")
+def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
+    """What train and bench have in common."""
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
     group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     group.add_argument("--staleness", type=int, choices=(0, 1))
-    group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
     group.add_argument("--mix", choices=strategies.MIXES)
     group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
     group.add_argument("--bucket-bytes", type=int, metavar="N")
@@ -126,6 +126,12 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
         "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
     )
     _centre_options(group)
+
+
+def _strategy_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("strategy")
+    _shared_strategy_options(group)
+    group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
     group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
@@ -298,6 +304,7 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     _schedule_options(parser)
     parser.add_argument("--backend", choices=[one for one in BACKENDS if one is not None])
     parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
+    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
@@ -312,20 +319,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="time the strategy against no exchange, in alternating blocks; WHAT: what partners exchange",
     )
-    group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
-    group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
-    group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
-    group.add_argument("--staleness", type=int, choices=(0, 1))
-    group.add_argument("--mix", choices=strategies.MIXES)
-    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
-    group.add_argument("--bucket-bytes", type=int, metavar="N")
-    group.add_argument("--chunk-bytes", type=int, metavar="N")
-    group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
-    _random_gossip_options(group)
-    group.add_argument(
-        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
-    )
-    _centre_options(group)
+    _shared_strategy_options(group)
 
 
 def _checked(make: Callable[[], Any]) -> Any:
@@ -515,8 +509,12 @@ def side_by_side(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--report-dir: {one_line(error)}") from error
     speaks = not arguments.quiet
     say: Callable[[str], None] = (lambda line: print(line, flush=True)) if speaks else (lambda line: None)
-    results = compare.run(comparison, arguments.jobs, say, speaks)
+    finished = os.path.join(arguments.report_dir, "finished")
+    if not arguments.resume:
+        shutil.rmtree(finished, ignore_errors=True)
+    results = compare.run(comparison, finished, arguments.jobs, say, speaks)
     rows = compare.write(comparison, results, arguments.report_dir)
+    shutil.rmtree(finished)
     say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
     failures = [f"{row['strategy']}, {row['ranks']} ranks: {row['failure']}" for row in rows if row["failure"]]
     for line in failures:

@@ -83,7 +83,8 @@ class GossipGraD(Strategy):
                   effect on "random" and on a table.
     staleness     0: what was sent after an update is mixed before the layer is used again.
                   1: after the update of the next step, so that a whole step hides the exchange.
-    exchange      "weights+momentum", "weights", or "gradients" (for comparison: nothing pulls the replicas together).
+    exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
+                  the replicas together).
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
     push_sum      any number of ranks may send to one (our own design): every rank has a scalar, 1 at first, gives half
@@ -182,9 +183,9 @@ class PeriodicAllReduce(Strategy):
 
     period      after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least
                 1, or "log2": max(1, ceil(log2 p)) for p ranks (the paper's every-log p).
-    wire_dtype  "float32", or "bfloat16" for half the bytes: values and their mean travel rounded to nearest even, and
-                w += mean - rounded w, so that a rank keeps what bfloat16 cannot hold and small updates are not lost;
-                replicas agree to the precision of bfloat16, 8 bits. Our own design.
+    wire_dtype  "float32", or "bfloat16" for half the bytes: values travel rounded to nearest even, and back comes, as
+                bfloat16 too, what is to be added: mean of the rounded - rounded w. So a rank keeps what bfloat16 cannot
+                hold, and small updates are not lost; replicas agree to the precision of bfloat16. Our own design.
     shuffle_samples  as in GossipGraD.
     """
 
@@ -226,11 +227,13 @@ class PullGossip(_RandomGossip):
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
     of step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly
     from the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the
-    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. Momentum stays local.
+    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. The optimiser's moments stay
+    local.
 
-    No rank waits for another before it settles. How we get there is our own design: a rank has at most two questions
-    open, and a pull beyond them is left out and counted in the history's `exchanges_skipped`; which version of w_j
-    arrives when depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
+    No rank waits for another before it settles. How we get there is our own design: a pull from a rank that has not
+    answered our last two, or while four are not answered, is left out and counted in the history's
+    `exchanges_skipped`. Which version of w_j arrives when depends on the ranks' speeds, so only in a virtual cluster do
+    two runs have the same bits.
 
     interval     steps from one pull to the next, at least 1.
     probability  with which a pull that is due takes place, above 0 and at most 1.
@@ -244,7 +247,8 @@ class PullGossip(_RandomGossip):
                  the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
-    Message memory: three snapshots of the weights a rank; one question and one model a pull.
+    A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A pull
+    sends a question, a note and one model.
     """
 
     name: ClassVar[str] = "pull-gossip"
@@ -257,12 +261,11 @@ class PushGossip(_RandomGossip):
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
     of step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn
     uniformly from the others by (seed, r, t). At the end of each step, a rank to which n >= 1 models have come whole
-    mixes them: w = (w + sum of them) / (n + 1). Momentum stays local.
+    mixes them: w = (w + sum of them) / (n + 1). The optimiser's moments stay local.
 
     No rank waits for another before it settles. How we get there is our own design: a push to a rank that has not
-    mixed our last two, or while our last three pushes are all still on the way, is left out and counted in the
-    history's `exchanges_skipped`. When what arrives depends on the ranks' speeds, so only in a virtual cluster do two
-    runs have the same bits.
+    mixed our last two, or while four are not mixed, is left out and counted in the history's `exchanges_skipped`. When
+    what arrives depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
 
     interval     steps from one push to the next, at least 1.
     probability  with which a push that is due takes place, above 0 and at most 1.
@@ -276,7 +279,8 @@ class PushGossip(_RandomGossip):
                  the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
-    Message memory: three snapshots of the weights a rank; one note and one model a push.
+    A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A push
+    sends a note and one model.
     """
 
     name: ClassVar[str] = "push-gossip"
@@ -444,6 +448,6 @@ def by_name(name: str, **options: Any) -> Strategy:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Strategy:
-    """The strategy that settings() described; other keys are ignored."""
+    """The strategy that settings() described; other keys are ignored, and what is not there keeps its default."""
     made = BY_NAME[choice("strategy", settings["strategy"], BY_NAME)]
-    return made(**{field.name: settings[field.name] for field in fields(made)})
+    return made(**{field.name: settings[field.name] for field in fields(made) if field.name in settings})

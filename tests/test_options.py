@@ -129,5 +129,7 @@ def test_settings_make_the_same_objects():
     ):
         assert strategies.from_settings(strategy.settings()) == strategy
         assert strategies.by_name(**{"name": strategy.name}).name == strategy.name
+    # A checkpoint may be older than a keyword.
+    assert strategies.from_settings({"strategy": "gossipgrad", "staleness": 1, "lr": 2}) == gg.GossipGraD(staleness=1)
     cluster = gg.VirtualCluster(3, 1e-6, 1e9, 2.0)
     assert gg.VirtualCluster.from_settings(cluster.settings()) == cluster
