@@ -78,6 +78,12 @@ def _random_gossip_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None, help="keep the mean")
 
 
+def _hierarchy_options(group: argparse._ArgumentGroup) -> None:
+    help_ = "all-reduce inside a node, gossip between nodes"
+    group.add_argument("--hierarchical", action=argparse.BooleanOptionalAction, default=None, help=help_)
+    group.add_argument("--ranks-per-node", type=int, metavar="N", help="default: the ranks that share memory")
+
+
 _TOPOLOGY_HELP = f"{', '.join(strategies.TOPOLOGIES)}, or a table of partners [period, ranks]: .npy, .json, or text"
 
 
@@ -102,6 +108,7 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
     group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
+    _hierarchy_options(group)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
     group.add_argument("--mix", choices=strategies.MIXES)
@@ -124,6 +131,8 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
 _STRATEGY_KEYS = (
     "topology",
     "rotate",
+    "hierarchical",
+    "ranks_per_node",
     "staleness",
     "exchange",
     "mix",
@@ -297,6 +306,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
     group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
+    _hierarchy_options(group)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
     group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")

@@ -1,4 +1,5 @@
 /* _core.Trainer */
+#include <limits.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -71,8 +72,13 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     long long overlap = whole_of(dict, "overlap", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
     long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
+    long long ranks_per_node = whole_of(dict, "ranks_per_node", 0);
     double probability = number_of(dict, "probability", 1.0);
     if (PyErr_Occurred()) return -1;
+    if (ranks_per_node < 0 || ranks_per_node > INT_MAX) {
+        PyErr_Format(PyExc_ValueError, "ranks_per_node: %lld; must be at least 1", ranks_per_node);
+        return -1;
+    }
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
                      bucket < 1 ? bucket : chunk);
@@ -80,6 +86,8 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     }
     *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
                                  .schedule.rotate = rotate != 0,
+                                 .hierarchical = flag_of(dict, "hierarchical"),
+                                 .ranks_per_node = (int)ranks_per_node,
                                  .staleness = (int)staleness,
                                  .exchange = (gg_exchange)exchange,
                                  .mix = (gg_mix)mix,
