@@ -48,10 +48,12 @@ from gossipgrad.optim import SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
 from gossipgrad.strategies import (  # noqa: E402
     AllReduce,
+    ElasticAveraging,
     GossipGraD,
     LayerwiseAllReduce,
     NoExchange,
     OverlappedAveraging,
+    ParameterServer,
     PeriodicAllReduce,
     PullGossip,
     PushGossip,
@@ -77,6 +79,7 @@ __all__ = [
     "Dataset",
     "Dropout",
     "EarlyStopping",
+    "ElasticAveraging",
     "Flatten",
     "GossipGraD",
     "History",
@@ -91,6 +94,7 @@ __all__ = [
     "NoExchange",
     "Optimizer",
     "OverlappedAveraging",
+    "ParameterServer",
     "PeriodicAllReduce",
     "ProgressBar",
     "PullGossip",

@@ -104,7 +104,8 @@ class Trainer:
         ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup}
         strategy: dict[
             str, Any
-        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum hierarchical ranks_per_node
+        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
+        # hierarchical ranks_per_node synchronous alpha servers dedicated
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
@@ -159,6 +160,8 @@ class Trainer:
     def weights(self, rank: int = 0) -> dict[str, NDArray[np.float32]]:
         """Copies, by name; `rank` counts the local ranks."""
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
+    def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None:
+        """Sets the strategy's own model, where it keeps one (a centre)."""
     def gradients(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def momentum(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def load_weights(self, weights: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:

@@ -68,6 +68,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(one) for one in text.split(","))
 
 
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(one) for one in text.split(","))
+
+
 def _period(text: str) -> int | str:
     return "log2" if text == "log2" else int(text)
 
@@ -103,6 +107,14 @@ def _topology(text: str) -> Any:
         raise argparse.ArgumentTypeError(one_line(error)) from error
 
 
+def _centre_options(group: argparse._ArgumentGroup) -> None:
+    yes_no = argparse.BooleanOptionalAction
+    group.add_argument("--synchronous", action=yes_no, default=None, help="elastic-averaging: all ranks at once")
+    group.add_argument("--alpha", type=float, help="elastic-averaging: the share of the way to the centre")
+    group.add_argument("--servers", type=int, metavar="N", help="the last N ranks hold the centre")
+    group.add_argument("--dedicated", action=yes_no, default=None, help="they do not train")
+
+
 def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
@@ -120,6 +132,7 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
     )
+    _centre_options(group)
     group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
@@ -145,6 +158,10 @@ _STRATEGY_KEYS = (
     "probability",
     "overlap",
     "shuffle_samples",
+    "synchronous",
+    "alpha",
+    "servers",
+    "dedicated",
 )
 _OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
@@ -281,6 +298,7 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
         "--lr-scaling", choices=compare.LR_SCALINGS, default="none", help="lr times sqrt(ranks), or times ranks"
     )
     parser.add_argument("--lr-limit", type=float, help="where that stops")
+    parser.add_argument("--lr-grid", type=_rates, metavar="LR,LR,...", help="try each, keep the lowest final loss")
     parser.add_argument(
         "--target", type=float, metavar="LOSS", help="tell the time to it; default: 1.5 times the lowest"
     )
@@ -317,6 +335,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
     )
+    _centre_options(group)
 
 
 def _checked(make: Callable[[], Any]) -> Any:
@@ -400,7 +419,8 @@ def train(arguments: argparse.Namespace) -> int:
     net = entry.make()
     train_set, validation_set = _data(arguments, net)
     batch_size = arguments.batch_size or entry.batch
-    check_batch(train_set, arguments.virtual_ranks or launched or 1, batch_size)  # before all replicas are made
+    ranks = arguments.virtual_ranks or launched or 1
+    check_batch(train_set, max(strategy.workers(ranks), 1), batch_size)  # before all replicas are made
     trainer = Trainer(
         net,
         loss=arguments.loss or entry.loss,
@@ -480,18 +500,8 @@ def side_by_side(arguments: argparse.Namespace) -> int:
 
     def plan() -> compare.Comparison:
         straggler, network = _circumstances(arguments)
-        keys = (
-            "samples",
-            "points",
-            "batch_size",
-            "lr_scaling",
-            "lr_limit",
-            "target",
-            "seed",
-            "backend",
-            "compute_time",
-        )
-        given = _given(arguments, (*keys, "global_batch"))
+        keys = ("samples", "points", "batch_size", "global_batch", "target", "seed", "backend", "compute_time")
+        given = _given(arguments, (*keys, "lr_scaling", "lr_limit", "lr_grid"))
         if arguments.batch_size is not None:
             given["global_batch"] = None
         made = compare.Comparison(
@@ -572,7 +582,7 @@ def _say(text: str) -> Callable[[str], None]:
     def say(who: str) -> None:
         if os.environ.get("GOSSIPGRAD_TRACEBACK", "0") not in ("", "0") and sys.exc_info()[0] is not None:
             traceback.print_exc()
-        print(f"gossipgrad: {who}{text}", file=sys.stderr, flush=True)
+        print(f"gossipgrad: {'' if who in text else who}{text}", file=sys.stderr, flush=True)
 
     return say
 

@@ -112,6 +112,8 @@ class Comparison:
     lr_scaling    the learning rate of p ranks: "none" lr, "sqrt" lr * sqrt(p), "linear" lr * p (Goyal et al. 2017).
                   "none" goes with global_batch, the others with batch_size.
     lr_limit      no learning rate is above; None: no limit.
+    lr_grid       learning rates in place of the optimiser's: each configuration is trained with each, and the one of
+                  the lowest final validation loss is kept. An entry's own lr is not replaced.
     target        a validation loss: the virtual time to reach it is told. None: 1.5 times the lowest final one.
     The schedule's "auto" length is that of the run. compute_time: as VirtualCluster's, one number.
     """
@@ -128,6 +130,7 @@ class Comparison:
     batch_size: int | None = None
     lr_scaling: str = "none"
     lr_limit: float | None = None
+    lr_grid: Sequence[float] = ()
     target: float | None = None
     seed: int = 0
     backend: str | None = None
@@ -148,6 +151,8 @@ class Comparison:
             )
         integer("global_batch" if self.batch_size is None else "batch_size", self.global_batch or self.batch_size, 1)
         choice("lr_scaling", self.lr_scaling, LR_SCALINGS)
+        for lr in self.lr_grid:
+            number("lr_grid", lr, 0.0)
         for key in ("lr_limit", "target", "compute_time"):
             if getattr(self, key) is not None:
                 number(key, getattr(self, key), 0.0)
@@ -167,6 +172,12 @@ class Comparison:
         scale = {"none": 1.0, "sqrt": math.sqrt(p), "linear": float(p)}[self.lr_scaling]
         rate = (self.optimizer.lr if entry.lr is None else entry.lr) * scale
         return rate if self.lr_limit is None else min(rate, self.lr_limit)
+
+    def variants(self, entry: Entry) -> list[Entry]:
+        """The entry with each learning rate to try."""
+        if not self.lr_grid or entry.lr is not None:
+            return [entry]
+        return [replace(entry, lr=lr) for lr in self.lr_grid]
 
     def check(self, size: int) -> None:
         """ValueError unless each part of a set of this size makes a step of all ranks, for any of the ranks."""
@@ -188,8 +199,8 @@ class Comparison:
         plain = {key: value for key, value in vars(self).items() if key not in ("entries", "optimizer")}
         for key in ("straggler", "network"):
             plain[key] = None if plain[key] is None else vars(plain[key])
-        chosen = [{"label": one.label, **one.strategy.settings()} for one in self.entries]
-        return {"strategies": chosen, **plain, "ranks": list(self.ranks), **self.optimizer.settings()}
+        chosen = [{"label": one.label, "lr": one.lr, **one.strategy.settings()} for one in self.entries]
+        return {"strategies": chosen, **plain, **self.optimizer.settings()}
 
 
 # ---- one configuration, in a process of its own
@@ -210,7 +221,7 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
     batch = comparison.batch(p)
     schedule = comparison.optimizer.schedule
     if schedule.auto:
-        schedule = replace(schedule, total=count * math.ceil(math.ceil(size / p) / batch))  # type: ignore[call-arg]
+        schedule = replace(schedule, total=count * math.ceil(math.ceil(size / entry.strategy.workers(p)) / batch))  # type: ignore[call-arg]
     optimizer = replace(comparison.optimizer, lr=comparison.rate(entry, p), schedule=schedule)  # type: ignore[type-var]
     trainer = Trainer(
         net,
@@ -281,7 +292,7 @@ class _Process:
                 done: Record = json.load(file)
             return done
         why = lines[-1] if lines else f"its process ended with code {self.process.returncode}"
-        return {"strategy": self.entry.label, "ranks": self.p, "points": [], "failure": why}
+        return {"strategy": self.entry.label, "ranks": self.p, "lr": self.entry.lr, "points": [], "failure": why}
 
     def end(self) -> None:
         """Before its end."""
@@ -302,14 +313,17 @@ def run(
     """Train every configuration, `jobs` at a time (None: as many as there are cores), those of most ranks first.
 
     One result a configuration, in the order of entries and ranks: strategy, ranks, and batch_size, lr, seconds, points
-    and report, or failure, the reason why there is no more. A failing one does not end the others. `said` gets a line
-    for each that has ended; shown: a progress bar with the time left.
+    and report, or failure, the reason why there is no more; with several learning rates also `tried`, the final loss of
+    each, None where it failed. A failing one does not end the others. `said` gets a line for each that has ended;
+    shown: a progress bar with the time left.
     """
     jobs = max(os.cpu_count() or 1, 1) if jobs is None else integer("jobs", jobs, 1)
-    waiting = [(entry, p) for p in sorted(comparison.ranks, reverse=True) for entry in comparison.entries]
+    by_size = sorted(comparison.ranks, reverse=True)
+    waiting = [(one, p) for p in by_size for entry in comparison.entries for one in comparison.variants(entry)]
     weights = {p: 4.0 + p for p in comparison.ranks}  # more ranks take longer, by about so much
-    total, done = sum(weights[p] for _, p in waiting), 0.0
-    count, results, bar = len(waiting), {}, Bar("compare", shown)
+    total, done, ready = sum(weights[p] for _, p in waiting), 0.0, 0
+    count, bar = len(waiting), Bar("compare", shown)
+    results: dict[tuple[str, int], list[Record]] = {}
     under_way: list[_Process] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -320,21 +334,37 @@ def run(
                 ended = [one for one in under_way if one.process.poll() is not None]
                 for one in ended:
                     under_way.remove(one)
-                    result = results[one.entry.label, one.p] = one.result()
+                    result = one.result()
+                    results.setdefault((one.entry.label, one.p), []).append(result)
+                    ready += 1
                     done += weights[one.p]
                     bar.clear()
-                    said(f"{len(results)} of {count}: {_sentence(result)}")
-                bar.show(done / total, f"{len(results)} of {count} configurations")
+                    said(f"{ready} of {count}: {_sentence(result)}")
+                bar.show(done / total, f"{ready} of {count} runs")
                 time.sleep(0 if ended else 0.05)
         finally:
             for one in under_way:
                 one.end()
             bar.close()
-    return [results[entry.label, p] for entry in comparison.entries for p in comparison.ranks]
+    return [_best(results[entry.label, p]) for entry in comparison.entries for p in comparison.ranks]
+
+
+def _final(result: Mapping[str, Any]) -> float | None:
+    return result["points"][-1]["loss"] if result["points"] else None
+
+
+def _best(results: Sequence[Record]) -> Record:
+    """The one of the lowest final loss; a failing one if all failed."""
+    if len(results) == 1:
+        return results[0]
+    tried = sorted([{"lr": one["lr"], "loss": _final(one)} for one in results], key=lambda one: float(one["lr"]))
+    best = min(results, key=lambda one: (one["points"] == [], _final(one) or 0.0))
+    return {**best, "tried": tried}
 
 
 def _sentence(result: Mapping[str, Any]) -> str:
-    head = f"{result['strategy']}, {result['ranks']} ranks"
+    rate = "" if result["lr"] is None else f", lr {result['lr']:.4g}"
+    head = f"{result['strategy']}, {result['ranks']} ranks{rate}"
     if not result["points"]:
         return f"{head}: FAILED: {result['failure']}"
     last = result["points"][-1]
@@ -364,7 +394,7 @@ def target_of(comparison: Comparison, results: Iterable[Mapping[str, Any]]) -> f
     """The loss whose time is told; None where nothing has been trained."""
     if comparison.target is not None:
         return comparison.target
-    finals = [one["points"][-1]["loss"] for one in results if one["points"]]
+    finals = [loss for loss in map(_final, results) if loss is not None]
     return 1.5 * min(finals) if finals else None
 
 
@@ -432,7 +462,8 @@ def write(comparison: Comparison, results: Sequence[Mapping[str, Any]], folder: 
     os.makedirs(os.path.join(folder, "reports"), exist_ok=True)
     target = target_of(comparison, results)
     rows = [row(one, target) for one in results]
-    runs = [{**line, "points": one["points"]} for line, one in zip(rows, results, strict=True)]
+    kept = ("tried", "points")
+    runs = [{**line, **{k: one[k] for k in kept if k in one}} for line, one in zip(rows, results, strict=True)]
     whole = {"schema": SCHEMA, "settings": comparison.settings(), "environment": environment.environment(1)}
     whole |= {"target_loss": target, "runs": runs}
     write_atomically(os.path.join(folder, "compare.json"), json.dumps(whole, indent=1, default=list).encode() + b"\n")

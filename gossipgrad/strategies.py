@@ -24,6 +24,10 @@ class Strategy:
 
     name: ClassVar[str] = ""
 
+    def workers(self, ranks: int) -> int:
+        """How many of these ranks train, the first ones; the others only serve."""
+        return ranks
+
     def settings(self) -> dict[str, Any]:
         """The keywords, with the name as "strategy", in terms of JSON."""
         return {"strategy": self.name, **asdict(self)}
@@ -237,11 +241,13 @@ class PullGossip(_RandomGossip):
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
     of step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly
     from the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the
-    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. Momentum stays local.
+    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. The optimiser's moments stay
+    local.
 
-    No rank waits for another before it settles. How we get there is our own design: a rank has at most two questions
-    open, and a pull beyond them is left out and counted in the history's `exchanges_skipped`; which version of w_j
-    arrives when depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
+    No rank waits for another before it settles. How we get there is our own design: a pull from a rank that has not
+    answered our last two, or while four are not answered, is left out and counted in the history's
+    `exchanges_skipped`. Which version of w_j arrives when depends on the ranks' speeds, so only in a virtual cluster do
+    two runs have the same bits.
 
     interval     steps from one pull to the next, at least 1.
     probability  with which a pull that is due takes place, above 0 and at most 1.
@@ -255,7 +261,8 @@ class PullGossip(_RandomGossip):
                  the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
-    Message memory: three snapshots of the weights a rank; one question and one model a pull.
+    A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A pull
+    sends a question, a note and one model.
     """
 
     name: ClassVar[str] = "pull-gossip"
@@ -268,12 +275,11 @@ class PushGossip(_RandomGossip):
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
     of step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn
     uniformly from the others by (seed, r, t). At the end of each step, a rank to which n >= 1 models have come whole
-    mixes them: w = (w + sum of them) / (n + 1). Momentum stays local.
+    mixes them: w = (w + sum of them) / (n + 1). The optimiser's moments stay local.
 
     No rank waits for another before it settles. How we get there is our own design: a push to a rank that has not
-    mixed our last two, or while our last three pushes are all still on the way, is left out and counted in the
-    history's `exchanges_skipped`. When what arrives depends on the ranks' speeds, so only in a virtual cluster do two
-    runs have the same bits.
+    mixed our last two, or while four are not mixed, is left out and counted in the history's `exchanges_skipped`. When
+    what arrives depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
 
     interval     steps from one push to the next, at least 1.
     probability  with which a push that is due takes place, above 0 and at most 1.
@@ -287,7 +293,8 @@ class PushGossip(_RandomGossip):
                  the mean is kept all the same. Our own design.
     chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
 
-    Message memory: three snapshots of the weights a rank; one note and one model a push.
+    A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A push
+    sends a note and one model.
     """
 
     name: ClassVar[str] = "push-gossip"
@@ -303,18 +310,113 @@ class OverlappedAveraging(Strategy):
     it. Our own design: buckets, chunks, uneven slices, and that weights wait while gradients fill the network.
 
     overlap       False: everything is exchanged after the backward pass, for comparison.
+    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights travel as float32, so "bfloat16" takes
+                  three quarters of the bytes. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
     """
 
     name: ClassVar[str] = "overlapped-averaging"
     overlap: bool = True
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         flag("overlap", self.overlap)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
+
+
+def _check_servers(servers: int, dedicated: bool) -> None:
+    integer("servers", servers, 1, 4096)
+    flag("dedicated", dedicated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticAveraging(Strategy):
+    """EASGD: ranks train alone, tied to a common centre c by an elastic force; with a momentum optimiser, EAMSGD.
+
+    Compared by Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581.
+
+    After the local step t (from 0) with (t + 1) % period == 0, from the weights w that the step has left and the centre
+    as it is then, s = alpha * (w - c); c += s; w -= s. (The EAMSGD of their code takes s before the local step
+    and subtracts it after; ours does both after.) Momentum stays with its rank. At first c is the initial weights.
+
+    The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
+
+    period       steps from one exchange to the next, at least 1.
+    alpha        the force. None: 0.8 / p, or 0.9 / p if not synchronous, for p ranks that train. Above 0 and below
+                 2 / (p + 1), or 1 if not synchronous: beyond, the centre runs away.
+    synchronous  True: all ranks at once and from the same c, to which the sum of their s is added; every rank keeps c,
+                 and an all-reduce takes the place of a server.
+                 False: c lies on servers, and every rank comes at its own time, waiting for a server's answer only.
+    servers, dedicated, bucket_bytes, chunk_bytes
+                 if not synchronous: as for ParameterServer.
+    """
+
+    name: ClassVar[str] = "elastic-averaging"
+    period: int = 10
+    alpha: float | None = None
+    synchronous: bool = True
+    servers: int = 1
+    dedicated: bool = False
+    bucket_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("period", self.period, 1)
+        if self.alpha is not None:
+            number("alpha", self.alpha, above=0.0, below=1.0)
+        flag("synchronous", self.synchronous)
+        _check_servers(self.servers, self.dedicated)
+        for key, value, free in (("servers", self.servers, 1), ("dedicated", self.dedicated, False)):
+            if self.synchronous and value != free:
+                raise ValueError(f"{key}={value!r}: allowed: {free!r}; only synchronous=False has servers")
+        _check_sizes(self.bucket_bytes, self.chunk_bytes)
+
+    def workers(self, ranks: int) -> int:
+        return ranks - self.servers if self.dedicated else ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Strategy):
+    """Downpour: asynchronous SGD around a centre c on servers; a rank waits for a server's answer, for no other rank.
+
+    Compared by Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581.
+
+    After the local step t (from 0) with (t + 1) % period == 0 a rank tells the servers how its weights have moved since
+    it took the centre last, d = w - base; c += d; then w = base = c. Coming to rest (the end of an epoch, an
+    evaluation, a checkpoint) tells what has moved since. Servers answer in the order in which messages arrive, bucket
+    by bucket, between the layers they compute and while they wait. The local step is the optimiser's, and its momentum
+    stays with its rank. The centre moves by the sum over the ranks, not their mean: p ranks learn as with about p times
+    the rate. With one rank it is plain SGD. Under MPI the clock decides who comes first: runs differ.
+
+    The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
+
+    period        steps from one exchange to the next, at least 1.
+    servers       the last `servers` ranks hold the centre, each a part of it.
+    dedicated     False: they train as well. True: they do not; the samples go to the others. Such a rank's weights are
+                  the centre's, its batch in train_step is left alone and its loss there is NaN.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: the
+                  core's choice.
+    """
+
+    name: ClassVar[str] = "parameter-server"
+    period: int = 1
+    servers: int = 1
+    dedicated: bool = False
+    bucket_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("period", self.period, 1)
+        _check_servers(self.servers, self.dedicated)
+        _check_sizes(self.bucket_bytes, self.chunk_bytes)
+
+    def workers(self, ranks: int) -> int:
+        return ranks - self.servers if self.dedicated else ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +443,8 @@ BY_NAME: dict[str, type[Strategy]] = {
         PullGossip,
         PushGossip,
         OverlappedAveraging,
+        ElasticAveraging,
+        ParameterServer,
         NoExchange,
     )
 }
@@ -358,6 +462,6 @@ def by_name(name: str, **options: Any) -> Strategy:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Strategy:
-    """The strategy that settings() described; other keys are ignored."""
+    """The strategy that settings() described; other keys are ignored, and what is not there keeps its default."""
     made = BY_NAME[choice("strategy", settings["strategy"], BY_NAME)]
-    return made(**{field.name: settings[field.name] for field in fields(made)})
+    return made(**{field.name: settings[field.name] for field in fields(made) if field.name in settings})

@@ -43,8 +43,8 @@ class Trainer:
                0..1), "mean_squared_error"; each the mean over a batch.
     optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(), LayerwiseAllReduce(),
-               PeriodicAllReduce(...), PullGossip(...), PushGossip(...),
-               OverlappedAveraging(...), NoExchange(); default GossipGraD().
+               PeriodicAllReduce(...), PullGossip(...), PushGossip(...), OverlappedAveraging(...),
+               ElasticAveraging(...), ParameterServer(...), NoExchange(); default GossipGraD().
     seed       of initial weights, order of samples, dropout and rotation.
     comm       None: the MPI world where mpiexec started this process, else one rank; a VirtualCluster(p): p ranks in
                this process; an mpi4py communicator: that group.
@@ -135,6 +135,11 @@ class Trainer:
         return self.team.rank
 
     @property
+    def workers(self) -> int:
+        """Ranks that train, the first ones; the others only serve (ParameterServer, ElasticAveraging)."""
+        return self.strategy.workers(self.size)
+
+    @property
     def virtual(self) -> bool:
         """Do all ranks live in this process, as threads?"""
         return self.team.kind == "virtual"
@@ -212,11 +217,13 @@ class Trainer:
             "second_moment": core.second_moment(local),
         }
 
-    def _state(self) -> tuple[int, list[dict[str, Arrays]]]:
-        return self.core.step, [self._rank_state(local) for local in range(self.team.local)]
+    def _state(self) -> tuple[int, list[dict[str, Arrays]], Arrays]:
+        parts = [self._rank_state(local) for local in range(self.team.local)]
+        return self.core.step, parts, self.core.consensus_weights()
 
-    def _set_state(self, step: int, parts: Sequence[dict[str, Arrays]]) -> None:
+    def _set_state(self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays) -> None:
         core = self.core
+        core.load_consensus(consensus)
         for local, part in enumerate(parts):
             core.load_weights(part["weight"], local)
             # What another optimiser left is of no use to this one.
@@ -289,7 +296,8 @@ class Trainer:
         """Train for `epochs` epochs and return the history (all epochs of this trainer).
 
         train, validation  a gossipgrad.data.Dataset or (samples, targets). Every rank gives the whole set and trains on
-                           its shard of it, a contiguous part; the consensus model (the replicas' mean) is validated.
+                           its shard of it, a contiguous part; the consensus model is validated: the replicas' mean, or
+                           the centre of ElasticAveraging and ParameterServer.
         batch_size         samples a rank and step.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
@@ -309,7 +317,7 @@ class Trainer:
         shapes = (self.loss, self.net.input_shape, self.net.output_shape)
         train_core = train_set.for_network(*shapes)
         validation_core = None if validation_set is None else validation_set.for_network(*shapes)
-        check_batch(train_set, self.size, batch_size)
+        check_batch(train_set, self.workers, batch_size)
         actors = list(callbacks)
         for actor in actors:
             if not isinstance(actor, Callback):
@@ -331,7 +339,7 @@ class Trainer:
         if resume is not None:
             self._restore(resume)
         self.last_epoch = epochs if resume is not None else self.epoch + epochs
-        steps = math.ceil(math.ceil(len(train_set) / self.size) / batch_size)
+        steps = math.ceil(math.ceil(len(train_set) / self.workers) / batch_size)
         total = self.step + max(self.last_epoch - self.epoch, 0) * steps
         if self.optimizer.schedule.auto and self._total != total:
             self._make(total)
@@ -414,7 +422,7 @@ class Trainer:
             loss=float(counts["loss"]),
             accuracy=float(counts["correct"]) / samples if samples else 0.0,
             seconds=seconds,
-            samples_per_second=samples * self.size / self.team.local / max(seconds, 1e-9),
+            samples_per_second=samples * self.workers / min(self.team.local, self.workers) / max(seconds, 1e-9),
         )
         _callbacks.call(actors, "on_progress", self, progress)
 
@@ -507,7 +515,7 @@ class Trainer:
         return self.core.weights(self._local(rank))
 
     def consensus_weights(self) -> Arrays:
-        """The mean of all replicas' weights by name. Collective."""
+        """The mean of all replicas' weights by name, or the centre, where the strategy has one. Collective."""
         return self.core.consensus_weights()
 
     def gradients(self, rank: int = 0) -> Arrays:
@@ -531,7 +539,7 @@ class Trainer:
         return self.core.consensus_distance()
 
     def load_weights(self, weights: Any) -> None:
-        """Give every rank these weights: arrays by name, or a .safetensors file. Momentum and step stay."""
+        """Give every rank, and a centre, these weights: arrays by name or a .safetensors file. Momentum, step stay."""
         what = "weights"
         if isinstance(weights, (str, os.PathLike)):
             what = os.fspath(weights)
@@ -628,7 +636,7 @@ class Trainer:
     def _restore(self, path: str | os.PathLike[str]) -> None:
         """Take the state of a checkpoint of the same network and number of ranks."""
         name = os.fspath(path)
-        _, description = checkpoint.read(name)
+        consensus, description = checkpoint.read(name)
         try:
             saved = Model.from_config(description["model"])
             ranks, step, epoch = (int(description[key]) for key in ("ranks", "step", "epoch"))
@@ -656,7 +664,7 @@ class Trainer:
 
         self._together("resume", load)
         self.core.settle()
-        self._set_state(step, parts)
+        self._set_state(step, parts, self.net.check_weights(consensus, name))
         self.epoch = epoch
         self.history.epochs = epochs
         self._warn_of_changes(name, settings)

@@ -41,6 +41,7 @@ STRATEGIES += [gg.GossipGraD(shuffle_samples=True)]
 STRATEGIES += [gg.GossipGraD(wire_dtype="bfloat16"), gg.GossipGraD(wire_dtype="bfloat16", exchange="gradients")]
 STRATEGIES += [gg.LayerwiseAllReduce(), gg.PeriodicAllReduce(), gg.PeriodicAllReduce(period=7)]
 STRATEGIES += [gg.OverlappedAveraging(chunk_bytes=64)]
+STRATEGIES += [gg.ElasticAveraging(period=3), gg.ElasticAveraging(synchronous=False), gg.ParameterServer(period=3)]
 STRATEGIES += [gg.GossipGraD(topology="random"), gg.GossipGraD(topology="ring", staleness=1)]
 STRATEGIES += [gg.PullGossip(), gg.PushGossip(push_sum=True)]
 # Of 20 steps the last is one that averages with log2 of 3 ranks, and is none with 7.

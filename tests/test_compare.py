@@ -94,6 +94,19 @@ def test_learning_rates_and_batches():
     assert plan(samples=1000, points=3).parts(200) == (5, 200)
 
 
+def test_the_best_rate_is_kept():
+    """One of them ends in NaN."""
+    comparison = compare.Comparison(
+        entries=compare.entries("allreduce,no-exchange:lr=0.02"), ranks=(2,), lr_grid=(1e30, 0.001, 0.05), **FEW
+    )
+    lines = []
+    swept, fixed = compare.run(comparison, jobs=2, said=lines.append)
+    assert len(lines) == 4 and lines[-1].startswith("4 of 4: ") and sum("FAILED" in line for line in lines) == 1
+    assert swept["lr"] == 0.05 and fixed["lr"] == 0.02 and "tried" not in fixed
+    assert [one["lr"] for one in swept["tried"]] == [0.001, 0.05, 1e30] and swept["tried"][2]["loss"] is None
+    assert swept["points"][-1]["loss"] == swept["tried"][1]["loss"] < swept["tried"][0]["loss"]
+
+
 def test_time_to_a_loss():
     points = [{"virtual_seconds": t, "loss": loss} for t, loss in ((1.0, 4.0), (2.0, 2.0), (3.0, 2.5), (4.0, 1.0))]
     assert compare.time_to(points, 5.0) == 1.0 and compare.time_to(points, 3.0) == 1.5

@@ -46,9 +46,11 @@ RUNS = {
     "bfloat16, gradients": (gg.GossipGraD(wire_dtype="bfloat16", exchange="gradients"), 203, 16, 0.9),
     "bfloat16, allreduce": (gg.AllReduce(wire_dtype="bfloat16"), 203, 16, 0.9),
     "bfloat16, layerwise": (gg.LayerwiseAllReduce(wire_dtype="bfloat16", bucket_bytes=1), 203, 16, 0.9),
+    "bfloat16, overlapped": (gg.OverlappedAveraging(wire_dtype="bfloat16", chunk_bytes=6000), 203, 16, 0.9),
     "bfloat16, periodic": (gg.PeriodicAllReduce(wire_dtype="bfloat16"), 203, 16, 0.9),
     "adam": (gg.GossipGraD(), 203, 16, "adam"),
     "adam, periodic, bfloat16": (gg.PeriodicAllReduce(wire_dtype="bfloat16"), 203, 16, "adam"),
+    "adam, overlapped": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=6000), 101, 13, "adam"),
     "allreduce": (gg.AllReduce(), 203, 16, 0.9),
     "layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
     "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
@@ -57,6 +59,7 @@ RUNS = {
     "overlapped": (gg.OverlappedAveraging(), 203, 16, 0.9),
     "overlapped, small chunks": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
     "overlapped, not overlapped": (gg.OverlappedAveraging(overlap=False, bucket_bytes=1), 101, 13, 0.0),
+    "elastic": (gg.ElasticAveraging(period=3), 101, 13, 0.9),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
 }
 
@@ -122,7 +125,8 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     )
     found = answers(mpirun(p, text, env={"GOSSIPGRAD_SHARED": shared}))
     assert found["layerwise"] == found["overlapped"] == found["allreduce"]
-    assert found["allreduce"] != found["bfloat16, allreduce"] == found["bfloat16, layerwise"] or p == 1
+    assert found["bfloat16, overlapped"] == found["bfloat16, allreduce"] == found["bfloat16, layerwise"]
+    assert found["allreduce"] != found["bfloat16, allreduce"] or p == 1
     for name in RUNS:
         assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
         assert len(found[name][0]) == p
@@ -170,7 +174,17 @@ def test_single_steps_and_state(mpirun):
 
 
 @pytest.mark.parametrize(
-    "name", ["default", "samples", "late", "gradients, late", "layerwise", "periodic, 3", "overlapped, small chunks"]
+    "name",
+    [
+        "default",
+        "samples",
+        "late",
+        "gradients, late",
+        "layerwise",
+        "periodic, 3",
+        "overlapped, small chunks",
+        "elastic",
+    ],
 )
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     """Saved by MPI, continued by MPI and by the virtual cluster, and the other way round."""

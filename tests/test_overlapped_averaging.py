@@ -1,6 +1,7 @@
 """OverlappedAveraging in the virtual cluster: AllReduce's bits; each rank keeps its slices of the optimiser's state."""
 
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,16 +13,22 @@ import gossipgrad as gg
 from gossipgrad import _core
 
 LANES = 16  # whole lanes make a slice
+OPTIMIZERS = OPTIMIZERS | {"adam": gg.Adam(lr=0.01, weight_decay=0.1, decoupled=True)}
 
 
 def run(p, optimizer, strategy, sizes, steps=6):
     """Losses of every step, and of every third all that can be seen."""
     generator = np.random.default_rng(p)
     trainer = trainer_of(p, OPTIMIZERS[optimizer], strategy)
+
+    def look():
+        moments = [trainer.optimizer_state(r)["second_moment"] for r in range(p)]
+        return bits(trainer), [{k: v.tobytes() for k, v in m.items()} for m in moments]
+
     seen = []
     for step in range(steps):
         losses = trainer.train_step(*small_batches(generator, p, sizes=sizes[step % len(sizes)]))
-        seen.append([list(losses), bits(trainer) if step % 3 == 2 else None])  # settles now and then only
+        seen.append([list(losses), look() if step % 3 == 2 else None])  # settles now and then only
     trainer.close()
     return seen
 
@@ -30,10 +37,11 @@ def run(p, optimizer, strategy, sizes, steps=6):
 def allreduce():
     known = {}
 
-    def run_once(p, optimizer, sizes):
-        if (p, optimizer) not in known:
-            known[p, optimizer] = run(p, optimizer, gg.AllReduce(), sizes)
-        return known[p, optimizer]
+    def run_once(p, optimizer, sizes, **options):
+        key = (p, optimizer, *options)
+        if key not in known:
+            known[key] = run(p, optimizer, gg.AllReduce(**options), sizes)
+        return known[key]
 
     return run_once
 
@@ -48,6 +56,15 @@ def test_allreduce_bit_for_bit(p, optimizer, cut, overlap, allreduce):
     assert run(p, optimizer, gg.OverlappedAveraging(overlap=overlap, **CUTS[cut]), sizes) == allreduce(
         p, optimizer, sizes
     )
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("cut", ["layers", "default"])
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
+def test_allreduce_bit_for_bit_with_rounded_gradients(p, cut, overlap, allreduce):
+    strategy = gg.OverlappedAveraging(overlap=overlap, wire_dtype="bfloat16", **CUTS[cut])
+    found = run(p, "nesterov", strategy, [(4, 1, 7)])
+    assert found == allreduce(p, "nesterov", [(4, 1, 7)], wire_dtype="bfloat16")
 
 
 @pytest.mark.parametrize("strategy", [gg.OverlappedAveraging(), gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=99)])
@@ -77,11 +94,13 @@ def test_each_rank_keeps_its_slices(p):
 
     whole = kept(gg.AllReduce())
     assert whole[0] >= p * 4 * net.parameters and whole[1] == 0
+    assert kept(gg.AllReduce(), "adam") == (2 * whole[0], 0)
     for cut in CUTS.values():
         bytes_kept, saved = kept(gg.OverlappedAveraging(**cut))
         assert bytes_kept + saved == whole[0]
         chunks = 1 + whole[0] // p // cut["chunk_bytes"] + 2 if cut else 1
         assert whole[0] // p <= bytes_kept <= whole[0] // p + p * chunks * LANES * 4
+    assert kept(gg.OverlappedAveraging(), "adam") == tuple(2 * n for n in kept(gg.OverlappedAveraging()))
     assert kept(gg.OverlappedAveraging(), "plain") == (0, 0)
 
 
@@ -157,6 +176,8 @@ def test_traffic(p):
         record = trainer_of(p, OPTIMIZERS["plain"], strategy, net=net).fit(data, batch_size=4, progress=False).last
         chunks = chunks or -(-200 // p)
         assert record["bytes_sent"] == 2 * record["steps"] * (p - 1) * 4 * 3200
+        narrow = trainer_of(p, OPTIMIZERS["plain"], replace(strategy, wire_dtype="bfloat16"), net=net)
+        assert 4 * narrow.fit(data, batch_size=4, progress=False).last["bytes_sent"] == 3 * record["bytes_sent"]
         slices = p if chunks == 1 else 200 / chunks
         assert record["messages_sent"] == pytest.approx(2 * record["steps"] * (p - 1) * slices * chunks)
 

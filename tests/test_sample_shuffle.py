@@ -215,6 +215,15 @@ def test_waiting_for_samples_is_waiting_for_data():
     assert moved["data_wait_seconds"] > 0.5 * wire
 
 
+def test_a_neighbour_that_does_not_send_is_named():
+    """It is late by more than patience allows, on the virtual clock."""
+    net, loss, x, y = case("images", 48)
+    comm = gg.VirtualCluster(3, straggler=gg.Straggler(0.3, 100.0))
+    trainer = gg.Trainer(net, loss=loss, strategy=gg.NoExchange(shuffle_samples=True), comm=comm, timeout=1.0)
+    with pytest.raises(gg.CommunicationError, match=r"rank \d: .*exchange \d of samples: .*waited .* rank \d"):
+        trainer.fit((x, y), batch_size=4, progress=False)
+
+
 def test_errors():
     for made in (gg.GossipGraD, gg.PeriodicAllReduce, gg.NoExchange):
         with pytest.raises(TypeError, match="shuffle_samples=1"):

@@ -13,6 +13,7 @@ import gossipgrad as gg
 
 LAYERS = ["conv", "fc1", "fc2"]
 STEPS, EPOCHS = 4, 2
+# Those that wait within a step when the network is slow; after them, every strategy with its defaults.
 WAITING = [
     gg.GossipGraD(bucket_bytes=1),
     gg.GossipGraD(staleness=1, bucket_bytes=1, chunk_bytes=200),
@@ -20,8 +21,8 @@ WAITING = [
     gg.AllReduce(),
     gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=200),
     gg.PeriodicAllReduce(period=2),
-    *(made() for made in gg.strategies.BY_NAME.values() if made is not gg.NoExchange),
 ]
+ALL = WAITING + [made() for made in gg.strategies.BY_NAME.values()]
 
 
 def fit(comm, strategy, trace=100_000):
@@ -38,13 +39,14 @@ def cluster(p=3):
     return gg.VirtualCluster(p, latency=1e-6, bandwidth=1e9)
 
 
-@pytest.mark.parametrize("strategy", WAITING, ids=lambda one: f"{one.name}-{WAITING.index(one)}")
+@pytest.mark.parametrize("strategy", ALL, ids=lambda one: f"{one.name}-{ALL.index(one)}")
 @pytest.mark.parametrize("p", [2, 3, 5])
 def test_exposed_seconds_are_the_waits_that_the_lanes_show(strategy, p):
     trainer, history = fit(cluster(p), strategy)
     waits = [sum(end - begin for begin, end, name, *_ in trainer.core.spans(r) if name == "wait") for r in range(p)]
     exposed = sum(history["exposed_communication_seconds"])
-    assert exposed > 0 and sum(waits) / p == pytest.approx(exposed, rel=1e-9)
+    assert sum(waits) / p == pytest.approx(exposed, rel=1e-9)
+    assert exposed > 0 or strategy not in WAITING
     one = max(history["exposed_communication_seconds_max"])
     assert one <= max(waits) * (1 + 1e-9)
 

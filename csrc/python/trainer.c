@@ -58,9 +58,9 @@ static long long period_of(PyObject *dict) {
 
 /* *table: what must be kept as long as the options are used, or NULL. */
 static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
-    static const char *const names[GG_STRATEGY_COUNT] = {"gossipgrad",          "allreduce",           "no-exchange",
-                                                         "layerwise-allreduce", "periodic-allreduce",  "pull-gossip",
-                                                         "push-gossip",         "overlapped-averaging"};
+    static const char *const names[GG_STRATEGY_COUNT] = {
+        "gossipgrad",  "allreduce",   "no-exchange",          "layerwise-allreduce", "periodic-allreduce",
+        "pull-gossip", "push-gossip", "overlapped-averaging", "elastic-averaging",   "parameter-server"};
     static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
     static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
     static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
@@ -71,6 +71,8 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long overlap = whole_of(dict, "overlap", 1);
     long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
+    long long synchronous = whole_of(dict, "synchronous", 1), servers = whole_of(dict, "servers", 1);
+    double alpha = number_of(dict, "alpha", 0);
     long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
     long long ranks_per_node = whole_of(dict, "ranks_per_node", 0);
     double probability = number_of(dict, "probability", 1.0);
@@ -99,7 +101,11 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
                                  .interval = interval,
                                  .probability = probability,
                                  .push_sum = flag_of(dict, "push_sum"),
-                                 .shuffle_samples = flag_of(dict, "shuffle_samples")};
+                                 .shuffle_samples = flag_of(dict, "shuffle_samples"),
+                                 .synchronous = synchronous != 0,
+                                 .alpha = alpha,
+                                 .servers = servers > INT_MAX ? INT_MAX : (int)servers,
+                                 .dedicated = flag_of(dict, "dedicated")};
     PyObject *topology = PyDict_GetItemString(dict, "topology");
     return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
 }
@@ -742,11 +748,29 @@ static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena
     if (whole == NULL) return NULL;
     if (gg_state_arena(gg_replica_state(gg_trainer_replica(t->trainer, first)), which) != NULL) {
         failed = gg_py_arena_load(t->graph->graph, dict, argument, whole);
-        for (int i = 0; !failed && i < count; ++i) gg_replica_keep(gg_trainer_replica(t->trainer, first + i), which, whole);
+        for (int i = 0; !failed && i < count; ++i) {
+            gg_replica *replica = gg_trainer_replica(t->trainer, first + i);
+            gg_replica_keep(replica, which, whole);
+            if (which == GG_ARENA_WEIGHT && rank_object == Py_None) gg_replica_set_consensus(replica, whole);
+        }
     } else if (!PyDict_Check(dict) || PyDict_Size(dict) != 0) {
         PyErr_Format(PyExc_ValueError, "%s: given, but the optimizer keeps none", argument);
         failed = -1;
     }
+    PyMem_Free(whole);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *load_consensus(PyObject *self, PyObject *dict) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_status status;
+    CALL(t, gg_trainer_settle(t->trainer));
+    float *whole = new_arena(t);
+    if (whole == NULL) return NULL;
+    int failed = gg_py_arena_load(t->graph->graph, dict, "weights", whole);
+    for (int i = 0; !failed && i < gg_team_local(t->team->team); ++i)
+        gg_replica_set_consensus(gg_trainer_replica(t->trainer, i), whole);
     PyMem_Free(whole);
     if (failed) return NULL;
     Py_RETURN_NONE;
@@ -895,7 +919,9 @@ static PyMethodDef methods[] = {
     {"predict", KEYWORDS(predict), "Outputs of the consensus model."},
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
     {"weights", KEYWORDS(weights), "Copies of a local rank's weights, by name."},
-    {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, by name."},
+    {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, or the strategy's own model, by name."},
+    {"load_consensus", load_consensus, METH_O,
+     "load_consensus($self, weights, /)\n--\n\nSets the strategy's own model, where it keeps one."},
     {"gradients", KEYWORDS(gradients), "Copies of a local rank's last gradients."},
     {"momentum", KEYWORDS(momentum), "Copies of a local rank's momentum, or Adam's first moment."},
     {"second_moment", KEYWORDS(second_moment), "Copies of a local rank's second moment (Adam)."},

@@ -11,7 +11,10 @@
  * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has all its
  * weights may be written by the next backward pass. They read updated weights from a snapshot which the update writes beside the
  * weights and which is not written again before all have read it. Weights are private: they arrive by copy, from `ready` on, when
- * the step uses them no more. */
+ * the step uses them no more.
+ *
+ * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights travel as they are:
+ * all ranks train on the same, and nothing of a small update is lost. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -44,10 +47,12 @@ typedef struct overlapped_averaging {
     gg_buckets buckets;
     gg_partition partition;
     bool overlap;
-    float *snapshot;      /* message memory: the own slices after the update; NULL: one rank */
-    float *landing;       /* for parts that cannot be read in place: of each chunk's own slice, one part a rank */
-    const float **source; /* one a rank */
-    gg_request *request;  /* [chunk][kind][rank] */
+    float *snapshot;     /* message memory: the own slices after the update; NULL: one rank */
+    uint16_t *wire;      /* message memory: the gradients as they travel; NULL: as float32, from where they lie */
+    size_t size;         /* of an element of a gradient that travels */
+    char *landing;       /* for parts that cannot be read in place: of each chunk's own slice, one part a rank */
+    const void **source; /* one a rank */
+    gg_request *request; /* [chunk][kind][rank] */
     int64_t polls;
     chunk_state *chunk;
     bucket_state *bucket;
@@ -63,6 +68,11 @@ static gg_status at_chunk(const overlapped_averaging *s, int chunk, gg_status st
     return gg_strategy_at(&s->head, b->first_layer, b->last_layer, status);
 }
 
+/* Where element `at` of the gradients lies as it travels. */
+static void *gradient_at(const overlapped_averaging *s, size_t at) {
+    return s->wire != NULL ? (void *)(s->wire + at) : (void *)(s->head.env.state->gradient + at);
+}
+
 /* Sends the parts of a chunk's gradient to those who add them. Peers are visited from the next rank on, so that not all send to one;
  * receives come first: a message that finds its receive posted needs no copy on the way. */
 static gg_status start_chunk(overlapped_averaging *s, int chunk) {
@@ -71,13 +81,16 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
     const gg_state *state = s->head.env.state;
     int p = transport->size, rank = transport->rank, tag = GG_TAG_USER + chunk;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
-    float *landing = s->landing + own->kept * (size_t)p;
+    const gg_chunk *whole = &s->buckets.chunk[chunk];
+    if (s->wire != NULL)
+        s->head.env.device->table->narrow(s->head.env.device, whole->count, state->gradient + whole->offset,
+                                          s->wire + whole->offset);
     for (int i = 1; i < p; ++i) {
         int from = (rank - i + p) % p;
         const gg_part *theirs = gg_partition_part(&s->partition, from, chunk);
         if (own->count > 0)
-            GG_TRY(gg_receive(transport, landing + own->count * (size_t)from, own->count * sizeof(float), from, tag,
-                              request_of(s, chunk, GRADIENT_IN, from)));
+            GG_TRY(gg_receive(transport, s->landing + (own->kept * (size_t)p + own->count * (size_t)from) * s->size,
+                              own->count * s->size, from, tag, request_of(s, chunk, GRADIENT_IN, from)));
         if (theirs->count > 0)
             GG_TRY(gg_receive(transport, state->weight + theirs->offset, theirs->count * sizeof(float), from, tag,
                               request_of(s, chunk, WEIGHT_IN, from)));
@@ -86,7 +99,7 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
         int to = (rank + i) % p;
         const gg_part *theirs = gg_partition_part(&s->partition, to, chunk);
         if (theirs->count > 0)
-            GG_TRY(gg_send(transport, state->gradient + theirs->offset, theirs->count * sizeof(float), to, tag,
+            GG_TRY(gg_send(transport, gradient_at(s, theirs->offset), theirs->count * s->size, to, tag,
                            request_of(s, chunk, GRADIENT_OUT, to)));
     }
     s->chunk[chunk].stage = REDUCING;
@@ -124,10 +137,15 @@ static gg_status add_and_update(overlapped_averaging *s, int chunk) {
     int p = env->transport->size, rank = env->transport->rank;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
     float *sum = env->state->gradient + own->offset;
+    void *travelled = gradient_at(s, own->offset);
     if (own->count == 0) return GG_OK;
-    for (int r = 0; r < p; ++r) s->source[r] = r == rank ? sum : request_of(s, chunk, GRADIENT_IN, r)->data;
-    if (p > 1 || s->head.share[0] != 1.0f)
-        env->device->table->weighted_sum(env->device, own->count, p, s->source, s->head.share, sum);
+    for (int r = 0; r < p; ++r) s->source[r] = r == rank ? travelled : request_of(s, chunk, GRADIENT_IN, r)->data;
+    if (s->wire != NULL) {
+        env->device->table->narrow_sum(env->device, own->count, p, (const uint16_t *const *)s->source, s->head.share, travelled);
+        env->device->table->widen(env->device, own->count, travelled, sum);
+    } else if (p > 1 || s->head.share[0] != 1.0f) {
+        env->device->table->weighted_sum(env->device, own->count, p, (const float *const *)s->source, s->head.share, sum);
+    }
     for (int r = 0; r < p; ++r) {
         GG_TRY(gg_release(env->transport, request_of(s, chunk, GRADIENT_IN, r)));
         GG_TRY(gg_strategy_wait(&s->head, request_of(s, chunk, WEIGHT_OUT, r))); /* of the last step */
@@ -151,20 +169,19 @@ cleanup:
 }
 
 /* For the trace, where the last chunk stands for its bucket: its gradients or weights are through. */
-static void show(overlapped_averaging *s, int chunk, const char *name) {
+static void show(overlapped_averaging *s, int chunk, const char *name, size_t size) {
     const gg_bucket *b = &s->buckets.bucket[s->chunk[chunk].bucket];
     bucket_state *state = &s->bucket[s->chunk[chunk].bucket];
     const gg_chunk *first = &s->buckets.chunk[b->first_chunk], *last = &s->buckets.chunk[b->end_chunk - 1];
     if (s->head.env.trace == NULL || chunk < b->end_chunk - 1) return;
-    gg_strategy_exchanged(&s->head,
-                          (gg_trace_span){.begin = state->sent,
-                                          .arrived = state->arrived,
-                                          .name = name,
-                                          .step = state->step,
-                                          .index = b->first_layer,
-                                          .last = b->last_layer,
-                                          .peer = -1,
-                                          .bytes = (int64_t)((last->offset + last->count - first->offset) * sizeof(float))});
+    gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = state->sent,
+                                                    .arrived = state->arrived,
+                                                    .name = name,
+                                                    .step = state->step,
+                                                    .index = b->first_layer,
+                                                    .last = b->last_layer,
+                                                    .peer = -1,
+                                                    .bytes = (int64_t)((last->offset + last->count - first->offset) * size)});
     state->sent = gg_transport_now(s->head.env.transport);
     state->arrived = 0;
 }
@@ -197,7 +214,7 @@ static gg_status reduce(overlapped_averaging *s, int chunk, bool wait) {
     if (!all) return GG_OK;
     GG_TRY(add_and_update(s, chunk));
     s->chunk[chunk].stage = UPDATED;
-    show(s, chunk, "gradients");
+    show(s, chunk, "gradients", s->size);
 cleanup:
     return at_chunk(s, chunk, status);
 }
@@ -226,7 +243,7 @@ static gg_status gather(overlapped_averaging *s, int chunk, bool wait) {
     GG_TRY(arrive(s, chunk, wait, &all));
     if (!all) return GG_OK;
     s->chunk[chunk].stage = AT_REST;
-    show(s, chunk, "weights");
+    show(s, chunk, "weights", sizeof(float));
 cleanup:
     return at_chunk(s, chunk, status);
 }
@@ -319,6 +336,7 @@ static void destroy(gg_strategy *strategy) {
     /* Requests must not outlive their memory. */
     for (size_t i = 0; s->request != NULL && i < requests; ++i) gg_cancel(transport, &s->request[i]);
     gg_message_free(transport, s->snapshot);
+    gg_message_free(transport, s->wire);
     gg_free(s->landing);
     gg_free(s->source);
     gg_free(s->request);
@@ -335,7 +353,7 @@ static const gg_strategy_table table = {"overlapped-averaging", begin, need, rea
 gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     overlapped_averaging *s = NULL;
-    size_t p = (size_t)env->transport->size, bytes = 0;
+    size_t p = (size_t)env->transport->size;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
     s->head.table = &table;
     s->head.env = *env;
@@ -355,10 +373,11 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     /* One size on all ranks: message memory wants it so, and then every rank or none has an arena. */
     env->state->kept = s->partition.most;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
-    bytes = s->partition.most * sizeof(float);
+    s->size = gg_dtype_size(options->wire);
     if (p > 1) {
-        GG_TRY(gg_message_alloc(env->transport, bytes, "updated slices", (void **)&s->snapshot));
-        GG_TRY(gg_alloc(p * bytes, "landing of gradients", (void **)&s->landing));
+        GG_TRY(gg_wire_create(options, env, &s->wire));
+        GG_TRY(gg_message_alloc(env->transport, s->partition.most * sizeof(float), "updated slices", (void **)&s->snapshot));
+        GG_TRY(gg_alloc(p * s->partition.most * s->size, "landing of gradients", (void **)&s->landing));
     }
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;

@@ -3,8 +3,8 @@
  *   push   the new weights go to the drawn rank, which mixes at the end of a step all that has arrived whole.
  *   pull   the drawn rank is asked, and sends what it published last: its weights after its last update. It answers in its polls.
  *
- * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1, or, with push_sum, who sends
- * keeps half of his mass and gives half away with what he sends, so that the sum over the ranks, and with all on the way, of mass*w
+ * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1, or, with push_sum, a rank that sends
+ * keeps half of its mass and gives half away with what it sends, so that the sum over the ranks, and with all on the way, of mass*w
  * is kept. At rest the masses become 1 again: all replicas are shifted by one vector, so that their plain mean is what the weighted mean was.
  *
  * The update of a layer leaves a copy in a snapshot in message memory, which is not written again before all who read it are through.
@@ -19,15 +19,14 @@
 #include "base/random.h"
 #include "comm/collective.h"
 #include "strategy/buckets.h"
-#include "strategy/stream.h"
 #include "strategy/tables.h"
 
 enum {
-    SNAPSHOTS = 3,    /* one is written while the last two are read */
-    DELIVERIES = 8,   /* snapshots on their way to somebody */
-    UNREAD_LIMIT = 2, /* of those, to one rank that is pushed to */
-    ARRIVALS = 4,     /* messages that come in at the same time, each with a landing arena */
-    QUESTIONS = 2,    /* pulls that are not answered yet: an answer takes a step or so */
+    SNAPSHOTS = 4,  /* two for the one that is written and the one before it, and two that a rank that lags may keep */
+    DELIVERIES = 8, /* snapshots on their way to somebody */
+    QUESTIONS = 4,  /* pulls that are not answered yet: an answer takes a step or so */
+    PEER_LIMIT = 2, /* pushes to one rank, or questions, that it has not dealt with */
+    ARRIVALS = 4,   /* messages that come in at the same time, each with a landing arena; one for each question at least */
     TAG_NOTE = GG_TAG_USER,
     TAG_CHUNK
 };
@@ -135,10 +134,12 @@ static int free_snapshot(const random_gossip *s) {
     return -1;
 }
 
+/* Whether a rank has still to deal with what was sent to it before. */
 static bool lags(const random_gossip *s, int peer) {
-    int unread = 0;
-    for (int i = 0; i < DELIVERIES; ++i) unread += s->delivery[i].active && s->delivery[i].peer == peer;
-    return unread >= UNREAD_LIMIT;
+    int left = 0;
+    for (int i = 0; !s->pulls && i < DELIVERIES; ++i) left += s->delivery[i].active && s->delivery[i].peer == peer;
+    for (int i = 0; s->pulls && i < QUESTIONS; ++i) left += s->question[i].open && s->question[i].peer == peer;
+    return left >= PEER_LIMIT;
 }
 
 /* ---- what goes out ---- */
@@ -197,6 +198,7 @@ static gg_status listen_to(random_gossip *s, int peer) {
 static gg_status ask(random_gossip *s, int peer, bool *done) {
     gg_status status = GG_OK;
     *done = false;
+    if (lags(s, peer)) return GG_OK;
     for (int i = 0; i < QUESTIONS && !*done; ++i) {
         question *q = &s->question[i];
         if (q->open || q->asked.state != GG_REQUEST_IDLE) continue;
@@ -217,7 +219,7 @@ cleanup:
 static gg_status accept(random_gossip *s, int peer, double mass, bool *done) {
     gg_status status = GG_OK;
     arrival *a = s->arrival;
-    while (a < s->arrival + ARRIVALS && (a->active || a->chunk == NULL)) ++a;
+    while (a < s->arrival + ARRIVALS && a->active) ++a;
     *done = a < s->arrival + ARRIVALS;
     if (!*done) return GG_OK;
     a->active = true;
@@ -318,8 +320,7 @@ static gg_status advance(random_gossip *s, bool *moved) {
         if (!d->active) continue;
         GG_TRY(look(s, &d->announced, &done, moved));
         GG_TRY(test_chunks(s, d->chunk, &d->next, moved));
-        if (!done || d->next < s->cut.chunk_count) continue;
-        d->active = false;
+        d->active = !done || d->next < s->cut.chunk_count;
     }
     for (int i = 0; i < QUESTIONS; ++i) {
         bool done;
@@ -365,6 +366,7 @@ static gg_status begin(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
     s->chosen = false;
+    s->writing = s->partner = -1;
     if (s->wire != GG_FLOAT32) s->fresh = false; /* to give mass changes the weights: not from the forward pass on */
     if (strategy->env.transport->size == 1 || s->listens) return GG_OK;
     s->listens = true;
@@ -392,7 +394,6 @@ static gg_status choose(random_gossip *s) {
     gg_status status = GG_OK;
     bool moved = false;
     s->chosen = true;
-    s->writing = s->partner = -1;
     if (!s->listens) return GG_OK;
     GG_TRY(advance(s, &moved));
     s->fresh = false;
@@ -432,7 +433,6 @@ static gg_status end(gg_strategy *strategy) {
         else if (s->writing >= 0) GG_TRY(deliver(s, s->partner, s->writing, &done));
         strategy->skipped += !done;
     }
-    s->writing = -1;
     GG_TRY(mix(s, &moved));
 cleanup:
     return gg_strategy_at_all(&s->head, status);
@@ -453,16 +453,16 @@ cleanup:
     return status;
 }
 
-static bool asks(const random_gossip *s) {
+/* Whom it has asked and has no whole answer of; -1: nobody. */
+static int asked(const random_gossip *s) {
     for (int i = 0; i < QUESTIONS; ++i)
-        if (s->question[i].open || s->question[i].asked.state != GG_REQUEST_IDLE) return true;
-    return false;
+        if (s->question[i].open || s->question[i].asked.state != GG_REQUEST_IDLE) return s->question[i].peer;
+    return -1;
 }
 
 /* A rank from which something is still to come, or that has still to take something; -1: nobody. */
 static int missing(const random_gossip *s) {
-    for (int i = 0; i < QUESTIONS; ++i)
-        if (s->question[i].open || s->question[i].asked.state != GG_REQUEST_IDLE) return s->question[i].peer;
+    if (asked(s) >= 0) return asked(s);
     for (int i = 0; i < s->head.env.transport->size; ++i) {
         const peer_state *p = &s->peer[i];
         if (p->heard.state != GG_REQUEST_IDLE || p->told_rest.state != GG_REQUEST_IDLE || p->awaited != 0) return i;
@@ -501,8 +501,8 @@ cleanup:
     return status;
 }
 
-/* Goes on serving the others until all have made their last step and nothing is under way. Who pulls says so when he has his answers,
- * so that nobody who has heard it of all will be asked again. */
+/* Goes on serving the others until all have made their last step and nothing is under way. A rank that pulls says that it rests when
+ * it has its answers: who has heard that of all will not be asked again. */
 static gg_status settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
@@ -515,7 +515,7 @@ static gg_status settle(gg_strategy *strategy) {
         refresh(s);
         GG_TRY(advance(s, &moved));
         GG_TRY(mix(s, &moved));
-        if (!said && !asks(s)) {
+        if (!said && asked(s) < 0) {
             GG_TRY(say_rest(s));
             said = moved = true;
         }
@@ -592,7 +592,7 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
     if (s->wire != GG_FLOAT32) GG_TRY(gg_alloc(s->cut.chunk[0].count * sizeof(float), "a chunk", (void **)&s->wide));
     for (int i = 0; i < DELIVERIES; ++i)
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&s->delivery[i].chunk));
-    for (int i = 0; i < (s->pulls ? QUESTIONS : ARRIVALS); ++i) {
+    for (int i = 0; i < ARRIVALS; ++i) {
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&s->arrival[i].chunk));
         /* Not cleared: where messages are read in place, it never takes real memory. */
         GG_TRY(gg_alloc(bytes, "landing arena", &s->arrival[i].landing));

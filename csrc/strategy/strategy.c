@@ -52,6 +52,13 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
         if (options->period < 0)
             return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period);
         return gg_periodic_allreduce_create(options, env, out);
+    case GG_STRATEGY_ELASTIC_AVERAGING:
+    case GG_STRATEGY_PARAMETER_SERVER: {
+        gg_status status = check_sizes(options);
+        if (status != GG_OK) return status;
+        return options->kind == GG_STRATEGY_PARAMETER_SERVER ? gg_parameter_server_create(options, env, out)
+                                                             : gg_elastic_averaging_create(options, env, out);
+    }
     case GG_STRATEGY_PULL_GOSSIP:
     case GG_STRATEGY_PUSH_GOSSIP: {
         gg_status status = check_random(options);
@@ -69,6 +76,12 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
 
 void gg_strategy_destroy(gg_strategy *strategy) {
     if (strategy != NULL) strategy->table->destroy(strategy);
+}
+
+int gg_strategy_workers(const gg_strategy_options *options, int size) {
+    bool serves = options->kind == GG_STRATEGY_PARAMETER_SERVER || options->kind == GG_STRATEGY_ELASTIC_AVERAGING;
+    bool apart = serves && options->dedicated && options->servers > 0 && options->servers < size;
+    return apart ? size - options->servers : size;
 }
 
 static gg_status arena_create(const gg_strategy_env *env, bool shared, size_t count, const char *what, float **out) {

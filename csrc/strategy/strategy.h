@@ -26,6 +26,8 @@ typedef enum gg_strategy_kind {
     GG_STRATEGY_PULL_GOSSIP,
     GG_STRATEGY_PUSH_GOSSIP,
     GG_STRATEGY_OVERLAPPED_AVERAGING,
+    GG_STRATEGY_ELASTIC_AVERAGING,
+    GG_STRATEGY_PARAMETER_SERVER,
     GG_STRATEGY_COUNT
 } gg_strategy_kind;
 
@@ -54,6 +56,11 @@ typedef struct gg_strategy_options {
     double probability;   /* with which an exchange that is due takes place */
     bool push_sum;        /* weights carry a mass, so that averaging keeps their mean */
     bool shuffle_samples; /* the ranks' shards move around a ring; the replica sees to it, whatever the strategy */
+    /* Where ranks share a centre: */
+    bool synchronous; /* elastic averaging: all ranks at once */
+    double alpha;     /* elastic averaging: the force; 0: the strategy's choice */
+    int servers;      /* ranks that the centre lies on */
+    bool dedicated;   /* they only serve */
 } gg_strategy_options;
 
 /* What a strategy works with; all of it outlives the strategy. */
@@ -80,8 +87,15 @@ typedef struct gg_strategy_table {
     void (*destroy)(gg_strategy *strategy);
 } gg_strategy_table;
 
+/* Of a strategy that keeps a model of its own, which is evaluated and saved in place of the mean of the replicas. At rest. */
+typedef struct gg_strategy_model {
+    gg_status (*read)(gg_strategy *strategy, float *out); /* collective: the same on every rank */
+    void (*write)(gg_strategy *strategy, const float *weights);
+} gg_strategy_model;
+
 struct gg_strategy {
     const gg_strategy_table *table;
+    const gg_strategy_model *model; /* NULL: none */
     gg_strategy_env env;
     int64_t step;           /* of the training step under way; set by begin's caller */
     const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
@@ -94,6 +108,8 @@ struct gg_strategy {
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 void gg_strategy_destroy(gg_strategy *strategy);
+/* Of `size` ranks the first ones, this many, train; the others only serve. Any options. */
+int gg_strategy_workers(const gg_strategy_options *options, int size);
 
 /* At rest: copies an arena to `whole`, `count` elements, whichever rank keeps them; nothing where the optimiser keeps none.
  * Collective: every rank asks for the same arena; `whole` may be NULL on those that only give. */

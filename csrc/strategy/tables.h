@@ -15,6 +15,8 @@ gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, cons
 gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 
 /* Arenas in message memory, where partners read them; the others are private. OTHER_GRADIENT: the strategy brings the gradients' arena. */

@@ -41,10 +41,13 @@ struct gg_replica {
     double exposed_before;
     int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
 
+    int workers; /* the first ranks, which train */
     gg_allreduce *averaging;
-    float *consensus; /* message memory; made on first use */
-    float *equal_share;
+    float *consensus;   /* message memory; made on first use */
+    float *equal_share; /* of each worker */
 };
+
+static bool trains(const gg_replica *r) { return r->options.transport->rank < r->workers; }
 
 /* ---- the step ---- */
 
@@ -154,7 +157,7 @@ cleanup:
     return status;
 }
 
-/* Trains on the batch that lies in the plan's input; r->share is set. */
+/* Trains on the batch that lies in the plan's input; r->share is set. plan NULL: this rank has no batch, it only serves. */
 static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *targets, double *loss_sum, int64_t *correct) {
     gg_status status = GG_OK;
     const gg_strategy_table *table = r->strategy->table;
@@ -163,10 +166,11 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     r->strategy->share = r->share;
     r->batch = n;
     r->last_plan = plan;
-    GG_TRY(straggle(r));
+    if (plan != NULL) GG_TRY(straggle(r));
     GG_TRY(table->begin(r->strategy));
-    GG_TRY(
-        gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum, correct));
+    if (plan != NULL)
+        GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum,
+                             correct));
     GG_TRY(table->end(r->strategy));
     record(r, GG_LANE_COMPUTE, "step", begin, -1);
     r->state.step++;
@@ -183,11 +187,12 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
         int64_t t = r->counts.steps, n = gg_loader_batch(r->loader, r->options.transport->rank, t), all = 0, correct = 0;
         double loss_sum = 0;
         gg_plan *plan = NULL;
-        for (int rank = 0; rank < r->options.transport->size; ++rank) all += gg_loader_batch(r->loader, rank, t);
-        for (int rank = 0; rank < r->options.transport->size; ++rank)
-            r->share[rank] = (float)gg_loader_batch(r->loader, rank, t) / (float)all;
-        GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
-        GG_TRY(read_batch(r, plan, t));
+        for (int rank = 0; rank < r->workers; ++rank) all += gg_loader_batch(r->loader, rank, t);
+        for (int rank = 0; rank < r->workers; ++rank) r->share[rank] = (float)gg_loader_batch(r->loader, rank, t) / (float)all;
+        if (n > 0) {
+            GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
+            GG_TRY(read_batch(r, plan, t));
+        }
         GG_TRY(step_on(r, plan, n, r->targets, &loss_sum, &correct));
         r->counts.steps++;
         r->counts.samples += n;
@@ -206,14 +211,15 @@ gg_status gg_replica_step(gg_replica *r, const float *samples, const void *targe
     gg_plan *plan = NULL;
     int64_t correct = 0, all = 0;
     double loss_sum = 0;
-    int size = r->options.transport->size;
 
-    for (int rank = 0; rank < size; ++rank) all += batches ? batches[rank] : n;
-    for (int rank = 0; rank < size; ++rank) r->share[rank] = (float)(batches ? batches[rank] : n) / (float)all;
-    GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
-    read_rows(r, plan, GG_FLOAT32, samples, n, 1.0f, 0.0f);
+    for (int rank = 0; rank < r->workers; ++rank) all += batches ? batches[rank] : n;
+    for (int rank = 0; rank < r->workers; ++rank) r->share[rank] = (float)(batches ? batches[rank] : n) / (float)all;
+    if (trains(r)) {
+        GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
+        read_rows(r, plan, GG_FLOAT32, samples, n, 1.0f, 0.0f);
+    }
     GG_TRY(step_on(r, plan, n, targets, &loss_sum, &correct));
-    *loss = loss_sum / (double)n;
+    *loss = plan != NULL ? loss_sum / (double)n : NAN;
 cleanup:
     return status;
 }
@@ -235,8 +241,9 @@ static void drop_data(gg_replica *r) {
 gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, bool shuffle) {
     gg_status status = GG_OK;
     gg_transport *transport = r->options.transport;
+    /* Who only serves keeps the books of rank 0. */
     gg_loader_options options = {
-        .rank = transport->rank, .size = transport->size, .batch = batch, .shuffle = shuffle, .seed = r->options.seed};
+        .rank = trains(r) ? transport->rank : 0, .size = r->workers, .batch = batch, .shuffle = shuffle, .seed = r->options.seed};
     gg_plan *plan = NULL;
     size_t target_bytes = (size_t)batch * (size_t)set->target_values * gg_dtype_size(set->target_dtype);
     bool ring = r->options.strategy.shuffle_samples && transport->size > 1;
@@ -250,7 +257,7 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, 
     gg_dataset_retain(set);
     r->set = *set;
     GG_TRY(gg_alloc(target_bytes, "targets of a batch", &r->targets));
-    for (int64_t t = 0; t < gg_loader_steps(r->loader); ++t)
+    for (int64_t t = 0; trains(r) && t < gg_loader_steps(r->loader); ++t)
         GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
 cleanup:
     if (status != GG_OK) { /* nobody trains on a part of it; what is collective goes with the replica */
@@ -365,18 +372,25 @@ gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status)
     return gg_error_prefix(status, "step %lld, %s: ", (long long)r->state.step, what);
 }
 
-gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
+/* Room for the consensus model; made on first use. */
+static gg_status make_consensus(gg_replica *r) {
+    gg_status status = GG_OK;
+    if (r->averaging != NULL) return GG_OK;
+    GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
+    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
+cleanup:
+    return status;
+}
+
+/* The mean of the replicas that train. */
+static gg_status average(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
     if (r->options.transport->size == 1) {
         *weights = r->state.weight;
         return GG_OK;
     }
-    if (r->averaging == NULL) {
-        GG_TRY(
-            gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
-        GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
-    }
+    GG_TRY(make_consensus(r));
     memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
     GG_TRY(gg_replica_at(r, "mean of the replicas", gg_allreduce_run(r->averaging, r->consensus, r->equal_share)));
     *weights = r->consensus;
@@ -384,15 +398,30 @@ cleanup:
     return status;
 }
 
+gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
+    gg_status status = GG_OK;
+    if (r->strategy->model == NULL) return average(r, weights);
+    GG_TRY(gg_replica_settle(r));
+    GG_TRY(make_consensus(r));
+    GG_TRY(gg_replica_at(r, "the strategy's model", r->strategy->model->read(r->strategy, r->consensus)));
+    *weights = r->consensus;
+cleanup:
+    return status;
+}
+
+void gg_replica_set_consensus(gg_replica *r, const float *weights) {
+    if (r->strategy->model != NULL) r->strategy->model->write(r->strategy, weights);
+}
+
 gg_status gg_replica_distance(gg_replica *r, double *distance) {
     gg_status status = GG_OK;
     const float *mean = NULL;
-    GG_TRY(gg_replica_consensus(r, &mean));
-    double apart = r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean);
+    GG_TRY(average(r, &mean));
+    double apart = trains(r) ? r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean) : 0;
     double whole = r->device->table->sum_squares(r->device, r->state.count, mean, NULL);
     double own = whole != 0 ? sqrt(apart / whole) : 0; /* NaN stays NaN */
     GG_TRY(gg_replica_at(r, "consensus distance", gg_allreduce_doubles(r->options.transport, &own, 1)));
-    *distance = own / r->options.transport->size;
+    *distance = own / r->workers;
 cleanup:
     return status;
 }
@@ -497,7 +526,8 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     r->options.step_seconds = NULL;
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
-    for (size_t i = 0; i < ranks; ++i) r->equal_share[i] = 1.0f / (float)ranks;
+    r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
+    for (int i = 0; i < r->workers; ++i) r->equal_share[i] = 1.0f / (float)r->workers;
     if (options->trace > 0) {
         GG_TRY(gg_trace_create(options->trace, &r->trace));
         GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
@@ -515,6 +545,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
                                                  .trace = r->trace},
                               &r->strategy));
     gg_graph_initialise(options->graph, options->seed, r->state.weight);
+    gg_replica_set_consensus(r, r->state.weight);
     *out = r;
 cleanup:
     if (status != GG_OK) gg_replica_destroy(r);

@@ -71,7 +71,8 @@ void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
 /* Settles, as part of the epoch's time. Collective. */
 gg_status gg_replica_end_epoch(gg_replica *replica);
 
-/* One step on n samples in plain layout; loss: mean over them. `batches`: samples of every rank in this step; NULL: all n. */
+/* One step on n samples in plain layout; loss: mean over them. `batches`: samples of every rank in this step; NULL: all n. A rank that only
+ * serves leaves its samples alone, and its loss is NaN. */
 gg_status gg_replica_step(gg_replica *replica, const float *samples, const void *targets, int64_t n, const int64_t *batches,
                           double *loss);
 
@@ -82,9 +83,12 @@ gg_status gg_replica_gather(gg_replica *replica, gg_arena which, float *whole);
 void gg_replica_keep(gg_replica *replica, gg_arena which, const float *whole);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
-/* The mean of the replicas' weights; valid until the next call. Settles. Collective. */
+/* The strategy's own model, where it keeps one, or else the mean of the replicas' weights; valid until the next call. Settles.
+ * Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
-/* Mean over ranks of |w_r - w_mean| / |w_mean|; NaN if any weight is NaN or infinite. Settles. Collective. */
+/* The strategy's own model, where it keeps one, becomes this. At rest; all ranks give the same, but need not call together. */
+void gg_replica_set_consensus(gg_replica *replica, const float *weights);
+/* Mean over the ranks that train of |w_r - w_mean| / |w_mean|; NaN if any weight is NaN or infinite. Settles. Collective. */
 gg_status gg_replica_distance(gg_replica *replica, double *distance);
 
 /* Loss and hits of `weights` on samples [begin, end) of a set. Not collective. */

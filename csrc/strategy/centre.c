@@ -1,0 +1,370 @@
+#include "strategy/centre.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "strategy/tables.h"
+
+/* Elements that a server works on at a time: they stay in the first cache. */
+#define PIECE ((size_t)2048)
+/* What the virtual clock charges a server for: message and centre are read, centre and answer written, by a modest core. */
+#define MODEL_BYTES_PER_SECOND 10e9
+#define MODEL_BYTES_PER_ELEMENT 16
+
+static bool trains(const gg_centre *s) { return s->head.env.transport->rank < s->workers; }
+static int first_server(const gg_centre *s) { return s->head.env.transport->size - s->servers; }
+
+static int server_of(const gg_centre *s, int chunk) {
+    return first_server(s) + (int)(s->buckets.chunk[chunk].offset * (size_t)s->servers / s->head.env.state->count);
+}
+
+static gg_status at_bucket(const gg_centre *s, int bucket, gg_status status) {
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    return gg_strategy_at(&s->head, b->first_layer, b->last_layer, status);
+}
+
+void gg_add_scaled(gg_device *device, size_t n, const float *a, float scale, const float *b, float *out) {
+    const float *const source[2] = {a, b};
+    const float factor[2] = {1.0f, scale};
+    device->table->weighted_sum(device, n, 2, source, factor, out);
+}
+
+void gg_scaled_difference(gg_device *device, size_t n, float scale, const float *a, const float *b, float *out) {
+    const float *const difference = out;
+    gg_add_scaled(device, n, a, -1.0f, b, out);
+    device->table->weighted_sum(device, n, 1, &difference, &scale, out);
+}
+
+/* ---- the server ---- */
+
+static gg_status change(gg_centre *s, int chunk, const float *message, float *answer) {
+    const gg_chunk *c = &s->buckets.chunk[chunk];
+    float *weight = s->weight + (c->offset - s->begin);
+    for (size_t at = 0; at < c->count; at += PIECE) {
+        size_t n = c->count - at < PIECE ? c->count - at : PIECE;
+        s->rule->answer(s, n, weight + at, message + at, answer + at);
+    }
+    return gg_transport_compute(s->head.env.transport, (double)c->count * MODEL_BYTES_PER_ELEMENT / MODEL_BYTES_PER_SECOND);
+}
+
+static float *room_of(const gg_centre *s, int chunk, int worker) {
+    return s->room + (size_t)worker * s->count + (s->buckets.chunk[chunk].offset - s->begin);
+}
+
+static gg_request *served_of(const gg_centre *s, int chunk) {
+    return s->served + (size_t)(chunk - s->first_chunk) * (size_t)s->workers;
+}
+
+/* The worker whose message came first; -1: there is none. */
+static int earliest(const gg_centre *s, const gg_request *served) {
+    int found = -1;
+    for (int worker = 0; worker < s->workers; ++worker)
+        if (served[worker].state == GG_REQUEST_ARRIVED && (found < 0 || served[worker].when < served[found].when)) found = worker;
+    return found;
+}
+
+static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    gg_request *served = served_of(s, chunk);
+    size_t bytes = s->buckets.chunk[chunk].count * sizeof(float);
+    int tag = GG_TAG_USER + chunk;
+    for (int worker = 0; worker < s->workers; ++worker) {
+        bool done = false;
+        if (worker == transport->rank) continue;
+        GG_TRY(gg_test(transport, &served[worker], &done));
+        if (served[worker].state != GG_REQUEST_IDLE) continue;
+        GG_TRY(gg_receive(transport, room_of(s, chunk, worker), bytes, worker, tag, &served[worker]));
+        *busy = true;
+    }
+    for (int worker; (worker = earliest(s, served)) >= 0; *busy = true) {
+        const float *message = served[worker].data;
+        float *answer = room_of(s, chunk, worker);
+        bool landed = message == answer; /* it stays where it is, and the answer takes its place */
+        if (landed) GG_TRY(gg_release(transport, &served[worker]));
+        GG_TRY(change(s, chunk, message, answer));
+        if (!landed) GG_TRY(gg_release(transport, &served[worker]));
+        GG_TRY(gg_send(transport, answer, bytes, worker, tag, &served[worker]));
+    }
+cleanup:
+    return status;
+}
+
+static gg_status serve(void *context, bool *busy) {
+    gg_status status = GG_OK;
+    gg_centre *s = context;
+    int chunk = s->first_chunk;
+    for (; chunk < s->end_chunk; ++chunk) GG_TRY(serve_chunk(s, chunk, busy));
+cleanup:
+    return gg_error_prefix(status, "server of the centre, part %d of %d: ", chunk + 1, s->buckets.chunk_count);
+}
+
+/* ---- the worker ---- */
+
+static gg_status ask(gg_centre *s, int bucket) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    if (s->head.env.trace != NULL)
+        s->flight[bucket] = (gg_flight){.sent = gg_transport_now(transport), .step = s->head.step, .peer = -1};
+    s->next[bucket] = b->first_chunk;
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
+        const gg_chunk *c = &s->buckets.chunk[i];
+        float *message = s->message + c->offset;
+        int server = server_of(s, i);
+        GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* at once: its answer has come */
+        s->rule->ask(s, c->offset, c->count, message);
+        if (server == transport->rank) {
+            GG_TRY(change(s, i, message, message));
+            s->rule->take(s, c->offset, c->count, message);
+        } else {
+            GG_TRY(gg_receive(transport, s->landing + c->offset, c->count * sizeof(float), server, GG_TAG_USER + i,
+                              &s->answered[i]));
+            GG_TRY(gg_send(transport, message, c->count * sizeof(float), server, GG_TAG_USER + i, &s->asked[i]));
+        }
+    }
+cleanup:
+    return at_bucket(s, bucket, status);
+}
+
+static void show(gg_centre *s, int bucket, double arrived) {
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    size_t elements = 0;
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) elements += s->buckets.chunk[i].count;
+    gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = s->flight[bucket].sent,
+                                                    .arrived = arrived,
+                                                    .name = "centre",
+                                                    .step = s->flight[bucket].step,
+                                                    .index = b->first_layer,
+                                                    .last = b->last_layer,
+                                                    .peer = -1,
+                                                    .bytes = (int64_t)(elements * sizeof(float))});
+}
+
+/* Takes the answers that have come; with `wait`, all that are on the way. */
+static gg_status take(gg_centre *s, int bucket, bool wait) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    double arrived = 0;
+    if (s->next[bucket] == b->end_chunk) return GG_OK;
+    for (; s->next[bucket] < b->end_chunk; ++s->next[bucket]) {
+        const gg_chunk *c = &s->buckets.chunk[s->next[bucket]];
+        gg_request *answer = &s->answered[s->next[bucket]];
+        bool done = true;
+        if (wait) GG_TRY(gg_strategy_wait(&s->head, answer));
+        else GG_TRY(gg_test(transport, answer, &done));
+        if (!done) return GG_OK;
+        if (answer->state == GG_REQUEST_IDLE) continue; /* its server is this rank */
+        if (answer->when > arrived) arrived = answer->when;
+        s->rule->take(s, c->offset, c->count, answer->data);
+        GG_TRY(gg_release(transport, answer));
+    }
+    if (s->head.env.trace != NULL) show(s, bucket, arrived);
+cleanup:
+    return at_bucket(s, bucket, status);
+}
+
+/* ---- the strategy ---- */
+
+gg_status gg_centre_begin(gg_strategy *strategy) {
+    gg_centre *s = (gg_centre *)strategy;
+    const gg_state *state = strategy->env.state;
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
+        const gg_bucket *b = &s->buckets.bucket[bucket];
+        s->waiting[bucket] = b->last_layer - b->first_layer + 1;
+    }
+    /* At rest a worker's weights are what it took last; others may have been loaded since. */
+    if (s->base != NULL && !s->stepped) memcpy(s->base, state->weight, state->count * sizeof(float));
+    s->stepped = s->untold = true;
+    return GG_OK;
+}
+
+gg_status gg_centre_need(gg_strategy *strategy, int layer) {
+    gg_centre *s = (gg_centre *)strategy;
+    return take(s, s->buckets.bucket_of_layer[layer], true);
+}
+
+static bool asks(const gg_centre *s) { return (s->head.step + 1) % s->period == 0; }
+
+gg_status gg_centre_ready(gg_strategy *strategy, int layer) {
+    gg_centre *s = (gg_centre *)strategy;
+    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    int bucket = s->buckets.bucket_of_layer[layer];
+    gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
+    return --s->waiting[bucket] == 0 && asks(s) ? ask(s, bucket) : GG_OK;
+}
+
+gg_status gg_centre_poll(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    gg_centre *s = (gg_centre *)strategy;
+    bool busy = false;
+    GG_TRY(gg_progress(strategy->env.transport));
+    GG_TRY(serve(s, &busy));
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(take(s, bucket, false));
+cleanup:
+    return status;
+}
+
+gg_status gg_centre_end(gg_strategy *strategy) {
+    gg_centre *s = (gg_centre *)strategy;
+    if (asks(s)) s->untold = false;
+    return GG_OK;
+}
+
+/* Writes the centre to `out`, the same on all ranks; nothing may be on the way. */
+static gg_status gather(gg_centre *s, float *out) {
+    gg_status status = GG_OK;
+    if (s->count > 0) memcpy(out + s->begin, s->weight, s->count * sizeof(float));
+    for (int i = 0, end; i < s->buckets.chunk_count; i = end) {
+        int server = server_of(s, i);
+        for (end = i; end < s->buckets.chunk_count && server_of(s, end) == server;) ++end;
+        const gg_chunk *first = &s->buckets.chunk[i], *last = &s->buckets.chunk[end - 1];
+        GG_TRY(gg_broadcast(s->head.env.transport, out + first->offset,
+                            (last->offset + last->count - first->offset) * sizeof(float), server));
+    }
+cleanup:
+    return gg_error_prefix(status, "the centre's parts: ");
+}
+
+gg_status gg_centre_settle(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    gg_centre *s = (gg_centre *)strategy;
+    gg_transport *transport = strategy->env.transport;
+    if (!s->stepped) return GG_OK;
+    if (trains(s) && s->rule->accumulates && s->untold)
+        for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(ask(s, bucket));
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(take(s, bucket, true));
+    for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(gg_strategy_wait(strategy, &s->asked[i]));
+    /* Who has come here asks no more, and serves, in the barrier, who has not. */
+    double begin = gg_transport_now(transport);
+    GG_TRY(gg_barrier(transport));
+    gg_strategy_waited(strategy, begin);
+    if (s->workers < transport->size) {
+        GG_TRY(gather(s, s->message));
+        if (!trains(s)) memcpy(strategy->env.state->weight, s->message, strategy->env.state->count * sizeof(float));
+    }
+    s->stepped = s->untold = false;
+cleanup:
+    return gg_strategy_at_all(strategy, status);
+}
+
+static gg_status read_model(gg_strategy *strategy, float *out) { return gather((gg_centre *)strategy, out); }
+
+static void write_model(gg_strategy *strategy, const float *weights) {
+    gg_centre *s = (gg_centre *)strategy;
+    if (s->count > 0) memcpy(s->weight, weights + s->begin, s->count * sizeof(float));
+}
+
+static const gg_strategy_model model = {read_model, write_model};
+
+/* ---- life ---- */
+
+/* Requests must not outlive their memory. */
+static void give_up(gg_centre *s, gg_request *requests, int count) {
+    for (int i = 0; requests != NULL && i < count; ++i) gg_cancel(s->head.env.transport, &requests[i]);
+}
+
+void gg_centre_destroy(gg_strategy *strategy) {
+    gg_centre *s = (gg_centre *)strategy;
+    gg_transport *transport = strategy->env.transport;
+    if (transport->service.context == s) transport->service = (gg_service){0};
+    give_up(s, s->asked, s->buckets.chunk_count);
+    give_up(s, s->answered, s->buckets.chunk_count);
+    give_up(s, s->served, (s->end_chunk - s->first_chunk) * s->workers);
+    gg_message_free(transport, s->message);
+    gg_state_destroy(&strategy->env, 0);
+    gg_free(s->landing);
+    gg_free(s->base);
+    gg_free(s->asked);
+    gg_free(s->answered);
+    gg_free(s->waiting);
+    gg_free(s->next);
+    gg_free(s->flight);
+    gg_free(s->weight);
+    gg_free(s->room);
+    gg_free(s->served);
+    gg_buckets_destroy(&s->buckets);
+    gg_free(s);
+}
+
+gg_status gg_centre_check(const gg_strategy_options *options, int size) {
+    int most = options->dedicated ? size - 1 : size;
+    if (options->period < 1) return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
+    if (options->dedicated && size == 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "dedicated: with 1 rank nobody would train; at least 2 ranks are needed");
+    if (options->servers < 1 || options->servers > most)
+        return gg_fail(GG_ERROR_ARGUMENT, "servers: %d; %d ranks allow 1 to %d%s", options->servers, size, most,
+                       options->dedicated ? " dedicated ones, so that one trains" : "");
+    return GG_OK;
+}
+
+static gg_status make_worker(gg_centre *s) {
+    gg_status status = GG_OK;
+    size_t count = s->head.env.state->count, chunks = (size_t)s->buckets.chunk_count, buckets = (size_t)s->buckets.count;
+    GG_TRY(gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", (void **)&s->message));
+    GG_TRY(gg_calloc(count, sizeof(float), "landing arena", (void **)&s->landing));
+    if (s->rule->accumulates) GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", (void **)&s->base));
+    GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&s->asked));
+    GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&s->answered));
+    GG_TRY(gg_calloc(buckets, sizeof(int), "counts of layers", (void **)&s->waiting));
+    GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", (void **)&s->next));
+    GG_TRY(gg_calloc(buckets, sizeof *s->flight, "flights", (void **)&s->flight));
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
+cleanup:
+    return status;
+}
+
+static gg_status make_server(gg_centre *s) {
+    gg_status status = GG_OK;
+    const gg_buckets *buckets = &s->buckets;
+    int rank = s->head.env.transport->rank;
+    while (s->first_chunk < buckets->chunk_count && server_of(s, s->first_chunk) < rank) ++s->first_chunk;
+    for (s->end_chunk = s->first_chunk; s->end_chunk < buckets->chunk_count && server_of(s, s->end_chunk) == rank;)
+        ++s->end_chunk;
+    if (s->end_chunk == s->first_chunk) goto cleanup;
+    s->begin = buckets->chunk[s->first_chunk].offset;
+    s->count = buckets->chunk[s->end_chunk - 1].offset + buckets->chunk[s->end_chunk - 1].count - s->begin;
+    GG_TRY(gg_calloc(s->count, sizeof(float), "centre", (void **)&s->weight));
+    GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "answers of the centre", (void **)&s->room));
+    GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request), "requests of a server",
+                     (void **)&s->served));
+cleanup:
+    return status;
+}
+
+gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_strategy_options *options,
+                           const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    gg_centre *s = NULL;
+    *out = NULL;
+    GG_TRY(gg_centre_check(options, env->transport->size));
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    s->head.table = &rule->table;
+    s->head.model = &model;
+    s->head.env = *env;
+    s->rule = rule;
+    s->alpha = alpha;
+    s->period = options->period;
+    s->servers = options->servers;
+    s->workers = gg_strategy_workers(options, env->transport->size);
+    /* Chunks small enough that each server has its part. */
+    size_t part = env->state->count * sizeof(float) / (size_t)s->servers;
+    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, part < options->chunk_bytes ? part : options->chunk_bytes,
+                             &s->buckets));
+    if (s->buckets.chunk_count > GG_TAG_LIMIT - GG_TAG_USER)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
+                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
+                       s->buckets.chunk_count, GG_TAG_LIMIT - GG_TAG_USER));
+    GG_TRY(gg_state_create(env, 0));
+    GG_TRY(make_worker(s));
+    GG_TRY(make_server(s));
+    /* Receives of a centre before this one may still be posted on another rank. */
+    GG_TRY(gg_barrier(env->transport));
+    env->transport->service = (gg_service){.serve = serve, .context = s};
+    *out = &s->head;
+cleanup:
+    if (status != GG_OK && s != NULL) gg_centre_destroy(&s->head);
+    return status;
+}

@@ -1,0 +1,78 @@
+/* Private to the room: strategies whose workers share a centre, weights that lie on servers.
+ *
+ * A worker asks: it sends a message for each chunk of a bucket to the chunk's server. The server changes the centre by it and answers,
+ * and the worker takes the answer before it uses the bucket's layers again. Nobody waits for another worker: a server answers in its
+ * polls and, as its transport's service, in whatever wait it is, each chunk's messages in the order in which they came. What
+ * asking, answering and taking compute is the strategy's: a rule.
+ *
+ * The last `servers` ranks are the servers, and the centre is cut among them into runs of chunks of about equal size. They train as
+ * well, or, dedicated, only serve. The answers leave from plain memory: message memory is collective, and would cost every rank
+ * what only servers need. */
+#ifndef GG_STRATEGY_CENTRE_H
+#define GG_STRATEGY_CENTRE_H
+
+#include "strategy/stream.h"
+
+typedef struct gg_centre gg_centre;
+
+/* All on n elements; a worker's are those from `at` on in its arenas. Buffers do not overlap but where it is said. */
+typedef struct gg_centre_rule {
+    gg_strategy_table table;
+    /* Workers keep what they took last in `base`, and coming to rest asks for what has been trained since. */
+    bool accumulates;
+    void (*ask)(gg_centre *centre, size_t at, size_t n, float *message);
+    void (*answer)(gg_centre *centre, size_t n, float *weight, const float *message,
+                   float *answer); /* answer may be the message */
+    void (*take)(gg_centre *centre, size_t at, size_t n, const float *answer);
+} gg_centre_rule;
+
+struct gg_centre {
+    gg_strategy head;
+    const gg_centre_rule *rule;
+    gg_buckets buckets;
+    int64_t period; /* steps from one asking to the next */
+    float alpha;
+    int workers, servers;
+    bool stepped; /* there was a step since the last rest */
+    bool untold;  /* the centre does not know of the last steps */
+    gg_flight *flight;
+
+    /* A worker's. */
+    float *message; /* message memory */
+    float *landing, *base;
+    gg_request *asked, *answered; /* one a chunk */
+    int *waiting;                 /* a bucket: its layers whose gradient is not final yet in this step */
+    int *next;                    /* a bucket: the first chunk whose answer is still to be taken; end_chunk: none */
+
+    /* A server's: chunks [first_chunk, end_chunk), elements [begin, begin + count). */
+    int first_chunk, end_chunk;
+    size_t begin, count;
+    float *weight;      /* the centre */
+    float *room;        /* count elements a worker: its message where it cannot be read in place, then its answer */
+    gg_request *served; /* one a chunk and worker: a message is awaited, then an answer is sent, and so on */
+};
+
+/* The functions of a rule's table, but for its name. */
+gg_status gg_centre_begin(gg_strategy *strategy);
+gg_status gg_centre_need(gg_strategy *strategy, int layer);
+gg_status gg_centre_ready(gg_strategy *strategy, int layer);
+gg_status gg_centre_poll(gg_strategy *strategy);
+gg_status gg_centre_end(gg_strategy *strategy);
+gg_status gg_centre_settle(gg_strategy *strategy);
+void gg_centre_destroy(gg_strategy *strategy);
+
+#define GG_CENTRE_TABLE(text)                                                                                                    \
+    { text, gg_centre_begin, gg_centre_need, gg_centre_ready, gg_centre_poll, gg_centre_end, gg_centre_settle, gg_centre_destroy }
+
+/* GG_ERROR_ARGUMENT naming the option. */
+gg_status gg_centre_check(const gg_strategy_options *options, int size);
+/* Collective. alpha: for the rule. */
+gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_strategy_options *options,
+                           const gg_strategy_env *env, gg_strategy **out);
+
+/* out = a + scale*b; out may be a or b. */
+void gg_add_scaled(gg_device *device, size_t n, const float *a, float scale, const float *b, float *out);
+/* out = scale*(a - b); out may be a or b. */
+void gg_scaled_difference(gg_device *device, size_t n, float scale, const float *a, const float *b, float *out);
+
+#endif

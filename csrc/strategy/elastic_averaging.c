@@ -1,0 +1,141 @@
+/* ElasticAveraging: EASGD, and with a momentum optimiser EAMSGD. Every rank trains alone, and after each step t with (t + 1) % period == 0 an
+ * elastic force pulls its weights w to a centre c and the centre to them: s = alpha*(w - c); c += s; w -= s, of the weights that the
+ * local step has left. Momentum stays with its rank.
+ *
+ * Synchronous: all ranks at once, with the centre that was: c += sum of s over the ranks. Every rank keeps the same centre, so that
+ * one all-reduce of s does it. Asynchronous: the centre lies on servers, and each worker comes at its own time. */
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "strategy/centre.h"
+#include "strategy/tables.h"
+
+/* ---- asynchronous ---- */
+
+static void ask(gg_centre *s, size_t at, size_t n, float *message) {
+    memcpy(message, s->head.env.state->weight + at, n * sizeof(float));
+}
+
+static void answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
+    gg_device *device = s->head.env.device;
+    gg_scaled_difference(device, n, s->alpha, message, weight, answer);
+    gg_add_scaled(device, n, weight, 1.0f, answer, weight);
+}
+
+static void take(gg_centre *s, size_t at, size_t n, const float *answer) {
+    float *weight = s->head.env.state->weight + at;
+    gg_add_scaled(s->head.env.device, n, weight, -1.0f, answer, weight);
+}
+
+static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("elastic-averaging"), .ask = ask, .answer = answer, .take = take};
+
+/* ---- synchronous ---- */
+
+typedef struct elastic {
+    gg_strategy head;
+    gg_allreduce *reduction;
+    float *pull;   /* s; message memory */
+    float *centre; /* the same bits on every rank */
+    float *ones;   /* one a rank */
+    int64_t period;
+    float alpha;
+} elastic;
+
+static gg_status ready(gg_strategy *strategy, int layer) {
+    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
+    return GG_OK;
+}
+
+static gg_status end(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    elastic *s = (elastic *)strategy;
+    const gg_strategy_env *env = &strategy->env;
+    const gg_state *state = env->state;
+    if ((strategy->step + 1) % s->period != 0) return GG_OK;
+    gg_scaled_difference(env->device, state->count, s->alpha, state->weight, s->centre, s->pull);
+    gg_add_scaled(env->device, state->count, state->weight, -1.0f, s->pull, state->weight);
+    double begin = gg_transport_now(env->transport);
+    int64_t sent = env->transport->bytes_sent;
+    GG_TRY(gg_allreduce_run(s->reduction, s->pull, s->ones));
+    gg_strategy_waited(strategy, begin);
+    gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
+                                                    .arrived = gg_transport_now(env->transport),
+                                                    .name = "elastic force",
+                                                    .step = strategy->step,
+                                                    .last = gg_graph_layers(env->graph) - 1,
+                                                    .peer = -1,
+                                                    .bytes = env->transport->bytes_sent - sent});
+    gg_add_scaled(env->device, state->count, s->centre, 1.0f, s->pull, s->centre);
+cleanup:
+    return gg_strategy_at_all(strategy, status);
+}
+
+static gg_status read_model(gg_strategy *strategy, float *out) {
+    memcpy(out, ((elastic *)strategy)->centre, strategy->env.state->count * sizeof(float));
+    return GG_OK;
+}
+
+static void write_model(gg_strategy *strategy, const float *weights) {
+    memcpy(((elastic *)strategy)->centre, weights, strategy->env.state->count * sizeof(float));
+}
+
+static const gg_strategy_model model = {read_model, write_model};
+
+static void destroy(gg_strategy *strategy) {
+    elastic *s = (elastic *)strategy;
+    gg_allreduce_destroy(s->reduction);
+    gg_message_free(strategy->env.transport, s->pull);
+    gg_state_destroy(&strategy->env, 0);
+    gg_free(s->centre);
+    gg_free(s->ones);
+    gg_free(s);
+}
+
+static const gg_strategy_table synchronous = {"elastic-averaging",  gg_strategy_nothing,
+                                              gg_strategy_no_layer, ready,
+                                              gg_strategy_progress, end,
+                                              gg_strategy_nothing,  destroy};
+
+static gg_status create_synchronous(float alpha, const gg_strategy_options *options, const gg_strategy_env *env,
+                                    gg_strategy **out) {
+    gg_status status = GG_OK;
+    elastic *s = NULL;
+    int p = env->transport->size;
+    *out = NULL;
+    if (options->period < 1) return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
+    if (options->servers != 1 || options->dedicated)
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
+                       options->dedicated ? "dedicated" : "servers");
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    s->head.table = &synchronous;
+    s->head.model = &model;
+    s->head.env = *env;
+    s->period = options->period;
+    s->alpha = alpha;
+    GG_TRY(gg_state_create(env, 0));
+    GG_TRY(gg_message_alloc(env->transport, env->state->count * sizeof(float), "elastic force", (void **)&s->pull));
+    GG_TRY(gg_calloc(env->state->count, sizeof(float), "centre", (void **)&s->centre));
+    GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", (void **)&s->ones));
+    for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL, &s->reduction));
+    *out = &s->head;
+cleanup:
+    if (status != GG_OK && s != NULL) destroy(&s->head);
+    return status;
+}
+
+gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    const int workers = gg_strategy_workers(options, env->transport->size);
+    /* An exchange multiplies what the mean of the ranks is away from the centre by 1 - (n + 1)*alpha with n ranks at once. */
+    const double limit = 2.0 / (options->synchronous ? workers + 1 : 2);
+    double alpha = options->alpha;
+    *out = NULL;
+    if (alpha == 0 && workers > 0) alpha = (options->synchronous ? 0.8 : 0.9) / workers;
+    if (!(alpha > 0 && alpha < limit))
+        return gg_fail(GG_ERROR_ARGUMENT, "alpha: %g; with %d ranks it must be above 0 and below %g, or the centre runs away",
+                       alpha, workers, limit);
+    return options->synchronous ? create_synchronous((float)alpha, options, env, out)
+                                : gg_centre_create(&rule, (float)alpha, options, env, out);
+}

@@ -1,0 +1,32 @@
+/* ParameterServer: Downpour. A worker trains alone; after each step t with (t + 1) % period == 0, and when it comes to rest, it tells the
+ * servers how its weights have moved since it last took the centre's, d = w - base. The centre moves by it, c += d, and the worker
+ * goes on from there: w = c. The local step, momentum included, is the optimiser's; momentum stays with its worker. */
+#include <string.h>
+
+#include "strategy/centre.h"
+#include "strategy/tables.h"
+
+static void ask(gg_centre *s, size_t at, size_t n, float *message) {
+    gg_add_scaled(s->head.env.device, n, s->head.env.state->weight + at, -1.0f, s->base + at, message);
+}
+
+static void answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
+    gg_add_scaled(s->head.env.device, n, weight, 1.0f, message, weight);
+    memcpy(answer, weight, n * sizeof(float));
+}
+
+static void take(gg_centre *s, size_t at, size_t n, const float *answer) {
+    memcpy(s->head.env.state->weight + at, answer, n * sizeof(float));
+    memcpy(s->base + at, answer, n * sizeof(float));
+}
+
+static const gg_centre_rule rule = {
+    .table = GG_CENTRE_TABLE("parameter-server"), .accumulates = true, .ask = ask, .answer = answer, .take = take};
+
+gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    *out = NULL;
+    gg_status status = gg_centre_check(options, env->transport->size);
+    if (status != GG_OK) return status;
+    if (env->transport->size == 1) return gg_no_exchange_create(options, env, out); /* nobody else moves the centre */
+    return gg_centre_create(&rule, 0, options, env, out);
+}

@@ -1,0 +1,241 @@
+"""Random configurations of everything that shapes a run, and what must hold for each of them.
+
+    python tests/random_configurations.py --count 10000 [--first 0]
+
+draws that many, one after the other, and prints each that fails with the number that reproduces it. What holds:
+training ends (the virtual cluster declares a deadlock), with finite losses, and a second run has the same weights,
+losses, counts and virtual times, bit for bit; at learning rate 0 the mean of the replicas stays where the mixing
+promises it, and the replicas of a gossip draw near each other. GOSSIPGRAD_CHECK_BUFFERS=1 has the core check as well
+that no message is written while it is under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import math
+import os
+import sys
+import time
+import traceback
+import warnings
+
+import numpy as np
+from gossip_reference import flat, unflat
+
+import gossipgrad as gg
+from gossipgrad import strategies
+
+# What an option is drawn from. Every keyword of every strategy has its line: a new one is missed by a test.
+POOLS = {
+    "topology": ["dissemination", "cube", "ring", "exponential", "random"],
+    "rotate": [True, False],
+    "staleness": [0, 1],
+    "exchange": ["weights+momentum", "weights", "gradients"],
+    "mix": ["displacement", "halves"],
+    "bucket_bytes": [None, 1, 300, 2000],
+    "chunk_bytes": [None, 64, 448, 3000],
+    "period": ["log2", 1, 2, 3, 5],
+    "wire_dtype": ["float32", "bfloat16"],
+    "push_sum": [False, False, True],
+    "hierarchical": [False, False, True],
+    "ranks_per_node": [1, 2, 3],
+    "shuffle_samples": [False, True],
+    "interval": [1, 2, 3],
+    "probability": [1.0, 0.5, 0.1],
+    "alpha": [None, 0.1, 0.3],
+    "beta": [None, 0.5, 0.9],
+    "synchronous": [True, False],
+    "servers": [1, 1, 2, 3],
+    "dedicated": [False, True],
+    "overlap": [True, False],
+}
+
+
+def keywords_of(kind: type[strategies.Strategy]) -> list[str]:
+    return [one.name for one in dataclasses.fields(kind)]
+
+
+def drawn_strategy(generator: np.random.Generator, p: int) -> strategies.Strategy:
+    """A strategy with random options; those that exclude each other are drawn again, as the constructor says."""
+    names = list(strategies.BY_NAME)
+    kind = strategies.BY_NAME[names[generator.integers(len(names))]]
+    while True:
+        options = {}
+        for key in keywords_of(kind):
+            pool = POOLS[key]
+            options[key] = pool[generator.integers(len(pool))]
+        if "period" in options and kind is not gg.PeriodicAllReduce and options["period"] == "log2":
+            options["period"] = 4
+        if "ranks_per_node" in options and not options["hierarchical"]:
+            options["ranks_per_node"] = None
+        if options.get("servers", 1) > p - bool(options.get("dedicated")):
+            continue  # one rank at least trains
+        try:
+            return kind(**options)
+        except ValueError:
+            continue
+
+
+@dataclasses.dataclass
+class Configuration:
+    number: int
+
+    def __post_init__(self) -> None:
+        generator = np.random.default_rng(self.number)
+        self.p = int(generator.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 13]))
+        self.strategy = drawn_strategy(generator, self.p)
+        self.cluster = self._cluster(generator)
+        momentum = float(generator.choice([0.0, 0.9]))
+        if generator.random() < 0.25:
+            self.optimizer: gg.SGD | gg.Adam = gg.Adam(lr=0.01, weight_decay=float(generator.choice([0.0, 0.01])))
+        else:
+            self.optimizer = gg.SGD(lr=0.05, momentum=momentum, nesterov=momentum > 0 and generator.random() < 0.3)
+        self.widths = [int(n) for n in generator.integers(1, 40, generator.integers(1, 4))]
+        self.convolution = bool(generator.random() < 0.4)
+        self.batch = int(generator.integers(1, 8))
+        self.samples = int(generator.integers(self.p * self.batch, self.p * self.batch * 6 + self.p))
+        self.seed = int(generator.integers(1 << 30))
+
+    def _cluster(self, generator: np.random.Generator) -> gg.VirtualCluster:
+        known = inspect.signature(gg.VirtualCluster).parameters
+        options: dict = {}
+        if generator.random() < 0.7:
+            options["latency"] = float(generator.choice([0.0, 1e-6, 1e-4, 1e-2]))
+            options["bandwidth"] = float(generator.choice([0.0, 1e6, 1e9]))
+        if "compute_time" in known and generator.random() < 0.5:
+            even = generator.random() < 0.5
+            options["compute_time"] = 1e-3 if even else [float(s) for s in generator.uniform(1e-4, 5e-3, self.p)]
+        if "straggler" in known and generator.random() < 0.4:
+            options["straggler"] = gg.Straggler(probability=float(generator.choice([0.1, 0.5])), delay=0.02)
+        return gg.VirtualCluster(self.p, **options)
+
+    def __str__(self) -> str:
+        return (
+            f"number {self.number}: {self.strategy}, {self.cluster}, {self.optimizer}, layers {self.widths}"
+            f"{' behind a convolution' if self.convolution else ''}, batch {self.batch}, {self.samples} samples"
+        )
+
+    def net(self) -> gg.Model:
+        layers: list[gg.Layer] = [gg.Conv2d(3, 2), gg.Tanh()] if self.convolution else []
+        layers.append(gg.Flatten())
+        for width in self.widths:
+            layers += [gg.Linear(width), gg.Tanh()]
+        return gg.Sequential([*layers, gg.Linear(4)], input=(1, 5, 4))
+
+    def trainer(self, optimizer: gg.SGD | gg.Adam) -> gg.Trainer:
+        return gg.Trainer(
+            self.net(), optimizer=optimizer, strategy=self.strategy, seed=self.seed, comm=self.cluster, timeout=60
+        )
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        generator = np.random.default_rng(self.number)
+        images = generator.integers(0, 256, (self.samples, 1, 5, 4), dtype=np.uint8)
+        return images, generator.integers(0, 4, self.samples).astype(np.int32)
+
+
+# What differs from run to run: real time.
+REAL_TIME = ("seconds", "samples_per_second")
+
+
+def _fixed(record: dict) -> dict:
+    """What of an epoch's record must be the same in a second run."""
+    return {key: value for key, value in record.items() if not key.startswith(REAL_TIME)}
+
+
+def check_training(configuration: Configuration) -> None:
+    found = []
+    for _ in range(2):
+        trainer = configuration.trainer(configuration.optimizer)
+        history = trainer.fit(configuration.data(), epochs=2, batch_size=configuration.batch, progress=False)
+        assert all(math.isfinite(loss) for loss in history["train_loss"]), history["train_loss"]
+        if getattr(configuration.strategy, "shuffle_samples", False):
+            audit = trainer.audit_samples()
+            assert audit["ok"], audit
+        found.append((history.weights_sha256, [_fixed(one) for one in history.epochs]))
+        trainer.close()
+    assert found[0] == found[1], "a second run differs"
+
+
+def keeps_the_mean(strategy: strategies.Strategy) -> bool:
+    """At learning rate 0, whatever the replicas are."""
+    if strategy.name in ("pull-gossip", "push-gossip"):
+        return strategy.push_sum
+    return isinstance(strategy, (gg.GossipGraD, gg.PeriodicAllReduce, gg.NoExchange))
+
+
+def draws_together(strategy: strategies.Strategy) -> bool:
+    if isinstance(strategy, gg.GossipGraD):
+        return strategy.exchange != "gradients"
+    return strategy.name in ("periodic-allreduce", "pull-gossip", "push-gossip")
+
+
+def check_mixing(configuration: Configuration) -> None:
+    """Learning rate 0 and different replicas: only the mixing moves them."""
+    strategy, p = configuration.strategy, configuration.p
+    if not keeps_the_mean(strategy) and not draws_together(strategy):
+        return
+    if getattr(strategy, "hierarchical", False):
+        return  # the ranks of a node must hold one replica
+    trainer = configuration.trainer(dataclasses.replace(configuration.optimizer, lr=0.0, weight_decay=0.0))
+    generator = np.random.default_rng(configuration.number)
+    like = trainer.weights(0)
+    before = generator.standard_normal((p, flat(like).size)).astype(np.float32)
+    for rank in range(p):
+        trainer.core.load_weights(unflat(before[rank], like), rank)
+    x = [np.zeros((1, 1, 5, 4), np.float32)] * p
+    y = [np.zeros(1, np.int64)] * p
+    for _ in range(60):
+        trainer.train_step(x, y)
+    after = np.stack([flat(trainer.weights(rank)) for rank in range(p)])
+    trainer.close()
+    coarse = getattr(strategy, "wire_dtype", None) == "bfloat16"
+    if keeps_the_mean(strategy):
+        tolerance = 0.03 if coarse else 2e-5
+        drift = np.abs(after.mean(0) - before.mean(0, dtype=np.float64)).max()
+        assert drift < tolerance, f"the mean moved by {drift}"
+    if draws_together(strategy) and p > 1:
+        rare = strategy.probability / strategy.interval if hasattr(strategy, "probability") else 1.0
+        if rare >= 0.3:
+            spread = np.linalg.norm(after - after.mean(0)) / np.linalg.norm(before - before.mean(0))
+            slow = getattr(strategy, "topology", None) == "ring" and not strategy.rotate  # mixes in p^2 steps
+            assert spread < (0.2 if slow else 0.05 if coarse else 0.03), f"the spread fell to {spread} only"
+
+
+def check(number: int) -> Configuration:
+    """Raises what went wrong, with the configuration in front."""
+    configuration = Configuration(number)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="topology=")
+            check_training(configuration)
+            check_mixing(configuration)
+    except Exception as error:
+        raise AssertionError(f"{configuration}: {type(error).__name__}: {error}") from error
+    return configuration
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0)
+    arguments = parser.parse_args()
+    os.environ.setdefault("GOSSIPGRAD_CHECK_BUFFERS", "1")
+    failed, begin = [], time.monotonic()
+    for i in range(arguments.count):
+        try:
+            check(arguments.first + i)
+        except AssertionError:
+            failed.append(arguments.first + i)
+            traceback.print_exc(limit=0)
+        if (i + 1) % 100 == 0:
+            rate = (i + 1) / (time.monotonic() - begin)
+            left = (arguments.count - i - 1) / rate
+            print(f"{i + 1} of {arguments.count}, {len(failed)} failed, {left:.0f} s left", file=sys.stderr, flush=True)
+    print(f"{arguments.count} configurations, {len(failed)} failed{': ' if failed else ''}{failed or ''}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

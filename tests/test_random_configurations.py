@@ -1,0 +1,26 @@
+"""240 random configurations; `python tests/random_configurations.py --count 10000` tries more."""
+
+import pytest
+from random_configurations import POOLS, Configuration, check, keywords_of
+
+from gossipgrad import strategies
+
+EACH = 12
+
+
+@pytest.fixture(autouse=True)
+def buffers_are_checked(monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_CHECK_BUFFERS", "1")
+
+
+@pytest.mark.parametrize("first", range(0, 240, EACH))
+def test_what_holds_for_every_run(first):
+    for number in range(first, first + EACH):
+        check(number)
+
+
+def test_every_option_of_every_strategy_is_drawn():
+    for kind in strategies.BY_NAME.values():
+        assert set(keywords_of(kind)) <= set(POOLS), kind
+    drawn = {type(Configuration(number).strategy) for number in range(240)}
+    assert drawn == set(strategies.BY_NAME.values())
