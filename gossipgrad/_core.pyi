@@ -230,4 +230,5 @@ def run_loss(
 def run_kernel(
     isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]
 ) -> Any:
-    """An arena kernel: update, mix, halve, narrow, weighted_sum, narrow_sum, sum_squares, all_finite."""
+    """An arena kernel: update, mix, halve, narrow, narrow_difference, weighted_sum, narrow_sum, sum_squares,
+    all_finite."""

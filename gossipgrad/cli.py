@@ -115,14 +115,13 @@ def _centre_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dedicated", action=yes_no, default=None, help="they do not train")
 
 
-def _strategy_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("strategy")
+def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
+    """What train and bench have in common."""
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
     group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     _hierarchy_options(group)
     group.add_argument("--staleness", type=int, choices=(0, 1))
-    group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
     group.add_argument("--mix", choices=strategies.MIXES)
     group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
     group.add_argument("--bucket-bytes", type=int, metavar="N")
@@ -133,6 +132,12 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
         "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
     )
     _centre_options(group)
+
+
+def _strategy_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("strategy")
+    _shared_strategy_options(group)
+    group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
     group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
@@ -321,21 +326,7 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="time the strategy against no exchange, in alternating blocks; WHAT: what partners exchange",
     )
-    group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
-    group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
-    group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
-    _hierarchy_options(group)
-    group.add_argument("--staleness", type=int, choices=(0, 1))
-    group.add_argument("--mix", choices=strategies.MIXES)
-    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
-    group.add_argument("--bucket-bytes", type=int, metavar="N")
-    group.add_argument("--chunk-bytes", type=int, metavar="N")
-    group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
-    _random_gossip_options(group)
-    group.add_argument(
-        "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
-    )
-    _centre_options(group)
+    _shared_strategy_options(group)
 
 
 def _checked(make: Callable[[], Any]) -> Any:

@@ -83,7 +83,8 @@ class GossipGraD(Strategy):
                   effect on "random" and on a table.
     staleness     0: what was sent after an update is mixed before the layer is used again.
                   1: after the update of the next step, so that a whole step hides the exchange.
-    exchange      "weights+momentum", "weights", or "gradients" (for comparison: nothing pulls the replicas together).
+    exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
+                  the replicas together).
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
     hierarchical  gossip between nodes (our own design): inside a node gradients are averaged by a layer-wise
@@ -197,9 +198,9 @@ class PeriodicAllReduce(Strategy):
 
     period      after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least
                 1, or "log2": max(1, ceil(log2 p)) for p ranks (the paper's every-log p).
-    wire_dtype  "float32", or "bfloat16" for half the bytes: values and their mean travel rounded to nearest even, and
-                w += mean - rounded w, so that a rank keeps what bfloat16 cannot hold and small updates are not lost;
-                replicas agree to the precision of bfloat16, 8 bits. Our own design.
+    wire_dtype  "float32", or "bfloat16" for half the bytes: values travel rounded to nearest even, and back comes, as
+                bfloat16 too, what is to be added: mean of the rounded - rounded w. So a rank keeps what bfloat16 cannot
+                hold, and small updates are not lost; replicas agree to the precision of bfloat16. Our own design.
     shuffle_samples  as in GossipGraD.
     """
 

@@ -579,7 +579,7 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (replica == NULL) return NULL;
     CALL(t, gg_trainer_settle(t->trainer));
     npy_intp slots = (npy_intp)gg_replica_slots(replica);
-    if (slots == 0) return gg_py_raise(gg_fail(GG_ERROR_STATE, "sample_ids: there is no data to train on yet"));
+    if (slots < 0) return gg_py_raise(gg_fail(GG_ERROR_STATE, "sample_ids: there is no data to train on yet"));
     PyArrayObject *array = gg_py_new_array(1, &slots, NPY_INT32);
     for (npy_intp i = 0; array != NULL && i < slots; ++i)
         ((int32_t *)PyArray_DATA(array))[i] = (int32_t)gg_replica_sample_id(replica, i);
