@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -312,6 +313,7 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     _schedule_options(parser)
     parser.add_argument("--backend", choices=[one for one in BACKENDS if one is not None])
     parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
+    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
@@ -516,8 +518,12 @@ def side_by_side(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--report-dir: {one_line(error)}") from error
     speaks = not arguments.quiet
     say: Callable[[str], None] = (lambda line: print(line, flush=True)) if speaks else (lambda line: None)
-    results = compare.run(comparison, arguments.jobs, say, speaks)
+    finished = os.path.join(arguments.report_dir, "finished")
+    if not arguments.resume:
+        shutil.rmtree(finished, ignore_errors=True)
+    results = compare.run(comparison, finished, arguments.jobs, say, speaks)
     rows = compare.write(comparison, results, arguments.report_dir)
+    shutil.rmtree(finished)
     say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
     failures = [f"{row['strategy']}, {row['ranks']} ranks: {row['failure']}" for row in rows if row["failure"]]
     for line in failures:
