@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -82,6 +83,12 @@ def _random_gossip_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None, help="keep the mean")
 
 
+def _hierarchy_options(group: argparse._ArgumentGroup) -> None:
+    help_ = "all-reduce inside a node, gossip between nodes"
+    group.add_argument("--hierarchical", action=argparse.BooleanOptionalAction, default=None, help=help_)
+    group.add_argument("--ranks-per-node", type=int, metavar="N", help="default: the ranks that share memory")
+
+
 _TOPOLOGY_HELP = f"{', '.join(strategies.TOPOLOGIES)}, or a table of partners [period, ranks]: .npy, .json, or text"
 
 
@@ -114,6 +121,7 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
     group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
+    _hierarchy_options(group)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
     group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
@@ -142,6 +150,8 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
 _STRATEGY_KEYS = (
     "topology",
     "rotate",
+    "hierarchical",
+    "ranks_per_node",
     "staleness",
     "exchange",
     "mix",
@@ -303,6 +313,7 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     _schedule_options(parser)
     parser.add_argument("--backend", choices=[one for one in BACKENDS if one is not None])
     parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
+    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
@@ -507,8 +518,12 @@ def side_by_side(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--report-dir: {one_line(error)}") from error
     speaks = not arguments.quiet
     say: Callable[[str], None] = (lambda line: print(line, flush=True)) if speaks else (lambda line: None)
-    results = compare.run(comparison, arguments.jobs, say, speaks)
+    finished = os.path.join(arguments.report_dir, "finished")
+    if not arguments.resume:
+        shutil.rmtree(finished, ignore_errors=True)
+    results = compare.run(comparison, finished, arguments.jobs, say, speaks)
     rows = compare.write(comparison, results, arguments.report_dir)
+    shutil.rmtree(finished)
     say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
     failures = [f"{row['strategy']}, {row['ranks']} ranks: {row['failure']}" for row in rows if row["failure"]]
     for line in failures:

@@ -7,6 +7,7 @@ strategy does with the samples (loss against samples) and what that costs (loss 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -54,11 +55,11 @@ _ROW = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A strategy with its options, as `label` says; lr None: the comparison's."""
+    """A strategy with its options, as `label` says, and learning rates to try; none: the comparison's."""
 
     label: str
     strategy: strategies.Strategy
-    lr: float | None = None
+    rates: tuple[float, ...] = ()
 
 
 def _value(text: str) -> Any:
@@ -76,10 +77,12 @@ def _value(text: str) -> Any:
 def entries(text: str) -> list[Entry]:
     """The strategies of a list: "all", or names with commas, each with options: "gossipgrad:staleness=1,allreduce".
 
-    An option is the keyword of the strategy's constructor, or lr. ValueError names what there is.
+    An option is the keyword of the strategy's constructor, or lr: a learning rate of its own, or several to try,
+    "parameter-server:lr=0.001/0.003". ValueError names what there is.
     """
     found = []
-    for label in strategies.BY_NAME if text == "all" else [one.strip() for one in text.split(",")]:
+    for words in strategies.BY_NAME if text == "all" else text.split(","):
+        label = words.strip()
         name, *pairs = label.split(":")
         options: Record = {}
         for pair in pairs:
@@ -89,9 +92,10 @@ def entries(text: str) -> list[Entry]:
                     f"strategies: {label!r}: {pair!r} is no option; allowed: NAME:option=value:option=value"
                 )
             options[key.replace("-", "_")] = _value(value)
-        lr = options.pop("lr", None)
-        rate = None if lr is None else number("lr", lr, 0.0)
-        found.append(Entry(label, strategies.by_name(name, **options), rate))
+        rates = [number("lr", _value(one), 0.0) for one in str(options.pop("lr", "")).split("/") if one]
+        if len(rates) > 1:
+            label = ":".join(one for one in label.split(":") if not one.startswith("lr="))
+        found.append(Entry(label, strategies.by_name(name, **options), tuple(rates)))
     labels = [one.label for one in found]
     for label in labels:
         if labels.count(label) > 1:
@@ -113,7 +117,7 @@ class Comparison:
                   "none" goes with global_batch, the others with batch_size.
     lr_limit      no learning rate is above; None: no limit.
     lr_grid       learning rates in place of the optimiser's: each configuration is trained with each, and the one of
-                  the lowest final validation loss is kept. An entry's own lr is not replaced.
+                  the lowest final validation loss is kept. An entry's own rates come before these.
     target        a validation loss: the virtual time to reach it is told. None: 1.5 times the lowest final one.
     The schedule's "auto" length is that of the run. compute_time: as VirtualCluster's, one number.
     """
@@ -170,14 +174,12 @@ class Comparison:
     def rate(self, entry: Entry, p: int) -> float:
         """The learning rate."""
         scale = {"none": 1.0, "sqrt": math.sqrt(p), "linear": float(p)}[self.lr_scaling]
-        rate = (self.optimizer.lr if entry.lr is None else entry.lr) * scale
+        rate = (entry.rates[0] if entry.rates else self.optimizer.lr) * scale
         return rate if self.lr_limit is None else min(rate, self.lr_limit)
 
     def variants(self, entry: Entry) -> list[Entry]:
         """The entry with each learning rate to try."""
-        if not self.lr_grid or entry.lr is not None:
-            return [entry]
-        return [replace(entry, lr=lr) for lr in self.lr_grid]
+        return [replace(entry, rates=(lr,)) for lr in entry.rates or self.lr_grid] or [entry]
 
     def check(self, size: int) -> None:
         """ValueError unless each part of a set of this size makes a step of all ranks, for any of the ranks."""
@@ -199,7 +201,7 @@ class Comparison:
         plain = {key: value for key, value in vars(self).items() if key not in ("entries", "optimizer")}
         for key in ("straggler", "network"):
             plain[key] = None if plain[key] is None else vars(plain[key])
-        chosen = [{"label": one.label, "lr": one.lr, **one.strategy.settings()} for one in self.entries]
+        chosen = [{"label": one.label, "rates": one.rates, **one.strategy.settings()} for one in self.entries]
         return {"strategies": chosen, **plain, **self.optimizer.settings()}
 
 
@@ -270,6 +272,7 @@ class _Process:
 
     def __init__(self, comparison: Comparison, entry: Entry, p: int, path: str) -> None:
         self.entry, self.p, self.path = entry, p, path
+        self.lr = comparison.rate(entry, p)
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, until the process has ended
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from gossipgrad.compare import worker; worker()"],
@@ -292,7 +295,9 @@ class _Process:
                 done: Record = json.load(file)
             return done
         why = lines[-1] if lines else f"its process ended with code {self.process.returncode}"
-        return {"strategy": self.entry.label, "ranks": self.p, "lr": self.entry.lr, "points": [], "failure": why}
+        failed = {"strategy": self.entry.label, "ranks": self.p, "lr": self.lr, "points": [], "failure": why}
+        write_atomically(self.path, json.dumps(failed).encode())
+        return failed
 
     def end(self) -> None:
         """Before its end."""
@@ -304,8 +309,18 @@ class _Process:
 # ---- all of them
 
 
+def _name(comparison: Comparison, entry: Entry, p: int) -> str:
+    """Of the file that keeps a configuration's result: the same for the same settings."""
+    settings = comparison.settings()
+    common = {key: settings[key] for key in settings if key not in ("strategies", "ranks", "lr_grid", "target")}
+    own = {"label": entry.label, **entry.strategy.settings(), "rate": comparison.rate(entry, p), "p": p}
+    text = json.dumps([environment.VERSION, common, own], default=list)
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
 def run(
     comparison: Comparison,
+    folder: str | os.PathLike[str],
     jobs: int | None = None,
     said: Callable[[str], None] = lambda line: None,
     shown: bool = False,
@@ -315,37 +330,44 @@ def run(
     One result a configuration, in the order of entries and ranks: strategy, ranks, and batch_size, lr, seconds, points
     and report, or failure, the reason why there is no more; with several learning rates also `tried`, the final loss of
     each, None where it failed. A failing one does not end the others. `said` gets a line for each that has ended;
-    shown: a progress bar with the time left.
+    shown: a progress bar with the time left. What has ended is kept in `folder`, which is made, for a run that is
+    interrupted: what is there of the same settings is not trained again.
     """
     jobs = max(os.cpu_count() or 1, 1) if jobs is None else integer("jobs", jobs, 1)
     by_size = sorted(comparison.ranks, reverse=True)
     waiting = [(one, p) for p in by_size for entry in comparison.entries for one in comparison.variants(entry)]
     weights = {p: 4.0 + p for p in comparison.ranks}  # more ranks take longer, by about so much
-    total, done, ready = sum(weights[p] for _, p in waiting), 0.0, 0
     count, bar = len(waiting), Bar("compare", shown)
     results: dict[tuple[str, int], list[Record]] = {}
     under_way: list[_Process] = []
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            while waiting or under_way:
-                while waiting and len(under_way) < jobs:
-                    path = os.path.join(folder, f"{len(waiting)}.json")
-                    under_way.append(_Process(comparison, *waiting.pop(0), path))
-                ended = [one for one in under_way if one.process.poll() is not None]
-                for one in ended:
-                    under_way.remove(one)
-                    result = one.result()
-                    results.setdefault((one.entry.label, one.p), []).append(result)
-                    ready += 1
-                    done += weights[one.p]
-                    bar.clear()
-                    said(f"{ready} of {count}: {_sentence(result)}")
-                bar.show(done / total, f"{ready} of {count} runs")
-                time.sleep(0 if ended else 0.05)
-        finally:
-            for one in under_way:
-                one.end()
-            bar.close()
+    os.makedirs(folder, exist_ok=True)
+    for one, p in list(waiting):
+        path = os.path.join(folder, _name(comparison, one, p))
+        if os.path.exists(path):
+            waiting.remove((one, p))
+            with open(path, encoding="utf-8") as file:
+                results.setdefault((one.label, p), []).append(json.load(file))
+    total, done, ready = sum(weights[p] for _, p in waiting), 0.0, count - len(waiting)
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < jobs:
+                path = os.path.join(folder, _name(comparison, *waiting[0]))
+                under_way.append(_Process(comparison, *waiting.pop(0), path))
+            ended = [process for process in under_way if process.process.poll() is not None]
+            for process in ended:
+                under_way.remove(process)
+                result = process.result()
+                results.setdefault((process.entry.label, process.p), []).append(result)
+                ready += 1
+                done += weights[process.p]
+                bar.clear()
+                said(f"{ready} of {count}: {_sentence(result)}")
+            bar.show(done / total, f"{ready} of {count} runs")
+            time.sleep(0 if ended else 0.05)
+    finally:
+        for process in under_way:
+            process.end()
+        bar.close()
     return [_best(results[entry.label, p]) for entry in comparison.entries for p in comparison.ranks]
 
 
@@ -363,8 +385,7 @@ def _best(results: Sequence[Record]) -> Record:
 
 
 def _sentence(result: Mapping[str, Any]) -> str:
-    rate = "" if result["lr"] is None else f", lr {result['lr']:.4g}"
-    head = f"{result['strategy']}, {result['ranks']} ranks{rate}"
+    head = f"{result['strategy']}, {result['ranks']} ranks, lr {result['lr']:.4g}"
     if not result["points"]:
         return f"{head}: FAILED: {result['failure']}"
     last = result["points"][-1]

@@ -70,8 +70,8 @@ class Bar:
         if not self._speaks or now < self._due:
             return
         share = min(max(share, 0.0), 1.0)
-        left = (1 - share) * (now - self._start) / share if share else 0.0
-        line = f"{words}, {100 * share:.0f} %, {duration(left)} left"
+        left = f", {duration((1 - share) * (now - self._start) / share)} left" if share else ""
+        line = f"{words}, {100 * share:.0f} %{left}"
         if self._terminal:
             done = round(share * 30)
             line = f"\r{self.text} [{'#' * done:.<30}] {line}"

@@ -166,7 +166,7 @@ class Simulation:
         if self.strategy.push_sum:
             self.update(gradients)
             self.settle()
-            sent = [self.w, self.v]
+            sent = [self.w, self.v, self.s]
             mixed = self.push_sum(*sent)
             self.pending = [there - here for there, here in zip(mixed, sent, strict=True)]
             if self.strategy.staleness == 0:
@@ -178,9 +178,10 @@ class Simulation:
             self.w = self.mixed(self.w, sources, self.w)
             if both:
                 self.v = self.mixed(self.v, sources, self.v)
+                self.s = self.mixed(self.s, sources, self.s)
         else:
             self.settle()
-            self.pending = (sources, self.w.copy(), self.v.copy())
+            self.pending = (sources, self.w.copy(), self.v.copy(), self.s.copy())
 
     def _step_of_gradients(self, gradients):
         sources = self.sources()
@@ -201,7 +202,7 @@ class Simulation:
         if self.strategy.push_sum:
             self.w = self.w + sources
             if self.strategy.exchange == "weights+momentum":
-                self.v = self.v + sent[0]
+                self.v, self.s = self.v + sent[0], self.s + sent[1]
             return
         if self.strategy.exchange == "gradients":
             late, o = (sent[0][sources] - sent[0]) / 2, self.optimizer
@@ -215,3 +216,4 @@ class Simulation:
         self.w = self.mixed(self.w, sources, sent[0])
         if self.strategy.exchange == "weights+momentum":
             self.v = self.mixed(self.v, sources, sent[1])
+            self.s = self.mixed(self.s, sources, sent[2])

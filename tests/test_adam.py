@@ -59,7 +59,7 @@ def compare(p, strategy, optimizer, gradients_of, steps=(3, 2), average=lambda s
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
 def test_gossip(p, exchange, optimizer, gradients_of):
-    """The second moment stays with its rank."""
+    """With weights and momentum the second moment is exchanged, too."""
     for staleness, cut in ((0, "joined"), (1, "layers")):
         strategy = gg.GossipGraD(exchange=exchange, staleness=staleness, **CUTS[cut])
         compare(p, strategy, OPTIMIZERS[optimizer], gradients_of)
@@ -159,3 +159,14 @@ def test_the_core_checks_too():
         options = gg.Adam().options(1) | change
         with pytest.raises(ValueError, match=word):
             _core.Trainer(small_net().graph, _core.Team("single"), loss="cross_entropy", optimizer=options, strategy={})
+
+
+@pytest.mark.parametrize("exchange", ["weights+momentum", "weights"])
+def test_lenet_learns_with_the_default_eps(exchange):
+    """Weights that one rank has not seen a gradient for yet must not fly off when another's moment is mixed in."""
+    train, test = gg.data.load("mnist-10k")
+    trainer = gg.Trainer(
+        gg.models.lenet(), optimizer=gg.Adam(), strategy=gg.GossipGraD(exchange=exchange), comm=gg.VirtualCluster(4)
+    )
+    history = trainer.fit(train, test, batch_size=64, progress=False)
+    assert history["validation.accuracy"][-1] > 0.8 and history["train_loss"][-1] < 1

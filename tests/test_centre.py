@@ -205,8 +205,8 @@ def test_a_checkpoint_holds_the_centre(name, tmp_path):
 
 
 def barriers(p):
-    """Messages of one byte."""
-    return p * math.ceil(math.log2(p))
+    """Messages of one byte: before the first step, and where all come to rest."""
+    return 2 * p * math.ceil(math.log2(p))
 
 
 @pytest.mark.parametrize("p", [2, 3, 5])
@@ -244,6 +244,37 @@ def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
     assert allocations(strategy) == allocations(gg.NoExchange())
     gc.collect()
     assert _core.memory()[0] == before
+
+
+# ---- in virtual time
+
+
+def virtual_seconds(strategy, p=4, **circumstances):
+    layers = [gg.Linear(64, name="fc1"), gg.Tanh(name="tanh"), gg.Linear(4, name="fc2")]
+    net = gg.Sequential(layers, input=(64,), name="wide")
+    options = {key: circumstances.pop(key) for key in ("straggler",) if key in circumstances}
+    comm = gg.VirtualCluster(p, **circumstances)
+    trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.01), strategy=strategy, comm=comm, **options)
+    workers = strategy.workers(p)
+    data = np.zeros((160 * workers, 64), np.float32), np.zeros(160 * workers, np.int64)
+    return trainer.fit(data, batch_size=8, progress=False).last["virtual_seconds"]
+
+
+def test_ranks_wait_for_no_late_one():
+    """With all ranks at once a step takes as long as its slowest, else an epoch as long as the slowest rank's."""
+    late = {"compute_time": 1e-3, "straggler": gg.Straggler(probability=0.2, delay=10e-3)}
+    together = virtual_seconds(gg.AllReduce(), **late)
+    assert virtual_seconds(gg.ParameterServer(servers=1, dedicated=True), 5, **late) < 0.7 * together
+    elastic = gg.ElasticAveraging(synchronous=False, period=1, servers=2, dedicated=True)
+    assert virtual_seconds(elastic, 6, **late) < 0.7 * together
+
+
+def test_servers_of_their_own_share_the_load():
+    """On a slow network every step waits for the links of the servers."""
+    slow = {"compute_time": 1e-4, "bandwidth": 20e6}
+    one, two = (virtual_seconds(gg.ParameterServer(servers=n, dedicated=True), 6 + n, **slow) for n in (1, 2))
+    assert two < 0.7 * one
+    assert virtual_seconds(gg.ParameterServer(servers=1, dedicated=True), 3, **slow) < 0.6 * one
 
 
 # ---- what is refused

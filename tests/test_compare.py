@@ -78,7 +78,7 @@ def test_the_same_again():
 def test_all_are_those_there_are():
     assert [one.label for one in compare.entries("all")] == list(gg.strategies.BY_NAME)
     late, plain = compare.entries("gossipgrad:staleness=1:rotate=false:lr=0.5,allreduce")
-    assert late.strategy == gg.GossipGraD(staleness=1, rotate=False) and late.lr == 0.5
+    assert late.strategy == gg.GossipGraD(staleness=1, rotate=False) and late.rates == (0.5,)
     assert plain == compare.Entry("allreduce", gg.AllReduce())
 
 
@@ -94,13 +94,31 @@ def test_learning_rates_and_batches():
     assert plan(samples=1000, points=3).parts(200) == (5, 200)
 
 
-def test_the_best_rate_is_kept():
+def test_an_interrupted_comparison_goes_on(tmp_path):
+    plan = compare.Comparison(entries=compare.entries("allreduce,no-exchange"), ranks=(1, 2), **FEW)
+
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare.run(plan, tmp_path, jobs=1, said=interrupt)
+    assert len(list(tmp_path.iterdir())) == 1
+    lines = []
+    resumed = compare.run(plan, tmp_path, jobs=1, said=lines.append)
+    assert [line.split(":")[0] for line in lines] == ["2 of 4", "3 of 4", "4 of 4"]
+    assert [(one["strategy"], one["ranks"]) for one in resumed] == [
+        (name, p) for name in ("allreduce", "no-exchange") for p in (1, 2)
+    ]
+    assert resumed[1]["points"] == compare.train(plan, plan.entries[0], 2)["points"]
+
+
+def test_the_best_rate_is_kept(tmp_path):
     """One of them ends in NaN."""
     comparison = compare.Comparison(
-        entries=compare.entries("allreduce,no-exchange:lr=0.02"), ranks=(2,), lr_grid=(1e30, 0.001, 0.05), **FEW
+        entries=compare.entries("allreduce:lr=1e30/0.001/0.05,no-exchange"), ranks=(2,), lr_grid=(0.02,), **FEW
     )
     lines = []
-    swept, fixed = compare.run(comparison, jobs=2, said=lines.append)
+    swept, fixed = compare.run(comparison, tmp_path, jobs=2, said=lines.append)
     assert len(lines) == 4 and lines[-1].startswith("4 of 4: ") and sum("FAILED" in line for line in lines) == 1
     assert swept["lr"] == 0.05 and fixed["lr"] == 0.02 and "tried" not in fixed
     assert [one["lr"] for one in swept["tried"]] == [0.001, 0.05, 1e30] and swept["tried"][2]["loss"] is None
@@ -120,6 +138,8 @@ def test_time_to_a_loss():
         ("--strategies allreduce:period=2", "period: not an option of strategy='allreduce'"),
         ("--strategies gossipgrad:rotate", "'rotate' is no option"),
         ("--strategies allreduce,allreduce", "is there twice"),
+        ("--strategies allreduce:lr=0.1/x", "lr='x'"),
+        ("--strategies allreduce --lr-grid 0.1,-1", "lr_grid=-1"),
         ("--virtual-ranks 2,0", "virtual_ranks=0"),
         ("--virtual-ranks 2,x", "--virtual-ranks"),
         ("--virtual-ranks 64 --global-batch 32", "at least 64"),

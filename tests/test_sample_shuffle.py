@@ -215,6 +215,19 @@ def test_waiting_for_samples_is_waiting_for_data():
     assert moved["data_wait_seconds"] > 0.5 * wire
 
 
+def test_ranks_that_only_serve_have_no_samples():
+    net, loss, x, y = case("images", 23)
+    served = gg.ParameterServer(servers=1, dedicated=True)
+    trainer = trainer_of(4, served, net, loss)
+    trainer.fit((x, y), batch_size=4, progress=False)
+    ids = [trainer.sample_ids(r).tolist() for r in range(4)]
+    assert ids == [list(range(*_core.shard(23, r, 3))) for r in range(3)] + [[]]
+    assert trainer.audit_samples()["ok"] and trainer.audit_samples()["samples"] == 23
+    options = {**served.options(), "shuffle_samples": True}
+    with pytest.raises(ValueError, match="shuffle_samples: allowed only where all ranks train, here 3 of 4 do"):
+        _core.Trainer(net.graph, trainer.team, loss=loss, optimizer=gg.SGD(lr=0.1).options(1), strategy=options)
+
+
 def test_a_neighbour_that_does_not_send_is_named():
     """It is late by more than patience allows, on the virtual clock."""
     net, loss, x, y = case("images", 48)

@@ -143,10 +143,11 @@ typedef enum gg_update_rule {
  *              w' = keep*weight - lr*m'/(sqrt(s')*root_scale + eps)
  *   weight   = w' + (weight_after - weight)/2         if weight_after, else w'
  *   momentum = m' + (momentum_after - momentum)/2     if momentum_after, else m'
- *   weight_copy, momentum_copy = weight, momentum     if given: what partners will read. It is streamed past the cache and fenced: a
+ *   square   = s' + (square_after - square)/2         if square_after, else s'
+ *   weight_copy, ... = weight, ...                    if given: what partners will read. It is streamed past the cache and fenced: a
  *                                                     store to lines that another core has read costs several times more
  * What is received and copied is of type `wire`: GG_FLOAT32, or GG_BFLOAT16, rounded to nearest even. With bfloat16 the subtracted
- * weight and momentum are rounded too: they are what the copies of the last step said, so what one rank gains another loses, and the
+ * weight, momentum and square are rounded too: they are what the copies of the last step said, so what one rank gains another loses, and the
  * mean over the ranks is kept.
  * Nothing may overlap. Elements where everything is 0 stay 0. An element's result does not depend on where it lies in the call. */
 typedef struct gg_update_args {
@@ -154,10 +155,10 @@ typedef struct gg_update_args {
     gg_update_rule rule;
     gg_dtype wire;
     const float *grad;
-    float *weight, *momentum, *square;         /* momentum: not read by PLAIN; square: by ADAM only */
-    const void *weight_after, *momentum_after; /* received from a partner; NULL: none */
-    void *weight_copy, *momentum_copy;         /* NULL: none */
-    uint16_t *compute_copy;                    /* bfloat16 copy of weight; NULL: none */
+    float *weight, *momentum, *square;                        /* momentum: not read by PLAIN; square: by ADAM only */
+    const void *weight_after, *momentum_after, *square_after; /* received from a partner; NULL: none */
+    void *weight_copy, *momentum_copy, *square_copy;          /* NULL: none */
+    uint16_t *compute_copy;                                   /* bfloat16 copy of weight; NULL: none */
     float grad_scale, lr, mu, weight_decay;
     float d_share, beta2, square_share, keep, root_scale, eps; /* ADAM */
 } gg_update_args;
@@ -198,11 +199,15 @@ typedef struct gg_backend {
     /* float32 to bfloat16, to nearest even, and back. */
     void (*narrow)(gg_device *device, size_t n, const float *in, uint16_t *out);
     void (*widen)(gg_device *device, size_t n, const uint16_t *in, float *out);
+    void (*widen_add)(gg_device *device, size_t n, const uint16_t *in, float *out); /* out += in */
     /* out = scale[0]*source[0] + scale[1]*source[1] + ..., in this order; out may be any one of the sources. */
     void (*weighted_sum)(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out);
-    /* The same of bfloat16, summed in float32. */
-    void (*narrow_sum)(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
-                       uint16_t *out);
+    /* The same of bfloat16, summed in float32. rounded: the sum is rounded to it, and out is what it holds; NULL: not wanted. It may be
+     * one of the sources. */
+    void (*narrow_sum)(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale, float *out,
+                       uint16_t *rounded);
+    /* out = a - b, rounded to bfloat16. */
+    void (*narrow_difference)(gg_device *device, size_t n, const float *a, const uint16_t *b, uint16_t *out);
     /* Sum of squares of a - b (b NULL: of a), in double. */
     double (*sum_squares)(gg_device *device, size_t n, const float *a, const float *b);
     /* True if no element is NaN or infinite. */

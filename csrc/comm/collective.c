@@ -208,6 +208,8 @@ struct gg_allreduce {
     size_t count, own; /* elements: of the arena, of this rank's slice */
     int tag;
     gg_narrow_wire wire; /* memory NULL: float32 */
+    uint16_t *reply;     /* displaces: message memory, own elements for each rank */
+    float *mean;         /* displaces: of the own slice */
     size_t size;         /* of an element on the wire */
     char *landing;       /* own elements for each rank */
     const void **source;
@@ -243,6 +245,12 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", (void **)&made->source));
     if (p > 1) {
         GG_TRY(gg_alloc(p * made->own * made->size, "allreduce landing", (void **)&made->landing));
+        if (made->wire.displaces) {
+            /* The same size on every rank, and enough for the largest slice. */
+            size_t elements = count + p * GG_LANES;
+            GG_TRY(gg_message_alloc(transport, elements * made->size, "displacements", (void **)&made->reply));
+            GG_TRY(gg_alloc(made->own * sizeof(float), "mean", (void **)&made->mean));
+        }
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->receives));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->scattered));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->gathered));
@@ -272,6 +280,8 @@ static gg_status failed(gg_allreduce *allreduce, gg_status status) {
 void gg_allreduce_destroy(gg_allreduce *allreduce) {
     if (!allreduce) return;
     stop(allreduce);
+    gg_message_free(allreduce->transport, allreduce->reply);
+    gg_free(allreduce->mean);
     gg_free(allreduce->landing);
     gg_free(allreduce->source);
     gg_free(allreduce->receives);
@@ -290,8 +300,33 @@ static char *sent_at(const gg_allreduce *allreduce, size_t at) {
 static void accept(gg_allreduce *allreduce, size_t at, size_t n, const uint16_t *sum) {
     gg_device *device = allreduce->device;
     float *data = allreduce->data + at;
-    if (allreduce->wire.displaces) device->table->mix(device, n, GG_BFLOAT16, 1.0f, data, sum, data, data);
+    if (allreduce->wire.displaces) device->table->widen_add(device, n, sum, data);
     else device->table->widen(device, n, sum, data);
+}
+
+/* The sum of the own slice for rank `to`, as it travels. */
+static const char *sum_for(const gg_allreduce *allreduce, int to) {
+    size_t begin = 0, own = slice(allreduce, allreduce->transport->rank, &begin);
+    return allreduce->wire.displaces ? (const char *)(allreduce->reply + (size_t)to * own) : sent_at(allreduce, begin);
+}
+
+/* Adds what all ranks have sent of the own slice, and makes of it what they get. */
+static void sum_own(gg_allreduce *allreduce) {
+    gg_device *device = allreduce->device;
+    const int p = allreduce->transport->size;
+    size_t begin = 0, own = slice(allreduce, allreduce->transport->rank, &begin);
+    const uint16_t *const *narrow = (const uint16_t *const *)allreduce->source;
+    float *data = allreduce->data + begin;
+    if (allreduce->wire.memory == NULL) {
+        device->table->weighted_sum(device, own, p, (const float *const *)allreduce->source, allreduce->scale, data);
+    } else if (!allreduce->wire.displaces) {
+        device->table->narrow_sum(device, own, p, narrow, allreduce->scale, data, allreduce->wire.memory + begin);
+    } else {
+        device->table->narrow_sum(device, own, p, narrow, allreduce->scale, allreduce->mean, NULL);
+        for (int r = 0; r < p; ++r)
+            device->table->narrow_difference(device, own, allreduce->mean, narrow[r], allreduce->reply + (size_t)r * own);
+        accept(allreduce, begin, own, (const uint16_t *)sum_for(allreduce, allreduce->transport->rank));
+    }
 }
 
 /* The same for a slice that a peer has sent. */
@@ -348,21 +383,14 @@ static gg_status add_own(gg_allreduce *allreduce) {
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     size_t begin = 0, own = slice(allreduce, rank, &begin);
-    gg_device *device = allreduce->device;
-    char *mine = sent_at(allreduce, begin);
     if (own == 0) return GG_OK;
-    for (int i = 0; i < p; ++i) allreduce->source[i] = i == rank ? mine : allreduce->receives[i].data;
-    if (allreduce->wire.memory == NULL) {
-        device->table->weighted_sum(device, own, p, (const float *const *)allreduce->source, allreduce->scale, (float *)mine);
-    } else {
-        device->table->narrow_sum(device, own, p, (const uint16_t *const *)allreduce->source, allreduce->scale, (uint16_t *)mine);
-        accept(allreduce, begin, own, (const uint16_t *)mine);
-    }
+    for (int i = 0; i < p; ++i) allreduce->source[i] = i == rank ? sent_at(allreduce, begin) : allreduce->receives[i].data;
+    sum_own(allreduce);
     for (int i = 0; i < p; ++i)
         if (i != rank) GG_TRY(gg_release(transport, &allreduce->receives[i]));
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
-        GG_TRY(gg_send(transport, mine, own * allreduce->size, to, allreduce->tag, &allreduce->gathered[to]));
+        GG_TRY(gg_send(transport, sum_for(allreduce, to), own * allreduce->size, to, allreduce->tag, &allreduce->gathered[to]));
     }
 cleanup:
     return status;

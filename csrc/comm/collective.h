@@ -30,12 +30,14 @@ typedef struct gg_allreduce gg_allreduce;
 
 #define GG_TAG_ALLREDUCE 8 /* for those that are not under way together with another */
 
-/* Values that travel as bfloat16, rounded to nearest even, for half the bytes. They are summed in float32, and the sum travels rounded:
- * with `displaces` false data = sum, with the same bits on every rank. With it true, data += sum - rounded data: where the sum is a mean, what
- * bfloat16 cannot hold of data stays, so that small updates are not lost, and the mean over the ranks moves by the rounding of the sum. */
+/* Values that travel as bfloat16, rounded to nearest even, for half the bytes. They are summed in float32.
+ *
+ * displaces false: data = the sum, which travels rounded: the same bits on every rank.
+ * displaces true, for means: every rank is sent how far the mean is ahead of what it sent, rounded, and adds it. So data keeps what bfloat16 cannot
+ * hold, and no small update is lost; the mean over the ranks is kept, and the ranks agree to the precision of bfloat16. */
 typedef struct gg_narrow_wire {
     uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish */
-    bool displaces;
+    bool displaces;   /* creation and destruction are collective then */
 } gg_narrow_wire;
 
 /* wire: NULL: values travel as float32, from where they lie. */

@@ -156,14 +156,14 @@ static void count_ids(const char *parts, size_t part_bytes, int size, int64_t co
         if (!seen[id] && out->missing++ == 0) out->first_missing = id;
 }
 
-gg_status gg_sample_audit_run(gg_transport *transport, const gg_shard_copy *shard, const gg_dataset *source,
+gg_status gg_sample_audit_run(gg_transport *transport, int holders, const gg_shard_copy *shard, const gg_dataset *source,
                               gg_sample_audit *out) {
     gg_status status = GG_OK;
-    int64_t begin, end, zero, largest;
+    int64_t begin = 0, end = 0, zero, largest;
     char *parts = NULL;
     uint8_t *seen = NULL;
-    gg_shard(source->count, 0, transport->size, &zero, &largest);
-    gg_shard(source->count, transport->rank, transport->size, &begin, &end);
+    gg_shard(source->count, 0, holders, &zero, &largest);
+    if (transport->rank < holders) gg_shard(source->count, transport->rank, holders, &begin, &end);
     size_t part_bytes = sizeof(part) + (size_t)largest * sizeof(int32_t);
     GG_TRY(gg_calloc((size_t)transport->size, part_bytes, "ids of all samples", (void **)&parts));
     GG_TRY(gg_calloc((size_t)source->count, 1, "which samples there are", (void **)&seen));

@@ -44,8 +44,9 @@ typedef struct gg_sample_audit {
     int64_t first_missing, first_duplicate, first_altered; /* ids; -1: none */
 } gg_sample_audit;
 
-/* Collective, at rest. shard NULL: the rank's part of the source as it lies there. The same result on all ranks. */
-gg_status gg_sample_audit_run(gg_transport *transport, const gg_shard_copy *shard, const gg_dataset *source,
+/* Collective, at rest. The first `holders` ranks share the source. shard NULL: the rank's part of it as it lies there. The same result on
+ * all ranks. */
+gg_status gg_sample_audit_run(gg_transport *transport, int holders, const gg_shard_copy *shard, const gg_dataset *source,
                               gg_sample_audit *out);
 
 #endif

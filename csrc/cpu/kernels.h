@@ -65,9 +65,12 @@ typedef struct gg_cpu_arena {
     void (*halve)(size_t n, gg_dtype wire, const float *own, const void *received, float *out);
     void (*narrow)(size_t n, const float *in, uint16_t *out);
     void (*widen)(size_t n, const uint16_t *in, float *out);
+    void (*widen_add)(size_t n, const uint16_t *in, float *out);
     /* Elements [begin, end) of the sources. */
     void (*weighted_sum)(size_t begin, size_t end, int sources, const float *const *source, const float *scale, float *out);
-    void (*narrow_sum)(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale, uint16_t *out);
+    void (*narrow_sum)(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale, float *out,
+                       uint16_t *rounded);
+    void (*narrow_difference)(size_t n, const float *a, const uint16_t *b, uint16_t *out);
     double (*sum_squares)(size_t n, const float *a, const float *b);
     bool (*all_finite)(size_t n, const float *a);
 } gg_cpu_arena;

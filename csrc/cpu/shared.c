@@ -101,6 +101,8 @@ static void update_part(void *context, int thread, int threads) {
     if (args.square != NULL) args.square += begin;
     args.momentum_after = wire_offset(args.wire, args.momentum_after, begin);
     args.weight_after = wire_offset(args.wire, args.weight_after, begin);
+    args.square_after = wire_offset(args.wire, args.square_after, begin);
+    args.square_copy = (void *)wire_offset(args.wire, args.square_copy, begin);
     args.weight_copy = (void *)wire_offset(args.wire, args.weight_copy, begin);
     args.momentum_copy = (void *)wire_offset(args.wire, args.momentum_copy, begin);
     if (args.compute_copy != NULL) args.compute_copy += begin;
@@ -170,6 +172,18 @@ void gg_cpu_widen(gg_device *device, size_t n, const uint16_t *in, float *out) {
     run(&j, n, widen_part);
 }
 
+static void widen_add_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->kernels->arena->widen_add(end - begin, (const uint16_t *)j->received + begin, j->out + begin);
+}
+
+void gg_cpu_widen_add(gg_device *device, size_t n, const uint16_t *in, float *out) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .received = in, .out = out};
+    run(&j, n, widen_add_part);
+}
+
 static void weighted_sum_part(void *context, int thread, int threads) {
     const job *j = context;
     size_t begin, end;
@@ -193,18 +207,32 @@ static void narrow_sum_part(void *context, int thread, int threads) {
     const job *j = context;
     size_t begin, end;
     gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->narrow_sum(begin, end, j->sources, j->narrow_source, j->scale, j->narrow_out);
+    j->device->kernels->arena->narrow_sum(begin, end, j->sources, j->narrow_source, j->scale, j->out, j->narrow_out);
 }
 
-void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
-                       uint16_t *out) {
+void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale, float *out,
+                       uint16_t *rounded) {
     job j = {.device = (gg_cpu_device *)device,
              .n = n,
              .sources = sources,
              .narrow_source = source,
              .scale = scale,
-             .narrow_out = out};
+             .out = out,
+             .narrow_out = rounded};
     run(&j, n, narrow_sum_part);
+}
+
+static void narrow_difference_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
+    j->device->kernels->arena->narrow_difference(end - begin, j->a + begin, (const uint16_t *)j->received + begin,
+                                                 j->narrow_out + begin);
+}
+
+void gg_cpu_narrow_difference(gg_device *device, size_t n, const float *a, const uint16_t *b, uint16_t *out) {
+    job j = {.device = (gg_cpu_device *)device, .n = n, .a = a, .received = b, .narrow_out = out};
+    run(&j, n, narrow_difference_part);
 }
 
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b) {

@@ -438,7 +438,7 @@ cleanup:
 
 #define MOST_ARRAYS 8
 #define MOST_NUMBERS 12
-#define OUTS 3
+#define OUTS 4
 
 static PyObject *array_copy(const float *data, Py_ssize_t n) {
     PyArrayObject *array = gg_py_new_array(1, (npy_intp[]){n}, NPY_FLOAT32);
@@ -467,7 +467,7 @@ static const void *as_wire(gg_device *device, gg_dtype wire, float *buffer, size
     return buffer;
 }
 
-/* arrays: gradient, weight, momentum, second moment, weight and momentum received. numbers: rule, bfloat16 wire?, and the fields
+/* arrays: gradient, weight, momentum, second moment, and what was received for those three. numbers: rule, bfloat16 wire?, and the fields
  * from grad_scale to eps. Gives what the arrays and the copies are then, and the compute copy. */
 static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in, const double *number, float *const *outs) {
     const gg_dtype wire = number[1] != 0 ? GG_BFLOAT16 : GG_FLOAT32;
@@ -481,9 +481,11 @@ static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in
                                  .square = in[3],
                                  .weight_after = as_wire(device, wire, in[4], size),
                                  .momentum_after = as_wire(device, wire, in[5], size),
+                                 .square_after = as_wire(device, wire, in[6], size),
                                  .weight_copy = outs[0],
                                  .momentum_copy = in[2] ? outs[1] : NULL,
-                                 .compute_copy = (uint16_t *)outs[2],
+                                 .square_copy = in[3] ? outs[2] : NULL,
+                                 .compute_copy = (uint16_t *)outs[3],
                                  .grad_scale = (float)number[2],
                                  .lr = (float)number[3],
                                  .mu = (float)number[4],
@@ -498,9 +500,10 @@ static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in
         (args.rule == GG_UPDATE_ADAM && in[3] == NULL))
         return PyErr_Format(PyExc_ValueError, "update: an array that the rule needs is None");
     device->table->update(device, &args);
-    return Py_BuildValue("NNNNNN", array_copy(in[1], n), in[2] ? array_copy(in[2], n) : Py_NewRef(Py_None),
+    return Py_BuildValue("NNNNNNN", array_copy(in[1], n), in[2] ? array_copy(in[2], n) : Py_NewRef(Py_None),
                          in[3] ? array_copy(in[3], n) : Py_NewRef(Py_None), wire_copy(wire, outs[0], n),
-                         in[2] ? wire_copy(wire, outs[1], n) : Py_NewRef(Py_None), widened_copy((const uint16_t *)outs[2], n));
+                         in[2] ? wire_copy(wire, outs[1], n) : Py_NewRef(Py_None),
+                         in[3] ? wire_copy(wire, outs[2], n) : Py_NewRef(Py_None), widened_copy((const uint16_t *)outs[3], n));
 }
 
 /* Runs one kernel over buffers of n elements. mix: base, received, sent; the numbers are the share and whether bfloat16 travels. */
@@ -527,18 +530,30 @@ static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ss
         table->widen(device, size, narrow, out);
         return array_copy(out, n);
     }
+    if (strcmp(name, "narrow_difference") == 0) {
+        const uint16_t *narrow = as_wire(device, GG_BFLOAT16, buffer[1], size);
+        table->narrow_difference(device, size, in[0], narrow, (uint16_t *)outs[1]);
+        memcpy(out, in[0], size * sizeof(float));
+        table->widen_add(device, size, (const uint16_t *)outs[1], out);
+        return Py_BuildValue("NN", widened_copy((const uint16_t *)outs[1], n), array_copy(out, n));
+    }
     if (strcmp(name, "weighted_sum") == 0 || strcmp(name, "narrow_sum") == 0) {
         float scale[MOST_ARRAYS];
         for (Py_ssize_t i = 0; i < count; ++i) scale[i] = (float)number[i];
         if (*name == 'w') return table->weighted_sum(device, size, (int)count, in, scale, out), array_copy(out, n);
         for (Py_ssize_t i = 0; i < count; ++i) as_wire(device, GG_BFLOAT16, buffer[i], size);
-        table->narrow_sum(device, size, (int)count, (const uint16_t *const *)in, scale, (uint16_t *)out);
-        return widened_copy((const uint16_t *)out, n);
+        uint16_t *rounded = (uint16_t *)outs[1];
+        PyObject *sum = NULL;
+        table->narrow_sum(device, size, (int)count, (const uint16_t *const *)in, scale, out, NULL);
+        sum = array_copy(out, n);
+        table->narrow_sum(device, size, (int)count, (const uint16_t *const *)in, scale, out, rounded);
+        return Py_BuildValue("NNN", sum, array_copy(out, n), widened_copy(rounded, n));
     }
     if (strcmp(name, "sum_squares") == 0) return PyFloat_FromDouble(table->sum_squares(device, size, in[0], in[1]));
     if (strcmp(name, "all_finite") == 0) return PyBool_FromLong(table->all_finite(device, size, in[0]));
     return PyErr_Format(PyExc_ValueError,
-                        "name: '%s'; allowed are update, mix, halve, narrow, weighted_sum, narrow_sum, sum_squares, all_finite",
+                        "name: '%s'; allowed are update, mix, halve, narrow, narrow_difference, weighted_sum, narrow_sum, "
+                        "sum_squares, all_finite",
                         name);
 }
 

@@ -15,8 +15,10 @@
 static bool trains(const gg_centre *s) { return s->head.env.transport->rank < s->workers; }
 static int first_server(const gg_centre *s) { return s->head.env.transport->size - s->servers; }
 
+/* Where the chunk's middle lies, if every server has an equal part. */
 static int server_of(const gg_centre *s, int chunk) {
-    return first_server(s) + (int)(s->buckets.chunk[chunk].offset * (size_t)s->servers / s->head.env.state->count);
+    const gg_chunk *c = &s->buckets.chunk[chunk];
+    return first_server(s) + (int)((c->offset + c->count / 2) * (size_t)s->servers / s->head.env.state->count);
 }
 
 static gg_status at_bucket(const gg_centre *s, int bucket, gg_status status) {
@@ -169,8 +171,17 @@ cleanup:
 /* ---- the strategy ---- */
 
 gg_status gg_centre_begin(gg_strategy *strategy) {
+    gg_status status = GG_OK;
     gg_centre *s = (gg_centre *)strategy;
     const gg_state *state = strategy->env.state;
+    gg_transport *transport = strategy->env.transport;
+    if (transport->service.serve == NULL) {
+        /* On another rank the receives of a centre before this one may still be posted. */
+        double from = gg_transport_now(transport);
+        GG_TRY(gg_strategy_at_all(strategy, gg_barrier(transport)));
+        gg_strategy_waited(strategy, from);
+        transport->service = (gg_service){.serve = serve, .context = s};
+    }
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         s->waiting[bucket] = b->last_layer - b->first_layer + 1;
@@ -178,7 +189,8 @@ gg_status gg_centre_begin(gg_strategy *strategy) {
     /* At rest a worker's weights are what it took last; others may have been loaded since. */
     if (s->base != NULL && !s->stepped) memcpy(s->base, state->weight, state->count * sizeof(float));
     s->stepped = s->untold = true;
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 gg_status gg_centre_need(gg_strategy *strategy, int layer) {
@@ -349,8 +361,9 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     s->period = options->period;
     s->servers = options->servers;
     s->workers = gg_strategy_workers(options, env->transport->size);
-    /* Chunks small enough that each server has its part. */
-    size_t part = env->state->count * sizeof(float) / (size_t)s->servers;
+    /* Chunks small enough that each server has its part, where the model is large enough. */
+    size_t servers = (size_t)s->servers, lanes = env->state->count / GG_LANES;
+    size_t part = (lanes + servers - 1) / servers * GG_LANES * sizeof(float);
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, part < options->chunk_bytes ? part : options->chunk_bytes,
                              &s->buckets));
     if (s->buckets.chunk_count > GG_TAG_LIMIT - GG_TAG_USER)
@@ -360,9 +373,6 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     GG_TRY(gg_state_create(env, 0));
     GG_TRY(make_worker(s));
     GG_TRY(make_server(s));
-    /* Receives of a centre before this one may still be posted on another rank. */
-    GG_TRY(gg_barrier(env->transport));
-    env->transport->service = (gg_service){.serve = serve, .context = s};
     *out = &s->head;
 cleanup:
     if (status != GG_OK && s != NULL) gg_centre_destroy(&s->head);

@@ -7,7 +7,7 @@
  *
  * That is push-sum (x = s w and s travel, halved; w = x/s is used) with the division done before sending: what travels are weights, and no
  * rounding is multiplied where s is small. The sum of the scalars is p, the sum of s w is kept by every mix, and without training all w
- * become the mean of the first ones. An update of a rank counts with the rank's scalar at that time. Momentum is treated alike. The
+ * become the mean of the first ones. An update of a rank counts with the rank's scalar at that time. Moments are treated alike. The
  * scalars follow from the schedule, which every rank knows: they are computed, not sent, and a resumed run finds them again.
  *
  * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of share_j * (w_j - sent).
@@ -22,7 +22,7 @@
 #include "strategy/gossip.h"
 #include "strategy/tables.h"
 
-enum { WEIGHT = 0, MOMENTUM, KINDS };
+enum { WEIGHT = 0, MOMENTUM, SQUARE, KINDS };
 
 /* The messages of one step to this rank. */
 typedef struct arrivals {
@@ -35,7 +35,7 @@ typedef struct arrivals {
 
 typedef struct gossip_push_sum {
     gg_gossip gossip;
-    int kinds;                     /* of arenas that are exchanged: weights, or momentum as well */
+    int kinds;                     /* of arenas that are exchanged: weights, or the moments as well */
     int most;                      /* messages to this rank in a step, at most; at least 1 */
     gg_stream *stream[KINDS];      /* `most` of each kind: number i receives from sender i; number 0 also sends */
     arrivals arrivals[2];          /* of this step at `turn`, of the one before at 1 - turn */
@@ -51,7 +51,8 @@ static bool stale(const gossip_push_sum *g) { return g->gossip.options.staleness
 
 static float *arena(const gossip_push_sum *g, int kind) {
     const gg_state *state = g->gossip.head.env.state;
-    return kind == WEIGHT ? state->weight : state->momentum;
+    float *const arenas[KINDS] = {state->weight, state->momentum, state->square};
+    return arenas[kind];
 }
 
 /* ---- the schedule ---- */
@@ -270,7 +271,7 @@ static void destroy(gg_strategy *strategy) {
     gg_free(g->next);
     gg_free(g->scalar);
     gg_free(g->scalar_after);
-    gg_state_destroy(&strategy->env, 0);
+    gg_state_destroy(&strategy->env, gg_gossip_shared(&g->gossip.options));
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
 }
@@ -335,10 +336,12 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
     GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar));
     GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar_after));
     g->scalar_step = INT64_MAX; /* the first step sets them */
-    GG_TRY(gg_state_create(env, 0));
+    GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
     if (ranks > 1) GG_TRY(create_streams(g, WEIGHT, "weights"));
-    if (ranks > 1 && env->state->momentum != NULL && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)
-        GG_TRY(create_streams(g, MOMENTUM, "momentum"));
+    if (ranks > 1 && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) {
+        if (env->state->momentum != NULL) GG_TRY(create_streams(g, MOMENTUM, "momentum"));
+        if (env->state->square != NULL) GG_TRY(create_streams(g, SQUARE, "second moment"));
+    }
 cleanup:
     if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;
     *out = g ? &g->gossip.head : NULL;

@@ -1,11 +1,11 @@
-/* GossipGraD with weights, or weights and momentum: after the local update of a layer its new weights go to this step's partner
+/* GossipGraD with weights, or weights and moments: after the local update of a layer its new weights go to this step's partner
  * and are mixed with what another partner sent.
  *
- * Weights and momentum are private and updated in place. The update streams a snapshot of them past the cache into message memory, where
+ * Weights and moments are private and updated in place. The update streams a snapshot of them past the cache into message memory, where
  * partners read it: to write private memory again stays as cheap as without exchange, while lines that another core has read would
  * cost several times more. Nothing is copied afterwards, and a snapshot in flight is never written: a stream has two arenas that take turns.
  *
- *   staleness 0   when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the layer, and for momentum,
+ *   staleness 0   when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the layer, and for moments,
  *                 which the forward pass does not need, just before the next update.
  *   staleness 1   the next update adds (received - w)/2 in the same pass, where w is still what was sent: the exchange hides behind a
  *                 whole step.
@@ -26,7 +26,7 @@ typedef struct exchanged {
     int *next;     /* a bucket: its first chunk that is still to be mixed (staleness 0) */
 } exchanged;
 
-enum { WEIGHT, MOMENTUM, PARTS };
+enum { WEIGHT, MOMENTUM, SQUARE, PARTS };
 
 typedef struct gossip_weights {
     gg_gossip gossip;
@@ -109,11 +109,11 @@ cleanup:
 /* The halves mix is for comparison and takes passes of its own. */
 static void update_halves(gossip_weights *g, gg_update_args *args) {
     gg_device *device = g->gossip.head.env.device;
-    float *own[PARTS] = {args->weight, args->momentum};
-    const void *received[PARTS] = {args->weight_after, args->momentum_after};
-    void *copy[PARTS] = {args->weight_copy, args->momentum_copy};
-    args->weight_after = args->momentum_after = NULL;
-    args->weight_copy = args->momentum_copy = NULL;
+    float *own[PARTS] = {args->weight, args->momentum, args->square};
+    const void *received[PARTS] = {args->weight_after, args->momentum_after, args->square_after};
+    void *copy[PARTS] = {args->weight_copy, args->momentum_copy, args->square_copy};
+    args->weight_after = args->momentum_after = args->square_after = NULL;
+    args->weight_copy = args->momentum_copy = args->square_copy = NULL;
     device->table->update(device, args);
     for (int i = 0; i < g->parts; ++i) {
         if (received[i] != NULL) gg_gossip_mix(&g->gossip, args->n, own[i], received[i], NULL, own[i]);
@@ -143,6 +143,8 @@ static void update(gossip_weights *g, int bucket, int chunk, const gg_chunk *pie
     args.wire = g->gossip.options.wire;
     args.weight_after = after(g, &g->part[WEIGHT], bucket, chunk, at);
     args.momentum_after = after(g, &g->part[MOMENTUM], bucket, chunk, at);
+    args.square_after = after(g, &g->part[SQUARE], bucket, chunk, at);
+    args.square_copy = copy(g, &g->part[SQUARE], at);
     args.weight_copy = copy(g, &g->part[WEIGHT], at);
     args.momentum_copy = copy(g, &g->part[MOMENTUM], at);
     if (g->gossip.options.mix == GG_MIX_HALVES) update_halves(g, &args);
@@ -216,7 +218,7 @@ static void destroy(gg_strategy *strategy) {
         gg_free(g->part[i].pending);
         gg_free(g->part[i].next);
     }
-    gg_state_destroy(&strategy->env, 0);
+    gg_state_destroy(&strategy->env, gg_gossip_shared(&g->gossip.options));
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
 }
@@ -230,17 +232,21 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     GG_TRY(gg_calloc(1, sizeof *g, "strategy", (void **)&g));
     g->gossip.head.table = &table;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
-    GG_TRY(gg_state_create(env, 0));
+    GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
     g->part[WEIGHT].own = env->state->weight;
     g->part[MOMENTUM].own = env->state->momentum;
-    if (env->transport->size > 1)
-        g->parts = options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM && env->state->momentum != NULL ? 2 : 1;
+    g->part[SQUARE].own = env->state->square;
+    if (env->transport->size > 1) {
+        /* Adam's moments travel together: a first moment that is mixed into one whose second moment is still 0 is divided by eps alone. */
+        g->parts = 1;
+        while (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM && g->parts < PARTS && g->part[g->parts].own != NULL) g->parts++;
+    }
     for (int i = 0; i < g->parts; ++i) {
         size_t buckets = (size_t)g->gossip.buckets.count;
         GG_TRY(gg_calloc(buckets, sizeof(bool), "pending flags", (void **)&g->part[i].pending));
         GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", (void **)&g->part[i].next));
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, 2, options->wire, &g->part[i].stream));
-        g->part[i].stream.name = i == WEIGHT ? "weights" : "momentum";
+        g->part[i].stream.name = (const char *const[]){"weights", "momentum", "second moment"}[i];
     }
 cleanup:
     if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;

@@ -141,8 +141,8 @@ static gg_status add_and_update(overlapped_averaging *s, int chunk) {
     if (own->count == 0) return GG_OK;
     for (int r = 0; r < p; ++r) s->source[r] = r == rank ? travelled : request_of(s, chunk, GRADIENT_IN, r)->data;
     if (s->wire != NULL) {
-        env->device->table->narrow_sum(env->device, own->count, p, (const uint16_t *const *)s->source, s->head.share, travelled);
-        env->device->table->widen(env->device, own->count, travelled, sum);
+        env->device->table->narrow_sum(env->device, own->count, p, (const uint16_t *const *)s->source, s->head.share, sum,
+                                       travelled);
     } else if (p > 1 || s->head.share[0] != 1.0f) {
         env->device->table->weighted_sum(env->device, own->count, p, (const float *const *)s->source, s->head.share, sum);
     }

@@ -15,7 +15,7 @@ gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int st
     if (made.tag + buckets->chunk_count > GG_TAG_LIMIT)
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                        "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
-                       buckets->chunk_count, (GG_TAG_LIMIT - GG_TAG_USER) / 2));
+                       buckets->chunk_count, (GG_TAG_LIMIT - GG_TAG_USER) / (streams + 1)));
     for (int i = 0; i < arenas; ++i) GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
     if (arenas == 1) made.arena[1] = made.arena[0];
     GG_TRY(gg_calloc(1, bytes, "landing arena", &made.landing));

@@ -348,21 +348,28 @@ gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
     if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
     GG_TRY(gg_replica_settle(r));
-    GG_TRY(gg_sample_audit_run(r->options.transport, r->shard, &r->set, out));
+    GG_TRY(gg_sample_audit_run(r->options.transport, r->workers, r->shard, &r->set, out));
 cleanup:
     return status;
 }
 
+/* The rows of the set that this rank began with. */
+static void own_rows(const gg_replica *r, int64_t *begin, int64_t *end) {
+    *begin = *end = 0;
+    if (trains(r)) gg_shard(r->set.count, r->options.transport->rank, r->workers, begin, end);
+}
+
 int64_t gg_replica_slots(const gg_replica *r) {
-    int64_t begin = 0, end = 0;
-    if (r->loader != NULL) gg_shard(r->set.count, r->options.transport->rank, r->options.transport->size, &begin, &end);
+    int64_t begin, end;
+    if (r->loader == NULL) return -1;
+    own_rows(r, &begin, &end);
     return end - begin;
 }
 
 int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) {
     int64_t begin, end;
     if (r->shard != NULL) return r->shard->id[slot];
-    gg_shard(r->set.count, r->options.transport->rank, r->options.transport->size, &begin, &end);
+    own_rows(r, &begin, &end);
     return begin + slot;
 }
 
@@ -527,6 +534,9 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
     r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
+    if (options->strategy.shuffle_samples && r->workers < options->transport->size)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", r->workers,
+                       options->transport->size));
     for (int i = 0; i < r->workers; ++i) r->equal_share[i] = 1.0f / (float)r->workers;
     if (options->trace > 0) {
         GG_TRY(gg_trace_create(options->trace, &r->trace));

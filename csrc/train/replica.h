@@ -100,7 +100,7 @@ gg_status gg_replica_predict(gg_replica *replica, const float *weights, const fl
 
 /* Counts the samples of all ranks; GG_ERROR_STATE before there is data. Settles. Collective. */
 gg_status gg_replica_audit(gg_replica *replica, gg_sample_audit *out);
-/* How many samples this rank trains on, 0 before there is data; and which one is in a slot of its shard, at rest. */
+/* How many samples this rank trains on, -1 before there is data; and which one is in a slot of its shard, at rest. */
 int64_t gg_replica_slots(const gg_replica *replica);
 int64_t gg_replica_sample_id(const gg_replica *replica, int64_t slot);
 

@@ -612,14 +612,14 @@ static bool copied(gg_dtype wire, size_t n, const float *values, const void *cop
 
 static void *further(gg_dtype wire, const void *p, size_t n) { return p != NULL ? (char *)p + n * gg_dtype_size(wire) : NULL; }
 
-enum { RECEIVES_WEIGHT = 1, RECEIVES_MOMENTUM = 2, COPIES = 4 };
+enum { RECEIVES_WEIGHT = 1, RECEIVES_MOMENTS = 2, COPIES = 4 };
 
 static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags) {
     const int64_t count = (int64_t)n;
     const bool keeps = rule != GG_UPDATE_PLAIN, adam = rule == GG_UPDATE_ADAM, copies = flags & COPIES;
     float *grad = uniform(count, -1, 1), *weight = uniform(count, -1, 1), *m = uniform(count, -1, 1);
     float *s = uniform(count, 0, 1), *before[3] = {floats(count), floats(count), floats(count)};
-    double *w_in = guarded(n * 8), *m_in = guarded(n * 8);
+    double *w_in = guarded(n * 8), *m_in = guarded(n * 8), *s_in = guarded(n * 8);
     double *wanted_w = guarded(n * 8), *wanted_m = guarded(n * 8), *wanted_s = guarded(n * 8);
     uint16_t *compute = guarded(n * 2);
     const gg_update_args args = {.n = n,
@@ -630,9 +630,11 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
                                  .momentum = keeps ? m : NULL,
                                  .square = adam ? s : NULL,
                                  .weight_after = flags & RECEIVES_WEIGHT ? from_partner(wire, n, w_in) : NULL,
-                                 .momentum_after = keeps && flags & RECEIVES_MOMENTUM ? from_partner(wire, n, m_in) : NULL,
+                                 .momentum_after = keeps && flags & RECEIVES_MOMENTS ? from_partner(wire, n, m_in) : NULL,
+                                 .square_after = adam && flags & RECEIVES_MOMENTS ? from_partner(wire, n, s_in) : NULL,
                                  .weight_copy = copies ? guarded(n * gg_dtype_size(wire)) : NULL,
                                  .momentum_copy = copies && keeps ? guarded(n * gg_dtype_size(wire)) : NULL,
+                                 .square_copy = copies && adam ? guarded(n * gg_dtype_size(wire)) : NULL,
                                  .compute_copy = copies ? compute : NULL,
                                  .grad_scale = 0.5f,
                                  .lr = 0.1f,
@@ -656,7 +658,8 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         if (adam) new_w = (double)args.keep * w - lr * new_m / (sqrt(new_s) * (double)args.root_scale + (double)args.eps);
         wanted_w[i] = args.weight_after ? new_w + (w_in[i] - w_sent) / 2 : new_w;
         wanted_m[i] = args.momentum_after ? new_m + (m_in[i] - m_sent) / 2 : new_m;
-        wanted_s[i] = new_s;
+        const double s_sent = narrow ? (double)of_bfloat16(rounded_bfloat16(s[i])) : (double)s[i];
+        wanted_s[i] = args.square_after ? new_s + (s_in[i] - s_sent) / 2 : new_s;
     }
     memcpy(before[0], weight, n * 4);
     memcpy(before[1], m, n * 4);
@@ -667,6 +670,7 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     if (adam) CHECK_NEAR(distance(count, s, wanted_s), 0, 3e-7);
     if (copies) CHECK(copied(wire, n, weight, args.weight_copy) && copied(GG_BFLOAT16, n, weight, compute));
     if (args.momentum_copy != NULL) CHECK(copied(wire, n, m, args.momentum_copy));
+    if (args.square_copy != NULL) CHECK(copied(wire, n, s, args.square_copy));
 
     /* Any part alone gives the same bits. */
     const size_t from = n > 32 ? 16 : 0, part = n > 64 ? 48 : n - from;
@@ -678,7 +682,8 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     if (adam) some.square = before[2] + from;
     some.weight_after = further(wire, some.weight_after, from);
     some.momentum_after = further(wire, some.momentum_after, from);
-    some.weight_copy = some.momentum_copy = some.compute_copy = NULL;
+    some.square_after = further(wire, some.square_after, from);
+    some.weight_copy = some.momentum_copy = some.square_copy = some.compute_copy = NULL;
     gg_backend_native.update(device, &some);
     CHECK(same_bits(before[0] + from, weight + from, part * 4));
     if (keeps) CHECK(same_bits(before[1] + from, m + from, part * 4));
@@ -768,9 +773,15 @@ static void test_arenas(void) {
             for (int k = 0; k < 3; ++k) sum = fmaf(scale[k], of_bfloat16(narrow[k][i]), sum);
             wanted[i] = (double)sum;
         }
-        gg_backend_native.narrow_sum(device, n, 3, narrow_sources, scale, narrow[1]); /* onto one of them */
-        gg_backend_native.widen(device, n, narrow[1], out);
+        gg_backend_native.narrow_sum(device, n, 3, narrow_sources, scale, out, NULL);
+        CHECK_NEAR(distance(count, out, wanted), 0, 3e-7);
+        gg_backend_native.narrow_difference(device, n, out, narrow[0], narrow[2]);
+        for (size_t i = 0; i < n; ++i) exact = exact && narrow[2][i] == rounded_bfloat16(out[i] - of_bfloat16(narrow[0][i]));
+        gg_backend_native.narrow(device, n, c, narrow[2]);
+        gg_backend_native.narrow_sum(device, n, 3, narrow_sources, scale, out, narrow[1]); /* onto one of them */
         CHECK_NEAR(distance(count, out, wanted), 0, 1.0 / 256);
+        for (size_t i = 0; i < n; ++i) exact = exact && out[i] == of_bfloat16(narrow[1][i]);
+        CHECK(exact);
 
         gg_backend_native.halve(device, n, GG_FLOAT32, a, c, out);
         bool good = true;

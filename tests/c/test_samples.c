@@ -148,7 +148,7 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
         }
         if (!s->audits) continue;
         MUST(gg_sample_ring_settle(ring));
-        MUST(gg_sample_audit_run(transport, shard, &s->set, &audit));
+        MUST(gg_sample_audit_run(transport, transport->size, shard, &s->set, &audit));
         CHECK(audit.missing == 0 && audit.duplicate == 0 && audit.altered == 0);
         CHECK_INT(audit.samples, s->set.count);
     }
@@ -225,7 +225,7 @@ static gg_status spoil(void *context, int rank) {
     gg_shard_copy_fill(shard, &s->set);
     if (rank == 1) shard->id[2] = 1;                                         /* rank 0 has it, too; 6 is nowhere */
     if (rank == 2) ((uint8_t *)gg_storage_data(shard->set.samples))[1] ^= 1; /* of sample 7 */
-    MUST(gg_sample_audit_run(transport, shard, &s->set, &audit));
+    MUST(gg_sample_audit_run(transport, transport->size, shard, &s->set, &audit));
     CHECK_INT(audit.samples, 10);
     CHECK_INT(audit.missing, 1);
     CHECK_INT(audit.first_missing, 6);
@@ -233,8 +233,10 @@ static gg_status spoil(void *context, int rank) {
     CHECK_INT(audit.first_duplicate, 1);
     CHECK_INT(audit.altered, 2);
     CHECK_INT(audit.first_altered, 1);
-    MUST(gg_sample_audit_run(transport, NULL, &s->set, &audit));
-    CHECK(audit.samples == 10 && audit.missing == 0 && audit.first_missing == -1);
+    for (int holders = 1; holders <= 3; ++holders) { /* the others only serve */
+        MUST(gg_sample_audit_run(transport, holders, NULL, &s->set, &audit));
+        CHECK(audit.samples == 10 && audit.missing == 0 && audit.duplicate == 0 && audit.first_missing == -1);
+    }
     gg_shard_copy_destroy(shard);
     return GG_OK;
 }

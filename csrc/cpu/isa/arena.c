@@ -40,6 +40,11 @@ static void widen(size_t n, const uint16_t *in, float *out) {
     for (size_t i = 0; i < n; i += FLOATS) *(floats *)(out + i) = load_narrow(in + i);
 }
 
+static void widen_add(size_t n, const uint16_t *in, float *out) {
+    n = whole_lanes(n);
+    for (size_t i = 0; i < n; i += FLOATS) *(floats *)(out + i) = load(out + i) + load_narrow(in + i);
+}
+
 /* GG_LANES*blocks elements. All sources are read before the output, which may be one of them, is written. */
 GG_INLINE void weighted_block(size_t at, int blocks, int sources, const float *const *source, const float *scale, float *out) {
     enum { width = VECTOR_BYTES / 4, most = 2 * GG_LANES / width };
@@ -57,12 +62,22 @@ static void weighted_sum(size_t begin, size_t end, int sources, const float *con
     for (; at < end; at += GG_LANES) weighted_block(at, 1, sources, source, scale, out);
 }
 
-static void narrow_sum(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale, uint16_t *out) {
+static void narrow_sum(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale, float *out,
+                       uint16_t *narrow_out) {
     for (size_t i = begin; i < end; i += FLOATS) {
         value sum = scale[0] * load_narrow(source[0] + i);
         for (int s = 1; s < sources; ++s) sum += scale[s] * load_narrow(source[s] + i);
-        *(halves *)(out + i) = narrowed(rounded_words(sum));
+        if (narrow_out != NULL) {
+            *(halves *)(narrow_out + i) = narrowed(rounded_words(sum));
+            sum = rounded(sum);
+        }
+        *(floats *)(out + i) = sum;
     }
+}
+
+static void narrow_difference(size_t n, const float *a, const uint16_t *b, uint16_t *out) {
+    n = whole_lanes(n);
+    for (size_t i = 0; i < n; i += FLOATS) *(halves *)(out + i) = narrowed(rounded_words(load(a + i) - load_narrow(b + i)));
 }
 
 typedef double vector __attribute__((vector_size(VECTOR_BYTES)));
@@ -116,8 +131,10 @@ const gg_cpu_arena GG_VARIANT(gg_cpu_arena) = {
     .halve = halve,
     .narrow = narrow,
     .widen = widen,
+    .widen_add = widen_add,
     .weighted_sum = weighted_sum,
     .narrow_sum = narrow_sum,
+    .narrow_difference = narrow_difference,
     .sum_squares = sum_squares,
     .all_finite = all_finite,
 };

@@ -21,8 +21,9 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
     const bool keeps = rule != GG_UPDATE_PLAIN;
     const float *grad = args->grad;
     float *weight = args->weight, *momentum = args->momentum, *square = args->square;
-    void *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy;
+    void *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy, *square_copy = args->square_copy;
     const void *weight_after = receives ? args->weight_after : NULL, *momentum_after = receives ? args->momentum_after : NULL;
+    const void *square_after = receives ? args->square_after : NULL;
     uint16_t *compute_copy = args->compute_copy;
     const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
     const float d_share = args->d_share, beta2 = args->beta2, square_share = args->square_share;
@@ -38,7 +39,9 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
             const value s_new = (value)((words)s_sum & ~(words)(s_sum < 0.0f)); /* NaN stays NaN */
             m_new = mu * m + d_share * d;
             w_new = keep * w - lr * m_new / (square_root(s_new) * root_scale + eps);
-            *(floats *)(square + i) = s_new;
+            const value s_out = mixed(narrow, s_new, s, square_after, i);
+            *(floats *)(square + i) = s_out;
+            publish(narrow, square_copy, i, s_out);
         } else {
             m_new = mu * m + d;
             w_new = w - lr * (rule == GG_UPDATE_NESTEROV ? d + mu * m_new : m_new);
@@ -56,7 +59,7 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
 }
 
 void GG_VARIANT(gg_cpu_update)(const gg_update_args *args) {
-    const bool receives = args->weight_after != NULL || args->momentum_after != NULL;
+    const bool receives = args->weight_after != NULL || args->momentum_after != NULL || args->square_after != NULL;
     switch ((int)args->rule << 2 | (int)receives << 1 | (args->wire == GG_BFLOAT16)) {
 #define CASE(rule, receives, narrow)                                                                                             \
     case (rule) << 2 | (receives) << 1 | (narrow):                                                                               \

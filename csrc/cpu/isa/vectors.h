@@ -37,25 +37,56 @@ GG_INLINE size_t whole_lanes(size_t n) { return n & ~(size_t)(GG_LANES - 1); }
 
 GG_INLINE value load(const float *p) { return *(const floats *)p; }
 
+/* bfloat16 is the upper half of float32. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN. The instruction for it would
+ * flush denormals. What the plain form below says, the compiler does not see how to do in few instructions. */
+#if defined(__AVX512F__)
+GG_INLINE value load_narrow(const uint16_t *p) {
+    return (value)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+}
+
+GG_INLINE words rounded_words(value v) {
+    const __m512i bits = (__m512i)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    return (words)_mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x400000));
+}
+
+GG_INLINE half_value narrowed(words w) { return (half_value)_mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)w, 16)); }
+#elif defined(__AVX2__)
+GG_INLINE value load_narrow(const uint16_t *p) {
+    return (value)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+}
+
+GG_INLINE words rounded_words(value v) {
+    const __m256i bits = (__m256i)v, odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    return (words)_mm256_blendv_epi8(sum, quiet, (__m256i)_mm256_cmp_ps((__m256)v, (__m256)v, _CMP_UNORD_Q));
+}
+
+GG_INLINE half_value narrowed(words w) {
+    const __m256i upper = _mm256_srli_epi32((__m256i)w, 16), packed = _mm256_packus_epi32(upper, upper);
+    return (half_value)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+}
+#else
 GG_INLINE value load_narrow(const uint16_t *p) {
     const half_value v = *(const halves *)p;
     return (value)(__builtin_convertvector(v, words) << 16);
 }
 
-/* Rounds to bfloat16, to nearest, ties to even, and leaves it in the upper half; a NaN stays a (quiet) NaN. The instruction
- * for it would flush denormals. */
 GG_INLINE words rounded_words(value v) {
     const words bits = (words)v;
     const words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     const words nan = (words)(v != v);
-    return (((bits | 0x400000u) & nan) | (rounded & ~nan)) & 0xffff0000u;
+    return ((bits | 0x400000u) & nan) | (rounded & ~nan);
 }
-
-/* What a partner reads for v where bfloat16 is sent. */
-GG_INLINE value rounded(value v) { return (value)rounded_words(v); }
 
 /* The upper halves. */
 GG_INLINE half_value narrowed(words w) { return __builtin_convertvector(w >> 16, half_value); }
+#endif
+
+/* What a partner reads for v where bfloat16 is sent. */
+GG_INLINE value rounded(value v) { return (value)(rounded_words(v) & 0xffff0000u); }
 
 /* Write past the cache where the level can. */
 GG_INLINE void stream(float *p, value v) {
