@@ -73,6 +73,8 @@ class Team:
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
         """MPI and single only do something; a virtual cluster returns data."""
     def allgather(self, data: bytes, /) -> list[bytes]: ...
+    def nodes(self, ranks_per_node: int = 0) -> tuple[int, int]:
+        """How many nodes of how many ranks hierarchical gossip makes; 0: of the ranks that share memory."""
     def gather(self, data: bytes, /) -> list[bytes] | None:
         """Every process's bytes, of any length, on rank 0; None on the others."""
 
@@ -103,7 +105,7 @@ class Trainer:
         strategy: dict[
             str, Any
         ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
-        # synchronous alpha servers dedicated
+        # hierarchical ranks_per_node synchronous alpha servers dedicated
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table

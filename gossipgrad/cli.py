@@ -83,6 +83,12 @@ def _random_gossip_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--push-sum", action=argparse.BooleanOptionalAction, default=None, help="keep the mean")
 
 
+def _hierarchy_options(group: argparse._ArgumentGroup) -> None:
+    help_ = "all-reduce inside a node, gossip between nodes"
+    group.add_argument("--hierarchical", action=argparse.BooleanOptionalAction, default=None, help=help_)
+    group.add_argument("--ranks-per-node", type=int, metavar="N", help="default: the ranks that share memory")
+
+
 _TOPOLOGY_HELP = f"{', '.join(strategies.TOPOLOGIES)}, or a table of partners [period, ranks]: .npy, .json, or text"
 
 
@@ -115,6 +121,7 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
     group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
+    _hierarchy_options(group)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
     group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
@@ -143,6 +150,8 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
 _STRATEGY_KEYS = (
     "topology",
     "rotate",
+    "hierarchical",
+    "ranks_per_node",
     "staleness",
     "exchange",
     "mix",

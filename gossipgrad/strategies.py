@@ -87,6 +87,14 @@ class GossipGraD(Strategy):
                   the replicas together).
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
+    hierarchical  gossip between nodes (our own design): inside a node gradients are averaged by a layer-wise
+                  all-reduce, each rank's by its samples, so all ranks of a node hold the same weights. Topology, rotate
+                  and the rest then speak of nodes in place of ranks, and each rank of a node exchanges with the rank at
+                  its own place in the partner node. With one node this is AllReduce, with nodes of one rank plain
+                  GossipGraD, bit for bit.
+    ranks_per_node  with hierarchical: nodes are this many consecutive ranks, the last one what is left; None: the ranks
+                  that share memory, in a virtual cluster all. Nodes must be alike: where they are not, each is divided
+                  into nodes as large as the greatest common divisor of their sizes (10 ranks by 4: five nodes of 2).
     push_sum      any number of ranks may send to one (our own design): every rank has a scalar, 1 at first, gives half
                   of it away with what it sends, and takes the mean of its own weights and of what came, each counted
                   with its scalar. The mean over the ranks of scalar * weights is kept by every exchange, and without
@@ -110,6 +118,8 @@ class GossipGraD(Strategy):
     staleness: int = 0
     exchange: str = "weights+momentum"
     mix: str = "displacement"
+    hierarchical: bool = False
+    ranks_per_node: int | None = None
     push_sum: bool = False
     wire_dtype: str = "float32"
     bucket_bytes: int | None = None
@@ -122,6 +132,11 @@ class GossipGraD(Strategy):
         choice("staleness", self.staleness, (0, 1))
         choice("exchange", self.exchange, EXCHANGES)
         choice("mix", self.mix, MIXES)
+        if self.ranks_per_node is not None:
+            integer("ranks_per_node", self.ranks_per_node, 1)
+            if not self.hierarchical:
+                raise ValueError(f"ranks_per_node={self.ranks_per_node}: allowed only with hierarchical=True")
+        flag("hierarchical", self.hierarchical)
         if flag("push_sum", self.push_sum):
             if self.exchange == "gradients":
                 raise ValueError("push_sum=True with exchange='gradients': allowed: 'weights+momentum', 'weights'")

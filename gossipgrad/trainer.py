@@ -160,12 +160,21 @@ class Trainer:
         return f"<Trainer of {self.net.name} by {self.strategy.name} on {self.size} ranks ({self.team.kind})>"
 
     def _warn_of_missing_partners(self) -> None:
-        """The cube of p ranks that are no power of two has gaps."""
-        cube = isinstance(self.strategy, strategies.GossipGraD) and self.strategy.topology == "cube"
-        if cube and self.size & (self.size - 1) and self.rank == 0:
+        """The cube of p ranks that are no power of two has gaps; nodes of unlike size may have no common divisor."""
+        if not isinstance(self.strategy, strategies.GossipGraD) or self.rank != 0:
+            return
+        count, size = self._nodes(self.strategy)
+        if self.strategy.hierarchical and size == 1 < self.size and self.strategy.ranks_per_node != 1:
             warnings.warn(
-                f"topology='cube' with {self.size} ranks: in some steps some ranks have no partner; "
-                "'dissemination' has partners for any number of ranks",
+                f"hierarchical=True with {self.size} ranks: their nodes are of unlike sizes without a common divisor, "
+                "so every rank is a node of its own",
+                stacklevel=3,
+            )
+        if self.strategy.topology == "cube" and count & (count - 1):
+            what = "nodes" if self.strategy.hierarchical else "ranks"
+            warnings.warn(
+                f"topology='cube' with {count} {what}: in some steps some {what} have no partner; "
+                f"'dissemination' has partners for any number of {what}",
                 stacklevel=3,
             )
 
@@ -580,8 +589,15 @@ class Trainer:
         if not isinstance(self.strategy, strategies.GossipGraD):
             return {}
         topology, rotate = strategies.core_topology(self.strategy.topology), self.strategy.rotate
-        facts = _core.schedule(topology, self.size, rotate, self.seed)
+        nodes = self._nodes(self.strategy)
+        facts = _core.schedule(topology, nodes[0], rotate, self.seed)
+        if self.strategy.hierarchical:
+            facts |= {"nodes": nodes[0], "ranks_per_node": nodes[1]}
         return {"topology": topology if isinstance(topology, str) else "table", "rotate": rotate, **facts}
+
+    def _nodes(self, strategy: strategies.GossipGraD) -> tuple[int, int]:
+        """How many take part in the gossip, each of how many ranks."""
+        return self.team.nodes(strategy.ranks_per_node or 0) if strategy.hierarchical else (self.size, 1)
 
     def _environment(self) -> Record:
         used = {"backend": self.core.backend, "isa": self.core.isa}

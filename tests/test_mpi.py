@@ -10,7 +10,7 @@ from conftest import ROOT
 import gossipgrad as gg
 
 # The trainer says that a cube of another size than 2^k has ranks without a partner; test_strategies looks at that.
-pytestmark = pytest.mark.filterwarnings("ignore:topology='cube'")
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{what}") for what in ("topology='cube'", "hierarchical=True")]
 
 SEED = 7
 # name: strategy, samples, batch, momentum or "adam". 203 and 101 samples make shards of unequal size.
@@ -33,6 +33,7 @@ RUNS = {
     "ring": (gg.GossipGraD(topology="ring"), 101, 13, 0.9),
     "exponential, late": (gg.GossipGraD(topology="exponential", staleness=1), 101, 13, 0.9),
     "random": (gg.GossipGraD(topology="random"), 101, 13, 0.9),
+    "hierarchical": (gg.GossipGraD(hierarchical=True, ranks_per_node=2, staleness=1), 203, 16, 0.9),
     "push-sum": (gg.GossipGraD(push_sum=True), 203, 16, 0.9),
     "push-sum, bfloat16, late": (gg.GossipGraD(push_sum=True, wire_dtype="bfloat16", staleness=1), 203, 16, 0.9),
     "bfloat16": (gg.GossipGraD(wire_dtype="bfloat16"), 203, 16, 0.9),

@@ -94,6 +94,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
     double start = 0;
     const bool serves = transport->service.serve != NULL;
+    if (transport->table->wait != NULL) return transport->table->wait(transport, request);
     for (int round = 0;; ++round) {
         bool done = false, busy = false;
         GG_TRY(gg_test(transport, request, &done));

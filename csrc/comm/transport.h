@@ -52,6 +52,8 @@ typedef struct gg_transport_table {
     /* Called by gg_wait and gg_pause between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the baton on until
      * something happens to the request; NULL: to any request of this rank. */
     gg_status (*pause)(gg_transport *transport, int round, gg_request *request);
+    /* In place of gg_wait's own loop; NULL: that loop. For views: who waits is then called by its name in the whole group. */
+    gg_status (*wait)(gg_transport *transport, gg_request *request);
     gg_status (*progress)(gg_transport *transport);
     double (*now)(gg_transport *transport);
     gg_status (*compute)(gg_transport *transport, double seconds);
@@ -69,7 +71,8 @@ typedef struct gg_service {
 struct gg_transport {
     const gg_transport_table *table;
     int rank, size;
-    gg_service service;                /* set and cleared by whoever has something to answer */
+    const int *node_of; /* of each rank: the lowest rank with which it shares memory; NULL: all share it. The transport's */
+    gg_service service; /* set and cleared by whoever has something to answer */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
     double timeout;     /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for ever */
     bool check_buffers; /* GG_ERROR_STATE where a buffer in flight was written, by checksums: reads every message twice more */

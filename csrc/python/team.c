@@ -2,6 +2,7 @@
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/subgroup.h"
 #include "python/python.h"
 
 PyTypeObject *gg_py_team_type;
@@ -175,6 +176,18 @@ static PyObject *gather(PyObject *self, PyObject *data) {
     return result;
 }
 
+static PyObject *nodes(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"ranks_per_node", NULL};
+    int ranks_per_node = 0;
+    gg_nodes nodes;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:nodes", names, &ranks_per_node)) return NULL;
+    gg_status status = gg_nodes_create(gg_team_transport(((gg_py_team *)self)->team, 0), ranks_per_node, &nodes);
+    if (status != GG_OK) return gg_py_raise(status);
+    PyObject *result = Py_BuildValue("ii", nodes.count, nodes.size);
+    gg_nodes_destroy(&nodes);
+    return result;
+}
+
 static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
                                    {"size", get_size, NULL, "Ranks of the team.", NULL},
                                    {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
@@ -184,6 +197,7 @@ static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virt
 static PyMethodDef methods[] = {
     {"barrier", barrier, METH_NOARGS, "Waits until every process has come here."},
     {"broadcast", (PyCFunction)(void (*)(void))broadcast, METH_VARARGS | METH_KEYWORDS, "Bytes of the root's process to all."},
+    {"nodes", (PyCFunction)(void (*)(void))nodes, METH_VARARGS | METH_KEYWORDS, "How many nodes of how many ranks."},
     {"allgather", allgather, METH_O, "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
     {"gather", gather, METH_O, "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
     {NULL, NULL, 0, NULL}};

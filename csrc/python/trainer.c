@@ -74,8 +74,13 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     long long synchronous = whole_of(dict, "synchronous", 1), servers = whole_of(dict, "servers", 1);
     double alpha = number_of(dict, "alpha", 0);
     long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
+    long long ranks_per_node = whole_of(dict, "ranks_per_node", 0);
     double probability = number_of(dict, "probability", 1.0);
     if (PyErr_Occurred()) return -1;
+    if (ranks_per_node < 0 || ranks_per_node > INT_MAX) {
+        PyErr_Format(PyExc_ValueError, "ranks_per_node: %lld; must be at least 1", ranks_per_node);
+        return -1;
+    }
     if (bucket < 1 || chunk < 1) {
         PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
                      bucket < 1 ? bucket : chunk);
@@ -83,6 +88,8 @@ static int parse_strategy(PyObject *dict, gg_strategy_options *out, PyArrayObjec
     }
     *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
                                  .schedule.rotate = rotate != 0,
+                                 .hierarchical = flag_of(dict, "hierarchical"),
+                                 .ranks_per_node = (int)ranks_per_node,
                                  .staleness = (int)staleness,
                                  .exchange = (gg_exchange)exchange,
                                  .mix = (gg_mix)mix,

@@ -3,6 +3,7 @@
 #define GG_STRATEGY_GOSSIP_H
 
 #include "strategy/stream.h"
+#include "strategy/tables.h"
 
 typedef struct gg_gossip {
     gg_strategy head;
@@ -16,6 +17,11 @@ typedef struct gg_gossip {
 /* Fills everything but the table. On failure the caller destroys. */
 gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, const gg_strategy_env *env);
 void gg_gossip_deinit(gg_gossip *gossip);
+
+/* The arenas of the state that must be in message memory: the node's all-reduce sends gradients from where they lie. */
+static inline unsigned gg_gossip_shared(const gg_strategy_options *options) {
+    return options->hierarchical ? GG_SHARED_GRADIENT : 0;
+}
 
 /* Looks up this step's partners and counts layers anew. */
 void gg_gossip_begin(gg_gossip *gossip);

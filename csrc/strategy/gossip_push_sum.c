@@ -271,7 +271,7 @@ static void destroy(gg_strategy *strategy) {
     gg_free(g->next);
     gg_free(g->scalar);
     gg_free(g->scalar_after);
-    gg_state_destroy(&strategy->env, 0);
+    gg_state_destroy(&strategy->env, gg_gossip_shared(&g->gossip.options));
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
 }
@@ -336,7 +336,7 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
     GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar));
     GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar_after));
     g->scalar_step = INT64_MAX; /* the first step sets them */
-    GG_TRY(gg_state_create(env, 0));
+    GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
     if (ranks > 1) GG_TRY(create_streams(g, WEIGHT, "weights"));
     if (ranks > 1 && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) {
         if (env->state->momentum != NULL) GG_TRY(create_streams(g, MOMENTUM, "momentum"));

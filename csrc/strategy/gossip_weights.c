@@ -218,7 +218,7 @@ static void destroy(gg_strategy *strategy) {
         gg_free(g->part[i].pending);
         gg_free(g->part[i].next);
     }
-    gg_state_destroy(&strategy->env, 0);
+    gg_state_destroy(&strategy->env, gg_gossip_shared(&g->gossip.options));
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
 }
@@ -232,7 +232,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     GG_TRY(gg_calloc(1, sizeof *g, "strategy", (void **)&g));
     g->gossip.head.table = &table;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
-    GG_TRY(gg_state_create(env, 0));
+    GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
     g->part[WEIGHT].own = env->state->weight;
     g->part[MOMENTUM].own = env->state->momentum;
     g->part[SQUARE].own = env->state->square;

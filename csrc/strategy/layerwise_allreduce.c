@@ -1,24 +1,42 @@
 /* LayerwiseAllReduce, the paper's AGD: synchronous SGD whose reductions hide behind the backward pass. A bucket's reduction starts when
  * the gradients of its layers are final, last layers first, and moves on in the polls between nodes; when it is through, the bucket
  * is updated: its weights are used no more in this step. The end waits for what is left. Sums and updates are those of AllReduce,
- * element by element, so the bits are the same. */
+ * element by element, so the bits are the same.
+ *
+ * Hierarchical GossipGraD is the same inside a node, with gossip in place of the update: a bucket that is reduced is given to a gossip
+ * strategy whose ranks are the nodes. Each of a node's ranks exchanges with the rank at its own place in another node. All places follow one
+ * schedule, so all ranks of a node hold the same bits, and a model's bytes leave a rank as without nodes. */
 #include "base/memory.h"
 #include "comm/collective.h"
+#include "comm/subgroup.h"
 #include "strategy/buckets.h"
 #include "strategy/tables.h"
 
 typedef struct layerwise_allreduce {
     gg_strategy head;
     gg_buckets buckets;
+    gg_transport *group;      /* the ranks whose gradients are reduced: all, or those of a node */
     gg_allreduce **reduction; /* one a chunk */
     uint16_t *wire;
     int *waiting;       /* a bucket: its layers whose gradient is not final yet in this step */
     int *next;          /* a bucket: the first chunk that is still to be updated; end_chunk: none */
     double *started_at; /* a bucket: for the trace */
+    /* Hierarchical only: */
+    gg_strategy *gossip; /* NULL: buckets that are reduced are updated */
+    gg_nodes nodes;
+    gg_transport *node, *across; /* views: the ranks of this node; those at this place in all nodes */
+    float *node_share;           /* of the samples of the node's ranks */
 } layerwise_allreduce;
 
 static gg_status at_layers(const layerwise_allreduce *s, int bucket, gg_status status) {
     return gg_strategy_at(&s->head, s->buckets.bucket[bucket].first_layer, s->buckets.bucket[bucket].last_layer, status);
+}
+
+/* After a call of the gossip strategy: what it has waited is what this one has. */
+static gg_status by_gossip(layerwise_allreduce *s, gg_status status) {
+    s->head.exposed_seconds += s->gossip->exposed_seconds;
+    s->gossip->exposed_seconds = 0;
+    return status;
 }
 
 /* Before the backward pass writes gradients again, the peers must have read those of the last step. */
@@ -35,13 +53,37 @@ cleanup:
     return status;
 }
 
+/* Shares within the node, which count its ranks' samples against each other. */
+static void set_node_share(layerwise_allreduce *s) {
+    const float *share = s->head.share;
+    const int *member = s->nodes.member, size = s->nodes.size, first = s->across->rank * size;
+    double whole = 0;
+    for (int i = 0; i < size; ++i) whole += (double)share[member[first + i]];
+    if (s->nodes.count == 1) whole = 1; /* the same bits as without nodes */
+    for (int i = 0; i < size; ++i) s->node_share[i] = (float)((double)share[member[first + i]] / whole);
+}
+
 static gg_status begin(gg_strategy *strategy) {
+    gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         s->waiting[bucket] = b->last_layer - b->first_layer + 1;
     }
-    return rest(strategy);
+    GG_TRY(rest(strategy));
+    if (s->gossip != NULL) {
+        set_node_share(s);
+        s->gossip->step = strategy->step;
+        s->gossip->share = strategy->share;
+        GG_TRY(by_gossip(s, s->gossip->table->begin(s->gossip)));
+    }
+cleanup:
+    return status;
+}
+
+static gg_status need(gg_strategy *strategy, int layer) {
+    layerwise_allreduce *s = (layerwise_allreduce *)strategy;
+    return s->gossip != NULL ? by_gossip(s, s->gossip->table->need(s->gossip, layer)) : GG_OK;
 }
 
 static gg_status ready(gg_strategy *strategy, int layer) {
@@ -49,23 +91,30 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     int bucket = s->buckets.bucket_of_layer[layer];
     const gg_bucket *b = &s->buckets.bucket[bucket];
+    const float *share = s->gossip != NULL ? s->node_share : strategy->share;
     if (--s->waiting[bucket] > 0) return GG_OK;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
-        GG_TRY(gg_allreduce_start(s->reduction[i], strategy->env.state->gradient + s->buckets.chunk[i].offset, strategy->share));
+        GG_TRY(gg_allreduce_start(s->reduction[i], strategy->env.state->gradient + s->buckets.chunk[i].offset, share));
     s->next[bucket] = b->first_chunk;
     s->started_at[bucket] = gg_transport_now(strategy->env.transport);
 cleanup:
     return at_layers(s, bucket, status);
 }
 
-/* Updates the next chunk of a bucket, which is reduced. */
-static void update_next(layerwise_allreduce *s, int bucket) {
+/* The next chunk of a bucket is reduced: updates it, or gives the bucket on with its last chunk. */
+static gg_status update_next(layerwise_allreduce *s, int bucket) {
+    gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
     const gg_chunk *chunk = &s->buckets.chunk[s->next[bucket]++];
     double arrived = strategy->env.trace != NULL ? gg_transport_now(strategy->env.transport) : 0;
-    gg_strategy_update(strategy, chunk->offset, chunk->count, strategy->env.state->gradient + chunk->offset);
     const gg_bucket *b = &s->buckets.bucket[bucket];
-    if (strategy->env.trace == NULL || s->next[bucket] < b->end_chunk) return;
+    const bool last = s->next[bucket] == b->end_chunk;
+    if (s->gossip == NULL)
+        gg_strategy_update(strategy, chunk->offset, chunk->count, strategy->env.state->gradient + chunk->offset);
+    else
+        for (int layer = b->last_layer; last && layer >= b->first_layer; --layer)
+            GG_TRY(by_gossip(s, s->gossip->table->ready(s->gossip, layer)));
+    if (strategy->env.trace == NULL || !last) goto cleanup;
     size_t begin = s->buckets.chunk[b->first_chunk].offset;
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = s->started_at[bucket],
                                                     .arrived = arrived,
@@ -76,6 +125,8 @@ static void update_next(layerwise_allreduce *s, int bucket) {
                                                     .peer = -1,
                                                     .bytes = (int64_t)((chunk->offset + chunk->count - begin) *
                                                                        (s->wire ? sizeof *s->wire : sizeof(float)))});
+cleanup:
+    return status;
 }
 
 /* Every chunk under way goes on, also behind one that lags: the peers wait for this rank's part of each. */
@@ -85,7 +136,7 @@ static gg_status poll_bucket(layerwise_allreduce *s, int bucket) {
     for (int i = s->next[bucket]; i < b->end_chunk; ++i) {
         bool summed = false;
         GG_TRY(gg_allreduce_poll(s->reduction[i], &summed));
-        if (summed && i == s->next[bucket]) update_next(s, bucket);
+        if (summed && i == s->next[bucket]) GG_TRY(update_next(s, bucket));
     }
 cleanup:
     return at_layers(s, bucket, status);
@@ -96,6 +147,7 @@ static gg_status poll(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(poll_bucket(s, bucket));
+    if (s->gossip != NULL) GG_TRY(by_gossip(s, s->gossip->table->poll(s->gossip)));
 cleanup:
     return status;
 }
@@ -113,7 +165,7 @@ static gg_status wait_bucket(layerwise_allreduce *s, int bucket) {
             GG_TRY(gg_allreduce_wait(reduction));
             gg_strategy_waited(strategy, from);
         }
-        update_next(s, bucket);
+        GG_TRY(update_next(s, bucket));
     }
 cleanup:
     return at_layers(s, bucket, status);
@@ -124,6 +176,16 @@ static gg_status end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(wait_bucket(s, bucket));
+    if (s->gossip != NULL) GG_TRY(by_gossip(s, s->gossip->table->end(s->gossip)));
+cleanup:
+    return status;
+}
+
+static gg_status settle(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    layerwise_allreduce *s = (layerwise_allreduce *)strategy;
+    GG_TRY(rest(strategy));
+    if (s->gossip != NULL) GG_TRY(by_gossip(s, s->gossip->table->settle(s->gossip)));
 cleanup:
     return status;
 }
@@ -136,19 +198,49 @@ static void destroy(gg_strategy *strategy) {
     gg_free(s->waiting);
     gg_free(s->next);
     gg_free(s->started_at);
-    gg_state_destroy(&strategy->env, GG_SHARED_GRADIENT);
+    if (s->gossip != NULL) gg_strategy_destroy(s->gossip);
+    else gg_state_destroy(&strategy->env, GG_SHARED_GRADIENT);
+    gg_transport_destroy(s->across);
+    gg_transport_destroy(s->node);
+    gg_nodes_destroy(&s->nodes);
+    gg_free(s->node_share);
     gg_buckets_destroy(&s->buckets);
     gg_free(s);
 }
 
-static const gg_strategy_table table = {"layerwise-allreduce", begin, gg_strategy_no_layer, ready, poll, end, rest, destroy};
+static const gg_strategy_table layerwise_table = {"layerwise-allreduce", begin, need, ready, poll, end, settle, destroy};
+static const gg_strategy_table hierarchical_table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
 
-gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+/* Divides the ranks into nodes, and makes the gossip between them, which allocates the state. */
+static gg_status create_gossip(layerwise_allreduce *s, const gg_strategy_options *options) {
+    gg_status status = GG_OK;
+    gg_strategy_env env = s->head.env;
+    int *members = NULL, at = 0;
+    GG_TRY(gg_nodes_create(env.transport, options->ranks_per_node, &s->nodes));
+    const int size = s->nodes.size, count = s->nodes.count;
+    while (s->nodes.member[at] != env.transport->rank) ++at;
+    GG_TRY(gg_alloc((size_t)count * sizeof *members, "ranks at one place", (void **)&members));
+    for (int i = 0; i < count; ++i) members[i] = s->nodes.member[i * size + at % size];
+    GG_TRY(gg_calloc((size_t)size, sizeof *s->node_share, "shares in a node", (void **)&s->node_share));
+    GG_TRY(gg_subgroup_create(env.transport, s->nodes.member + at / size * size, size, &s->node));
+    GG_TRY(gg_subgroup_create(env.transport, members, count, &s->across));
+    s->group = s->node;
+    env.transport = s->across;
+    GG_TRY(gg_gossip_create(options, &env, &s->gossip));
+cleanup:
+    gg_free(members);
+    return status;
+}
+
+static gg_status create(const gg_strategy_options *options, const gg_strategy_env *env, bool hierarchical, gg_strategy **out) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = NULL;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
-    s->head.table = &table;
+    s->head.table = hierarchical ? &hierarchical_table : &layerwise_table;
     s->head.env = *env;
+    s->group = env->transport;
+    if (hierarchical) GG_TRY(create_gossip(s, options));
+    else GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
     GG_TRY(gg_buckets_check_tags(&s->buckets));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "counts of layers", (void **)&s->waiting));
@@ -159,12 +251,19 @@ gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, cons
     GG_TRY(gg_wire_create(options, env, &s->wire));
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         const gg_chunk *chunk = &s->buckets.chunk[i];
-        GG_TRY(gg_allreduce_create(env->transport, env->device, chunk->count, GG_TAG_USER + i,
+        GG_TRY(gg_allreduce_create(s->group, env->device, chunk->count, GG_TAG_USER + i,
                                    s->wire ? &(gg_narrow_wire){.memory = s->wire + chunk->offset} : NULL, &s->reduction[i]));
     }
-    GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
     *out = s ? &s->head : NULL;
     return status;
+}
+
+gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    return create(options, env, false, out);
+}
+
+gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    return create(options, env, true, out);
 }

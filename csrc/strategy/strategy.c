@@ -29,15 +29,19 @@ static gg_status check_random(const gg_strategy_options *options) {
     return check_sizes(options);
 }
 
+gg_status gg_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    if (options->push_sum) return gg_gossip_push_sum_create(options, env, out);
+    return options->exchange == GG_EXCHANGE_GRADIENTS ? gg_gossip_gradients_create(options, env, out)
+                                                      : gg_gossip_weights_create(options, env, out);
+}
+
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     *out = NULL;
     switch (options->kind) {
     case GG_STRATEGY_GOSSIPGRAD: {
         gg_status status = check(options);
         if (status != GG_OK) return status;
-        if (options->push_sum) return gg_gossip_push_sum_create(options, env, out);
-        return options->exchange == GG_EXCHANGE_GRADIENTS ? gg_gossip_gradients_create(options, env, out)
-                                                          : gg_gossip_weights_create(options, env, out);
+        return options->hierarchical ? gg_hierarchical_gossip_create(options, env, out) : gg_gossip_create(options, env, out);
     }
     case GG_STRATEGY_ALLREDUCE: return gg_allreduce_strategy_create(options, env, out);
     case GG_STRATEGY_LAYERWISE_ALLREDUCE: {

@@ -42,7 +42,9 @@ typedef enum gg_mix { GG_MIX_DISPLACEMENT = 0, GG_MIX_HALVES, GG_MIX_COUNT } gg_
 typedef struct gg_strategy_options {
     gg_strategy_kind kind;
     gg_schedule_options schedule;
-    int staleness; /* 0 or 1 */
+    bool hierarchical;  /* GossipGraD: all-reduce of gradients inside a node, gossip between nodes */
+    int ranks_per_node; /* with hierarchical; 0: the ranks that share memory */
+    int staleness;      /* 0 or 1 */
     gg_exchange exchange;
     gg_mix mix;
     size_t bucket_bytes;  /* layers are joined to buckets of at least this size */

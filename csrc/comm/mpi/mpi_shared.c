@@ -170,6 +170,12 @@ void gg_shared_destroy(gg_shared *shared, bool touch_mpi) {
     gg_free(shared);
 }
 
+int gg_shared_first(const gg_shared *shared) {
+    int rank = 0;
+    while (shared->place_of[rank] < 0) ++rank;
+    return rank;
+}
+
 gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, void **out) {
     gg_status status = GG_OK;
     segment *made = NULL;

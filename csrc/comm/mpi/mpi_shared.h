@@ -33,6 +33,9 @@ gg_status gg_shared_create(MPI_Comm comm, gg_shared **out);
 /* Collective; touch_mpi false: after a failure, leaves the communicator alone. */
 void gg_shared_destroy(gg_shared *shared, bool touch_mpi);
 
+/* The lowest rank of the communicator that is on this node. */
+int gg_shared_first(const gg_shared *shared);
+
 /* Collective. *out NULL: nothing to share here, take plain memory. Zeroed. */
 gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, void **out);
 /* False: not a block of gg_shared_alloc. */

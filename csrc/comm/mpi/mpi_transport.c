@@ -31,7 +31,8 @@ typedef struct mpi_transport {
     gg_transport transport; /* first: a gg_transport is cast to this */
     MPI_Comm comm;
     gg_shared *shared;
-    bool broken; /* a call failed: collective clean-up might wait for ever */
+    int *node_of; /* transport.node_of */
+    bool broken;  /* a call failed: collective clean-up might wait for ever */
 } mpi_transport;
 
 static request_link *link_of(gg_request *request) { return (request_link *)request->private_; }
@@ -57,6 +58,7 @@ static void destroy(gg_transport *transport) {
     bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && !own->broken;
     gg_shared_destroy(own->shared, touch);
     if (touch && own->comm != MPI_COMM_NULL) (void)MPI_Comm_free(&own->comm);
+    gg_free(own->node_of);
     gg_free(own);
 }
 
@@ -237,6 +239,17 @@ static const gg_transport_table table = {
     .idle = idle,
 };
 
+/* Which ranks share memory, for all ranks. Collective. */
+static gg_status find_nodes(mpi_transport *own) {
+    gg_status status = GG_OK;
+    int first = gg_shared_first(own->shared);
+    GG_TRY(gg_alloc((size_t)own->transport.size * sizeof(int), "nodes of ranks", (void **)&own->node_of));
+    GG_TRY_MPI(MPI_Allgather, &first, 1, MPI_INT, own->node_of, 1, MPI_INT, own->comm);
+    own->transport.node_of = own->node_of;
+cleanup:
+    return status;
+}
+
 gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, gg_transport **out) {
     gg_status status = GG_OK;
     mpi_transport *made = NULL;
@@ -267,6 +280,7 @@ gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, gg_transpo
         goto cleanup;
     }
     GG_TRY(gg_shared_create(made->comm, &made->shared));
+    GG_TRY(find_nodes(made));
     *out = &made->transport;
     made = NULL;
 cleanup:

@@ -1,0 +1,140 @@
+#include "comm/subgroup.h"
+
+#include "base/memory.h"
+
+/* ---- the view ---- */
+
+typedef struct subgroup {
+    gg_transport transport; /* first: a gg_transport is cast to this */
+    gg_transport *whole;
+    int *member; /* rank here -> rank of the whole */
+} subgroup;
+
+static subgroup *view_of(gg_transport *transport) { return (subgroup *)transport; }
+static gg_transport *whole_of(gg_transport *transport) { return view_of(transport)->whole; }
+
+static void destroy(gg_transport *transport) {
+    gg_free(view_of(transport)->member);
+    gg_free(transport);
+}
+
+static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    return gg_message_alloc(whole_of(transport), bytes, what, out);
+}
+
+static void free_block(gg_transport *transport, void *block) { gg_message_free(whole_of(transport), block); }
+
+/* The request becomes one of the whole group: from here on it names ranks of that. */
+static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+    request->state = GG_REQUEST_IDLE;
+    return gg_send(whole_of(transport), data, bytes, view_of(transport)->member[peer], tag, request);
+}
+
+static gg_status receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+    request->state = GG_REQUEST_IDLE;
+    return gg_receive(whole_of(transport), landing, bytes, view_of(transport)->member[peer], tag, request);
+}
+
+static gg_status test(gg_transport *transport, gg_request *request, bool *done) {
+    return gg_test(whole_of(transport), request, done);
+}
+
+static gg_status release(gg_transport *transport, gg_request *request) { return gg_release(whole_of(transport), request); }
+static void cancel(gg_transport *transport, gg_request *request) { gg_cancel(whole_of(transport), request); }
+
+static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
+    return whole_of(transport)->table->pause(whole_of(transport), round, request);
+}
+
+static gg_status wait_for(gg_transport *transport, gg_request *request) { return gg_wait(whole_of(transport), request); }
+static gg_status progress(gg_transport *transport) { return gg_progress(whole_of(transport)); }
+static double now(gg_transport *transport) { return gg_transport_now(whole_of(transport)); }
+static gg_status compute(gg_transport *transport, double seconds) { return gg_transport_compute(whole_of(transport), seconds); }
+static gg_status idle(gg_transport *transport, double seconds) { return gg_transport_idle(whole_of(transport), seconds); }
+
+static const gg_transport_table table = {
+    .name = "subgroup",
+    .destroy = destroy,
+    .alloc = alloc,
+    .free = free_block,
+    .send = send,
+    .receive = receive,
+    .test = test,
+    .release = release,
+    .cancel = cancel,
+    .pause = pause_round,
+    .wait = wait_for,
+    .progress = progress,
+    .now = now,
+    .compute = compute,
+    .idle = idle,
+};
+
+gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count, gg_transport **out) {
+    gg_status status = GG_OK;
+    subgroup *made = NULL;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *made, "subgroup", (void **)&made));
+    made->transport = (gg_transport){.table = &table, .rank = -1, .size = count};
+    made->whole = whole;
+    GG_TRY(gg_alloc((size_t)count * sizeof(int), "members of a subgroup", (void **)&made->member));
+    for (int i = 0; i < count; ++i) {
+        if (members[i] < 0 || members[i] >= whole->size)
+            GG_TRY(
+                gg_fail(GG_ERROR_ARGUMENT, "subgroup: member %d is rank %d, expected 0 to %d", i, members[i], whole->size - 1));
+        made->member[i] = members[i];
+        if (members[i] == whole->rank) made->transport.rank = i;
+    }
+    if (made->transport.rank < 0) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "subgroup: rank %d is not among its members", whole->rank));
+    *out = &made->transport;
+    made = NULL;
+cleanup:
+    if (made != NULL) destroy(&made->transport);
+    return status;
+}
+
+/* ---- nodes ---- */
+
+static int common_divisor(int a, int b) {
+    while (b != 0) {
+        int rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* The first rank of the node on which `rank` is. */
+static int node_of(const gg_transport *transport, int ranks_per_node, int rank) {
+    if (ranks_per_node > 0) return rank - rank % ranks_per_node;
+    return transport->node_of != NULL ? transport->node_of[rank] : 0;
+}
+
+gg_status gg_nodes_create(const gg_transport *transport, int ranks_per_node, gg_nodes *out) {
+    gg_status status = GG_OK;
+    gg_nodes made = {0};
+    int p = transport->size, placed = 0;
+    *out = made;
+    if (ranks_per_node < 0)
+        return gg_fail(GG_ERROR_ARGUMENT, "ranks_per_node: %d; must be at least 1, or 0 for those that share memory",
+                       ranks_per_node);
+    GG_TRY(gg_alloc((size_t)p * sizeof(int), "nodes", (void **)&made.member));
+    for (int node = 0; node < p; ++node) {
+        int before = placed, end = ranks_per_node > 0 && ranks_per_node < p - node ? node + ranks_per_node : p;
+        if (node_of(transport, ranks_per_node, node) != node) continue;
+        for (int rank = node; rank < end; ++rank)
+            if (node_of(transport, ranks_per_node, rank) == node) made.member[placed++] = rank;
+        made.size = common_divisor(made.size, placed - before);
+    }
+    made.count = p / made.size;
+    *out = made;
+    made.member = NULL;
+cleanup:
+    gg_nodes_destroy(&made);
+    return status;
+}
+
+void gg_nodes_destroy(gg_nodes *nodes) {
+    gg_free(nodes->member);
+    *nodes = (gg_nodes){0};
+}

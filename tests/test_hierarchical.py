@@ -1,0 +1,158 @@
+"""Hierarchical gossip: all-reduce inside a node, gossip between nodes."""
+
+import gc
+import math
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from gossip_reference import Gradients, Simulation, randomise, small_batches, small_net, state, unflat
+from test_strategies import CUTS, OPTIMIZERS, trainer_of
+
+import gossipgrad as gg
+from gossipgrad import _core
+
+
+def run(strategy, p, steps=7, optimizer="nesterov"):
+    """Bits of weights, momentum and losses after steps with batches of unlike size."""
+    generator = np.random.default_rng(p)
+    trainer = trainer_of(p, OPTIMIZERS[optimizer], strategy)
+    losses = [list(trainer.train_step(*small_batches(generator, p, sizes=(4, 1, 7)))) for _ in range(steps)]
+    momentum = [{k: v.tobytes() for k, v in trainer.momentum(r).items()} for r in range(p)]
+    made = trainer.weights_sha256(), momentum, losses
+    trainer.close()
+    return made
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
+def test_one_node_is_allreduce_bit_for_bit(p, staleness, cut):
+    for ranks_per_node in (None, p, p + 3):
+        strategy = gg.GossipGraD(
+            hierarchical=True, ranks_per_node=ranks_per_node, staleness=staleness, push_sum=p == 3, **CUTS[cut]
+        )
+        assert run(strategy, p) == run(gg.AllReduce(), p)
+
+
+@pytest.mark.parametrize("exchange", ["weights+momentum", "weights", "gradients"])
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
+def test_nodes_of_one_rank_are_plain_gossip_bit_for_bit(p, staleness, exchange):
+    options = {"staleness": staleness, "exchange": exchange, **list(CUTS.values())[p % 3]}
+    plain = run(gg.GossipGraD(**options), p)
+    assert run(gg.GossipGraD(hierarchical=True, ranks_per_node=1, **options), p) == plain
+
+
+NODES = [  # ranks, asked for, ranks in a node
+    (4, 2, 2), (6, 3, 3), (6, 2, 2), (8, 4, 4), (6, 4, 2), (10, 4, 2), (9, 6, 3), (5, 2, 1), (7, 3, 1), (3, 7, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("p", "asked", "size"), NODES)
+def test_how_ranks_are_divided(p, asked, size):
+    team = _core.Team("virtual", size=p)
+    assert team.nodes(asked) == (p // size, size)
+    assert team.nodes() == (1, p)
+    assert size == math.gcd(min(asked, p), p % min(asked, p))
+
+
+@pytest.fixture(scope="module")
+def gradients_of():
+    return Gradients(small_net())
+
+
+@pytest.mark.parametrize("options", [{}, {"staleness": 1}, {"exchange": "gradients"}, {"push_sum": True}], ids=repr)
+@pytest.mark.parametrize(("p", "asked", "size"), [(4, 2, 2), (6, 2, 2), (6, 4, 2), (6, 3, 3), (8, 2, 2)])
+def test_nodes_gossip_with_their_mean_gradient(p, asked, size, options, gradients_of):
+    """Against the simulation of plain gossip whose ranks are the nodes."""
+    nodes, generator = p // size, np.random.default_rng(p)
+    strategy = gg.GossipGraD(hierarchical=True, ranks_per_node=asked, topology="exponential", **options)
+    trainer = trainer_of(p, OPTIMIZERS["momentum"], strategy)
+    weights, momentum = randomise(trainer, generator)
+    for rank in range(p):  # ranks of a node start alike
+        trainer.core.load_weights(unflat(weights[rank // size * size], trainer.weights(0)), rank)
+        trainer.core.load_momentum(unflat(momentum[rank // size * size], trainer.weights(0)), rank)
+    simulation = Simulation(weights[::size], momentum[::size], OPTIMIZERS["momentum"], strategy, trainer.seed)
+    for _ in range(7):
+        x, y = small_batches(generator, p, sizes=(5, 3, 8))
+        samples = np.array([len(batch) for batch in x])
+        own = np.stack([gradients_of(simulation.w[r // size], x[r], y[r]) * samples[r] for r in range(p)])
+        trainer.train_step(x, y)
+        simulation.step(own.reshape(nodes, size, -1).sum(1) / samples.reshape(nodes, size).sum(1)[:, None])
+    simulation.settle()
+    found = state(trainer)
+    for a, b in zip(found, (simulation.w, simulation.v), strict=True):
+        np.testing.assert_allclose(a[::size], b, rtol=2e-5, atol=2e-5)
+    hashes = trainer.weights_sha256()
+    assert all(hashes[rank] == hashes[rank // size * size] for rank in range(p)), "all of a node hold the same bits"
+    assert len(set(hashes)) == nodes or nodes == 2, "two nodes agree after each exchange"
+
+
+def test_traffic_between_and_inside_nodes():
+    data = np.zeros((48, 1, 8, 8), np.float32), np.zeros(48, np.int64)
+
+    def sent(p, strategy):
+        return trainer_of(p, OPTIMIZERS["momentum"], strategy).fit(data, batch_size=4, progress=False)
+
+    gossip, reduce = (sent(p, s).last["bytes_per_rank_step"] for p, s in ((2, gg.GossipGraD()), (2, gg.AllReduce())))
+    history = sent(4, gg.GossipGraD(hierarchical=True, ranks_per_node=2))
+    assert history.last["bytes_per_rank_step"] == gossip + reduce
+    facts = {"topology": "dissemination", "rotate": True, "stages": 1, "diffusion_steps": 1}
+    assert history.schedule == facts | {"nodes": 2, "ranks_per_node": 2}
+
+
+@pytest.mark.parametrize("options", [{}, {"staleness": 1}, {"exchange": "gradients", "staleness": 1}], ids=repr)
+def test_a_warm_step_allocates_nothing_and_nothing_is_left(options):
+    x, y = small_batches(np.random.default_rng(0), 6)
+    gc.collect()
+    before = _core.memory()[0]
+
+    def allocations(strategy):
+        trainer = trainer_of(6, OPTIMIZERS["momentum"], strategy)
+        trainer.train_step(x, y)
+        warm = _core.memory()[1]
+        for _ in range(6):
+            trainer.train_step(x, y)
+        made = _core.memory()[1] - warm
+        trainer.close()
+        return made
+
+    assert allocations(gg.GossipGraD(hierarchical=True, ranks_per_node=3, **options)) == allocations(gg.NoExchange())
+    gc.collect()
+    assert _core.memory()[0] == before
+
+
+def test_errors_and_warnings():
+    with pytest.raises(ValueError, match="ranks_per_node=0: allowed: an integer of at least 1"):
+        gg.GossipGraD(hierarchical=True, ranks_per_node=0)
+    with pytest.raises(ValueError, match="ranks_per_node=2: allowed only with hierarchical=True"):
+        gg.GossipGraD(ranks_per_node=2)
+    with pytest.raises(TypeError, match="hierarchical=1"):
+        gg.GossipGraD(hierarchical=1)
+    with pytest.raises(ValueError, match="2 columns; allowed: one a rank, here 3"):
+        trainer_of(6, OPTIMIZERS["plain"], gg.GossipGraD(hierarchical=True, ranks_per_node=2, topology=[[1, 0]]))
+    with pytest.warns(UserWarning, match="5 ranks: their nodes are of unlike sizes without a common divisor"):
+        trainer_of(5, OPTIMIZERS["plain"], gg.GossipGraD(hierarchical=True, ranks_per_node=2))
+    with pytest.warns(UserWarning, match="topology='cube' with 3 nodes"):
+        trainer_of(6, OPTIMIZERS["plain"], gg.GossipGraD(hierarchical=True, ranks_per_node=2, topology="cube"))
+
+
+def test_a_machine_is_a_node_under_mpi(mpirun):
+    """Its ranks share memory: left alone it is AllReduce; with ranks_per_node the bits of the virtual cluster."""
+    text = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
+        "import gossipgrad as gg\n"
+        "import test_mpi\n"
+        "data, _ = gg.data.synthetic((2, 26, 26), train=90, test=1, seed=1)\n"
+        "def run(comm, strategy):\n"
+        "    trainer = gg.Trainer(test_mpi.net(), comm=comm, strategy=strategy)\n"
+        "    return trainer.fit(data, batch_size=7, progress=False).weights_sha256\n"
+        "assert run(None, gg.GossipGraD(hierarchical=True)) == run(None, gg.AllReduce())\n"
+        "for options in ({}, {'staleness': 1, 'chunk_bytes': 6000}, {'wire_dtype': 'bfloat16', 'push_sum': True}):\n"
+        "    strategy = gg.GossipGraD(hierarchical=True, ranks_per_node=2, **options)\n"
+        "    found = run(None, strategy)\n"
+        "    assert found == run(gg.VirtualCluster(4), strategy)\n"
+        "    assert found[0] == found[1] and found[2] == found[3]\n"
+    )
+    mpirun(4, text)
