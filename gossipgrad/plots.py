@@ -148,7 +148,7 @@ def comparison_curves(runs: Sequence[Mapping[str, Any]], path: Path | None = Non
         one.set_xlabel("samples" if x == "samples" else "virtual seconds")
         one.set_ylabel(what)
         one.grid(alpha=0.3)
-    axes.flat[0].legend(fontsize=8)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     figure.suptitle(f"{runs[0]['ranks']} ranks")
     return _finish(figure, path)
 
@@ -177,5 +177,5 @@ def comparison_scaling(rows: Sequence[Mapping[str, Any]], target: float | None, 
         one.set_xlabel("ranks")
         one.set_ylabel(what)
         one.grid(alpha=0.3)
-    axes.flat[1].legend(fontsize=8)
+    figure.legend(*axes.flat[1].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     return _finish(figure, path)
