@@ -44,7 +44,7 @@ POOLS = {
     "shuffle_samples": [False, True],
     "interval": [1, 2, 3],
     "probability": [1.0, 0.5, 0.1],
-    "alpha": [None, 0.1, 0.3],
+    "alpha": [None, 0.05, 0.1],
     "beta": [None, 0.5, 0.9],
     "synchronous": [True, False],
     "servers": [1, 1, 2, 3],
@@ -208,7 +208,7 @@ def check(number: int) -> Configuration:
     configuration = Configuration(number)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="topology=")
+            warnings.filterwarnings("ignore", message="topology=|hierarchical=")
             check_training(configuration)
             check_mixing(configuration)
     except Exception as error:
