@@ -73,6 +73,12 @@ int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument
  * is used (a new reference), or NULL. -1 with an exception. */
 int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject **table);
 
+/* What a trainer is told, from dicts whose keys are the keywords of Python's classes; missing ones keep the core's defaults. -1 with an
+ * exception that names the keyword. *table: as for gg_py_topology. backend NULL: $GOSSIPGRAD_BACKEND, else "auto". */
+int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table);
+int gg_py_optimizer(PyObject *dict, gg_optimizer *out);
+int gg_py_backend_choice(const char *backend, gg_backend_choice *out);
+
 /* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields keep their defaults. -1 with an exception. */
 int gg_py_rate(PyObject *dict, gg_rate *out);
 

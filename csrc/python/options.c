@@ -1,0 +1,129 @@
+/* What _core.Trainer is told in dicts: the options of strategies and optimisers. */
+#include <limits.h>
+
+#include "python/python.h"
+
+static const char *text_of(PyObject *dict, const char *name, const char *otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    if (item == NULL) return otherwise;
+    return PyUnicode_AsUTF8(item); /* NULL with TypeError if it is none */
+}
+
+static long long whole_of(PyObject *dict, const char *name, long long otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item ? PyLong_AsLongLong(item) : otherwise;
+}
+
+static double number_of(PyObject *dict, const char *name, double otherwise) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item ? PyFloat_AsDouble(item) : otherwise;
+}
+
+static bool flag_of(PyObject *dict, const char *name) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    return item != NULL && PyObject_IsTrue(item) > 0;
+}
+
+static int choice_of(PyObject *dict, const char *name, const char *otherwise, const char *const *names, int n) {
+    const char *text = text_of(dict, name, otherwise);
+    return text ? gg_py_choice(name, text, names, n) : -1;
+}
+
+/* 0: as many as log2 of the ranks. */
+static long long period_of(PyObject *dict) {
+    PyObject *item = PyDict_GetItemString(dict, "period");
+    if (item == NULL || (PyUnicode_Check(item) && PyUnicode_CompareWithASCIIString(item, "log2") == 0)) return 0;
+    if (PyLong_Check(item)) {
+        long long period = PyLong_AsLongLong(item);
+        if (period >= 1 || PyErr_Occurred()) return period;
+    }
+    PyErr_Format(PyExc_ValueError, "period: %R; must be at least 1, or 'log2'", item);
+    return -1;
+}
+
+int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
+    static const char *const names[GG_STRATEGY_COUNT] = {
+        "gossipgrad",  "allreduce",   "no-exchange",          "layerwise-allreduce", "periodic-allreduce",
+        "pull-gossip", "push-gossip", "overlapped-averaging", "elastic-averaging",   "parameter-server"};
+    static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
+    static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
+    static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
+    int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
+    int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
+    int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
+    int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
+    long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
+    long long overlap = whole_of(dict, "overlap", 1);
+    long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
+    long long synchronous = whole_of(dict, "synchronous", 1), servers = whole_of(dict, "servers", 1);
+    double alpha = number_of(dict, "alpha", 0);
+    long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
+    long long ranks_per_node = whole_of(dict, "ranks_per_node", 0);
+    double probability = number_of(dict, "probability", 1.0);
+    if (PyErr_Occurred()) return -1;
+    if (ranks_per_node < 0 || ranks_per_node > INT_MAX) {
+        PyErr_Format(PyExc_ValueError, "ranks_per_node: %lld; must be at least 1", ranks_per_node);
+        return -1;
+    }
+    if (bucket < 1 || chunk < 1) {
+        PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
+                     bucket < 1 ? bucket : chunk);
+        return -1;
+    }
+    *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
+                                 .schedule.rotate = rotate != 0,
+                                 .hierarchical = flag_of(dict, "hierarchical"),
+                                 .ranks_per_node = (int)ranks_per_node,
+                                 .staleness = (int)staleness,
+                                 .exchange = (gg_exchange)exchange,
+                                 .mix = (gg_mix)mix,
+                                 .wire = (gg_dtype)wire,
+                                 .bucket_bytes = (size_t)bucket,
+                                 .chunk_bytes = (size_t)chunk,
+                                 .overlap = overlap != 0,
+                                 .period = period,
+                                 .interval = interval,
+                                 .probability = probability,
+                                 .push_sum = flag_of(dict, "push_sum"),
+                                 .shuffle_samples = flag_of(dict, "shuffle_samples"),
+                                 .synchronous = synchronous != 0,
+                                 .alpha = alpha,
+                                 .servers = servers > INT_MAX ? INT_MAX : (int)servers,
+                                 .dedicated = flag_of(dict, "dedicated")};
+    PyObject *topology = PyDict_GetItemString(dict, "topology");
+    return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
+}
+
+int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
+    static const char *const names[GG_OPTIMIZER_COUNT] = {"sgd", "adam"};
+    PyObject *schedule = PyDict_GetItemString(dict, "schedule");
+    int kind = choice_of(dict, "name", "sgd", names, GG_OPTIMIZER_COUNT);
+    if (kind < 0) return -1;
+    *out = (gg_optimizer){.kind = (gg_optimizer_kind)kind,
+                          .rate = {.lr = number_of(dict, "lr", 0.01), .gamma = 0.1, .power = 1.0},
+                          .weight_decay = (float)number_of(dict, "weight_decay", 0.0),
+                          .momentum = (float)number_of(dict, "momentum", 0.0),
+                          .nesterov = flag_of(dict, "nesterov"),
+                          .beta1 = number_of(dict, "beta1", 0.9),
+                          .beta2 = number_of(dict, "beta2", 0.999),
+                          .eps = (float)number_of(dict, "eps", 1e-8),
+                          .decoupled = flag_of(dict, "decoupled")};
+    if (PyErr_Occurred()) return -1;
+    if (schedule != NULL && schedule != Py_None) {
+        if (!PyDict_Check(schedule)) {
+            PyErr_SetString(PyExc_TypeError, "schedule: must be a dict");
+            return -1;
+        }
+        return gg_py_rate(schedule, &out->rate);
+    }
+    return 0;
+}
+
+int gg_py_backend_choice(const char *name, gg_backend_choice *out) {
+    static const char *const names[GG_CHOOSE_COUNT] = {"auto", "onednn", "native"};
+    if (name == NULL) name = getenv("GOSSIPGRAD_BACKEND");
+    if (name == NULL || *name == '\0') name = "auto";
+    int choice = gg_py_choice("backend", name, names, GG_CHOOSE_COUNT);
+    if (choice >= 0) *out = (gg_backend_choice)choice;
+    return choice < 0 ? -1 : 0;
+}
