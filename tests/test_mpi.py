@@ -262,7 +262,7 @@ def test_report_and_command_line(mpirun, tmp_path):
         assert 2 * 10 * 2 * 4 * 431080 <= record["bytes_sent"] < 1.001 * 2 * 10 * 2 * 4 * 431080
         assert record["seconds"] > 0 and record["samples_per_second"] == pytest.approx(2000 / record["seconds"])
         parts = sum(record[key] for key in SECONDS)
-        assert parts == pytest.approx(record["seconds"], rel=0.2) or abs(parts - record["seconds"]) < 0.2
+        assert 0 < parts <= 1.001 * record["seconds"]  # what is left is between them: the loop, Python
         for key in (*SECONDS, "seconds"):
             assert 0 <= record[key] <= record[f"{key}_max"]
 
