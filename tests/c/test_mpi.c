@@ -109,12 +109,12 @@ static void test_slow(int rank, int size) {
 }
 
 /* How often a wait has looked in vain: the last round that its pause was called with. */
-static const gg_transport_table *plain;
+static const gg_transport_table *mpi_table;
 static int rounds;
 
 static gg_status count_round(gg_transport *transport, int round, gg_request *request) {
     rounds = round;
-    return plain->pause(transport, round, request);
+    return mpi_table->pause(transport, round, request);
 }
 
 static void test_timeout(int rank, int size) {
@@ -126,8 +126,8 @@ static void test_timeout(int rank, int size) {
     CHECK_OK(gg_mpi_transport_create(true, 0, &t));
     if (rank == 0) {
         double waited;
-        plain = t->table;
-        counting = *plain;
+        mpi_table = t->table;
+        counting = *mpi_table;
         counting.pause = count_round;
         t->table = &counting;
         t->timeout = 1;
@@ -141,7 +141,7 @@ static void test_timeout(int rank, int size) {
         CHECK(request.state == GG_REQUEST_RECEIVING);
         gg_cancel(t, &request);
         CHECK(request.state == GG_REQUEST_IDLE);
-        t->table = plain;
+        t->table = mpi_table;
         t->timeout = 0;
     }
     /* the transport still serves */
