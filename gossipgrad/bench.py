@@ -162,7 +162,7 @@ def exchange(
         "batch": batch,
         "ranks": team.size,
         "threads": threads,
-        **strategy.settings(),
+        **contestants[1].strategy_settings(),
         "steps": steps,
         "blocks": blocks,
         "ms_no_exchange": round(1e3 * alone, 4),

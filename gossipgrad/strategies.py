@@ -13,7 +13,7 @@ from gossipgrad.errors import choice, flag, integer, number
 
 TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
 Topology = str | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
-EXCHANGES = ("weights+momentum", "weights", "gradients")
+EXCHANGES = ("auto", "weights+momentum", "weights", "gradients")
 MIXES = ("displacement", "halves")
 WIRES = ("float32", "bfloat16")
 
@@ -84,7 +84,11 @@ class GossipGraD(Strategy):
     staleness     0: what was sent after an update is mixed before the layer is used again.
                   1: after the update of the next step, so that a whole step hides the exchange.
     exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
-                  the replicas together).
+                  the replicas together). A ring all-reduce sends 2(p-1)/p of the model a rank and step, gossip of
+                  weights 1, of weights and momentum 2, with Adam 3: so those two never send fewer bytes than the ring.
+                  "auto": "weights+momentum" where all ranks share memory, as in a virtual cluster, for there a message
+                  costs as much as reading it; "weights" where they are on several machines. Trainer.exchange says
+                  which; it is chosen when the trainer is made, and a checkpoint keeps it.
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
     hierarchical  gossip between nodes (our own design): inside a node gradients are averaged by a layer-wise
@@ -116,7 +120,7 @@ class GossipGraD(Strategy):
     topology: Topology = "dissemination"
     rotate: bool = True
     staleness: int = 0
-    exchange: str = "weights+momentum"
+    exchange: str = "auto"
     mix: str = "displacement"
     hierarchical: bool = False
     ranks_per_node: int | None = None
@@ -139,7 +143,9 @@ class GossipGraD(Strategy):
         flag("hierarchical", self.hierarchical)
         if flag("push_sum", self.push_sum):
             if self.exchange == "gradients":
-                raise ValueError("push_sum=True with exchange='gradients': allowed: 'weights+momentum', 'weights'")
+                raise ValueError(
+                    "push_sum=True with exchange='gradients': allowed: 'auto', 'weights+momentum', 'weights'"
+                )
             if self.mix == "halves":
                 raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
         choice("wire_dtype", self.wire_dtype, WIRES)
@@ -154,6 +160,12 @@ class GossipGraD(Strategy):
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"topology": core_topology(self.topology)}
+
+    def exchange_on(self, nodes: int) -> str:
+        """What is exchanged by ranks on so many machines."""
+        if self.exchange != "auto":
+            return self.exchange
+        return "weights+momentum" if nodes == 1 else "weights"
 
 
 @dataclass(frozen=True, kw_only=True)

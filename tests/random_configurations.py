@@ -32,7 +32,7 @@ POOLS = {
     "topology": ["dissemination", "cube", "ring", "exponential", "random"],
     "rotate": [True, False],
     "staleness": [0, 1],
-    "exchange": ["weights+momentum", "weights", "gradients"],
+    "exchange": ["auto", "weights+momentum", "weights", "gradients"],
     "mix": ["displacement", "halves"],
     "bucket_bytes": [None, 1, 300, 2000],
     "chunk_bytes": [None, 64, 448, 3000],
