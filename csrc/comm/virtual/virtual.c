@@ -155,8 +155,7 @@ gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *cont
                                  const gg_watch *watch) {
     if (cluster->running) return gg_fail(GG_ERROR_STATE, "virtual cluster: it runs already");
     if (cluster->recorded)
-        return gg_fail(GG_ERROR_STATE, "virtual cluster: an gg_heap_earlier run failed, create a new one (%.900s)",
-                       cluster->text);
+        return gg_fail(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)", cluster->text);
     cluster->fn = fn;
     cluster->context = context;
     cluster->unfinished = cluster->working = cluster->options.size;
