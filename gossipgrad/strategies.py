@@ -107,8 +107,9 @@ class GossipGraD(Strategy):
     wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
                   mix then adds (received - rounded w) / 2, which keeps the mean; replicas agree to the precision of
                   bfloat16, 8 bits. Our own design.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen when the trainer is made, by
+                  what messages between these ranks are measured to cost: Trainer.tuning. No weight depends on it.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
     shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
                   batch of samples with their targets to rank r - 1, and what rank r + 1 sends takes their place. It
                   costs a copy of the shard. The abstract has the shuffle; how epochs stay whole is our own design: a
@@ -190,8 +191,8 @@ class LayerwiseAllReduce(Strategy):
     The reduction of a bucket starts when the gradients of its layers are final, the last layers first.
 
     wire_dtype    as of AllReduce.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: the core's choice.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
+    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: likewise.
     """
 
     name: ClassVar[str] = "layerwise-allreduce"
@@ -272,7 +273,7 @@ class PullGossip(_RandomGossip):
     wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
                  agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
                  the mean is kept all the same. Our own design.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB (what has come when depends on it).
 
     A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A pull
     sends a question, a note and one model.
@@ -304,7 +305,7 @@ class PushGossip(_RandomGossip):
     wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
                  agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
                  the mean is kept all the same. Our own design.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB (what has come when depends on it).
 
     A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A push
     sends a note and one model.
@@ -325,8 +326,8 @@ class OverlappedAveraging(Strategy):
     overlap       False: everything is exchanged after the backward pass, for comparison.
     wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights travel as float32, so "bfloat16" takes
                   three quarters of the bytes. Our own design.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
     """
 
     name: ClassVar[str] = "overlapped-averaging"
@@ -411,9 +412,9 @@ class ParameterServer(Strategy):
     servers       the last `servers` ranks hold the centre, each a part of it.
     dedicated     False: they train as well. True: they do not; the samples go to the others. Such a rank's weights are
                   the centre's, its batch in train_step is left alone and its loss there is NaN.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: the
-                  core's choice.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: 1 MiB.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: 2 MiB.
+                  Neither is tuned: what a rank finds at a server depends on them.
     """
 
     name: ClassVar[str] = "parameter-server"

@@ -736,6 +736,26 @@ static PyObject *bytes(PyObject *self, PyObject *unused) {
     return PyLong_FromSize_t(total);
 }
 
+/* A new number, or None for what is not known or without end. */
+static PyObject *number_or_none(bool known, double value) {
+    return known && value < INFINITY ? PyFloat_FromDouble(value) : Py_NewRef(Py_None);
+}
+
+static PyObject *tuning(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    (void)unused;
+    const gg_tuning *tuned = gg_replica_tuning(gg_trainer_replica(t->trainer, 0));
+    PyObject *dict = PyDict_New();
+    if (!tuned->cuts) return dict;
+    dict = with(dict, "latency_seconds", number_or_none(tuned->measured, tuned->link.latency));
+    dict = with(dict, "message_seconds", number_or_none(tuned->measured, tuned->link.message));
+    dict = with(dict, "bytes_per_second", number_or_none(tuned->measured, 1 / (tuned->link.byte + tuned->link.read)));
+    dict = with(dict, "bucket_bytes", PyLong_FromSize_t(tuned->bucket_bytes));
+    dict = with(dict, "chunk_bytes", PyLong_FromSize_t(tuned->chunk_bytes));
+    dict = with(dict, "buckets", PyLong_FromLong(tuned->buckets));
+    return with(dict, "chunks", PyLong_FromLong(tuned->chunks));
+}
+
 static PyObject *get_backend(PyObject *self, void *unused) {
     (void)unused;
     return PyUnicode_FromString(gg_replica_backend_name(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
@@ -807,6 +827,7 @@ static PyMethodDef methods[] = {
     {"spans", KEYWORDS(spans), "The trace of a local rank, on rank 0's clock."},
     {"spans_lost", KEYWORDS(spans_lost), "Spans of a local rank that newer ones have overwritten."},
     {"bytes", bytes, METH_NOARGS, "Memory of plans and arenas."},
+    {"tuning", tuning, METH_NOARGS, "What messages cost, and the buckets and chunks that were made for it."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot slots[] = {{Py_tp_doc, "The ranks of this process, each with its plan, state, strategy and loader."},
