@@ -119,7 +119,8 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     GG_TRY(gg_calloc(env->state->count, sizeof(float), "centre", (void **)&s->centre));
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", (void **)&s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
-    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL, &s->reduction));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL, options->collectives,
+                               &s->reduction));
     *out = &s->head;
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head);
