@@ -129,7 +129,9 @@ def test_no_slow_network(mpirun):
         "    except ValueError as error: print(error)\n"
     )
     lines = mpirun(2, text).stdout.splitlines()
-    assert len(lines) == 4 and all(re.search("collectives: 'mpi'.*slow network.*without network=", line) for line in lines)
+    assert len(lines) == 4 and all(
+        re.search("collectives: 'mpi'.*slow network.*without network=", line) for line in lines
+    )
 
 
 def test_options_that_do_not_fit():
