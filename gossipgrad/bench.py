@@ -174,7 +174,7 @@ def exchange(
         "batch": batch,
         "ranks": team.size,
         "threads": threads,
-        **strategy.settings(),
+        **contestants[1].strategy_settings(),
         **{key: settings[key] for key in _CIRCUMSTANCES},
         "steps": steps,
         "blocks": blocks,

@@ -124,7 +124,7 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     _hierarchy_options(group)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
-    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
+    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent, whatever the strategy")
     group.add_argument("--collectives", choices=strategies.COLLECTIVES, help="of sums over all ranks; default: own")
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
@@ -139,7 +139,7 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
 def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     _shared_strategy_options(group)
-    group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
+    group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners send; default: auto")
     group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
@@ -461,7 +461,7 @@ def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> 
     ranks = "1 rank" if trainer.size == 1 else f"{trainer.size} ranks"
     where = {"mpi": " under MPI", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
     threads = "1 thread" if trainer.threads == 1 else f"{trainer.threads} threads"
-    settings, shown = trainer.strategy.settings(), ("topology", "exchange")
+    settings, shown = trainer.strategy_settings(), ("topology", "exchange_used")
     how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
     words = f" ({', '.join(how)})" if how else ""
     return (

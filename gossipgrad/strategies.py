@@ -13,7 +13,7 @@ from gossipgrad.errors import choice, flag, integer, number
 
 TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
 Topology = str | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
-EXCHANGES = ("weights+momentum", "weights", "gradients")
+EXCHANGES = ("auto", "weights+momentum", "weights", "gradients")
 MIXES = ("displacement", "halves")
 WIRES = ("float32", "bfloat16")
 COLLECTIVES = ("own", "mpi")
@@ -64,7 +64,7 @@ def _check_sizes(bucket_bytes: int | None, chunk_bytes: int | None) -> None:
             integer(key, value, 1)
 
 
-def _check_collectives(collectives: str, wire_dtype: str = "float32") -> None:
+def _check_collectives(collectives: str, wire_dtype: str) -> None:
     if choice("collectives", collectives, COLLECTIVES) == "mpi" and wire_dtype != "float32":
         raise ValueError(
             f"wire_dtype={wire_dtype!r} with collectives='mpi': MPI has no sum of {wire_dtype}; "
@@ -93,7 +93,11 @@ class GossipGraD(Strategy):
     staleness     0: what was sent after an update is mixed before the layer is used again.
                   1: after the update of the next step, so that a whole step hides the exchange.
     exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
-                  the replicas together).
+                  the replicas together). A ring all-reduce sends 2(p-1)/p of the model a rank and step, gossip of
+                  weights 1, of weights and momentum 2, with Adam 3: so those two never send fewer bytes than the ring.
+                  "auto": "weights+momentum" where all ranks share memory, as in a virtual cluster, for there a message
+                  costs as much as reading it; "weights" where they are on several machines. Trainer.exchange says
+                  which; it is chosen when the trainer is made, and a checkpoint keeps it.
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
     hierarchical  gossip between nodes (our own design): inside a node gradients are averaged by a layer-wise
@@ -126,7 +130,7 @@ class GossipGraD(Strategy):
     topology: Topology = "dissemination"
     rotate: bool = True
     staleness: int = 0
-    exchange: str = "weights+momentum"
+    exchange: str = "auto"
     mix: str = "displacement"
     hierarchical: bool = False
     ranks_per_node: int | None = None
@@ -154,7 +158,9 @@ class GossipGraD(Strategy):
             raise ValueError(f"collectives={self.collectives!r}: allowed only with hierarchical=True")
         if flag("push_sum", self.push_sum):
             if self.exchange == "gradients":
-                raise ValueError("push_sum=True with exchange='gradients': allowed: 'weights+momentum', 'weights'")
+                raise ValueError(
+                    "push_sum=True with exchange='gradients': allowed: 'auto', 'weights+momentum', 'weights'"
+                )
             if self.mix == "halves":
                 raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
         flag("shuffle_samples", self.shuffle_samples)
@@ -168,6 +174,12 @@ class GossipGraD(Strategy):
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"topology": core_topology(self.topology)}
+
+    def exchange_on(self, nodes: int) -> str:
+        """What is exchanged by ranks on so many machines."""
+        if self.exchange != "auto":
+            return self.exchange
+        return "weights+momentum" if nodes == 1 else "weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,6 +391,12 @@ class ElasticAveraging(Strategy):
     synchronous  True: all ranks at once and from the same c, to which the sum of their s is added; every rank keeps c,
                  and an all-reduce takes the place of a server.
                  False: c lies on servers, and every rank comes at its own time, waiting for a server's answer only.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: s is rounded to nearest even. The rounded s is what moves
+                 both sides, so every exchange keeps the sum of c and of all w, and no small s is lost. Synchronous: the
+                 sum of s is rounded once more, and the rank that adds it takes the difference into its w. Not
+                 synchronous: what travels to the server is how far w is from what has been told of it, rounded, and it
+                 makes s from what it then knows; after each rest (see ParameterServer) the ranks begin by telling it
+                 their w, as float32. Our own design.
     collectives  if synchronous: as of AllReduce.
     servers, dedicated, bucket_bytes, chunk_bytes
                  if not synchronous: as for ParameterServer.
@@ -388,6 +406,7 @@ class ElasticAveraging(Strategy):
     period: int = 10
     alpha: float | None = None
     synchronous: bool = True
+    wire_dtype: str = "float32"
     collectives: str = "own"
     servers: int = 1
     dedicated: bool = False
@@ -399,7 +418,8 @@ class ElasticAveraging(Strategy):
         if self.alpha is not None:
             number("alpha", self.alpha, above=0.0, below=1.0)
         flag("synchronous", self.synchronous)
-        _check_collectives(self.collectives)
+        choice("wire_dtype", self.wire_dtype, WIRES)
+        _check_collectives(self.collectives, self.wire_dtype)
         if self.collectives != "own" and not self.synchronous:
             raise ValueError(f"collectives={self.collectives!r}: allowed only with synchronous=True")
         _check_servers(self.servers, self.dedicated)
@@ -431,6 +451,11 @@ class ParameterServer(Strategy):
     servers       the last `servers` ranks hold the centre, each a part of it.
     dedicated     False: they train as well. True: they do not; the samples go to the others. Such a rank's weights are
                   the centre's, its batch in train_step is left alone and its loss there is NaN.
+    wire_dtype    "float32", or "bfloat16" for half the bytes: d travels rounded to nearest even and base moves by what
+                  was told, so the rest is told the next time; back comes how far c is ahead of base, rounded, and base
+                  and w move by that, so that c and base draw near. Nothing is lost, on either way. At each rest d is
+                  told in three parts, to the precision of float32, and after it the ranks begin by telling the servers
+                  their w, as float32: from one rest to the next it pays from four exchanges on. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: the
                   core's choice.
@@ -440,11 +465,13 @@ class ParameterServer(Strategy):
     period: int = 1
     servers: int = 1
     dedicated: bool = False
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         integer("period", self.period, 1)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         _check_servers(self.servers, self.dedicated)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 

@@ -112,6 +112,10 @@ class Trainer:
             self.compute_time = self.comm.step_seconds()
             self._straggler_seed = self.seed if self.comm.seed is None else self.comm.seed
         self.team = cluster.make_team(self.comm, number("timeout", timeout, 0.0), network)
+        # What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
+        self.exchange: str | None = None
+        if isinstance(self.strategy, strategies.GossipGraD):
+            self.exchange = self.strategy.exchange_on(self.team.nodes()[0])
         self._warn_of_missing_partners()
         self.stop = False
         self.epoch = 0  # epochs done
@@ -191,7 +195,7 @@ class Trainer:
             self.team,
             loss=self.loss,
             optimizer=self.optimizer.options(total or 1),
-            strategy=self.strategy.options(),
+            strategy=self.strategy.options() | ({} if self.exchange is None else {"exchange": self.exchange}),
             seed=self.seed,
             threads=self.threads,
             backend=self.backend,
@@ -236,6 +240,7 @@ class Trainer:
 
     def close(self) -> None:
         """Free the core's memory. Collective."""
+        self.team.together()
         self._core = None
 
     def __enter__(self) -> Trainer:
@@ -307,6 +312,7 @@ class Trainer:
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
         CheckpointError: `resume` does not fit. Collective.
         """
+        self.team.together()
         train_set = as_dataset(train, "train")
         validation_set = None if validation is None else as_dataset(validation, "validation")
         epochs = integer("epochs", epochs, 1)
@@ -425,7 +431,11 @@ class Trainer:
             seconds=seconds,
             samples_per_second=samples * self.workers / min(self.team.local, self.workers) / max(seconds, 1e-9),
         )
-        _callbacks.call(actors, "on_progress", self, progress)
+        self.team.apart = self.virtual or self.size > 1
+        try:
+            _callbacks.call(actors, "on_progress", self, progress)
+        finally:
+            self.team.apart = False
 
     def train_step(self, x: Any, y: Any) -> Any:
         """One step on this rank's batch (x, y); returns its mean loss. For tests and research.
@@ -568,7 +578,7 @@ class Trainer:
         return {
             "model": self.net.name,
             **self._fit_settings,
-            **self.strategy.settings(),
+            **self.strategy_settings(),
             "loss": self.loss,
             **self.optimizer.settings(),
             "seed": self.seed,
@@ -584,6 +594,10 @@ class Trainer:
             "latency": None if self.network is None else self.network.latency,
             "bandwidth": None if self.network is None else self.network.bandwidth,
         }
+
+    def strategy_settings(self) -> Record:
+        """The strategy's options, and what became of those that it leaves to the trainer."""
+        return self.strategy.settings() | ({} if self.exchange is None else {"exchange_used": self.exchange})
 
     def _schedule(self) -> Record:
         """The report's facts about who meets whom; empty where no schedule says."""
@@ -665,15 +679,27 @@ class Trainer:
 
         self._together("resume", load)
         self.core.settle()
+        self._keep_exchange(settings)
         self._set_state(step, parts, self.net.check_weights(consensus, name))
         self.epoch = epoch
         self.history.epochs = epochs
         self._warn_of_changes(name, settings)
 
+    def _keep_exchange(self, saved: Record) -> None:
+        """Where "auto" may choose, what was exchanged before goes on, whatever these ranks share."""
+        if "exchange" in saved:  # before there was "auto"
+            saved.setdefault("exchange_used", saved["exchange"])
+        used = saved.get("exchange_used")
+        if getattr(self.strategy, "exchange", None) != "auto" or used == self.exchange:
+            return
+        if used in ("weights+momentum", "weights"):
+            self.exchange = used
+            self._make(self._total)
+
     def _warn_of_changes(self, name: str, saved: Record) -> None:
         here = self.settings()
         free = {"epochs", "threads", "backend", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"}
-        free |= {"validation_samples", "dataset", "model"}
+        free |= {"validation_samples", "dataset", "model", "exchange"}
         free |= {"straggler_probability", "straggler_delay", "latency", "bandwidth"}
         changed = [k for k in here if k not in free and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]
         if changed and self.rank == 0:

@@ -206,6 +206,43 @@ def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     assert here.weights_sha256 == history.weights_sha256
 
 
+@pytest.mark.parametrize(("p", "ranks_per_node"), [(2, 1), (4, 2)])
+def test_several_nodes_exchange_weights(p, ranks_per_node, mpirun, tmp_path):
+    """exchange="auto" where ranks lie on several nodes; a checkpoint of it, and of one node, goes on as it was."""
+    ours, theirs = str(tmp_path / "nodes.safetensors"), str(tmp_path / "one.safetensors")
+    inside = gg.GossipGraD(hierarchical=True, ranks_per_node=ranks_per_node, exchange="weights")
+
+    def virtual(strategy, epochs=2, resume=None):
+        train, _ = gg.data.synthetic((2, 26, 26), train=203, test=1, seed=1)
+        optimizer = gg.SGD(lr=0.05, momentum=0.9, weight_decay=1e-3)
+        trainer = gg.Trainer(net(), optimizer=optimizer, strategy=strategy, seed=SEED, comm=gg.VirtualCluster(p))
+        return trainer, trainer.fit(train, epochs=epochs, batch_size=16, progress=False, resume=resume)
+
+    one, _ = virtual(gg.GossipGraD(), 1)
+    assert (one.exchange, one.settings()["exchange"]) == ("weights+momentum", "auto")
+    one.save(theirs)
+    text = IMPORT + (
+        "trainer, history = test_mpi.fit('default')\n"
+        f"assert trainer.team.nodes() == {(p // ranks_per_node, ranks_per_node)}, trainer.team.nodes()\n"
+        "used = [history.settings[key] for key in ('exchange', 'exchange_used')]\n"
+        "assert used == ['auto', 'weights'] and trainer.exchange == 'weights', used\n"
+        "half, _ = test_mpi.fit('default', epochs=1)\n"
+        f"half.save({ours!r})\n"
+        f"taken, other = test_mpi.fit('default', resume={theirs!r})\n"
+        "assert taken.exchange == 'weights+momentum'\n"
+        "test_mpi.RUNS['inside'] = (gg.GossipGraD(hierarchical=True), 203, 16, 0.9)\n"
+        "third, nodes = test_mpi.fit('inside')\n"
+        "assert third.exchange == 'weights'\n"
+        "if trainer.rank == 0: print(json.dumps([one.weights_sha256 for one in (history, other, nodes)]))\n"
+    )
+    found, other, nodes = answers(mpirun(p, text, env={"GOSSIPGRAD_RANKS_PER_NODE": str(ranks_per_node)}))
+    assert found == virtual(gg.GossipGraD(exchange="weights"))[1].weights_sha256
+    assert other == virtual(gg.GossipGraD())[1].weights_sha256 != found
+    assert nodes == virtual(inside)[1].weights_sha256 != found or ranks_per_node == 1
+    rest, history = virtual(gg.GossipGraD(), resume=ours)
+    assert rest.exchange == "weights" and history.weights_sha256 == found
+
+
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_trainers_that_are_left_in_mid_step(shared, mpirun):
     """Dropped with messages under way, while others of the group are still computing; the next one is not disturbed."""
