@@ -364,6 +364,12 @@ class ElasticAveraging(Strategy):
     synchronous  True: all ranks at once and from the same c, to which the sum of their s is added; every rank keeps c,
                  and an all-reduce takes the place of a server.
                  False: c lies on servers, and every rank comes at its own time, waiting for a server's answer only.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: s is rounded to nearest even. The rounded s is what moves
+                 both sides, so every exchange keeps the sum of c and of all w, and no small s is lost. Synchronous: the
+                 sum of s is rounded once more, and the rank that adds it takes the difference into its w. Not
+                 synchronous: what travels to the server is how far w is from what has been told of it, rounded, and it
+                 makes s from what it then knows; after each rest (see ParameterServer) the ranks begin by telling it
+                 their w, as float32. Our own design.
     servers, dedicated, bucket_bytes, chunk_bytes
                  if not synchronous: as for ParameterServer.
     """
@@ -372,6 +378,7 @@ class ElasticAveraging(Strategy):
     period: int = 10
     alpha: float | None = None
     synchronous: bool = True
+    wire_dtype: str = "float32"
     servers: int = 1
     dedicated: bool = False
     bucket_bytes: int | None = None
@@ -382,6 +389,7 @@ class ElasticAveraging(Strategy):
         if self.alpha is not None:
             number("alpha", self.alpha, above=0.0, below=1.0)
         flag("synchronous", self.synchronous)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         _check_servers(self.servers, self.dedicated)
         for key, value, free in (("servers", self.servers, 1), ("dedicated", self.dedicated, False)):
             if self.synchronous and value != free:
@@ -411,6 +419,11 @@ class ParameterServer(Strategy):
     servers       the last `servers` ranks hold the centre, each a part of it.
     dedicated     False: they train as well. True: they do not; the samples go to the others. Such a rank's weights are
                   the centre's, its batch in train_step is left alone and its loss there is NaN.
+    wire_dtype    "float32", or "bfloat16" for half the bytes: d travels rounded to nearest even and base moves by what
+                  was told, so the rest is told the next time; back comes how far c is ahead of base, rounded, and base
+                  and w move by that, so that c and base draw near. Nothing is lost, on either way. At each rest d is
+                  told in three parts, to the precision of float32, and after it the ranks begin by telling the servers
+                  their w, as float32: from one rest to the next it pays from four exchanges on. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
     chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: the
                   core's choice.
@@ -420,11 +433,13 @@ class ParameterServer(Strategy):
     period: int = 1
     servers: int = 1
     dedicated: bool = False
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         integer("period", self.period, 1)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         _check_servers(self.servers, self.dedicated)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 

@@ -239,6 +239,7 @@ class Trainer:
 
     def close(self) -> None:
         """Free the core's memory. Collective."""
+        self.team.together()
         self._core = None
 
     def __enter__(self) -> Trainer:
@@ -310,6 +311,7 @@ class Trainer:
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
         CheckpointError: `resume` does not fit. Collective.
         """
+        self.team.together()
         train_set = as_dataset(train, "train")
         validation_set = None if validation is None else as_dataset(validation, "validation")
         epochs = integer("epochs", epochs, 1)
@@ -428,7 +430,11 @@ class Trainer:
             seconds=seconds,
             samples_per_second=samples * self.workers / min(self.team.local, self.workers) / max(seconds, 1e-9),
         )
-        _callbacks.call(actors, "on_progress", self, progress)
+        self.team.apart = self.virtual or self.size > 1
+        try:
+            _callbacks.call(actors, "on_progress", self, progress)
+        finally:
+            self.team.apart = False
 
     def train_step(self, x: Any, y: Any) -> Any:
         """One step on this rank's batch (x, y); returns its mean loss. For tests and research.

@@ -209,7 +209,7 @@ struct gg_allreduce {
     int tag;
     gg_narrow_wire wire; /* memory NULL: float32 */
     uint16_t *reply;     /* displaces: message memory, own elements for each rank */
-    float *mean;         /* displaces: of the own slice */
+    float *exact;        /* displaces, rest: the sum of the own slice, not rounded */
     size_t size;         /* of an element on the wire */
     char *landing;       /* own elements for each rank */
     const void **source;
@@ -249,8 +249,9 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
             /* The same size on every rank, and enough for the largest slice. */
             size_t elements = count + p * GG_LANES;
             GG_TRY(gg_message_alloc(transport, elements * made->size, "displacements", (void **)&made->reply));
-            GG_TRY(gg_alloc(made->own * sizeof(float), "mean", (void **)&made->mean));
         }
+        if (made->wire.displaces || made->wire.rest != NULL)
+            GG_TRY(gg_alloc(made->own * sizeof(float), "exact sum", (void **)&made->exact));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->receives));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->scattered));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->gathered));
@@ -281,7 +282,7 @@ void gg_allreduce_destroy(gg_allreduce *allreduce) {
     if (!allreduce) return;
     stop(allreduce);
     gg_message_free(allreduce->transport, allreduce->reply);
-    gg_free(allreduce->mean);
+    gg_free(allreduce->exact);
     gg_free(allreduce->landing);
     gg_free(allreduce->source);
     gg_free(allreduce->receives);
@@ -310,6 +311,18 @@ static const char *sum_for(const gg_allreduce *allreduce, int to) {
     return allreduce->wire.displaces ? (const char *)(allreduce->reply + (size_t)to * own) : sent_at(allreduce, begin);
 }
 
+/* Rounds the sum of the own slice, n elements from `begin` on, and gives the difference to the rest. */
+static void round_own(gg_allreduce *allreduce, size_t begin, size_t n) {
+    static const float scale[3] = {1, -1, 1};
+    gg_device *device = allreduce->device;
+    uint16_t *rounded = allreduce->wire.memory + begin;
+    float *data = allreduce->data + begin, *rest = allreduce->wire.rest + begin;
+    const float *const source[3] = {data, allreduce->exact, rest};
+    device->table->narrow(device, n, allreduce->exact, rounded);
+    device->table->widen(device, n, rounded, data);
+    device->table->weighted_sum(device, n, 3, source, scale, rest);
+}
+
 /* Adds what all ranks have sent of the own slice, and makes of it what they get. */
 static void sum_own(gg_allreduce *allreduce) {
     gg_device *device = allreduce->device;
@@ -319,12 +332,16 @@ static void sum_own(gg_allreduce *allreduce) {
     float *data = allreduce->data + begin;
     if (allreduce->wire.memory == NULL) {
         device->table->weighted_sum(device, own, p, (const float *const *)allreduce->source, allreduce->scale, data);
-    } else if (!allreduce->wire.displaces) {
+    } else if (allreduce->exact == NULL) {
         device->table->narrow_sum(device, own, p, narrow, allreduce->scale, data, allreduce->wire.memory + begin);
     } else {
-        device->table->narrow_sum(device, own, p, narrow, allreduce->scale, allreduce->mean, NULL);
+        device->table->narrow_sum(device, own, p, narrow, allreduce->scale, allreduce->exact, NULL);
+        if (!allreduce->wire.displaces) {
+            round_own(allreduce, begin, own);
+            return;
+        }
         for (int r = 0; r < p; ++r)
-            device->table->narrow_difference(device, own, allreduce->mean, narrow[r], allreduce->reply + (size_t)r * own);
+            device->table->narrow_difference(device, own, allreduce->exact, narrow[r], allreduce->reply + (size_t)r * own);
         accept(allreduce, begin, own, (const uint16_t *)sum_for(allreduce, allreduce->transport->rank));
     }
 }

@@ -33,11 +33,15 @@ typedef struct gg_allreduce gg_allreduce;
 /* Values that travel as bfloat16, rounded to nearest even, for half the bytes. They are summed in float32.
  *
  * displaces false: data = the sum, which travels rounded: the same bits on every rank.
+ * displaces false with `rest`, where all sums must add up: who adds a slice adds to its own `rest` by how much rounding has raised the sum,
+ * rest += rounded sum - sum. So (sum over the ranks of rest) - data is what it would be without that rounding.
  * displaces true, for means: every rank is sent how far the mean is ahead of what it sent, rounded, and adds it. So data keeps what bfloat16 cannot
  * hold, and no small update is lost; the mean over the ranks is kept, and the ranks agree to the precision of bfloat16. */
 typedef struct gg_narrow_wire {
-    uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish */
-    bool displaces;   /* creation and destruction are collective then */
+    uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish. From
+                         the start until the first poll or wait it holds this rank's values, as they travel */
+    float *rest;      /* NULL, or `count` elements, the caller's; written before the sum is there */
+    bool displaces;   /* creation and destruction are collective then; rest must be NULL */
 } gg_narrow_wire;
 
 /* wire: NULL: values travel as float32, from where they lie. */

@@ -93,11 +93,16 @@ static void dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-bool gg_py_trainer_enter(gg_py_trainer *t) {
+bool gg_py_trainer_is_free(const gg_py_trainer *t) {
     if (t->busy) PyErr_SetString(PyExc_RuntimeError, "this trainer is in use by another thread");
     else if (t->trainer == NULL) PyErr_SetString(PyExc_RuntimeError, "this trainer was not initialised");
-    else return t->busy = true;
+    else return true;
     return false;
+}
+
+bool gg_py_trainer_enter(gg_py_trainer *t) {
+    if (!gg_py_trainer_is_free(t) || gg_py_team_together(t->team) < 0) return false;
+    return t->busy = true;
 }
 
 gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank) {

@@ -35,7 +35,7 @@ static bool watch(void *context) {
     watcher *w = context;
     if (w->failed) return false;
     PyGILState_STATE gil = PyGILState_Ensure();
-    w->trainer->busy = false; /* it may ask for the progress; whatever would run the ranks fails */
+    w->trainer->busy = false; /* it may ask for the progress */
     PyObject *result = PyErr_CheckSignals() == 0 ? PyObject_CallNoArgs(w->callable) : NULL;
     w->trainer->busy = true;
     w->failed = result == NULL;
@@ -73,8 +73,7 @@ static PyObject *progress(PyObject *self, PyObject *unused) {
     gg_progress_counts counts = {0};
     long long steps = 0;
     (void)unused;
-    if (!gg_py_trainer_enter(t)) return NULL;
-    t->busy = false;
+    if (!gg_py_trainer_is_free(t)) return NULL;
     for (int i = 0; i < gg_team_local(t->team->team); ++i) {
         gg_replica_counts(gg_trainer_replica(t->trainer, i), &counts);
         loss += counts.loss_sum;
