@@ -13,6 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,7 @@ class Trainer:
 
     def close(self) -> None:
         """Free the core's memory. Collective."""
+        self.team.together()
         self._core = None
 
     def __enter__(self) -> Trainer:
@@ -318,6 +320,7 @@ class Trainer:
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
         CheckpointError: `resume` does not fit. Collective.
         """
+        self.team.together()
         train_set = as_dataset(train, "train")
         validation_set = None if validation is None else as_dataset(validation, "validation")
         epochs = integer("epochs", epochs, 1)
@@ -437,7 +440,11 @@ class Trainer:
             seconds=seconds,
             samples_per_second=samples * self.workers / min(self.team.local, self.workers) / max(seconds, 1e-9),
         )
-        _callbacks.call(actors, "on_progress", self, progress)
+        self.team.apart = self.virtual or self.size > 1
+        try:
+            _callbacks.call(actors, "on_progress", self, progress)
+        finally:
+            self.team.apart = False
 
     def train_step(self, x: Any, y: Any) -> Any:
         """One step on this rank's batch (x, y); returns its mean loss. For tests and research.
@@ -720,6 +727,7 @@ class Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.
 
         It takes as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
+        A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         CheckpointError: not a checkpoint, damaged, or another number of ranks.
         """
         _, description = checkpoint.read(path)
@@ -729,6 +737,8 @@ class Trainer:
             strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
             if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
                 comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
+            if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
+                strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
             how = {"loss": settings["loss"], "seed": settings["seed"]}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error

@@ -28,7 +28,8 @@ static bool cuts(const gg_strategy_options *options) {
 }
 
 bool gg_strategy_tunes(const gg_strategy_options *options, int ranks) {
-    return ranks > 1 && cuts(options) && (options->bucket_bytes == 0 || options->chunk_bytes == 0);
+    const bool open = options->bucket_bytes == 0 || options->chunk_bytes == 0;
+    return ranks > 1 && cuts(options) && open && options->collectives == GG_COLLECTIVES_OWN;
 }
 
 static model model_of(const gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks, const double *forward,

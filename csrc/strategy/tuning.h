@@ -12,7 +12,8 @@
  * by rank.
  *
  * Where no rank waits for another (PullGossip, PushGossip, ParameterServer, ElasticAveraging with a server), what has arrived when depends on
- * the cut, and with it the result: they keep the default sizes. */
+ * the cut, and with it the result: they keep the default sizes. So do sums that are left to MPI, which may add large ones in another order
+ * than small ones. */
 #ifndef GG_STRATEGY_TUNING_H
 #define GG_STRATEGY_TUNING_H
 

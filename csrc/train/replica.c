@@ -59,14 +59,24 @@ static double modelled(const gg_replica *r, int layer) {
     return r->layer_seconds[layer] * (r->any_batch ? 1.0 : (double)r->batch);
 }
 
-static void record(gg_replica *r, gg_trace_lane lane, const char *name, double begin, int index) {
+static void record(gg_replica *r, const char *name, double begin, int index) {
     if (r->trace == NULL) return;
     gg_trace_add(r->trace, &(gg_trace_span){.begin = begin,
                                             .end = gg_transport_now(r->options.transport),
                                             .name = name,
                                             .step = r->state.step,
-                                            .lane = lane,
+                                            .lane = GG_LANE_COMPUTE,
                                             .index = index});
+}
+
+/* Counts what has gone by since `begin` as spent on data; the trace shows the same. */
+static void spent_on_data(gg_replica *r, const char *name, double begin) {
+    double end = gg_transport_now(r->options.transport);
+    r->counts.data_seconds += end - begin;
+    if (r->trace == NULL) return;
+    gg_trace_add(
+        r->trace,
+        &(gg_trace_span){.begin = begin, .end = end, .name = name, .step = r->state.step, .lane = GG_LANE_DATA, .index = -1});
 }
 
 static void on_enter(void *context, int node) {
@@ -77,7 +87,7 @@ static void on_enter(void *context, int node) {
 
 static void on_leave(void *context, int node, const char *what) {
     gg_replica *r = context;
-    if (r->node >= 0) record(r, GG_LANE_COMPUTE, what, r->node_begin, node);
+    if (r->node >= 0) record(r, what, r->node_begin, node);
     r->node = -1;
 }
 
@@ -103,7 +113,7 @@ static gg_status on_ready(void *context, int layer) {
         begin = gg_transport_now(r->options.transport);
     }
     GG_TRY(r->strategy->table->ready(r->strategy, layer));
-    record(r, GG_LANE_COMPUTE, "update", begin, node);
+    record(r, "update", begin, node);
 cleanup:
     return status;
 }
@@ -129,7 +139,7 @@ static gg_status straggle(gg_replica *r) {
     if (straggler->probability > 0) gg_random_uniform(&key, 1, 0.0f, 1.0f, &draw);
     if (draw >= straggler->probability) goto cleanup;
     GG_TRY(gg_transport_idle(r->options.transport, straggler->delay));
-    record(r, GG_LANE_COMPUTE, "late", begin, -1);
+    record(r, "late", begin, -1);
 cleanup:
     return status;
 }
@@ -154,8 +164,7 @@ static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
     if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_finish(r->ring)));
     GG_TRY(gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets));
     if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_begin(r->ring)));
-    r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
-    record(r, GG_LANE_DATA, "batch", begin, -1);
+    spent_on_data(r, "batch", begin);
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
@@ -176,7 +185,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
         GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum,
                              correct));
     GG_TRY(table->end(r->strategy));
-    record(r, GG_LANE_COMPUTE, "step", begin, -1);
+    record(r, "step", begin, -1);
     r->state.step++;
 cleanup:
     if (status != GG_OK) r->failed = true;
@@ -257,7 +266,10 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, 
     if (ring) GG_TRY(gg_shard_copy_create(set, options.rank, options.size, &r->shard));
     options.copy = r->shard;
     GG_TRY(gg_loader_create(set, &options, &r->loader));
-    if (ring) GG_TRY(gg_sample_ring_create(transport, r->shard, set->count, batch, &r->ring));
+    if (ring) {
+        GG_TRY(gg_sample_ring_create(transport, r->shard, set->count, batch, &r->ring));
+        gg_sample_ring_show(r->ring, r->trace, &r->state.step);
+    }
     gg_dataset_retain(set);
     r->set = *set;
     GG_TRY(gg_alloc(target_bytes, "targets of a batch", &r->targets));
@@ -321,10 +333,9 @@ gg_status gg_replica_end_epoch(gg_replica *r) {
 static gg_status settle_samples(gg_replica *r) {
     gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
-    if (r->ring == NULL) goto cleanup;
+    if (r->ring == NULL || gg_sample_ring_at_rest(r->ring)) goto cleanup;
     GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_settle(r->ring)));
-    r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
-    record(r, GG_LANE_DATA, "settle", begin, -1);
+    spent_on_data(r, "settle", begin);
 cleanup:
     return status;
 }
@@ -388,7 +399,8 @@ static gg_status make_consensus(gg_replica *r) {
     gg_status status = GG_OK;
     if (r->averaging != NULL) return GG_OK;
     GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
-    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
+    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN,
+                               &r->averaging));
 cleanup:
     return status;
 }
