@@ -13,6 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,14 @@ class Trainer:
         if self._core is None:
             raise RuntimeError("this trainer is closed")
         return self._core
+
+    @property
+    def tuning(self) -> Record:
+        """What messages between the ranks cost, as measured, and the buckets and chunks made for it: docs/report.md.
+
+        Empty for strategies that have none, or whose sizes are not tuned.
+        """
+        return dict(self.core.tuning())
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.net.name} by {self.strategy.name} on {self.size} ranks ({self.team.kind})>"
@@ -353,6 +362,7 @@ class Trainer:
         self.history.environment = self._environment()
         self.history.ranks = self.size
         self.history.schedule = self._schedule()
+        self.history.tuning = self.tuning
         self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
         self.history.weights_sha256 = []
         self.stop = False
@@ -717,6 +727,7 @@ class Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.
 
         It takes as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
+        A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         CheckpointError: not a checkpoint, damaged, or another number of ranks.
         """
         _, description = checkpoint.read(path)
@@ -726,6 +737,8 @@ class Trainer:
             strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
             if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
                 comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
+            if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
+                strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
             how = {"loss": settings["loss"], "seed": settings["seed"]}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error
