@@ -13,6 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -717,6 +718,7 @@ class Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.
 
         It takes as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
+        A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         CheckpointError: not a checkpoint, damaged, or another number of ranks.
         """
         _, description = checkpoint.read(path)
@@ -726,6 +728,8 @@ class Trainer:
             strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
             if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
                 comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
+            if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
+                strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
             how = {"loss": settings["loss"], "seed": settings["seed"]}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error

@@ -8,12 +8,20 @@ import pytest
 from conftest import ROOT
 
 import gossipgrad as gg
+from gossipgrad._launch import launcher_world_size
 
 # The trainer says that a cube of another size than 2^k has ranks without a partner; test_strategies looks at that.
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{what}") for what in ("topology='cube'", "hierarchical=True")]
 
 SEED = 7
-# name: strategy, samples, batch, momentum or "adam". 203 and 101 samples make shards of unequal size.
+
+
+def one_worker(kind, **options):
+    """Strategies with servers, for p ranks of which one trains: who comes first is then no question."""
+    return lambda p: kind(**options, **({"servers": p - 1, "dedicated": True, "chunk_bytes": 6000} if p > 1 else {}))
+
+
+# name: strategy, or a function of p; samples; batch; momentum or "adam". 203 and 101 samples: shards of unequal size.
 RUNS = {
     "default": (gg.GossipGraD(), 203, 16, 0.9),
     "late": (gg.GossipGraD(staleness=1), 203, 16, 0.9),
@@ -60,8 +68,33 @@ RUNS = {
     "overlapped, small chunks": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
     "overlapped, not overlapped": (gg.OverlappedAveraging(overlap=False, bucket_bytes=1), 101, 13, 0.0),
     "elastic": (gg.ElasticAveraging(period=3), 101, 13, 0.9),
+    "bfloat16, elastic": (gg.ElasticAveraging(period=2, wire_dtype="bfloat16"), 203, 16, 0.9),
+    "adam, bfloat16, elastic": (gg.ElasticAveraging(period=1, wire_dtype="bfloat16"), 101, 13, "adam"),
+    "one worker, elastic": (one_worker(gg.ElasticAveraging, synchronous=False, period=3), 101, 13, 0.9),
+    "one worker, bfloat16, elastic": (
+        one_worker(gg.ElasticAveraging, synchronous=False, period=2, wire_dtype="bfloat16"),
+        101,
+        13,
+        0.9,
+    ),
+    "one worker, server": (one_worker(gg.ParameterServer), 101, 13, 0.9),
+    "one worker, bfloat16, server": (one_worker(gg.ParameterServer, period=2, wire_dtype="bfloat16"), 101, 13, "adam"),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
 }
+# With one rank every strategy is synchronous.
+ALONE = {
+    f"{kind.name}, {wire}": (kind(**options, wire_dtype=wire), 101, 13, 0.9)
+    for kind, options in (
+        (gg.PullGossip, {}),
+        (gg.PushGossip, {"push_sum": True}),
+        (gg.ElasticAveraging, {"synchronous": False}),
+    )
+    for wire in gg.strategies.WIRES
+}
+
+
+def runs(p):
+    return [*RUNS, *(ALONE if p == 1 else ())]
 
 
 def net():
@@ -71,7 +104,9 @@ def net():
 
 
 def trainer_of(name, comm=None, **options):
-    strategy, _, _, momentum = RUNS[name]
+    strategy, _, _, momentum = {**RUNS, **ALONE}[name]
+    if callable(strategy):
+        strategy = strategy(comm.p if comm else launcher_world_size())
     optimizer: gg.Optimizer = gg.Adam(lr=0.01)
     if momentum != "adam":
         optimizer = gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
@@ -80,7 +115,7 @@ def trainer_of(name, comm=None, **options):
 
 def fit(name, comm=None, epochs=2, **options):
     trainer = trainer_of(name, comm)
-    _, samples, batch, _ = RUNS[name]
+    _, samples, batch, _ = {**RUNS, **ALONE}[name]
     train, _ = gg.data.synthetic((2, 26, 26), train=samples, test=1, seed=1)
     history = trainer.fit(train, epochs=epochs, batch_size=batch, progress=False, **options)
     return trainer, history
@@ -111,12 +146,11 @@ def virtual():
     return run
 
 
-@pytest.mark.parametrize("shared", ["1", "0"])
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize(("p", "shared"), [(1, "1"), *((p, shared) for p in (2, 3, 4) for shared in "10"), (5, "1")])
 def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     text = IMPORT + (
         "found = {}\n"
-        "for name in test_mpi.RUNS:\n"
+        f"for name in test_mpi.runs({p}):\n"
         "    trainer, history = test_mpi.fit(name)\n"
         "    assert trainer.team.kind == 'mpi'\n"
         "    found[name] = [history.weights_sha256, history['train_loss'], history['consensus_distance']]\n"
@@ -127,11 +161,13 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     assert found["layerwise"] == found["overlapped"] == found["allreduce"]
     assert found["bfloat16, overlapped"] == found["bfloat16, allreduce"] == found["bfloat16, layerwise"]
     assert found["allreduce"] != found["bfloat16, allreduce"] or p == 1
-    for name in RUNS:
+    for name in runs(p):
         assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
         assert len(found[name][0]) == p
         # Whether the last step is one that averages depends on p.
-        strategy, samples, batch, _ = RUNS[name]
+        strategy, samples, batch, _ = {**RUNS, **ALONE}[name]
+        if callable(strategy):
+            continue
         if isinstance(strategy, gg.PeriodicAllReduce) and strategy.wire_dtype == "bfloat16":
             same = p == 1
         elif isinstance(strategy, gg.PeriodicAllReduce):
@@ -140,6 +176,16 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
         else:
             same = p == 1 or isinstance(strategy, (gg.AllReduce, gg.LayerwiseAllReduce, gg.OverlappedAveraging))
         assert len(set(found[name][0])) == 1 if same else len(set(found[name][0])) > 1 or p == 2
+
+
+def test_every_strategy_is_compared_with_both_wires():
+    """Those whose schedule depends on nobody's speed."""
+    compared = {strategy(3) if callable(strategy) else strategy for strategy, *_ in RUNS.values()}
+    for name, kind in gg.strategies.BY_NAME.items():
+        if name in ("pull-gossip", "push-gossip", "no-exchange"):
+            continue
+        wires = {one.wire_dtype for one in compared if type(one) is kind}
+        assert wires == set(gg.strategies.WIRES), name
 
 
 def test_single_steps_and_state(mpirun):
@@ -183,7 +229,8 @@ def test_single_steps_and_state(mpirun):
         "layerwise",
         "periodic, 3",
         "overlapped, small chunks",
-        "elastic",
+        "bfloat16, elastic",
+        "one worker, bfloat16, server",
     ],
 )
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):

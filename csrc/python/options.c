@@ -51,6 +51,8 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
     int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
     int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
+    static const char *const collectives[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
+    int by = choice_of(dict, "collectives", "own", collectives, GG_COLLECTIVES_COUNT);
     int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long overlap = whole_of(dict, "overlap", 1);
@@ -80,6 +82,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
                                  .wire = (gg_dtype)wire,
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
+                                 .collectives = (gg_collectives)by,
                                  .overlap = overlap != 0,
                                  .period = period,
                                  .interval = interval,
