@@ -161,6 +161,14 @@ class Trainer:
             raise RuntimeError("this trainer is closed")
         return self._core
 
+    @property
+    def tuning(self) -> Record:
+        """What messages between the ranks cost, as measured, and the buckets and chunks made for it: docs/report.md.
+
+        Empty for strategies that have none, or whose sizes are not tuned.
+        """
+        return dict(self.core.tuning())
+
     def __repr__(self) -> str:
         return f"<Trainer of {self.net.name} by {self.strategy.name} on {self.size} ranks ({self.team.kind})>"
 
@@ -356,6 +364,7 @@ class Trainer:
         self.history.environment = self._environment()
         self.history.ranks = self.size
         self.history.schedule = self._schedule()
+        self.history.tuning = self.tuning
         self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
         self.history.weights_sha256 = []
         self.stop = False
