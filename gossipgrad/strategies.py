@@ -24,6 +24,7 @@ class Strategy:
     """The base. `name` is the strategy's on the command line and in reports."""
 
     name: ClassVar[str] = ""
+    replicas_differ: ClassVar[bool] = True  # between exchanges; False: the gradients' mean is everybody's at every step
 
     def workers(self, ranks: int) -> int:
         """How many of these ranks train, the first ones; the others only serve."""
@@ -198,6 +199,7 @@ class AllReduce(Strategy):
     """
 
     name: ClassVar[str] = "allreduce"
+    replicas_differ: ClassVar[bool] = False
     wire_dtype: str = "float32"
     collectives: str = "own"
 
@@ -218,6 +220,7 @@ class LayerwiseAllReduce(Strategy):
     """
 
     name: ClassVar[str] = "layerwise-allreduce"
+    replicas_differ: ClassVar[bool] = False
     wire_dtype: str = "float32"
     collectives: str = "own"
     bucket_bytes: int | None = None
@@ -358,6 +361,7 @@ class OverlappedAveraging(Strategy):
     """
 
     name: ClassVar[str] = "overlapped-averaging"
+    replicas_differ: ClassVar[bool] = False
     overlap: bool = True
     wire_dtype: str = "float32"
     bucket_bytes: int | None = None
