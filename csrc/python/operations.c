@@ -236,6 +236,89 @@ static int check_parameters(const gg_op_desc *desc, PyArrayObject *weight, PyArr
     return 0;
 }
 
+/* The arrays of one run, all owned; NULL: the operation has none. */
+typedef struct op_arrays {
+    PyArrayObject *input[GG_MAX_INPUTS], *weight, *bias, *grad_output;
+    PyArrayObject *output, *grad_input[GG_MAX_INPUTS], *grad_weight, *grad_bias;
+} op_arrays;
+
+static void op_arrays_free(op_arrays *a) {
+    for (int i = 0; i < GG_MAX_INPUTS; ++i) {
+        Py_XDECREF(a->input[i]);
+        Py_XDECREF(a->grad_input[i]);
+    }
+    Py_XDECREF(a->weight);
+    Py_XDECREF(a->bias);
+    Py_XDECREF(a->grad_output);
+    Py_XDECREF(a->output);
+    Py_XDECREF(a->grad_weight);
+    Py_XDECREF(a->grad_bias);
+}
+
+/* What is given, and with it the shapes of the inputs; the output's is known. -1 with an exception. */
+static int op_arrays_take(op_arrays *a, op_run *run, PyObject *inputs, PyObject *weight, PyObject *bias, PyObject *grad_output) {
+    gg_op_desc *desc = &run->desc;
+    for (int i = 0; i < desc->inputs; ++i) {
+        a->input[i] = gg_py_array(PyList_GET_ITEM(inputs, i), NPY_FLOAT32, "inputs");
+        if (a->input[i] == NULL || sample_shape(a->input[i], &desc->input[i]) < 0) return -1;
+        desc->batch = PyArray_DIM(a->input[i], 0);
+        desc->offered[i] = plain;
+        run->input[i] = PyArray_DATA(a->input[i]);
+    }
+    a->weight = optional(weight, "weight");
+    a->bias = optional(bias, "bias");
+    a->grad_output = optional(grad_output, "grad_output");
+    if (PyErr_Occurred()) return -1;
+    desc->bias = a->bias != NULL;
+    if (a->weight != NULL) {
+        run->weight = PyArray_DATA(a->weight);
+        run->weight_count = (size_t)PyArray_SIZE(a->weight);
+    }
+    if (a->bias != NULL) {
+        run->bias = PyArray_DATA(a->bias);
+        run->bias_count = (size_t)PyArray_SIZE(a->bias);
+    }
+    run->grad_output = a->grad_output ? PyArray_DATA(a->grad_output) : NULL;
+    return 0;
+}
+
+/* What comes out. -1 with an exception. */
+static int op_arrays_make(op_arrays *a, op_run *run) {
+    const gg_op_desc *desc = &run->desc;
+    if ((a->output = batch_array(desc->batch, &desc->output)) == NULL) return -1;
+    run->output = PyArray_DATA(a->output);
+    if (a->weight != NULL) {
+        a->grad_weight = gg_py_new_array(PyArray_NDIM(a->weight), PyArray_DIMS(a->weight), NPY_FLOAT32);
+        if (a->grad_weight == NULL) return -1;
+        run->grad_weight = PyArray_DATA(a->grad_weight);
+    }
+    if (a->bias != NULL) {
+        a->grad_bias = gg_py_new_array(PyArray_NDIM(a->bias), PyArray_DIMS(a->bias), NPY_FLOAT32);
+        if (a->grad_bias == NULL) return -1;
+        run->grad_bias = PyArray_DATA(a->grad_bias);
+    }
+    for (int i = 0; i < desc->inputs; ++i) {
+        a->grad_input[i] = batch_array(desc->batch, &desc->input[i]);
+        if (a->grad_input[i] == NULL) return -1;
+        run->grad_input[i] = PyArray_DATA(a->grad_input[i]);
+    }
+    return 0;
+}
+
+static PyObject *op_result(const op_arrays *a, const gg_op_desc *desc) {
+    PyObject *result = Py_BuildValue("{sO}", "output", a->output);
+    if (result == NULL || a->grad_output == NULL) return result;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && desc->input_grad && i < desc->inputs; ++i)
+        if (PyList_Append(list, (PyObject *)a->grad_input[i]) < 0) Py_CLEAR(list);
+    if (list == NULL || PyDict_SetItemString(result, "grad_inputs", list) < 0 ||
+        PyDict_SetItemString(result, "grad_weight", a->grad_weight ? (PyObject *)a->grad_weight : Py_None) < 0 ||
+        PyDict_SetItemString(result, "grad_bias", a->grad_bias ? (PyObject *)a->grad_bias : Py_None) < 0)
+        Py_CLEAR(result);
+    Py_XDECREF(list);
+    return result;
+}
+
 static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {
         "backend",     "isa",        "kind",   "inputs",  "output_shape", "weight",     "bias",      "grad_output",
@@ -244,9 +327,7 @@ static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     static const char *const backends[] = {"native", "onednn"};
     static const char *const activations[] = {"none", "relu"};
     const char *backend, *isa_name = NULL, *kind, *activation = "none";
-    PyObject *inputs, *output_shape, *weight_object = NULL, *bias_object = NULL, *grad_object = NULL, *result = NULL;
-    PyArrayObject *arrays[GG_MAX_INPUTS] = {NULL}, *grads[GG_MAX_INPUTS] = {NULL}, *weight = NULL, *bias = NULL, *grad = NULL,
-                  *output = NULL, *grad_weight = NULL, *grad_bias = NULL;
+    PyObject *inputs, *output_shape, *weight = NULL, *bias = NULL, *grad_output = NULL, *result = NULL;
     int threads = 1, ceil_mode = 0, include_pad = 1, input_grad = 1, choice = -1, kind_number = -1;
     long long kernel[2] = {1, 1}, stride[2] = {1, 1}, padding[2] = {0, 0}, dilation[2] = {1, 1}, groups = 1;
     unsigned int rank = 0;
@@ -254,15 +335,17 @@ static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     gg_isa isa;
     devices d = {NULL, NULL};
     op_run run = {.desc = {.inputs = 0}};
+    op_arrays arrays = {.weight = NULL};
+    gg_op_desc *desc = &run.desc;
     gg_status status = GG_OK;
     const char *kind_names[GG_OP_COUNT];
     (void)module;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsOO|$OOOi(LL)(LL)(LL)(LL)LppfsKIKp:run_op", names, &backend, &isa_name,
-                                     &kind, &inputs, &output_shape, &weight_object, &bias_object, &grad_object, &threads,
-                                     &kernel[0], &kernel[1], &stride[0], &stride[1], &padding[0], &padding[1], &dilation[0],
-                                     &dilation[1], &groups, &ceil_mode, &include_pad, &run.desc.probability, &activation, &seed,
-                                     &rank, &step, &input_grad))
+                                     &kind, &inputs, &output_shape, &weight, &bias, &grad_output, &threads, &kernel[0],
+                                     &kernel[1], &stride[0], &stride[1], &padding[0], &padding[1], &dilation[0], &dilation[1],
+                                     &groups, &ceil_mode, &include_pad, &desc->probability, &activation, &seed, &rank, &step,
+                                     &input_grad))
         return NULL;
     for (int i = 0; i < GG_OP_COUNT; ++i) kind_names[i] = gg_op_kind_name((gg_op_kind)i);
     if (gg_py_choice("backend", backend, backends, 2) < 0 || isa_of(isa_name, &isa) < 0) return NULL;
@@ -271,16 +354,17 @@ static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     if (!PyList_Check(inputs) || PyList_GET_SIZE(inputs) < 1 || PyList_GET_SIZE(inputs) > GG_MAX_INPUTS)
         return PyErr_Format(PyExc_ValueError, "inputs: must be a list of 1 to %d arrays", GG_MAX_INPUTS);
 
-    gg_op_desc *desc = &run.desc;
-    desc->kind = (gg_op_kind)kind_number;
-    desc->inputs = (int)PyList_GET_SIZE(inputs);
-    desc->groups = groups;
-    desc->activation = (gg_activation)choice;
-    desc->seed = seed;
-    desc->training = true;
-    desc->input_grad = input_grad;
-    desc->window.ceil_mode = ceil_mode;
-    desc->window.count_include_pad = include_pad;
+    run.rank = rank;
+    run.step = step;
+    *desc = (gg_op_desc){.kind = (gg_op_kind)kind_number,
+                         .inputs = (int)PyList_GET_SIZE(inputs),
+                         .groups = groups,
+                         .activation = (gg_activation)choice,
+                         .probability = desc->probability,
+                         .seed = seed,
+                         .training = true,
+                         .input_grad = input_grad,
+                         .window = {.ceil_mode = ceil_mode, .count_include_pad = include_pad}};
     for (int i = 0; i < 2; ++i) {
         desc->window.kernel[i] = kernel[i];
         desc->window.stride[i] = stride[i];
@@ -288,78 +372,20 @@ static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
         desc->window.dilation[i] = dilation[i];
     }
     if (gg_py_shape(output_shape, "output_shape", &desc->output) < 0) goto cleanup;
-    for (int i = 0; i < desc->inputs; ++i) {
-        arrays[i] = gg_py_array(PyList_GET_ITEM(inputs, i), NPY_FLOAT32, "inputs");
-        if (arrays[i] == NULL || sample_shape(arrays[i], &desc->input[i]) < 0) goto cleanup;
-        desc->batch = PyArray_DIM(arrays[i], 0);
-        desc->offered[i] = plain;
-        run.input[i] = PyArray_DATA(arrays[i]);
-    }
-    weight = optional(weight_object, "weight");
-    bias = optional(bias_object, "bias");
-    grad = optional(grad_object, "grad_output");
-    output = batch_array(desc->batch, &desc->output);
-    if (output == NULL || PyErr_Occurred()) goto cleanup;
-    if (grad != NULL && PyArray_SIZE(grad) != PyArray_SIZE(output)) {
+    if (op_arrays_take(&arrays, &run, inputs, weight, bias, grad_output) < 0) goto cleanup;
+    if (check_parameters(desc, arrays.weight, arrays.bias) < 0 || op_arrays_make(&arrays, &run) < 0) goto cleanup;
+    if (arrays.grad_output != NULL && PyArray_SIZE(arrays.grad_output) != PyArray_SIZE(arrays.output)) {
         PyErr_SetString(PyExc_ValueError, "grad_output: does not have the output's size");
         goto cleanup;
-    }
-    desc->bias = bias != NULL;
-    if (check_parameters(desc, weight, bias) < 0) goto cleanup;
-    run.output = PyArray_DATA(output);
-    run.grad_output = grad ? PyArray_DATA(grad) : NULL;
-    run.rank = rank;
-    run.step = step;
-    if (weight != NULL) {
-        run.weight = PyArray_DATA(weight);
-        run.weight_count = (size_t)PyArray_SIZE(weight);
-        grad_weight = gg_py_new_array(PyArray_NDIM(weight), PyArray_DIMS(weight), NPY_FLOAT32);
-        if (grad_weight == NULL) goto cleanup;
-        run.grad_weight = PyArray_DATA(grad_weight);
-    }
-    if (bias != NULL) {
-        run.bias = PyArray_DATA(bias);
-        run.bias_count = (size_t)PyArray_SIZE(bias);
-        grad_bias = gg_py_new_array(PyArray_NDIM(bias), PyArray_DIMS(bias), NPY_FLOAT32);
-        if (grad_bias == NULL) goto cleanup;
-        run.grad_bias = PyArray_DATA(grad_bias);
-    }
-    for (int i = 0; i < desc->inputs; ++i) {
-        grads[i] = batch_array(desc->batch, &desc->input[i]);
-        if (grads[i] == NULL) goto cleanup;
-        run.grad_input[i] = PyArray_DATA(grads[i]);
     }
     Py_BEGIN_ALLOW_THREADS;
     status = open_devices(backend, isa, threads, &d);
     if (status == GG_OK) status = run_guarded(&d, &run);
     close_devices(&d);
     Py_END_ALLOW_THREADS;
-    if (status != GG_OK) {
-        gg_py_raise(status);
-        goto cleanup;
-    }
-    result = Py_BuildValue("{sO}", "output", output);
-    if (result != NULL && grad != NULL) {
-        PyObject *list = PyList_New(0);
-        for (int i = 0; list != NULL && input_grad && i < desc->inputs; ++i)
-            if (PyList_Append(list, (PyObject *)grads[i]) < 0) Py_CLEAR(list);
-        if (list == NULL || PyDict_SetItemString(result, "grad_inputs", list) < 0 ||
-            PyDict_SetItemString(result, "grad_weight", grad_weight ? (PyObject *)grad_weight : Py_None) < 0 ||
-            PyDict_SetItemString(result, "grad_bias", grad_bias ? (PyObject *)grad_bias : Py_None) < 0)
-            Py_CLEAR(result);
-        Py_XDECREF(list);
-    }
+    result = status == GG_OK ? op_result(&arrays, desc) : gg_py_raise(status);
 cleanup:
-    for (int i = 0; i < GG_MAX_INPUTS; ++i) {
-        Py_XDECREF(arrays[i]);
-        Py_XDECREF(grads[i]);
-    }
-    Py_XDECREF(weight);
-    Py_XDECREF(bias);
-    Py_XDECREF(grad);
-    Py_XDECREF(output);
-    Py_XDECREF(grad_weight);
-    Py_XDECREF(grad_bias);
+    op_arrays_free(&arrays);
     return result;
 }
 
