@@ -21,7 +21,7 @@ mpiexec=$(PATH=$bin:$PATH command -v mpiexec)
 train=(--dataset mnist-10k --epochs 1 --batch-size 64 --seed 1)
 [ -n "${GOSSIPGRAD_SANITIZE_TRAIN-}" ] && read -r -a train <<<"$GOSSIPGRAD_SANITIZE_TRAIN"
 
-step() { printf '== %s\n' "$*"; }
+step() { printf '== %4d s  %s\n' "$SECONDS" "$*"; }
 
 # Run, show the end of what failed, and take any report for a failure whatever the return code.
 guarded() {
