@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +52,7 @@ RAISES = {
 }
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("where", RAISES)
+@pytest.mark.parametrize(("where", "staleness"), [*((where, 0) for where in RAISES), ("between steps", 1)])
 def test_an_exception_on_one_rank_ends_all(where, staleness, mpirun):
     text = HEAD + (
         f"trainer = gg.Trainer(small_net(), strategy=gg.GossipGraD(staleness={staleness}))\n"
@@ -236,22 +236,34 @@ def test_the_core_refuses_them_too():
         trainer.core.begin(data, 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--batch-size", "1001"], ["batch_size=1001", "1..1000"]),
-        (["--batch-size", "0"], ["--batch-size 0", "at least 1"]),
-        (["--strategy", "easgd"], ["--strategy", "'easgd'", "allreduce"]),
-        (["--topology", "torus"], ["--topology", "'torus'", "cube"]),
-        (["--topology", "missing.npy"], ["--topology", "missing.npy", "No such file"]),
-        (["--strategy", "allreduce", "--topology", "cube"], ["topology", "allreduce"]),
-        (["--model", "alexnet"], ["--model", "'alexnet'", "lenet"]),
-        (["--speed", "9"], ["--speed"]),
-        (["--lr", "-1"], ["lr=-1"]),
-        (["--virtual-ranks", "2"], ["--virtual-ranks 2", "mpiexec"]),
-        (["--resume", "nowhere.safetensors"], ["nowhere.safetensors"]),
-    ],
-)
+WRONG = [
+    (["--batch-size", "1001"], ["batch_size=1001", "1..1000"]),
+    (["--batch-size", "0"], ["--batch-size 0", "at least 1"]),
+    (["--strategy", "easgd"], ["--strategy", "'easgd'", "allreduce"]),
+    (["--topology", "torus"], ["--topology", "'torus'", "cube"]),
+    (["--topology", "missing.npy"], ["--topology", "missing.npy", "No such file"]),
+    (["--strategy", "allreduce", "--topology", "cube"], ["topology", "allreduce"]),
+    (["--model", "alexnet"], ["--model", "'alexnet'", "lenet"]),
+    (["--speed", "9"], ["--speed"]),
+    (["--lr", "-1"], ["lr=-1"]),
+    (["--resume", "nowhere.safetensors"], ["nowhere.safetensors"]),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG)
+def test_one_line_says_it(options, words, capsys):
+    from test_cli import cli_run
+
+    code, _, err = cli_run(capsys, *TRAIN[2:], "--virtual-ranks", 2, "--epochs", "1", "--quiet", *options)
+    assert code in (1, 2) and len(err.splitlines()) == 1 and err.startswith("gossipgrad: error: ")
+    assert all(word in err for word in words), err
+
+
+# When it is found: in the options, before MPI starts, on the data, in a file.
+UNDER_MPI = [WRONG[2], (["--virtual-ranks", "2"], ["--virtual-ranks 2", "mpiexec"]), WRONG[0], WRONG[-1]]
+
+
+@pytest.mark.parametrize(("options", "words"), UNDER_MPI)
 def test_one_line_says_it_under_mpi(options, words, mpirun):
     done = mpirun(2, [*TRAIN, "--epochs", "1", "--quiet", *options], check=False)
     assert done.returncode in (1, 2)
@@ -309,15 +321,15 @@ def test_nan_on_the_command_line():
 # ---- launcher and library
 
 
-@pytest.mark.parametrize("what", ["train", "script"])
-def test_a_launcher_of_another_mpi_is_refused(what):
+def test_a_launcher_of_another_mpi_is_refused():
     """The environment says 4 ranks, MPI sees 1: else four runs of one rank would overwrite each other."""
     text = "import gossipgrad as gg\ngg.Trainer(gg.models.lenet())\n"
-    done = command(
-        *(TRAIN if what == "train" else ["-c", text]), env={"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
-    )
-    assert done.returncode != 0
-    assert "the launcher started 4 ranks, but MPI sees 1" in done.stderr, done.stderr
+    environ = {**os.environ, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
+    with ThreadPoolExecutor(2) as pool:  # each waits a while for the words of other ranks
+        runs = [[sys.executable, *TRAIN], [sys.executable, "-c", text]]
+        for done in pool.map(lambda one: run_group(one, env=environ), runs):
+            assert done.returncode != 0
+            assert "the launcher started 4 ranks, but MPI sees 1" in done.stderr, done.stderr
 
 
 # ---- interrupted
