@@ -249,7 +249,7 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(train)
     train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
     train.add_argument(
-        "--timeout", type=float, default=0.0, help="seconds to wait for another rank's message; default: 0, for ever"
+        "--timeout", type=float, default=0.0, help="seconds to wait for another rank; default: 0, for ever"
     )
     _circumstances_options(train)
     _strategy_options(train)

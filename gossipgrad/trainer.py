@@ -54,7 +54,8 @@ class Trainer:
     dtype      "float32"; device: "cpu"; others are not there yet.
     trace      spans kept a rank for write_trace; 0: none.
     timeout    seconds a rank waits for another's message before it fails (CommunicationError: the step, the layers, the
-               other rank); 0: for ever. To be longer than any step, callback or write of a file takes.
+               other rank); 0: for ever. To be longer than any step, callback or write of a file takes, and than ranks
+               differ in making the trainer. MPI's own start and end cannot fail so: there it is only said.
     straggler  gossipgrad.Straggler(...): ranks that now and then come late; None: none but a VirtualCluster's.
     network    gossipgrad.Network(...): slow links; None: as they are, or a VirtualCluster's.
 
