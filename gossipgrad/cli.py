@@ -126,8 +126,8 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--mix", choices=strategies.MIXES)
     group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent, whatever the strategy")
     group.add_argument("--collectives", choices=strategies.COLLECTIVES, help="of sums over all ranks; default: own")
-    group.add_argument("--bucket-bytes", type=int, metavar="N")
-    group.add_argument("--chunk-bytes", type=int, metavar="N")
+    group.add_argument("--bucket-bytes", type=int, metavar="N", help="layers travel together; default: tuned at start")
+    group.add_argument("--chunk-bytes", type=int, metavar="N", help="of a message; default: tuned at start")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
     _random_gossip_options(group)
     group.add_argument(

@@ -24,6 +24,7 @@ class Strategy:
     """The base. `name` is the strategy's on the command line and in reports."""
 
     name: ClassVar[str] = ""
+    replicas_differ: ClassVar[bool] = True  # between exchanges; False: the gradients' mean is everybody's at every step
 
     def workers(self, ranks: int) -> int:
         """How many of these ranks train, the first ones; the others only serve."""
@@ -117,8 +118,9 @@ class GossipGraD(Strategy):
     wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
                   mix then adds (received - rounded w) / 2, which keeps the mean; replicas agree to the precision of
                   bfloat16, 8 bits. Our own design.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen when the trainer is made, by
+                  what messages between these ranks are measured to cost: Trainer.tuning. No weight depends on it.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
     shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
                   batch of samples with their targets to rank r - 1, and what rank r + 1 sends takes their place. It
                   costs a copy of the shard. The abstract has the shuffle; how epochs stay whole is our own design: a
@@ -197,6 +199,7 @@ class AllReduce(Strategy):
     """
 
     name: ClassVar[str] = "allreduce"
+    replicas_differ: ClassVar[bool] = False
     wire_dtype: str = "float32"
     collectives: str = "own"
 
@@ -212,11 +215,12 @@ class LayerwiseAllReduce(Strategy):
     The reduction of a bucket starts when the gradients of its layers are final, the last layers first.
 
     wire_dtype, collectives  as of AllReduce; with "mpi" the bits may differ from AllReduce's.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: the core's choice.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
+    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: likewise.
     """
 
     name: ClassVar[str] = "layerwise-allreduce"
+    replicas_differ: ClassVar[bool] = False
     wire_dtype: str = "float32"
     collectives: str = "own"
     bucket_bytes: int | None = None
@@ -299,7 +303,7 @@ class PullGossip(_RandomGossip):
     wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
                  agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
                  the mean is kept all the same. Our own design.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB (what has come when depends on it).
 
     A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A pull
     sends a question, a note and one model.
@@ -331,7 +335,7 @@ class PushGossip(_RandomGossip):
     wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
                  agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
                  the mean is kept all the same. Our own design.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB (what has come when depends on it).
 
     A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A push
     sends a note and one model.
@@ -352,11 +356,12 @@ class OverlappedAveraging(Strategy):
     overlap       False: everything is exchanged after the backward pass, for comparison.
     wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights travel as float32, so "bfloat16" takes
                   three quarters of the bytes. Our own design.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
     """
 
     name: ClassVar[str] = "overlapped-averaging"
+    replicas_differ: ClassVar[bool] = False
     overlap: bool = True
     wire_dtype: str = "float32"
     bucket_bytes: int | None = None
@@ -456,9 +461,9 @@ class ParameterServer(Strategy):
                   and w move by that, so that c and base draw near. Nothing is lost, on either way. At each rest d is
                   told in three parts, to the precision of float32, and after it the ranks begin by telling the servers
                   their w, as float32: from one rest to the next it pays from four exchanges on. Our own design.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: the
-                  core's choice.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: 1 MiB.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: 2 MiB.
+                  Neither is tuned: what a rank finds at a server depends on them.
     """
 
     name: ClassVar[str] = "parameter-server"
