@@ -124,7 +124,7 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     _hierarchy_options(group)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
-    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent, whatever the strategy")
+    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent; all but no-exchange")
     group.add_argument("--bucket-bytes", type=int, metavar="N")
     group.add_argument("--chunk-bytes", type=int, metavar="N")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
