@@ -125,8 +125,9 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
     group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent; all but no-exchange")
-    group.add_argument("--bucket-bytes", type=int, metavar="N")
-    group.add_argument("--chunk-bytes", type=int, metavar="N")
+    group.add_argument("--collectives", choices=strategies.COLLECTIVES, help="of sums over all ranks; default: own")
+    group.add_argument("--bucket-bytes", type=int, metavar="N", help="layers travel together; default: tuned at start")
+    group.add_argument("--chunk-bytes", type=int, metavar="N", help="of a message; default: tuned at start")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
     _random_gossip_options(group)
     group.add_argument(
@@ -157,6 +158,7 @@ _STRATEGY_KEYS = (
     "mix",
     "push_sum",
     "wire_dtype",
+    "collectives",
     "bucket_bytes",
     "chunk_bytes",
     "period",
@@ -202,12 +204,14 @@ def _data_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _circumstances_options(parser: argparse.ArgumentParser) -> None:
+def _circumstances_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
     group = parser.add_argument_group("stragglers and slow networks")
     group.add_argument("--straggler-probability", type=float, metavar="X", help="that a rank comes late to a step")
     group.add_argument("--straggler-delay", type=float, metavar="SECONDS", help="by how much")
     group.add_argument("--latency", type=float, metavar="SECONDS", help="of a message")
     group.add_argument("--bandwidth", type=float, metavar="BYTES", help="a second, of each rank's links; 0: unlimited")
+    if not virtual:
+        return
     group.add_argument("--compute-time", type=float, metavar="SECONDS", help="a step, in virtual time")
 
 
@@ -276,6 +280,7 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(timing)
     timing.add_argument("--blocks", type=int, default=5, help="with a strategy: alternating blocks")
     _bench_strategy(timing)
+    _circumstances_options(timing, virtual=False)
     _compare_options(
         commands.add_parser("compare", help="strategies side by side, on virtual ranks", allow_abbrev=False)
     )
@@ -549,7 +554,10 @@ def time_it(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, option)
         if value is not None and value < low:
             raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
+    straggler, network = _checked(lambda: _circumstances(arguments))
     if arguments.exchange is None:
+        if straggler is not None or network is not None:
+            raise UsageError("--straggler-probability, --straggler-delay, --latency, --bandwidth: go with --exchange")
         result: dict[str, Any] | None = bench.step(**common)
         if _failure.launched_rank() != 0:
             result = None
@@ -558,7 +566,7 @@ def time_it(arguments: argparse.Namespace) -> int:
         if options["exchange"] == "":
             del options["exchange"]
         strategy = _checked(lambda: strategies.by_name(arguments.strategy, **options))
-        result = bench.exchange(strategy, blocks=arguments.blocks, **common)
+        result = bench.exchange(strategy, blocks=arguments.blocks, straggler=straggler, network=network, **common)
     if result is not None:
         print(json.dumps(result), flush=True)
     return 0

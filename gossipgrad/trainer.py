@@ -13,6 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from gossipgrad import _core, checkpoint, cluster, environment, optim, safetenso
 from gossipgrad import callbacks as _callbacks
 from gossipgrad import trace as _trace
 from gossipgrad.callbacks import Callback, Progress, StopOnNaN
-from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
+from gossipgrad.data.arrays import Dataset, as_dataset, one_sided, samples_array, targets_array
 from gossipgrad.errors import CheckpointError, CommunicationError, choice, flag, integer, number
 from gossipgrad.history import History, Record, ordered
 from gossipgrad.layers import Model
@@ -159,6 +160,14 @@ class Trainer:
         if self._core is None:
             raise RuntimeError("this trainer is closed")
         return self._core
+
+    @property
+    def tuning(self) -> Record:
+        """What messages between the ranks cost, as measured, and the buckets and chunks made for it: docs/report.md.
+
+        Empty for strategies that have none, or whose sizes are not tuned.
+        """
+        return dict(self.core.tuning())
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.net.name} by {self.strategy.name} on {self.size} ranks ({self.team.kind})>"
@@ -301,8 +310,9 @@ class Trainer:
         """Train for `epochs` epochs and return the history (all epochs of this trainer).
 
         train, validation  a gossipgrad.data.Dataset or (samples, targets). Every rank gives the whole set and trains on
-                           its shard of it, a contiguous part; the consensus model is validated: the replicas' mean, or
-                           the centre of ElasticAveraging and ParameterServer.
+                           its shard of it, a contiguous part, so samples should come in a random order (a warning
+                           says when they look sorted by class); the consensus model is validated: the replicas'
+                           mean, or the centre of ElasticAveraging and ParameterServer.
         batch_size         samples a rank and step.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
@@ -324,6 +334,7 @@ class Trainer:
         train_core = train_set.for_network(*shapes)
         validation_core = None if validation_set is None else validation_set.for_network(*shapes)
         check_batch(train_set, self.workers, batch_size)
+        self._warn_of_sorted(train_set)
         actors = list(callbacks)
         for actor in actors:
             if not isinstance(actor, Callback):
@@ -353,6 +364,7 @@ class Trainer:
         self.history.environment = self._environment()
         self.history.ranks = self.size
         self.history.schedule = self._schedule()
+        self.history.tuning = self.tuning
         self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
         self.history.weights_sha256 = []
         self.stop = False
@@ -367,6 +379,19 @@ class Trainer:
             _callbacks.call(actors, "on_fit_end", self)
         self.history.weights_sha256 = self.weights_sha256()
         return self.history
+
+    def _warn_of_sorted(self, train: Dataset) -> None:
+        """Replicas that see unlike samples drift apart, and what they learn in common suffers."""
+        if self.rank or not self.strategy.replicas_differ or getattr(self.strategy, "shuffle_samples", False):
+            return
+        what = one_sided(train.targets, self.workers)
+        if what is not None:
+            warnings.warn(
+                f"train: {what}: the samples look sorted by class, and ranks train on contiguous shards. Put the "
+                "samples into a random order, the same on every rank, or let them move (shuffle_samples=True, where "
+                "the strategy has it)",
+                stacklevel=3,
+            )
 
     def _epoch(
         self,
@@ -717,6 +742,7 @@ class Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.
 
         It takes as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
+        A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         CheckpointError: not a checkpoint, damaged, or another number of ranks.
         """
         _, description = checkpoint.read(path)
@@ -726,6 +752,8 @@ class Trainer:
             strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
             if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
                 comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
+            if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
+                strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
             how = {"loss": settings["loss"], "seed": settings["seed"]}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error

@@ -200,7 +200,7 @@ cleanup:
 }
 
 /* What a reduction still waits for. With GATHERED and IDLE the data holds the sum. */
-typedef enum stage { IDLE = 0, SCATTERING, READ_BY_PEERS, GATHERING, GATHERED } stage;
+typedef enum stage { IDLE = 0, SCATTERING, READ_BY_PEERS, GATHERING, GATHERED, LEFT_TO_MPI } stage;
 
 struct gg_allreduce {
     gg_transport *transport;
@@ -218,6 +218,8 @@ struct gg_allreduce {
     int next; /* the next peer of this stage, counted from this rank */
     float *data;
     const float *scale;
+    bool by_mpi; /* then none of the above but transport, device, count, stage is used, and `sum` is */
+    gg_request sum;
 };
 
 static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
@@ -227,23 +229,29 @@ static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
 }
 
 gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, const gg_narrow_wire *wire,
-                              gg_allreduce **out) {
+                              gg_collectives by, gg_allreduce **out) {
     gg_status status = GG_OK;
     gg_allreduce *made = NULL;
     size_t p = (size_t)transport->size, begin = 0;
     *out = NULL;
     if (count % GG_LANES != 0)
         return gg_fail(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES);
+    if (by == GG_COLLECTIVES_MPI && wire != NULL)
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
+                       "'float32', or collectives 'own'");
+    if (by == GG_COLLECTIVES_MPI) GG_TRY(gg_sum_prepare(transport));
     GG_TRY(gg_calloc(1, sizeof *made, "allreduce", (void **)&made));
     made->transport = transport;
     made->device = device;
     made->count = count;
+    made->by_mpi = by == GG_COLLECTIVES_MPI;
     made->tag = tag;
     if (wire != NULL) made->wire = *wire;
     made->size = gg_dtype_size(wire != NULL ? GG_BFLOAT16 : GG_FLOAT32);
     made->own = slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", (void **)&made->source));
-    if (p > 1) {
+    if (p > 1 && !made->by_mpi) {
         GG_TRY(gg_alloc(p * made->own * made->size, "allreduce landing", (void **)&made->landing));
         if (made->wire.displaces) {
             /* The same size on every rank, and enough for the largest slice. */
@@ -269,6 +277,7 @@ static void stop(gg_allreduce *allreduce) {
     if (allreduce->receives) give_up(allreduce->transport, allreduce->receives, p);
     if (allreduce->scattered) give_up(allreduce->transport, allreduce->scattered, p);
     if (allreduce->gathered) give_up(allreduce->transport, allreduce->gathered, p);
+    give_up(allreduce->transport, &allreduce->sum, 1);
     allreduce->stage = IDLE;
 }
 
@@ -358,6 +367,12 @@ cleanup:
     return status;
 }
 
+/* data = scale * data */
+static void scale_by(gg_allreduce *allreduce, float *data, const float *scale) {
+    const float *source = data;
+    if (*scale != 1.0f) allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
+}
+
 /* Peers are visited from the next rank on, so that not all of them send to one. */
 gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
     gg_status status = GG_OK;
@@ -367,10 +382,11 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
     if (allreduce->stage != IDLE)
         return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
     if (allreduce->count == 0) return GG_OK;
-    if (p == 1) {
-        const float *source = data;
-        if (scale[0] != 1.0f)
-            allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
+    if (p == 1 || allreduce->by_mpi) scale_by(allreduce, data, &scale[rank]);
+    if (p == 1) return GG_OK;
+    if (allreduce->by_mpi) {
+        GG_TRY(gg_sum(transport, transport->sums, data, allreduce->count, &allreduce->sum));
+        allreduce->stage = LEFT_TO_MPI;
         return GG_OK;
     }
     allreduce->data = data;
@@ -426,6 +442,11 @@ static gg_status advance(gg_allreduce *allreduce, bool wait) {
     int p = transport->size, rank = transport->rank;
     while (allreduce->stage != IDLE && allreduce->stage != GATHERED) {
         bool done = true;
+        if (allreduce->stage == LEFT_TO_MPI) {
+            GG_TRY(reach(transport, &allreduce->sum, wait, &done));
+            if (done) allreduce->stage = IDLE;
+            return GG_OK;
+        }
         if (allreduce->next == p) {
             if (allreduce->stage == SCATTERING) GG_TRY(add_own(allreduce));
             allreduce->stage++;

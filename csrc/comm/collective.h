@@ -1,5 +1,5 @@
 /* Collectives over any transport: fixed order of summation, so the same bits on MPI, in the virtual cluster, on every
- * rank and from run to run. All ranks call in the same order. Blocking, but for gg_allreduce_start and _poll; waits sleep. */
+ * rank and from run to run; but for GG_COLLECTIVES_MPI. All ranks call in the same order. Blocking, but for gg_allreduce_start and _poll; waits sleep. */
 #ifndef GG_COMM_COLLECTIVE_H
 #define GG_COMM_COLLECTIVE_H
 
@@ -44,9 +44,14 @@ typedef struct gg_narrow_wire {
     bool displaces;   /* creation and destruction are collective then; rest must be NULL */
 } gg_narrow_wire;
 
+/* Whose sum it is. MPI: each rank's scaled values go through gg_sum, which see: `data` comes from gg_message_alloc, values travel as float32,
+ * and creation is collective; the bits are the same on every rank but no others are promised. Of several under way at once all ranks start
+ * each at the same place in the order. */
+typedef enum gg_collectives { GG_COLLECTIVES_OWN = 0, GG_COLLECTIVES_MPI, GG_COLLECTIVES_COUNT } gg_collectives;
+
 /* wire: NULL: values travel as float32, from where they lie. */
 gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, const gg_narrow_wire *wire,
-                              gg_allreduce **out);
+                              gg_collectives by, gg_allreduce **out);
 void gg_allreduce_destroy(gg_allreduce *allreduce); /* gives up what is under way; NULL is fine */
 
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.

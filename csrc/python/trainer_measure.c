@@ -75,6 +75,24 @@ static PyObject *bytes(PyObject *self, PyObject *unused) {
     return PyLong_FromSize_t(total);
 }
 
+/* A new number, or None for what is not known or without end. */
+static PyObject *number_or_none(bool known, double value) {
+    return known && value < INFINITY ? PyFloat_FromDouble(value) : Py_NewRef(Py_None);
+}
+
+static PyObject *tuning(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_tuning *tuned = gg_replica_tuning(gg_trainer_replica(t->trainer, 0));
+    const bool known = tuned->measured;
+    (void)unused;
+    if (!tuned->cuts) return PyDict_New();
+    return Py_BuildValue("{sNsNsNsnsnsisi}", "latency_seconds", number_or_none(known, tuned->link.latency), "message_seconds",
+                         number_or_none(known, tuned->link.message), "bytes_per_second",
+                         number_or_none(known, 1 / (tuned->link.byte + tuned->link.read)), "bucket_bytes",
+                         (Py_ssize_t)tuned->bucket_bytes, "chunk_bytes", (Py_ssize_t)tuned->chunk_bytes, "buckets",
+                         tuned->buckets, "chunks", tuned->chunks);
+}
+
 PyMethodDef gg_py_trainer_measures[] = {
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},
@@ -82,4 +100,5 @@ PyMethodDef gg_py_trainer_measures[] = {
     {"spans", GG_PY_KEYWORDS(spans), "The trace of a local rank, on rank 0's clock."},
     {"spans_lost", GG_PY_KEYWORDS(spans_lost), "Spans of a local rank that newer ones have overwritten."},
     {"bytes", bytes, METH_NOARGS, "Memory of plans and arenas."},
+    {"tuning", tuning, METH_NOARGS, "What messages cost, and the buckets and chunks that were made for it."},
     {NULL, NULL, 0, NULL}};

@@ -139,7 +139,8 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
     if (p > 1) GG_TRY(gg_wire_create(options, env, &s->wire));
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
-                               s->wire ? &(gg_narrow_wire){.memory = s->wire, .rest = env->state->weight} : NULL, &s->reduction));
+                               s->wire ? &(gg_narrow_wire){.memory = s->wire, .rest = env->state->weight} : NULL,
+                               options->collectives, &s->reduction));
     *out = &s->head;
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head);

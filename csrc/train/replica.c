@@ -12,6 +12,9 @@
 
 /* What the virtual clock charges for arithmetic when nothing else is said: a modest core. */
 #define MODEL_FLOPS_PER_SECOND 50e9
+/* Sizes are tuned before it is known how large batches are: as large as this, or of as few samples as take so small a part of its time. */
+#define USUAL_BATCH 64
+#define LEAST (1.0 / 64)
 
 struct gg_replica {
     gg_replica_options options;
@@ -19,6 +22,7 @@ struct gg_replica {
     gg_device *device;          /* arenas and gathering */
     gg_state state;
     gg_strategy *strategy;
+    gg_tuning tuning;
     gg_plans plans;
     gg_plan *last_plan;
     gg_plan_hooks hooks;
@@ -395,7 +399,8 @@ static gg_status make_consensus(gg_replica *r) {
     gg_status status = GG_OK;
     if (r->averaging != NULL) return GG_OK;
     GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
-    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
+    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN,
+                               &r->averaging));
 cleanup:
     return status;
 }
@@ -505,11 +510,17 @@ cleanup:
     return status;
 }
 
+/* Forward times of the layers that add up to `whole`. */
+static void scale_costs(int layers, double whole, double *seconds) {
+    double all = 0;
+    for (int i = 0; i < layers; ++i) all += seconds[i];
+    for (int i = 0; i < layers; ++i) seconds[i] = whole * (all > 0 ? seconds[i] / all : 1.0 / layers);
+}
+
 static gg_status model_costs(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_graph *graph = r->options.graph;
     int layers = gg_graph_layers(graph);
-    double all = 0;
     GG_TRY(gg_calloc((size_t)layers + 1, sizeof(double), "modelled times", (void **)&r->layer_seconds));
     for (int i = 0; i < gg_graph_nodes(graph); ++i) {
         int layer = gg_graph_node(graph, i)->layer;
@@ -520,9 +531,26 @@ static gg_status model_costs(gg_replica *r) {
     double forward = r->options.step_seconds[r->options.transport->rank] / 3;
     if (!(forward >= 0 && forward < INFINITY))
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", 3 * forward));
-    for (int i = 0; i < layers; ++i) all += r->layer_seconds[i];
-    for (int i = 0; i < layers; ++i) r->layer_seconds[i] = forward * (all > 0 ? r->layer_seconds[i] / all : 1.0 / layers);
+    scale_costs(layers, forward, r->layer_seconds);
 cleanup:
+    return status;
+}
+
+/* All ranks choose the same sizes, so with times that are the same on all: where they are given, the slowest rank's. */
+static gg_status tune(gg_replica *r) {
+    gg_status status = GG_OK;
+    const gg_replica_options *o = &r->options;
+    const int layers = gg_graph_layers(o->graph), ranks = o->transport->size;
+    const int moments = gg_optimizer_keeps_momentum(&o->optimizer) + gg_optimizer_keeps_square(&o->optimizer);
+    double *forward = NULL, slowest = 0;
+    GG_TRY(gg_alloc(((size_t)layers + 1) * sizeof *forward, "modelled times", (void **)&forward));
+    for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : USUAL_BATCH);
+    for (int i = 0; r->any_batch && i < ranks; ++i) slowest = fmax(slowest, o->step_seconds[i]);
+    if (r->any_batch) scale_costs(layers, slowest / 3, forward);
+    GG_TRY(gg_strategy_tune(&r->options.strategy, o->graph, moments, ranks, forward, r->any_batch ? 1.0 : LEAST, o->link,
+                            &r->tuning));
+cleanup:
+    gg_free(forward);
     return status;
 }
 
@@ -541,7 +569,9 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
                        options->straggler.probability, options->straggler.delay));
     GG_TRY(open_devices(r));
     GG_TRY(model_costs(r));
+    GG_TRY(tune(r));
     r->options.step_seconds = NULL;
+    r->options.link = NULL;
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
     r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
@@ -556,7 +586,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
-    GG_TRY(gg_strategy_create(&options->strategy,
+    GG_TRY(gg_strategy_create(&r->options.strategy,
                               &(gg_strategy_env){.transport = options->transport,
                                                  .device = r->device,
                                                  .optimizer = &r->options.optimizer,
@@ -589,6 +619,7 @@ void gg_replica_destroy(gg_replica *r) {
     gg_free(r);
 }
 
+const gg_tuning *gg_replica_tuning(const gg_replica *r) { return &r->tuning; }
 gg_state *gg_replica_state(gg_replica *r) { return &r->state; }
 gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.transport; }
 const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
