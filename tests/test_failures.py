@@ -126,6 +126,7 @@ class Stop(gg.Callback):
     [
         ("in a step", 300_000, "GossipGraD()", r"step \d+, layers 'conv' to 'fc2': "),
         ("in a step", 300_000, "AllReduce()", r"step \d+, layers 'conv' to 'fc2': allreduce of \d+ values: "),
+        ("in a step", 300_000, "OverlappedAveraging(partition_fc=True)", r"step \d+, layers '\w+' to '\w+': "),
         ("between epochs", 60, "GossipGraD()", r"step 4, between epochs: broadcast from rank \d: "),
     ],
 )
@@ -171,7 +172,11 @@ def test_the_layers_that_wait_are_named(staleness):
 WAITING = (gg.GossipGraD, gg.AllReduce, gg.LayerwiseAllReduce, gg.PeriodicAllReduce, gg.OverlappedAveraging)
 
 
-@pytest.mark.parametrize("made", WAITING)
+def partitioned():
+    return gg.OverlappedAveraging(partition_fc=True)
+
+
+@pytest.mark.parametrize("made", [*WAITING, partitioned])
 def test_strategies_say_where_they_wait(made):
     """The step, the layers, who waited for whom, how long. Small messages come in time, parts of a model do not."""
     comm = gg.VirtualCluster(3, bandwidth=300.0)
