@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from gossip_reference import small_batches, small_net
 from test_allreduce_family import CUTS, bits
 from test_strategies import OPTIMIZERS, trainer_of
@@ -271,17 +272,19 @@ def test_every_instruction_set(isa, monkeypatch):
     assert dag_run(3, gg.OverlappedAveraging(partition_fc=True), (300, 5))[0] == expected
 
 
-def wide(bias=True):
-    return gg.Sequential([gg.Linear(192, bias=bias), gg.Tanh(), gg.Linear(64, bias=bias)], input=(128,), name="wide")
+def wide():
+    """64 to 256 weighs 64 KiB; 256 to 48 is less, and goes with its neighbours."""
+    layers = [gg.Linear(256, bias=False), gg.Tanh(), gg.Linear(48, bias=False)]
+    return gg.Sequential(layers, input=(64,), name="wide")
 
 
-def wide_run(strategy, p, batches, bias=True):
+def wide_run(strategy, p, batches):
     """One step with each of these batches a rank: bytes sent, layers partitioned, weights and momentum."""
-    trainer = trainer_of(p, OPTIMIZERS["momentum"], strategy, net=wide(bias))
+    trainer = trainer_of(p, OPTIMIZERS["momentum"], strategy, net=wide())
     generator = np.random.default_rng(1)
     sent = []
     for i, batch in enumerate(batches):
-        data = generator.standard_normal((p * batch, 128)).astype(np.float32), generator.integers(0, 64, p * batch)
+        data = generator.standard_normal((p * batch, 64)).astype(np.float32), generator.integers(0, 48, p * batch)
         record = trainer.fit(data, epochs=i + 1, batch_size=batch, progress=False).last
         assert record["steps"] == 1
         sent.append(record["bytes_sent"])
@@ -292,19 +295,19 @@ def wide_run(strategy, p, batches, bias=True):
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_the_cheaper_way_is_taken_in_every_step(wire):
-    """128 to 192 weighs 24,576: B (128 + 192/4) is less up to B = 139, at 2 bytes a gradient up to B = 69; 192 to 64
-    weighs 48 KiB and goes with its neighbours."""
-    p, batches = 4, [17, 18, 34, 35, 4]
+    """With 4 ranks B * (64 + 256/4) is 64 * 256 at B = 128, and at half of that for gradients of 2 bytes: there nothing
+    is won, and one sample less a rank is cheaper."""
+    p, batches = 4, [15, 16, 17, 31, 32, 33, 4]
     strategy = gg.OverlappedAveraging(wire_dtype=wire)
     size = {"float32": 4, "bfloat16": 2}[wire]
-    sent, taken, found = wide_run(strategy, p, batches, bias=False)
+    sent, taken, found = wide_run(strategy, p, batches)
     assert taken == ["fc1"]
     for batch, bytes_sent in zip(batches, sent, strict=True):
-        values = 128 * 192 * size
-        partitioned = 4 * p * batch * (128 + 192 // p)
-        assert (partitioned < values) == (batch <= {"float32": 34, "bfloat16": 17}[wire])
-        assert bytes_sent == (p - 1) * (min(values, partitioned) + 192 * 64 * size + 4 * (128 + 64) * 192)
-    assert found == wide_run(gg.AllReduce(wire_dtype=wire), p, batches, bias=False)[2]
+        whole, partitioned = 64 * 256 * size, 4 * p * batch * (64 + 256 // p)
+        assert (partitioned < whole) == (batch < 8 * size)
+        assert bytes_sent == (p - 1) * (min(whole, partitioned) + 256 * 48 * size + 4 * (64 + 48) * 256)
+    assert found == wide_run(gg.AllReduce(wire_dtype=wire), p, batches)[2]
+    assert wide_run(strategy, p, [33])[1] == []
     assert wide_run(replace(strategy, partition_fc=False), p, [4])[1] == []
     assert wide_run(strategy, 1, [4])[1] == []
 
@@ -334,6 +337,28 @@ def test_bytes_of_inputs_and_errors(p):
         messages += steps * 2 * (p - 1)
     assert record["bytes_sent"] == expected and record["messages_sent"] == messages
     trainer.close()
+
+
+@pytest.mark.parametrize("shared", ["1", "0"])
+def test_growing_batches_under_mpi(shared, mpirun):
+    """Room for more samples is made while weights are under way; the ways change from step to step."""
+    text = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
+        "import numpy as np\nimport gossipgrad as gg\nimport test_overlapped_averaging as test\n"
+        "def run(strategy):\n"
+        "    trainer = gg.Trainer(test.wide(), strategy=strategy)\n"
+        "    generator = np.random.default_rng(trainer.rank)\n"
+        "    for n in (1, 3, 60, 2, 8, 9 + 20 * trainer.rank, 70, 5):\n"
+        "        x = generator.standard_normal((n, 64)).astype(np.float32)\n"
+        "        trainer.train_step(x, generator.integers(0, 48, n))\n"
+        "    return trainer.weights_sha256(), trainer.core.partitioned_fc()\n"
+        "wanted, none = run(gg.AllReduce())\n"
+        "for options in ({}, {'partition_fc': True}, {'partition_fc': True, 'chunk_bytes': 5000, 'overlap': False}):\n"
+        "    found, taken = run(gg.OverlappedAveraging(**options))\n"
+        "    assert found == wanted and none == [], options\n"
+        "    assert taken == (['fc1', 'fc2'] if options else ['fc1']), taken\n"
+    )
+    mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared, "GOSSIPGRAD_CHECK_BUFFERS": "1"})
 
 
 def test_inputs_travel_under_the_forward_pass():
