@@ -17,7 +17,7 @@
  *
  * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has all its
  * weights may be written by the next backward pass. They read updated weights from a snapshot which the update writes beside the
- * weights and which is not written again before all have read it. Weights are private: they arrive by copy, from `ready` on, when
+ * weights and which is not written again before all have read it; so it is with the copies of inputs and errors. Weights are private: they arrive by copy, from `ready` on, when
  * the step uses them no more.
  *
  * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights travel as they are:
