@@ -41,12 +41,14 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
     parser.add_argument("--exchange", choices=strategies.EXCHANGES, default="weights+momentum")
     parser.add_argument("--wire-dtype", choices=strategies.WIRES, default="float32")
+    parser.add_argument("--collectives", choices=strategies.COLLECTIVES, default="own")
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--steps", type=int, default=60, help="of a block")
     parser.add_argument("--blocks", type=int, default=9)
     arguments = parser.parse_args()
     make, loss, batch = NETWORKS[arguments.network]
-    options = {} if arguments.wire_dtype == "float32" else {"wire_dtype": arguments.wire_dtype}
+    given = {"wire_dtype": arguments.wire_dtype, "collectives": arguments.collectives}
+    options = {key: value for key, value in given.items() if value not in ("float32", "own")}
     if arguments.strategy == "gossipgrad":
         options |= {"staleness": arguments.staleness, "exchange": arguments.exchange}
     result = bench.exchange(

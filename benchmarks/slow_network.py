@@ -34,7 +34,7 @@ OURS = {
     "no-exchange": ("no-exchange", {}),
     "gossipgrad weights": ("gossipgrad", {"exchange": "weights"}),
     "gossipgrad weights, staleness 1": ("gossipgrad", {"exchange": "weights", "staleness": 1}),
-    "gossipgrad weights+momentum": ("gossipgrad", {}),
+    "gossipgrad weights+momentum": ("gossipgrad", {"exchange": "weights+momentum"}),
     "gossipgrad weights, bf16": ("gossipgrad", {"exchange": "weights", "wire_dtype": "bfloat16"}),
     "allreduce": ("allreduce", {}),
     "layerwise-allreduce": ("layerwise-allreduce", {}),

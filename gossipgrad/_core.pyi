@@ -69,6 +69,11 @@ class Team:
     @property
     def local(self) -> int:
         """Ranks in this process: size for a virtual cluster, else 1."""
+    apart: bool
+    """Set while this process is in a callback that other ranks may have at another step, or not at all: what is
+    collective then raises RuntimeError, here and in trainers of this team."""
+    def together(self) -> None:
+        """RuntimeError where the team is apart."""
     def barrier(self) -> None: ...
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
         """MPI and single only do something; a virtual cluster returns data."""
@@ -122,6 +127,8 @@ class Trainer:
     def node_backends(self) -> list[str]: ...
     def partitioned_fc(self) -> list[str]: ...
     def bytes(self) -> int: ...
+    def tuning(self) -> dict[str, float | None]:
+        """docs/report.md's "tuning"; empty for strategies without buckets, or whose sizes are not tuned."""
 
     # training
     def begin(self, dataset: Dataset, batch: int, shuffle: bool = True) -> int:

@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import models, strategies
+from gossipgrad.cluster import Network, Straggler
 from gossipgrad.errors import integer
 from gossipgrad.layers import Model
 from gossipgrad.optim import SGD
 from gossipgrad.trainer import Trainer
+
+_CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
 
 
 def synthetic_batch(net: Model, loss: str, batch: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[Any]]:
@@ -43,7 +46,9 @@ def _others_cpu_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own.user - own.system
 
 
-def _trainer(net: Model, loss: str, strategy: strategies.Strategy, threads: int, backend: str | None) -> Trainer:
+def _trainer(
+    net: Model, loss: str, strategy: strategies.Strategy, threads: int, backend: str | None, **circumstances: Any
+) -> Trainer:
     return Trainer(
         net,
         loss=loss,
@@ -51,6 +56,7 @@ def _trainer(net: Model, loss: str, strategy: strategies.Strategy, threads: int,
         strategy=strategy,
         threads=threads,
         backend=backend,
+        **circumstances,
     )
 
 
@@ -138,9 +144,12 @@ def exchange(
     backend: str | None = None,
     net: Model | None = None,
     loss: str = "cross_entropy",
+    straggler: Straggler | None = None,
+    network: Network | None = None,
 ) -> dict[str, Any] | None:
     """The step without exchange over the step with `strategy`, in alternating blocks; None but on rank 0. Collective.
 
+    straggler, network: as of Trainer, and of both contestants: ranks that come late without exchange, too.
     net: a network of your own with this loss, called `model` in the result; None: the model of this name.
     A block's figure is the mean step of the slowest rank; both medians are over the blocks. ratio: 1 is free exchange.
     """
@@ -150,7 +159,10 @@ def exchange(
     batch = integer("batch_size", batch_size or 64, 1)
     integer("blocks", blocks, 1)
     integer("steps", steps, 1)
-    contestants = [_trainer(net, loss, s, threads, backend) for s in (strategies.NoExchange(), strategy)]
+    circumstances = {"straggler": straggler, "network": network}
+    both = (strategies.NoExchange(), strategy)
+    contestants = [_trainer(net, loss, s, threads, backend, **circumstances) for s in both]
+    settings = contestants[1].settings()
     team = contestants[0].team
     means = alternate(contestants, batch, steps, warmup, blocks)
     if team.rank:
@@ -162,7 +174,8 @@ def exchange(
         "batch": batch,
         "ranks": team.size,
         "threads": threads,
-        **strategy.settings(),
+        **contestants[1].strategy_settings(),
+        **{key: settings[key] for key in _CIRCUMSTANCES},
         "steps": steps,
         "blocks": blocks,
         "ms_no_exchange": round(1e3 * alone, 4),

@@ -48,9 +48,11 @@ class Callback:
         """Before epoch `epoch`, from 1."""
 
     def on_progress(self, trainer: Trainer, progress: Progress) -> None:
-        """A few times a second within an epoch; not at the same step on every rank.
+        """A few times a second within an epoch; with more than one rank at other steps, and not as often, on each.
 
-        In a virtual cluster the ranks are in the middle of their steps: nothing that is collective can be asked for.
+        So nothing that is collective can be asked for here: evaluate, weights, save and the like raise RuntimeError, on
+        MPI and in a virtual cluster (what an mpi4py communicator is asked for would hang). trainer.step, history and
+        stop are there.
         """
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:

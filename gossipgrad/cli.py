@@ -129,9 +129,10 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     _hierarchy_options(group)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
-    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent")
-    group.add_argument("--bucket-bytes", type=int, metavar="N")
-    group.add_argument("--chunk-bytes", type=int, metavar="N")
+    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent, whatever the strategy")
+    group.add_argument("--collectives", choices=strategies.COLLECTIVES, help="of sums over all ranks; default: own")
+    group.add_argument("--bucket-bytes", type=int, metavar="N", help="layers travel together; default: tuned at start")
+    group.add_argument("--chunk-bytes", type=int, metavar="N", help="of a message; default: tuned at start")
     group.add_argument("--period", type=_period, metavar="N", help="steps from one averaging to the next, or log2")
     _random_gossip_options(group)
     group.add_argument(
@@ -149,7 +150,7 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
 def _strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy")
     _shared_strategy_options(group)
-    group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners exchange")
+    group.add_argument("--exchange", choices=strategies.EXCHANGES, help="what partners send; default: auto")
     group.add_argument(
         "--shuffle-samples",
         action=argparse.BooleanOptionalAction,
@@ -168,6 +169,7 @@ _STRATEGY_KEYS = (
     "mix",
     "push_sum",
     "wire_dtype",
+    "collectives",
     "bucket_bytes",
     "chunk_bytes",
     "period",
@@ -214,12 +216,14 @@ def _data_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _circumstances_options(parser: argparse.ArgumentParser) -> None:
+def _circumstances_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
     group = parser.add_argument_group("stragglers and slow networks")
     group.add_argument("--straggler-probability", type=float, metavar="X", help="that a rank comes late to a step")
     group.add_argument("--straggler-delay", type=float, metavar="SECONDS", help="by how much")
     group.add_argument("--latency", type=float, metavar="SECONDS", help="of a message")
     group.add_argument("--bandwidth", type=float, metavar="BYTES", help="a second, of each rank's links; 0: unlimited")
+    if not virtual:
+        return
     group.add_argument("--compute-time", type=float, metavar="SECONDS", help="a step, in virtual time")
 
 
@@ -288,6 +292,7 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(timing)
     timing.add_argument("--blocks", type=int, default=5, help="with a strategy: alternating blocks")
     _bench_strategy(timing)
+    _circumstances_options(timing, virtual=False)
     _compare_options(
         commands.add_parser("compare", help="strategies side by side, on virtual ranks", allow_abbrev=False)
     )
@@ -468,7 +473,7 @@ def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> 
     ranks = "1 rank" if trainer.size == 1 else f"{trainer.size} ranks"
     where = {"mpi": " under MPI", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
     threads = "1 thread" if trainer.threads == 1 else f"{trainer.threads} threads"
-    settings, shown = trainer.strategy.settings(), ("topology", "exchange")
+    settings, shown = trainer.strategy_settings(), ("topology", "exchange_used")
     how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
     words = f" ({', '.join(how)})" if how else ""
     return (
@@ -561,7 +566,10 @@ def time_it(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, option)
         if value is not None and value < low:
             raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
+    straggler, network = _checked(lambda: _circumstances(arguments))
     if arguments.exchange is None:
+        if straggler is not None or network is not None:
+            raise UsageError("--straggler-probability, --straggler-delay, --latency, --bandwidth: go with --exchange")
         result: dict[str, Any] | None = bench.step(**common)
         if _failure.launched_rank() != 0:
             result = None
@@ -570,7 +578,7 @@ def time_it(arguments: argparse.Namespace) -> int:
         if options["exchange"] == "":
             del options["exchange"]
         strategy = _checked(lambda: strategies.by_name(arguments.strategy, **options))
-        result = bench.exchange(strategy, blocks=arguments.blocks, **common)
+        result = bench.exchange(strategy, blocks=arguments.blocks, straggler=straggler, network=network, **common)
     if result is not None:
         print(json.dumps(result), flush=True)
     return 0

@@ -132,6 +132,11 @@ def with_circumstances(comm: Any, straggler: Straggler | None, network: Network 
     return comm
 
 
+def by_mpi(comm: Any) -> bool:
+    """Will the ranks of `comm`, as make_team takes it, be MPI's?"""
+    return launcher_world_size() is not None if comm is None else not isinstance(comm, VirtualCluster)
+
+
 def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = None) -> _core.Team:
     """The core's group of ranks for `comm`.
 

@@ -86,6 +86,7 @@ class History:
         weights_sha256: list[str] | None = None,
         schedule: Record | None = None,
         partitioned_fc: list[str] | None = None,
+        tuning: Record | None = None,
     ) -> None:
         self.settings = settings or {}
         self.environment = environment or {}
@@ -93,6 +94,7 @@ class History:
         self.model = model or {}
         self.schedule = schedule or {}
         self.partitioned_fc = partitioned_fc or []
+        self.tuning = tuning or {}
         self.epochs = epochs if epochs is not None else []
         self.weights_sha256 = weights_sha256 or []
 
@@ -123,6 +125,7 @@ class History:
             "model": self.model,
             "schedule": self.schedule,
             "partitioned_fc": self.partitioned_fc,
+            "tuning": self.tuning,
             "epochs": self.epochs,
             "weights_sha256": self.weights_sha256,
         }

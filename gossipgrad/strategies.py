@@ -13,10 +13,11 @@ from gossipgrad.errors import choice, flag, integer, number
 
 TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
 Topology = str | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
-EXCHANGES = ("weights+momentum", "weights", "gradients")
+EXCHANGES = ("auto", "weights+momentum", "weights", "gradients")
 MIXES = ("displacement", "halves")
 PARTITIONS = ("auto", True, False)
 WIRES = ("float32", "bfloat16")
+COLLECTIVES = ("own", "mpi")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,14 @@ def _check_sizes(bucket_bytes: int | None, chunk_bytes: int | None) -> None:
             integer(key, value, 1)
 
 
+def _check_collectives(collectives: str, wire_dtype: str) -> None:
+    if choice("collectives", collectives, COLLECTIVES) == "mpi" and wire_dtype != "float32":
+        raise ValueError(
+            f"wire_dtype={wire_dtype!r} with collectives='mpi': MPI has no sum of {wire_dtype}; "
+            "allowed: 'float32', or collectives='own'"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class GossipGraD(Strategy):
     """Each step every rank exchanges with one partner, which changes from step to step.
@@ -85,7 +94,11 @@ class GossipGraD(Strategy):
     staleness     0: what was sent after an update is mixed before the layer is used again.
                   1: after the update of the next step, so that a whole step hides the exchange.
     exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
-                  the replicas together).
+                  the replicas together). A ring all-reduce sends 2(p-1)/p of the model a rank and step, gossip of
+                  weights 1, of weights and momentum 2, with Adam 3: so those two never send fewer bytes than the ring.
+                  "auto": "weights+momentum" where all ranks share memory, as in a virtual cluster, for there a message
+                  costs as much as reading it; "weights" where they are on several machines. Trainer.exchange says
+                  which; it is chosen when the trainer is made, and a checkpoint keeps it.
     mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
     hierarchical  gossip between nodes (our own design): inside a node gradients are averaged by a layer-wise
@@ -96,6 +109,7 @@ class GossipGraD(Strategy):
     ranks_per_node  with hierarchical: nodes are this many consecutive ranks, the last one what is left; None: the ranks
                   that share memory, in a virtual cluster all. Nodes must be alike: where they are not, each is divided
                   into nodes as large as the greatest common divisor of their sizes (10 ranks by 4: five nodes of 2).
+    collectives   with hierarchical: of the sums inside a node, as of AllReduce.
     push_sum      any number of ranks may send to one (our own design): every rank has a scalar, 1 at first, gives half
                   of it away with what it sends, and takes the mean of its own weights and of what came, each counted
                   with its scalar. The mean over the ranks of scalar * weights is kept by every exchange, and without
@@ -104,8 +118,9 @@ class GossipGraD(Strategy):
     wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
                   mix then adds (received - rounded w) / 2, which keeps the mean; replicas agree to the precision of
                   bfloat16, 8 bits. Our own design.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen when the trainer is made, by
+                  what messages between these ranks are measured to cost: Trainer.tuning. No weight depends on it.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
     shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
                   batch of samples with their targets to rank r - 1, and what rank r + 1 sends takes their place. It
                   costs a copy of the shard. The abstract has the shuffle; how epochs stay whole is our own design: a
@@ -117,10 +132,11 @@ class GossipGraD(Strategy):
     topology: Topology = "dissemination"
     rotate: bool = True
     staleness: int = 0
-    exchange: str = "weights+momentum"
+    exchange: str = "auto"
     mix: str = "displacement"
     hierarchical: bool = False
     ranks_per_node: int | None = None
+    collectives: str = "own"
     push_sum: bool = False
     wire_dtype: str = "float32"
     bucket_bytes: int | None = None
@@ -138,12 +154,17 @@ class GossipGraD(Strategy):
             if not self.hierarchical:
                 raise ValueError(f"ranks_per_node={self.ranks_per_node}: allowed only with hierarchical=True")
         flag("hierarchical", self.hierarchical)
+        choice("wire_dtype", self.wire_dtype, WIRES)
+        _check_collectives(self.collectives, self.wire_dtype)
+        if self.collectives != "own" and not self.hierarchical:
+            raise ValueError(f"collectives={self.collectives!r}: allowed only with hierarchical=True")
         if flag("push_sum", self.push_sum):
             if self.exchange == "gradients":
-                raise ValueError("push_sum=True with exchange='gradients': allowed: 'weights+momentum', 'weights'")
+                raise ValueError(
+                    "push_sum=True with exchange='gradients': allowed: 'auto', 'weights+momentum', 'weights'"
+                )
             if self.mix == "halves":
                 raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
-        choice("wire_dtype", self.wire_dtype, WIRES)
         flag("shuffle_samples", self.shuffle_samples)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
@@ -156,6 +177,12 @@ class GossipGraD(Strategy):
     def options(self) -> dict[str, Any]:
         return super().options() | {"topology": core_topology(self.topology)}
 
+    def exchange_on(self, nodes: int) -> str:
+        """What is exchanged by ranks on so many machines."""
+        if self.exchange != "auto":
+            return self.exchange
+        return "weights+momentum" if nodes == 1 else "weights"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Strategy):
@@ -163,13 +190,21 @@ class AllReduce(Strategy):
 
     wire_dtype  "float32", or "bfloat16" for half the bytes: gradients and their sum travel rounded to nearest even, the
                 sum is made in float32, and all ranks end with the same bits.
+    collectives "own": sums are made in the order of ranks, so MPI, the virtual cluster and every run give the same
+                bits. "mpi": by the MPI library's MPI_Iallreduce, in whatever order it likes: all ranks still end with
+                the same bits, but neither those of "own" nor, perhaps, those of another run. float32 on the wire,
+                ranks under MPI, and no network= of the trainer, which cannot hold MPI's own messages back.
+                bytes_sent and messages_sent are then as many as a reduce-scatter and an all-gather take: what the
+                library sends is not known.
     """
 
     name: ClassVar[str] = "allreduce"
     wire_dtype: str = "float32"
+    collectives: str = "own"
 
     def __post_init__(self) -> None:
         choice("wire_dtype", self.wire_dtype, WIRES)
+        _check_collectives(self.collectives, self.wire_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,18 +213,20 @@ class LayerwiseAllReduce(Strategy):
 
     The reduction of a bucket starts when the gradients of its layers are final, the last layers first.
 
-    wire_dtype    as of AllReduce.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: the core's choice.
+    wire_dtype, collectives  as of AllReduce; with "mpi" the bits may differ from AllReduce's.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
+    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: likewise.
     """
 
     name: ClassVar[str] = "layerwise-allreduce"
     wire_dtype: str = "float32"
+    collectives: str = "own"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         choice("wire_dtype", self.wire_dtype, WIRES)
+        _check_collectives(self.collectives, self.wire_dtype)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
 
@@ -202,17 +239,20 @@ class PeriodicAllReduce(Strategy):
     wire_dtype  "float32", or "bfloat16" for half the bytes: values travel rounded to nearest even, and back comes, as
                 bfloat16 too, what is to be added: mean of the rounded - rounded w. So a rank keeps what bfloat16 cannot
                 hold, and small updates are not lost; replicas agree to the precision of bfloat16. Our own design.
+    collectives  as of AllReduce.
     shuffle_samples  as in GossipGraD.
     """
 
     name: ClassVar[str] = "periodic-allreduce"
     period: int | str = "log2"
     wire_dtype: str = "float32"
+    collectives: str = "own"
     shuffle_samples: bool = False
 
     def __post_init__(self) -> None:
         flag("shuffle_samples", self.shuffle_samples)
         choice("wire_dtype", self.wire_dtype, WIRES)
+        _check_collectives(self.collectives, self.wire_dtype)
         if self.period == "log2":
             return
         if isinstance(self.period, str):
@@ -261,7 +301,7 @@ class PullGossip(_RandomGossip):
     wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
                  agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
                  the mean is kept all the same. Our own design.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB (what has come when depends on it).
 
     A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A pull
     sends a question, a note and one model.
@@ -293,7 +333,7 @@ class PushGossip(_RandomGossip):
     wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
                  agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
                  the mean is kept all the same. Our own design.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: the core's choice.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB (what has come when depends on it).
 
     A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A push
     sends a note and one model.
@@ -319,10 +359,10 @@ class OverlappedAveraging(Strategy):
                   of all ranks 4*B*(inputs + outputs/p) against 4*inputs*outputs (2 for "bfloat16"); layers with less
                   than 64 KiB of weights are left alone. False: of none. The bits are the same. The history's
                   `partitioned_fc` names the layers.
-    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights travel as float32, so "bfloat16" takes
-                  three quarters of the bytes, and so do inputs and errors. Our own design.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: the core's choice.
+    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights, inputs and errors travel as float32, so
+                  "bfloat16" takes three quarters of the bytes of an exchange of gradients. Our own design.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
     """
 
     name: ClassVar[str] = "overlapped-averaging"
@@ -362,6 +402,13 @@ class ElasticAveraging(Strategy):
     synchronous  True: all ranks at once and from the same c, to which the sum of their s is added; every rank keeps c,
                  and an all-reduce takes the place of a server.
                  False: c lies on servers, and every rank comes at its own time, waiting for a server's answer only.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: s is rounded to nearest even. The rounded s is what moves
+                 both sides, so every exchange keeps the sum of c and of all w, and no small s is lost. Synchronous: the
+                 sum of s is rounded once more, and the rank that adds it takes the difference into its w. Not
+                 synchronous: what travels to the server is how far w is from what has been told of it, rounded, and it
+                 makes s from what it then knows; after each rest (see ParameterServer) the ranks begin by telling it
+                 their w, as float32. Our own design.
+    collectives  if synchronous: as of AllReduce.
     servers, dedicated, bucket_bytes, chunk_bytes
                  if not synchronous: as for ParameterServer.
     """
@@ -370,6 +417,8 @@ class ElasticAveraging(Strategy):
     period: int = 10
     alpha: float | None = None
     synchronous: bool = True
+    wire_dtype: str = "float32"
+    collectives: str = "own"
     servers: int = 1
     dedicated: bool = False
     bucket_bytes: int | None = None
@@ -380,6 +429,10 @@ class ElasticAveraging(Strategy):
         if self.alpha is not None:
             number("alpha", self.alpha, above=0.0, below=1.0)
         flag("synchronous", self.synchronous)
+        choice("wire_dtype", self.wire_dtype, WIRES)
+        _check_collectives(self.collectives, self.wire_dtype)
+        if self.collectives != "own" and not self.synchronous:
+            raise ValueError(f"collectives={self.collectives!r}: allowed only with synchronous=True")
         _check_servers(self.servers, self.dedicated)
         for key, value, free in (("servers", self.servers, 1), ("dedicated", self.dedicated, False)):
             if self.synchronous and value != free:
@@ -409,20 +462,27 @@ class ParameterServer(Strategy):
     servers       the last `servers` ranks hold the centre, each a part of it.
     dedicated     False: they train as well. True: they do not; the samples go to the others. Such a rank's weights are
                   the centre's, its batch in train_step is left alone and its loss there is NaN.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: the core's choice.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: the
-                  core's choice.
+    wire_dtype    "float32", or "bfloat16" for half the bytes: d travels rounded to nearest even and base moves by what
+                  was told, so the rest is told the next time; back comes how far c is ahead of base, rounded, and base
+                  and w move by that, so that c and base draw near. Nothing is lost, on either way. At each rest d is
+                  told in three parts, to the precision of float32, and after it the ranks begin by telling the servers
+                  their w, as float32: from one rest to the next it pays from four exchanges on. Our own design.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: 1 MiB.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: 2 MiB.
+                  Neither is tuned: what a rank finds at a server depends on them.
     """
 
     name: ClassVar[str] = "parameter-server"
     period: int = 1
     servers: int = 1
     dedicated: bool = False
+    wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         integer("period", self.period, 1)
+        choice("wire_dtype", self.wire_dtype, WIRES)
         _check_servers(self.servers, self.dedicated)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 

@@ -2,8 +2,9 @@
 
 A process a rank, with three lanes: "compute" (each step; in it forward, backward and update of every layer, and the
 waits, whose sum is the rank's exposed seconds), "exchange" (each bucket of layers, from sent and asked for, over
-arrived, to used; with its bytes and peer) and "data" (reading a batch, and waiting for samples that are shuffled; the
-sum is the rank's data seconds). Times are in microseconds since the first span of all, on rank 0's clock.
+arrived, to used; with its bytes and peer) and "data" ("batch" and "settle", whose sum is the rank's data seconds; in
+them each "wait" for samples that are shuffled; and these samples' own way, from sent, over arrived, to in their
+places). Times are in microseconds since the first span of all, on rank 0's clock.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ _EXCHANGE = 1
 Span = tuple[float, float, str, int, int, int, int, int, float, int]
 
 
-def _exchange(span: Span, layers: Sequence[str], pid: int, number: int, zero: float) -> Iterator[dict[str, Any]]:
+def _flight(span: Span, layers: Sequence[str], pid: int, number: int, zero: float) -> Iterator[dict[str, Any]]:
     """Asynchronous spans may overlap: the whole of an exchange, and in it its two parts."""
     begin, end, name, step, lane, first, last, peer, arrived, size = span
-    run = layers[first] if first == last else f"{layers[first]} to {layers[last]}"
-    told = {"step": step, "layers": list(layers[first : last + 1]), "bytes": size, "peer": peer if peer >= 0 else "all"}
-    event = {"cat": "exchange", "id": f"{pid}.{number}", "pid": pid, "tid": lane}
-    parts = ((f"{name} {run}", begin, end), ("under way", begin, arrived), ("arrived, not used yet", arrived, end))
+    told: dict[str, Any] = {"step": step, "bytes": size, "peer": peer if peer >= 0 else "all"}
+    if lane == _EXCHANGE:
+        told["layers"] = list(layers[first : last + 1])
+        name += f" {layers[first]}" if first == last else f" {layers[first]} to {layers[last]}"
+    event = {"cat": LANES[lane], "id": f"{pid}.{number}", "pid": pid, "tid": lane}
+    parts = ((name, begin, end), ("under way", begin, arrived), ("arrived, not used yet", arrived, end))
     yield event | {"ph": "b", "name": parts[0][0], "ts": (begin - zero) * 1e6, "args": told}
     for title, start, stop in parts[1:]:
         yield event | {"ph": "b", "name": title, "ts": (start - zero) * 1e6}
@@ -44,8 +47,8 @@ def events(
     # By time, an outer span before what it holds; on a virtual clock many begin at once, the end of a step among them.
     for number, span in enumerate(sorted(spans, key=lambda one: (one[0], one[3], -one[1]))):
         begin, end, name, step, lane, index = span[:6]
-        if lane == _EXCHANGE:
-            yield from _exchange(span, layers, rank, number, zero)
+        if lane == _EXCHANGE or span[9] > 0:  # messages; what happens to samples has bytes where it is one
+            yield from _flight(span, layers, rank, number, zero)
             continue
         title = name if index < 0 else f"{name} {nodes[index]}"
         place = {"pid": rank, "tid": lane, "ts": (begin - zero) * 1e6, "dur": (end - begin) * 1e6}

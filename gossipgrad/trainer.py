@@ -13,6 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,10 @@ class Trainer:
             self.compute_time = self.comm.step_seconds()
             self._straggler_seed = self.seed if self.comm.seed is None else self.comm.seed
         self.team = cluster.make_team(self.comm, number("timeout", timeout, 0.0), network)
+        # What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
+        self.exchange: str | None = None
+        if isinstance(self.strategy, strategies.GossipGraD):
+            self.exchange = self.strategy.exchange_on(self.team.nodes()[0])
         self._warn_of_missing_partners()
         self.stop = False
         self.epoch = 0  # epochs done
@@ -156,6 +161,14 @@ class Trainer:
             raise RuntimeError("this trainer is closed")
         return self._core
 
+    @property
+    def tuning(self) -> Record:
+        """What messages between the ranks cost, as measured, and the buckets and chunks made for it: docs/report.md.
+
+        Empty for strategies that have none, or whose sizes are not tuned.
+        """
+        return dict(self.core.tuning())
+
     def __repr__(self) -> str:
         return f"<Trainer of {self.net.name} by {self.strategy.name} on {self.size} ranks ({self.team.kind})>"
 
@@ -190,7 +203,7 @@ class Trainer:
             self.team,
             loss=self.loss,
             optimizer=self.optimizer.options(total or 1),
-            strategy=self.strategy.options(),
+            strategy=self.strategy.options() | ({} if self.exchange is None else {"exchange": self.exchange}),
             seed=self.seed,
             threads=self.threads,
             backend=self.backend,
@@ -235,6 +248,7 @@ class Trainer:
 
     def close(self) -> None:
         """Free the core's memory. Collective."""
+        self.team.together()
         self._core = None
 
     def __enter__(self) -> Trainer:
@@ -306,6 +320,7 @@ class Trainer:
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
         CheckpointError: `resume` does not fit. Collective.
         """
+        self.team.together()
         train_set = as_dataset(train, "train")
         validation_set = None if validation is None else as_dataset(validation, "validation")
         epochs = integer("epochs", epochs, 1)
@@ -347,6 +362,7 @@ class Trainer:
         self.history.environment = self._environment()
         self.history.ranks = self.size
         self.history.schedule = self._schedule()
+        self.history.tuning = self.tuning
         self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
         self.history.weights_sha256 = []
         self.stop = False
@@ -425,7 +441,11 @@ class Trainer:
             seconds=seconds,
             samples_per_second=samples * self.workers / min(self.team.local, self.workers) / max(seconds, 1e-9),
         )
-        _callbacks.call(actors, "on_progress", self, progress)
+        self.team.apart = self.virtual or self.size > 1
+        try:
+            _callbacks.call(actors, "on_progress", self, progress)
+        finally:
+            self.team.apart = False
 
     def train_step(self, x: Any, y: Any) -> Any:
         """One step on this rank's batch (x, y); returns its mean loss. For tests and research.
@@ -568,7 +588,7 @@ class Trainer:
         return {
             "model": self.net.name,
             **self._fit_settings,
-            **self.strategy.settings(),
+            **self.strategy_settings(),
             "loss": self.loss,
             **self.optimizer.settings(),
             "seed": self.seed,
@@ -584,6 +604,10 @@ class Trainer:
             "latency": None if self.network is None else self.network.latency,
             "bandwidth": None if self.network is None else self.network.bandwidth,
         }
+
+    def strategy_settings(self) -> Record:
+        """The strategy's options, and what became of those that it leaves to the trainer."""
+        return self.strategy.settings() | ({} if self.exchange is None else {"exchange_used": self.exchange})
 
     def _schedule(self) -> Record:
         """The report's facts about who meets whom; empty where no schedule says."""
@@ -665,15 +689,27 @@ class Trainer:
 
         self._together("resume", load)
         self.core.settle()
+        self._keep_exchange(settings)
         self._set_state(step, parts, self.net.check_weights(consensus, name))
         self.epoch = epoch
         self.history.epochs = epochs
         self._warn_of_changes(name, settings)
 
+    def _keep_exchange(self, saved: Record) -> None:
+        """Where "auto" may choose, what was exchanged before goes on, whatever these ranks share."""
+        if "exchange" in saved:  # before there was "auto"
+            saved.setdefault("exchange_used", saved["exchange"])
+        used = saved.get("exchange_used")
+        if getattr(self.strategy, "exchange", None) != "auto" or used == self.exchange:
+            return
+        if used in ("weights+momentum", "weights"):
+            self.exchange = used
+            self._make(self._total)
+
     def _warn_of_changes(self, name: str, saved: Record) -> None:
         here = self.settings()
         free = {"epochs", "threads", "backend", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"}
-        free |= {"validation_samples", "dataset", "model"}
+        free |= {"validation_samples", "dataset", "model", "exchange"}
         free |= {"straggler_probability", "straggler_delay", "latency", "bandwidth"}
         changed = [k for k in here if k not in free and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]
         if changed and self.rank == 0:
@@ -692,6 +728,7 @@ class Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.
 
         It takes as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
+        A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         CheckpointError: not a checkpoint, damaged, or another number of ranks.
         """
         _, description = checkpoint.read(path)
@@ -701,6 +738,8 @@ class Trainer:
             strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
             if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
                 comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
+            if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
+                strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
             how = {"loss": settings["loss"], "seed": settings["seed"]}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error

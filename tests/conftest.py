@@ -32,6 +32,9 @@ if not os.environ.get("HOME"):
 if "GOSSIPGRAD_DATA" not in os.environ and (ROOT.parent / "shared" / "data").is_dir():
     os.environ["GOSSIPGRAD_DATA"] = str(ROOT.parent / "shared" / "data")
 
+# Started in the background of a script, pytest inherits that SIGINT is ignored, and so would what it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def end_group(process: subprocess.Popen) -> None:
     """End mpiexec and the ranks under it: politely, so that it can take its ranks along, then not."""

@@ -95,6 +95,7 @@ class Simulation:
         self.w, self.v = weights.copy(), momentum.copy()
         self.s = np.zeros_like(weights)  # Adam's second moment
         self.optimizer, self.strategy, self.seed = optimizer, strategy, seed
+        self.both = strategy is not None and strategy.exchange in ("auto", "weights+momentum")
         self.p = len(weights)
         self.t = 0
         self.scalar = np.ones(self.p)
@@ -162,7 +163,7 @@ class Simulation:
         self.t += 1
 
     def _step_of_weights(self, gradients):
-        both = self.strategy.exchange == "weights+momentum"
+        both = self.both
         if self.strategy.push_sum:
             self.update(gradients)
             self.settle()
@@ -201,7 +202,7 @@ class Simulation:
         (sources, *sent), self.pending = self.pending, None
         if self.strategy.push_sum:
             self.w = self.w + sources
-            if self.strategy.exchange == "weights+momentum":
+            if self.both:
                 self.v, self.s = self.v + sent[0], self.s + sent[1]
             return
         if self.strategy.exchange == "gradients":
@@ -214,6 +215,6 @@ class Simulation:
             self.w = self.w - o.lr * late * (1 + o.momentum if o.nesterov else 1)
             return
         self.w = self.mixed(self.w, sources, sent[0])
-        if self.strategy.exchange == "weights+momentum":
+        if self.both:
             self.v = self.mixed(self.v, sources, sent[1])
             self.s = self.mixed(self.s, sources, sent[2])

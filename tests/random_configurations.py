@@ -5,7 +5,8 @@
 draws that many, one after the other, and prints each that fails with the number that reproduces it. What holds:
 training ends (the virtual cluster declares a deadlock), with finite losses, and a second run has the same weights,
 losses, counts and virtual times, bit for bit; at learning rate 0 the mean of the replicas stays where the mixing
-promises it, and the replicas of a gossip draw near each other. GOSSIPGRAD_CHECK_BUFFERS=1 has the core check as well
+promises it, of elastic averaging the sum of replicas and centre, a parameter server's centre stays, and the replicas
+of a gossip draw near each other. GOSSIPGRAD_CHECK_BUFFERS=1 has the core check as well
 that no message is written while it is under way.
 """
 
@@ -32,12 +33,13 @@ POOLS = {
     "topology": ["dissemination", "cube", "ring", "exponential", "random"],
     "rotate": [True, False],
     "staleness": [0, 1],
-    "exchange": ["weights+momentum", "weights", "gradients"],
+    "exchange": ["auto", "weights+momentum", "weights", "gradients"],
     "mix": ["displacement", "halves"],
     "bucket_bytes": [None, 1, 300, 2000],
     "chunk_bytes": [None, 64, 448, 3000],
     "period": ["log2", 1, 2, 3, 5],
     "wire_dtype": ["float32", "bfloat16"],
+    "collectives": ["own"],  # virtual ranks have no others; test_collectives
     "push_sum": [False, False, True],
     "hierarchical": [False, False, True],
     "ranks_per_node": [1, 2, 3],
@@ -175,7 +177,8 @@ def draws_together(strategy: strategies.Strategy) -> bool:
 def check_mixing(configuration: Configuration) -> None:
     """Learning rate 0 and different replicas: only the mixing moves them."""
     strategy, p = configuration.strategy, configuration.p
-    if not keeps_the_mean(strategy) and not draws_together(strategy):
+    centred = isinstance(strategy, (gg.ElasticAveraging, gg.ParameterServer))
+    if not centred and not keeps_the_mean(strategy) and not draws_together(strategy):
         return
     if getattr(strategy, "hierarchical", False):
         return  # the ranks of a node must hold one replica
@@ -185,12 +188,20 @@ def check_mixing(configuration: Configuration) -> None:
     before = generator.standard_normal((p, flat(like).size)).astype(np.float32)
     for rank in range(p):
         trainer.core.load_weights(unflat(before[rank], like), rank)
+    centre = flat(trainer.consensus_weights()) if centred else 0.0
     x = [np.zeros((1, 1, 5, 4), np.float32)] * p
     y = [np.zeros(1, np.int64)] * p
     for _ in range(60):
         trainer.train_step(x, y)
     after = np.stack([flat(trainer.weights(rank)) for rank in range(p)])
+    moved = flat(trainer.consensus_weights()) - centre if centred else 0.0
+    workers = trainer.workers
     trainer.close()
+    if isinstance(strategy, gg.ElasticAveraging):
+        drift = np.abs((after[:workers].astype(np.float64) - before[:workers]).sum(0) + moved).max()
+        assert drift < 1e-5 * p, f"the sum of replicas and centre moved by {drift}"
+    elif centred and p > 1:
+        assert not np.any(moved), f"the centre moved by {np.abs(moved).max()}"
     coarse = getattr(strategy, "wire_dtype", None) == "bfloat16"
     if keeps_the_mean(strategy):
         tolerance = 0.03 if coarse else 2e-5

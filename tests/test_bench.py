@@ -40,6 +40,40 @@ def test_every_option_of_a_strategy_is_one_of_bench():
     assert {key for key in cli._STRATEGY_KEYS if key in train} - {"shuffle_samples"} <= timing
 
 
+CIRCUMSTANCES = """
+from gossipgrad import cli
+bench = "bench --exchange --model mlp --batch-size 4 --steps 3 --blocks 2 --warmup 1 --strategy allreduce"
+late, slow = "--straggler-probability 1 --straggler-delay 0.02", "--latency 0.03 --bandwidth 2e7"
+for words in (late, slow, f"{late} {slow}"): assert cli.main([*bench.split(), *words.split()]) == 0
+"""
+
+
+def test_a_slow_network_on_one_machine(mpirun):
+    """No step is shorter than its delay, or than a reduce-scatter and an all-gather over these links."""
+    late, slow, both = (json.loads(line) for line in mpirun(2, CIRCUMSTANCES).stdout.splitlines())
+    given = {"straggler_probability": 1.0, "straggler_delay": 0.02, "latency": 0.03, "bandwidth": 2e7}
+    assert {key: both[key] for key in given} == given
+    assert late["latency"] is None and slow["straggler_delay"] is None
+    exchange = 1e3 * 2 * (0.03 + 4 * gg.models.mlp().parameters / 2 / 2e7)  # ms: each half the model
+    assert min(late["ms_no_exchange_blocks"]) >= 20 and min(late["ms_strategy_blocks"]) >= 20
+    assert min(slow["ms_strategy_blocks"]) >= 0.99 * exchange
+    assert min(both["ms_strategy_blocks"]) >= 0.99 * (20 + exchange) and min(both["ms_no_exchange_blocks"]) >= 20
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("--latency 1", "--latency, --bandwidth: go with --exchange"),
+        ("--exchange --bandwidth -1", "bandwidth=-1"),
+        ("--exchange --straggler-delay 1", "goes with the other --straggler option"),
+        ("--exchange --compute-time 1", "unrecognized arguments: --compute-time"),
+    ],
+)
+def test_circumstances_that_cannot_be(words, what, capsys):
+    assert cli.main(["bench", "--model", "mlp", *words.split()]) == 2
+    assert what in capsys.readouterr().err
+
+
 def test_blocks_take_turns():
     """Both see what the machine does meanwhile; the first round only warms up."""
     trainers = [gg.Trainer(gg.models.mlp(), loss="binary_cross_entropy", strategy=gg.NoExchange()) for _ in range(2)]

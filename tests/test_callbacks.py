@@ -72,6 +72,97 @@ def test_stop_and_errors_end_training(data):
     assert seen.calls[-1] == "over"
 
 
+# Asks for everything collective; the program that mpiexec starts takes the class from here.
+ASKS = '''
+class Asks(gg.Callback):
+    """Keeps what on_progress was told when it asked for what is collective."""
+
+    def __init__(self, path):
+        x, y = np.zeros((4, 6), np.float32), np.zeros(4, np.int32)
+        self.answers = {}
+        self.collective = {
+            "fit": lambda t: t.fit((x, y), batch_size=1),
+            "evaluate": lambda t: t.evaluate((x, y)),
+            "predict": lambda t: t.predict(x),
+            "train_step": lambda t: t.train_step([x] * t.size, [y] * t.size) if t.virtual else t.train_step(x, y),
+            "settle": lambda t: t.settle(),
+            "audit_samples": lambda t: t.audit_samples(),
+            "sample_ids": lambda t: t.sample_ids(),
+            "weights": lambda t: t.weights(),
+            "consensus_weights": lambda t: t.consensus_weights(),
+            "gradients": lambda t: t.gradients(),
+            "momentum": lambda t: t.momentum(),
+            "optimizer_state": lambda t: t.optimizer_state(),
+            "consensus_distance": lambda t: t.consensus_distance(),
+            "load_weights": lambda t: t.load_weights(t.net.weights()),
+            "weights_sha256": lambda t: t.weights_sha256(),
+            "save": lambda t: t.save(path),
+            "write_trace": lambda t: t.write_trace(path),
+            "close": lambda t: t.close(),
+        }
+
+    def on_progress(self, trainer, progress):
+        assert 0 <= trainer.step <= 12
+        for name, ask in self.collective.items():
+            try:
+                ask(trainer)
+                self.answers[name] = "answered"
+            except RuntimeError as error:
+                self.answers[name] = str(error)
+
+    def check(self):
+        assert set(self.answers) == set(self.collective), self.answers
+        assert all("in on_epoch_end it can" in answer for answer in self.answers.values()), self.answers
+'''
+
+
+def asks(path):
+    space = {"gg": gg, "np": np}
+    exec(ASKS, space)
+    return space["Asks"](path)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_on_progress_cannot_ask_for_what_is_collective(data, p, tmp_path):
+    asking, t = asks(tmp_path / "x"), trainer(p=p)
+    t.fit(data[0], epochs=1, batch_size=8, callbacks=[asking], progress=False)
+    asking.check()
+    assert t.evaluate(data[1]) and not list(tmp_path.iterdir())
+
+
+def test_what_is_collective_is_known(tmp_path):
+    """Methods whose documentation says Collective are asked for above."""
+    said = {name for name, member in vars(gg.Trainer).items() if "Collective." in (member.__doc__ or "")}
+    assert len(said) > 10 and said - {"load"} <= set(asks(tmp_path / "x").collective)
+
+
+def test_on_progress_under_mpi(mpirun, tmp_path):
+    program = f"""
+import numpy as np, gossipgrad as gg
+{ASKS}
+data = gg.data.synthetic((6,), 3, 96, 30, noise=0.3)
+net = gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,))
+trainer, asks = gg.Trainer(net), Asks({str(tmp_path / "x")!r})
+trainer.fit(data[0], epochs=1, batch_size=8, callbacks=[asks], progress=False)
+asks.check()
+assert trainer.evaluate(data[1])
+"""
+    mpirun(2, program)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_rank_alone_may_ask_on_progress(data, tmp_path):
+    net = gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,))
+    answers = []
+
+    class Look(gg.Callback):
+        def on_progress(self, trainer, progress):
+            answers.append(trainer.evaluate(data[1]))
+
+    gg.Trainer(net).fit(data[0], epochs=1, batch_size=8, callbacks=[Look()], progress=False)
+    assert answers
+
+
 def test_loggers_write_what_the_history_holds(data, tmp_path):
     loggers = [gg.CSVLogger(tmp_path / "a.csv"), gg.JSONLLogger(tmp_path / "a.jsonl")]
     history = trainer().fit(data[0], data[1], epochs=3, batch_size=8, callbacks=loggers, progress=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -174,6 +175,44 @@ def test_what_does_not_fit_is_refused(saved, data, tmp_path):
 def test_other_settings_are_told(saved, data):
     with pytest.warns(UserWarning, match="seed 11 -> 12"):
         fit(make(seed=12), data, 2, resume=saved)
+
+
+def test_auto_goes_on_with_what_was_exchanged(data, tmp_path, monkeypatch):
+    path = tmp_path / "c"
+    monkeypatch.setattr(gg.GossipGraD, "exchange_on", lambda self, nodes: "weights")
+    whole = fit(make(), data, 4)
+    half = make()
+
+    class Stop(gg.Callback):
+        def on_epoch_end(self, trainer, record):
+            trainer.save(path)
+            trainer.stop = record["epoch"] == 2
+
+    fit(half, data, 4, callbacks=[Stop()])
+    monkeypatch.undo()
+    rest = make()
+    assert (half.exchange, rest.exchange, gg.Trainer.load(path).exchange) == ("weights", "weights+momentum", "weights")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        history = fit(rest, data, 4, resume=path)
+    assert rest.exchange == "weights" and history.weights_sha256 == whole.weights_sha256
+    assert (history.settings["exchange"], history.settings["exchange_used"]) == ("auto", "weights")
+    with pytest.warns(UserWarning, match="exchange_used 'weights' -> 'gradients'"):
+        fit(make(strategy=gg.GossipGraD(exchange="gradients")), data, 4, resume=path)
+
+
+def test_checkpoints_from_before_auto(data, tmp_path, monkeypatch):
+    """They say in "exchange" what was exchanged."""
+    made = make(strategy=gg.GossipGraD(exchange="weights"))
+    settings = made.settings()
+    del settings["exchange_used"]
+    monkeypatch.setattr(made, "settings", lambda: settings)
+    made.save(tmp_path / "c")
+    rest = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(rest, data, 1, resume=tmp_path / "c")
+    assert rest.exchange == "weights"
 
 
 @pytest.mark.parametrize(

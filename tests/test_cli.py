@@ -250,7 +250,8 @@ def test_an_exception_on_one_rank_ends_all(ranks, mpirun):
 
 
 def test_same_bits_under_mpi_and_in_the_virtual_cluster(mpirun, tmp_path, capsys):
-    common = ["train", *QUICK, "--staleness", "1", "--topology", "cube"]
+    common = ["train", *QUICK, "--staleness", "1", "--topology", "cube", "--chunk-bytes", "300000"]
+    common += ["--bucket-bytes", "100000"]
     mpirun(3, ["-m", "gossipgrad", *common, "--report", tmp_path / "mpi"], timeout=60)
     assert cli_run(capsys, *common, "--virtual-ranks", 3, "--quiet", "--report", tmp_path / "virtual")[0] == 0
     mpi, virtual = (json.loads((tmp_path / n).read_text()) for n in ("mpi", "virtual"))

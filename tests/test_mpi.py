@@ -8,12 +8,20 @@ import pytest
 from conftest import ROOT
 
 import gossipgrad as gg
+from gossipgrad._launch import launcher_world_size
 
 # The trainer says that a cube of another size than 2^k has ranks without a partner; test_strategies looks at that.
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{what}") for what in ("topology='cube'", "hierarchical=True")]
 
 SEED = 7
-# name: strategy, samples, batch, momentum or "adam". 203 and 101 samples make shards of unequal size.
+
+
+def one_worker(kind, **options):
+    """Strategies with servers, for p ranks of which one trains: who comes first is then no question."""
+    return lambda p: kind(**options, **({"servers": p - 1, "dedicated": True, "chunk_bytes": 6000} if p > 1 else {}))
+
+
+# name: strategy, or a function of p; samples; batch; momentum or "adam". 203 and 101 samples: shards of unequal size.
 RUNS = {
     "default": (gg.GossipGraD(), 203, 16, 0.9),
     "late": (gg.GossipGraD(staleness=1), 203, 16, 0.9),
@@ -68,8 +76,33 @@ RUNS = {
     ),
     "partitioned, not overlapped": (gg.OverlappedAveraging(partition_fc=True, overlap=False), 203, 16, 0.9),
     "elastic": (gg.ElasticAveraging(period=3), 101, 13, 0.9),
+    "bfloat16, elastic": (gg.ElasticAveraging(period=2, wire_dtype="bfloat16"), 203, 16, 0.9),
+    "adam, bfloat16, elastic": (gg.ElasticAveraging(period=1, wire_dtype="bfloat16"), 101, 13, "adam"),
+    "one worker, elastic": (one_worker(gg.ElasticAveraging, synchronous=False, period=3), 101, 13, 0.9),
+    "one worker, bfloat16, elastic": (
+        one_worker(gg.ElasticAveraging, synchronous=False, period=2, wire_dtype="bfloat16"),
+        101,
+        13,
+        0.9,
+    ),
+    "one worker, server": (one_worker(gg.ParameterServer), 101, 13, 0.9),
+    "one worker, bfloat16, server": (one_worker(gg.ParameterServer, period=2, wire_dtype="bfloat16"), 101, 13, "adam"),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
 }
+# With one rank every strategy is synchronous.
+ALONE = {
+    f"{kind.name}, {wire}": (kind(**options, wire_dtype=wire), 101, 13, 0.9)
+    for kind, options in (
+        (gg.PullGossip, {}),
+        (gg.PushGossip, {"push_sum": True}),
+        (gg.ElasticAveraging, {"synchronous": False}),
+    )
+    for wire in gg.strategies.WIRES
+}
+
+
+def runs(p):
+    return [*RUNS, *(ALONE if p == 1 else ())]
 
 
 def net():
@@ -79,7 +112,9 @@ def net():
 
 
 def trainer_of(name, comm=None, **options):
-    strategy, _, _, momentum = RUNS[name]
+    strategy, _, _, momentum = {**RUNS, **ALONE}[name]
+    if callable(strategy):
+        strategy = strategy(comm.p if comm else launcher_world_size())
     optimizer: gg.Optimizer = gg.Adam(lr=0.01)
     if momentum != "adam":
         optimizer = gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
@@ -88,7 +123,7 @@ def trainer_of(name, comm=None, **options):
 
 def fit(name, comm=None, epochs=2, **options):
     trainer = trainer_of(name, comm)
-    _, samples, batch, _ = RUNS[name]
+    _, samples, batch, _ = {**RUNS, **ALONE}[name]
     train, _ = gg.data.synthetic((2, 26, 26), train=samples, test=1, seed=1)
     history = trainer.fit(train, epochs=epochs, batch_size=batch, progress=False, **options)
     return trainer, history
@@ -119,12 +154,11 @@ def virtual():
     return run
 
 
-@pytest.mark.parametrize("shared", ["1", "0"])
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize(("p", "shared"), [(1, "1"), *((p, shared) for p in (2, 3, 4) for shared in "10"), (5, "1")])
 def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     text = IMPORT + (
         "found = {}\n"
-        "for name in test_mpi.RUNS:\n"
+        f"for name in test_mpi.runs({p}):\n"
         "    trainer, history = test_mpi.fit(name)\n"
         "    assert trainer.team.kind == 'mpi'\n"
         "    found[name] = [history.weights_sha256, history['train_loss'], history['consensus_distance']]\n"
@@ -137,11 +171,13 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     assert found["partitioned, bfloat16, small chunks"] == found["bfloat16, allreduce"]
     assert found["bfloat16, overlapped"] == found["bfloat16, allreduce"] == found["bfloat16, layerwise"]
     assert found["allreduce"] != found["bfloat16, allreduce"] or p == 1
-    for name in RUNS:
+    for name in runs(p):
         assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
         assert len(found[name][0]) == p
         # Whether the last step is one that averages depends on p.
-        strategy, samples, batch, _ = RUNS[name]
+        strategy, samples, batch, _ = {**RUNS, **ALONE}[name]
+        if callable(strategy):
+            continue
         if isinstance(strategy, gg.PeriodicAllReduce) and strategy.wire_dtype == "bfloat16":
             same = p == 1
         elif isinstance(strategy, gg.PeriodicAllReduce):
@@ -150,6 +186,16 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
         else:
             same = p == 1 or isinstance(strategy, (gg.AllReduce, gg.LayerwiseAllReduce, gg.OverlappedAveraging))
         assert len(set(found[name][0])) == 1 if same else len(set(found[name][0])) > 1 or p == 2
+
+
+def test_every_strategy_is_compared_with_both_wires():
+    """Those whose schedule depends on nobody's speed."""
+    compared = {strategy(3) if callable(strategy) else strategy for strategy, *_ in RUNS.values()}
+    for name, kind in gg.strategies.BY_NAME.items():
+        if name in ("pull-gossip", "push-gossip", "no-exchange"):
+            continue
+        wires = {one.wire_dtype for one in compared if type(one) is kind}
+        assert wires == set(gg.strategies.WIRES), name
 
 
 def test_single_steps_and_state(mpirun):
@@ -193,7 +239,8 @@ def test_single_steps_and_state(mpirun):
         "layerwise",
         "periodic, 3",
         "overlapped, small chunks",
-        "elastic",
+        "bfloat16, elastic",
+        "one worker, bfloat16, server",
     ],
 )
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
@@ -214,6 +261,43 @@ def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     assert losses == history["train_loss"]
     _, here = fit(name, gg.VirtualCluster(3), epochs=3, resume=path)
     assert here.weights_sha256 == history.weights_sha256
+
+
+@pytest.mark.parametrize(("p", "ranks_per_node"), [(2, 1), (4, 2)])
+def test_several_nodes_exchange_weights(p, ranks_per_node, mpirun, tmp_path):
+    """exchange="auto" where ranks lie on several nodes; a checkpoint of it, and of one node, goes on as it was."""
+    ours, theirs = str(tmp_path / "nodes.safetensors"), str(tmp_path / "one.safetensors")
+    inside = gg.GossipGraD(hierarchical=True, ranks_per_node=ranks_per_node, exchange="weights")
+
+    def virtual(strategy, epochs=2, resume=None):
+        train, _ = gg.data.synthetic((2, 26, 26), train=203, test=1, seed=1)
+        optimizer = gg.SGD(lr=0.05, momentum=0.9, weight_decay=1e-3)
+        trainer = gg.Trainer(net(), optimizer=optimizer, strategy=strategy, seed=SEED, comm=gg.VirtualCluster(p))
+        return trainer, trainer.fit(train, epochs=epochs, batch_size=16, progress=False, resume=resume)
+
+    one, _ = virtual(gg.GossipGraD(), 1)
+    assert (one.exchange, one.settings()["exchange"]) == ("weights+momentum", "auto")
+    one.save(theirs)
+    text = IMPORT + (
+        "trainer, history = test_mpi.fit('default')\n"
+        f"assert trainer.team.nodes() == {(p // ranks_per_node, ranks_per_node)}, trainer.team.nodes()\n"
+        "used = [history.settings[key] for key in ('exchange', 'exchange_used')]\n"
+        "assert used == ['auto', 'weights'] and trainer.exchange == 'weights', used\n"
+        "half, _ = test_mpi.fit('default', epochs=1)\n"
+        f"half.save({ours!r})\n"
+        f"taken, other = test_mpi.fit('default', resume={theirs!r})\n"
+        "assert taken.exchange == 'weights+momentum'\n"
+        "test_mpi.RUNS['inside'] = (gg.GossipGraD(hierarchical=True), 203, 16, 0.9)\n"
+        "third, nodes = test_mpi.fit('inside')\n"
+        "assert third.exchange == 'weights'\n"
+        "if trainer.rank == 0: print(json.dumps([one.weights_sha256 for one in (history, other, nodes)]))\n"
+    )
+    found, other, nodes = answers(mpirun(p, text, env={"GOSSIPGRAD_RANKS_PER_NODE": str(ranks_per_node)}))
+    assert found == virtual(gg.GossipGraD(exchange="weights"))[1].weights_sha256
+    assert other == virtual(gg.GossipGraD())[1].weights_sha256 != found
+    assert nodes == virtual(inside)[1].weights_sha256 != found or ranks_per_node == 1
+    rest, history = virtual(gg.GossipGraD(), resume=ours)
+    assert rest.exchange == "weights" and history.weights_sha256 == found
 
 
 @pytest.mark.parametrize("shared", ["1", "0"])
@@ -250,6 +334,7 @@ def test_report_and_command_line(mpirun, tmp_path):
 
     options = ["-m", "gossipgrad", "train", "--dataset", "synthetic", "--epochs", "2", "--batch-size", "100"]
     options += ["--lr", "0.02", "--staleness", "1", "--validate-replicas"]
+    options += ["--bucket-bytes", "1000000", "--chunk-bytes", "1000000"]  # tuned, messages may differ
     done = mpirun(2, [*options, "--report", str(tmp_path / "mpi.json")])
     lines = done.stdout.splitlines()
     assert sum("lenet, 431,080 parameters" in line for line in lines) == 1, "rank 0 alone speaks"

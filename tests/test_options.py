@@ -31,6 +31,7 @@ from gossipgrad import optim, schedules, strategies
         (lambda: gg.GossipGraD(staleness=2), ValueError, ["staleness=2", "0, 1"]),
         (lambda: gg.GossipGraD(staleness=True), ValueError, ["staleness=True"]),
         (lambda: gg.GossipGraD(exchange="all"), ValueError, ["exchange='all'", "weights+momentum"]),
+        (lambda: gg.GossipGraD(push_sum=True, exchange="gradients"), ValueError, ["'auto', 'weights+momentum'"]),
         (lambda: gg.GossipGraD(mix="half"), ValueError, ["mix='half'", "halves"]),
         (lambda: gg.GossipGraD(rotate=1), TypeError, ["rotate=1"]),
         (lambda: gg.GossipGraD(wire_dtype="float16"), ValueError, ["wire_dtype='float16'", "bfloat16"]),

@@ -168,7 +168,7 @@ def test_traffic_is_one_message_a_chunk_and_sender():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"exchange": "gradients"}, "push_sum=True with exchange='gradients': allowed: 'weights.momentum', 'weights'"),
+        ({"exchange": "gradients"}, "exchange='gradients': allowed: 'auto', 'weights.momentum', 'weights'"),
         ({"mix": "halves"}, "push_sum=True with mix='halves': allowed: 'displacement'"),
     ],
 )

@@ -325,6 +325,7 @@ def test_traffic():
     assert 2 * net.parameters <= values < 2 * (net.parameters + 3 * 32)  # layers are padded
     weights, gradients = (sent(4, gg.GossipGraD(exchange=what)) for what in ("weights", "gradients"))
     assert weights == gradients == (at_2[0] / 2, at_2[1] / 2)
+    assert sent(4, gg.GossipGraD(exchange="weights+momentum")) == at_2
     assert sent(4, gg.NoExchange()) == (0, 0)
     assert sent(4, gg.AllReduce())[0] == pytest.approx(2 * 3 / 4 * at_2[0] / 2, rel=0.1)
 

@@ -44,7 +44,7 @@ def cluster(p=3):
 @pytest.mark.parametrize("p", [2, 3, 5])
 def test_exposed_seconds_are_the_waits_that_the_lanes_show(strategy, p):
     trainer, history = fit(cluster(p), strategy)
-    waits = [sum(end - begin for begin, end, name, *_ in trainer.core.spans(r) if name == "wait") for r in range(p)]
+    waits = [sum(s[1] - s[0] for s in trainer.core.spans(r) if s[2] == "wait" and s[4] == 0) for r in range(p)]
     exposed = sum(history["exposed_communication_seconds"])
     assert sum(waits) / p == pytest.approx(exposed, rel=1e-9)
     assert exposed > 0 or strategy not in WAITING
@@ -53,13 +53,18 @@ def test_exposed_seconds_are_the_waits_that_the_lanes_show(strategy, p):
 
 
 def test_data_seconds_are_the_lane_of_data():
-    """Waiting for samples that move from rank to rank is no exposed exchange."""
+    """Waiting for samples that move from rank to rank is no exposed exchange; virtual clocks show nothing else."""
     slow = gg.VirtualCluster(3, latency=0.1)
     trainer, history = fit(slow, gg.GossipGraD(exchange="weights", shuffle_samples=True))
     lanes = [[s for s in trainer.core.spans(r) if s[4] == 2] for r in range(3)]
-    total = sum(end - begin for lane in lanes for begin, end, *_ in lane)
-    assert total > 0 and total / 3 == pytest.approx(sum(history["data_wait_seconds"]), rel=1e-9)
-    assert {s[2] for lane in lanes for s in lane} == {"batch", "settle"}
+    assert {s[2] for lane in lanes for s in lane} == {"batch", "settle", "wait", "samples"}
+    for names in ({"batch", "settle"}, {"wait"}):
+        total = sum(s[1] - s[0] for lane in lanes for s in lane if s[2] in names)
+        assert total > 0 and total / 3 == pytest.approx(sum(history["data_wait_seconds"]), rel=1e-9)
+    for lane in lanes:
+        outer = [s for s in lane if s[2] in ("batch", "settle")]
+        for wait in (s for s in lane if s[2] == "wait"):
+            assert any(o[0] <= wait[0] and wait[1] <= o[1] and o[3] == wait[3] for o in outer)
 
 
 def write(tmp_path, strategy, comm=None):
@@ -81,8 +86,8 @@ def check(path, ranks, buckets, streams):
         assert min(e["ts"] for e in own) >= 0
         spans = [e for e in own if e["ph"] == "X"]
         check_compute([e for e in spans if e["tid"] == 0])
-        batches = [e for e in spans if e["tid"] == 2]
-        assert [(e["name"], e["args"]["step"]) for e in batches] == [("batch", t) for t in range(STEPS * EPOCHS)]
+        batches = [e["args"]["step"] for e in spans if e["tid"] == 2 and e["name"] == "batch"]
+        assert batches == list(range(STEPS * EPOCHS))
         found = check_exchange([e for e in own if e["tid"] == 1])
         assert len(found) == STEPS * EPOCHS * len(buckets) * len(streams)
         assert {name for name, *_ in found} == {f"{s} {b}" for s in streams for b in buckets}
@@ -116,6 +121,14 @@ def check_compute(spans):
 
 
 def check_exchange(events):
+    """check_flights of buckets of layers."""
+    for e in events:
+        about = e.get("args")
+        assert about is None or (about["layers"][0] in LAYERS and about["bytes"] % 64 == 0)
+    return check_flights(events)
+
+
+def check_flights(events):
     """(name, step, peer) -> (sent, arrived, used, bytes) of each; every one has its parts in order."""
     found = {}
     threads = defaultdict(list)
@@ -127,7 +140,6 @@ def check_exchange(events):
         assert times == sorted(times) and times[0] == times[1] and times[2] == times[3] and times[4] == times[5]
         about = parts[0]["args"]
         found[parts[0]["name"], about["step"], about["peer"]] = (times[0], times[2], times[5], about["bytes"])
-        assert about["layers"][0] in LAYERS and about["bytes"] % 64 == 0
     return found
 
 
@@ -148,19 +160,49 @@ def test_the_file_of_a_virtual_cluster(staleness, tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "t.json"]
 
 
+def check_samples(path, ranks, latency):
+    """Of each step a batch of samples to the rank before, where it arrives after it was sent, and is placed."""
+    events = json.loads(path.read_text())["traceEvents"]
+    flights = {}
+    for rank in range(ranks):
+        found = check_flights([e for e in events if e["pid"] == rank and e["ph"] in "be" and e["tid"] == 2])
+        assert sorted(found) == [("samples", t, (rank + 1) % ranks) for t in range(STEPS * EPOCHS)]
+        flights |= {(rank, *key): times for key, times in found.items()}
+    check_one_clock(flights, latency)
+    assert len({size for *_, size in flights.values()}) == 1
+    for rank in range(ranks):  # one is placed before the next is sent
+        own = sorted(times for key, times in flights.items() if key[0] == rank)
+        assert all(one[2] <= next[0] + 1e-3 for one, next in zip(own, own[1:], strict=False))
+
+
+def test_the_file_shows_the_way_of_samples(tmp_path):
+    write(tmp_path, gg.GossipGraD(shuffle_samples=True), gg.VirtualCluster(3, latency=1e-6, bandwidth=1e9))
+    check_samples(tmp_path / "t.json", 3, latency=1.0)
+    write(tmp_path, gg.GossipGraD(), cluster(2))
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {e["name"] for e in events if e.get("tid") == 2 and e["ph"] != "M"} == {"batch"}
+
+
 def test_the_file_of_mpi_ranks(tmp_path, mpirun):
     head = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport pathlib, test_trace\nimport gossipgrad as gg\n"
     )
-    call = "trainer, history = test_trace.write(pathlib.Path({!r}), gg.GossipGraD(bucket_bytes=1))\n"
+    strategy = "gg.GossipGraD(bucket_bytes=1, shuffle_samples=True)"
+    call = f"trainer, history = test_trace.write(pathlib.Path({{!r}}), {strategy})\n"
     tail = (
-        "waits = sum(end - begin for begin, end, name, *_ in trainer.core.spans() if name == 'wait')\n"
+        "waits = sum(s[1] - s[0] for s in trainer.core.spans() if s[2] == 'wait' and s[4] == 0)\n"
         "total = sum(float(x) for x in trainer._gather(repr(waits).encode())) / trainer.size\n"
         "exposed = sum(history['exposed_communication_seconds'])\n"
         "assert abs(total - exposed) <= 1e-9 * total, (total, exposed)\n"
+        "data = [s for s in trainer.core.spans() if s[4] == 2]\n"
+        "seconds = {n: sum(s[1] - s[0] for s in data if s[2] in n) for n in (('batch', 'settle'), ('wait',))}\n"
+        "said = trainer.size * sum(history['data_wait_seconds'])\n"
+        "total = sum(float(x) for x in trainer._gather(repr(seconds['batch', 'settle']).encode()))\n"
+        "assert abs(total - said) <= 1e-9 * said and 0 < seconds['wait',] <= seconds['batch', 'settle'], seconds\n"
     )
     mpirun(3, head + call.format(str(tmp_path)) + tail, timeout=60)
     check_one_clock(check(tmp_path / "t.json", 3, LAYERS, ("weights", "momentum")), latency=0)
+    check_samples(tmp_path / "t.json", 3, latency=0)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,13 @@ STRATEGIES = {
     "allreduce": lambda wire: gg.AllReduce(wire_dtype=wire),
     "layerwise": lambda wire: gg.LayerwiseAllReduce(wire_dtype=wire, **CUTS["layers"]),
     "periodic": lambda wire: gg.PeriodicAllReduce(wire_dtype=wire, period=2),
+    "elastic": lambda wire: gg.ElasticAveraging(wire_dtype=wire, period=2),
+}
+SERVED = {
+    "elastic, server": lambda wire: gg.ElasticAveraging(synchronous=False, wire_dtype=wire, period=2, **CUTS["layers"]),
+    "elastic, own servers": lambda wire: gg.ElasticAveraging(synchronous=False, wire_dtype=wire, period=2, servers=2),
+    "server": lambda wire: gg.ParameterServer(wire_dtype=wire),
+    "server, dedicated": lambda wire: gg.ParameterServer(wire_dtype=wire, period=2, dedicated=True, chunk_bytes=320),
 }
 
 
@@ -100,11 +107,11 @@ def test_half_the_bytes(p, name):
     assert 2 * half == whole > 0 and messages == as_many
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [*STRATEGIES, "elastic, server", "server"])
 def test_one_rank_rounds_nothing(name):
     def run(wire):
         generator = np.random.default_rng(0)
-        trainer = trainer_of(1, OPTIMIZERS["momentum"], STRATEGIES[name](wire))
+        trainer = trainer_of(1, OPTIMIZERS["momentum"], {**STRATEGIES, **SERVED}[name](wire))
         for _ in range(4):
             trainer.train_step(*small_batches(generator, 1))
         return trainer.weights_sha256()
@@ -174,11 +181,78 @@ def test_periodic(p):
     assert 0 < np.abs(near - near.mean(0)).max() < BITS * np.abs(near).max()
 
 
-@pytest.mark.parametrize("name", ["gossip", "late", "periodic", "allreduce"])
+@pytest.mark.parametrize("alpha", [None, 0.05])
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+def test_elastic(p, alpha):
+    """s = alpha*(w - c), rounded; w -= s; c += their sum, rounded; who adds an element of it takes the difference."""
+    strategy = gg.ElasticAveraging(period=1, alpha=alpha, wire_dtype="bfloat16")
+    trainer, weights, momentum = silent(p, strategy, np.random.default_rng(p))
+    c, force = flat(trainer.consensus_weights()), np.float32(alpha or 0.8 / p)
+    kept = weights.sum(0) + c
+    silent_step(trainer)
+    (found, velocity), there = state(trainer), flat(trainer.consensus_weights())
+    pull = np.float64(bfloat16(force * np.float32(weights - c)))
+    taken = pull.sum(0)
+    np.testing.assert_allclose(there - c, taken, rtol=1.01 * BITS, atol=1e-6)
+    assert np.abs(there - c - taken).max() > 1e-4  # it is rounded
+    ahead = found - (weights - pull)
+    assert (np.sum(np.abs(ahead) > 1e-6, 0) <= 1).all()
+    np.testing.assert_allclose(ahead.sum(0), taken - (there - c), atol=1e-6)
+    np.testing.assert_allclose(velocity, momentum * 0.5, atol=1e-7)
+    for _ in range(200):
+        silent_step(trainer)
+    found, there = state(trainer)[0], flat(trainer.consensus_weights())
+    np.testing.assert_allclose(found.sum(0) + there, kept, atol=2e-5)
+    if alpha is None:
+        np.testing.assert_allclose(found, np.tile(there, (p, 1)), atol=2e-6)  # nearer than bfloat16 can say
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_centres_on_servers(p, name):
+    """Without learning: what elastic ranks and the centre sum up to is kept, and a parameter server's centre stays."""
+    strategy = SERVED[name]("bfloat16")
+    trainer, weights, _ = silent(p, strategy, np.random.default_rng(p))
+    workers = strategy.workers(p)
+    c = flat(trainer.consensus_weights())
+    for step in range(300):
+        silent_step(trainer)
+        if step % 100 == 3:  # at rest
+            found, there = state(trainer)[0][:workers], flat(trainer.consensus_weights())
+            if isinstance(strategy, gg.ParameterServer):
+                assert np.array_equal(there, c)
+            else:
+                np.testing.assert_allclose(found.sum(0) + there, weights[:workers].sum(0) + c, atol=1e-5)
+    found, there = state(trainer)[0][:workers], flat(trainer.consensus_weights())
+    np.testing.assert_allclose(found, np.tile(there, (workers, 1)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_is_loaded_counts(name):
+    """Weights that are loaded between steps are where the ranks begin, whatever the servers knew."""
+    strategy = SERVED[name]("bfloat16")
+    generator = np.random.default_rng(0)
+    trainer, _, _ = silent(3, strategy, generator)
+    for _ in range(2):
+        for _ in range(3):
+            silent_step(trainer)
+        weights, _ = randomise(trainer, generator)
+        c = flat(trainer.consensus_weights())
+        for _ in range(2):
+            silent_step(trainer)
+        found, there = state(trainer)[0][: strategy.workers(3)], flat(trainer.consensus_weights())
+        if isinstance(strategy, gg.ParameterServer):
+            np.testing.assert_allclose(found, np.tile(c, (len(found), 1)), atol=2 * BITS)
+        else:
+            np.testing.assert_allclose(found.sum(0) + there, weights.sum(0) + c, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gossip", "late", "periodic", "allreduce", "elastic", *SERVED])
 def test_small_updates_are_not_lost(name):
     """Each step moves the weights by less than bfloat16 can tell, a hundred steps by several times as much."""
     generator = np.random.default_rng(0)
-    one, other = (trainer_of(2, gg.SGD(lr=5e-3), STRATEGIES[name](wire)) for wire in ("float32", "bfloat16"))
+    make = {**STRATEGIES, **SERVED}[name]
+    one, other = (trainer_of(2, gg.SGD(lr=5e-3), make(wire)) for wire in ("float32", "bfloat16"))
     before = flat(one.weights())
     x, y = small_batches(generator, 2, sizes=(20,))
     for _ in range(100):
@@ -188,11 +262,12 @@ def test_small_updates_are_not_lost(name):
     assert np.linalg.norm(moved - also) < 0.01 * np.linalg.norm(moved)
 
 
-@pytest.mark.parametrize("name", ["gossip", "late", "allreduce", "periodic"])
+@pytest.mark.parametrize("name", ["gossip", "late", "allreduce", "periodic", "elastic", *SERVED])
 def test_it_learns_as_well(name):
     data = gg.data.synthetic((1, 8, 8), 4, 400, 200, noise=0.5)
     accuracy = []
     for wire in ("float32", "bfloat16"):
-        trainer = trainer_of(4, gg.SGD(lr=0.05, momentum=0.9), STRATEGIES[name](wire))
+        rate = 0.01 if name.startswith("server") else 0.05
+        trainer = trainer_of(4, gg.SGD(lr=rate, momentum=0.9), {**STRATEGIES, **SERVED}[name](wire))
         accuracy.append(trainer.fit(*data, epochs=5, batch_size=10, progress=False)["validation.accuracy"][-1])
     assert accuracy[0] > 0.9 and abs(accuracy[0] - accuracy[1]) < 0.03

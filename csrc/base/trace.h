@@ -17,9 +17,9 @@ typedef struct gg_trace_span {
     const char *name;
     int64_t step;
     int32_t lane;  /* a gg_trace_lane */
-    int32_t index; /* compute: a node of the graph, or -1; exchange: the first layer of a run */
-    /* Exchange only: */
-    int32_t last;   /* the last layer of the run */
+    int32_t index; /* compute: a node of the graph, or -1; exchange: the first layer of a run; data: -1 */
+    /* Of messages only: the exchange lane, and samples in that of data. There bytes > 0. */
+    int32_t last;   /* exchange: the last layer of the run */
     int32_t peer;   /* whose message it was; -1: of all */
     double arrived; /* begin: it was sent and asked for; arrived: all of it is there; end: it is used */
     int64_t bytes;

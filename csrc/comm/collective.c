@@ -200,7 +200,7 @@ cleanup:
 }
 
 /* What a reduction still waits for. With GATHERED and IDLE the data holds the sum. */
-typedef enum stage { IDLE = 0, SCATTERING, READ_BY_PEERS, GATHERING, GATHERED } stage;
+typedef enum stage { IDLE = 0, SCATTERING, READ_BY_PEERS, GATHERING, GATHERED, LEFT_TO_MPI } stage;
 
 struct gg_allreduce {
     gg_transport *transport;
@@ -209,7 +209,7 @@ struct gg_allreduce {
     int tag;
     gg_narrow_wire wire; /* memory NULL: float32 */
     uint16_t *reply;     /* displaces: message memory, own elements for each rank */
-    float *mean;         /* displaces: of the own slice */
+    float *exact;        /* displaces, rest: the sum of the own slice, not rounded */
     size_t size;         /* of an element on the wire */
     char *landing;       /* own elements for each rank */
     const void **source;
@@ -218,6 +218,8 @@ struct gg_allreduce {
     int next; /* the next peer of this stage, counted from this rank */
     float *data;
     const float *scale;
+    bool by_mpi; /* then none of the above but transport, device, count, stage is used, and `sum` is */
+    gg_request sum;
 };
 
 static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
@@ -227,30 +229,37 @@ static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
 }
 
 gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, const gg_narrow_wire *wire,
-                              gg_allreduce **out) {
+                              gg_collectives by, gg_allreduce **out) {
     gg_status status = GG_OK;
     gg_allreduce *made = NULL;
     size_t p = (size_t)transport->size, begin = 0;
     *out = NULL;
     if (count % GG_LANES != 0)
         return gg_fail(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES);
+    if (by == GG_COLLECTIVES_MPI && wire != NULL)
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
+                       "'float32', or collectives 'own'");
+    if (by == GG_COLLECTIVES_MPI) GG_TRY(gg_sum_prepare(transport));
     GG_TRY(gg_calloc(1, sizeof *made, "allreduce", (void **)&made));
     made->transport = transport;
     made->device = device;
     made->count = count;
+    made->by_mpi = by == GG_COLLECTIVES_MPI;
     made->tag = tag;
     if (wire != NULL) made->wire = *wire;
     made->size = gg_dtype_size(wire != NULL ? GG_BFLOAT16 : GG_FLOAT32);
     made->own = slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", (void **)&made->source));
-    if (p > 1) {
+    if (p > 1 && !made->by_mpi) {
         GG_TRY(gg_alloc(p * made->own * made->size, "allreduce landing", (void **)&made->landing));
         if (made->wire.displaces) {
             /* The same size on every rank, and enough for the largest slice. */
             size_t elements = count + p * GG_LANES;
             GG_TRY(gg_message_alloc(transport, elements * made->size, "displacements", (void **)&made->reply));
-            GG_TRY(gg_alloc(made->own * sizeof(float), "mean", (void **)&made->mean));
         }
+        if (made->wire.displaces || made->wire.rest != NULL)
+            GG_TRY(gg_alloc(made->own * sizeof(float), "exact sum", (void **)&made->exact));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->receives));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->scattered));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->gathered));
@@ -268,6 +277,7 @@ static void stop(gg_allreduce *allreduce) {
     if (allreduce->receives) give_up(allreduce->transport, allreduce->receives, p);
     if (allreduce->scattered) give_up(allreduce->transport, allreduce->scattered, p);
     if (allreduce->gathered) give_up(allreduce->transport, allreduce->gathered, p);
+    give_up(allreduce->transport, &allreduce->sum, 1);
     allreduce->stage = IDLE;
 }
 
@@ -281,7 +291,7 @@ void gg_allreduce_destroy(gg_allreduce *allreduce) {
     if (!allreduce) return;
     stop(allreduce);
     gg_message_free(allreduce->transport, allreduce->reply);
-    gg_free(allreduce->mean);
+    gg_free(allreduce->exact);
     gg_free(allreduce->landing);
     gg_free(allreduce->source);
     gg_free(allreduce->receives);
@@ -310,6 +320,18 @@ static const char *sum_for(const gg_allreduce *allreduce, int to) {
     return allreduce->wire.displaces ? (const char *)(allreduce->reply + (size_t)to * own) : sent_at(allreduce, begin);
 }
 
+/* Rounds the sum of the own slice, n elements from `begin` on, and gives the difference to the rest. */
+static void round_own(gg_allreduce *allreduce, size_t begin, size_t n) {
+    static const float scale[3] = {1, -1, 1};
+    gg_device *device = allreduce->device;
+    uint16_t *rounded = allreduce->wire.memory + begin;
+    float *data = allreduce->data + begin, *rest = allreduce->wire.rest + begin;
+    const float *const source[3] = {data, allreduce->exact, rest};
+    device->table->narrow(device, n, allreduce->exact, rounded);
+    device->table->widen(device, n, rounded, data);
+    device->table->weighted_sum(device, n, 3, source, scale, rest);
+}
+
 /* Adds what all ranks have sent of the own slice, and makes of it what they get. */
 static void sum_own(gg_allreduce *allreduce) {
     gg_device *device = allreduce->device;
@@ -319,12 +341,16 @@ static void sum_own(gg_allreduce *allreduce) {
     float *data = allreduce->data + begin;
     if (allreduce->wire.memory == NULL) {
         device->table->weighted_sum(device, own, p, (const float *const *)allreduce->source, allreduce->scale, data);
-    } else if (!allreduce->wire.displaces) {
+    } else if (allreduce->exact == NULL) {
         device->table->narrow_sum(device, own, p, narrow, allreduce->scale, data, allreduce->wire.memory + begin);
     } else {
-        device->table->narrow_sum(device, own, p, narrow, allreduce->scale, allreduce->mean, NULL);
+        device->table->narrow_sum(device, own, p, narrow, allreduce->scale, allreduce->exact, NULL);
+        if (!allreduce->wire.displaces) {
+            round_own(allreduce, begin, own);
+            return;
+        }
         for (int r = 0; r < p; ++r)
-            device->table->narrow_difference(device, own, allreduce->mean, narrow[r], allreduce->reply + (size_t)r * own);
+            device->table->narrow_difference(device, own, allreduce->exact, narrow[r], allreduce->reply + (size_t)r * own);
         accept(allreduce, begin, own, (const uint16_t *)sum_for(allreduce, allreduce->transport->rank));
     }
 }
@@ -341,6 +367,12 @@ cleanup:
     return status;
 }
 
+/* data = scale * data */
+static void scale_by(gg_allreduce *allreduce, float *data, const float *scale) {
+    const float *source = data;
+    if (*scale != 1.0f) allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
+}
+
 /* Peers are visited from the next rank on, so that not all of them send to one. */
 gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
     gg_status status = GG_OK;
@@ -350,10 +382,11 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
     if (allreduce->stage != IDLE)
         return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
     if (allreduce->count == 0) return GG_OK;
-    if (p == 1) {
-        const float *source = data;
-        if (scale[0] != 1.0f)
-            allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
+    if (p == 1 || allreduce->by_mpi) scale_by(allreduce, data, &scale[rank]);
+    if (p == 1) return GG_OK;
+    if (allreduce->by_mpi) {
+        GG_TRY(gg_sum(transport, transport->sums, data, allreduce->count, &allreduce->sum));
+        allreduce->stage = LEFT_TO_MPI;
         return GG_OK;
     }
     allreduce->data = data;
@@ -409,6 +442,11 @@ static gg_status advance(gg_allreduce *allreduce, bool wait) {
     int p = transport->size, rank = transport->rank;
     while (allreduce->stage != IDLE && allreduce->stage != GATHERED) {
         bool done = true;
+        if (allreduce->stage == LEFT_TO_MPI) {
+            GG_TRY(reach(transport, &allreduce->sum, wait, &done));
+            if (done) allreduce->stage = IDLE;
+            return GG_OK;
+        }
         if (allreduce->next == p) {
             if (allreduce->stage == SCATTERING) GG_TRY(add_own(allreduce));
             allreduce->stage++;

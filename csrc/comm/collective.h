@@ -1,5 +1,5 @@
 /* Collectives over any transport: fixed order of summation, so the same bits on MPI, in the virtual cluster, on every
- * rank and from run to run. All ranks call in the same order. Blocking, but for gg_allreduce_start and _poll; waits sleep. */
+ * rank and from run to run; but for GG_COLLECTIVES_MPI. All ranks call in the same order. Blocking, but for gg_allreduce_start and _poll; waits sleep. */
 #ifndef GG_COMM_COLLECTIVE_H
 #define GG_COMM_COLLECTIVE_H
 
@@ -33,16 +33,25 @@ typedef struct gg_allreduce gg_allreduce;
 /* Values that travel as bfloat16, rounded to nearest even, for half the bytes. They are summed in float32.
  *
  * displaces false: data = the sum, which travels rounded: the same bits on every rank.
+ * displaces false with `rest`, where all sums must add up: who adds a slice adds to its own `rest` by how much rounding has raised the sum,
+ * rest += rounded sum - sum. So (sum over the ranks of rest) - data is what it would be without that rounding.
  * displaces true, for means: every rank is sent how far the mean is ahead of what it sent, rounded, and adds it. So data keeps what bfloat16 cannot
  * hold, and no small update is lost; the mean over the ranks is kept, and the ranks agree to the precision of bfloat16. */
 typedef struct gg_narrow_wire {
-    uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish */
-    bool displaces;   /* creation and destruction are collective then */
+    uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish. From
+                         the start until the first poll or wait it holds this rank's values, as they travel */
+    float *rest;      /* NULL, or `count` elements, the caller's; written before the sum is there */
+    bool displaces;   /* creation and destruction are collective then; rest must be NULL */
 } gg_narrow_wire;
+
+/* Whose sum it is. MPI: each rank's scaled values go through gg_sum, which see: `data` comes from gg_message_alloc, values travel as float32,
+ * and creation is collective; the bits are the same on every rank but no others are promised. Of several under way at once all ranks start
+ * each at the same place in the order. */
+typedef enum gg_collectives { GG_COLLECTIVES_OWN = 0, GG_COLLECTIVES_MPI, GG_COLLECTIVES_COUNT } gg_collectives;
 
 /* wire: NULL: values travel as float32, from where they lie. */
 gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, const gg_narrow_wire *wire,
-                              gg_allreduce **out);
+                              gg_collectives by, gg_allreduce **out);
 void gg_allreduce_destroy(gg_allreduce *allreduce); /* gives up what is under way; NULL is fine */
 
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.

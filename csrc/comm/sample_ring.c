@@ -15,6 +15,10 @@ struct gg_sample_ring {
     void *landing;
     gg_request sent[2], received;
     int64_t bytes_sent, messages_sent;
+    gg_trace *trace;
+    const int64_t *step;
+    double sent_at; /* of what is in flight, where there is a trace */
+    int64_t sent_in_step;
 };
 
 int64_t gg_sample_ring_id(int64_t count, int rank, int size, int64_t slot, int64_t rows, int64_t exchanges) {
@@ -47,6 +51,11 @@ cleanup:
     return status;
 }
 
+void gg_sample_ring_show(gg_sample_ring *ring, gg_trace *trace, const int64_t *step) {
+    ring->trace = trace;
+    ring->step = step;
+}
+
 void gg_sample_ring_destroy(gg_sample_ring *ring) {
     if (ring == NULL) return;
     gg_cancel(ring->transport, &ring->received);
@@ -73,18 +82,34 @@ cleanup:
     return status;
 }
 
+static int before(const gg_transport *transport) { return (transport->rank + transport->size - 1) % transport->size; }
+static int after(const gg_transport *transport) { return (transport->rank + 1) % transport->size; }
+
+static gg_status wait_for(gg_sample_ring *ring, gg_request *request) {
+    if (ring->trace == NULL || request->state == GG_REQUEST_IDLE) return gg_wait(ring->transport, request);
+    gg_trace_span span = {.name = "wait", .lane = GG_LANE_DATA, .index = -1, .step = *ring->step};
+    span.begin = gg_transport_now(ring->transport);
+    gg_status status = gg_wait(ring->transport, request);
+    span.end = gg_transport_now(ring->transport);
+    if (span.end > span.begin) gg_trace_add(ring->trace, &span);
+    return status;
+}
+
 gg_status gg_sample_ring_begin(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     gg_transport *transport = ring->transport;
-    int before = (transport->rank + transport->size - 1) % transport->size, after = (transport->rank + 1) % transport->size;
     if (ring->shard->in_flight) GG_TRY(gg_fail(GG_ERROR_STATE, "the one before is not finished"));
     int turn = (int)(ring->exchanges % 2);
-    GG_TRY(gg_wait(transport, &ring->sent[turn]));
+    GG_TRY(wait_for(ring, &ring->sent[turn]));
     gg_shard_copy_pack(ring->shard, first_slot(ring, ring->exchanges), ring->rows, ring->slots, ring->message[turn]);
     ring->shard->in_flight = true;
     ring->exchanges++;
-    GG_TRY(gg_receive(transport, ring->landing, ring->bytes, after, GG_TAG_SAMPLES, &ring->received));
-    GG_TRY(gg_send(transport, ring->message[turn], ring->bytes, before, GG_TAG_SAMPLES, &ring->sent[turn]));
+    if (ring->trace != NULL) {
+        ring->sent_at = gg_transport_now(transport);
+        ring->sent_in_step = *ring->step;
+    }
+    GG_TRY(gg_receive(transport, ring->landing, ring->bytes, after(transport), GG_TAG_SAMPLES, &ring->received));
+    GG_TRY(gg_send(transport, ring->message[turn], ring->bytes, before(transport), GG_TAG_SAMPLES, &ring->sent[turn]));
     ring->bytes_sent += (int64_t)ring->bytes;
     ring->messages_sent++;
 cleanup:
@@ -95,6 +120,18 @@ cleanup:
 static gg_status take_in(gg_sample_ring *ring) {
     gg_shard_copy_unpack(ring->shard, first_slot(ring, ring->exchanges - 1), ring->rows, ring->slots, ring->received.data);
     ring->shard->in_flight = false;
+    if (ring->trace != NULL)
+        gg_trace_add(ring->trace,
+                     &(gg_trace_span){.begin = ring->sent_at,
+                                      .arrived = ring->received.when > ring->sent_at ? ring->received.when : ring->sent_at,
+                                      .end = gg_transport_now(ring->transport),
+                                      .name = "samples",
+                                      .step = ring->sent_in_step,
+                                      .lane = GG_LANE_DATA,
+                                      .index = -1,
+                                      .last = -1,
+                                      .peer = after(ring->transport),
+                                      .bytes = (int64_t)ring->bytes});
     return gg_release(ring->transport, &ring->received);
 }
 
@@ -111,7 +148,7 @@ cleanup:
 gg_status gg_sample_ring_finish(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     if (!ring->shard->in_flight) goto cleanup;
-    GG_TRY(gg_wait(ring->transport, &ring->received));
+    GG_TRY(wait_for(ring, &ring->received));
     GG_TRY(take_in(ring));
 cleanup:
     return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
@@ -120,9 +157,13 @@ cleanup:
 gg_status gg_sample_ring_settle(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     GG_TRY(gg_sample_ring_finish(ring));
-    for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(ring->transport, &ring->sent[i]));
+    for (int i = 0; i < 2; ++i) GG_TRY(wait_for(ring, &ring->sent[i]));
 cleanup:
     return status;
+}
+
+bool gg_sample_ring_at_rest(const gg_sample_ring *ring) {
+    return !ring->shard->in_flight && ring->sent[0].state == GG_REQUEST_IDLE && ring->sent[1].state == GG_REQUEST_IDLE;
 }
 
 void gg_sample_ring_sent(const gg_sample_ring *ring, int64_t *bytes, int64_t *messages) {

@@ -10,6 +10,7 @@
 #ifndef GG_COMM_SAMPLE_RING_H
 #define GG_COMM_SAMPLE_RING_H
 
+#include "base/trace.h"
 #include "comm/transport.h"
 #include "data/data.h"
 
@@ -23,6 +24,9 @@ int64_t gg_sample_ring_id(int64_t count, int rank, int size, int64_t slot, int64
 /* Collective; at least two ranks. `count`: samples of all ranks; rows: 1 to the smallest shard. The shard is this rank's, outlives the
  * ring, and is not filled before the first seek. */
 gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, int64_t count, int64_t rows, gg_sample_ring **out);
+/* From now on its exchanges ("samples": sent, arrived, in their places) and waits ("wait") are in the lane of data, with the step that
+ * `step` points at. Both outlive the ring; trace NULL: none. */
+void gg_sample_ring_show(gg_sample_ring *ring, gg_trace *trace, const int64_t *step);
 /* Collective; gives up what is in flight. NULL is fine. */
 void gg_sample_ring_destroy(gg_sample_ring *ring);
 
@@ -33,6 +37,8 @@ gg_status gg_sample_ring_begin(gg_sample_ring *ring);  /* sends; the exchange be
 gg_status gg_sample_ring_poll(gg_sample_ring *ring);   /* takes in what has arrived */
 gg_status gg_sample_ring_finish(gg_sample_ring *ring); /* waits for it: the shard may be read */
 gg_status gg_sample_ring_settle(gg_sample_ring *ring); /* and for what was sent to be taken. Collective */
+/* Nothing of this rank's is under way: there is nothing to settle. */
+bool gg_sample_ring_at_rest(const gg_sample_ring *ring);
 
 /* By this rank, since creation. */
 void gg_sample_ring_sent(const gg_sample_ring *ring, int64_t *bytes, int64_t *messages);

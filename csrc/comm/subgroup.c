@@ -52,6 +52,22 @@ static double now(gg_transport *transport) { return gg_transport_now(whole_of(tr
 static gg_status compute(gg_transport *transport, double seconds) { return gg_transport_compute(whole_of(transport), seconds); }
 static gg_status idle(gg_transport *transport, double seconds) { return gg_transport_idle(whole_of(transport), seconds); }
 
+static gg_status sums_open(gg_transport *transport, const int *members, int count, gg_sums **out) {
+    gg_transport *whole = whole_of(transport);
+    (void)members, (void)count;                                        /* all of the view: nobody wants less */
+    if (whole->table->sums_open == NULL) return gg_sum_prepare(whole); /* says so */
+    return whole->table->sums_open(whole, view_of(transport)->member, transport->size, out);
+}
+
+static void sums_close(gg_transport *transport, gg_sums *sums) {
+    whole_of(transport)->table->sums_close(whole_of(transport), sums);
+}
+
+static gg_status sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
+    request->state = GG_REQUEST_IDLE;
+    return gg_sum(whole_of(transport), sums, data, count, request);
+}
+
 static const gg_transport_table table = {
     .name = "subgroup",
     .destroy = destroy,
@@ -68,6 +84,9 @@ static const gg_transport_table table = {
     .now = now,
     .compute = compute,
     .idle = idle,
+    .sums_open = sums_open,
+    .sums_close = sums_close,
+    .sum = sum,
 };
 
 gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count, gg_transport **out) {

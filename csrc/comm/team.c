@@ -14,6 +14,8 @@ struct gg_team {
     gg_transport *transport; /* all others */
     int size, local;
     atomic_int references;
+    bool measured;
+    gg_link link;
 };
 
 static gg_status make(const char *kind, gg_team **out) {
@@ -94,6 +96,44 @@ gg_transport *gg_team_transport(gg_team *team, int local) {
 
 void gg_team_set_timeout(gg_team *team, double seconds) {
     for (int i = 0; i < team->local; ++i) gg_team_transport(team, i)->timeout = seconds;
+}
+
+typedef struct measurement {
+    gg_team *team;
+    size_t bytes;
+} measurement;
+
+static gg_status measure(void *context, int local) {
+    gg_status status = GG_OK;
+    const measurement *m = context;
+    gg_link link;
+    GG_TRY(gg_link_measure(gg_team_transport(m->team, local), m->bytes, &link));
+    if (local == 0) m->team->link = link;
+cleanup:
+    return status;
+}
+
+/* Outside of a virtual cluster there is one rank here, whose clock is the world's. */
+static gg_status measure_alone(measurement *m) {
+    gg_transport *transport = m->team->transport;
+    const int64_t bytes = transport->bytes_sent, messages = transport->messages_sent;
+    const double timeout = transport->timeout;
+    transport->timeout = 0;
+    gg_status status = measure(m, 0);
+    transport->timeout = timeout;
+    transport->bytes_sent = bytes;
+    transport->messages_sent = messages;
+    return status;
+}
+
+gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out) {
+    gg_status status = GG_OK;
+    measurement m = {.team = team, .bytes = bytes};
+    if (!team->measured) GG_TRY(team->cluster ? gg_virtual_run_aside(team->cluster, measure, &m) : measure_alone(&m));
+    team->measured = true;
+    *out = team->link;
+cleanup:
+    return status;
 }
 
 gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context) {

@@ -5,6 +5,7 @@
 #ifndef GG_COMM_TEAM_H
 #define GG_COMM_TEAM_H
 
+#include "comm/link.h"
 #include "comm/transport.h"
 #include "comm/virtual/virtual.h"
 
@@ -29,5 +30,8 @@ void gg_team_set_timeout(gg_team *team, double seconds);
 gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context);
 /* The same, watched as gg_virtual_run_watched where the ranks are virtual; else `watch` is ignored. */
 gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context, const gg_watch *watch);
+/* What messages between these ranks cost (gg_link_measure), measured when it is first asked for. Takes no time of a virtual cluster, and
+ * no rank counts what it sends for it; waits have no timeout. Collective, with nothing under way. */
+gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out);
 
 #endif

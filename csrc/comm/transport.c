@@ -82,12 +82,23 @@ gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int p
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
     *done = true;
     if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) return GG_OK;
-    bool sent = request->state == GG_REQUEST_SENDING;
+    bool sent = request->state == GG_REQUEST_SENDING, summed = request->state == GG_REQUEST_SUMMING;
     gg_status status = transport->table->test(transport, request, done);
-    if (!transport->check_buffers || status != GG_OK || !*done) return status;
+    if (!transport->check_buffers || status != GG_OK || !*done || summed) return status;
     if (sent) return check_unwritten(transport, request, sent);
     request->checksum = checksum(request->data, request->bytes);
     return GG_OK;
+}
+
+static gg_status waited_in_vain(const gg_transport *transport, const gg_request *request, double seconds) {
+    const char *name = transport->table->name;
+    if (request->state == GG_REQUEST_SUMMING)
+        return gg_fail(GG_ERROR_COMM,
+                       "rank %d: waited %.3f s for the sum of %zu values over %d ranks, not all of which came (%s)",
+                       transport->rank, seconds, request->bytes / sizeof(float), request->tag, name);
+    return gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)", transport->rank, seconds,
+                   request->bytes, request->state == GG_REQUEST_SENDING ? "to be taken by" : "from", request->peer, request->tag,
+                   name);
 }
 
 gg_status gg_wait(gg_transport *transport, gg_request *request) {
@@ -107,13 +118,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
         if (transport->timeout > 0) {
             double now = gg_transport_now(transport);
             if (round == 0) start = now;
-            if (now - start >= transport->timeout) {
-                bool sending = request->state == GG_REQUEST_SENDING;
-                status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)",
-                                 transport->rank, now - start, request->bytes, sending ? "to be taken by" : "from", request->peer,
-                                 request->tag, transport->table->name);
-                goto cleanup;
-            }
+            if (now - start >= transport->timeout) GG_TRY(waited_in_vain(transport, request, now - start));
         }
         GG_TRY(transport->table->pause(transport, round, serves ? NULL : request));
     }
@@ -141,6 +146,33 @@ void gg_cancel(gg_transport *transport, gg_request *request) {
     request->state = GG_REQUEST_IDLE;
 }
 
+gg_status gg_sum_prepare(gg_transport *transport) {
+    if (transport->sums != NULL) return GG_OK;
+    if (transport->table->sums_open == NULL)
+        return gg_fail(
+            GG_ERROR_ARGUMENT,
+            "collectives: 'mpi', but not MPI alone connects the ranks here (%s); allowed is 'own', and 'mpi' under mpiexec "
+            "without network=",
+            transport->table->name);
+    return transport->table->sums_open(transport, NULL, 0, &transport->sums);
+}
+
+gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
+    const size_t bytes = count * sizeof *data;
+    if (request->state != GG_REQUEST_IDLE)
+        return gg_fail(GG_ERROR_STATE, "rank %d: sum of %zu values: the request is in use", transport->rank, count);
+    begin(request, GG_REQUEST_SUMMING, bytes, -1, sums->ranks);
+    request->data = data;
+    gg_status status = transport->table->sum(transport, sums, data, count, request);
+    if (status == GG_OK) {
+        transport->bytes_sent += (int64_t)bytes * 2 * (sums->ranks - 1) / sums->ranks;
+        transport->messages_sent += 2 * (sums->ranks - 1);
+    } else {
+        request->state = GG_REQUEST_IDLE;
+    }
+    return status;
+}
+
 gg_status gg_progress(gg_transport *transport) { return transport->table->progress(transport); }
 
 double gg_transport_now(gg_transport *transport) { return transport->table->now(transport); }
@@ -158,5 +190,7 @@ gg_status gg_transport_idle(gg_transport *transport, double seconds) {
 }
 
 void gg_transport_destroy(gg_transport *transport) {
-    if (transport) transport->table->destroy(transport);
+    if (!transport) return;
+    if (transport->sums) transport->table->sums_close(transport, transport->sums);
+    transport->table->destroy(transport);
 }

@@ -1,7 +1,7 @@
 /* The transport: messages between the ranks of a group. One table, two implementations (MPI and virtual).
  *
- * Point-to-point only; everything collective is built on it in comm/collective.h with one fixed order, so both
- * implementations give the same bits. A transport belongs to one rank and is used by that rank's thread alone.
+ * Point-to-point; everything collective is built on it in comm/collective.h with one fixed order, so both
+ * implementations give the same bits. Only sums may be left to a library's own collective, where there is one (gg_sum). A transport belongs to one rank and is used by that rank's thread alone.
  *
  * Messages between two ranks with the same tag arrive in the order they were sent. A message's bytes must not be
  * written between gg_send and the request's completion. A receive gives its bytes in `landing`, or, where the
@@ -20,7 +20,8 @@ typedef enum gg_request_state {
     GG_REQUEST_IDLE = 0, /* zero-initialised, or finished */
     GG_REQUEST_SENDING,
     GG_REQUEST_RECEIVING,
-    GG_REQUEST_ARRIVED /* a receive whose data may be read; must be released */
+    GG_REQUEST_ARRIVED, /* a receive whose data may be read; must be released */
+    GG_REQUEST_SUMMING  /* by gg_sum: peer is -1, tag the number of ranks; IDLE when the sum is there */
 } gg_request_state;
 
 /* Owned by the caller, zero-initialised, not moved while in use. */
@@ -28,7 +29,7 @@ typedef struct gg_request {
     gg_request_state state;
     int peer, tag;
     size_t bytes;
-    const void *data; /* ARRIVED: the message; SENDING: what is sent */
+    const void *data; /* ARRIVED: the message; SENDING: what is sent; SUMMING: the values */
     void *landing;
     double when;          /* ARRIVED: the clock at which it arrived */
     uint64_t checksum;    /* of data, while it must not be written; only where buffers are checked */
@@ -37,6 +38,11 @@ typedef struct gg_request {
 } gg_request;
 
 typedef struct gg_transport gg_transport;
+
+/* Ranks that sum together by a library's collective; the implementation's. */
+typedef struct gg_sums {
+    int ranks;
+} gg_sums;
 
 typedef struct gg_transport_table {
     const char *name;
@@ -58,6 +64,11 @@ typedef struct gg_transport_table {
     double (*now)(gg_transport *transport);
     gg_status (*compute)(gg_transport *transport, double seconds);
     gg_status (*idle)(gg_transport *transport, double seconds);
+    /* Sums by a library's collective, in `test` and `cancel` too; all three NULL where there is none. Open: collective over the members,
+     * ranks of this transport, this one among them; NULL: all. Close: collective too, with all sums at rest. */
+    gg_status (*sums_open)(gg_transport *transport, const int *members, int count, gg_sums **out);
+    void (*sums_close)(gg_transport *transport, gg_sums *sums);
+    gg_status (*sum)(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request);
 } gg_transport_table;
 
 /* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it goes on when the
@@ -72,6 +83,7 @@ struct gg_transport {
     const gg_transport_table *table;
     int rank, size;
     const int *node_of; /* of each rank: the lowest rank with which it shares memory; NULL: all share it. The transport's */
+    gg_sums *sums;      /* of all ranks here; made by gg_sum_prepare, freed with the transport */
     gg_service service; /* set and cleared by whoever has something to answer */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
     double timeout;     /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for ever */
@@ -102,6 +114,16 @@ gg_status gg_release(gg_transport *transport, gg_request *request);
  * without harm. Otherwise, after a failure: the message is lost, and the peer may wait for ever or fail. IDLE: nothing. Keeps the
  * error message. */
 void gg_cancel(gg_transport *transport, gg_request *request);
+/* Makes ready for gg_sum with transport->sums; the first time it is collective. GG_ERROR_ARGUMENT, in the words of the strategies' keyword,
+ * where no library offers sums. */
+gg_status gg_sum_prepare(gg_transport *transport);
+/* data becomes the sum of all ranks' data, by a library's collective: in an order that is the library's, so these are not the bits of
+ * comm/collective.h, but the same on all ranks, which MPI demands. Returns at once; the request is tested, waited for and cancelled like
+ * one of a message, and IDLE when the sum is there; until then data must not be touched. All ranks start their sums over the same ranks
+ * in the same order. data comes from gg_message_alloc: a library cannot give a sum up, so after a cancel its memory is
+ * kept for good, where it may still be written. What the library sends is not known: it is counted as what a reduce-scatter and an
+ * all-gather send, 2(ranks-1)/ranks of the bytes in 2(ranks-1) messages. */
+gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request);
 /* Lets messages move; cheap; called between layers. In the virtual cluster ranks whose clock is behind run first. */
 gg_status gg_progress(gg_transport *transport);
 

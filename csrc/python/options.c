@@ -24,6 +24,15 @@ static bool flag_of(PyObject *dict, const char *name) {
     return item != NULL && PyObject_IsTrue(item) > 0;
 }
 
+/* 0 where it is not given: to be tuned. */
+static int size_of(PyObject *dict, const char *name, long long *out) {
+    *out = whole_of(dict, name, 0);
+    if (PyErr_Occurred()) return -1;
+    if (*out >= 1 || PyDict_GetItemString(dict, name) == NULL) return 0;
+    PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", name, *out);
+    return -1;
+}
+
 static int choice_of(PyObject *dict, const char *name, const char *otherwise, const char *const *names, int n) {
     const char *text = text_of(dict, name, otherwise);
     return text ? gg_py_choice(name, text, names, n) : -1;
@@ -61,24 +70,22 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
     int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
     int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
     int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
+    static const char *const collectives[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
+    int by = choice_of(dict, "collectives", "own", collectives, GG_COLLECTIVES_COUNT);
     int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
     long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
     long long overlap = whole_of(dict, "overlap", 1);
-    long long bucket = whole_of(dict, "bucket_bytes", 1 << 20), chunk = whole_of(dict, "chunk_bytes", 2 << 20);
+    long long bucket = 0, chunk = 0;
     long long synchronous = whole_of(dict, "synchronous", 1), servers = whole_of(dict, "servers", 1);
     double alpha = number_of(dict, "alpha", 0);
     long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
     int partition_fc = partition_of(dict);
     long long ranks_per_node = whole_of(dict, "ranks_per_node", 0);
     double probability = number_of(dict, "probability", 1.0);
+    if (size_of(dict, "bucket_bytes", &bucket) < 0 || size_of(dict, "chunk_bytes", &chunk) < 0) return -1;
     if (PyErr_Occurred()) return -1;
     if (ranks_per_node < 0 || ranks_per_node > INT_MAX) {
         PyErr_Format(PyExc_ValueError, "ranks_per_node: %lld; must be at least 1", ranks_per_node);
-        return -1;
-    }
-    if (bucket < 1 || chunk < 1) {
-        PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", bucket < 1 ? "bucket_bytes" : "chunk_bytes",
-                     bucket < 1 ? bucket : chunk);
         return -1;
     }
     *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
@@ -91,6 +98,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
                                  .wire = (gg_dtype)wire,
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,
+                                 .collectives = (gg_collectives)by,
                                  .overlap = overlap != 0,
                                  .partition_fc = (gg_partition_fc)partition_fc,
                                  .period = period,

@@ -75,6 +75,32 @@ static PyObject *get_local(PyObject *self, void *unused) {
     return PyLong_FromLong(gg_team_local(((gg_py_team *)self)->team));
 }
 
+static PyObject *get_apart(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((gg_py_team *)self)->apart);
+}
+
+static int set_apart(PyObject *self, PyObject *value, void *unused) {
+    int apart = value == NULL ? 0 : PyObject_IsTrue(value);
+    (void)unused;
+    if (apart >= 0) ((gg_py_team *)self)->apart = apart;
+    return apart < 0 ? -1 : 0;
+}
+
+int gg_py_team_together(const gg_py_team *team) {
+    if (!team->apart) return 0;
+    PyErr_SetString(PyExc_RuntimeError,
+                    "on_progress comes at other steps, and not as often, on other ranks, so what is collective cannot be "
+                    "asked for in it; in on_epoch_end it can");
+    return -1;
+}
+
+static PyObject *together(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
 /* The transport over which this process talks to others as a whole; NULL if it is alone. */
 static gg_transport *between_processes(PyObject *self) {
     gg_team *team = ((gg_py_team *)self)->team;
@@ -85,6 +111,7 @@ static PyObject *barrier(PyObject *self, PyObject *unused) {
     gg_transport *transport = between_processes(self);
     gg_status status = GG_OK;
     (void)unused;
+    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_barrier(transport);
@@ -103,6 +130,7 @@ static PyObject *broadcast(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (root < 0 || root >= gg_team_size(((gg_py_team *)self)->team))
         return PyErr_Format(PyExc_ValueError, "root: %d; must be a rank of the team, 0 to %d", root,
                             gg_team_size(((gg_py_team *)self)->team) - 1);
+    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_NewRef(data);
     int64_t length = PyBytes_GET_SIZE(data);
     Py_BEGIN_ALLOW_THREADS;
@@ -126,6 +154,7 @@ static PyObject *broadcast(PyObject *self, PyObject *args, PyObject *kwargs) {
 static PyObject *allgather(PyObject *self, PyObject *data) {
     gg_transport *transport = between_processes(self);
     if (!PyBytes_Check(data)) return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
+    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_BuildValue("[O]", data);
     PyObject *list = PyList_New(0);
     for (int root = 0; list != NULL && root < transport->size; ++root) {
@@ -162,6 +191,7 @@ static PyObject *gather(PyObject *self, PyObject *data) {
     int64_t own, *sizes = NULL;
     PyObject *result = NULL;
     if (!PyBytes_Check(data)) return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
+    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_BuildValue("[O]", data);
     own = PyBytes_GET_SIZE(data);
     char *bytes = PyBytes_AS_STRING(data);
@@ -192,9 +222,11 @@ static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virt
                                    {"size", get_size, NULL, "Ranks of the team.", NULL},
                                    {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
                                    {"local", get_local, NULL, "Ranks in this process.", NULL},
+                                   {"apart", get_apart, set_apart, "Other ranks may be anywhere: nothing collective.", NULL},
                                    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef methods[] = {
+    {"together", together, METH_NOARGS, "RuntimeError where nothing collective can be asked for."},
     {"barrier", barrier, METH_NOARGS, "Waits until every process has come here."},
     {"broadcast", (PyCFunction)(void (*)(void))broadcast, METH_VARARGS | METH_KEYWORDS, "Bytes of the root's process to all."},
     {"nodes", (PyCFunction)(void (*)(void))nodes, METH_VARARGS | METH_KEYWORDS, "How many nodes of how many ranks."},

@@ -52,7 +52,8 @@ gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     GG_TRY(gg_wire_create(options, env, &made->wire));
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
-                               made->wire ? &(gg_narrow_wire){.memory = made->wire} : NULL, &made->reduction));
+                               made->wire ? &(gg_narrow_wire){.memory = made->wire} : NULL, options->collectives,
+                               &made->reduction));
 cleanup:
     if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

@@ -6,8 +6,8 @@
 #include "comm/collective.h"
 #include "strategy/tables.h"
 
-/* Elements that a server works on at a time: they stay in the first cache. */
-#define PIECE ((size_t)2048)
+/* Askings that tell a worker's weights to the rounding of float32: each tells 8 of its 24 bits. */
+#define NARROW_ROUNDS 3
 /* What the virtual clock charges a server for: message and centre are read, centre and answer written, by a modest core. */
 #define MODEL_BYTES_PER_SECOND 10e9
 #define MODEL_BYTES_PER_ELEMENT 16
@@ -19,6 +19,17 @@ static int first_server(const gg_centre *s) { return s->head.env.transport->size
 static int server_of(const gg_centre *s, int chunk) {
     const gg_chunk *c = &s->buckets.chunk[chunk];
     return first_server(s) + (int)((c->offset + c->count / 2) * (size_t)s->servers / s->head.env.state->count);
+}
+
+/* The elements that lie on a server: chunks [*first, *end), from element *begin on. Returns how many. */
+static size_t part_of(const gg_centre *s, int server, int *first, int *end, size_t *begin) {
+    *begin = 0;
+    for (*first = 0; *first < s->buckets.chunk_count && server_of(s, *first) < server;) ++*first;
+    for (*end = *first; *end < s->buckets.chunk_count && server_of(s, *end) == server;) ++*end;
+    if (*end == *first) return 0;
+    const gg_chunk *last = &s->buckets.chunk[*end - 1];
+    *begin = s->buckets.chunk[*first].offset;
+    return last->offset + last->count - *begin;
 }
 
 static gg_status at_bucket(const gg_centre *s, int bucket, gg_status status) {
@@ -38,20 +49,41 @@ void gg_scaled_difference(gg_device *device, size_t n, float scale, const float 
     device->table->weighted_sum(device, n, 1, &difference, &scale, out);
 }
 
+void gg_tell(gg_device *device, size_t n, float scale, const float *to, float *base, uint16_t *out) {
+    _Alignas(64) float piece[GG_CENTRE_PIECE];
+    for (size_t at = 0; at < n; at += GG_CENTRE_PIECE) {
+        size_t m = n - at < GG_CENTRE_PIECE ? n - at : GG_CENTRE_PIECE;
+        gg_scaled_difference(device, m, scale, to + at, base + at, piece);
+        device->table->narrow(device, m, piece, out + at);
+        device->table->widen_add(device, m, out + at, base + at);
+    }
+}
+
+static bool narrow(const gg_centre *s) { return s->wire == GG_BFLOAT16; }
+
+/* Of a chunk, as it travels. */
+static size_t bytes_of(const gg_centre *s, int chunk) { return s->buckets.chunk[chunk].count * gg_dtype_size(s->wire); }
+
 /* ---- the server ---- */
 
-static gg_status change(gg_centre *s, int chunk, const float *message, float *answer) {
+/* worker: who asks; this rank itself: in float32. */
+static gg_status change(gg_centre *s, int chunk, int worker, const void *message, void *answer) {
     const gg_chunk *c = &s->buckets.chunk[chunk];
+    const bool rounded = narrow(s) && worker != s->head.env.transport->rank;
     float *weight = s->weight + (c->offset - s->begin);
-    for (size_t at = 0; at < c->count; at += PIECE) {
-        size_t n = c->count - at < PIECE ? c->count - at : PIECE;
-        s->rule->answer(s, n, weight + at, message + at, answer + at);
+    float *known = rounded ? s->known + (size_t)worker * s->count + (c->offset - s->begin) : NULL;
+    for (size_t at = 0; at < c->count; at += GG_CENTRE_PIECE) {
+        size_t n = c->count - at < GG_CENTRE_PIECE ? c->count - at : GG_CENTRE_PIECE;
+        if (rounded)
+            s->rule->answer_narrow(s, n, weight + at, known + at, (const uint16_t *)message + at, (uint16_t *)answer + at);
+        else s->rule->answer(s, n, weight + at, (const float *)message + at, (float *)answer + at);
     }
     return gg_transport_compute(s->head.env.transport, (double)c->count * MODEL_BYTES_PER_ELEMENT / MODEL_BYTES_PER_SECOND);
 }
 
-static float *room_of(const gg_centre *s, int chunk, int worker) {
-    return s->room + (size_t)worker * s->count + (s->buckets.chunk[chunk].offset - s->begin);
+static void *room_of(const gg_centre *s, int chunk, int worker) {
+    size_t at = (size_t)worker * s->count + (s->buckets.chunk[chunk].offset - s->begin);
+    return (char *)s->room + at * gg_dtype_size(s->wire);
 }
 
 static gg_request *served_of(const gg_centre *s, int chunk) {
@@ -70,7 +102,7 @@ static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     gg_request *served = served_of(s, chunk);
-    size_t bytes = s->buckets.chunk[chunk].count * sizeof(float);
+    size_t bytes = bytes_of(s, chunk);
     int tag = GG_TAG_USER + chunk;
     for (int worker = 0; worker < s->workers; ++worker) {
         bool done = false;
@@ -81,11 +113,11 @@ static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
         *busy = true;
     }
     for (int worker; (worker = earliest(s, served)) >= 0; *busy = true) {
-        const float *message = served[worker].data;
-        float *answer = room_of(s, chunk, worker);
+        const void *message = served[worker].data;
+        void *answer = room_of(s, chunk, worker);
         bool landed = message == answer; /* it stays where it is, and the answer takes its place */
         if (landed) GG_TRY(gg_release(transport, &served[worker]));
-        GG_TRY(change(s, chunk, message, answer));
+        GG_TRY(change(s, chunk, worker, message, answer));
         if (!landed) GG_TRY(gg_release(transport, &served[worker]));
         GG_TRY(gg_send(transport, answer, bytes, worker, tag, &served[worker]));
     }
@@ -116,14 +148,17 @@ static gg_status ask(gg_centre *s, int bucket) {
         float *message = s->message + c->offset;
         int server = server_of(s, i);
         GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* at once: its answer has come */
-        s->rule->ask(s, c->offset, c->count, message);
+        if (server == transport->rank || !narrow(s)) s->rule->ask(s, c->offset, c->count, message);
+        else
+            gg_tell(s->head.env.device, c->count, 1.0f, s->head.env.state->weight + c->offset, s->base + c->offset,
+                    (uint16_t *)message);
         if (server == transport->rank) {
-            GG_TRY(change(s, i, message, message));
+            GG_TRY(change(s, i, server, message, message));
             s->rule->take(s, c->offset, c->count, message);
         } else {
-            GG_TRY(gg_receive(transport, s->landing + c->offset, c->count * sizeof(float), server, GG_TAG_USER + i,
-                              &s->answered[i]));
-            GG_TRY(gg_send(transport, message, c->count * sizeof(float), server, GG_TAG_USER + i, &s->asked[i]));
+            GG_TRY(gg_receive(transport, (char *)s->landing + c->offset * gg_dtype_size(s->wire), bytes_of(s, i), server,
+                              GG_TAG_USER + i, &s->answered[i]));
+            GG_TRY(gg_send(transport, message, bytes_of(s, i), server, GG_TAG_USER + i, &s->asked[i]));
         }
     }
 cleanup:
@@ -132,8 +167,8 @@ cleanup:
 
 static void show(gg_centre *s, int bucket, double arrived) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
-    size_t elements = 0;
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) elements += s->buckets.chunk[i].count;
+    size_t bytes = 0;
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) bytes += bytes_of(s, i);
     gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = s->flight[bucket].sent,
                                                     .arrived = arrived,
                                                     .name = "centre",
@@ -141,7 +176,17 @@ static void show(gg_centre *s, int bucket, double arrived) {
                                                     .index = b->first_layer,
                                                     .last = b->last_layer,
                                                     .peer = -1,
-                                                    .bytes = (int64_t)(elements * sizeof(float))});
+                                                    .bytes = (int64_t)bytes});
+}
+
+static void take_chunk(gg_centre *s, const gg_chunk *c, const void *answer) {
+    gg_device *device = s->head.env.device;
+    if (narrow(s)) {
+        device->table->widen_add(device, c->count, answer, s->head.env.state->weight + c->offset);
+        device->table->widen_add(device, c->count, answer, s->base + c->offset);
+    } else {
+        s->rule->take(s, c->offset, c->count, answer);
+    }
 }
 
 /* Takes the answers that have come; with `wait`, all that are on the way. */
@@ -160,7 +205,7 @@ static gg_status take(gg_centre *s, int bucket, bool wait) {
         if (!done) return GG_OK;
         if (answer->state == GG_REQUEST_IDLE) continue; /* its server is this rank */
         if (answer->when > arrived) arrived = answer->when;
-        s->rule->take(s, c->offset, c->count, answer->data);
+        take_chunk(s, c, answer->data);
         GG_TRY(gg_release(transport, answer));
     }
     if (s->head.env.trace != NULL) show(s, bucket, arrived);
@@ -170,18 +215,43 @@ cleanup:
 
 /* ---- the strategy ---- */
 
+/* Every worker gives every server the weights that it begins with. */
+static gg_status introduce(gg_centre *s) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    for (int worker = 0; worker < s->workers; ++worker)
+        for (int server = first_server(s); server < transport->size; ++server) {
+            int first, end;
+            size_t begin, count = part_of(s, server, &first, &end, &begin);
+            float *data = s->head.env.state->weight + begin;
+            if (worker == server || count == 0) continue;
+            if (server == transport->rank) data = s->known + (size_t)worker * count;
+            GG_TRY(gg_transfer(transport, data, count * sizeof(float), worker, server));
+        }
+cleanup:
+    return gg_error_prefix(status, "the first weights of the workers: ");
+}
+
+/* The first step after all were at rest: nobody asks before all are through. */
+static gg_status begin_together(gg_centre *s) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    const double from = gg_transport_now(transport);
+    transport->service = (gg_service){0};
+    if (narrow(s)) GG_TRY(introduce(s));
+    GG_TRY(gg_barrier(transport));
+    transport->service = (gg_service){.serve = serve, .context = s};
+    gg_strategy_waited(&s->head, from);
+cleanup:
+    return gg_strategy_at_all(&s->head, status);
+}
+
 gg_status gg_centre_begin(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gg_centre *s = (gg_centre *)strategy;
     const gg_state *state = strategy->env.state;
-    gg_transport *transport = strategy->env.transport;
-    if (transport->service.serve == NULL) {
-        /* On another rank the receives of a centre before this one may still be posted. */
-        double from = gg_transport_now(transport);
-        GG_TRY(gg_strategy_at_all(strategy, gg_barrier(transport)));
-        gg_strategy_waited(strategy, from);
-        transport->service = (gg_service){.serve = serve, .context = s};
-    }
+    /* On another rank the receives of a centre before this one may still be posted. */
+    if (strategy->env.transport->service.serve == NULL || (narrow(s) && !s->stepped)) GG_TRY(begin_together(s));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         s->waiting[bucket] = b->last_layer - b->first_layer + 1;
@@ -240,14 +310,24 @@ cleanup:
     return gg_error_prefix(status, "the centre's parts: ");
 }
 
+static gg_status take_all(gg_centre *s) {
+    gg_status status = GG_OK;
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(take(s, bucket, true));
+cleanup:
+    return status;
+}
+
 gg_status gg_centre_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
     if (!s->stepped) return GG_OK;
-    if (trains(s) && s->rule->accumulates && s->untold)
+    int rounds = s->rule->accumulates && trains(s) ? (narrow(s) ? NARROW_ROUNDS : 1) - !s->untold : 0;
+    GG_TRY(take_all(s));
+    for (; rounds > 0; --rounds) {
         for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(ask(s, bucket));
-    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(take(s, bucket, true));
+        GG_TRY(take_all(s));
+    }
     for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(gg_strategy_wait(strategy, &s->asked[i]));
     /* Who has come here asks no more, and serves, in the barrier, who has not. */
     double begin = gg_transport_now(transport);
@@ -296,6 +376,7 @@ void gg_centre_destroy(gg_strategy *strategy) {
     gg_free(s->flight);
     gg_free(s->weight);
     gg_free(s->room);
+    gg_free(s->known);
     gg_free(s->served);
     gg_buckets_destroy(&s->buckets);
     gg_free(s);
@@ -316,8 +397,8 @@ static gg_status make_worker(gg_centre *s) {
     gg_status status = GG_OK;
     size_t count = s->head.env.state->count, chunks = (size_t)s->buckets.chunk_count, buckets = (size_t)s->buckets.count;
     GG_TRY(gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", (void **)&s->message));
-    GG_TRY(gg_calloc(count, sizeof(float), "landing arena", (void **)&s->landing));
-    if (s->rule->accumulates) GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", (void **)&s->base));
+    GG_TRY(gg_calloc(count, gg_dtype_size(s->wire), "landing arena", &s->landing));
+    if (s->rule->accumulates || narrow(s)) GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", (void **)&s->base));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&s->asked));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&s->answered));
     GG_TRY(gg_calloc(buckets, sizeof(int), "counts of layers", (void **)&s->waiting));
@@ -330,16 +411,11 @@ cleanup:
 
 static gg_status make_server(gg_centre *s) {
     gg_status status = GG_OK;
-    const gg_buckets *buckets = &s->buckets;
-    int rank = s->head.env.transport->rank;
-    while (s->first_chunk < buckets->chunk_count && server_of(s, s->first_chunk) < rank) ++s->first_chunk;
-    for (s->end_chunk = s->first_chunk; s->end_chunk < buckets->chunk_count && server_of(s, s->end_chunk) == rank;)
-        ++s->end_chunk;
-    if (s->end_chunk == s->first_chunk) goto cleanup;
-    s->begin = buckets->chunk[s->first_chunk].offset;
-    s->count = buckets->chunk[s->end_chunk - 1].offset + buckets->chunk[s->end_chunk - 1].count - s->begin;
+    s->count = part_of(s, s->head.env.transport->rank, &s->first_chunk, &s->end_chunk, &s->begin);
+    if (s->count == 0) goto cleanup;
     GG_TRY(gg_calloc(s->count, sizeof(float), "centre", (void **)&s->weight));
-    GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "answers of the centre", (void **)&s->room));
+    GG_TRY(gg_calloc((size_t)s->workers * s->count, gg_dtype_size(s->wire), "answers of the centre", &s->room));
+    if (narrow(s)) GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "what workers have taken", (void **)&s->known));
     GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request), "requests of a server",
                      (void **)&s->served));
 cleanup:
@@ -358,6 +434,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     s->head.env = *env;
     s->rule = rule;
     s->alpha = alpha;
+    s->wire = options->wire;
     s->period = options->period;
     s->servers = options->servers;
     s->workers = gg_strategy_workers(options, env->transport->size);

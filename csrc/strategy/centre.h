@@ -5,6 +5,12 @@
  * polls and, as its transport's service, in whatever wait it is, each chunk's messages in the order in which they came. What
  * asking, answering and taking compute is the strategy's: a rule.
  *
+ * With bfloat16 on the wire, differences travel, and both sides keep what they come to: a worker its base, the server, for every worker, what it
+ * knows of it. They have the same bits whenever nothing is on the way. The worker tells how far its weights are from its base, rounded, and its
+ * base moves by what it has told; the answer is what the centre lets it move by, rounded, and moves weights, base and what the server
+ * knows. So what rounding takes is told the next time, and nothing is lost. When all have been at rest, where weights may be loaded, the
+ * workers begin by giving the servers their weights, as float32. On a server of its own a worker asks without rounding.
+ *
  * The last `servers` ranks are the servers, and the centre is cut among them into runs of chunks of about equal size. They train as
  * well, or, dedicated, only serve. The answers leave from plain memory: message memory is collective, and would cost every rank
  * what only servers need. */
@@ -15,21 +21,28 @@
 
 typedef struct gg_centre gg_centre;
 
+/* Elements that a server works on at a time: they stay in the first cache. */
+#define GG_CENTRE_PIECE ((size_t)2048)
+
 /* All on n elements; a worker's are those from `at` on in its arenas. Buffers do not overlap but where it is said. */
 typedef struct gg_centre_rule {
     gg_strategy_table table;
-    /* Workers keep what they took last in `base`, and coming to rest asks for what has been trained since. */
+    /* Workers keep what they took last in `base`, also with float32 on the wire, and coming to rest asks for what has been trained since. */
     bool accumulates;
     void (*ask)(gg_centre *centre, size_t at, size_t n, float *message);
     void (*answer)(gg_centre *centre, size_t n, float *weight, const float *message,
                    float *answer); /* answer may be the message */
     void (*take)(gg_centre *centre, size_t at, size_t n, const float *answer);
+    /* The same as answer, n <= GG_CENTRE_PIECE, where bfloat16 is on the wire: known is what the server knows of the worker. It adds message
+     * and answer to it. */
+    void (*answer_narrow)(gg_centre *centre, size_t n, float *weight, float *known, const uint16_t *message, uint16_t *answer);
 } gg_centre_rule;
 
 struct gg_centre {
     gg_strategy head;
     const gg_centre_rule *rule;
     gg_buckets buckets;
+    gg_dtype wire;
     int64_t period; /* steps from one asking to the next */
     float alpha;
     int workers, servers;
@@ -38,8 +51,9 @@ struct gg_centre {
     gg_flight *flight;
 
     /* A worker's. */
-    float *message; /* message memory */
-    float *landing, *base;
+    float *message;               /* message memory; a chunk as bfloat16 takes the first half of its place */
+    void *landing;                /* count elements as they travel */
+    float *base;                  /* NULL: not needed */
     gg_request *asked, *answered; /* one a chunk */
     int *waiting;                 /* a bucket: its layers whose gradient is not final yet in this step */
     int *next;                    /* a bucket: the first chunk whose answer is still to be taken; end_chunk: none */
@@ -47,8 +61,9 @@ struct gg_centre {
     /* A server's: chunks [first_chunk, end_chunk), elements [begin, begin + count). */
     int first_chunk, end_chunk;
     size_t begin, count;
-    float *weight;      /* the centre */
-    float *room;        /* count elements a worker: its message where it cannot be read in place, then its answer */
+    float *weight; /* the centre */
+    void *room;    /* count elements a worker, as they travel: its message where it cannot be read in place, then its answer */
+    float *known;  /* bfloat16: count elements a worker: its base; NULL: not needed */
     gg_request *served; /* one a chunk and worker: a message is awaited, then an answer is sent, and so on */
 };
 
@@ -74,5 +89,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
 void gg_add_scaled(gg_device *device, size_t n, const float *a, float scale, const float *b, float *out);
 /* out = scale*(a - b); out may be a or b. */
 void gg_scaled_difference(gg_device *device, size_t n, float scale, const float *a, const float *b, float *out);
+/* out = scale*(to - base), rounded to bfloat16; base += out. */
+void gg_tell(gg_device *device, size_t n, float scale, const float *to, float *base, uint16_t *out);
 
 #endif

@@ -3,7 +3,10 @@
  * local step has left. Momentum stays with its rank.
  *
  * Synchronous: all ranks at once, with the centre that was: c += sum of s over the ranks. Every rank keeps the same centre, so that
- * one all-reduce of s does it. Asynchronous: the centre lies on servers, and each worker comes at its own time. */
+ * one all-reduce of s does it. Asynchronous: the centre lies on servers, and each worker comes at its own time.
+ *
+ * Either way the sum over the ranks of w, plus c, is kept by every exchange to the rounding of float32, with bfloat16 on the wire, too:
+ * the rounded s is what moves both sides, and where a sum of them is rounded again, one rank's weights take the difference. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -28,16 +31,28 @@ static void take(gg_centre *s, size_t at, size_t n, const float *answer) {
     gg_add_scaled(s->head.env.device, n, weight, -1.0f, answer, weight);
 }
 
-static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("elastic-averaging"), .ask = ask, .answer = answer, .take = take};
+/* The answer is -s, of which no more is rounded away than the centre keeps: c and w change by the same. */
+static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message, uint16_t *answer) {
+    gg_device *device = s->head.env.device;
+    _Alignas(64) float pull[GG_CENTRE_PIECE];
+    device->table->widen_add(device, n, message, known);
+    gg_tell(device, n, s->alpha, weight, known, answer);
+    device->table->widen(device, n, answer, pull);
+    gg_add_scaled(device, n, weight, -1.0f, pull, weight);
+}
+
+static const gg_centre_rule rule = {
+    .table = GG_CENTRE_TABLE("elastic-averaging"), .ask = ask, .answer = answer, .take = take, .answer_narrow = answer_narrow};
 
 /* ---- synchronous ---- */
 
 typedef struct elastic {
     gg_strategy head;
     gg_allreduce *reduction;
-    float *pull;   /* s; message memory */
-    float *centre; /* the same bits on every rank */
-    float *ones;   /* one a rank */
+    float *pull;    /* -s; message memory */
+    uint16_t *wire; /* bfloat16: -s as it travels; NULL: as float32 */
+    float *centre;  /* the same bits on every rank */
+    float *ones;    /* one a rank */
     int64_t period;
     float alpha;
 } elastic;
@@ -54,11 +69,13 @@ static gg_status end(gg_strategy *strategy) {
     const gg_strategy_env *env = &strategy->env;
     const gg_state *state = env->state;
     if ((strategy->step + 1) % s->period != 0) return GG_OK;
-    gg_scaled_difference(env->device, state->count, s->alpha, state->weight, s->centre, s->pull);
-    gg_add_scaled(env->device, state->count, state->weight, -1.0f, s->pull, state->weight);
+    gg_scaled_difference(env->device, state->count, s->alpha, s->centre, state->weight, s->pull);
+    if (s->wire == NULL) gg_add_scaled(env->device, state->count, state->weight, 1.0f, s->pull, state->weight);
     double begin = gg_transport_now(env->transport);
     int64_t sent = env->transport->bytes_sent;
-    GG_TRY(gg_allreduce_run(s->reduction, s->pull, s->ones));
+    GG_TRY(gg_allreduce_start(s->reduction, s->pull, s->ones));
+    if (s->wire != NULL) env->device->table->widen_add(env->device, state->count, s->wire, state->weight);
+    GG_TRY(gg_allreduce_finish(s->reduction));
     gg_strategy_waited(strategy, begin);
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(env->transport),
@@ -67,7 +84,7 @@ static gg_status end(gg_strategy *strategy) {
                                                     .last = gg_graph_layers(env->graph) - 1,
                                                     .peer = -1,
                                                     .bytes = env->transport->bytes_sent - sent});
-    gg_add_scaled(env->device, state->count, s->centre, 1.0f, s->pull, s->centre);
+    gg_add_scaled(env->device, state->count, s->centre, -1.0f, s->pull, s->centre);
 cleanup:
     return gg_strategy_at_all(strategy, status);
 }
@@ -86,6 +103,7 @@ static const gg_strategy_model model = {read_model, write_model};
 static void destroy(gg_strategy *strategy) {
     elastic *s = (elastic *)strategy;
     gg_allreduce_destroy(s->reduction);
+    gg_message_free(strategy->env.transport, s->wire);
     gg_message_free(strategy->env.transport, s->pull);
     gg_state_destroy(&strategy->env, 0);
     gg_free(s->centre);
@@ -119,7 +137,10 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     GG_TRY(gg_calloc(env->state->count, sizeof(float), "centre", (void **)&s->centre));
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", (void **)&s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
-    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL, &s->reduction));
+    if (p > 1) GG_TRY(gg_wire_create(options, env, &s->wire));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
+                               s->wire ? &(gg_narrow_wire){.memory = s->wire, .rest = env->state->weight} : NULL,
+                               options->collectives, &s->reduction));
     *out = &s->head;
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head);

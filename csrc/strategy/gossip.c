@@ -1,8 +1,20 @@
 #include "strategy/gossip.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #include "base/memory.h"
+
+static void count_pieces(gg_gossip *gossip) {
+    for (int b = 0; b < gossip->buckets.count; ++b) {
+        const gg_bucket *bucket = &gossip->buckets.bucket[b];
+        for (int layer = bucket->first_layer; layer <= bucket->last_layer; ++layer)
+            for (int i = bucket->first_chunk; i < bucket->end_chunk; ++i) {
+                gg_chunk piece;
+                if (gg_gossip_piece(gossip, i, gg_graph_layer(gossip->head.env.graph, layer), &piece)) gossip->pieces[i]++;
+            }
+    }
+}
 
 gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, const gg_strategy_env *env) {
     gg_status status = GG_OK;
@@ -12,6 +24,9 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     if (!options->push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
     GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of layers", (void **)&gossip->waiting));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", (void **)&gossip->pieces));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", (void **)&gossip->left));
+    count_pieces(gossip);
 cleanup:
     return status;
 }
@@ -20,7 +35,9 @@ void gg_gossip_deinit(gg_gossip *gossip) {
     gg_schedule_destroy(&gossip->schedule);
     gg_buckets_destroy(&gossip->buckets);
     gg_free(gossip->waiting);
-    gossip->waiting = NULL;
+    gg_free(gossip->pieces);
+    gg_free(gossip->left);
+    gossip->waiting = gossip->pieces = gossip->left = NULL;
 }
 
 void gg_gossip_begin(gg_gossip *gossip) {
@@ -30,6 +47,7 @@ void gg_gossip_begin(gg_gossip *gossip) {
         const gg_bucket *bucket = &gossip->buckets.bucket[b];
         gossip->waiting[b] = bucket->last_layer - bucket->first_layer + 1;
     }
+    memcpy(gossip->left, gossip->pieces, (size_t)gossip->buckets.chunk_count * sizeof(int));
 }
 
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece) {

@@ -11,6 +11,8 @@ typedef struct gg_gossip {
     gg_schedule schedule;
     gg_buckets buckets;
     int *waiting;              /* a bucket: its layers whose gradient is not final yet in this step */
+    int *pieces;               /* a chunk: the layers that have a part of it */
+    int *left;                 /* a chunk: those of them whose gradient is not final yet in this step */
     int send_to, receive_from; /* of this step; -1: nobody */
 } gg_gossip;
 

@@ -21,9 +21,8 @@
 /* One arena that is exchanged. */
 typedef struct exchanged {
     gg_stream stream;
-    float *own;    /* the private arena */
-    bool *pending; /* a bucket: posted, and not mixed yet */
-    int *next;     /* a bucket: its first chunk that is still to be mixed (staleness 0) */
+    float *own; /* the private arena */
+    int *mixed; /* a bucket: the chunks of its last exchange that have been mixed by a pass of their own */
 } exchanged;
 
 enum { WEIGHT, MOMENTUM, SQUARE, PARTS };
@@ -32,39 +31,61 @@ typedef struct gossip_weights {
     gg_gossip gossip;
     int parts; /* the first so many of PARTS are exchanged */
     exchanged part[PARTS];
-    int turn; /* the snapshot arena that this step writes */
+    int turn;    /* the snapshot arena that this step writes */
+    int *posted; /* a bucket: the chunks of its last exchange that have been posted */
+    int *order;  /* from a bucket's first chunk on: those, in the order in which they were posted, which is that of arrival */
 } gossip_weights;
 
 static bool stale(const gossip_weights *g) { return g->gossip.options.staleness == 1; }
 
-/* staleness 0: mixes the next chunk of a bucket, which has arrived. */
+static bool pending(const gossip_weights *g, const exchanged *part, int bucket) {
+    return part->mixed[bucket] < g->posted[bucket];
+}
+
+/* The chunk of a bucket that is to be mixed next. */
+static int next(const gossip_weights *g, const exchanged *part, int bucket) {
+    return g->order[g->gossip.buckets.bucket[bucket].first_chunk + part->mixed[bucket]];
+}
+
+/* Mixes the next chunk of a bucket, which has arrived. */
 static gg_status mix_next(gossip_weights *g, exchanged *part, int bucket) {
-    int i = part->next[bucket]++;
+    int i = next(g, part, bucket);
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
     float *own = part->own + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&part->stream, i, chunk->offset), own, own);
-    if (part->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) part->pending[bucket] = false;
+    part->mixed[bucket]++;
     return gg_stream_release(&part->stream, i);
 }
 
-/* staleness 0: waits for what is pending of a bucket and mixes it. */
-static gg_status complete(gossip_weights *g, exchanged *part, int bucket) {
+/* Mixes what has arrived of a bucket. */
+static gg_status advance(gossip_weights *g, exchanged *part, int bucket) {
     gg_status status = GG_OK;
-    if (!part->pending[bucket]) return GG_OK;
-    GG_TRY(gg_stream_wait_received(&part->stream, bucket));
-    while (part->pending[bucket]) GG_TRY(mix_next(g, part, bucket));
+    while (pending(g, part, bucket)) {
+        bool arrived = false;
+        GG_TRY(gg_stream_test(&part->stream, next(g, part, bucket), &arrived));
+        if (!arrived) break;
+        GG_TRY(mix_next(g, part, bucket));
+    }
 cleanup:
     return status;
 }
 
-/* staleness 0: mixes what has arrived of a bucket. */
-static gg_status advance(gossip_weights *g, exchanged *part, int bucket) {
+static gg_status advance_all(gossip_weights *g) {
     gg_status status = GG_OK;
-    while (part->pending[bucket]) {
-        bool arrived = false;
-        GG_TRY(gg_stream_test(&part->stream, part->next[bucket], &arrived));
-        if (!arrived) break;
-        GG_TRY(mix_next(g, part, bucket));
+    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
+        for (int i = 0; i < g->parts; ++i) GG_TRY(advance(g, &g->part[i], bucket));
+cleanup:
+    return status;
+}
+
+/* Mixes what is pending of a bucket. Between waits it mixes what has come of other buckets, which is then out of the way. */
+static gg_status complete(gossip_weights *g, exchanged *part, int bucket) {
+    gg_status status = GG_OK;
+    GG_TRY(advance(g, part, bucket));
+    while (pending(g, part, bucket)) {
+        GG_TRY(gg_stream_wait_chunk(&part->stream, bucket, next(g, part, bucket)));
+        GG_TRY(advance(g, part, bucket));
+        if (pending(g, part, bucket)) GG_TRY(advance_all(g));
     }
 cleanup:
     return status;
@@ -85,9 +106,7 @@ static gg_status poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    if (stale(g)) return GG_OK;
-    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
-        for (int i = 0; i < g->parts; ++i) GG_TRY(advance(g, &g->part[i], bucket));
+    if (!stale(g)) GG_TRY(advance_all(g));
 cleanup:
     return status;
 }
@@ -99,9 +118,11 @@ static gg_status prepare(gossip_weights *g, int bucket) {
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_sent(&g->part[i].stream, bucket, g->turn));
     for (int i = 0; i < g->parts; ++i) {
         exchanged *part = &g->part[i];
-        if (!stale(g)) GG_TRY(complete(g, part, bucket));
-        else if (part->pending[bucket]) GG_TRY(gg_stream_wait_received(&part->stream, bucket));
+        if (stale(g)) GG_TRY(gg_stream_wait_received(&part->stream, bucket));
+        else GG_TRY(complete(g, part, bucket));
     }
+    g->posted[bucket] = 0;
+    for (int i = 0; i < g->parts; ++i) g->part[i].mixed[bucket] = 0;
 cleanup:
     return status;
 }
@@ -124,8 +145,8 @@ static void update_halves(gossip_weights *g, gg_update_args *args) {
 }
 
 /* What came for elements of a chunk that the update mixes in, and where the update puts their snapshot; NULL: nothing. */
-static const void *after(const gossip_weights *g, const exchanged *part, int bucket, int chunk, size_t offset) {
-    if (part->stream.owner == NULL || !stale(g) || !part->pending[bucket]) return NULL;
+static const void *after(const exchanged *part, int chunk, size_t offset) {
+    if (part->stream.owner == NULL || part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
     return gg_stream_received(&part->stream, chunk, offset);
 }
 
@@ -135,15 +156,15 @@ static void *copy(const gossip_weights *g, const exchanged *part, size_t offset)
 }
 
 /* Updates a piece of a layer that lies within one chunk. */
-static void update(gossip_weights *g, int bucket, int chunk, const gg_chunk *piece) {
+static void update(gossip_weights *g, int chunk, const gg_chunk *piece) {
     const gg_strategy_env *env = &g->gossip.head.env;
     const size_t at = piece->offset;
     gg_update_args args =
         gg_optimizer_update(env->optimizer, env->state, g->gossip.head.step, at, piece->count, env->state->gradient + at);
     args.wire = g->gossip.options.wire;
-    args.weight_after = after(g, &g->part[WEIGHT], bucket, chunk, at);
-    args.momentum_after = after(g, &g->part[MOMENTUM], bucket, chunk, at);
-    args.square_after = after(g, &g->part[SQUARE], bucket, chunk, at);
+    args.weight_after = after(&g->part[WEIGHT], chunk, at);
+    args.momentum_after = after(&g->part[MOMENTUM], chunk, at);
+    args.square_after = after(&g->part[SQUARE], chunk, at);
     args.square_copy = copy(g, &g->part[SQUARE], at);
     args.weight_copy = copy(g, &g->part[WEIGHT], at);
     args.momentum_copy = copy(g, &g->part[MOMENTUM], at);
@@ -151,27 +172,16 @@ static void update(gossip_weights *g, int bucket, int chunk, const gg_chunk *pie
     else env->device->table->update(env->device, &args);
 }
 
-static gg_status release_bucket(gossip_weights *g, exchanged *part, int bucket) {
+/* After the last update of a chunk in a step: what was mixed in is let go, and the new snapshot is sent. */
+static gg_status finish(gossip_weights *g, int bucket, int chunk) {
     gg_status status = GG_OK;
-    const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_stream_release(&part->stream, i));
-    part->pending[bucket] = false;
-cleanup:
-    return status;
-}
-
-/* After the last update of a bucket in a step: what was mixed in is let go, and the new snapshot is sent. */
-static gg_status finish(gossip_weights *g, int bucket) {
-    gg_status status = GG_OK;
+    const gg_gossip *gossip = &g->gossip;
     for (int i = 0; i < g->parts; ++i)
-        if (g->part[i].pending[bucket]) GG_TRY(release_bucket(g, &g->part[i], bucket));
-    if (!gg_gossip_exchanges(&g->gossip)) return GG_OK;
-    for (int i = 0; i < g->parts; ++i) {
-        exchanged *part = &g->part[i];
-        GG_TRY(gg_stream_post(&part->stream, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
-        part->pending[bucket] = true;
-        part->next[bucket] = g->gossip.buckets.bucket[bucket].first_chunk;
-    }
+        if (g->part[i].stream.received[chunk].state == GG_REQUEST_ARRIVED) GG_TRY(gg_stream_release(&g->part[i].stream, chunk));
+    if (!gg_gossip_exchanges(gossip)) return GG_OK;
+    for (int i = 0; i < g->parts; ++i)
+        GG_TRY(gg_stream_post_chunk(&g->part[i].stream, bucket, chunk, g->turn, gossip->send_to, gossip->receive_from));
+    g->order[gossip->buckets.bucket[bucket].first_chunk + g->posted[bucket]++] = chunk;
 cleanup:
     return status;
 }
@@ -186,9 +196,11 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     if (g->gossip.waiting[bucket] == b->last_layer - b->first_layer + 1) GG_TRY(prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
-        if (gg_gossip_piece(&g->gossip, i, slice, &piece)) update(g, bucket, i, &piece);
+        if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
+        update(g, i, &piece);
+        if (--g->gossip.left[i] == 0) GG_TRY(finish(g, bucket, i));
     }
-    if (--g->gossip.waiting[bucket] == 0) GG_TRY(finish(g, bucket));
+    --g->gossip.waiting[bucket];
 cleanup:
     return status;
 }
@@ -215,9 +227,10 @@ static void destroy(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
     for (int i = PARTS - 1; i >= 0; --i) {
         gg_stream_destroy(&g->part[i].stream);
-        gg_free(g->part[i].pending);
-        gg_free(g->part[i].next);
+        gg_free(g->part[i].mixed);
     }
+    gg_free(g->posted);
+    gg_free(g->order);
     gg_state_destroy(&strategy->env, gg_gossip_shared(&g->gossip.options));
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
@@ -241,10 +254,10 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
         g->parts = 1;
         while (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM && g->parts < PARTS && g->part[g->parts].own != NULL) g->parts++;
     }
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", (void **)&g->posted));
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.chunk_count, sizeof(int), "order of chunks", (void **)&g->order));
     for (int i = 0; i < g->parts; ++i) {
-        size_t buckets = (size_t)g->gossip.buckets.count;
-        GG_TRY(gg_calloc(buckets, sizeof(bool), "pending flags", (void **)&g->part[i].pending));
-        GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", (void **)&g->part[i].next));
+        GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", (void **)&g->part[i].mixed));
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, 2, options->wire, &g->part[i].stream));
         g->part[i].stream.name = (const char *const[]){"weights", "momentum", "second moment"}[i];
     }

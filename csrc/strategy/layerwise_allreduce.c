@@ -19,6 +19,7 @@ typedef struct layerwise_allreduce {
     gg_allreduce **reduction; /* one a chunk */
     uint16_t *wire;
     int *waiting;       /* a bucket: its layers whose gradient is not final yet in this step */
+    int started;        /* the bucket whose reductions were started last; count: none in this step */
     int *next;          /* a bucket: the first chunk that is still to be updated; end_chunk: none */
     double *started_at; /* a bucket: for the trace */
     /* Hierarchical only: */
@@ -70,6 +71,7 @@ static gg_status begin(gg_strategy *strategy) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         s->waiting[bucket] = b->last_layer - b->first_layer + 1;
     }
+    s->started = s->buckets.count;
     GG_TRY(rest(strategy));
     if (s->gossip != NULL) {
         set_node_share(s);
@@ -93,6 +95,11 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const float *share = s->gossip != NULL ? s->node_share : strategy->share;
     if (--s->waiting[bucket] > 0) return GG_OK;
+    /* All ranks must start reductions in one order; MPI's collectives are told apart by nothing else. The backward pass goes through the graph
+     * from its end on every rank, whatever kernels it has there, so buckets are complete in descending order. */
+    if (bucket >= s->started)
+        GG_TRY(gg_fail(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket, s->started));
+    s->started = bucket;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
         GG_TRY(gg_allreduce_start(s->reduction[i], strategy->env.state->gradient + s->buckets.chunk[i].offset, share));
     s->next[bucket] = b->first_chunk;
@@ -252,7 +259,8 @@ static gg_status create(const gg_strategy_options *options, const gg_strategy_en
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         const gg_chunk *chunk = &s->buckets.chunk[i];
         GG_TRY(gg_allreduce_create(s->group, env->device, chunk->count, GG_TAG_USER + i,
-                                   s->wire ? &(gg_narrow_wire){.memory = s->wire + chunk->offset} : NULL, &s->reduction[i]));
+                                   s->wire ? &(gg_narrow_wire){.memory = s->wire + chunk->offset} : NULL, options->collectives,
+                                   &s->reduction[i]));
     }
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;

@@ -17,8 +17,8 @@
  *
  * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has all its
  * weights may be written by the next backward pass. They read updated weights from a snapshot which the update writes beside the
- * weights and which is not written again before all have read it; so it is with the copies of inputs and errors. Weights are private: they arrive by copy, from `ready` on, when
- * the step uses them no more.
+ * weights and which is not written again before all have read it; so it is with the copies of inputs and errors. Weights are
+ * private: they arrive by copy, from `ready` on, when the step uses them no more.
  *
  * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights travel as they are:
  * all ranks train on the same, and nothing of a small update is lost. So do inputs and errors, and the owner rounds each rank's

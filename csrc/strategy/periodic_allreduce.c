@@ -73,7 +73,8 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
     GG_TRY(gg_state_create(env, SHARED));
     GG_TRY(gg_wire_create(options, env, &made->wire));
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
-                               made->wire ? &(gg_narrow_wire){.memory = made->wire, .displaces = true} : NULL, &made->averaging));
+                               made->wire ? &(gg_narrow_wire){.memory = made->wire, .displaces = true} : NULL,
+                               options->collectives, &made->averaging));
 cleanup:
     if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

@@ -600,7 +600,8 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
     if (!s->push_sum) goto cleanup;
     GG_TRY(gg_calloc(ranks, sizeof *s->masses, "masses", (void **)&s->masses));
     GG_TRY(gg_calloc(ranks, sizeof *s->scale, "shares", (void **)&s->scale));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL, &s->shift));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN,
+                               &s->shift));
 cleanup:
     return status;
 }

@@ -15,6 +15,7 @@
 #define GG_STRATEGY_STRATEGY_H
 
 #include "base/trace.h"
+#include "comm/collective.h"
 #include "comm/schedule.h"
 #include "comm/transport.h"
 #include "optim/optim.h"
@@ -57,10 +58,11 @@ typedef struct gg_strategy_options {
     int staleness;      /* 0 or 1 */
     gg_exchange exchange;
     gg_mix mix;
-    size_t bucket_bytes; /* layers are joined to buckets of at least this size */
-    size_t chunk_bytes;  /* a bucket travels in pieces of at most this size */
-    gg_dtype wire;       /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
-    bool overlap;        /* OverlappedAveraging: exchange while computing */
+    size_t bucket_bytes;        /* layers are joined to buckets of at least this size; 0: gg_strategy_tune */
+    size_t chunk_bytes;         /* a bucket travels in pieces of at most this size; likewise, before creation */
+    gg_dtype wire;              /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
+    gg_collectives collectives; /* of sums over all ranks, and with hierarchical over those of a node */
+    bool overlap;               /* OverlappedAveraging: exchange while computing */
     gg_partition_fc partition_fc;
     int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
     int64_t interval;     /* steps from one exchange to the next */

@@ -61,19 +61,30 @@ static int bucket_of(const gg_stream *stream, int chunk) {
     return bucket;
 }
 
+static gg_status receive_chunk(gg_stream *stream, int bucket, int i, int receive_from) {
+    const gg_bucket *b = &stream->buckets->bucket[bucket];
+    const gg_chunk *chunk = &stream->buckets->chunk[i];
+    gg_transport *transport = stream->owner->env.transport;
+    size_t size = gg_dtype_size(stream->wire);
+    if (stream->owner->env.trace != NULL && stream->flight[bucket].left == 0)
+        stream->flight[bucket] = (gg_flight){.sent = gg_transport_now(transport),
+                                             .step = stream->owner->step,
+                                             .peer = receive_from,
+                                             .left = b->end_chunk - b->first_chunk};
+    return gg_receive(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size, receive_from,
+                      stream->tag + i, &stream->received[i]);
+}
+
+static gg_status send_chunk(gg_stream *stream, int i, int which, int send_to) {
+    const gg_chunk *chunk = &stream->buckets->chunk[i];
+    return gg_send(stream->owner->env.transport, gg_stream_snapshot(stream, which, chunk->offset),
+                   chunk->count * gg_dtype_size(stream->wire), send_to, stream->tag + i, &stream->sent[which][i]);
+}
+
 gg_status gg_stream_receive(gg_stream *stream, int bucket, int receive_from) {
     gg_status status = GG_OK;
     const gg_bucket *b = &stream->buckets->bucket[bucket];
-    gg_transport *transport = stream->owner->env.transport;
-    size_t size = gg_dtype_size(stream->wire);
-    if (stream->owner->env.trace != NULL)
-        stream->flight[bucket] =
-            (gg_flight){.sent = gg_transport_now(transport), .step = stream->owner->step, .peer = receive_from};
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
-        const gg_chunk *chunk = &stream->buckets->chunk[i];
-        GG_TRY(gg_receive(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size, receive_from,
-                          stream->tag + i, &stream->received[i]));
-    }
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(receive_chunk(stream, bucket, i, receive_from));
 cleanup:
     return at_bucket(stream, bucket, status);
 }
@@ -81,13 +92,7 @@ cleanup:
 gg_status gg_stream_send(gg_stream *stream, int bucket, int which, int send_to) {
     gg_status status = GG_OK;
     const gg_bucket *b = &stream->buckets->bucket[bucket];
-    gg_transport *transport = stream->owner->env.transport;
-    size_t size = gg_dtype_size(stream->wire);
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
-        const gg_chunk *chunk = &stream->buckets->chunk[i];
-        GG_TRY(gg_send(transport, gg_stream_snapshot(stream, which, chunk->offset), chunk->count * size, send_to, stream->tag + i,
-                       &stream->sent[which][i]));
-    }
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(send_chunk(stream, i, which, send_to));
 cleanup:
     return at_bucket(stream, bucket, status);
 }
@@ -99,6 +104,14 @@ gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, 
     GG_TRY(gg_stream_send(stream, bucket, which, send_to));
 cleanup:
     return status;
+}
+
+gg_status gg_stream_post_chunk(gg_stream *stream, int bucket, int chunk, int which, int send_to, int receive_from) {
+    gg_status status = GG_OK;
+    GG_TRY(receive_chunk(stream, bucket, chunk, receive_from));
+    GG_TRY(send_chunk(stream, chunk, which, send_to));
+cleanup:
+    return at_bucket(stream, bucket, status);
 }
 
 gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
@@ -130,6 +143,10 @@ gg_status gg_stream_wait_all_sent(gg_stream *stream) {
         for (int which = 0; which < 2; ++which) GG_TRY(gg_stream_wait_sent(stream, bucket, which));
 cleanup:
     return status;
+}
+
+gg_status gg_stream_wait_chunk(gg_stream *stream, int bucket, int chunk) {
+    return at_bucket(stream, bucket, gg_strategy_wait(stream->owner, &stream->received[chunk]));
 }
 
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket) { return wait_all(stream, bucket, stream->received); }
@@ -169,6 +186,6 @@ gg_status gg_stream_release(gg_stream *stream, int chunk) {
     const gg_strategy_env *env = &stream->owner->env;
     int bucket = bucket_of(stream, chunk);
     gg_status status = gg_release(env->transport, &stream->received[chunk]);
-    if (status == GG_OK && env->trace != NULL && chunk == stream->buckets->bucket[bucket].end_chunk - 1) show_end(stream, bucket);
+    if (status == GG_OK && env->trace != NULL && --stream->flight[bucket].left == 0) show_end(stream, bucket);
     return at_bucket(stream, bucket, status);
 }

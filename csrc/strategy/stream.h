@@ -13,7 +13,7 @@
 typedef struct gg_flight {
     double sent;
     int64_t step;
-    int peer;
+    int peer, left; /* left: a stream's chunks that are not released yet; 0: none is under way */
 } gg_flight;
 
 typedef struct gg_stream {
@@ -39,10 +39,14 @@ void gg_stream_destroy(gg_stream *stream);
 gg_status gg_stream_receive(gg_stream *stream, int bucket, int receive_from);
 gg_status gg_stream_send(gg_stream *stream, int bucket, int which, int send_to);
 gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from);
+/* Both, of one chunk of a bucket. All chunks of a bucket are posted before the next exchange of it, in any order. */
+gg_status gg_stream_post_chunk(gg_stream *stream, int bucket, int chunk, int which, int send_to, int receive_from);
 /* Waits until nothing of the bucket is being sent from arena `which`. */
 gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which);
 /* Waits until nothing at all is being sent: partners have read everything. */
 gg_status gg_stream_wait_all_sent(gg_stream *stream);
+/* Waits until a chunk of the bucket has arrived, if it is under way; gg_stream_received then gives it until gg_stream_release. */
+gg_status gg_stream_wait_chunk(gg_stream *stream, int bucket, int chunk);
 /* Waits until the whole bucket has arrived; gg_stream_received then gives it until gg_stream_release. */
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket);
 /* Whether chunk i has arrived. */
@@ -51,7 +55,7 @@ gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived);
 const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset);
 /* Where element `offset` of arena `which` is. */
 void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset);
-/* The chunk is used. The last of its bucket ends what the trace shows of it. */
+/* The chunk is used. The last one of its bucket ends what the trace shows of it. */
 gg_status gg_stream_release(gg_stream *stream, int chunk);
 
 /* Waits on one request, adding the time to the strategy's exposed seconds. */

@@ -12,6 +12,9 @@
 
 /* What the virtual clock charges for arithmetic when nothing else is said: a modest core. */
 #define MODEL_FLOPS_PER_SECOND 50e9
+/* Sizes are tuned before it is known how large batches are: as large as this, or of as few samples as take so small a part of its time. */
+#define USUAL_BATCH 64
+#define LEAST (1.0 / 64)
 
 struct gg_replica {
     gg_replica_options options;
@@ -19,6 +22,7 @@ struct gg_replica {
     gg_device *device;          /* arenas and gathering */
     gg_state state;
     gg_strategy *strategy;
+    gg_tuning tuning;
     gg_plans plans;
     gg_plan *last_plan;
     gg_plan_hooks hooks;
@@ -57,14 +61,24 @@ static double modelled(const gg_replica *r, int layer) {
     return r->layer_seconds[layer] * (r->any_batch ? 1.0 : (double)r->batch);
 }
 
-static void record(gg_replica *r, gg_trace_lane lane, const char *name, double begin, int index) {
+static void record(gg_replica *r, const char *name, double begin, int index) {
     if (r->trace == NULL) return;
     gg_trace_add(r->trace, &(gg_trace_span){.begin = begin,
                                             .end = gg_transport_now(r->options.transport),
                                             .name = name,
                                             .step = r->state.step,
-                                            .lane = lane,
+                                            .lane = GG_LANE_COMPUTE,
                                             .index = index});
+}
+
+/* Counts what has gone by since `begin` as spent on data; the trace shows the same. */
+static void spent_on_data(gg_replica *r, const char *name, double begin) {
+    double end = gg_transport_now(r->options.transport);
+    r->counts.data_seconds += end - begin;
+    if (r->trace == NULL) return;
+    gg_trace_add(
+        r->trace,
+        &(gg_trace_span){.begin = begin, .end = end, .name = name, .step = r->state.step, .lane = GG_LANE_DATA, .index = -1});
 }
 
 static void on_enter(void *context, int node) {
@@ -75,7 +89,7 @@ static void on_enter(void *context, int node) {
 
 static void on_leave(void *context, int node, const char *what) {
     gg_replica *r = context;
-    if (r->node >= 0) record(r, GG_LANE_COMPUTE, what, r->node_begin, node);
+    if (r->node >= 0) record(r, what, r->node_begin, node);
     r->node = -1;
 }
 
@@ -95,7 +109,7 @@ static gg_status on_input(void *context, int layer, const gg_vectors *input, boo
     double begin = gg_transport_now(r->options.transport);
     GG_TRY(r->strategy->taking->input(r->strategy, layer, input, taken));
     if (!*taken || r->trace == NULL) goto cleanup;
-    record(r, GG_LANE_COMPUTE, "give", begin, r->node);
+    record(r, "give", begin, r->node);
     r->node_begin = gg_transport_now(r->options.transport);
 cleanup:
     return status;
@@ -111,7 +125,7 @@ static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     if (r->trace != NULL) on_leave(r, node, "backward");
     double begin = gg_transport_now(r->options.transport);
     GG_TRY(r->strategy->taking->error(r->strategy, layer, error));
-    record(r, GG_LANE_COMPUTE, "give", begin, node);
+    record(r, "give", begin, node);
     if (r->trace != NULL) on_enter(r, node);
 cleanup:
     return status;
@@ -130,7 +144,7 @@ static gg_status on_ready(void *context, int layer) {
         begin = gg_transport_now(r->options.transport);
     }
     GG_TRY(r->strategy->table->ready(r->strategy, layer));
-    record(r, GG_LANE_COMPUTE, "update", begin, node);
+    record(r, "update", begin, node);
 cleanup:
     return status;
 }
@@ -156,7 +170,7 @@ static gg_status straggle(gg_replica *r) {
     if (straggler->probability > 0) gg_random_uniform(&key, 1, 0.0f, 1.0f, &draw);
     if (draw >= straggler->probability) goto cleanup;
     GG_TRY(gg_transport_idle(r->options.transport, straggler->delay));
-    record(r, GG_LANE_COMPUTE, "late", begin, -1);
+    record(r, "late", begin, -1);
 cleanup:
     return status;
 }
@@ -181,8 +195,7 @@ static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
     if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_finish(r->ring)));
     GG_TRY(gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets));
     if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_begin(r->ring)));
-    r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
-    record(r, GG_LANE_DATA, "batch", begin, -1);
+    spent_on_data(r, "batch", begin);
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
@@ -211,7 +224,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
         GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum,
                              correct));
     GG_TRY(table->end(r->strategy));
-    record(r, GG_LANE_COMPUTE, "step", begin, -1);
+    record(r, "step", begin, -1);
     r->state.step++;
 cleanup:
     if (status != GG_OK) r->failed = true;
@@ -292,7 +305,10 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, 
     if (ring) GG_TRY(gg_shard_copy_create(set, options.rank, options.size, &r->shard));
     options.copy = r->shard;
     GG_TRY(gg_loader_create(set, &options, &r->loader));
-    if (ring) GG_TRY(gg_sample_ring_create(transport, r->shard, set->count, batch, &r->ring));
+    if (ring) {
+        GG_TRY(gg_sample_ring_create(transport, r->shard, set->count, batch, &r->ring));
+        gg_sample_ring_show(r->ring, r->trace, &r->state.step);
+    }
     gg_dataset_retain(set);
     r->set = *set;
     GG_TRY(gg_alloc(target_bytes, "targets of a batch", &r->targets));
@@ -356,10 +372,9 @@ gg_status gg_replica_end_epoch(gg_replica *r) {
 static gg_status settle_samples(gg_replica *r) {
     gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
-    if (r->ring == NULL) goto cleanup;
+    if (r->ring == NULL || gg_sample_ring_at_rest(r->ring)) goto cleanup;
     GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_settle(r->ring)));
-    r->counts.data_seconds += gg_transport_now(r->options.transport) - begin;
-    record(r, GG_LANE_DATA, "settle", begin, -1);
+    spent_on_data(r, "settle", begin);
 cleanup:
     return status;
 }
@@ -423,7 +438,8 @@ static gg_status make_consensus(gg_replica *r) {
     gg_status status = GG_OK;
     if (r->averaging != NULL) return GG_OK;
     GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
-    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, &r->averaging));
+    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN,
+                               &r->averaging));
 cleanup:
     return status;
 }
@@ -533,11 +549,17 @@ cleanup:
     return status;
 }
 
+/* Forward times of the layers that add up to `whole`. */
+static void scale_costs(int layers, double whole, double *seconds) {
+    double all = 0;
+    for (int i = 0; i < layers; ++i) all += seconds[i];
+    for (int i = 0; i < layers; ++i) seconds[i] = whole * (all > 0 ? seconds[i] / all : 1.0 / layers);
+}
+
 static gg_status model_costs(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_graph *graph = r->options.graph;
     int layers = gg_graph_layers(graph);
-    double all = 0;
     GG_TRY(gg_calloc((size_t)layers + 1, sizeof(double), "modelled times", (void **)&r->layer_seconds));
     for (int i = 0; i < gg_graph_nodes(graph); ++i) {
         int layer = gg_graph_node(graph, i)->layer;
@@ -548,9 +570,26 @@ static gg_status model_costs(gg_replica *r) {
     double forward = r->options.step_seconds[r->options.transport->rank] / 3;
     if (!(forward >= 0 && forward < INFINITY))
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", 3 * forward));
-    for (int i = 0; i < layers; ++i) all += r->layer_seconds[i];
-    for (int i = 0; i < layers; ++i) r->layer_seconds[i] = forward * (all > 0 ? r->layer_seconds[i] / all : 1.0 / layers);
+    scale_costs(layers, forward, r->layer_seconds);
 cleanup:
+    return status;
+}
+
+/* All ranks choose the same sizes, so with times that are the same on all: where they are given, the slowest rank's. */
+static gg_status tune(gg_replica *r) {
+    gg_status status = GG_OK;
+    const gg_replica_options *o = &r->options;
+    const int layers = gg_graph_layers(o->graph), ranks = o->transport->size;
+    const int moments = gg_optimizer_keeps_momentum(&o->optimizer) + gg_optimizer_keeps_square(&o->optimizer);
+    double *forward = NULL, slowest = 0;
+    GG_TRY(gg_alloc(((size_t)layers + 1) * sizeof *forward, "modelled times", (void **)&forward));
+    for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : USUAL_BATCH);
+    for (int i = 0; r->any_batch && i < ranks; ++i) slowest = fmax(slowest, o->step_seconds[i]);
+    if (r->any_batch) scale_costs(layers, slowest / 3, forward);
+    GG_TRY(gg_strategy_tune(&r->options.strategy, o->graph, moments, ranks, forward, r->any_batch ? 1.0 : LEAST, o->link,
+                            &r->tuning));
+cleanup:
+    gg_free(forward);
     return status;
 }
 
@@ -569,7 +608,9 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
                        options->straggler.probability, options->straggler.delay));
     GG_TRY(open_devices(r));
     GG_TRY(model_costs(r));
+    GG_TRY(tune(r));
     r->options.step_seconds = NULL;
+    r->options.link = NULL;
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
     GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", (void **)&r->batches));
@@ -585,7 +626,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
-    GG_TRY(gg_strategy_create(&options->strategy,
+    GG_TRY(gg_strategy_create(&r->options.strategy,
                               &(gg_strategy_env){.transport = options->transport,
                                                  .device = r->device,
                                                  .optimizer = &r->options.optimizer,
@@ -620,6 +661,7 @@ void gg_replica_destroy(gg_replica *r) {
     gg_free(r);
 }
 
+const gg_tuning *gg_replica_tuning(const gg_replica *r) { return &r->tuning; }
 gg_state *gg_replica_state(gg_replica *r) { return &r->state; }
 gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.transport; }
 const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }

@@ -8,7 +8,7 @@
 #include "comm/sample_ring.h"
 #include "data/data.h"
 #include "nn/plan.h"
-#include "strategy/strategy.h"
+#include "strategy/tuning.h"
 
 /* Which CPU table an operation comes from. */
 typedef enum gg_backend_choice { GG_CHOOSE_FASTER = 0, GG_CHOOSE_ONEDNN, GG_CHOOSE_NATIVE, GG_CHOOSE_COUNT } gg_backend_choice;
@@ -34,6 +34,8 @@ typedef struct gg_replica_options {
     gg_straggler straggler;
     const double *
         step_seconds; /* what virtual clocks charge for a step of each rank of the group; NULL: for its flops. Read at creation. */
+    const gg_link
+        *link; /* what messages cost, to tune sizes that the strategy's options leave open; NULL: not known. Read at creation. */
 } gg_replica_options;
 
 /* What a rank has done since the epoch began. */
@@ -104,6 +106,7 @@ gg_status gg_replica_audit(gg_replica *replica, gg_sample_audit *out);
 int64_t gg_replica_slots(const gg_replica *replica);
 int64_t gg_replica_sample_id(const gg_replica *replica, int64_t slot);
 
+const gg_tuning *gg_replica_tuning(const gg_replica *replica);
 gg_state *gg_replica_state(gg_replica *replica);
 gg_transport *gg_replica_transport(const gg_replica *replica);
 const gg_trace *gg_replica_trace(const gg_replica *replica); /* NULL: off */

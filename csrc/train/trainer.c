@@ -50,6 +50,7 @@ static gg_status create(void *context, int local) {
 gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg_trainer **out) {
     gg_status status = GG_OK;
     gg_trainer *t = NULL;
+    gg_link link;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *t, "trainer", (void **)&t));
     gg_team_retain(team);
@@ -57,8 +58,13 @@ gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg
     t->options = *options;
     t->local = gg_team_local(team);
     GG_TRY(gg_calloc((size_t)t->local, sizeof(gg_replica *), "replicas", (void **)&t->replica));
+    if (gg_strategy_tunes(&options->strategy, gg_team_size(team))) {
+        GG_TRY(gg_team_link(team, gg_graph_arena_count(options->graph) * sizeof(float), &link));
+        t->options.link = &link;
+    }
     GG_TRY(gg_team_run(team, create, &(call){.trainer = t}));
     t->options.step_seconds = NULL;
+    t->options.link = NULL;
     *out = t;
 cleanup:
     if (status != GG_OK) gg_trainer_destroy(t);

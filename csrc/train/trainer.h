@@ -9,7 +9,8 @@
 
 typedef struct gg_trainer gg_trainer;
 
-/* options->transport is ignored: each replica takes its own rank's. Retains the team; the graph must outlive the trainer. */
+/* options->transport and link are ignored: each replica takes its own rank's transport, and the link is measured where the strategy's sizes
+ * are to be tuned. Retains the team; the graph must outlive the trainer. */
 gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg_trainer **out);
 /* Collective: settles first, unless something failed. NULL is fine. */
 void gg_trainer_destroy(gg_trainer *trainer);

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/subgroup.h"
 #include "comm/virtual/virtual.h"
 #include "comm_cases.h"
 
@@ -106,6 +107,132 @@ static void test_slow(int rank, int size) {
     gg_message_free(t, landing);
     gg_message_free(t, block);
     gg_transport_destroy(t);
+}
+
+/* MPI's own sums: the right ones, the same bits on every rank, several at once, of parts of the group; counted like ours. */
+static void test_sums(int rank, int size) {
+    enum { MANY = 5, COUNT = 16 * 64 * 3 };
+    gg_device device = {.table = &case_backend, .threads = 1};
+    gg_transport *t = NULL, *view = NULL;
+    gg_allreduce *many[MANY] = {NULL};
+    float *data = NULL, share[MOST];
+    uint64_t hash = 14695981039346656037u, first;
+    int members[MOST], count = 0, place = 0;
+    if (size > MOST) return;
+    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK(t->sums == NULL);
+    for (size_t c = 0; c < LENGTH(case_lengths); ++c)
+        CHECK_OK(case_allreduce(t, case_lengths[c], true, GG_COLLECTIVES_MPI, &hash));
+    first = hash;
+    CHECK_OK(gg_broadcast(t, &first, sizeof first, 0));
+    CHECK(first == hash);
+    CHECK_FAILS(gg_allreduce_create(t, &device, 16, GG_TAG_ALLREDUCE, &(gg_narrow_wire){.memory = (uint16_t *)&hash},
+                                    GG_COLLECTIVES_MPI, &many[0]),
+                GG_ERROR_ARGUMENT, "MPI has no sum of bfloat16");
+
+    /* Whole numbers have one sum in any order. Every second rank: two groups side by side, both under way while the whole group's are. */
+    for (int r = rank % 2; r < size; r += 2) {
+        if (r == rank) place = count;
+        members[count++] = r;
+    }
+    CHECK_OK(gg_subgroup_create(t, members, count, &view));
+    CHECK_OK(gg_message_alloc(t, MANY * COUNT * sizeof(float), "arena", (void **)&data));
+    for (int r = 0; r < size; ++r) share[r] = (float)(r + 1);
+    for (int i = 0; i < MANY; ++i)
+        CHECK_OK(gg_allreduce_create(i % 2 ? view : t, &device, COUNT, GG_TAG_USER + i, NULL, GG_COLLECTIVES_MPI, &many[i]));
+    for (int again = 0; again < 20; ++again) {
+        int left = MANY;
+        bool summed[MANY] = {false};
+        int64_t bytes = t->bytes_sent, messages = t->messages_sent;
+        for (int i = 0; i < MANY; ++i) {
+            for (int k = 0; k < COUNT; ++k) data[i * COUNT + k] = (float)(rank + k % 7 + i + again);
+            CHECK_OK(gg_allreduce_start(many[i], data + i * COUNT, share));
+            if (i % 2 == 0 && size > 1)
+                CHECK_FAILS(gg_allreduce_start(many[i], data + i * COUNT, share), GG_ERROR_STATE, "started again");
+        }
+        for (int round = 0; left > 0 && again % 2; ++round) {
+            for (int i = 0; i < MANY; ++i) {
+                bool before = summed[i];
+                CHECK_OK(gg_allreduce_poll(many[i], &summed[i]));
+                left -= summed[i] && !before;
+            }
+            if (left > 0) CHECK_OK(gg_pause(t, round));
+        }
+        size_t wrong = 0;
+        for (int i = 0; i < MANY; ++i) {
+            CHECK_OK(i % 4 ? gg_allreduce_wait(many[i]) : gg_allreduce_finish(many[i]));
+            for (int k = 0; k < COUNT; ++k) {
+                float sum = 0;
+                for (int r = 0; r < (i % 2 ? count : size); ++r)
+                    sum += share[r] * (float)((i % 2 ? members[r] : r) + k % 7 + i + again);
+                wrong += data[i * COUNT + k] != sum;
+            }
+        }
+        CHECK(wrong == 0);
+        const int64_t each = COUNT * sizeof(float), whole = (MANY + 1) / 2, part = MANY / 2;
+        CHECK(t->messages_sent - messages == 2 * (whole * (size - 1) + part * (count - 1)));
+        CHECK(t->bytes_sent - bytes == whole * (2 * each * (size - 1) / size) + part * (2 * each * (count - 1) / count));
+    }
+    CHECK(place == view->rank);
+    for (int i = 0; i < MANY; ++i) gg_allreduce_destroy(many[i]);
+    gg_message_free(t, data);
+    gg_transport_destroy(view);
+    gg_transport_destroy(t);
+}
+
+/* A rank that does not come is waited for no longer than `timeout`; then the sum may still be had, or be given up: what MPI may still
+ * write is kept, and that is told by the live bytes. */
+static int64_t test_sum_in_vain(int rank, int size) {
+    enum { COUNT = 4096 };
+    gg_device device = {.table = &case_backend, .threads = 1};
+    gg_transport *t = NULL, *other = NULL;
+    gg_allreduce *sum = NULL;
+    float *data = NULL, share[MOST];
+    char expected[100];
+    if (size < 2 || size > MOST) return 0;
+    int64_t before = gg_memory_live_bytes();
+    CHECK_OK(gg_mpi_transport_create(true, 0, &other));
+    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(gg_message_alloc(t, COUNT * sizeof(float), "arena", (void **)&data));
+    CHECK_OK(gg_allreduce_create(t, &device, COUNT, GG_TAG_USER, NULL, GG_COLLECTIVES_MPI, &sum));
+    for (int r = 0; r < size; ++r) share[r] = 1;
+    for (int again = 0; again < 2; ++again) {
+        for (int k = 0; k < COUNT; ++k) data[k] = (float)(again + 1);
+        if (rank == 0) {
+            gg_request request = {0};
+            CHECK_OK(gg_sum(t, t->sums, data, COUNT, &request));
+            t->timeout = 0.3;
+            snprintf(expected, sizeof expected, "s for the sum of %d values over %d ranks", COUNT, size);
+            CHECK_FAILS(gg_wait(t, &request), GG_ERROR_COMM, expected);
+            CHECK(strstr(gg_error_message(), "rank 0: waited 0.") && request.state == GG_REQUEST_SUMMING);
+            t->timeout = 0;
+            CHECK_OK(gg_barrier(other));
+            if (again == 0) {
+                CHECK_OK(gg_wait(t, &request));
+                CHECK(data[0] == (float)size && data[COUNT - 1] == (float)size);
+            } else {
+                gg_cancel(t, &request);
+                CHECK(request.state == GG_REQUEST_IDLE);
+            }
+        } else {
+            CHECK_OK(gg_barrier(other));
+            CHECK_OK(gg_allreduce_run(sum, data, share));
+            CHECK(data[0] == (float)(size * (again + 1)));
+        }
+        CHECK_OK(gg_barrier(other));
+    }
+    gg_allreduce_destroy(sum);
+    gg_message_free(t, data);
+    if (rank == 0) {
+        for (int i = 0; i < 100 && data[COUNT - 1] != (float)(2 * size); ++i) CHECK_OK(gg_progress(other));
+        CHECK(data[0] == (float)(2 * size) && data[COUNT - 1] == (float)(2 * size));
+    }
+    CHECK_OK(gg_barrier(other));
+    gg_transport_destroy(t);
+    gg_transport_destroy(other);
+    int64_t kept = gg_memory_live_bytes() - before;
+    CHECK(rank == 0 ? kept > 0 : kept == 0);
+    return kept;
 }
 
 /* How often a wait has looked in vain: the last round that its pause was called with. */
@@ -274,6 +401,7 @@ static void measure_all(void) {
 
 int main(int argc, char **argv) {
     gg_mpi_info info;
+    int64_t kept = 0;
     CHECK_OK(gg_mpi_query(&info)); /* before the start as well */
     CHECK(!info.initialised && info.size == 1);
     if (!CHECK_OK(gg_mpi_start(0))) return check_report();
@@ -289,8 +417,10 @@ int main(int argc, char **argv) {
         test_timeout(info.rank, info.size);
         test_size_mismatch(info.rank, info.size);
         test_alloc_mismatch(info.rank, info.size);
+        test_sums(info.rank, info.size);
+        kept = test_sum_in_vain(info.rank, info.size);
     }
-    CHECK(gg_memory_live_bytes() == 0);
+    CHECK(gg_memory_live_bytes() == kept);
     gg_mpi_stop();
     CHECK_FAILS(gg_mpi_start(0), GG_ERROR_STATE, "finalised");
     if (info.rank == 0 || check_failed > 0) return check_report();

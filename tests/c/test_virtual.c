@@ -71,7 +71,8 @@ static gg_status run_warm(void *context, int rank) {
     setup *s = context;
     double values[3] = {1, 2, 3};
     char bytes[5 * 100] = {0};
-    if (s->number == 0) MUST(gg_allreduce_create(at(s, rank), &device, 4800, GG_TAG_ALLREDUCE, NULL, &allreduce[rank]));
+    if (s->number == 0)
+        MUST(gg_allreduce_create(at(s, rank), &device, 4800, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN, &allreduce[rank]));
     MUST(gg_allreduce_run(allreduce[rank], data[rank], scale));
     MUST(gg_allreduce_doubles(at(s, rank), values, 3));
     MUST(gg_allgather(at(s, rank), bytes + 100 * rank, 100, bytes));

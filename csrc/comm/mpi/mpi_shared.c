@@ -138,15 +138,30 @@ cleanup:
     return status;
 }
 
+/* Ranks of `node` whose number in `comm` divided by this is one: for tests, which make several nodes of a machine. */
+static gg_status divide(MPI_Comm comm, int ranks_per_node, MPI_Comm *node) {
+    gg_status status = GG_OK;
+    MPI_Comm whole = *node;
+    int rank = 0;
+    *node = MPI_COMM_NULL;
+    GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
+    GG_TRY_MPI(MPI_Comm_split, whole, rank / ranks_per_node, 0, node);
+cleanup:
+    (void)MPI_Comm_free(&whole);
+    return status;
+}
+
 gg_status gg_shared_create(MPI_Comm comm, gg_shared **out) {
     gg_status status = GG_OK;
     gg_shared *made = NULL;
-    const char *choice = getenv("GOSSIPGRAD_SHARED");
+    const char *choice = getenv("GOSSIPGRAD_SHARED"), *several = getenv("GOSSIPGRAD_RANKS_PER_NODE");
+    int ranks_per_node = several != NULL ? atoi(several) : 0;
     bool wanted = !(choice && strcmp(choice, "0") == 0), all = false;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "shared memory", (void **)&made));
     made->node = MPI_COMM_NULL;
     GG_TRY_MPI(MPI_Comm_split_type, comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made->node);
+    if (ranks_per_node > 0) GG_TRY(divide(comm, ranks_per_node, &made->node));
     GG_TRY_MPI(MPI_Comm_set_errhandler, made->node, MPI_ERRORS_RETURN);
     GG_TRY_MPI(MPI_Comm_rank, made->node, &made->place);
     GG_TRY_MPI(MPI_Comm_size, made->node, &made->ranks);

@@ -28,7 +28,8 @@ _Static_assert(sizeof(gg_shared_descriptor) == 32, "a descriptor has 32 bytes");
 
 typedef struct gg_shared gg_shared;
 
-/* Collective over `comm`. Never fails for want of shared memory: *out is then an object that shares nothing. */
+/* Collective over `comm`. Never fails for want of shared memory: *out is then an object that shares nothing, as it is on a node with
+ * GOSSIPGRAD_SHARED=0. GOSSIPGRAD_RANKS_PER_NODE=N, the same on all ranks, is for tests: so many consecutive ranks count as a node. */
 gg_status gg_shared_create(MPI_Comm comm, gg_shared **out);
 /* Collective; touch_mpi false: after a failure, leaves the communicator alone. */
 void gg_shared_destroy(gg_shared *shared, bool touch_mpi);

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "comm/mpi/mpi_private.h"
 #include "comm/mpi/mpi_shared.h"
+#include "comm/mpi/mpi_sums.h"
 
 /* A tag above all others, on which nothing is ever sent: asking for it drives MPI's progress. */
 #define TAG_NOBODY (GG_TAG_LIMIT + 1)
@@ -31,8 +32,9 @@ typedef struct mpi_transport {
     gg_transport transport; /* first: a gg_transport is cast to this */
     MPI_Comm comm;
     gg_shared *shared;
-    int *node_of; /* transport.node_of */
-    bool broken;  /* a call failed: collective clean-up might wait for ever */
+    int *node_of;    /* transport.node_of */
+    bool broken;     /* a call failed: collective clean-up might wait for ever */
+    bool unfinished; /* a sum was given up: MPI may write it at any time, so no message memory is freed any more */
 } mpi_transport;
 
 static request_link *link_of(gg_request *request) { return (request_link *)request->private_; }
@@ -42,6 +44,9 @@ static mpi_transport *mpi_of(gg_transport *transport) { return (mpi_transport *)
 static gg_status check(gg_transport *transport, int code, const char *function, const gg_request *request) {
     if (code == MPI_SUCCESS) return GG_OK;
     mpi_of(transport)->broken = true;
+    if (request->state == GG_REQUEST_SUMMING)
+        return gg_error_prefix(gg_mpi_check(code, function), "rank %d: sum of %zu values: ", transport->rank,
+                               request->bytes / sizeof(float));
     return gg_error_prefix(gg_mpi_check(code, function), "rank %d: %zu bytes %s rank %d with tag %d: ", transport->rank,
                            request->bytes, request->state == GG_REQUEST_SENDING ? "to" : "from", request->peer, request->tag);
 }
@@ -56,7 +61,7 @@ static void destroy(gg_transport *transport) {
     mpi_transport *own = mpi_of(transport);
     int finalised = 0;
     bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && !own->broken;
-    gg_shared_destroy(own->shared, touch);
+    if (!own->unfinished) gg_shared_destroy(own->shared, touch);
     if (touch && own->comm != MPI_COMM_NULL) (void)MPI_Comm_free(&own->comm);
     gg_free(own->node_of);
     gg_free(own);
@@ -69,6 +74,7 @@ static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, 
 }
 
 static void free_block(gg_transport *transport, void *block) {
+    if (mpi_of(transport)->unfinished) return;
     if (!gg_shared_free(mpi_of(transport)->shared, block)) gg_free(block);
 }
 
@@ -147,7 +153,8 @@ static gg_status test(gg_transport *transport, gg_request *request, bool *done) 
     if (pending) {
         int code = MPI_Test(&link->mpi, &flag, &result);
         int class = MPI_SUCCESS;
-        if (code != MPI_SUCCESS && MPI_Error_class(code, &class) == MPI_SUCCESS && class == MPI_ERR_TRUNCATE) {
+        if (code != MPI_SUCCESS && request->state == GG_REQUEST_RECEIVING && MPI_Error_class(code, &class) == MPI_SUCCESS &&
+            class == MPI_ERR_TRUNCATE) {
             status = wrong_size(transport, request, request->bytes, true);
             own->broken = true;
             goto cleanup;
@@ -191,6 +198,9 @@ static void cancel(gg_transport *transport, gg_request *request) {
             unused = 0;
     } else if (request->state == GG_REQUEST_SENDING && touch) {
         (void)MPI_Request_free(&link->mpi); /* its slot, if it has one, is not used again */
+    } else if (request->state == GG_REQUEST_SUMMING && touch) {
+        /* Neither cancelled nor freed: MPI forbids it for a collective. */
+        own->unfinished = MPI_Test(&link->mpi, &unused, MPI_STATUS_IGNORE) != MPI_SUCCESS || !unused || own->unfinished;
     }
     if (!unused) own->broken = true;
 }
@@ -222,6 +232,25 @@ static gg_status idle(gg_transport *transport, double seconds) {
     return GG_OK;
 }
 
+static gg_status sums_open(gg_transport *transport, const int *members, int count, gg_sums **out) {
+    return gg_mpi_sums_create(mpi_of(transport)->comm, members, count, out);
+}
+
+static void sums_close(gg_transport *transport, gg_sums *sums) {
+    int finalised = 0;
+    bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && !mpi_of(transport)->broken;
+    gg_mpi_sums_destroy(sums, touch);
+}
+
+static gg_status sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
+    request_link *link = link_of(request);
+    *link = (request_link){.mpi = MPI_REQUEST_NULL};
+    if (count > INT_MAX)
+        return gg_fail(GG_ERROR_UNSUPPORTED, "rank %d: sum of %zu values: at most %d go in one of MPI", transport->rank, count,
+                       INT_MAX);
+    return check(transport, gg_mpi_sums_start(sums, data, (int)count, &link->mpi), "MPI_Iallreduce", request);
+}
+
 static const gg_transport_table table = {
     .name = "mpi",
     .destroy = destroy,
@@ -237,6 +266,9 @@ static const gg_transport_table table = {
     .now = now,
     .compute = compute,
     .idle = idle,
+    .sums_open = sums_open,
+    .sums_close = sums_close,
+    .sum = sum,
 };
 
 /* Which ranks share memory, for all ranks. Collective. */

@@ -32,7 +32,11 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
  * waits for whom. Called by one thread at a time. After a failure the cluster can be used no more. */
 gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
-/* The same, and every `seconds` of real time, when the baton next changes hands, watch(context) is called on the caller's thread
+/* The same beside the clock, for measuring: afterwards clocks, links and counts of messages are what they were. No wait ends by a
+ * timeout. Nothing may be under way before it or after it. */
+gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
+
+/* The same as gg_virtual_run, and every `seconds` of real time, when the baton next changes hands, watch(context) is called on the caller's thread
  * while all ranks stand still. It may read and write what they read and write; it may not run the cluster. What it does not
  * change goes on as if it had not been called. fn NULL: never. */
 typedef struct gg_watch {

@@ -1,0 +1,17 @@
+/* Sums over ranks by MPI's own non-blocking all-reduce. */
+#ifndef GG_COMM_MPI_MPI_SUMS_H
+#define GG_COMM_MPI_MPI_SUMS_H
+
+#include <mpi.h>
+#include <stdbool.h>
+
+#include "comm/transport.h"
+
+/* The `count` ranks of `comm` in `members`; NULL: all. Collective over them. */
+gg_status gg_mpi_sums_create(MPI_Comm comm, const int *members, int count, gg_sums **out);
+/* Collective; touch_mpi false: after a failure, leaves the communicator alone. NULL is fine. */
+void gg_mpi_sums_destroy(gg_sums *sums, bool touch_mpi);
+/* Starts one, in place; returns MPI's code. */
+int gg_mpi_sums_start(gg_sums *sums, float *data, int count, MPI_Request *request);
+
+#endif

@@ -1,0 +1,125 @@
+/* Who runs next. */
+#include <math.h>
+
+#include "comm/virtual/virtual_private.h"
+
+/* Tests in a row that find nothing at one clock before a rank counts as polling: it then sleeps until something happens
+ * to one of its requests, because in virtual time polling alone would last for ever. Far above what a strategy tests in
+ * a step. */
+#define POLL_LIMIT 100000
+#define POLL_AGAIN 1000
+#define POLL_HOPELESS 50000000 /* the same when no other rank can run: about a second, then it fails */
+
+void gg_virtual_make_due(gg_virtual *cluster, gg_virtual_rank *rank, double key, bool only_deadline) {
+    rank->only_deadline = only_deadline;
+    cluster->able += !only_deadline;
+    gg_heap_push(&cluster->due, &rank->due, key);
+}
+
+void gg_virtual_make_undue(gg_virtual *cluster, gg_virtual_rank *rank) {
+    cluster->able -= !rank->only_deadline;
+    gg_heap_remove(&cluster->due, &rank->due);
+}
+
+void gg_virtual_wake(gg_virtual *cluster, gg_request *request, double time) {
+    gg_virtual_rank *rank = &cluster->ranks[gg_link_of(request)->owner];
+    rank->news = true;
+    if (rank->waiting != request && !rank->polling && !rank->waits_for_any) return;
+    double key = time > rank->clock ? time : rank->clock;
+    rank->waiting = NULL;
+    if (rank->due.place >= 0) { /* its patience ends then, or it polls and knows of another event */
+        if (rank->due.key < key) key = rank->due.key;
+        gg_virtual_make_undue(cluster, rank);
+    }
+    gg_virtual_make_due(cluster, rank, key, false);
+}
+
+/* Nobody can run but ranks that poll: what they do next may help. */
+static bool release_polling(gg_virtual *cluster) {
+    for (int r = 0; r < cluster->options.size; ++r) {
+        gg_virtual_rank *rank = &cluster->ranks[r];
+        if (rank->polling && rank->due.place < 0) gg_virtual_make_due(cluster, rank, rank->clock, false);
+    }
+    return cluster->able > 0;
+}
+
+void gg_virtual_hand_on(gg_virtual *cluster, gg_virtual_rank *self) {
+    if (atomic_load_explicit(&cluster->watch_due, memory_order_relaxed)) {
+        atomic_store_explicit(&cluster->watch_due, false, memory_order_relaxed);
+        gg_baton_give(&cluster->caller);
+        if (self) gg_baton_await(&self->baton);
+        return;
+    }
+    if (cluster->unfinished > 0) gg_virtual_deliver(cluster, INFINITY);
+    if (cluster->able == 0 && cluster->wire.size == 0 && cluster->unfinished > 0 && !release_polling(cluster))
+        gg_virtual_declare_deadlock(cluster);
+    if (cluster->due.size == 0) {
+        gg_baton_give(&cluster->caller);
+        return;
+    }
+    gg_virtual_rank *next = &cluster->ranks[cluster->due.entries[0]->rank];
+    gg_virtual_make_undue(cluster, next);
+    if (next->clock < next->due.key) next->clock = next->due.key;
+    if (next == self) return;
+    gg_baton_give(&next->baton);
+    if (self) gg_baton_await(&self->baton);
+}
+
+gg_status gg_virtual_still_good(const gg_virtual_rank *rank) {
+    const gg_virtual *cluster = rank->cluster;
+    if (cluster->deadlock) return gg_fail(GG_ERROR_COMM, "%s", cluster->deadlock_text);
+    if (cluster->failed)
+        return gg_fail(GG_ERROR_CANCELLED, "stopped, because rank %d of the virtual cluster failed", cluster->failed_rank);
+    if (!cluster->running)
+        return gg_fail(GG_ERROR_STATE, "rank %d of the virtual cluster does not run: messages move inside of a run only",
+                       rank->transport.rank);
+    return GG_OK;
+}
+
+gg_status gg_virtual_let_others_catch_up(gg_virtual_rank *rank) {
+    gg_virtual *cluster = rank->cluster;
+    gg_status status = gg_virtual_still_good(rank);
+    if (status != GG_OK) return status;
+    gg_virtual_deliver(cluster, rank->clock);
+    rank->due.key = rank->clock;
+    bool behind = cluster->due.size > 0 && gg_heap_earlier(cluster->due.entries[0], &rank->due);
+    if (!behind && !atomic_load_explicit(&cluster->watch_due, memory_order_relaxed)) return GG_OK;
+    gg_virtual_make_due(cluster, rank, rank->clock, false);
+    gg_virtual_hand_on(cluster, rank);
+    return gg_virtual_still_good(rank);
+}
+
+gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request) {
+    gg_virtual *cluster = rank->cluster;
+    if (gg_link_of(request)->known && gg_link_of(request)->time < rank->next_known) rank->next_known = gg_link_of(request)->time;
+    if (++rank->fruitless < POLL_LIMIT) return GG_OK;
+    bool knows = rank->next_known < INFINITY;
+    if (cluster->able == 0 && cluster->wire.size == 0 && !knows) {
+        if (rank->fruitless < POLL_HOPELESS) return GG_OK;
+        return gg_fail(GG_ERROR_COMM, "rank %d polls for ever (peer %d, tag %d): all other ranks have returned or wait",
+                       rank->transport.rank, request->peer, request->tag);
+    }
+    if (cluster->able > 0) rank->fruitless = POLL_LIMIT - POLL_AGAIN;
+    rank->polling = true;
+    if (knows) gg_virtual_make_due(cluster, rank, rank->next_known, false);
+    gg_virtual_hand_on(cluster, rank);
+    rank->polling = false;
+    rank->next_known = INFINITY;
+    return gg_virtual_still_good(rank);
+}
+
+gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank) {
+    gg_virtual *cluster = rank->cluster;
+    gg_status status = gg_virtual_still_good(rank);
+    if (status != GG_OK) return status;
+    if (!rank->news) {
+        rank->waits_for_any = true;
+        if (rank->next_known < INFINITY) gg_virtual_make_due(cluster, rank, rank->next_known, false);
+        gg_virtual_hand_on(cluster, rank);
+        rank->waits_for_any = false;
+    }
+    rank->news = false;
+    rank->fruitless = 0;
+    rank->next_known = INFINITY;
+    return gg_virtual_still_good(rank);
+}

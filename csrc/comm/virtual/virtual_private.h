@@ -1,0 +1,125 @@
+/* What the files of this room share: a cluster, its ranks and the insides of their requests. Only the holder of the baton touches them,
+ * but for gg_virtual.watch_due.
+ *
+ * virtual.c: life of a cluster, runs, the ranks' threads. virtual_transport.c: the transport table, and which message a receive gets.
+ * wire.c: when messages arrive. scheduler.c: who runs next. deadlock.c: nobody can. */
+#ifndef GG_COMM_VIRTUAL_VIRTUAL_PRIVATE_H
+#define GG_COMM_VIRTUAL_VIRTUAL_PRIVATE_H
+
+#include <stdatomic.h>
+
+#include "comm/virtual/baton.h"
+#include "comm/virtual/heap.h"
+#include "comm/virtual/virtual.h"
+
+#define GG_VIRTUAL_BUCKETS 16
+#define GG_VIRTUAL_TEXT 1024
+
+/* What a request's private words hold. */
+typedef struct __attribute__((may_alias)) gg_virtual_request {
+    gg_request *next, *previous, *partner; /* partner: the matched request of the other side */
+    gg_request *behind;                    /* send: the next one on the wire from this rank */
+    const void *data;                      /* send: the message */
+    double time;                           /* if known: the clock at which this request completes */
+    int32_t owner;                         /* the rank whose request it is */
+    bool known, broken;                    /* broken: the other side gave up */
+    bool arrived;                          /* send: `time` is that of its arrival; before, of its first byte's */
+} gg_virtual_request;
+
+_Static_assert(sizeof(gg_virtual_request) <= sizeof((gg_request *)0)->private_, "gg_virtual_request must fit");
+
+typedef struct gg_virtual_queue {
+    gg_request *first, *last;
+} gg_virtual_queue;
+
+typedef struct gg_virtual_rank {
+    gg_transport transport; /* first: a gg_transport is cast to this */
+    gg_virtual *cluster;
+    gg_baton baton;
+    pthread_t thread;
+    bool started, finished;
+    double clock, out_free, in_free; /* the latter: when the links are idle again */
+    gg_heap_entry due;               /* in the heap of ranks that can run and do not: from when */
+    bool only_deadline;              /* that is the end of a wait's patience: does not count as able to run */
+    gg_heap_entry wire;              /* in the heap of ranks with messages on the wire: when the next first byte arrives */
+    gg_request *wire_first, *wire_last;
+    gg_request *waiting; /* its completion time is not known yet */
+    double wait_start;
+    bool polling;       /* sleeps until something happens to any of its requests, or nobody else can run */
+    bool waits_for_any; /* sleeps until something happens to any of its requests */
+    bool lingers;       /* its function has returned, and it serves those whose function has not */
+    bool news;          /* something has happened to one of them since it last waited for any */
+    int fruitless;      /* tests in a row that found nothing */
+    double next_known;  /* the first clock at which one of the requests that they asked for completes */
+    /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
+    gg_virtual_queue sends[GG_VIRTUAL_BUCKETS], receives[GG_VIRTUAL_BUCKETS];
+} gg_virtual_rank;
+
+struct gg_virtual {
+    gg_virtual_options options;
+    gg_virtual_rank *ranks;
+    gg_heap due, wire;
+    int able;                /* entries of due that are not only_deadline */
+    int unfinished, working; /* working: of them, those whose function has not returned yet */
+    bool running, quit;
+    gg_status (*fn)(void *context, int rank);
+    void *context;
+    gg_baton caller;
+    atomic_bool watch_due;
+    bool failed, deadlock, recorded;
+    int failed_rank;
+    gg_status status;
+    char text[GG_VIRTUAL_TEXT], deadlock_text[GG_VIRTUAL_TEXT];
+};
+
+static inline gg_virtual_request *gg_link_of(gg_request *request) { return (gg_virtual_request *)request->private_; }
+static inline gg_virtual_rank *gg_rank_of(gg_transport *transport) { return (gg_virtual_rank *)transport; }
+
+extern const gg_transport_table gg_virtual_table;
+
+/* ---- scheduler.c ---- */
+
+/* Enters a rank that does not run into the heap of those that can, from `key` on, and takes it out. */
+void gg_virtual_make_due(gg_virtual *cluster, gg_virtual_rank *rank, double key, bool only_deadline);
+void gg_virtual_make_undue(gg_virtual *cluster, gg_virtual_rank *rank);
+
+/* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
+void gg_virtual_wake(gg_virtual *cluster, gg_request *request, double time);
+
+/* Hands the baton to the rank that is due. self: the caller, who then sleeps until it is due itself; NULL: nobody. */
+void gg_virtual_hand_on(gg_virtual *cluster, gg_virtual_rank *self);
+
+/* Whether the cluster runs and nobody has failed. */
+gg_status gg_virtual_still_good(const gg_virtual_rank *rank);
+
+/* Lets ranks that are behind run first, so that all messages sent before this rank's clock have been. */
+gg_status gg_virtual_let_others_catch_up(gg_virtual_rank *rank);
+
+/* A test found nothing. Puts a rank that only polls to sleep until there is something to find. */
+gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request);
+
+/* After news that came while the rank was testing other requests it returns at once: they are all to be tested again. */
+gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank);
+
+/* ---- wire.c ---- */
+
+/* A message leaves this rank as soon as its link is idle. */
+void gg_virtual_put_on_wire(gg_virtual_rank *from, const void *data, gg_request *send);
+/* It has not arrived, and is given up. */
+void gg_virtual_off_wire(gg_virtual *cluster, gg_virtual_rank *from, gg_request *send);
+
+/* The receive has its message, or will have it at `time`. */
+void gg_virtual_announce(gg_virtual *cluster, gg_request *receive, double time);
+
+/* Lets first bytes reach their receivers, in order, up to `until` and as long as no rank could still send one before them. */
+void gg_virtual_deliver(gg_virtual *cluster, double until);
+
+/* ---- deadlock.c ---- */
+
+/* Every rank that waits may run again, to find that it has failed. */
+void gg_virtual_fail_all(gg_virtual *cluster);
+
+/* Says who waits for whom, and fails all. */
+void gg_virtual_declare_deadlock(gg_virtual *cluster);
+
+#endif

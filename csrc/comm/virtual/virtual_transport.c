@@ -1,0 +1,221 @@
+/* The transport table of a virtual rank, and which message a receive gets. */
+#include <math.h>
+
+#include "base/memory.h"
+#include "comm/virtual/virtual_private.h"
+
+/* ---- queues of unmatched messages and receives ---- */
+
+static unsigned bucket_of(int source, int tag) { return ((unsigned)source * 31u + (unsigned)tag) % GG_VIRTUAL_BUCKETS; }
+
+static void queue_append(gg_virtual_queue *q, gg_request *request) {
+    gg_virtual_request *own = gg_link_of(request);
+    own->next = NULL;
+    own->previous = q->last;
+    if (q->last) gg_link_of(q->last)->next = request;
+    else q->first = request;
+    q->last = request;
+}
+
+static void queue_remove(gg_virtual_queue *q, gg_request *request) {
+    gg_virtual_request *own = gg_link_of(request);
+    if (own->previous) gg_link_of(own->previous)->next = own->next;
+    else q->first = own->next;
+    if (own->next) gg_link_of(own->next)->previous = own->previous;
+    else q->last = own->previous;
+    own->next = own->previous = NULL;
+}
+
+static void match(gg_virtual *cluster, gg_request *send, gg_request *receive) {
+    gg_virtual_request *from = gg_link_of(send), *to = gg_link_of(receive);
+    from->partner = receive;
+    to->partner = send;
+    if (from->arrived) gg_virtual_announce(cluster, receive, from->time);
+}
+
+/* ---- the table ---- */
+
+static void destroy(gg_transport *transport) { (void)transport; } /* the cluster's */
+
+static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    (void)transport;
+    return gg_calloc(1, bytes, what, out);
+}
+
+static void free_block(gg_transport *transport, void *block) {
+    (void)transport;
+    gg_free(block);
+}
+
+static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+    (void)bytes; /* the request's */
+    gg_virtual_rank *rank = gg_rank_of(transport), *to = &rank->cluster->ranks[peer];
+    gg_status status = gg_virtual_still_good(rank);
+    if (status != GG_OK) return status;
+    gg_virtual_put_on_wire(rank, data, request);
+    unsigned bucket = bucket_of(transport->rank, tag);
+    for (gg_request *r = to->receives[bucket].first; r; r = gg_link_of(r)->next) {
+        if (r->peer != transport->rank || r->tag != tag) continue;
+        queue_remove(&to->receives[bucket], r);
+        match(rank->cluster, request, r);
+        return GG_OK;
+    }
+    queue_append(&to->sends[bucket], request);
+    return GG_OK;
+}
+
+static gg_status receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+    (void)landing, (void)bytes;
+    gg_virtual_rank *rank = gg_rank_of(transport);
+    gg_status status = gg_virtual_still_good(rank);
+    if (status != GG_OK) return status;
+    *gg_link_of(request) = (gg_virtual_request){.owner = transport->rank};
+    unsigned bucket = bucket_of(peer, tag);
+    for (gg_request *s = rank->sends[bucket].first; s; s = gg_link_of(s)->next) {
+        if (gg_link_of(s)->owner != peer || s->tag != tag) continue;
+        queue_remove(&rank->sends[bucket], s);
+        match(rank->cluster, s, request);
+        return GG_OK;
+    }
+    queue_append(&rank->receives[bucket], request);
+    return GG_OK;
+}
+
+static gg_status test(gg_transport *transport, gg_request *request, bool *done) {
+    gg_status status = GG_OK;
+    gg_virtual_rank *rank = gg_rank_of(transport);
+    gg_virtual_request *own = gg_link_of(request);
+    *done = false;
+    GG_TRY(gg_virtual_let_others_catch_up(rank));
+    if (own->broken) {
+        status = gg_fail(GG_ERROR_COMM, "rank %d: rank %d gave up the message of %zu bytes with tag %d", transport->rank,
+                         request->peer, request->bytes, request->tag);
+        goto cleanup;
+    }
+    if (!own->known || own->time > rank->clock) return gg_virtual_found_nothing(rank, request);
+    if (request->state == GG_REQUEST_RECEIVING) {
+        if (own->partner->bytes != request->bytes) {
+            status = gg_fail(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %zu bytes, received %zu",
+                             transport->rank, request->peer, request->tag, request->bytes, own->partner->bytes);
+            goto cleanup;
+        }
+        request->data = gg_link_of(own->partner)->data;
+        request->when = own->time;
+        request->state = GG_REQUEST_ARRIVED;
+    } else {
+        request->state = GG_REQUEST_IDLE;
+    }
+    rank->fruitless = 0;
+    /* Of requests tested before this one, what is still to come is not forgotten: the rank may sleep next. */
+    if (rank->next_known <= rank->clock) rank->next_known = INFINITY;
+    *done = true;
+cleanup:
+    return status;
+}
+
+/* The sender of a matched receive may write its memory from this rank's clock on. */
+static void let_go(gg_virtual_rank *rank, gg_request *request) {
+    gg_request *send_request = gg_link_of(request)->partner;
+    if (!send_request) return;
+    gg_virtual_request *theirs = gg_link_of(send_request);
+    if (!theirs->arrived) gg_virtual_off_wire(rank->cluster, &rank->cluster->ranks[theirs->owner], send_request);
+    theirs->arrived = true;
+    theirs->partner = NULL;
+    theirs->time = rank->clock;
+    theirs->known = true;
+    gg_link_of(request)->partner = NULL;
+    gg_virtual_wake(rank->cluster, send_request, rank->clock);
+}
+
+static gg_status release(gg_transport *transport, gg_request *request) {
+    gg_status status = gg_virtual_still_good(gg_rank_of(transport));
+    if (status == GG_OK) let_go(gg_rank_of(transport), request);
+    return status;
+}
+
+static void cancel(gg_transport *transport, gg_request *request) {
+    gg_virtual_rank *rank = gg_rank_of(transport);
+    gg_virtual *cluster = rank->cluster;
+    gg_virtual_request *own = gg_link_of(request);
+    if (cluster->failed) return; /* other requests may be gone already, and nobody looks at them any more */
+    if (request->state == GG_REQUEST_SENDING && !own->arrived) gg_virtual_off_wire(cluster, rank, request);
+    if (request->state != GG_REQUEST_SENDING) {
+        if (own->partner) let_go(rank, request);
+        else if (!own->broken) queue_remove(&rank->receives[bucket_of(request->peer, request->tag)], request);
+    } else if (own->partner) {
+        gg_virtual_request *theirs = gg_link_of(own->partner);
+        theirs->broken = true;
+        theirs->partner = NULL;
+        gg_virtual_wake(cluster, own->partner, rank->clock);
+    } else if (!own->known) {
+        queue_remove(&cluster->ranks[request->peer].sends[bucket_of(transport->rank, request->tag)], request);
+    }
+}
+
+static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
+    gg_virtual_rank *rank = gg_rank_of(transport);
+    if (request == NULL) return gg_virtual_wait_for_any(rank);
+    gg_virtual *cluster = rank->cluster;
+    const gg_virtual_request *own = gg_link_of(request);
+    gg_status status = gg_virtual_still_good(rank);
+    if (status != GG_OK) return status;
+    bool patient = !(transport->timeout > 0);
+    double deadline = 0;
+    if (!patient) {
+        if (round == 0) rank->wait_start = rank->clock;
+        /* The first clock at which gg_wait will find that the time is over. */
+        deadline = rank->wait_start + transport->timeout;
+        while (deadline - rank->wait_start < transport->timeout) deadline = nextafter(deadline, INFINITY);
+        if (deadline < rank->clock) deadline = rank->clock;
+    }
+    rank->fruitless = 0;
+    rank->next_known = INFINITY;
+    if (own->known) {
+        double key = own->time > rank->clock ? own->time : rank->clock;
+        gg_virtual_make_due(cluster, rank, patient || key < deadline ? key : deadline, false);
+    } else {
+        rank->waiting = request;
+        if (!patient) gg_virtual_make_due(cluster, rank, deadline, true);
+    }
+    gg_virtual_hand_on(cluster, rank);
+    rank->waiting = NULL;
+    return gg_virtual_still_good(rank);
+}
+
+static gg_status progress(gg_transport *transport) { return gg_virtual_let_others_catch_up(gg_rank_of(transport)); }
+
+static double now(gg_transport *transport) { return gg_rank_of(transport)->clock; }
+
+static gg_status idle(gg_transport *transport, double seconds) {
+    gg_virtual_rank *rank = gg_rank_of(transport);
+    double after = rank->clock + seconds;
+    if (!(after < INFINITY)) return gg_fail(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
+    if (after > rank->clock) {
+        rank->fruitless = 0;
+        rank->next_known = INFINITY;
+    }
+    rank->clock = after;
+    return rank->cluster->failed ? gg_virtual_still_good(rank) : GG_OK;
+}
+
+static gg_status compute(gg_transport *transport, double seconds) {
+    return idle(transport, seconds * gg_rank_of(transport)->cluster->options.compute_rate);
+}
+
+const gg_transport_table gg_virtual_table = {
+    .name = "virtual",
+    .one_clock = true,
+    .destroy = destroy,
+    .alloc = alloc,
+    .free = free_block,
+    .send = send,
+    .receive = receive,
+    .test = test,
+    .release = release,
+    .cancel = cancel,
+    .pause = pause_round,
+    .progress = progress,
+    .now = now,
+    .compute = compute,
+    .idle = idle,
+};

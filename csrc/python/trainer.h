@@ -1,0 +1,42 @@
+/* Private to the room: what the files of _core.Trainer share. */
+#ifndef GG_PYTHON_TRAINER_H
+#define GG_PYTHON_TRAINER_H
+
+#include "python/python.h"
+
+typedef struct gg_py_trainer {
+    PyObject_HEAD gg_trainer *trainer;
+    gg_py_graph *graph;
+    gg_py_team *team;
+    PyArrayObject *topology; /* the table that the strategies read; NULL: none */
+    gg_loss_kind loss;
+    bool busy; /* a call has released the GIL; only read and written with the GIL held */
+} gg_py_trainer;
+
+/* Whether no other thread is in it, the core serves one at a time; false: an exception is set. */
+bool gg_py_trainer_is_free(const gg_py_trainer *t);
+
+/* Begins a call in which all ranks take part and that releases the GIL; afterwards `busy` is to be false again. False: an exception is
+ * set. */
+bool gg_py_trainer_enter(gg_py_trainer *t);
+
+/* Such a call where nothing is to be freed: needs a local `gg_status status`, and returns from the function on a failure. */
+#define GG_PY_CALL(t, expression)                                                                                                \
+    do {                                                                                                                         \
+        if (!gg_py_trainer_enter(t)) return NULL;                                                                                \
+        Py_BEGIN_ALLOW_THREADS;                                                                                                  \
+        status = (expression);                                                                                                   \
+        Py_END_ALLOW_THREADS;                                                                                                    \
+        (t)->busy = false;                                                                                                       \
+        if (status != GG_OK) return gg_py_raise(status);                                                                         \
+    } while (0)
+
+/* A local rank's; NULL with an exception. */
+gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank);
+
+#define GG_PY_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
+
+/* The methods, each table ended by a NULL name. */
+extern PyMethodDef gg_py_trainer_epochs[], gg_py_trainer_batches[], gg_py_trainer_state[], gg_py_trainer_measures[];
+
+#endif

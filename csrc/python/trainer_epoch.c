@@ -1,0 +1,176 @@
+/* _core.Trainer: epochs over the data that it was begun with. */
+#include <string.h>
+
+#include "python/trainer.h"
+
+static PyObject *begin(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"dataset", "batch", "shuffle", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *set;
+    long long batch;
+    int shuffle = 1;
+    gg_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:begin", names, gg_py_dataset_type, &set, &batch, &shuffle)) return NULL;
+    GG_PY_CALL(t, gg_trainer_begin(t->trainer, &((gg_py_dataset *)set)->set, batch, shuffle));
+    return PyLong_FromLongLong(gg_replica_epoch_steps(gg_trainer_replica(t->trainer, 0)));
+}
+
+static PyObject *epoch(PyObject *self, PyObject *argument) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    long long number = PyLong_AsLongLong(argument);
+    gg_status status;
+    if (number == -1 && PyErr_Occurred()) return NULL;
+    GG_PY_CALL(t, gg_trainer_epoch(t->trainer, number));
+    Py_RETURN_NONE;
+}
+
+typedef struct watcher {
+    gg_py_trainer *trainer;
+    PyObject *callable;
+    bool failed; /* with an exception, which `kind`, `value` and `trace` keep until the run has ended */
+    PyObject *kind, *value, *trace;
+} watcher;
+
+static bool watch(void *context) {
+    watcher *w = context;
+    if (w->failed) return false;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    w->trainer->busy = false; /* it may ask for the progress */
+    PyObject *result = PyErr_CheckSignals() == 0 ? PyObject_CallNoArgs(w->callable) : NULL;
+    w->trainer->busy = true;
+    w->failed = result == NULL;
+    if (w->failed) PyErr_Fetch(&w->kind, &w->value, &w->trace);
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return !w->failed;
+}
+
+static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"steps", "watch", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    watcher w = {.trainer = t, .callable = Py_None};
+    long long steps;
+    gg_progress_counts counts;
+    gg_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|O:run", names, &steps, &w.callable)) return NULL;
+    if (!gg_py_trainer_enter(t)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_run(t->trainer, steps, w.callable == Py_None ? NULL : watch, &w);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (w.failed) {
+        PyErr_Restore(w.kind, w.value, w.trace);
+        return NULL;
+    }
+    if (status != GG_OK) return gg_py_raise(status);
+    gg_replica_counts(gg_trainer_replica(t->trainer, 0), &counts);
+    return PyLong_FromLongLong(counts.steps);
+}
+
+static PyObject *progress(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    double loss = 0, samples = 0, correct = 0;
+    gg_progress_counts counts = {0};
+    long long steps = 0;
+    (void)unused;
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    for (int i = 0; i < gg_team_local(t->team->team); ++i) {
+        gg_replica_counts(gg_trainer_replica(t->trainer, i), &counts);
+        loss += counts.loss_sum;
+        samples += (double)counts.samples;
+        correct += (double)counts.correct;
+        if (i == 0 || counts.steps < steps) steps = counts.steps;
+    }
+    return Py_BuildValue("{sdsdsdsdsL}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct", correct,
+                         "seconds", counts.seconds, "steps", steps);
+}
+
+/* Puts a new value into a dict; both references are taken. NULL with an exception if there is no dict or no value. */
+static PyObject *with(PyObject *dict, const char *key, PyObject *value) {
+    if (dict == NULL || value == NULL || PyDict_SetItemString(dict, key, value) < 0) Py_CLEAR(dict);
+    Py_XDECREF(value);
+    return dict;
+}
+
+static PyObject *end_epoch(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_epoch_summary s = {0};
+    gg_status status;
+    (void)unused;
+    GG_PY_CALL(t, gg_trainer_end_epoch(t->trainer, &s));
+    double ranks = gg_team_size(t->team->team), samples = (double)s.sum.samples, seconds = s.sum.seconds / ranks;
+    PyObject *dict = Py_BuildValue(
+        "{sLsLsdsdsdsdsdsdsdsdsdsdsLsLsLsLsLsd}", "steps", (long long)s.sum.steps, "samples", (long long)s.sum.samples,
+        "train_loss", samples > 0 ? s.sum.loss_sum / samples : 0.0, "seconds", seconds, "seconds_max", s.most.seconds,
+        "samples_per_second", seconds > 0 ? samples / seconds : 0.0, "compute_seconds", s.sum.compute_seconds / ranks,
+        "compute_seconds_max", s.most.compute_seconds, "exposed_communication_seconds", s.sum.exposed_seconds / ranks,
+        "exposed_communication_seconds_max", s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks,
+        "data_wait_seconds_max", s.most.data_seconds, "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent",
+        (long long)s.sum.messages_sent, "exchanges_skipped", (long long)s.sum.skipped, "sample_bytes_sent",
+        (long long)s.sum.sample_bytes_sent, "sample_messages_sent", (long long)s.sum.sample_messages_sent, "consensus_distance",
+        s.consensus_distance);
+    dict = with(dict, "optimizer_state_bytes", PyLong_FromLongLong(s.sum.optimizer_bytes));
+    dict = with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
+    if (strcmp(gg_team_kind(t->team->team), "virtual") == 0)
+        dict = with(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
+    return dict;
+}
+
+static PyObject *settle(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_status status;
+    (void)unused;
+    GG_PY_CALL(t, gg_trainer_settle(t->trainer));
+    Py_RETURN_NONE;
+}
+
+static int set_id(PyObject *dict, const char *key, int64_t id) {
+    PyObject *value = id < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id);
+    int result = value ? PyDict_SetItemString(dict, key, value) : -1;
+    Py_XDECREF(value);
+    return result;
+}
+
+static PyObject *audit_samples(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_sample_audit a;
+    gg_status status;
+    (void)unused;
+    GG_PY_CALL(t, gg_trainer_audit(t->trainer, &a));
+    PyObject *dict = Py_BuildValue("{sLsLsLsL}", "samples", (long long)a.samples, "missing", (long long)a.missing, "duplicate",
+                                   (long long)a.duplicate, "altered", (long long)a.altered);
+    if (dict != NULL &&
+        (set_id(dict, "first_missing", a.first_missing) < 0 || set_id(dict, "first_duplicate", a.first_duplicate) < 0 ||
+         set_id(dict, "first_altered", a.first_altered) < 0))
+        Py_CLEAR(dict);
+    return dict;
+}
+
+static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    int rank = 0;
+    gg_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:sample_ids", names, &rank)) return NULL;
+    gg_replica *replica = gg_py_trainer_replica(t, rank);
+    if (replica == NULL) return NULL;
+    GG_PY_CALL(t, gg_trainer_settle(t->trainer));
+    npy_intp slots = (npy_intp)gg_replica_slots(replica);
+    if (slots < 0) return gg_py_raise(gg_fail(GG_ERROR_STATE, "sample_ids: there is no data to train on yet"));
+    PyArrayObject *array = gg_py_new_array(1, &slots, NPY_INT32);
+    for (npy_intp i = 0; array != NULL && i < slots; ++i)
+        ((int32_t *)PyArray_DATA(array))[i] = (int32_t)gg_replica_sample_id(replica, i);
+    return (PyObject *)array;
+}
+
+PyMethodDef gg_py_trainer_epochs[] = {
+    {"begin", GG_PY_KEYWORDS(begin), "Makes the loaders and plans; returns the steps of an epoch."},
+    {"epoch", epoch, METH_O, "epoch($self, epoch, /)\n--\n\nStarts an epoch: orders the samples, zeroes the sums."},
+    {"run", (PyCFunction)(void (*)(void))run, METH_VARARGS | METH_KEYWORDS,
+     "run($self, steps, watch=None)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
+    {"progress", progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
+    {"end_epoch", end_epoch, METH_NOARGS, "Settles, and sums up the epoch over the ranks."},
+    {"settle", settle, METH_NOARGS, "Completes and mixes all that is in flight."},
+    {"audit_samples", audit_samples, METH_NOARGS, "Counts the samples that all ranks hold. Settles."},
+    {"sample_ids", GG_PY_KEYWORDS(sample_ids), "Which sample is in each slot of a local rank."},
+    {NULL, NULL, 0, NULL}};

@@ -1,0 +1,120 @@
+/* _core.Trainer: what each part of the network takes, the trace, memory. */
+#include "python/trainer.h"
+
+static PyObject *node_backends(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && plan != NULL && i < gg_graph_nodes(t->graph->graph); ++i) {
+        PyObject *name = PyUnicode_FromString(gg_plan_node_backend(plan, i));
+        if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *partitioned_fc(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const bool *taken = gg_replica_taken(gg_trainer_replica(t->trainer, 0));
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && taken != NULL && i < gg_graph_layers(t->graph->graph); ++i) {
+        if (!taken[i]) continue;
+        PyObject *name = PyUnicode_FromString(gg_graph_layer_name(t->graph->graph, i));
+        if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *set_timing(PyObject *self, PyObject *argument) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
+    int on = PyObject_IsTrue(argument);
+    if (on < 0) return NULL;
+    if (plan != NULL) gg_plan_set_timing(plan, on);
+    Py_RETURN_NONE;
+}
+
+static PyObject *node_seconds(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && plan != NULL && i < gg_graph_nodes(t->graph->graph); ++i) {
+        double forward = 0, backward = 0;
+        gg_plan_node_seconds(plan, i, &forward, &backward);
+        PyObject *pair = Py_BuildValue("dd", forward, backward);
+        if (pair == NULL || PyList_Append(list, pair) < 0) Py_CLEAR(list);
+        Py_XDECREF(pair);
+    }
+    return list;
+}
+
+static PyObject *spans(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    int rank = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:spans", names, &rank)) return NULL;
+    gg_replica *replica = gg_py_trainer_replica(t, rank);
+    if (replica == NULL) return NULL;
+    const gg_trace *trace = gg_replica_trace(replica);
+    double offset = gg_replica_clock_offset(replica);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && trace != NULL && i < gg_trace_count(trace); ++i) {
+        const gg_trace_span *s = gg_trace_get(trace, i);
+        PyObject *entry =
+            Py_BuildValue("ddsLiiiidL", s->begin + offset, s->end + offset, s->name, (long long)s->step, (int)s->lane,
+                          (int)s->index, (int)s->last, (int)s->peer, s->arrived + offset, (long long)s->bytes);
+        if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
+        Py_XDECREF(entry);
+    }
+    return list;
+}
+
+static PyObject *spans_lost(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", NULL};
+    int rank = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:spans_lost", names, &rank)) return NULL;
+    gg_replica *replica = gg_py_trainer_replica((gg_py_trainer *)self, rank);
+    return replica ? PyLong_FromSize_t(gg_trace_lost(gg_replica_trace(replica))) : NULL;
+}
+
+static PyObject *bytes(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    size_t total = 0;
+    (void)unused;
+    for (int i = 0; i < gg_team_local(t->team->team); ++i) total += gg_replica_bytes(gg_trainer_replica(t->trainer, i));
+    return PyLong_FromSize_t(total);
+}
+
+/* A new number, or None for what is not known or without end. */
+static PyObject *number_or_none(bool known, double value) {
+    return known && value < INFINITY ? PyFloat_FromDouble(value) : Py_NewRef(Py_None);
+}
+
+static PyObject *tuning(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_tuning *tuned = gg_replica_tuning(gg_trainer_replica(t->trainer, 0));
+    const bool known = tuned->measured;
+    (void)unused;
+    if (!tuned->cuts) return PyDict_New();
+    return Py_BuildValue("{sNsNsNsnsnsisi}", "latency_seconds", number_or_none(known, tuned->link.latency), "message_seconds",
+                         number_or_none(known, tuned->link.message), "bytes_per_second",
+                         number_or_none(known, 1 / (tuned->link.byte + tuned->link.read)), "bucket_bytes",
+                         (Py_ssize_t)tuned->bucket_bytes, "chunk_bytes", (Py_ssize_t)tuned->chunk_bytes, "buckets",
+                         tuned->buckets, "chunks", tuned->chunks);
+}
+
+PyMethodDef gg_py_trainer_measures[] = {
+    {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
+    {"partitioned_fc", partitioned_fc, METH_NOARGS,
+     "Names of the layers whose inputs and errors were exchanged in some step so far."},
+    {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},
+    {"set_timing", set_timing, METH_O, "set_timing($self, on, /)\n--\n\nTimes each node from now on, or stops."},
+    {"spans", GG_PY_KEYWORDS(spans), "The trace of a local rank, on rank 0's clock."},
+    {"spans_lost", GG_PY_KEYWORDS(spans_lost), "Spans of a local rank that newer ones have overwritten."},
+    {"bytes", bytes, METH_NOARGS, "Memory of plans and arenas."},
+    {"tuning", tuning, METH_NOARGS, "What messages cost, and the buckets and chunks that were made for it."},
+    {NULL, NULL, 0, NULL}};

@@ -1,0 +1,171 @@
+#include "strategy/tuning.h"
+
+#include <math.h>
+
+#include "base/memory.h"
+#include "strategy/buckets.h"
+
+#define KIB ((size_t)1 << 10)
+#define GAIN 0.98 /* of the default sizes' step: what is not shorter than that is not chosen */
+#define STREAMS 4 /* of chunks with tags of their own, at most */
+#define USE_READS                                                                                                                \
+    2 /* reading what has come, and reading and writing what it is mixed into or added to, takes so many times one reading */
+
+typedef struct model {
+    const gg_graph *graph;
+    const double *forward;
+    double least;
+    gg_link link;
+    double copies;   /* bytes on the wire for a byte of the arena */
+    double messages; /* of a rank for a chunk */
+    double hops;     /* one after the other */
+    bool at_end, hidden;
+} model;
+
+static bool cuts(const gg_strategy_options *options) {
+    return options->kind == GG_STRATEGY_GOSSIPGRAD || options->kind == GG_STRATEGY_LAYERWISE_ALLREDUCE ||
+           options->kind == GG_STRATEGY_OVERLAPPED_AVERAGING;
+}
+
+bool gg_strategy_tunes(const gg_strategy_options *options, int ranks) {
+    const bool open = options->bucket_bytes == 0 || options->chunk_bytes == 0;
+    return ranks > 1 && cuts(options) && open && options->collectives == GG_COLLECTIVES_OWN;
+}
+
+static model model_of(const gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks, const double *forward,
+                      double least, const gg_link *link) {
+    const double p = ranks, narrow = options->wire == GG_BFLOAT16 ? 0.5 : 1.0;
+    model m = {.graph = graph, .forward = forward, .least = least, .link = *link, .messages = 1, .hops = 1};
+    if (options->kind == GG_STRATEGY_GOSSIPGRAD) {
+        double arenas = options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM ? 1.0 + momenta : 1.0;
+        m.copies = arenas * narrow;
+        m.messages = arenas;
+        m.hidden = options->staleness == 1;
+    } else { /* there and back; of OverlappedAveraging weights go back, and always as float32 */
+        double back = options->kind == GG_STRATEGY_OVERLAPPED_AVERAGING ? 1.0 : narrow;
+        m.copies = (p - 1) / p * (narrow + back);
+        m.messages = 2 * (p - 1);
+        m.hops = 2;
+        m.at_end = options->kind == GG_STRATEGY_LAYERWISE_ALLREDUCE ||
+                   (options->kind == GG_STRATEGY_OVERLAPPED_AVERAGING && !options->overlap);
+    }
+    return m;
+}
+
+static double elements_of(const gg_buckets *buckets, const gg_bucket *bucket) {
+    const gg_chunk *first = &buckets->chunk[bucket->first_chunk], *last = &buckets->chunk[bucket->end_chunk - 1];
+    return (double)(last->offset + last->count - first->offset);
+}
+
+/* When the backward pass is over at `clock`, and the link, busy until `wire` with the first halves of the reductions. The second halves of those
+ * that were there before have been sent in polls. The others go one after the other, because who waits for one does not look at the
+ * next, and behind all first halves. */
+static double finish_all(const model *m, const gg_buckets *buckets, const double *there, double clock, double wire) {
+    double end = clock;
+    for (int b = buckets->count - 1; b >= 0; --b) {
+        const gg_bucket *bucket = &buckets->bucket[b];
+        const double back = m->link.byte * m->copies / 2 * sizeof(float) * elements_of(buckets, bucket);
+        const int chunks = bucket->end_chunk - bucket->first_chunk;
+        if (there[b] <= clock) end = fmax(end, there[b] + m->link.latency + back);
+        else end = fmax(end, fmax(there[b], wire)) + chunks * m->link.latency + back;
+    }
+    return end;
+}
+
+/* Seconds from the start of the backward pass until the next forward pass is over, where computing takes `pace` times what is given.
+ * `there`: room for a number a bucket. */
+static double foresee(const model *m, double pace, const gg_buckets *buckets, double *there) {
+    const int layers = gg_graph_layers(m->graph);
+    const double quicker = fmin(m->link.byte, USE_READS * m->link.read);
+    const double copies = m->at_end ? m->copies / 2 : m->copies, hops = m->at_end ? 1 : m->hops;
+    double clock = 0, wire = 0, sent = 0;
+    for (int layer = layers - 1; layer >= 0; --layer) {
+        const int b = buckets->bucket_of_layer[layer];
+        const gg_bucket *bucket = &buckets->bucket[b];
+        clock += 2 * pace * m->forward[layer];
+        if (layer != bucket->first_layer) continue;
+        const double bytes = copies * sizeof(float) * elements_of(buckets, bucket);
+        const double tail = copies * sizeof(float) * (double)buckets->chunk[bucket->end_chunk - 1].count;
+        clock += m->link.message * m->messages * (bucket->end_chunk - bucket->first_chunk);
+        wire = fmax(wire, clock) + m->link.byte * bytes;
+        sent += m->link.byte * bytes;
+        there[b] = wire + hops * m->link.latency + quicker * tail;
+    }
+    if (m->at_end) clock = finish_all(m, buckets, there, clock, wire);
+    for (int layer = 0; layer < layers; ++layer) {
+        if (!m->at_end && !m->hidden) clock = fmax(clock, there[buckets->bucket_of_layer[layer]]);
+        clock += pace * m->forward[layer];
+    }
+    return fmax(clock, sent);
+}
+
+/* The steps that computing in full, and in the least time, make; INFINITY: there would be more chunks than can be told apart. */
+static gg_status judge(const model *m, size_t bucket_bytes, size_t chunk_bytes, double *there, double seconds[2]) {
+    gg_status status = GG_OK;
+    gg_buckets buckets = {0};
+    const size_t most = (GG_TAG_LIMIT - GG_TAG_USER) / STREAMS;
+    seconds[0] = seconds[1] = INFINITY;
+    if (gg_graph_arena_count(m->graph) * sizeof(float) / chunk_bytes > most) return GG_OK;
+    GG_TRY(gg_buckets_create(m->graph, bucket_bytes, chunk_bytes, &buckets));
+    if ((size_t)buckets.chunk_count > most) goto cleanup;
+    seconds[0] = foresee(m, 1.0, &buckets, there);
+    seconds[1] = foresee(m, m->least, &buckets, there);
+cleanup:
+    gg_buckets_destroy(&buckets);
+    return status;
+}
+
+static gg_status choose(const model *m, gg_strategy_options *options) {
+    static const size_t bucket_sizes[] = {
+        GG_DEFAULT_BUCKET_BYTES, 1, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 4096 * KIB, 16384 * KIB};
+    static const size_t chunk_sizes[] = {GG_DEFAULT_CHUNK_BYTES, 128 * KIB, 512 * KIB, 8192 * KIB, 32768 * KIB, 131072 * KIB};
+    gg_status status = GG_OK;
+    double *there = NULL, usual[2] = {0}, best = INFINITY;
+    const size_t asked_bucket = options->bucket_bytes, asked_chunk = options->chunk_bytes;
+    GG_TRY(gg_alloc(((size_t)gg_graph_layers(m->graph) + 1) * sizeof *there, "times of buckets", (void **)&there));
+    for (size_t i = 0; i < (asked_bucket > 0 ? 1 : sizeof bucket_sizes / sizeof *bucket_sizes); ++i)
+        for (size_t k = 0; k < (asked_chunk > 0 ? 1 : sizeof chunk_sizes / sizeof *chunk_sizes); ++k) {
+            const size_t bucket = asked_bucket > 0 ? asked_bucket : bucket_sizes[i];
+            const size_t chunk = asked_chunk > 0 ? asked_chunk : chunk_sizes[k];
+            double seconds[2];
+            GG_TRY(judge(m, bucket, chunk, there, seconds));
+            if (i == 0 && k == 0) {
+                usual[0] = seconds[0];
+                usual[1] = seconds[1];
+                best = GAIN * seconds[0];
+            } else if (seconds[0] < best && seconds[0] <= usual[0] && seconds[1] <= usual[1]) {
+                best = seconds[0];
+            } else {
+                continue;
+            }
+            options->bucket_bytes = bucket;
+            options->chunk_bytes = chunk;
+        }
+cleanup:
+    gg_free(there);
+    return status;
+}
+
+gg_status gg_strategy_tune(gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks, const double *forward,
+                           double least, const gg_link *link, gg_tuning *out) {
+    gg_status status = GG_OK;
+    gg_buckets buckets = {0};
+    *out = (gg_tuning){.cuts = cuts(options)};
+    if (link != NULL && gg_strategy_tunes(options, ranks)) {
+        const model m = model_of(options, graph, momenta, ranks, forward, least, link);
+        GG_TRY(choose(&m, options));
+        out->measured = true;
+        out->link = *link;
+    }
+    if (options->bucket_bytes == 0) options->bucket_bytes = GG_DEFAULT_BUCKET_BYTES;
+    if (options->chunk_bytes == 0) options->chunk_bytes = GG_DEFAULT_CHUNK_BYTES;
+    if (!out->cuts) goto cleanup;
+    out->bucket_bytes = options->bucket_bytes;
+    out->chunk_bytes = options->chunk_bytes;
+    GG_TRY(gg_buckets_create(graph, options->bucket_bytes, options->chunk_bytes, &buckets));
+    out->buckets = buckets.count;
+    out->chunks = buckets.chunk_count;
+cleanup:
+    gg_buckets_destroy(&buckets);
+    return status;
+}
