@@ -25,6 +25,7 @@ class Strategy:
     """The base. `name` is the strategy's on the command line and in reports."""
 
     name: ClassVar[str] = ""
+    replicas_differ: ClassVar[bool] = True  # between exchanges; False: the gradients' mean is everybody's at every step
 
     def workers(self, ranks: int) -> int:
         """How many of these ranks train, the first ones; the others only serve."""
@@ -199,6 +200,7 @@ class AllReduce(Strategy):
     """
 
     name: ClassVar[str] = "allreduce"
+    replicas_differ: ClassVar[bool] = False
     wire_dtype: str = "float32"
     collectives: str = "own"
 
@@ -219,6 +221,7 @@ class LayerwiseAllReduce(Strategy):
     """
 
     name: ClassVar[str] = "layerwise-allreduce"
+    replicas_differ: ClassVar[bool] = False
     wire_dtype: str = "float32"
     collectives: str = "own"
     bucket_bytes: int | None = None
@@ -366,6 +369,7 @@ class OverlappedAveraging(Strategy):
     """
 
     name: ClassVar[str] = "overlapped-averaging"
+    replicas_differ: ClassVar[bool] = False
     overlap: bool = True
     partition_fc: bool | str = "auto"
     wire_dtype: str = "float32"

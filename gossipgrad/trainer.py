@@ -23,7 +23,7 @@ from gossipgrad import _core, checkpoint, cluster, environment, optim, safetenso
 from gossipgrad import callbacks as _callbacks
 from gossipgrad import trace as _trace
 from gossipgrad.callbacks import Callback, Progress, StopOnNaN
-from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
+from gossipgrad.data.arrays import Dataset, as_dataset, one_sided, samples_array, targets_array
 from gossipgrad.errors import CheckpointError, CommunicationError, choice, flag, integer, number
 from gossipgrad.history import History, Record, ordered
 from gossipgrad.layers import Model
@@ -310,8 +310,9 @@ class Trainer:
         """Train for `epochs` epochs and return the history (all epochs of this trainer).
 
         train, validation  a gossipgrad.data.Dataset or (samples, targets). Every rank gives the whole set and trains on
-                           its shard of it, a contiguous part; the consensus model is validated: the replicas' mean, or
-                           the centre of ElasticAveraging and ParameterServer.
+                           its shard of it, a contiguous part, so samples should come in a random order (a warning
+                           says when they look sorted by class); the consensus model is validated: the replicas'
+                           mean, or the centre of ElasticAveraging and ParameterServer.
         batch_size         samples a rank and step.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
@@ -333,6 +334,7 @@ class Trainer:
         train_core = train_set.for_network(*shapes)
         validation_core = None if validation_set is None else validation_set.for_network(*shapes)
         check_batch(train_set, self.workers, batch_size)
+        self._warn_of_sorted(train_set)
         actors = list(callbacks)
         for actor in actors:
             if not isinstance(actor, Callback):
@@ -377,6 +379,19 @@ class Trainer:
             _callbacks.call(actors, "on_fit_end", self)
         self.history.weights_sha256 = self.weights_sha256()
         return self.history
+
+    def _warn_of_sorted(self, train: Dataset) -> None:
+        """Replicas that see unlike samples drift apart, and what they learn in common suffers."""
+        if self.rank or not self.strategy.replicas_differ or getattr(self.strategy, "shuffle_samples", False):
+            return
+        what = one_sided(train.targets, self.workers)
+        if what is not None:
+            warnings.warn(
+                f"train: {what}: the samples look sorted by class, and ranks train on contiguous shards. Put the "
+                "samples into a random order, the same on every rank, or let them move (shuffle_samples=True, where "
+                "the strategy has it)",
+                stacklevel=3,
+            )
 
     def _epoch(
         self,

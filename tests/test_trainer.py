@@ -187,6 +187,34 @@ def test_close_ends_it():
         trainer.weights()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "kind", "said"),
+    [
+        (4, gg.GossipGraD(), "sorted", True),
+        (4, gg.PeriodicAllReduce(), "sorted", True),
+        (4, gg.GossipGraD(shuffle_samples=True), "sorted", False),
+        (4, gg.AllReduce(), "sorted", False),
+        (4, gg.OverlappedAveraging(), "sorted", False),
+        (4, gg.GossipGraD(), "mixed", False),
+        (1, gg.GossipGraD(), "sorted", False),
+        (4, gg.GossipGraD(), "few", False),
+    ],
+)
+def test_samples_sorted_by_class_are_told(ranks, strategy, kind, said, recwarn):
+    labels = np.repeat(np.arange(10), 2 if kind == "few" else 20)
+    if kind == "mixed":
+        np.random.default_rng(0).shuffle(labels)
+    samples = np.zeros((len(labels), 3), np.float32)
+    trainer = gg.Trainer(
+        gg.Sequential([gg.Linear(10)], input=(3,)), strategy=strategy, comm=gg.VirtualCluster(ranks), seed=0
+    )
+    trainer.fit((samples, labels), batch_size=5, progress=False)
+    told = [str(one.message) for one in recwarn if "sorted by class" in str(one.message)]
+    assert len(told) == said
+    if said:
+        assert told[0].startswith("train: the shard of rank 0 has 50 samples of 3 classes only, of 10 in the set")
+
+
 def test_a_cube_with_gaps_says_so(recwarn):
     make(comm=gg.VirtualCluster(4), strategy=gg.GossipGraD(topology="cube"))
     make(comm=gg.VirtualCluster(3))

@@ -17,8 +17,8 @@ enum { TAG_AGREE = 6, TAG_RING = 7 };
 #define MANY 50e-3
 #define SMALLEST ((size_t)4 << 10) /* of the large ones: of this size on they are read where they lie, if at all */
 #define LARGEST ((size_t)1 << 20)
-#define ROUNDS 2
-#define LONG 4e-3     /* seconds of them, after which no larger messages are tried */
+#define ROUNDS 3
+#define LONG 12e-3    /* seconds of them, after which no larger messages are tried */
 #define NOTHING 1e-15 /* seconds a byte: rounding of clocks */
 
 enum { LATENCY, MESSAGE, BYTE, READ, ELAPSED, VALUES };

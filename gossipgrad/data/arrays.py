@@ -145,6 +145,23 @@ def as_dataset(data: Any, what: str) -> Dataset:
     raise TypeError(f"{what} is a {type(data).__name__}; allowed: a gossipgrad.data.Dataset, or (samples, targets)")
 
 
+def one_sided(targets: NDArray[Any], ranks: int) -> str | None:
+    """What is wrong with contiguous shards of these classes: one of them has less than half the classes for its size.
+
+    Samples that are sorted by class do that. None: nothing, or the targets are no classes.
+    """
+    classes = np.asarray(targets).reshape(len(targets), -1)
+    if ranks < 2 or classes.dtype.kind not in "iu" or classes.shape[1] != 1:
+        return None
+    _, index = np.unique(classes[:, 0], return_inverse=True)
+    count = int(index.max()) + 1
+    for rank, shard in enumerate(np.array_split(index, ranks)):
+        found = len(np.unique(shard))
+        if 2 * found < min(count, len(shard) // 4):
+            return f"the shard of rank {rank} has {len(shard)} samples of {found} classes only, of {count} in the set"
+    return None
+
+
 def synthetic(
     shape: Sequence[int],
     classes: int = 10,

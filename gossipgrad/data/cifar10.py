@@ -36,7 +36,7 @@ BINARY_ARCHIVE = "cifar-10-binary.tar.gz"
 PARTS = ("train", "test")
 IMAGES = (".jpg", ".jpeg", ".png")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
-FORMAT = 1  # of the cache file
+FORMAT = 2  # of the cache file
 BY_TURNS = 500  # images between two words about progress
 
 Pixels = NDArray[np.uint8]
@@ -172,8 +172,15 @@ def _decoder() -> Callable[[bytes, str], bytes]:
     return decode
 
 
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
 class _Collector:
-    """Decoded images of both parts in any order; arrays() puts them into the order of class and name."""
+    """Decoded images of both parts in any order; arrays() puts them into one that follows from their names alone.
+
+    It mixes the classes: ranks train on contiguous shards, and in the order of folders each would see a class or two.
+    """
 
     def __init__(self, source: Path) -> None:
         self.source = source
@@ -202,7 +209,8 @@ class _Collector:
             raise DataError(f"{self.source}: {len(kinds['train'])} classes ({listed}); wanted {CLASSES}")
         result: Arrays = {}
         for part in PARTS:
-            order = sorted(range(len(self.names[part])), key=self.names[part].__getitem__)
+            keys = [(_digest(f"{kind}/{os.path.splitext(name)[0]}"), name) for kind, name in self.names[part]]
+            order = sorted(range(len(keys)), key=keys.__getitem__)
             pixels = np.frombuffer(self.pixels[part], np.uint8).reshape(-1, *SHAPE)
             result[f"{part}_x"] = pixels[order]
             index = {kind: i for i, kind in enumerate(kinds[part])}
@@ -371,9 +379,10 @@ def load(source: str | os.PathLike[str] | None = None, progress: bool = True) ->
     """(50,000 to train, 10,000 to test), samples (3, 32, 32) in 0..1, kept as uint8.
 
     source: an archive, or the folder that holds one, the six binary files, or train/<class>/ and test/<class>/ with
-    images; None: $GOSSIPGRAD_DATA/cifar10, the cache. Classes of folders are numbered in alphabetical order. Archives
-    and images are decoded once into the cache. progress: print how far that is. DataError says what is missing or
-    damaged; images want Pillow.
+    images; None: $GOSSIPGRAD_DATA/cifar10, the cache. Classes of folders are numbered in alphabetical order; images
+    come in the order of the SHA-256 of "<class>/<file without its suffix>", which mixes the classes. Archives and
+    images are decoded once into the cache. progress: print how far that is. DataError says what is missing or damaged;
+    images want Pillow.
     """
     place = locate(source)
     try:
