@@ -362,8 +362,8 @@ class OverlappedAveraging(Strategy):
                   of all ranks 4*B*(inputs + outputs/p) against 4*inputs*outputs (2 for "bfloat16"); layers with less
                   than 64 KiB of weights are left alone. False: of none. The bits are the same. The history's
                   `partitioned_fc` names the layers.
-    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights, inputs and errors travel as float32, so
-                  "bfloat16" takes three quarters of the bytes of an exchange of gradients. Our own design.
+    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights, inputs and errors travel as float32,
+                  so "bfloat16" takes three quarters of the bytes of an exchange of gradients. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
     """
