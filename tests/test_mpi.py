@@ -320,7 +320,7 @@ def test_trainers_that_are_left_in_mid_step(shared, mpirun):
         "        steps(name, settle).close()\n"
         "        assert steps(name, False).weights_sha256() == expected\n"
     )
-    done = mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared}, timeout=60)
+    done = mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared})
     assert done.stderr == ""
 
 
