@@ -54,6 +54,7 @@ POOLS = {
     "servers": [1, 1, 2, 3],
     "dedicated": [False, True],
     "overlap": [True, False],
+    "partition_fc": ["auto", True, False],
 }
 
 
