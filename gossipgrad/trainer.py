@@ -406,6 +406,7 @@ class Trainer:
         self.core.epoch(self.epoch)
         self._steps(actors, steps)
         record: Record = {"epoch": self.epoch + 1, **self.core.end_epoch()}
+        self.history.partitioned_fc = self.core.partitioned_fc()
         for key in ("bytes", "messages"):
             record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (self.size * record["steps"])
         if validation is not None:
