@@ -15,6 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+# Seconds until what is started counts as hung: far more than a slow, busy machine takes.
+DEADLINE = 300
+
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -67,7 +70,23 @@ def _in_use(name: str) -> bool:
     return False
 
 
-def run_group(command: list[str], timeout: float = 120, **options) -> subprocess.CompletedProcess:
+# Appeared while something of ours ran; another job of this machine may just have made them, and not mapped them yet.
+_left: set[str] = set()
+
+
+def remove_left_segments() -> None:
+    """Those of earlier runs that nobody uses."""
+    for name in sorted(_left):
+        if not _in_use(name):
+            Path("/dev/shm", name).unlink(missing_ok=True)
+    _left.clear()
+
+
+def pytest_sessionfinish() -> None:
+    remove_left_segments()
+
+
+def run_group(command: list[str], timeout: float = DEADLINE, **options) -> subprocess.CompletedProcess:
     """subprocess.run that on a timeout fails the test and ends all descendants."""
     before = segments()
     options.setdefault("cwd", ROOT)
@@ -82,9 +101,8 @@ def run_group(command: list[str], timeout: float = 120, **options) -> subprocess
         pytest.fail(f"no end within {timeout} s: {' '.join(command)}\nstdout:\n{out}\nstderr:\n{err}")
     finally:
         end_group(process)
-        for name in segments() - before:
-            if not _in_use(name):
-                Path("/dev/shm", name).unlink(missing_ok=True)
+        remove_left_segments()
+        _left.update(segments() - before)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
@@ -102,7 +120,7 @@ def mpirun(mpiexec):
     Python under n ranks. check (default True): a return code other than 0 fails the test with both outputs.
     """
 
-    def run(n, script_or_args, timeout=120, *, env=None, cwd=ROOT, check=True):
+    def run(n, script_or_args, timeout=DEADLINE, *, env=None, cwd=ROOT, check=True):
         what = ["-c", script_or_args] if isinstance(script_or_args, str) else [str(a) for a in script_or_args]
         command = [mpiexec, "-n", str(n), "--bind-to", "none", sys.executable, *what]
         done = run_group(command, timeout, cwd=cwd, env={**os.environ, **(env or {})})

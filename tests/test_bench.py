@@ -20,7 +20,7 @@ assert cli.main(words.split()) == 0
 
 
 def test_every_strategy_under_mpi(mpirun):
-    done = mpirun(2, ALL, timeout=90)
+    done = mpirun(2, ALL)
     *records, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["strategy"] for record in records] == list(gg.strategies.BY_NAME)
     for record in [*records, last]:

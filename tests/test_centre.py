@@ -363,14 +363,14 @@ def test_nothing_is_lost_under_mpi(shared, mpirun):
         "    trainer.close()\n"
         "    assert len(same) == 1 and fitted.last['validation']['accuracy'] > 0.9, fitted.last\n"
     )
-    done = mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared}, timeout=60)
+    done = mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared})
     assert done.stderr == ""
 
 
 def test_lenet_learns_under_mpi(mpirun, tmp_path):
     options = ["-m", "gossipgrad", "train", "--strategy", "parameter-server", "--servers", "1", "--dedicated"]
     options += ["--epochs", "1", "--lr", "0.01", "--batch-size", "32", "--report", str(tmp_path / "report.json")]
-    mpirun(3, options, timeout=60)
+    mpirun(3, options)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["settings"]["dedicated"] and report["epochs"][0]["samples"] == 10000
     assert report["epochs"][0]["validation"]["accuracy"] > 0.9

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import DEADLINE
 from test_cli import cli_run
 from test_network import all_near, near, trainer_of
 
@@ -264,10 +265,10 @@ def test_who_waits_sees_how_far_it_is(tmp_path):
         say("0.25 500")
         other = threading.Thread(target=wait)
         other.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + DEADLINE
         while not told and time.monotonic() < deadline:
             time.sleep(0.01)
-    other.join(10)
+    other.join(DEADLINE)
     assert told[0] == "0.25 500" and told[-1] == "mine"
 
 
@@ -287,7 +288,7 @@ print("sum", int(train.samples.sum()), len(test), flush=True)
 
 
 def test_one_rank_decodes(images, mpirun):
-    done = mpirun(3, RANKS.replace("FOLDER", repr(str(images))), timeout=60)
+    done = mpirun(3, RANKS.replace("FOLDER", repr(str(images))))
     total = int(gg.data.load("cifar10", images)[0].samples.sum())
     assert done.stdout.count("one decodes") == 1 and done.stdout.count(f"sum {total} 10") == 3
     assert done.stdout.count("30 images decoded in") <= 1 and done.stderr == ""

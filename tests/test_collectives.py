@@ -10,18 +10,20 @@ from conftest import ROOT, run_group
 
 import gossipgrad as gg
 
+# Own sums would be tuned, and then their messages are not those of MPI's.
+SIZES = {"bucket_bytes": 1 << 20, "chunk_bytes": 1 << 21}
 # name: strategy without its collectives, optimiser. Layers of 84, 18,464 and 330 numbers, 203 samples over the ranks.
 RUNS = {
     "allreduce": (gg.AllReduce, {}, "sgd"),
     "allreduce, adam": (gg.AllReduce, {}, "adam"),
-    "layerwise": (gg.LayerwiseAllReduce, {}, "sgd"),
+    "layerwise": (gg.LayerwiseAllReduce, SIZES, "sgd"),
     "layerwise, small chunks": (gg.LayerwiseAllReduce, {"bucket_bytes": 1, "chunk_bytes": 6000}, "adam"),
     "periodic": (gg.PeriodicAllReduce, {"period": 2}, "adam"),
     "elastic": (gg.ElasticAveraging, {"period": 2}, "sgd"),
-    "hierarchical": (gg.GossipGraD, {"hierarchical": True, "ranks_per_node": 2, "staleness": 1}, "sgd"),
+    "hierarchical": (gg.GossipGraD, {**SIZES, "hierarchical": True, "ranks_per_node": 2, "staleness": 1}, "sgd"),
     "hierarchical, gradients": (
         gg.GossipGraD,
-        {"hierarchical": True, "ranks_per_node": 2, "exchange": "gradients"},
+        {**SIZES, "hierarchical": True, "ranks_per_node": 2, "exchange": "gradients"},
         "sgd",
     ),
 }
@@ -73,7 +75,7 @@ def test_the_same_to_rounding(p, mpirun):
         for key, values in own["weights"].items():
             assert mpi["weights"][key] == pytest.approx(values, rel=1e-4, abs=2e-6), (name, key)
         assert mpi["sent"][0] == pytest.approx(own["sent"][0], rel=1e-3), name
-        if RUNS[name][1].get("chunk_bytes") is None:  # a chunk of 16 numbers has one slice of ours
+        if RUNS[name][1].get("chunk_bytes", 1 << 21) > 6000:  # a chunk of 16 numbers has one slice of ours
             assert mpi["sent"][1] == own["sent"][1], name
         # The same ranks hold the same bits, and all hold one centre.
         assert [mpi["hashes"].index(h) for h in mpi["hashes"]] == [own["hashes"].index(h) for h in own["hashes"]], name
@@ -174,17 +176,18 @@ def test_a_rank_that_does_not_come(mpirun):
         "import time, numpy as np\n"
         "class Late(gg.Callback):\n"
         "    def on_epoch_begin(self, trainer, epoch):\n"
-        "        if trainer.rank == 1 and epoch == 2: time.sleep(30)\n"
+        "        if trainer.rank == 1 and epoch == 2: time.sleep(1000)\n"
         "data = np.zeros((30, 2, 26, 26), np.float32), np.zeros(30, np.int64)\n"
         "strategy = gg.LayerwiseAllReduce(collectives='mpi', bucket_bytes=1)\n"
         "trainer = gg.Trainer(test_collectives.net(), strategy=strategy, timeout=1.0)\n"
         "trainer.fit(data, epochs=2, batch_size=5, callbacks=[Late()], progress=False)\n"
     )
-    done = mpirun(3, text, check=False, timeout=40)
+    done = mpirun(3, text, check=False)
     assert done.returncode != 0
     for rank in (0, 2):
         waited = (
-            rf"step 2, layers 'fc2' to 'fc2': .*rank {rank}: waited 1\.\d+ s for the sum of \d+ values over 3 ranks"
+            rf"step 2, layers 'fc2' to 'fc2': .*rank {rank}: waited [1-9]\d*\.\d+ s for the sum"
+            r" of \d+ values over 3 ranks"
         )
         assert re.search(waited, done.stderr) and "CommunicationError" in done.stderr, done.stderr
 
@@ -198,6 +201,6 @@ def test_an_exception_on_one_rank_ends_all(mpirun):
         "        if trainer.rank == 1 and step == 7: raise RuntimeError('on purpose')\n"
         "        trainer.train_step(np.zeros((2, 2, 26, 26), np.float32), np.zeros(2, np.int64))\n"
     )
-    done = mpirun(3, text, check=False, timeout=40)
+    done = mpirun(3, text, check=False)
     assert done.returncode != 0
     assert done.stderr.count("RuntimeError: on purpose") == 1 and done.stderr.count("Traceback") == 1, done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ENVIRONMENT, ROOT, end_group, run_group
+from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, run_group
 from gossip_reference import small_batches, small_net
 
 import gossipgrad as gg
@@ -22,8 +22,8 @@ HEAD += "from gossip_reference import small_batches, small_net\n"
 TRAIN = ["-m", "gossipgrad", "train", "--dataset", "synthetic", "--batch-size", "50", "--lr", "0.005"]
 
 
-def command(*arguments, env=None, timeout=60):
-    return run_group([sys.executable, *arguments], timeout, env={**os.environ, **(env or {})})
+def command(*arguments, env=None):
+    return run_group([sys.executable, *arguments], env={**os.environ, **(env or {})})
 
 
 def messages(done):
@@ -58,7 +58,7 @@ def test_an_exception_on_one_rank_ends_all(where, staleness, mpirun):
         f"trainer = gg.Trainer(small_net(), strategy=gg.GossipGraD(staleness={staleness}))\n"
         "x, y = small_batches(np.random.default_rng(0), 1)\n"
     )
-    done = mpirun(3, text + RAISES[where] + "trainer.evaluate((x[0], y[0]))\n", check=False, timeout=40)
+    done = mpirun(3, text + RAISES[where] + "trainer.evaluate((x[0], y[0]))\n", check=False)
     assert done.returncode != 0
     assert done.stderr.count("RuntimeError: on purpose") == 1 and done.stderr.count("Traceback") == 1, done.stderr
 
@@ -69,7 +69,7 @@ def test_a_batch_that_is_wrong_on_one_rank(mpirun):
         "x, y = small_batches(np.random.default_rng(0), 1)\n"
         "for step in range(5): trainer.train_step(x[0], y[0] + 100 * (trainer.rank == 2 and step == 3))\n"
     )
-    done = mpirun(3, text, check=False, timeout=40)
+    done = mpirun(3, text, check=False)
     assert done.returncode != 0 and done.stderr.count("Traceback") == 1
     assert "y[0] is 10" in done.stderr and "classes 0..3" in done.stderr
 
@@ -94,16 +94,42 @@ def test_a_peer_that_does_not_come_is_named(mpirun):
     text = HEAD + (
         "class Late(gg.Callback):\n"
         "    def on_epoch_begin(self, trainer, epoch):\n"
-        "        if trainer.rank == 1 and epoch == 2: time.sleep(30)\n"
+        "        if trainer.rank == 1 and epoch == 2: time.sleep(1000)\n"
         "data = np.zeros((40, 1, 8, 8), np.float32), np.zeros(40, np.int64)\n"
-        "trainer = gg.Trainer(small_net(), timeout=1.0)\n"
+        "trainer = gg.Trainer(small_net(), timeout=2.0)\n"
         "trainer.fit(data, epochs=2, batch_size=5, callbacks=[Late()], progress=False)\n"
     )
-    done = mpirun(2, text, check=False, timeout=40)
+    done = mpirun(2, text, check=False)
     assert done.returncode != 0
     assert "CommunicationError" in done.stderr
     waited = r"step 5, layers 'conv' to 'fc2': rank 0: waited [\d.]+ s for \d+ bytes from rank 1"
     assert re.search(waited, done.stderr), done.stderr
+
+
+def test_waits_in_calls_of_mpi(mpirun):
+    """Starting and ending MPI are waited for on and on, after a word; making a group, and its memory, fail."""
+    text = HEAD + (
+        "from gossipgrad._launch import launcher_rank\n"
+        "late = launcher_rank() == 1\n"
+        "if late: time.sleep(3)\n"
+        "trainer = gg.Trainer(small_net(), timeout=1.0)\n"
+        "trainer.close()\n"
+    )
+    done = mpirun(3, text + "if late: time.sleep(2)\n")
+    for rank in (0, 2):
+        assert f"gossipgrad: rank {rank}: has waited 1 s in MPI_Init for other ranks; waits on" in done.stderr
+        waited = rf"gossipgrad: rank {rank}: waited 1\.\d+ s for all of 3 ranks to come to the same place: MPI_Finalize"
+        assert len(re.findall(waited, done.stderr)) == 1, done.stderr
+    assert "rank 1: " not in done.stderr and "Traceback" not in done.stderr
+    text = text.replace("if late: time.sleep(3)\n", "") + (
+        "if late: time.sleep(30)\nif trainer.rank == 0: gg.Trainer(small_net(), timeout=1.0)\ntrainer._make(None)\n"
+    )
+    done = mpirun(3, text, check=False, timeout=40)
+    assert done.returncode != 0
+    assert re.search(r"Error: rank 0: waited 1\.\d+ s for all of 3 ranks .*: making the group", done.stderr), (
+        done.stderr
+    )
+    assert re.search(r"Error: .*rank 2: waited 1\.\d+ s for ", done.stderr), done.stderr
 
 
 class Stop(gg.Callback):
@@ -126,6 +152,7 @@ class Stop(gg.Callback):
     [
         ("in a step", 300_000, "GossipGraD()", r"step \d+, layers 'conv' to 'fc2': "),
         ("in a step", 300_000, "AllReduce()", r"step \d+, layers 'conv' to 'fc2': allreduce of \d+ values: "),
+        ("in a step", 300_000, "OverlappedAveraging(partition_fc=True)", r"step \d+, layers '\w+' to '\w+': "),
         ("between epochs", 60, "GossipGraD()", r"step 4, between epochs: broadcast from rank \d: "),
     ],
 )
@@ -133,13 +160,13 @@ def test_a_rank_that_stops_is_named_by_all_others(where, samples, strategy, plac
     text = HEAD + (
         "import test_failures\n"
         f"data = np.zeros(({samples}, 1, 8, 8), np.uint8), np.zeros({samples}, np.int64)\n"
-        f"trainer = gg.Trainer(small_net(), strategy=gg.{strategy}, timeout=1.0)\n"
+        f"trainer = gg.Trainer(small_net(), strategy=gg.{strategy}, timeout=2.0)\n"
         f"trainer.fit(data, batch_size=5, callbacks=[test_failures.Stop({where!r})], progress=False)\n"
     )
-    done = mpirun(3, text, check=False, timeout=40)
+    done = mpirun(3, text, check=False)
     assert done.returncode != 0
     for rank in (0, 2):
-        waited = rf"{place}rank {rank}: waited 1\.\d+ s for \d+ bytes (from|to be taken by) rank [012] with tag \d+"
+        waited = rf"{place}rank {rank}: waited [1-9]\d*\.\d+ s for \d+ bytes (from|to be taken by) rank [012] with tag"
         assert re.search(waited, done.stderr), done.stderr
     assert re.search("(from|by) rank 1 with tag", done.stderr), done.stderr
 
@@ -171,7 +198,11 @@ def test_the_layers_that_wait_are_named(staleness):
 WAITING = (gg.GossipGraD, gg.AllReduce, gg.LayerwiseAllReduce, gg.PeriodicAllReduce, gg.OverlappedAveraging)
 
 
-@pytest.mark.parametrize("made", WAITING)
+def partitioned():
+    return gg.OverlappedAveraging(partition_fc=True)
+
+
+@pytest.mark.parametrize("made", [*WAITING, partitioned])
 def test_strategies_say_where_they_wait(made):
     """The step, the layers, who waited for whom, how long. Small messages come in time, parts of a model do not."""
     comm = gg.VirtualCluster(3, bandwidth=300.0)
@@ -260,6 +291,29 @@ def test_one_line_says_it_under_mpi(options, words, mpirun):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["train", "--speed", "9"], ["train", "--resume", "nowhere"]])
+def test_one_line_says_it_however_the_ranks_are_scheduled(arguments, mpirun):
+    """All at the same moment, without the time that rank 0 has for being the first."""
+    text = "import sys\nfrom gossipgrad import _failure, cli\n_failure.PATIENCE = 0\n"
+    done = mpirun(4, text + f"sys.exit(cli.main({arguments}))\n", check=False)
+    assert done.returncode in (1, 2) and len(messages(done)) == 1, done.stderr
+    assert arguments[-1] in messages(done)[0] or "--speed" in messages(done)[0]
+
+
+def test_who_tells(monkeypatch, tmp_path):
+    """The first of a job; all where the launcher says nothing of a folder, or it is not to be written to."""
+    from gossipgrad._failure import first_to_tell
+
+    monkeypatch.setenv("PMIX_NAMESPACE", "a/job@1")
+    monkeypatch.setenv("PMIX_SERVER_TMPDIR", str(tmp_path))
+    assert [first_to_tell() for _ in range(3)] == [True, False, False]
+    monkeypatch.setenv("PMIX_NAMESPACE", "a/job@2")
+    assert [first_to_tell() for _ in range(2)] == [True, False]
+    for folder in (str(tmp_path / "gone"), ""):
+        monkeypatch.setenv("PMIX_SERVER_TMPDIR", folder)
+        assert [first_to_tell() for _ in range(2)] == [True, True]
+
+
 def test_more_ranks_than_data(mpirun):
     x = "np.zeros((3, 1, 8, 8), np.float32), np.zeros(3, np.int64)"
     done = mpirun(4, HEAD + f"gg.Trainer(small_net()).fit(({x}), batch_size=1)\n", check=False)
@@ -304,7 +358,7 @@ def test_a_launcher_of_another_mpi_is_refused(what):
 def test_interrupting_keeps_the_last_checkpoint(sign, tmp_path):
     path = tmp_path / "run.safetensors"
     environ = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
-    options = ["train", "--dataset", "synthetic", "--epochs", "1000", "--batch-size", "50", "--lr", "0.01"]
+    options = ["train", "--dataset", "synthetic", "--epochs", "100000", "--batch-size", "50", "--lr", "0.01"]
     process = subprocess.Popen(
         [sys.executable, "-m", "gossipgrad", "run", "-n", "3", *options, "--checkpoint", str(path)],
         cwd=ROOT,
@@ -315,16 +369,16 @@ def test_interrupting_keeps_the_last_checkpoint(sign, tmp_path):
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + DEADLINE
         while not path.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         assert path.exists(), "the first epoch was never saved"
         time.sleep(0.2)
         os.kill(process.pid, sign)  # run has become mpiexec
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=DEADLINE)
         assert process.returncode != 0
         assert "Traceback" not in err, err
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + DEADLINE
         while any_left(process.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not any_left(process.pid)
@@ -354,7 +408,7 @@ def any_left(group):
 
 def test_interrupting_a_virtual_cluster(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, *TRAIN, "--virtual-ranks", "3", "--epochs", "1000", "--log-jsonl", str(tmp_path / "log")],
+        [sys.executable, *TRAIN, "--virtual-ranks", "3", "--epochs", "100000", "--log-jsonl", str(tmp_path / "log")],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -362,12 +416,12 @@ def test_interrupting_a_virtual_cluster(tmp_path):
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + DEADLINE
         while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=DEADLINE)
         assert process.returncode == 130
         assert err.strip().splitlines()[-1] == "gossipgrad: interrupted" and "Traceback" not in err
         assert all(json.loads(line)["epoch"] for line in (tmp_path / "log").read_text().splitlines())

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRONMENT, ROOT, end_group
+from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group
 
 from gossipgrad import _launch, _preload
 
@@ -193,7 +193,7 @@ def test_it_runs(ranks, tmp_path):
     )
     process = launched(["-n", str(ranks), str(script), "an argument"])
     try:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=DEADLINE)
     finally:
         end_group(process)
     assert process.returncode == 0, err
@@ -207,7 +207,7 @@ def test_it_runs(ranks, tmp_path):
 
 def test_print(tmp_path):
     process = launched(["--print", "-n", "2", "train", "--lr", "0.1"])
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0 and re.search(r"mpiexec -n 2 .* -m gossipgrad train --lr 0.1$", out.strip()), err
 
 
@@ -215,7 +215,7 @@ def test_return_code(tmp_path):
     script = tmp_path / "own.py"
     script.write_text("raise SystemExit(7)\n")
     process = launched(["-n", "2", str(script)])
-    process.communicate(timeout=60)
+    process.communicate(timeout=DEADLINE)
     assert process.returncode == 7
 
 
@@ -225,20 +225,20 @@ def test_signals_reach_the_ranks(sign, tmp_path):
     script.write_text(
         "import os, pathlib, time\n"
         "pathlib.Path(os.environ['OMPI_COMM_WORLD_RANK'] + '.pid').write_text(str(os.getpid()))\n"
-        "time.sleep(100)\n"
+        "time.sleep(1000)\n"
     )
     process = launched(["-n", "2", "--mpi", f"--wdir {tmp_path}", str(script)])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + DEADLINE
         while len(list(tmp_path.glob("*.pid"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.2)
         pids = [int(p.read_text()) for p in tmp_path.glob("*.pid")]
         assert len(pids) == 2
         os.kill(process.pid, sign)  # to the launcher alone: it has become mpiexec
-        process.communicate(timeout=30)
+        process.communicate(timeout=DEADLINE)
         assert process.returncode != 0
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + DEADLINE
         while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

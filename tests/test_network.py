@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import reference as ref
-from conftest import ROOT
+from conftest import DEADLINE, ROOT
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -676,7 +676,7 @@ print("left", _core.memory()[0])
 def test_memory_of_warm_steps(backend, strategy):
     """A warm step allocates nothing; when all is gone the core holds nothing."""
     done = subprocess.run(
-        [sys.executable, "-c", STEADY, backend, strategy], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", STEADY, backend, strategy], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["left", "0"], done.stdout + done.stderr

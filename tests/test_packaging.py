@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -231,7 +230,8 @@ library.MPI_Finalize()
 """
 
 
-def test_mpi_starts_in_100_ms(mpirun):
+def test_mpi_starts_without_looking_for_a_fabric(mpirun):
+    """It takes 20 to 50 ms; the search for what is not there takes a second, on any machine."""
     if _build.MPI_MODE != "wheel":
         pytest.skip("measured with the wheel")
     if _preload.fast_fabric():
@@ -239,7 +239,6 @@ def test_mpi_starts_in_100_ms(mpirun):
     times = []
     for _ in range(5):  # the best of five: the machine may be busy
         times.append(max(float(t) for t in re.findall(r"ms ([\d.]+)", mpirun(2, INIT).stdout)))
-        if times[-1] < 100:
+        if times[-1] < 500:
             break
-        time.sleep(1)
-    assert min(times) < 100, times
+    assert min(times) < 500, times

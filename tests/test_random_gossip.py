@@ -257,7 +257,7 @@ def test_under_mpi(shared, speeds, mpirun, tmp_path):
     """Who is how fast is not ours to say there: all end, come together, and with push_sum keep their mean."""
     script = tmp_path / "uneven.py"
     script.write_text(UNEVEN)
-    found = answers(mpirun(3, [str(script), speeds], env={"GOSSIPGRAD_SHARED": shared}, timeout=100))
+    found = answers(mpirun(3, [str(script), speeds], env={"GOSSIPGRAD_SHARED": shared}))
     assert len(found) == 4
     for i, (distance, moved, messages, skipped) in enumerate(found):
         push_sum = i % 2 == 1

@@ -21,6 +21,7 @@ WAITING = [
     gg.AllReduce(),
     gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=200),
     gg.PeriodicAllReduce(period=2),
+    gg.OverlappedAveraging(partition_fc=True),
 ]
 ALL = WAITING + [made() for made in gg.strategies.BY_NAME.values()]
 
@@ -199,7 +200,7 @@ def test_the_file_of_mpi_ranks(tmp_path, mpirun):
         "total = sum(float(x) for x in trainer._gather(repr(seconds['batch', 'settle']).encode()))\n"
         "assert abs(total - said) <= 1e-9 * said and 0 < seconds['wait',] <= seconds['batch', 'settle'], seconds\n"
     )
-    mpirun(3, head + call.format(str(tmp_path)) + tail, timeout=60)
+    mpirun(3, head + call.format(str(tmp_path)) + tail)
     check_one_clock(check(tmp_path / "t.json", 3, LAYERS, ("weights", "momentum")), latency=0)
     check_samples(tmp_path / "t.json", 3, latency=0)
 

@@ -175,7 +175,7 @@ if trainer.rank == 0: print(json.dumps(found))
 @pytest.mark.parametrize("environment", [{}, {"GOSSIPGRAD_RANKS_PER_NODE": "2"}], ids=repr)
 def test_under_mpi(environment, mpirun):
     """All ranks have one opinion, whatever the machine does meanwhile, and the weights of the virtual cluster."""
-    found = json.loads(mpirun(3, UNDER_MPI, env=environment, timeout=60).stdout.splitlines()[-1])
+    found = json.loads(mpirun(3, UNDER_MPI, env=environment).stdout.splitlines()[-1])
     several = "GOSSIPGRAD_RANKS_PER_NODE" in environment
     for kind in (gg.GossipGraD, gg.LayerwiseAllReduce):
         options = {"exchange": "weights"} if several and kind is gg.GossipGraD else {}
