@@ -40,6 +40,7 @@ OURS = {
     "layerwise-allreduce": ("layerwise-allreduce", {}),
     "layerwise-allreduce, bf16": ("layerwise-allreduce", {"wire_dtype": "bfloat16"}),
     "overlapped-averaging": ("overlapped-averaging", {}),
+    "overlapped-averaging, gradients": ("overlapped-averaging", {"partition_fc": False}),
 }
 PEERS = {"ddp gloo": "float32", "ddp gloo, bf16 hook": "bfloat16"}
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
 import sys
 import termios
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from gossipgrad import _core
@@ -103,6 +105,27 @@ def end_all_ranks(say: Callable[[str], None], code: int, error: BaseException | 
             _wait_for_others(size, rank, LAST_WORDS)
         time.sleep(PATIENCE / 10)
         _core.abort(code)
+
+
+@contextlib.contextmanager
+def patience(seconds: float, what: str) -> Iterator[None]:
+    """Says on stderr when the inside takes longer than this, because it waits for other ranks and never fails.
+
+    0: it never says so.
+    """
+
+    def say() -> None:
+        words = f"gossipgrad: rank {launched_rank()}: has waited {seconds:g} s in {what} for other ranks; waits on"
+        print(words, file=sys.stderr, flush=True)
+
+    timer = threading.Timer(seconds, say)
+    timer.daemon = True
+    if seconds > 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 _installed = False

@@ -77,6 +77,11 @@ def _period(text: str) -> int | str:
     return "log2" if text == "log2" else int(text)
 
 
+def _partition(text: str) -> bool | str:
+    known = {"true": True, "false": False}
+    return known.get(text.lower(), text)
+
+
 def _random_gossip_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--interval", type=int, metavar="N", help="pull- and push-gossip: steps to the next exchange")
     group.add_argument("--probability", type=float, metavar="P", help="of an exchange that is due")
@@ -124,7 +129,7 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     _hierarchy_options(group)
     group.add_argument("--staleness", type=int, choices=(0, 1))
     group.add_argument("--mix", choices=strategies.MIXES)
-    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent, whatever the strategy")
+    group.add_argument("--wire-dtype", choices=strategies.WIRES, help="type of what is sent; all but no-exchange")
     group.add_argument("--collectives", choices=strategies.COLLECTIVES, help="of sums over all ranks; default: own")
     group.add_argument("--bucket-bytes", type=int, metavar="N", help="layers travel together; default: tuned at start")
     group.add_argument("--chunk-bytes", type=int, metavar="N", help="of a message; default: tuned at start")
@@ -132,6 +137,12 @@ def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     _random_gossip_options(group)
     group.add_argument(
         "--overlap", action=argparse.BooleanOptionalAction, default=None, help="exchange while computing"
+    )
+    group.add_argument(
+        "--partition-fc",
+        type=_partition,
+        metavar="auto|true|false",
+        help="overlapped-averaging: linear layers exchange inputs and errors instead of gradients",
     )
     _centre_options(group)
 
@@ -165,6 +176,7 @@ _STRATEGY_KEYS = (
     "interval",
     "probability",
     "overlap",
+    "partition_fc",
     "shuffle_samples",
     "synchronous",
     "alpha",
@@ -249,7 +261,7 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(train)
     train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
     train.add_argument(
-        "--timeout", type=float, default=0.0, help="seconds to wait for another rank's message; default: 0, for ever"
+        "--timeout", type=float, default=0.0, help="seconds to wait for another rank; default: 0, for ever"
     )
     _circumstances_options(train)
     _strategy_options(train)

@@ -85,6 +85,7 @@ class History:
         epochs: list[Record] | None = None,
         weights_sha256: list[str] | None = None,
         schedule: Record | None = None,
+        partitioned_fc: list[str] | None = None,
         tuning: Record | None = None,
     ) -> None:
         self.settings = settings or {}
@@ -92,6 +93,7 @@ class History:
         self.ranks = ranks
         self.model = model or {}
         self.schedule = schedule or {}
+        self.partitioned_fc = partitioned_fc or []
         self.tuning = tuning or {}
         self.epochs = epochs if epochs is not None else []
         self.weights_sha256 = weights_sha256 or []
@@ -122,6 +124,7 @@ class History:
             "ranks": self.ranks,
             "model": self.model,
             "schedule": self.schedule,
+            "partitioned_fc": self.partitioned_fc,
             "tuning": self.tuning,
             "epochs": self.epochs,
             "weights_sha256": self.weights_sha256,

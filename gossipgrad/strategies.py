@@ -15,6 +15,7 @@ TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
 Topology = str | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
 EXCHANGES = ("auto", "weights+momentum", "weights", "gradients")
 MIXES = ("displacement", "halves")
+PARTITIONS = ("auto", True, False)
 WIRES = ("float32", "bfloat16")
 COLLECTIVES = ("own", "mpi")
 
@@ -354,8 +355,15 @@ class OverlappedAveraging(Strategy):
     it. Our own design: buckets, chunks, uneven slices, and that weights wait while gradients fill the network.
 
     overlap       False: everything is exchanged after the backward pass, for comparison.
-    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights travel as float32, so "bfloat16" takes
-                  three quarters of the bytes. Our own design.
+    partition_fc  of linear layers: True: ranks exchange, instead of the weight's gradient, the layer's inputs, sent in
+                  the forward pass, and the errors of its outputs. Rank i gets all inputs and the errors of the outputs
+                  in its slice, and computes this slice of every rank's gradient itself. That slices are runs of outputs
+                  is our own design. "auto": in every step, of those layers where it sends fewer bytes: with B samples
+                  of all ranks 4*B*(inputs + outputs/p) against 4*inputs*outputs (2 for "bfloat16"); layers with less
+                  than 64 KiB of weights are left alone. False: of none. The bits are the same. The history's
+                  `partitioned_fc` names the layers.
+    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights, inputs and errors travel as float32,
+                  so "bfloat16" takes three quarters of the bytes of an exchange of gradients. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
     """
@@ -363,12 +371,14 @@ class OverlappedAveraging(Strategy):
     name: ClassVar[str] = "overlapped-averaging"
     replicas_differ: ClassVar[bool] = False
     overlap: bool = True
+    partition_fc: bool | str = "auto"
     wire_dtype: str = "float32"
     bucket_bytes: int | None = None
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         flag("overlap", self.overlap)
+        choice("partition_fc", self.partition_fc, PARTITIONS)
         choice("wire_dtype", self.wire_dtype, WIRES)
         _check_sizes(self.bucket_bytes, self.chunk_bytes)
 

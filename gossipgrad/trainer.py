@@ -54,7 +54,8 @@ class Trainer:
     dtype      "float32"; device: "cpu"; others are not there yet.
     trace      spans kept a rank for write_trace; 0: none.
     timeout    seconds a rank waits for another's message before it fails (CommunicationError: the step, the layers, the
-               other rank); 0: for ever. To be longer than any step, callback or write of a file takes.
+               other rank); 0: for ever. To be longer than any step, callback or write of a file takes, and than ranks
+               differ in making the trainer. MPI's own start and end cannot fail so: there it is only said.
     straggler  gossipgrad.Straggler(...): ranks that now and then come late; None: none but a VirtualCluster's.
     network    gossipgrad.Network(...): slow links; None: as they are, or a VirtualCluster's.
 
@@ -405,6 +406,7 @@ class Trainer:
         self.core.epoch(self.epoch)
         self._steps(actors, steps)
         record: Record = {"epoch": self.epoch + 1, **self.core.end_epoch()}
+        self.history.partitioned_fc = self.core.partitioned_fc()
         for key in ("bytes", "messages"):
             record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (self.size * record["steps"])
         if validation is not None:

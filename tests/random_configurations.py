@@ -1,6 +1,6 @@
 """Random configurations of everything that shapes a run, and what must hold for each of them.
 
-    python tests/random_configurations.py --count 10000 [--first 0]
+    python tests/random_configurations.py --count 10000 [--first 0] [--strategies NAME,NAME]
 
 draws that many, one after the other, and prints each that fails with the number that reproduces it. What holds:
 training ends (the virtual cluster declares a deadlock), with finite losses, and a second run has the same weights,
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import itertools
 import math
 import os
 import sys
@@ -27,6 +28,7 @@ from gossip_reference import flat, unflat
 
 import gossipgrad as gg
 from gossipgrad import strategies
+from gossipgrad.errors import choice
 
 # What an option is drawn from. Every keyword of every strategy has its line: a new one is missed by a test.
 POOLS = {
@@ -52,6 +54,7 @@ POOLS = {
     "servers": [1, 1, 2, 3],
     "dedicated": [False, True],
     "overlap": [True, False],
+    "partition_fc": ["auto", True, False],
 }
 
 
@@ -231,14 +234,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--strategies", metavar="NAME,NAME", help="leave the others out; default: all")
     arguments = parser.parse_args()
+    names = (arguments.strategies or ",".join(strategies.BY_NAME)).split(",")
+    for name in names:
+        choice("strategies", name, strategies.BY_NAME)
+    numbers = (n for n in itertools.count(arguments.first) if Configuration(n).strategy.name in names)
     os.environ.setdefault("GOSSIPGRAD_CHECK_BUFFERS", "1")
     failed, begin = [], time.monotonic()
-    for i in range(arguments.count):
+    for i, number in enumerate(itertools.islice(numbers, arguments.count)):
         try:
-            check(arguments.first + i)
+            check(number)
         except AssertionError:
-            failed.append(arguments.first + i)
+            failed.append(number)
             traceback.print_exc(limit=0)
         if (i + 1) % 100 == 0:
             rate = (i + 1) / (time.monotonic() - begin)

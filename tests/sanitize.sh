@@ -2,7 +2,8 @@
 # The core under sanitizers: tests/sanitize.sh [asan] [tsan]     (both by default)
 #
 # Builds the variant into a folder of its own (the source tree's core stays as it is), runs the C programs of
-# tests/c, and trains a little with two MPI ranks and with four virtual ranks. Any report is an error.
+# tests/c, and trains a little with two MPI ranks and with four virtual ranks, and in random configurations of the
+# strategies in which ranks answer each other. Any report is an error.
 # Wants setuptools, numpy and the wheels of the build in the Python that runs it ($PYTHON, default: python).
 set -euo pipefail
 shopt -s inherit_errexit
@@ -76,6 +77,9 @@ trainings() { # variant
         guarded "$scratch/$1-run" "$python" -m gossipgrad train "${train[@]}" \
             --strategy $strategy --virtual-ranks 4 --report "$scratch/virtual.json"
     done
+    step "$1: random configurations in which ranks answer each other"
+    guarded "$scratch/$1-run" "$python" "$root/tests/random_configurations.py" --count 12 --first 1307 \
+        --strategies pull-gossip,push-gossip,elastic-averaging,parameter-server
     unset PYTHONPATH PYTHONMALLOC
 }
 

@@ -172,7 +172,8 @@ LONG = ["train", "--epochs", "10000", "--dataset", "synthetic", "--model", "mlp"
 def wait_for(path, process):
     end = time.monotonic() + DEADLINE
     while not path.exists():
-        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, f"no {path}"  # its output would have to be waited for
         time.sleep(0.05)
 
 

@@ -106,6 +106,32 @@ def test_a_peer_that_does_not_come_is_named(mpirun):
     assert re.search(waited, done.stderr), done.stderr
 
 
+def test_waits_in_calls_of_mpi(mpirun):
+    """Starting and ending MPI are waited for on and on, after a word; making a group, and its memory, fail."""
+    text = HEAD + (
+        "from gossipgrad._launch import launcher_rank\n"
+        "late = launcher_rank() == 1\n"
+        "if late: time.sleep(3)\n"
+        "trainer = gg.Trainer(small_net(), timeout=1.0)\n"
+        "trainer.close()\n"
+    )
+    done = mpirun(3, text + "if late: time.sleep(2)\n")
+    for rank in (0, 2):
+        assert f"gossipgrad: rank {rank}: has waited 1 s in MPI_Init for other ranks; waits on" in done.stderr
+        waited = rf"gossipgrad: rank {rank}: waited 1\.\d+ s for all of 3 ranks to come to the same place: MPI_Finalize"
+        assert len(re.findall(waited, done.stderr)) == 1, done.stderr
+    assert "rank 1: " not in done.stderr and "Traceback" not in done.stderr
+    text = text.replace("if late: time.sleep(3)\n", "") + (
+        "if late: time.sleep(30)\nif trainer.rank == 0: gg.Trainer(small_net(), timeout=1.0)\ntrainer._make(None)\n"
+    )
+    done = mpirun(3, text, check=False, timeout=40)
+    assert done.returncode != 0
+    assert re.search(r"Error: rank 0: waited 1\.\d+ s for all of 3 ranks .*: making the group", done.stderr), (
+        done.stderr
+    )
+    assert re.search(r"Error: .*rank 2: waited 1\.\d+ s for ", done.stderr), done.stderr
+
+
 class Stop(gg.Callback):
     """Rank 1 stops answering: between epochs, or somewhere in a step, where no polite signal reaches it."""
 
@@ -126,6 +152,7 @@ class Stop(gg.Callback):
     [
         ("in a step", 300_000, "GossipGraD()", r"step \d+, layers 'conv' to 'fc2': "),
         ("in a step", 300_000, "AllReduce()", r"step \d+, layers 'conv' to 'fc2': allreduce of \d+ values: "),
+        ("in a step", 300_000, "OverlappedAveraging(partition_fc=True)", r"step \d+, layers '\w+' to '\w+': "),
         ("between epochs", 60, "GossipGraD()", r"step 4, between epochs: broadcast from rank \d: "),
     ],
 )
@@ -171,7 +198,11 @@ def test_the_layers_that_wait_are_named(staleness):
 WAITING = (gg.GossipGraD, gg.AllReduce, gg.LayerwiseAllReduce, gg.PeriodicAllReduce, gg.OverlappedAveraging)
 
 
-@pytest.mark.parametrize("made", WAITING)
+def partitioned():
+    return gg.OverlappedAveraging(partition_fc=True)
+
+
+@pytest.mark.parametrize("made", [*WAITING, partitioned])
 def test_strategies_say_where_they_wait(made):
     """The step, the layers, who waited for whom, how long. Small messages come in time, parts of a model do not."""
     comm = gg.VirtualCluster(3, bandwidth=300.0)

@@ -67,6 +67,14 @@ RUNS = {
     "overlapped": (gg.OverlappedAveraging(), 203, 16, 0.9),
     "overlapped, small chunks": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
     "overlapped, not overlapped": (gg.OverlappedAveraging(overlap=False, bucket_bytes=1), 101, 13, 0.0),
+    "partitioned": (gg.OverlappedAveraging(partition_fc=True), 203, 16, 0.9),
+    "partitioned, bfloat16, small chunks": (
+        gg.OverlappedAveraging(partition_fc=True, wire_dtype="bfloat16", chunk_bytes=6000),
+        203,
+        16,
+        0.9,
+    ),
+    "partitioned, not overlapped": (gg.OverlappedAveraging(partition_fc=True, overlap=False), 203, 16, 0.9),
     "elastic": (gg.ElasticAveraging(period=3), 101, 13, 0.9),
     "bfloat16, elastic": (gg.ElasticAveraging(period=2, wire_dtype="bfloat16"), 203, 16, 0.9),
     "adam, bfloat16, elastic": (gg.ElasticAveraging(period=1, wire_dtype="bfloat16"), 101, 13, "adam"),
@@ -159,6 +167,8 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     )
     found = answers(mpirun(p, text, env={"GOSSIPGRAD_SHARED": shared}))
     assert found["layerwise"] == found["overlapped"] == found["allreduce"]
+    assert found["partitioned"] == found["partitioned, not overlapped"] == found["allreduce"]
+    assert found["partitioned, bfloat16, small chunks"] == found["bfloat16, allreduce"]
     assert found["bfloat16, overlapped"] == found["bfloat16, allreduce"] == found["bfloat16, layerwise"]
     assert found["allreduce"] != found["bfloat16, allreduce"] or p == 1
     for name in runs(p):

@@ -1,10 +1,12 @@
 """OverlappedAveraging in the virtual cluster: AllReduce's bits; each rank keeps its slices of the optimiser's state."""
 
 import gc
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from gossip_reference import small_batches, small_net
 from test_allreduce_family import CUTS, bits
 from test_strategies import OPTIMIZERS, trainer_of
@@ -13,6 +15,8 @@ import gossipgrad as gg
 from gossipgrad import _core
 
 LANES = 16  # whole lanes make a slice
+# overlap, partition_fc
+WAYS = [(True, False), (False, False), (True, True), (False, True)]
 OPTIMIZERS = OPTIMIZERS | {"adam": gg.Adam(lr=0.01, weight_decay=0.1, decoupled=True)}
 
 
@@ -46,28 +50,35 @@ def allreduce():
     return run_once
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("overlap", "partition"), WAYS[:3])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 8])
-def test_allreduce_bit_for_bit(p, optimizer, cut, overlap, allreduce):
+def test_allreduce_bit_for_bit(p, optimizer, cut, overlap, partition, allreduce):
     """With 8 ranks and layers of 30 to 203 parameters some ranks have no slice of a layer, and some only one of 16."""
     sizes = [(4,), (4, 1, 7)]
-    assert run(p, optimizer, gg.OverlappedAveraging(overlap=overlap, **CUTS[cut]), sizes) == allreduce(
-        p, optimizer, sizes
-    )
+    strategy = gg.OverlappedAveraging(overlap=overlap, partition_fc=partition, **CUTS[cut])
+    assert run(p, optimizer, strategy, sizes) == allreduce(p, optimizer, sizes)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("overlap", "partition"), WAYS)
 @pytest.mark.parametrize("cut", ["layers", "default"])
 @pytest.mark.parametrize("p", [1, 2, 3, 5])
-def test_allreduce_bit_for_bit_with_rounded_gradients(p, cut, overlap, allreduce):
-    strategy = gg.OverlappedAveraging(overlap=overlap, wire_dtype="bfloat16", **CUTS[cut])
+def test_allreduce_bit_for_bit_with_rounded_gradients(p, cut, overlap, partition, allreduce):
+    strategy = gg.OverlappedAveraging(overlap=overlap, partition_fc=partition, wire_dtype="bfloat16", **CUTS[cut])
     found = run(p, "nesterov", strategy, [(4, 1, 7)])
     assert found == allreduce(p, "nesterov", [(4, 1, 7)], wire_dtype="bfloat16")
 
 
-@pytest.mark.parametrize("strategy", [gg.OverlappedAveraging(), gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=99)])
+STRATEGIES = [
+    gg.OverlappedAveraging(),
+    gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=99),
+    gg.OverlappedAveraging(partition_fc=True),
+    gg.OverlappedAveraging(partition_fc=True, bucket_bytes=1, chunk_bytes=99),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_epochs_with_ragged_ends(strategy):
     """Batches of 37 from uneven shards; the last one of an epoch is smaller, and not the same on all ranks."""
     generator = np.random.default_rng(0)
@@ -77,8 +88,9 @@ def test_epochs_with_ragged_ends(strategy):
         for s in (gg.AllReduce(), strategy)
     )
     assert found.weights_sha256 == expected.weights_sha256 and len(set(found.weights_sha256)) == 1
-    for key in ("train_loss", "bytes_sent", "samples"):
+    for key in ("train_loss", "samples") if strategy.partition_fc is True else ("train_loss", "bytes_sent", "samples"):
         assert found[key] == expected[key]
+    assert found.partitioned_fc == (["fc1", "fc2"] if strategy.partition_fc is True else [])
     assert found.last["consensus_distance"] < 1e-6  # the mean of three equal numbers rounds
 
 
@@ -95,10 +107,10 @@ def test_each_rank_keeps_its_slices(p):
     whole = kept(gg.AllReduce())
     assert whole[0] >= p * 4 * net.parameters and whole[1] == 0
     assert kept(gg.AllReduce(), "adam") == (2 * whole[0], 0)
-    for cut in CUTS.values():
-        bytes_kept, saved = kept(gg.OverlappedAveraging(**cut))
+    for cut, partition in itertools.product(CUTS.values(), (True, False)):
+        bytes_kept, saved = kept(gg.OverlappedAveraging(partition_fc=partition, **cut))
         assert bytes_kept + saved == whole[0]
-        chunks = 1 + whole[0] // p // cut["chunk_bytes"] + 2 if cut else 1
+        chunks = 1 + whole[0] // p // cut["chunk_bytes"] + 2 if cut else 1 + 4 * partition
         assert whole[0] // p <= bytes_kept <= whole[0] // p + p * chunks * LANES * 4
     assert kept(gg.OverlappedAveraging(), "adam") == tuple(2 * n for n in kept(gg.OverlappedAveraging()))
     assert kept(gg.OverlappedAveraging(), "plain") == (0, 0)
@@ -134,21 +146,23 @@ def test_momentum_is_shown_and_set_whole():
     assert whole(second, 0) == whole(first, 0)
 
 
+@pytest.mark.parametrize("partition", [True, False])
 @pytest.mark.parametrize("save_cut", ["default", "layers"])
-def test_resuming_in_another_cut(save_cut, tmp_path):
+def test_resuming_in_another_cut(save_cut, partition, tmp_path):
     generator = np.random.default_rng(0)
     data = generator.standard_normal((53, 1, 8, 8)).astype(np.float32), generator.integers(0, 4, 53)
 
-    def fit(epochs, cut, **options):
-        trainer = trainer_of(4, OPTIMIZERS["momentum"], gg.OverlappedAveraging(**CUTS[cut]))
+    def fit(epochs, cut, partition, **options):
+        strategy = gg.OverlappedAveraging(partition_fc=partition, **CUTS[cut])
+        trainer = trainer_of(4, OPTIMIZERS["momentum"], strategy)
         return trainer, trainer.fit(data, epochs=epochs, batch_size=5, progress=False, **options)
 
     path = tmp_path / "middle.safetensors"
-    half, _ = fit(1, save_cut)
+    half, _ = fit(1, save_cut, partition)
     half.save(path)
     with pytest.warns(UserWarning, match="chunk_bytes"):
-        _, resumed = fit(3, "joined", resume=path)
-    assert resumed.weights_sha256 == fit(3, "default")[1].weights_sha256
+        _, resumed = fit(3, "joined", not partition, resume=path)
+    assert resumed.weights_sha256 == fit(3, "default", "auto")[1].weights_sha256
 
 
 def test_it_hides_behind_both_passes():
@@ -172,7 +186,8 @@ def test_traffic(p):
     """One gradient slice and one weight slice to every peer; ranks without a slice of a chunk send no weights of it."""
     net = gg.Sequential([gg.Linear(64, bias=False)], input=(50,), name="one")  # 3200 parameters, 200 lanes
     data = np.zeros((8 * p, 50), np.float32), np.zeros(8 * p, np.int64)
-    for strategy, chunks in ((gg.OverlappedAveraging(), 1), (gg.OverlappedAveraging(chunk_bytes=4 * 16 * p), 0)):
+    whole = gg.OverlappedAveraging(partition_fc=False)
+    for strategy, chunks in ((whole, 1), (replace(whole, chunk_bytes=4 * 16 * p), 0)):
         record = trainer_of(p, OPTIMIZERS["plain"], strategy, net=net).fit(data, batch_size=4, progress=False).last
         chunks = chunks or -(-200 // p)
         assert record["bytes_sent"] == 2 * record["steps"] * (p - 1) * 4 * 3200
@@ -182,8 +197,8 @@ def test_traffic(p):
         assert record["messages_sent"] == pytest.approx(2 * record["steps"] * (p - 1) * slices * chunks)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_warm_step_allocates_nothing_and_nothing_is_left(overlap):
+@pytest.mark.parametrize(("overlap", "partition"), WAYS)
+def test_a_warm_step_allocates_nothing_and_nothing_is_left(overlap, partition):
     x, y = small_batches(np.random.default_rng(0), 3)
     gc.collect()
     before = _core.memory()[0]
@@ -198,12 +213,196 @@ def test_a_warm_step_allocates_nothing_and_nothing_is_left(overlap):
         trainer.close()
         return made
 
-    assert allocations(gg.OverlappedAveraging(overlap=overlap, chunk_bytes=64)) == allocations(gg.NoExchange())
+    strategy = gg.OverlappedAveraging(overlap=overlap, partition_fc=partition, chunk_bytes=64)
+    assert allocations(strategy) == allocations(gg.NoExchange())
     gc.collect()
     assert _core.memory()[0] == before
 
 
+# ---- inputs and errors instead of gradients
+
+
+def dag():
+    """The network's input and another activation go to two linear layers each; Flatten, ReLU and dropout before some,
+    a ReLU behind one; fewer outputs than ranks; with and without bias; sizes that fill no lane."""
+    x = gg.Input((3, 5, 7))
+    flat = gg.Flatten()(x)
+    a, b = gg.Linear(33)(flat), gg.Linear(33, bias=False)(flat)
+    wide = gg.Dropout(0.3)(gg.ReLU()(gg.Add()(a, b)))
+    c, d = gg.ReLU()(gg.Linear(17)(wide)), gg.Tanh()(gg.Linear(2)(wide))
+    image = gg.Flatten()(gg.MaxPool2d(2)(gg.Conv2d(4, 2)(x)))
+    return gg.Model(x, gg.Linear(3)(gg.Concat()(c, d, gg.Linear(5)(image))))
+
+
+def dag_run(p, strategy, sizes, steps=4, **options):
+    """Batches of unlike sizes, of which some are computed by the one table and some by the other."""
+    trainer = trainer_of(p, OPTIMIZERS["nesterov"], strategy, net=dag(), **options)
+    generator = np.random.default_rng(3)
+    seen = []
+    for step in range(steps):
+        counts = [sizes[(step + rank) % len(sizes)] for rank in range(p)]
+        x = [generator.standard_normal((n, 3, 5, 7)).astype(np.float32) for n in counts]
+        losses = trainer.train_step(x, [generator.integers(0, 3, n) for n in counts])
+        seen.append([list(losses), bits(trainer) if step % 2 else None])
+    taken = trainer.core.partitioned_fc()
+    trainer.close()
+    return seen, taken
+
+
+@pytest.mark.parametrize("backend", ["auto", "native", "onednn"])
+@pytest.mark.parametrize("p", [2, 3, 8])
+def test_any_network_any_batches(p, backend, monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_BACKEND", backend)
+    for sizes, options in (((1, 40, 5, 16), {}), ((300, 70), {"threads": 2}), ((2, 9, 1), {"wire_dtype": "bfloat16"})):
+        wire = {key: value for key, value in options.items() if key == "wire_dtype"}
+        rest = {key: value for key, value in options.items() if key != "wire_dtype"}
+        expected, none = dag_run(p, gg.AllReduce(**wire), sizes, **rest)
+        assert none == []
+        for overlap in (True, False):
+            strategy = gg.OverlappedAveraging(partition_fc=True, overlap=overlap, **wire)
+            found, taken = dag_run(p, strategy, sizes, **rest)
+            assert found == expected
+            assert len(taken) == 6
+
+
+@pytest.mark.parametrize("isa", _core.info()["isas"])
+def test_every_instruction_set(isa, monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_ISA", isa)
+    expected, _ = dag_run(3, gg.AllReduce(), (300, 5))
+    assert dag_run(3, gg.OverlappedAveraging(partition_fc=True), (300, 5))[0] == expected
+
+
+def wide():
+    """64 to 256 weighs 64 KiB; 256 to 48 is less, and goes with its neighbours."""
+    layers = [gg.Linear(256, bias=False), gg.Tanh(), gg.Linear(48, bias=False)]
+    return gg.Sequential(layers, input=(64,), name="wide")
+
+
+def wide_run(strategy, p, batches):
+    """One step with each of these batches a rank: bytes sent, layers partitioned, weights and momentum."""
+    trainer = trainer_of(p, OPTIMIZERS["momentum"], strategy, net=wide())
+    generator = np.random.default_rng(1)
+    sent = []
+    for i, batch in enumerate(batches):
+        data = generator.standard_normal((p * batch, 64)).astype(np.float32), generator.integers(0, 48, p * batch)
+        record = trainer.fit(data, epochs=i + 1, batch_size=batch, progress=False).last
+        assert record["steps"] == 1
+        sent.append(record["bytes_sent"])
+    taken, seen = trainer.history.partitioned_fc, bits(trainer)
+    trainer.close()
+    return sent, taken, seen
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_the_cheaper_way_is_taken_in_every_step(wire):
+    """With 4 ranks B * (64 + 256/4) is 64 * 256 at B = 128, and at half of that for gradients of 2 bytes: there nothing
+    is won, and one sample less a rank is cheaper."""
+    p, batches = 4, [15, 16, 17, 31, 32, 33, 4]
+    strategy = gg.OverlappedAveraging(wire_dtype=wire)
+    size = {"float32": 4, "bfloat16": 2}[wire]
+    sent, taken, found = wide_run(strategy, p, batches)
+    assert taken == ["fc1"]
+    for batch, bytes_sent in zip(batches, sent, strict=True):
+        whole, partitioned = 64 * 256 * size, 4 * p * batch * (64 + 256 // p)
+        assert (partitioned < whole) == (batch < 8 * size)
+        assert bytes_sent == (p - 1) * (min(whole, partitioned) + 256 * 48 * size + 4 * (64 + 48) * 256)
+    assert found == wide_run(gg.AllReduce(wire_dtype=wire), p, batches)[2]
+    assert wide_run(strategy, p, [33])[1] == []
+    assert wide_run(replace(strategy, partition_fc=False), p, [4])[1] == []
+    assert wide_run(strategy, 1, [4])[1] == []
+
+
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+def test_bytes_of_inputs_and_errors(p):
+    """To each rank with a slice all inputs, and the errors of the rows that its slice touches; biases as ever."""
+    net = gg.Sequential([gg.Linear(7), gg.Linear(6)], input=(37,), name="ragged")
+    trainer = trainer_of(p, OPTIMIZERS["plain"], gg.OverlappedAveraging(partition_fc=True), net=net)
+    n = 2 * p + 1
+    sizes = [end - begin for begin, end in (_core.shard(n, rank, p) for rank in range(p))]
+    assert len(set(sizes)) == 2
+    record = trainer.fit((np.zeros((n, 37), np.float32), np.zeros(n, np.int64)), batch_size=2, progress=False).last
+    steps = record["steps"]
+    assert steps == 2  # of two samples and one, or of one and one
+    expected = messages = 0
+    for inputs, outputs in ((37, 7), (7, 6)):
+        lanes = -(-inputs * outputs // LANES)
+        ends = [LANES * (lanes // p * r + min(r, lanes % p)) for r in range(p + 1)]
+        for owner, (begin, end) in enumerate(itertools.pairwise(ends)):
+            last = min(end, inputs * outputs) - 1
+            if begin <= last:
+                values = inputs + last // inputs + 1 - begin // inputs
+                expected += 4 * (n - sizes[owner]) * values + steps * (p - 1) * 4 * (end - begin)
+                messages += steps * 3 * (p - 1)
+        expected += steps * 2 * (p - 1) * 4 * LANES  # the bias: one lane, which one rank keeps
+        messages += steps * 2 * (p - 1)
+    assert record["bytes_sent"] == expected and record["messages_sent"] == messages
+    trainer.close()
+
+
+@pytest.mark.parametrize("shared", ["1", "0"])
+def test_growing_batches_under_mpi(shared, mpirun):
+    """Room for more samples is made while weights are under way; the ways change from step to step."""
+    text = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
+        "import numpy as np\nimport gossipgrad as gg\nimport test_overlapped_averaging as test\n"
+        "def run(strategy):\n"
+        "    trainer = gg.Trainer(test.wide(), strategy=strategy)\n"
+        "    generator = np.random.default_rng(trainer.rank)\n"
+        "    for n in (1, 3, 60, 2, 8, 9 + 20 * trainer.rank, 70, 5):\n"
+        "        x = generator.standard_normal((n, 64)).astype(np.float32)\n"
+        "        trainer.train_step(x, generator.integers(0, 48, n))\n"
+        "    return trainer.weights_sha256(), trainer.core.partitioned_fc()\n"
+        "wanted, none = run(gg.AllReduce())\n"
+        "for options in ({}, {'partition_fc': True}, {'partition_fc': True, 'chunk_bytes': 5000, 'overlap': False}):\n"
+        "    found, taken = run(gg.OverlappedAveraging(**options))\n"
+        "    assert found == wanted and none == [], options\n"
+        "    assert taken == (['fc1', 'fc2'] if options else ['fc1']), taken\n"
+    )
+    mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared, "GOSSIPGRAD_CHECK_BUFFERS": "1"})
+
+
+def test_inputs_travel_under_the_forward_pass():
+    """On the virtual clock: fewer bytes, and half of what is left goes earlier."""
+    net = gg.Sequential([gg.Linear(300) for _ in range(6)], input=(300,), name="deep")
+    data = np.zeros((512, 300), np.float32), np.zeros(512, np.int64)
+
+    def exposed(batch, **options):
+        strategy = gg.OverlappedAveraging(bucket_bytes=1, **options)
+        trainer = gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(4, bandwidth=5e8))
+        return trainer.fit(data, batch_size=batch, progress=False).last["exposed_communication_seconds"]
+
+    assert exposed(16) < 0.7 * exposed(16, partition_fc=False)
+    assert exposed(64, partition_fc=True) < 0.9 * exposed(64, partition_fc=False)  # though they are a little more
+
+
+def test_the_trace_shows_inputs_and_errors():
+    net = gg.Sequential([gg.Linear(20), gg.Tanh(), gg.Linear(4)], input=(30,), name="shown")
+    strategy = gg.OverlappedAveraging(partition_fc=True)
+    trainer = gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(2, bandwidth=1e6), trace=1000)
+    trainer.train_step([np.zeros((3, 30), np.float32)] * 2, [np.zeros(3, np.int64)] * 2)
+    spans = [s for s in trainer.core.spans(1) if s[2] in ("inputs", "errors")]
+    found = {(name, first, last): size for _, _, name, _, _, first, last, _, _, size in spans}
+    # What came from the other rank: three samples of all inputs, and of the errors of the rows of the own slice.
+    assert found == {
+        ("inputs", 0, 0): 4 * 3 * 30,
+        ("errors", 0, 0): 4 * 3 * 10,
+        ("inputs", 1, 1): 4 * 3 * 20,
+        ("errors", 1, 1): 4 * 3 * 2,
+    }
+    trainer.close()
+
+
 def test_what_cannot_be():
+    with pytest.raises(ValueError, match=r"partition_fc='always': allowed: 'auto', True, False"):
+        gg.OverlappedAveraging(partition_fc="always")
+    with pytest.raises(ValueError, match="partition_fc: 1; allowed are 'auto', True and False"):
+        _core.Trainer(
+            small_net().graph,
+            _core.Team("virtual", size=2),
+            loss="cross_entropy",
+            optimizer=gg.SGD(lr=0.1).options(1),
+            strategy={"name": "overlapped-averaging", "partition_fc": 1},
+        )
     net = gg.Sequential([gg.Linear(4000)], input=(200,), name="wide")
     with pytest.raises(ValueError, match="chunk_bytes"):
         trainer_of(2, OPTIMIZERS["momentum"], gg.OverlappedAveraging(chunk_bytes=64), net=net)

@@ -34,7 +34,8 @@ def run():
 def test_fields(run, tmp_path):
     run.history.write(tmp_path / "r.json")
     report = json.loads((tmp_path / "r.json").read_text())
-    names = ["schema", "settings", "environment", "ranks", "model", "schedule", "tuning", "epochs", "weights_sha256"]
+    names = ["schema", "settings", "environment", "ranks", "model", "schedule", "partitioned_fc", "tuning", "epochs"]
+    names += ["weights_sha256"]
     assert list(report) == names
     assert report["schedule"] == {"topology": "dissemination", "rotate": True, "stages": 2, "diffusion_steps": 2}
     assert report["schema"] == 1 and report["ranks"] == 3 and report["model"] == {"name": "tiny", "parameters": 83}

@@ -65,6 +65,9 @@ typedef struct gg_op_desc {
     bool input_grad;                  /* false: nobody wants grad_input (first layer) */
 } gg_op_desc;
 
+/* Products of matrices read, and do not use, this much behind the last row of an input or of a gradient that lies PLAIN. */
+#define GG_READ_BEHIND 128
+
 /* One run. Pointers are aligned to 64 bytes. Weights and their gradients are float32 in PyTorch's layouts:
  * convolution (O, I/groups, kH, kW), linear (out, in), bias (out). Gradients are written, never added to. */
 typedef struct gg_op_args {
@@ -74,7 +77,7 @@ typedef struct gg_op_args {
     void *grad_input[GG_MAX_INPUTS]; /* backward: NULL where not wanted */
     const void *weight;
     const float *bias;
-    float *grad_weight;
+    float *grad_weight; /* LINEAR: NULL where not wanted; grad_output then holds the error behind the activation afterwards */
     float *grad_bias;
     void *saved;   /* op->saved_bytes, kept by the plan from forward to backward */
     void *scratch; /* op->scratch_bytes, content lost between runs */
@@ -175,6 +178,25 @@ typedef struct gg_gather_args {
     float *out;
 } gg_gather_args;
 
+/* A batch of vectors as it lies: float32, PLAIN or BATCH_LAST. */
+typedef struct gg_vectors {
+    const float *data;
+    gg_layout layout;
+    int64_t batch, features;
+} gg_vectors;
+
+/* A run of elements of the gradient of a linear layer's weight (out, in), from plain rows of errors and inputs:
+ *   out[j] = sum over samples l of error[l*error_row + i/in - first/in] * input[l*in + i%in],  i = first + j < first + count
+ * with the bits that LINEAR's backward gives for the same samples, whatever the run. The rows may begin anywhere; GG_READ_BEHIND
+ * bytes behind the last input are read. */
+typedef struct gg_weight_gradient_args {
+    int64_t batch, in;
+    const float *error, *input;
+    int64_t error_row;
+    int64_t first, count;
+    float *out;
+} gg_weight_gradient_args;
+
 /* A device's working context: threads and kernels chosen. Used by one rank. */
 typedef struct gg_device gg_device;
 
@@ -214,6 +236,9 @@ typedef struct gg_backend {
     bool (*all_finite)(gg_device *device, size_t n, const float *a);
 
     void (*gather)(gg_device *device, const gg_gather_args *args);
+    void (*weight_gradient)(gg_device *device, const gg_weight_gradient_args *args);
+    /* Features [first, first + count) of each sample, plain: out[sample*count + i]. */
+    void (*columns)(gg_device *device, const gg_vectors *from, int64_t first, int64_t count, float *out);
     /* Between PLAIN and BATCH_LAST for n samples of `values` float32 each; to_lanes: PLAIN -> BATCH_LAST. */
     void (*transpose)(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out);
 } gg_backend;

@@ -240,7 +240,11 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
         return gg_fail(GG_ERROR_ARGUMENT,
                        "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
                        "'float32', or collectives 'own'");
-    if (by == GG_COLLECTIVES_MPI) GG_TRY(gg_sum_prepare(transport));
+    if (by == GG_COLLECTIVES_MPI) {
+        /* A rank that does not come is named here; MPI's own call would wait for it for ever. */
+        if (transport->sums == NULL && transport->table->sums_open != NULL) GG_TRY(gg_barrier(transport));
+        GG_TRY(gg_sum_prepare(transport));
+    }
     GG_TRY(gg_calloc(1, sizeof *made, "allreduce", (void **)&made));
     made->transport = transport;
     made->device = device;

@@ -45,12 +45,12 @@ cleanup:
     return status;
 }
 
-gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, gg_team **out) {
+gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout, gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
     gg_transport *slow = NULL;
     GG_TRY(make("mpi", &team));
-    GG_TRY(gg_mpi_transport_create(use_world, fortran_handle, &team->transport));
+    GG_TRY(gg_mpi_transport_create(use_world, fortran_handle, timeout, &team->transport));
     team->size = team->transport->size;
     if (network != NULL) {
         GG_TRY(gg_network_transport_create(team->transport, network, &slow));

@@ -14,7 +14,7 @@ typedef struct gg_team gg_team;
 gg_status gg_team_create_single(gg_team **out);
 /* Over a duplicate of an MPI communicator, as gg_mpi_transport_create; slowed down by `network` unless it is NULL. MPI must have been
  * started. Collective. */
-gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, gg_team **out);
+gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout, gg_team **out);
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out);
 void gg_team_retain(gg_team *team);
 void gg_team_release(gg_team *team); /* the last one destroys; NULL is fine */

@@ -87,6 +87,8 @@ typedef struct gg_multiply {
     int64_t c_row;
     const float *bias; /* NULL: zeros */
     bool add, relu;
+    /* This is a part of a product of as many columns whose a_row is 1: an element has the bits that it has there. 0: of none. */
+    int64_t part_of;
 } gg_multiply;
 
 typedef struct gg_gemm_kernels {

@@ -321,6 +321,7 @@ gg_status gg_plan_layout(gg_plan *plan) {
     GG_TRY(place_gradients(plan));
     GG_TRY(place_others(plan));
     GG_TRY(place_buffers(plan));
+    plan->block_bytes += GG_READ_BEHIND;
     /* Zeroed, so that lanes nobody has written yet are finite. */
     GG_TRY(gg_calloc(plan->block_bytes, 1, "activations and gradients of the plan", &block));
     plan->block = block;

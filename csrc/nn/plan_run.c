@@ -108,6 +108,24 @@ static void copy_values(const gg_plan *plan, size_t bytes, const float *from, fl
     if (from != to) plan->sum_device->table->weighted_sum(plan->sum_device, count, 1, source, &one, to);
 }
 
+static gg_vectors vectors(gg_format format, const gg_shape *shape, int64_t batch, const void *data) {
+    return (gg_vectors){.data = data, .layout = format.layout, .batch = batch, .features = gg_shape_count(shape)};
+}
+
+static gg_status offer_input(const gg_plan *plan, gg_step *step, const gg_plan_hooks *hooks) {
+    const gg_op *op = step->op;
+    const gg_vectors input = vectors(op->input[0], &op->desc.input[0], plan->options.batch, step->forward_args.input[0]);
+    step->taken = false;
+    if (op->desc.kind != GG_OP_LINEAR || !step->backward || hooks == NULL || hooks->input == NULL) return GG_OK;
+    return hooks->input(hooks->context, step->layer, &input, &step->taken);
+}
+
+static gg_status give_error(const gg_plan *plan, const gg_step *step, const gg_plan_hooks *hooks) {
+    const gg_op *op = step->op;
+    const gg_vectors error = vectors(op->output, &op->desc.output, plan->options.batch, step->backward_args.grad_output);
+    return step->taken ? hooks->error(hooks->context, step->layer, &error) : GG_OK;
+}
+
 static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training) {
     gg_op_args *args = &step->forward_args;
     const gg_value *in = &plan->value[step->input[0]];
@@ -133,6 +151,7 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
         enter(hooks, step);
+        GG_TRY(offer_input(plan, step, hooks));
         if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE) GG_TRY(hooks->need(hooks->context, step->layer));
         double begin = plan->timing ? gg_clock_now() : 0;
         status = step_forward(plan, step, weights, step_number, training);
@@ -169,7 +188,7 @@ static gg_status run_backward(gg_plan *plan, const float *weights, float *gradie
         if (step->layer != GG_NONE) {
             args->weight = weights + step->weight_offset;
             args->bias = step->has_bias ? weights + step->bias_offset : NULL;
-            args->grad_weight = gradients + step->weight_offset;
+            args->grad_weight = step->taken ? NULL : gradients + step->weight_offset;
             args->grad_bias = step->has_bias ? gradients + step->bias_offset : NULL;
         }
         args->step = step_number;
@@ -181,6 +200,7 @@ static gg_status run_backward(gg_plan *plan, const float *weights, float *gradie
         }
         add_gradients(plan, step);
         if (plan->timing) plan->node[step->node].backward_seconds += gg_clock_now() - begin;
+        GG_TRY(give_error(plan, step, hooks));
         if (hooks != NULL && hooks->ready != NULL && step->layer != GG_NONE) GG_TRY(hooks->ready(hooks->context, step->layer));
         leave(hooks, step, "backward");
         GG_TRY(poll(hooks, step));

@@ -38,6 +38,16 @@ static int choice_of(PyObject *dict, const char *name, const char *otherwise, co
     return text ? gg_py_choice(name, text, names, n) : -1;
 }
 
+/* "auto", True or False; -1 with an exception: none of them. */
+static int partition_of(PyObject *dict) {
+    PyObject *item = PyDict_GetItemString(dict, "partition_fc");
+    if (item == NULL || (PyUnicode_Check(item) && PyUnicode_CompareWithASCIIString(item, "auto") == 0))
+        return GG_PARTITION_CHEAPER;
+    if (PyBool_Check(item)) return item == Py_True ? GG_PARTITION_ALL : GG_PARTITION_NONE;
+    PyErr_Format(PyExc_ValueError, "partition_fc: %R; allowed are 'auto', True and False", item);
+    return -1;
+}
+
 /* 0: as many as log2 of the ranks. */
 static long long period_of(PyObject *dict) {
     PyObject *item = PyDict_GetItemString(dict, "period");
@@ -69,6 +79,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
     long long synchronous = whole_of(dict, "synchronous", 1), servers = whole_of(dict, "servers", 1);
     double alpha = number_of(dict, "alpha", 0);
     long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
+    int partition_fc = partition_of(dict);
     long long ranks_per_node = whole_of(dict, "ranks_per_node", 0);
     double probability = number_of(dict, "probability", 1.0);
     if (size_of(dict, "bucket_bytes", &bucket) < 0 || size_of(dict, "chunk_bytes", &chunk) < 0) return -1;
@@ -89,6 +100,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
                                  .chunk_bytes = (size_t)chunk,
                                  .collectives = (gg_collectives)by,
                                  .overlap = overlap != 0,
+                                 .partition_fc = (gg_partition_fc)partition_fc,
                                  .period = period,
                                  .interval = interval,
                                  .probability = probability,

@@ -34,7 +34,8 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (choice == 0) status = gg_team_create_single(&t->team);
     if (choice == 1) status = gg_mpi_start(launched);
     bool slow = network->latency != 0 || network->bandwidth != 0;
-    if (choice == 1 && status == GG_OK) status = gg_team_create_mpi(handle == Py_None, fortran, slow ? network : NULL, &t->team);
+    if (choice == 1 && status == GG_OK)
+        status = gg_team_create_mpi(handle == Py_None, fortran, slow ? network : NULL, timeout, &t->team);
     if (choice == 2) status = gg_team_create_virtual(&options, &t->team);
     Py_END_ALLOW_THREADS;
     if (status != GG_OK) {

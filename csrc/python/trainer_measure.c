@@ -14,6 +14,20 @@ static PyObject *node_backends(PyObject *self, PyObject *unused) {
     return list;
 }
 
+static PyObject *partitioned_fc(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const bool *taken = gg_replica_taken(gg_trainer_replica(t->trainer, 0));
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && taken != NULL && i < gg_graph_layers(t->graph->graph); ++i) {
+        if (!taken[i]) continue;
+        PyObject *name = PyUnicode_FromString(gg_graph_layer_name(t->graph->graph, i));
+        if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
 static PyObject *set_timing(PyObject *self, PyObject *argument) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
@@ -95,6 +109,8 @@ static PyObject *tuning(PyObject *self, PyObject *unused) {
 
 PyMethodDef gg_py_trainer_measures[] = {
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
+    {"partitioned_fc", partitioned_fc, METH_NOARGS,
+     "Names of the layers whose inputs and errors were exchanged in some step so far."},
     {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},
     {"set_timing", set_timing, METH_O, "set_timing($self, on, /)\n--\n\nTimes each node from now on, or stops."},
     {"spans", GG_PY_KEYWORDS(spans), "The trace of a local rank, on rank 0's clock."},

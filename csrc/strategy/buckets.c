@@ -6,6 +6,11 @@
 
 static int chunks_of(size_t count, size_t chunk) { return (int)((count + chunk - 1) / chunk); }
 
+size_t gg_chunk_elements(size_t chunk_bytes) {
+    size_t chunk = chunk_bytes / sizeof(float) / GG_LANES * GG_LANES;
+    return chunk > 0 ? chunk : GG_LANES;
+}
+
 /* The run of layers that ends at `last`: walks towards the front until enough bytes are joined. */
 static int first_layer_of(const gg_graph *graph, int last, size_t bucket_bytes) {
     size_t bytes = 0;
@@ -19,8 +24,7 @@ static int first_layer_of(const gg_graph *graph, int last, size_t bucket_bytes) 
 gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out) {
     gg_status status = GG_OK;
     int layers = gg_graph_layers(graph);
-    size_t chunk = chunk_bytes / sizeof(float) / GG_LANES * GG_LANES;
-    if (chunk == 0) chunk = GG_LANES;
+    size_t chunk = gg_chunk_elements(chunk_bytes);
     gg_buckets made = {0};
 
     for (int last = layers - 1; last >= 0;) {

@@ -5,20 +5,28 @@
  *   owner         when all ranks' parts of its slice are there: adds them in the order of ranks, updates the slice, sends it to all
  *   next forward  waits for the weights of a bucket when it needs one of its layers
  *
+ * Of linear layers where that is cheaper, ranks exchange inputs and errors instead of the weight's gradient (fc_exchange.h):
+ *
+ *   forward       every rank sends the layer's input to all
+ *   backward      it leaves the weight's gradient out, and sends each rank the errors of the outputs in its slice
+ *   owner         computes its slice of every rank's gradient itself, and goes on as above
+ *
  * Sums and updates are those of AllReduce, element by element, so the bits are the same, with and without overlap. What is ours and
- * not the paper's: chunks, small layers joined to buckets, slices of uneven size for any number of ranks.
+ * not the paper's: chunks, small layers joined to buckets, slices of uneven size for any number of ranks, and that linear layers are
+ * cut by outputs, for a slice of the weight (out, in) is a run of rows then.
  *
  * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has all its
  * weights may be written by the next backward pass. They read updated weights from a snapshot which the update writes beside the
- * weights and which is not written again before all have read it. Weights are private: they arrive by copy, from `ready` on, when
- * the step uses them no more.
+ * weights and which is not written again before all have read it; so it is with the copies of inputs and errors. Weights are
+ * private: they arrive by copy, from `ready` on, when the step uses them no more.
  *
  * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights travel as they are:
- * all ranks train on the same, and nothing of a small update is lost. */
+ * all ranks train on the same, and nothing of a small update is lost. So do inputs and errors, and the owner rounds each rank's
+ * gradient before it adds them. */
 #include <string.h>
 
 #include "base/memory.h"
-#include "strategy/partition.h"
+#include "strategy/fc_exchange.h"
 #include "strategy/stream.h"
 #include "strategy/tables.h"
 
@@ -46,11 +54,13 @@ typedef struct overlapped_averaging {
     gg_strategy head;
     gg_buckets buckets;
     gg_partition partition;
+    gg_fc_exchange fc;
     bool overlap;
     float *snapshot;     /* message memory: the own slices after the update; NULL: one rank */
     uint16_t *wire;      /* message memory: the gradients as they travel; NULL: as float32, from where they lie */
     size_t size;         /* of an element of a gradient that travels */
-    char *landing;       /* for parts that cannot be read in place: of each chunk's own slice, one part a rank */
+    char *landing;       /* for parts that cannot be read in place, or are computed: of each chunk's own slice, one part a rank */
+    float *unrounded;    /* a part before it is rounded; NULL: parts are not */
     const void **source; /* one a rank */
     gg_request *request; /* [chunk][kind][rank] */
     int64_t polls;
@@ -65,12 +75,21 @@ static gg_request *request_of(const overlapped_averaging *s, int chunk, int kind
 
 static gg_status at_chunk(const overlapped_averaging *s, int chunk, gg_status status) {
     const gg_bucket *b = &s->buckets.bucket[s->chunk[chunk].bucket];
-    return gg_strategy_at(&s->head, b->first_layer, b->last_layer, status);
+    int layer = s->partition.layer[chunk];
+    return gg_strategy_at(&s->head, layer >= 0 ? layer : b->first_layer, layer >= 0 ? layer : b->last_layer, status);
 }
 
 /* Where element `at` of the gradients lies as it travels. */
 static void *gradient_at(const overlapped_averaging *s, size_t at) {
     return s->wire != NULL ? (void *)(s->wire + at) : (void *)(s->head.env.state->gradient + at);
+}
+
+/* The layer, if the chunk is a part of the weight of one that is taken in this step; else NULL. */
+static gg_fc *taken_by(const overlapped_averaging *s, int chunk) { return gg_fc_taken(&s->fc, s->partition.layer[chunk]); }
+
+/* Of a chunk's own slice: where a rank's part lands. */
+static char *landing_of(const overlapped_averaging *s, const gg_part *own, int rank) {
+    return s->landing + (own->kept * (size_t)s->head.env.transport->size + own->count * (size_t)rank) * s->size;
 }
 
 /* Sends the parts of a chunk's gradient to those who add them. Peers are visited from the next rank on, so that not all send to one;
@@ -82,20 +101,21 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
     int p = transport->size, rank = transport->rank, tag = GG_TAG_USER + chunk;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
     const gg_chunk *whole = &s->buckets.chunk[chunk];
-    if (s->wire != NULL)
+    bool computed = taken_by(s, chunk) != NULL; /* there is no gradient to send */
+    if (s->wire != NULL && !computed)
         s->head.env.device->table->narrow(s->head.env.device, whole->count, state->gradient + whole->offset,
                                           s->wire + whole->offset);
     for (int i = 1; i < p; ++i) {
         int from = (rank - i + p) % p;
         const gg_part *theirs = gg_partition_part(&s->partition, from, chunk);
-        if (own->count > 0)
-            GG_TRY(gg_receive(transport, s->landing + (own->kept * (size_t)p + own->count * (size_t)from) * s->size,
-                              own->count * s->size, from, tag, request_of(s, chunk, GRADIENT_IN, from)));
+        if (own->count > 0 && !computed)
+            GG_TRY(gg_receive(transport, landing_of(s, own, from), own->count * s->size, from, tag,
+                              request_of(s, chunk, GRADIENT_IN, from)));
         if (theirs->count > 0)
             GG_TRY(gg_receive(transport, state->weight + theirs->offset, theirs->count * sizeof(float), from, tag,
                               request_of(s, chunk, WEIGHT_IN, from)));
     }
-    for (int i = 1; i < p; ++i) {
+    for (int i = 1; i < p && !computed; ++i) {
         int to = (rank + i) % p;
         const gg_part *theirs = gg_partition_part(&s->partition, to, chunk);
         if (theirs->count > 0)
@@ -108,11 +128,15 @@ cleanup:
     return at_chunk(s, chunk, status);
 }
 
+/* Chunks that one rank keeps go out in the order of those ranks, from the next one on: not all send to one. */
 static gg_status start(overlapped_averaging *s, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &s->buckets.bucket[bucket];
+    int p = s->head.env.transport->size, rank = s->head.env.transport->rank;
     s->bucket[bucket] = (bucket_state){.polls = s->polls, .step = s->head.step, .sent = gg_transport_now(s->head.env.transport)};
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(start_chunk(s, i));
+    for (int turn = 0; turn <= p; ++turn)
+        for (int i = b->first_chunk; i < b->end_chunk; ++i)
+            if (s->partition.owner[i] == (turn == 0 ? -1 : (rank + turn) % p)) GG_TRY(start_chunk(s, i));
 cleanup:
     return status;
 }
@@ -130,21 +154,53 @@ static void update(overlapped_averaging *s, const gg_part *own) {
     env->device->table->update(env->device, &args);
 }
 
-/* All parts of a chunk's own slice are there: adds them and updates the slice. */
+/* The sum over the ranks of what s->source has, `count` elements from `offset` of the arenas on. */
+static void add_sources(overlapped_averaging *s, size_t offset, size_t count) {
+    const gg_strategy_env *env = &s->head.env;
+    int p = env->transport->size;
+    float *sum = env->state->gradient + offset;
+    if (s->wire != NULL)
+        env->device->table->narrow_sum(env->device, count, p, (const uint16_t *const *)s->source, s->head.share, sum,
+                                       s->wire + offset);
+    else if (p > 1 || s->head.share[0] != 1.0f)
+        env->device->table->weighted_sum(env->device, count, p, (const float *const *)s->source, s->head.share, sum);
+}
+
+/* The same where every rank's part is computed here, and rounded as it would have travelled: by blocks of rows that begin with a
+ * whole lane, so that the parts are added while they lie in a cache. */
+static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part *own) {
+    enum { BLOCK = 32768 }; /* elements */
+    const gg_strategy_env *env = &s->head.env;
+    size_t weight = gg_graph_layer(env->graph, fc->layer)->offset; /* the first parameter of its layer */
+    size_t in = (size_t)fc->in, rows = BLOCK / in / GG_LANES * GG_LANES, block = (rows > 0 ? rows : GG_LANES) * in;
+    for (size_t at = own->offset - weight, end = at + own->count; at < end;) {
+        size_t next = (at / block + 1) * block, count = (next < end ? next : end) - at;
+        for (int r = 0; r < env->transport->size; ++r) {
+            void *part = landing_of(s, own, 0) + (size_t)r * count * s->size;
+            gg_fc_gradient(&s->fc, fc, r, at, count, s->wire != NULL ? s->unrounded : part);
+            if (s->wire != NULL) env->device->table->narrow(env->device, count, s->unrounded, part);
+            s->source[r] = part;
+        }
+        add_sources(s, weight + at, count);
+        at += count;
+    }
+}
+
+/* All parts of a chunk's own slice are there, or what they are made of: adds them and updates the slice. */
 static gg_status add_and_update(overlapped_averaging *s, int chunk) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
+    gg_fc *fc = taken_by(s, chunk);
     int p = env->transport->size, rank = env->transport->rank;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
-    float *sum = env->state->gradient + own->offset;
-    void *travelled = gradient_at(s, own->offset);
     if (own->count == 0) return GG_OK;
-    for (int r = 0; r < p; ++r) s->source[r] = r == rank ? travelled : request_of(s, chunk, GRADIENT_IN, r)->data;
-    if (s->wire != NULL) {
-        env->device->table->narrow_sum(env->device, own->count, p, (const uint16_t *const *)s->source, s->head.share, sum,
-                                       travelled);
-    } else if (p > 1 || s->head.share[0] != 1.0f) {
-        env->device->table->weighted_sum(env->device, own->count, p, (const float *const *)s->source, s->head.share, sum);
+    if (fc != NULL) {
+        add_computed(s, fc, own);
+        GG_TRY(gg_fc_used(&s->fc, fc));
+    } else {
+        for (int r = 0; r < p; ++r)
+            s->source[r] = r == rank ? gradient_at(s, own->offset) : request_of(s, chunk, GRADIENT_IN, r)->data;
+        add_sources(s, own->offset, own->count);
     }
     for (int r = 0; r < p; ++r) {
         GG_TRY(gg_release(env->transport, request_of(s, chunk, GRADIENT_IN, r)));
@@ -168,11 +224,19 @@ cleanup:
     return status;
 }
 
+/* Bytes of a bucket's gradients that travel, or of its weights. */
+static int64_t bytes_of(const overlapped_averaging *s, const gg_bucket *b, bool gradients) {
+    int64_t bytes = 0;
+    for (int i = b->first_chunk; i < b->end_chunk; ++i)
+        if (!gradients || taken_by(s, i) == NULL)
+            bytes += (int64_t)(s->buckets.chunk[i].count * (gradients ? s->size : sizeof(float)));
+    return bytes;
+}
+
 /* For the trace, where the last chunk stands for its bucket: its gradients or weights are through. */
-static void show(overlapped_averaging *s, int chunk, const char *name, size_t size) {
+static void show(overlapped_averaging *s, int chunk, const char *name, bool gradients) {
     const gg_bucket *b = &s->buckets.bucket[s->chunk[chunk].bucket];
     bucket_state *state = &s->bucket[s->chunk[chunk].bucket];
-    const gg_chunk *first = &s->buckets.chunk[b->first_chunk], *last = &s->buckets.chunk[b->end_chunk - 1];
     if (s->head.env.trace == NULL || chunk < b->end_chunk - 1) return;
     gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = state->sent,
                                                     .arrived = state->arrived,
@@ -181,7 +245,7 @@ static void show(overlapped_averaging *s, int chunk, const char *name, size_t si
                                                     .index = b->first_layer,
                                                     .last = b->last_layer,
                                                     .peer = -1,
-                                                    .bytes = (int64_t)((last->offset + last->count - first->offset) * size)});
+                                                    .bytes = bytes_of(s, b, gradients)});
     state->sent = gg_transport_now(s->head.env.transport);
     state->arrived = 0;
 }
@@ -193,10 +257,13 @@ static gg_status arrive(overlapped_averaging *s, int chunk, bool wait, bool *all
     gg_transport *transport = s->head.env.transport;
     int p = transport->size, kind = c->stage == REDUCING ? GRADIENT_IN : WEIGHT_IN;
     bucket_state *bucket = &s->bucket[c->bucket];
+    bool own = gg_partition_part(&s->partition, transport->rank, chunk)->count > 0;
+    gg_fc *fc = own && c->stage == REDUCING ? taken_by(s, chunk) : NULL;
     for (*all = true; c->next < p; ++c->next) {
         int from = (transport->rank - c->next + p) % p;
         gg_request *request = request_of(s, chunk, kind, from);
-        if (wait) GG_TRY(gg_strategy_wait(&s->head, request));
+        if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, from, wait, all, &bucket->arrived));
+        else if (wait) GG_TRY(gg_strategy_wait(&s->head, request));
         else GG_TRY(gg_test(transport, request, all));
         if (!*all) return GG_OK;
         if (request->when > bucket->arrived) bucket->arrived = request->when;
@@ -214,7 +281,7 @@ static gg_status reduce(overlapped_averaging *s, int chunk, bool wait) {
     if (!all) return GG_OK;
     GG_TRY(add_and_update(s, chunk));
     s->chunk[chunk].stage = UPDATED;
-    show(s, chunk, "gradients", s->size);
+    show(s, chunk, "gradients", true);
 cleanup:
     return at_chunk(s, chunk, status);
 }
@@ -243,19 +310,37 @@ static gg_status gather(overlapped_averaging *s, int chunk, bool wait) {
     GG_TRY(arrive(s, chunk, wait, &all));
     if (!all) return GG_OK;
     s->chunk[chunk].stage = AT_REST;
-    show(s, chunk, "weights", sizeof(float));
+    show(s, chunk, "weights", false);
 cleanup:
     return at_chunk(s, chunk, status);
 }
 
 static gg_status begin(gg_strategy *strategy) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
+    if (s->fc.count > 0) {
+        gg_status status = gg_fc_begin(&s->fc);
+        if (status != GG_OK) return status;
+    }
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         s->bucket[bucket].waiting = b->last_layer - b->first_layer + 1;
     }
     return GG_OK;
 }
+
+static gg_status take_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
+    overlapped_averaging *s = (overlapped_averaging *)strategy;
+    gg_fc *fc = gg_fc_taken(&s->fc, layer);
+    *taken = fc != NULL;
+    return fc != NULL ? gg_fc_input(&s->fc, fc, input, s->overlap) : GG_OK;
+}
+
+static gg_status take_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
+    overlapped_averaging *s = (overlapped_averaging *)strategy;
+    return gg_fc_error(&s->fc, gg_fc_taken(&s->fc, layer), error, s->overlap);
+}
+
+static const gg_strategy_taking taking = {take_input, take_error};
 
 static gg_status need(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
@@ -307,6 +392,8 @@ cleanup:
 static gg_status end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
+    for (int i = 0; i < GG_FC_WHATS * s->fc.count && !s->overlap; ++i)
+        if (s->fc.fc[i / GG_FC_WHATS].taken) GG_TRY(gg_fc_send(&s->fc, &s->fc.fc[i / GG_FC_WHATS], i % GG_FC_WHATS));
     for (int bucket = s->buckets.count - 1; bucket >= 0 && !s->overlap; --bucket) GG_TRY(start(s, bucket));
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         GG_TRY(reduce(s, i, true));
@@ -325,6 +412,7 @@ static gg_status settle(gg_strategy *strategy) {
     for (int i = 0; i < s->buckets.chunk_count; ++i)
         for (int r = 0; r < strategy->env.transport->size; ++r)
             GG_TRY(at_chunk(s, i, gg_strategy_wait(strategy, request_of(s, i, WEIGHT_OUT, r))));
+    GG_TRY(gg_fc_settle(&s->fc));
 cleanup:
     return status;
 }
@@ -335,8 +423,10 @@ static void destroy(gg_strategy *strategy) {
     size_t requests = (size_t)s->buckets.chunk_count * KINDS * (size_t)transport->size;
     /* Requests must not outlive their memory. */
     for (size_t i = 0; s->request != NULL && i < requests; ++i) gg_cancel(transport, &s->request[i]);
+    if (s->fc.owner != NULL) gg_fc_destroy(&s->fc);
     gg_message_free(transport, s->snapshot);
     gg_message_free(transport, s->wire);
+    gg_free(s->unrounded);
     gg_free(s->landing);
     gg_free(s->source);
     gg_free(s->request);
@@ -353,6 +443,7 @@ static const gg_strategy_table table = {"overlapped-averaging", begin, need, rea
 gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     overlapped_averaging *s = NULL;
+    gg_slice *apart = NULL;
     size_t p = (size_t)env->transport->size;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
     s->head.table = &table;
@@ -360,8 +451,14 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     s->head.partition = &s->partition;
     s->overlap = options->overlap;
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
+    GG_TRY(gg_calloc((size_t)gg_graph_layers(env->graph) + 1, sizeof *apart, "layers set apart", (void **)&apart));
+    gg_fc_candidates(env, options->partition_fc, options->wire, apart);
+    GG_TRY(gg_partition_create(env->graph, options->chunk_bytes, apart, env->transport->rank, env->transport->size, &s->buckets,
+                               &s->partition));
     GG_TRY(gg_buckets_check_tags(&s->buckets));
-    GG_TRY(gg_partition_create(&s->buckets, env->transport->rank, env->transport->size, &s->partition));
+    GG_TRY(gg_fc_create(&s->head, options->partition_fc, options->wire, apart, &s->partition,
+                        GG_TAG_USER + s->buckets.chunk_count, &s->fc));
+    if (s->fc.count > 0) s->head.taking = &taking, s->head.taken = s->fc.taken;
     size_t chunks = (size_t)s->buckets.chunk_count;
     GG_TRY(gg_calloc(chunks, sizeof *s->chunk, "states of chunks", (void **)&s->chunk));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket)
@@ -378,8 +475,12 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
         GG_TRY(gg_wire_create(options, env, &s->wire));
         GG_TRY(gg_message_alloc(env->transport, s->partition.most * sizeof(float), "updated slices", (void **)&s->snapshot));
         GG_TRY(gg_alloc(p * s->partition.most * s->size, "landing of gradients", (void **)&s->landing));
+        if (s->wire != NULL && s->fc.count > 0)
+            GG_TRY(
+                gg_alloc(gg_chunk_elements(options->chunk_bytes) * sizeof(float), "unrounded gradient", (void **)&s->unrounded));
     }
 cleanup:
+    gg_free(apart);
     if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
     *out = s ? &s->head : NULL;
     return status;

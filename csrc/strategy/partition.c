@@ -6,16 +6,80 @@
 #include "base/parallel.h"
 #include "comm/collective.h"
 
-gg_status gg_partition_create(const gg_buckets *buckets, int rank, int ranks, gg_partition *out) {
+/* What a walk along the buckets meets. */
+typedef struct cutter {
+    size_t most; /* elements of a chunk */
+    int count;   /* chunks so far */
+    /* NULL: they are only counted. */
+    gg_chunk *chunk;
+    int *layer, *owner; /* -1: of no run set apart */
+} cutter;
+
+/* A run of a slice that is one rank's is cut evenly, others into chunks as large as may be. */
+static void add_run(cutter *c, size_t offset, size_t count, int layer, int owner) {
+    int pieces = (int)((count + c->most - 1) / c->most);
+    for (int i = 0; i < pieces; ++i, ++c->count) {
+        size_t begin = (size_t)i * c->most, end = begin + c->most < count ? begin + c->most : count;
+        if (owner >= 0) gg_parallel_split(count, GG_LANES, i, pieces, &begin, &end);
+        if (c->chunk == NULL) continue;
+        c->chunk[c->count] = (gg_chunk){offset + begin, end - begin};
+        c->layer[c->count] = layer;
+        c->owner[c->count] = owner;
+    }
+}
+
+static void add_bucket(cutter *c, const gg_graph *graph, const gg_bucket *bucket, const gg_slice *apart, int ranks) {
+    const gg_slice *first = gg_graph_layer(graph, bucket->first_layer), *last = gg_graph_layer(graph, bucket->last_layer);
+    size_t at = first->offset;
+    for (int layer = bucket->first_layer; layer <= bucket->last_layer; ++layer) {
+        if (apart[layer].count == 0) continue;
+        add_run(c, at, apart[layer].offset - at, -1, -1);
+        for (int r = 0; r < ranks; ++r) {
+            size_t begin, end;
+            gg_parallel_split(apart[layer].count, GG_LANES, r, ranks, &begin, &end);
+            add_run(c, apart[layer].offset + begin, end - begin, layer, r);
+        }
+        at = apart[layer].offset + apart[layer].count;
+    }
+    add_run(c, at, last->offset + last->count - at, -1, -1);
+}
+
+/* Cuts the buckets into chunks. */
+static gg_status cut(const gg_graph *graph, size_t chunk_bytes, const gg_slice *apart, int ranks, gg_buckets *buckets,
+                     int **layer, int **owner) {
     gg_status status = GG_OK;
-    gg_partition made = {.chunks = buckets->chunk_count, .ranks = ranks};
+    cutter c = {.most = gg_chunk_elements(chunk_bytes)};
+    for (int i = 0; i < buckets->count; ++i) add_bucket(&c, graph, &buckets->bucket[i], apart, ranks);
+    gg_free(buckets->chunk);
+    buckets->chunk = NULL;
+    buckets->chunk_count = c.count;
+    GG_TRY(gg_calloc((size_t)c.count, sizeof *buckets->chunk, "chunks", (void **)&buckets->chunk));
+    GG_TRY(gg_calloc((size_t)c.count, sizeof **layer, "layers of chunks", (void **)layer));
+    GG_TRY(gg_calloc((size_t)c.count, sizeof **owner, "owners of chunks", (void **)owner));
+    c = (cutter){.most = c.most, .chunk = buckets->chunk, .layer = *layer, .owner = *owner};
+    for (int i = 0; i < buckets->count; ++i) {
+        buckets->bucket[i].first_chunk = c.count;
+        add_bucket(&c, graph, &buckets->bucket[i], apart, ranks);
+        buckets->bucket[i].end_chunk = c.count;
+    }
+cleanup:
+    return status;
+}
+
+gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const gg_slice *apart, int rank, int ranks,
+                              gg_buckets *buckets, gg_partition *out) {
+    gg_status status = GG_OK;
+    gg_partition made = {.ranks = ranks};
+    GG_TRY(cut(graph, chunk_bytes, apart, ranks, buckets, &made.layer, &made.owner));
+    made.chunks = buckets->chunk_count;
     GG_TRY(gg_calloc((size_t)ranks * (size_t)made.chunks, sizeof *made.part, "parts of the ranks", (void **)&made.part));
     for (int r = 0; r < ranks; ++r) {
         size_t kept = 0;
         for (int i = 0; i < made.chunks; ++i) {
             const gg_chunk *chunk = &buckets->chunk[i];
             size_t begin = 0, end = 0;
-            gg_parallel_split(chunk->count, GG_LANES, r, ranks, &begin, &end);
+            if (made.owner[i] < 0) gg_parallel_split(chunk->count, GG_LANES, r, ranks, &begin, &end);
+            else if (made.owner[i] == r) end = chunk->count;
             made.part[(size_t)r * (size_t)made.chunks + (size_t)i] = (gg_part){chunk->offset + begin, end - begin, kept};
             kept += end - begin;
         }
@@ -29,6 +93,8 @@ cleanup:
 
 void gg_partition_destroy(gg_partition *partition) {
     gg_free(partition->part);
+    gg_free(partition->layer);
+    gg_free(partition->owner);
     memset(partition, 0, sizeof *partition);
 }
 

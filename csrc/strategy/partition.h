@@ -1,7 +1,7 @@
 /* Private to the room: who keeps which part of the arenas, where ranks share the updates among them.
  *
  * Every chunk is cut into as many slices as there are ranks, whole lanes each, some of them empty; rank i keeps slice i of every
- * chunk. The optimiser's arenas hold the kept slices alone, one behind the other in the order of chunks; the arenas of weights and
+ * chunk. Runs that are set apart are cut into slices first, and each slice into chunks of its own. The optimiser's arenas hold the kept slices alone, one behind the other in the order of chunks; the arenas of weights and
  * gradients hold them at their place among the others. */
 #ifndef GG_STRATEGY_PARTITION_H
 #define GG_STRATEGY_PARTITION_H
@@ -16,10 +16,14 @@ typedef struct gg_part {
 typedef struct gg_partition {
     int chunks, ranks;
     gg_part *part;    /* [rank][chunk] */
+    int *layer;       /* of a chunk: whose run set apart it is of; -1: of none */
+    int *owner;       /* of a chunk: who keeps all of it, where it is of a run set apart; -1: several may */
     size_t own, most; /* elements that this rank keeps, and that any rank keeps at most */
 } gg_partition;
 
-gg_status gg_partition_create(const gg_buckets *buckets, int rank, int ranks, gg_partition *out);
+/* apart: of each layer a run of whole lanes that is set apart; count 0: none. Cuts the chunks of the buckets anew. */
+gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const gg_slice *apart, int rank, int ranks,
+                              gg_buckets *buckets, gg_partition *out);
 void gg_partition_destroy(gg_partition *partition);
 
 static inline const gg_part *gg_partition_part(const gg_partition *partition, int rank, int chunk) {

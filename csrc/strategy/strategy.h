@@ -1,4 +1,4 @@
-/* How replicas are kept together: the strategy sees four calls and flat slices of arenas, nothing else.
+/* How replicas are kept together: the strategy sees these calls and flat slices of arenas, nothing else.
  *
  *   begin(step)   before the forward pass
  *   need(layer)   before the layer's forward: its weights are current when this returns
@@ -7,6 +7,8 @@
  *   end()         after the backward pass
  *   settle()      collective: completes and mixes all that is in flight; the state's arenas are current and at rest.
  *                 Evaluation, checkpoints and the end call it.
+ * A strategy that computes the gradients of some linear layers' weights itself (gg_strategy_taking) is given, besides, the input of each
+ * before need, and the error of its output before ready.
  * The strategy owns the state's arenas (weight, gradient, momentum) and what is exchanged, and calls the
  * optimiser where it updates. One rank, one thread. */
 #ifndef GG_STRATEGY_STRATEGY_H
@@ -40,6 +42,14 @@ typedef enum gg_exchange {
 } gg_exchange;
 typedef enum gg_mix { GG_MIX_DISPLACEMENT = 0, GG_MIX_HALVES, GG_MIX_COUNT } gg_mix;
 
+/* OverlappedAveraging: of which linear layers the ranks exchange inputs and errors instead of the weight's gradient. */
+typedef enum gg_partition_fc {
+    GG_PARTITION_CHEAPER = 0, /* in each step of those where that sends fewer bytes */
+    GG_PARTITION_ALL,
+    GG_PARTITION_NONE,
+    GG_PARTITION_COUNT
+} gg_partition_fc;
+
 typedef struct gg_strategy_options {
     gg_strategy_kind kind;
     gg_schedule_options schedule;
@@ -53,11 +63,12 @@ typedef struct gg_strategy_options {
     gg_dtype wire;              /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
     gg_collectives collectives; /* of sums over all ranks, and with hierarchical over those of a node */
     bool overlap;               /* OverlappedAveraging: exchange while computing */
-    int64_t period;             /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
-    int64_t interval;           /* steps from one exchange to the next */
-    double probability;         /* with which an exchange that is due takes place */
-    bool push_sum;              /* weights carry a mass, so that averaging keeps their mean */
-    bool shuffle_samples;       /* the ranks' shards move around a ring; the replica sees to it, whatever the strategy */
+    gg_partition_fc partition_fc;
+    int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
+    int64_t interval;     /* steps from one exchange to the next */
+    double probability;   /* with which an exchange that is due takes place */
+    bool push_sum;        /* weights carry a mass, so that averaging keeps their mean */
+    bool shuffle_samples; /* the ranks' shards move around a ring; the replica sees to it, whatever the strategy */
     /* Where ranks share a centre: */
     bool synchronous; /* elastic averaging: all ranks at once */
     double alpha;     /* elastic averaging: the force; 0: the strategy's choice */
@@ -95,14 +106,24 @@ typedef struct gg_strategy_model {
     void (*write)(gg_strategy *strategy, const float *weights);
 } gg_strategy_model;
 
+/* Of a strategy that computes the gradient of linear layers' weights itself. The vectors are read before the call returns. */
+typedef struct gg_strategy_taking {
+    /* *taken: it computes that of this layer in the step under way; then `error` is called, too. */
+    gg_status (*input)(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken);
+    gg_status (*error)(gg_strategy *strategy, int layer, const gg_vectors *error);
+} gg_strategy_taking;
+
 struct gg_strategy {
     const gg_strategy_table *table;
-    const gg_strategy_model *model; /* NULL: none */
+    const gg_strategy_model *model;   /* NULL: none */
+    const gg_strategy_taking *taking; /* NULL: it does not */
     gg_strategy_env env;
     int64_t step;           /* of the training step under way; set by begin's caller */
     const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
+    const int64_t *batch;   /* samples of each rank in this step; set by begin's caller */
     double exposed_seconds; /* waited in need, end and settle, since creation */
     int64_t skipped;        /* exchanges left out since creation, so as not to wait for a rank that lags */
+    const bool *taken;      /* of each layer: whether it has been taken in some step since creation; NULL: none */
     /* Which slices of the gradients' sum and of the optimiser's arenas each rank keeps; NULL: every rank keeps all. */
     const struct gg_partition *partition;
 };

@@ -6,10 +6,11 @@
 #include "strategy/buckets.h"
 
 #define KIB ((size_t)1 << 10)
-#define GAIN 0.98 /* of the default sizes' step: what is not shorter than that is not chosen */
+#define GAIN 0.95 /* of the default sizes' step: what is not shorter than that is not chosen */
 #define STREAMS 4 /* of chunks with tags of their own, at most */
-#define USE_READS                                                                                                                \
-    2 /* reading what has come, and reading and writing what it is mixed into or added to, takes so many times one reading */
+
+/* Using what has come takes so many times one reading of it: it is mixed into or added to something that is read and written. */
+#define USE_READS 2
 
 typedef struct model {
     const gg_graph *graph;

@@ -13,7 +13,10 @@
  *
  * Where no rank waits for another (PullGossip, PushGossip, ParameterServer, ElasticAveraging with a server), what has arrived when depends on
  * the cut, and with it the result: they keep the default sizes. So do sums that are left to MPI, which may add large ones in another order
- * than small ones. */
+ * than small ones.
+ *
+ * How many samples a step has is not known yet, so linear layers of which OverlappedAveraging exchanges inputs and errors count like the
+ * others. */
 #ifndef GG_STRATEGY_TUNING_H
 #define GG_STRATEGY_TUNING_H
 

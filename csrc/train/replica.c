@@ -38,9 +38,11 @@ struct gg_replica {
     gg_dataset set;
     gg_shard_copy *shard; /* with its ring: where samples are shuffled among several ranks */
     gg_sample_ring *ring;
-    int64_t batch; /* samples of the step under way */
-    void *targets; /* of one batch */
+    int64_t batch;  /* samples of the step under way */
+    double charged; /* of the backward pass of the layer under way, to the virtual clock */
+    void *targets;  /* of one batch */
     float *share;
+    int64_t *batches;          /* of each rank in this step */
     gg_progress_counts counts; /* since the epoch began */
     double exposed_before;
     int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
@@ -101,12 +103,41 @@ cleanup:
     return status;
 }
 
+static gg_status on_input(void *context, int layer, const gg_vectors *input, bool *taken) {
+    gg_status status = GG_OK;
+    gg_replica *r = context;
+    double begin = gg_transport_now(r->options.transport);
+    GG_TRY(r->strategy->taking->input(r->strategy, layer, input, taken));
+    if (!*taken || r->trace == NULL) goto cleanup;
+    record(r, "give", begin, r->node);
+    r->node_begin = gg_transport_now(r->options.transport);
+cleanup:
+    return status;
+}
+
+/* The error is there when half of the layer's backward pass is done: what is left is the gradient of some rank's part of the weight. */
+static gg_status on_error(void *context, int layer, const gg_vectors *error) {
+    gg_status status = GG_OK;
+    gg_replica *r = context;
+    int node = r->node;
+    r->charged = modelled(r, layer);
+    GG_TRY(gg_transport_compute(r->options.transport, r->charged));
+    if (r->trace != NULL) on_leave(r, node, "backward");
+    double begin = gg_transport_now(r->options.transport);
+    GG_TRY(r->strategy->taking->error(r->strategy, layer, error));
+    record(r, "give", begin, node);
+    if (r->trace != NULL) on_enter(r, node);
+cleanup:
+    return status;
+}
+
 static gg_status on_ready(void *context, int layer) {
     gg_status status = GG_OK;
     gg_replica *r = context;
     int node = -1;
     double begin = 0;
-    GG_TRY(gg_transport_compute(r->options.transport, 2 * modelled(r, layer)));
+    GG_TRY(gg_transport_compute(r->options.transport, 2 * modelled(r, layer) - r->charged));
+    r->charged = 0;
     if (r->trace != NULL) {
         node = r->node;
         on_leave(r, node, "backward");
@@ -170,13 +201,21 @@ cleanup:
     return status;
 }
 
-/* Trains on the batch that lies in the plan's input; r->share is set. plan NULL: this rank has no batch, it only serves. */
+/* What each rank puts into the sums of this step. */
+static void count_batches(gg_replica *r) {
+    int64_t all = 0;
+    for (int rank = 0; rank < r->workers; ++rank) all += r->batches[rank];
+    for (int rank = 0; rank < r->workers; ++rank) r->share[rank] = (float)r->batches[rank] / (float)all;
+}
+
+/* Trains on the batch that lies in the plan's input; r->batches and r->share are set. plan NULL: this rank has no batch, it only serves. */
 static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *targets, double *loss_sum, int64_t *correct) {
     gg_status status = GG_OK;
     const gg_strategy_table *table = r->strategy->table;
     double begin = gg_transport_now(r->options.transport);
     r->strategy->step = r->state.step;
     r->strategy->share = r->share;
+    r->strategy->batch = r->batches;
     r->batch = n;
     r->last_plan = plan;
     if (plan != NULL) GG_TRY(straggle(r));
@@ -197,11 +236,11 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     int64_t total = gg_replica_epoch_steps(r);
     double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
     for (; steps > 0 && r->counts.steps < total; --steps) {
-        int64_t t = r->counts.steps, n = gg_loader_batch(r->loader, r->options.transport->rank, t), all = 0, correct = 0;
+        int64_t t = r->counts.steps, n = gg_loader_batch(r->loader, r->options.transport->rank, t), correct = 0;
         double loss_sum = 0;
         gg_plan *plan = NULL;
-        for (int rank = 0; rank < r->workers; ++rank) all += gg_loader_batch(r->loader, rank, t);
-        for (int rank = 0; rank < r->workers; ++rank) r->share[rank] = (float)gg_loader_batch(r->loader, rank, t) / (float)all;
+        for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = gg_loader_batch(r->loader, rank, t);
+        count_batches(r);
         if (n > 0) {
             GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
             GG_TRY(read_batch(r, plan, t));
@@ -222,11 +261,11 @@ gg_status gg_replica_step(gg_replica *r, const float *samples, const void *targe
                           double *loss) {
     gg_status status = GG_OK;
     gg_plan *plan = NULL;
-    int64_t correct = 0, all = 0;
+    int64_t correct = 0;
     double loss_sum = 0;
 
-    for (int rank = 0; rank < r->workers; ++rank) all += batches ? batches[rank] : n;
-    for (int rank = 0; rank < r->workers; ++rank) r->share[rank] = (float)(batches ? batches[rank] : n) / (float)all;
+    for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = batches ? batches[rank] : n;
+    count_batches(r);
     if (trains(r)) {
         GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
         read_rows(r, plan, GG_FLOAT32, samples, n, 1.0f, 0.0f);
@@ -574,6 +613,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     r->options.link = NULL;
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
+    GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", (void **)&r->batches));
     r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
     if (options->strategy.shuffle_samples && r->workers < options->transport->size)
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", r->workers,
@@ -595,6 +635,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
                                                  .seed = options->seed,
                                                  .trace = r->trace},
                               &r->strategy));
+    if (r->strategy->taking != NULL) r->hooks.input = on_input, r->hooks.error = on_error;
     gg_graph_initialise(options->graph, options->seed, r->state.weight);
     gg_replica_set_consensus(r, r->state.weight);
     *out = r;
@@ -610,6 +651,7 @@ void gg_replica_destroy(gg_replica *r) {
     drop_data(r);
     gg_free(r->share);
     gg_free(r->equal_share);
+    gg_free(r->batches);
     gg_free(r->layer_seconds);
     gg_allreduce_destroy(r->averaging);
     gg_message_free(r->options.transport, r->consensus);
@@ -625,6 +667,7 @@ gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.tran
 const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
 double gg_replica_clock_offset(const gg_replica *r) { return r->clock_offset; }
 gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
+const bool *gg_replica_taken(const gg_replica *r) { return r->strategy->taken; }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->last_plan; }
 
 const char *gg_replica_backend_name(const gg_replica *r) {

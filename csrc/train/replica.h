@@ -116,6 +116,8 @@ double gg_replica_clock_offset(const gg_replica *replica);
 gg_status gg_replica_at(const gg_replica *replica, const char *what, gg_status status);
 const char *gg_replica_backend_name(const gg_replica *replica);
 gg_isa gg_replica_isa(const gg_replica *replica);
+/* Of each layer: whether the strategy has computed the gradient of its weight in some step so far; NULL: of none. */
+const bool *gg_replica_taken(const gg_replica *replica);
 /* The plan of the last training step; NULL before the first. */
 gg_plan *gg_replica_plan(const gg_replica *replica);
 size_t gg_replica_bytes(const gg_replica *replica); /* of plans and arenas */

@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "check.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
 
@@ -430,7 +431,83 @@ static void test_transpose(void) {
     }
 }
 
+/* The gradient of a linear layer's weight, as its backward pass gives it: from values turned to BATCH_LAST. */
+static buffer whole_gradient(gg_device *device, int64_t batch, int64_t in, int64_t out, const buffer *x, const buffer *dy) {
+    const gg_op_desc desc = {.kind = GG_OP_LINEAR,
+                             .batch = batch,
+                             .inputs = 1,
+                             .input = {{1, {in}}},
+                             .output = {1, {out}},
+                             .offered = {{GG_FLOAT32, GG_LAYOUT_BATCH_LAST}},
+                             .training = true};
+    const size_t lanes = (size_t)gg_lanes_padded(batch);
+    gg_op *op = NULL;
+    buffer dw = buffer_create((size_t)(in * out));
+    if (!CHECK_OK(gg_native_linear_create(device, &desc, &op))) return dw;
+    buffer x_lanes = buffer_create(lanes * (size_t)in), dy_lanes = buffer_create(lanes * (size_t)out);
+    buffer scratch = buffer_create(op->scratch_bytes / sizeof(float));
+    device->table->transpose(device, batch, in, true, x->data, x_lanes.data);
+    device->table->transpose(device, batch, out, true, dy->data, dy_lanes.data);
+    const gg_op_args args = {
+        .input = {x_lanes.data}, .grad_output = dy_lanes.data, .grad_weight = dw.data, .scratch = scratch.data};
+    CHECK_OK(op->type->backward(op, &args));
+    gg_op_destroy(op);
+    buffer_free(&x_lanes);
+    buffer_free(&dy_lanes);
+    buffer_free(&scratch);
+    return dw;
+}
+
+/* Elements [first, first + count) from the errors of their rows alone have the bits of the whole. */
+static void check_run(gg_device *device, int64_t batch, int64_t in, int64_t out, const buffer *x, const buffer *dy,
+                      const buffer *whole, int64_t first, int64_t count) {
+    const int64_t row = first / in, rows = (first + count - 1) / in + 1 - row;
+    buffer error = buffer_create((size_t)(batch * rows)), run = buffer_create((size_t)count);
+    device->table->columns(device, &(gg_vectors){dy->data, GG_LAYOUT_PLAIN, batch, out}, row, rows, error.data);
+    const gg_weight_gradient_args args = {.batch = batch,
+                                          .in = in,
+                                          .error = error.data,
+                                          .input = x->data,
+                                          .error_row = rows,
+                                          .first = first,
+                                          .count = count,
+                                          .out = run.data};
+    device->table->weight_gradient(device, &args);
+    CHECK(memcmp(run.data, whole->data + first, (size_t)count * sizeof(float)) == 0);
+    CHECK(guards_hold(&run) && guards_hold(&error));
+    buffer_free(&error);
+    buffer_free(&run);
+}
+
+static void test_weight_gradient(void) {
+    /* batch, in, out: sums in several parts, whose number depends on `in`, from 257 samples on. */
+    static const int64_t sizes[][3] = {{1, 1, 1},     {3, 7, 5},     {64, 50, 33},  {5, 33, 300},
+                                       {300, 600, 9}, {1500, 20, 3}, {2000, 90, 4}, {257, 2000, 3}};
+    for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
+        if (!gg_cpu_supports((gg_isa)isa) || gg_gemm_kernels_for((gg_isa)isa) == NULL) continue;
+        for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; ++i) {
+            const int64_t batch = sizes[i / 2][0], in = sizes[i / 2][1], out = sizes[i / 2][2], all = in * out;
+            gg_device *device = NULL;
+            if (!CHECK_OK(gg_backend_native.open(i % 2 ? 3 : 1, (gg_isa)isa, &device))) continue;
+            buffer x = buffer_random((size_t)(batch * in)), dy = buffer_random((size_t)(batch * out));
+            buffer whole = whole_gradient(device, batch, in, out, &x, &dy);
+            CHECK(guards_hold(&whole));
+            check_run(device, batch, in, out, &x, &dy, &whole, 0, all);
+            for (int64_t part = 0; part < 7; ++part) {
+                const int64_t begin = all * part / 7, end = all * (part + 1) / 7;
+                if (begin < end) check_run(device, batch, in, out, &x, &dy, &whole, begin, end - begin);
+            }
+            check_run(device, batch, in, out, &x, &dy, &whole, all - 1, 1);
+            buffer_free(&x);
+            buffer_free(&dy);
+            buffer_free(&whole);
+            gg_backend_native.close(device);
+        }
+    }
+}
+
 int main(void) {
+    test_weight_gradient();
     test_layers();
     test_refusals();
     test_products();

@@ -37,7 +37,7 @@ static void test_all(int rank, int size, const char *sharing_of_first, const cha
     gg_virtual_options options = {.size = size, .network = {.latency = 1e-6}, .compute_rate = 1};
     if (size > MOST) return;
     setenv("GOSSIPGRAD_SHARED", rank == 0 ? sharing_of_first : sharing, 1);
-    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     CHECK_OK(case_all(t, &hash, &direct));
     int sizes = 0;
     for (size_t i = 0; i < LENGTH(case_sizes); ++i) sizes += case_sizes[i] >= 4096;
@@ -61,14 +61,14 @@ static void test_slow(int rank, int size) {
     int64_t direct = 0;
     char *block = NULL, *landing = NULL;
     for (int i = 0; i < 2; ++i) {
-        CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+        CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
         if (i == 1) CHECK_OK(gg_network_transport_create(t, &brisk, &t));
         CHECK_OK(case_all(t, &hash[i], &direct));
         gg_transport_destroy(t);
     }
     CHECK(hash[0] == hash[1]);
 
-    CHECK_OK(gg_mpi_transport_create(true, 0, &fast));
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &fast));
     CHECK_FAILS(gg_network_transport_create(fast, &(gg_network){.latency = -1}, &t), GG_ERROR_ARGUMENT, "latency is -1");
     CHECK_OK(gg_network_transport_create(fast, &slow, &t));
     CHECK_OK(gg_message_alloc(t, BYTES, "block", (void **)&block));
@@ -119,7 +119,7 @@ static void test_sums(int rank, int size) {
     uint64_t hash = 14695981039346656037u, first;
     int members[MOST], count = 0, place = 0;
     if (size > MOST) return;
-    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     CHECK(t->sums == NULL);
     for (size_t c = 0; c < LENGTH(case_lengths); ++c)
         CHECK_OK(case_allreduce(t, case_lengths[c], true, GG_COLLECTIVES_MPI, &hash));
@@ -191,8 +191,8 @@ static int64_t test_sum_in_vain(int rank, int size) {
     char expected[100];
     if (size < 2 || size > MOST) return 0;
     int64_t before = gg_memory_live_bytes();
-    CHECK_OK(gg_mpi_transport_create(true, 0, &other));
-    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &other));
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     CHECK_OK(gg_message_alloc(t, COUNT * sizeof(float), "arena", (void **)&data));
     CHECK_OK(gg_allreduce_create(t, &device, COUNT, GG_TAG_USER, NULL, GG_COLLECTIVES_MPI, &sum));
     for (int r = 0; r < size; ++r) share[r] = 1;
@@ -250,7 +250,7 @@ static void test_timeout(int rank, int size) {
     char landing[100] = {0};
     gg_request request = {0};
     if (size < 2) return;
-    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     if (rank == 0) {
         double waited;
         mpi_table = t->table;
@@ -288,7 +288,7 @@ static void test_size_mismatch(int rank, int size) {
     gg_transport *t = NULL;
     char *block = NULL, *landing = NULL;
     if (size < 2) return;
-    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     CHECK_OK(gg_message_alloc(t, 10000, "mismatch", (void **)&block));
     CHECK_OK(gg_alloc(10000, "mismatch", (void **)&landing));
     for (size_t i = 0; i < LENGTH(cases); ++i) {
@@ -318,7 +318,7 @@ static void test_alloc_mismatch(int rank, int size) {
     gg_transport *t = NULL;
     void *block = NULL;
     if (size < 2 || !room_for_sharing()) return;
-    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     CHECK_FAILS(gg_message_alloc(t, rank == 0 ? 5000 : 6000, "arena", &block), GG_ERROR_ARGUMENT, "5000 to 6000 bytes");
     CHECK(!block);
     gg_transport_destroy(t);
@@ -385,7 +385,7 @@ static double measure(gg_transport *t, size_t bytes, bool shared, float *sum) {
 static void measure_all(void) {
     gg_transport *t = NULL;
     float sum = 0;
-    CHECK_OK(gg_mpi_transport_create(true, 0, &t));
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     if (t->size != 2) return;
     for (size_t bytes = 4096; bytes <= 64 << 20; bytes = bytes < 1024000 ? bytes * 10 : bytes * 4) {
         size_t n = bytes == 409600 ? 1724416 : bytes; /* LeNet's parameters */

@@ -191,13 +191,14 @@ int gg_shared_first(const gg_shared *shared) {
     return rank;
 }
 
-gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, void **out) {
+gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, double timeout, void **out) {
     gg_status status = GG_OK;
     segment *made = NULL;
     /* The largest of bytes and of -bytes: both are this rank's size only if all ranks gave the same. */
     long long own[2] = {(long long)bytes, -(long long)bytes}, most[2] = {0, 0};
     *out = NULL;
     if (!shared->control) return GG_OK;
+    GG_TRY(gg_mpi_meet(shared->node, timeout, "message memory", false));
     GG_TRY_MPI(MPI_Allreduce, own, most, 2, MPI_LONG_LONG, MPI_MAX, shared->node);
     if (most[0] != -most[1]) {
         status = gg_fail(GG_ERROR_ARGUMENT, "%s: the ranks of this node ask for %lld to %lld bytes, expected one size", what,

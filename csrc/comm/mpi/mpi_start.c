@@ -31,7 +31,7 @@
 #endif
 
 static bool ours;
-static double init_seconds;
+static double init_seconds, patience;
 
 gg_status gg_mpi_check(int code, const char *function) {
     if (code == MPI_SUCCESS) return GG_OK;
@@ -172,9 +172,15 @@ cleanup:
     return status;
 }
 
+void gg_mpi_be_patient(double seconds) { patience = seconds; }
+
 void gg_mpi_stop(void) {
     bool initialised = false, finalised = false;
-    if (ours && alive(&initialised, &finalised) == GG_OK && initialised && !finalised) (void)MPI_Finalize();
+    if (ours && alive(&initialised, &finalised) == GG_OK && initialised && !finalised) {
+        /* Nobody is left to whom a failure could be told, and other ranks may have work of their own to end. */
+        if (patience > 0) (void)gg_mpi_meet(MPI_COMM_WORLD, patience, "MPI_Finalize", true);
+        (void)MPI_Finalize();
+    }
     ours = false;
 }
 

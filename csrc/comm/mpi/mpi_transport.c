@@ -12,13 +12,6 @@
 /* A tag above all others, on which nothing is ever sent: asking for it drives MPI's progress. */
 #define TAG_NOBODY (GG_TAG_LIMIT + 1)
 
-/* Rounds of a wait that only yield the processor, half a millisecond or so: partners in step differ by less, and a sleep takes 0.07 ms
- * at least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
-#define YIELD_ROUNDS 2048
-#define SLEEP_MIN 20e-6
-#define SLEEP_MAX 200e-6
-#define SLEEP_GROWTH 10 /* percent a round */
-
 /* What a request's private words hold. */
 typedef struct __attribute__((may_alias)) request_link {
     MPI_Request mpi;
@@ -68,7 +61,8 @@ static void destroy(gg_transport *transport) {
 }
 
 static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
-    gg_status status = gg_shared_alloc(mpi_of(transport)->shared, bytes, what, out);
+    gg_status status = gg_shared_alloc(mpi_of(transport)->shared, bytes, what, transport->timeout, out);
+    if (status == GG_ERROR_COMM) mpi_of(transport)->broken = true;
     if (status == GG_OK && !*out) status = gg_calloc(1, bytes, what, out);
     return status;
 }
@@ -207,12 +201,7 @@ static void cancel(gg_transport *transport, gg_request *request) {
 
 static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
     (void)transport, (void)request;
-    double seconds = 0;
-    if (round >= YIELD_ROUNDS) {
-        seconds = SLEEP_MIN * (1.0 + SLEEP_GROWTH * 0.01 * (round - YIELD_ROUNDS));
-        if (seconds > SLEEP_MAX) seconds = SLEEP_MAX;
-    }
-    gg_clock_sleep(seconds);
+    gg_mpi_pause(round);
     return GG_OK;
 }
 
@@ -282,7 +271,7 @@ cleanup:
     return status;
 }
 
-gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, gg_transport **out) {
+gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double timeout, gg_transport **out) {
     gg_status status = GG_OK;
     mpi_transport *made = NULL;
     int initialised = 0, finalised = 0, flag = 0;
@@ -301,7 +290,10 @@ gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, gg_transpo
     }
     GG_TRY(gg_calloc(1, sizeof *made, "MPI transport", (void **)&made));
     made->transport.table = &table;
+    made->transport.timeout = timeout;
     made->comm = MPI_COMM_NULL;
+    GG_TRY(gg_mpi_meet(given, timeout, "making the group", false));
+    gg_mpi_be_patient(timeout);
     GG_TRY_MPI(MPI_Comm_dup, given, &made->comm);
     GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
     GG_TRY_MPI(MPI_Comm_rank, made->comm, &made->transport.rank);

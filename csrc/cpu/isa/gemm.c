@@ -78,11 +78,11 @@ static void edge(const gg_tile *tile, gg_tile_fn run, int64_t rows, int64_t cols
 
 static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
     static const gg_tap whole = {0, 0};
-    const bool across = p->a_step == 1;
+    const bool across = p->a_step == 1 && p->part_of == 0;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS);
     /* Terms in parts, so that a part of b stays in the second-level cache while all blocks of rows use it, and so does
-     * a column of a's cache lines until the next block has used the rest of them. */
-    int64_t most_terms = 131072 / p->n;
+     * a column of a's cache lines until the next block has used the rest of them. Where the parts end shows in the bits. */
+    int64_t most_terms = 131072 / (p->part_of > 0 ? p->part_of : p->n);
     if (most_terms < 256) most_terms = 256;
     if (!across && most_terms > 1024) most_terms = 1024;
     const int64_t parts = gg_block_count(p->k > 0 ? p->k : 1, most_terms);

@@ -55,7 +55,7 @@ static float *turned_gradient(const linear_op *linear, const gg_op_args *args) {
     return (float *)args->scratch + linear->batch * linear->in_padded;
 }
 
-/* Activation and bias gradient, then dy and x turned: [sample][value]. */
+/* Activation and bias gradient, then, for the weight's, dy and x turned: [sample][value]. */
 static void turn_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
@@ -70,6 +70,7 @@ static void turn_part(void *context, int thread, int threads) {
         const float sum = linear->kernels->mask_sum(lanes, y, dy + (int64_t)i * lanes);
         if (bias) args->grad_bias[i] = sum;
     }
+    if (args->grad_weight == NULL) return;
     if (begin < end) {
         const int64_t rows = (int64_t)(end - begin);
         const int64_t padded = (int64_t)end == linear->out ? linear->out_padded - (int64_t)begin : rows;
@@ -134,7 +135,7 @@ static gg_status forward(gg_op *op, const gg_op_args *args) {
 static gg_status backward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
     gg_parallel_run(j.linear->threads, turn_part, &j);
-    gg_parallel_run(j.linear->threads, weights_part, &j);
+    if (args->grad_weight != NULL) gg_parallel_run(j.linear->threads, weights_part, &j);
     if (op->desc.input_grad && args->grad_input[0] != NULL) gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
 }

@@ -66,7 +66,10 @@ static gg_status backward(gg_op *head, const gg_op_args *args) {
     if (!head->desc.training)
         return gg_fail(GG_ERROR_STATE, "%s was created without training and has no backward pass",
                        gg_op_kind_name(head->desc.kind));
-    return run(head, args, GG_DNN_BACKWARD);
+    gg_dnn_op *op = (gg_dnn_op *)head;
+    gg_status status = run(head, args, GG_DNN_BACKWARD);
+    if (status == GG_OK && op->behind != NULL) op->behind(op->device, op, args);
+    return status;
 }
 
 static void drop_descriptors(gg_dnn_op *op) {
@@ -131,6 +134,7 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     op->head.desc = *desc;
     for (int i = 0; i < desc->inputs; i++) op->head.input[i].dtype = GG_FLOAT32;
     op->head.output.dtype = GG_FLOAT32;
+    op->device = device;
     op->engine = ((gg_dnn_device *)device)->engine;
     op->threads = device->threads;
     /* A primitive splits its work by the number of threads there is when it is made. */

@@ -70,6 +70,9 @@ typedef enum gg_dnn_pass { GG_DNN_FORWARD = 0, GG_DNN_BACKWARD, GG_DNN_PASSES } 
 
 typedef struct gg_dnn_op {
     gg_op head;
+    gg_device *device;
+    /* What no primitive does, after those of the backward pass; NULL: nothing. */
+    void (*behind)(gg_device *device, const struct gg_dnn_op *op, const gg_op_args *args);
     dnnl_engine_t engine; /* the device's */
     dnnl_stream_t stream;
     int threads;

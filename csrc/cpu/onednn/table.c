@@ -87,5 +87,7 @@ const gg_backend gg_backend_onednn = {
     .sum_squares = gg_cpu_sum_squares,
     .all_finite = gg_cpu_all_finite,
     .gather = gg_cpu_gather,
+    .weight_gradient = gg_cpu_weight_gradient,
+    .columns = gg_cpu_columns,
     .transpose = gg_cpu_transpose,
 };

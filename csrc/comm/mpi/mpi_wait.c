@@ -1,0 +1,46 @@
+/* Waiting without spinning, and not for ever. */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "comm/mpi/mpi_private.h"
+
+/* Rounds of a wait that only yield the processor, half a millisecond or so: partners in step differ by less, and a sleep takes 0.07 ms
+ * at least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
+#define YIELD_ROUNDS 2048
+#define SLEEP_MIN 20e-6
+#define SLEEP_MAX 200e-6
+#define SLEEP_GROWTH 10 /* percent a round */
+
+void gg_mpi_pause(int round) {
+    double seconds = 0;
+    if (round >= YIELD_ROUNDS) {
+        seconds = SLEEP_MIN * (1.0 + SLEEP_GROWTH * 0.01 * (round - YIELD_ROUNDS));
+        if (seconds > SLEEP_MAX) seconds = SLEEP_MAX;
+    }
+    gg_clock_sleep(seconds);
+}
+
+gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool insists) {
+    gg_status status = GG_OK;
+    MPI_Request all = MPI_REQUEST_NULL;
+    int rank = 0, size = 0, come = 0;
+    double begin = gg_clock_now();
+    GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
+    GG_TRY_MPI(MPI_Comm_size, comm, &size);
+    GG_TRY_MPI(MPI_Ibarrier, comm, &all);
+    for (int round = 0;; ++round) {
+        GG_TRY_MPI(MPI_Test, &all, &come, MPI_STATUS_IGNORE);
+        if (come) break;
+        double waited = timeout > 0 ? gg_clock_now() - begin : 0;
+        if (timeout > 0 && waited >= timeout) {
+            status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for all of %d ranks to come to the same place: %s", rank,
+                             waited, size, what);
+            if (!insists) goto cleanup;
+            fprintf(stderr, "gossipgrad: %s; waits on\n", gg_error_message());
+            timeout = 0;
+        }
+        gg_mpi_pause(round);
+    }
+cleanup:
+    return status;
+}

@@ -1,0 +1,337 @@
+#include "strategy/fc_exchange.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "strategy/stream.h"
+#include "strategy/tables.h"
+
+/* The choice by bytes leaves out weights below this, for messages cost by number, too: they travel with their neighbours. */
+#define LEAST_BYTES 65536
+
+static const char *const names[GG_FC_WHATS] = {"inputs", "errors"};
+
+static int ranks_of(const gg_fc_exchange *x) { return x->owner->env.transport->size; }
+static int rank_of(const gg_fc_exchange *x) { return x->owner->env.transport->rank; }
+static gg_fc_slice *own_slice(const gg_fc_exchange *x, const gg_fc *fc) { return &fc->slice[rank_of(x)]; }
+
+static gg_request *request_of(const gg_fc_exchange *x, gg_request *requests, int what, int rank) {
+    return &requests[(size_t)what * (size_t)ranks_of(x) + (size_t)rank];
+}
+
+static gg_status at_layer(const gg_fc_exchange *x, const gg_fc *fc, gg_status status) {
+    return gg_strategy_at(x->owner, fc->layer, fc->layer, status);
+}
+
+/* ---- which layers ---- */
+
+static const gg_parameter *weight_of(const gg_graph *graph, int layer) {
+    for (int i = 0; i < gg_graph_parameters(graph); ++i)
+        if (gg_graph_parameter(graph, i)->layer == layer) return gg_graph_parameter(graph, i);
+    return NULL;
+}
+
+static gg_slice lanes_of(const gg_parameter *weight) {
+    return (gg_slice){weight->offset, (weight->count + GG_LANES - 1) / GG_LANES * GG_LANES};
+}
+
+static gg_fc_slice slice_of(const gg_parameter *weight, int rank, int ranks, int64_t rows_before) {
+    int64_t in = weight->shape.size[1];
+    size_t begin, end;
+    gg_parallel_split(lanes_of(weight).count, GG_LANES, rank, ranks, &begin, &end);
+    gg_fc_slice slice = {.first = (int64_t)begin, .rows_before = rows_before};
+    if (end > weight->count) end = weight->count;
+    if (begin >= end) return slice;
+    slice.count = (int64_t)(end - begin);
+    slice.row = slice.first / in;
+    slice.rows = ((int64_t)end - 1) / in + 1 - slice.row;
+    return slice;
+}
+
+/* Whether `samples` of all ranks make the exchange of inputs and errors send fewer bytes. Both ways leave out, of what there is, the
+ * p-th part that a rank need not send to itself. The same numbers on every rank. */
+static bool cheaper(const gg_parameter *weight, int ranks, double samples, size_t size) {
+    double values = 0;
+    if (weight->count * sizeof(float) < LEAST_BYTES) return false;
+    for (int r = 0; r < ranks; ++r) {
+        gg_fc_slice slice = slice_of(weight, r, ranks, 0);
+        if (slice.count > 0) values += (double)(weight->shape.size[1] + slice.rows);
+    }
+    return samples * values * (double)sizeof(float) < (double)ranks * (double)weight->count * (double)size;
+}
+
+void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dtype wire, gg_slice *apart) {
+    int ranks = env->transport->size;
+    if (ranks == 1 || choice == GG_PARTITION_NONE) return;
+    for (int i = 0; i < gg_graph_nodes(env->graph); ++i) {
+        const gg_node *node = gg_graph_node(env->graph, i);
+        if (node->desc.kind != GG_LAYER_LINEAR) continue;
+        const gg_parameter *weight = weight_of(env->graph, node->layer);
+        /* No step has less than one sample of each rank. */
+        if (choice == GG_PARTITION_ALL || cheaper(weight, ranks, ranks, gg_dtype_size(wire)))
+            apart[node->layer] = lanes_of(weight);
+    }
+}
+
+/* ---- life ---- */
+
+static gg_status create_one(gg_fc_exchange *x, gg_fc *fc, const gg_partition *partition) {
+    gg_status status = GG_OK;
+    const gg_parameter *weight = weight_of(x->owner->env.graph, fc->layer);
+    size_t p = (size_t)ranks_of(x);
+    int64_t rows = 0;
+    fc->out = weight->shape.size[0];
+    fc->in = weight->shape.size[1];
+    GG_TRY(gg_calloc(p, sizeof *fc->slice, "slices of a layer", (void **)&fc->slice));
+    GG_TRY(gg_calloc(GG_FC_WHATS * p, sizeof *fc->in_request, "requests", (void **)&fc->in_request));
+    GG_TRY(gg_calloc(GG_FC_WHATS * p, sizeof *fc->out_request, "requests", (void **)&fc->out_request));
+    for (int r = 0; r < ranks_of(x); ++r) {
+        fc->slice[r] = slice_of(weight, r, ranks_of(x), rows);
+        rows += fc->slice[r].rows;
+    }
+    for (int i = 0; i < partition->chunks; ++i)
+        fc->own_chunks += partition->layer[i] == fc->layer && gg_partition_part(partition, rank_of(x), i)->count > 0;
+cleanup:
+    return status;
+}
+
+gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire, const gg_slice *apart,
+                       const gg_partition *partition, int tag, gg_fc_exchange *out) {
+    gg_status status = GG_OK;
+    int layers = gg_graph_layers(owner->env.graph), count = 0;
+    for (int layer = 0; layer < layers; ++layer) count += apart[layer].count > 0;
+    *out = (gg_fc_exchange){.owner = owner, .choice = choice, .size = gg_dtype_size(wire), .tag = tag};
+    if (tag + GG_FC_WHATS * count > GG_TAG_LIMIT)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "partition_fc: %d layers are more than the %d that can be told apart beside %d chunks",
+                       count, (GG_TAG_LIMIT - tag) / GG_FC_WHATS, partition->chunks));
+    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->of_layer, "taken layers", (void **)&out->of_layer));
+    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->taken, "taken layers", (void **)&out->taken));
+    GG_TRY(gg_calloc((size_t)count + 1, sizeof *out->fc, "taken layers", (void **)&out->fc));
+    for (int layer = 0; layer < layers; ++layer) {
+        out->of_layer[layer] = apart[layer].count > 0 ? out->count : -1;
+        if (apart[layer].count == 0) continue;
+        gg_fc *fc = &out->fc[out->count++];
+        fc->layer = layer;
+        GG_TRY(create_one(out, fc, partition));
+    }
+cleanup:
+    return status;
+}
+
+static void free_room(gg_fc_exchange *x, gg_fc *fc) {
+    for (int what = 0; what < GG_FC_WHATS; ++what) {
+        gg_message_free(x->owner->env.transport, fc->packed[what]);
+        gg_free(fc->landing[what]);
+        fc->packed[what] = fc->landing[what] = NULL;
+    }
+    fc->room = 0;
+}
+
+void gg_fc_destroy(gg_fc_exchange *x) {
+    for (int i = 0; i < x->count; ++i) {
+        gg_fc *fc = &x->fc[i];
+        /* Requests must not outlive their memory. */
+        for (int k = 0; k < GG_FC_WHATS * ranks_of(x); ++k) {
+            if (fc->in_request != NULL) gg_cancel(x->owner->env.transport, &fc->in_request[k]);
+            if (fc->out_request != NULL) gg_cancel(x->owner->env.transport, &fc->out_request[k]);
+        }
+        free_room(x, fc);
+        gg_free(fc->slice);
+        gg_free(fc->in_request);
+        gg_free(fc->out_request);
+    }
+    gg_free(x->fc);
+    gg_free(x->of_layer);
+    gg_free(x->taken);
+    memset(x, 0, sizeof *x);
+}
+
+/* ---- the step ---- */
+
+static gg_status wait_sent(gg_fc_exchange *x, gg_fc *fc, int what) {
+    gg_status status = GG_OK;
+    for (int r = 0; r < ranks_of(x); ++r) GG_TRY(gg_strategy_wait(x->owner, request_of(x, fc->out_request, what, r)));
+cleanup:
+    return at_layer(x, fc, status);
+}
+
+/* Values of all samples of a rank: its inputs; or its errors, of all slices or of this rank's. */
+static int64_t packed_values(const gg_fc_exchange *x, const gg_fc *fc, int what) {
+    const gg_fc_slice *last = &fc->slice[ranks_of(x) - 1];
+    return what == GG_FC_INPUT ? fc->in : last->rows_before + last->rows;
+}
+
+static int64_t landed_values(const gg_fc_exchange *x, const gg_fc *fc, int what) {
+    return what == GG_FC_INPUT ? fc->in : own_slice(x, fc)->rows;
+}
+
+static gg_status make_room(gg_fc_exchange *x, gg_fc *fc, int64_t room) {
+    gg_status status = GG_OK;
+    for (int what = 0; what < GG_FC_WHATS; ++what) GG_TRY(wait_sent(x, fc, what));
+    free_room(x, fc);
+    for (int what = 0; what < GG_FC_WHATS; ++what) {
+        size_t values = (size_t)(room * packed_values(x, fc, what));
+        size_t landed = (size_t)(room * landed_values(x, fc, what)) * (size_t)ranks_of(x);
+        GG_TRY(gg_message_alloc(x->owner->env.transport, values * sizeof(float) + GG_READ_BEHIND, names[what],
+                                (void **)&fc->packed[what]));
+        if (own_slice(x, fc)->count > 0)
+            GG_TRY(gg_alloc(landed * sizeof(float) + GG_READ_BEHIND, names[what], (void **)&fc->landing[what]));
+    }
+    fc->room = room;
+cleanup:
+    return at_layer(x, fc, status);
+}
+
+gg_status gg_fc_begin(gg_fc_exchange *x) {
+    gg_status status = GG_OK;
+    int64_t samples = 0, most = 0;
+    for (int r = 0; r < ranks_of(x); ++r) {
+        samples += x->owner->batch[r];
+        if (x->owner->batch[r] > most) most = x->owner->batch[r];
+    }
+    for (int i = 0; i < x->count; ++i) {
+        gg_fc *fc = &x->fc[i];
+        fc->taken = x->choice == GG_PARTITION_ALL ||
+                    cheaper(weight_of(x->owner->env.graph, fc->layer), ranks_of(x), (double)samples, x->size);
+        if (!fc->taken) continue;
+        x->taken[fc->layer] = true;
+        if (fc->room < most) GG_TRY(make_room(x, fc, most));
+        fc->left = fc->own_chunks;
+        fc->step = x->owner->step;
+        memset(fc->bytes, 0, sizeof fc->bytes);
+        memset(fc->arrived, 0, sizeof fc->arrived);
+    }
+cleanup:
+    return status;
+}
+
+gg_fc *gg_fc_taken(const gg_fc_exchange *x, int layer) {
+    if (layer < 0 || x->of_layer[layer] < 0) return NULL;
+    gg_fc *fc = &x->fc[x->of_layer[layer]];
+    return fc->taken ? fc : NULL;
+}
+
+static gg_status check_vectors(const gg_fc_exchange *x, const gg_vectors *given, int64_t features, const char *what) {
+    if (given->batch == x->owner->batch[rank_of(x)] && given->features == features) return GG_OK;
+    return gg_fail(GG_ERROR_STATE, "%s: %lld samples of %lld values; this step has %lld of %lld", what, (long long)given->batch,
+                   (long long)given->features, (long long)x->owner->batch[rank_of(x)], (long long)features);
+}
+
+gg_status gg_fc_input(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *input, bool send) {
+    gg_status status = GG_OK;
+    gg_device *device = x->owner->env.device;
+    GG_TRY(check_vectors(x, input, fc->in, names[GG_FC_INPUT]));
+    GG_TRY(wait_sent(x, fc, GG_FC_INPUT)); /* of the last step; who has read it sends weights, for which the layer waits anyway */
+    device->table->columns(device, input, 0, fc->in, fc->packed[GG_FC_INPUT]);
+    if (send) GG_TRY(gg_fc_send(x, fc, GG_FC_INPUT));
+cleanup:
+    return status;
+}
+
+/* Where this rank's errors for a slice lie. */
+static float *errors_for(const gg_fc_exchange *x, const gg_fc *fc, int rank) {
+    return fc->packed[GG_FC_ERROR] + x->owner->batch[rank_of(x)] * fc->slice[rank].rows_before;
+}
+
+gg_status gg_fc_error(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *error, bool send) {
+    gg_status status = GG_OK;
+    gg_device *device = x->owner->env.device;
+    GG_TRY(check_vectors(x, error, fc->out, names[GG_FC_ERROR]));
+    GG_TRY(wait_sent(x, fc, GG_FC_ERROR));
+    for (int r = 0; r < ranks_of(x); ++r)
+        if (fc->slice[r].count > 0)
+            device->table->columns(device, error, fc->slice[r].row, fc->slice[r].rows, errors_for(x, fc, r));
+    if (send) GG_TRY(gg_fc_send(x, fc, GG_FC_ERROR));
+cleanup:
+    return status;
+}
+
+static float *landing_of(const gg_fc_exchange *x, const gg_fc *fc, int what, int rank) {
+    return fc->landing[what] + (int64_t)rank * fc->room * landed_values(x, fc, what);
+}
+
+/* Peers are visited from the next rank on, so that not all send to one. */
+gg_status gg_fc_send(gg_fc_exchange *x, gg_fc *fc, int what) {
+    gg_status status = GG_OK;
+    gg_transport *transport = x->owner->env.transport;
+    const int64_t *batch = x->owner->batch;
+    int p = ranks_of(x), rank = rank_of(x), layer_tag = x->tag + GG_FC_WHATS * (int)(fc - x->fc) + what;
+    fc->sent[what] = gg_transport_now(transport);
+    for (int i = 1; i < p && own_slice(x, fc)->count > 0; ++i) {
+        int from = (rank - i + p) % p;
+        size_t bytes = (size_t)(batch[from] * landed_values(x, fc, what)) * sizeof(float);
+        GG_TRY(gg_receive(transport, landing_of(x, fc, what, from), bytes, from, layer_tag,
+                          request_of(x, fc->in_request, what, from)));
+        fc->bytes[what] += (int64_t)bytes;
+    }
+    for (int i = 1; i < p; ++i) {
+        int to = (rank + i) % p;
+        const gg_fc_slice *theirs = &fc->slice[to];
+        const float *data = what == GG_FC_INPUT ? fc->packed[what] : errors_for(x, fc, to);
+        size_t values = (size_t)(batch[rank] * (what == GG_FC_INPUT ? fc->in : theirs->rows));
+        if (theirs->count > 0)
+            GG_TRY(gg_send(transport, data, values * sizeof(float), to, layer_tag, request_of(x, fc->out_request, what, to)));
+    }
+cleanup:
+    return at_layer(x, fc, status);
+}
+
+gg_status gg_fc_arrive(gg_fc_exchange *x, gg_fc *fc, int peer, bool wait, bool *all, double *when) {
+    gg_status status = GG_OK;
+    *all = true;
+    for (int what = 0; what < GG_FC_WHATS && *all; ++what) {
+        gg_request *request = request_of(x, fc->in_request, what, peer);
+        if (wait) GG_TRY(gg_strategy_wait(x->owner, request));
+        else GG_TRY(gg_test(x->owner->env.transport, request, all));
+        if (!*all) break;
+        if (request->when > fc->arrived[what]) fc->arrived[what] = request->when;
+        if (request->when > *when) *when = request->when;
+    }
+cleanup:
+    return status;
+}
+
+void gg_fc_gradient(const gg_fc_exchange *x, const gg_fc *fc, int rank, size_t first, size_t count, float *out) {
+    gg_device *device = x->owner->env.device;
+    const gg_fc_slice *own = own_slice(x, fc);
+    bool mine = rank == rank_of(x);
+    const float *input = mine ? fc->packed[GG_FC_INPUT] : request_of(x, fc->in_request, GG_FC_INPUT, rank)->data;
+    const float *error = mine ? errors_for(x, fc, rank) : request_of(x, fc->in_request, GG_FC_ERROR, rank)->data;
+    int64_t left = own->first + own->count - (int64_t)first, real = left < (int64_t)count ? left : (int64_t)count;
+    const gg_weight_gradient_args args = {.batch = x->owner->batch[rank],
+                                          .in = fc->in,
+                                          .error = error + ((int64_t)first / fc->in - own->row),
+                                          .input = input,
+                                          .error_row = own->rows,
+                                          .first = (int64_t)first,
+                                          .count = real,
+                                          .out = out};
+    device->table->weight_gradient(device, &args);
+    memset(out + real, 0, (count - (size_t)real) * sizeof(float));
+}
+
+gg_status gg_fc_used(gg_fc_exchange *x, gg_fc *fc) {
+    gg_status status = GG_OK;
+    if (--fc->left > 0) return GG_OK;
+    for (int k = 0; k < GG_FC_WHATS * ranks_of(x); ++k) GG_TRY(gg_release(x->owner->env.transport, &fc->in_request[k]));
+    for (int what = 0; what < GG_FC_WHATS; ++what)
+        gg_strategy_exchanged(x->owner, (gg_trace_span){.begin = fc->sent[what],
+                                                        .arrived = fc->arrived[what],
+                                                        .name = names[what],
+                                                        .step = fc->step,
+                                                        .index = fc->layer,
+                                                        .last = fc->layer,
+                                                        .peer = -1,
+                                                        .bytes = fc->bytes[what]});
+cleanup:
+    return status;
+}
+
+gg_status gg_fc_settle(gg_fc_exchange *x) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < x->count; ++i)
+        for (int what = 0; what < GG_FC_WHATS; ++what) GG_TRY(wait_sent(x, &x->fc[i], what));
+cleanup:
+    return status;
+}
