@@ -19,7 +19,7 @@ export OMPI_MCA_btl="${OMPI_MCA_btl-^ofi,uct}" OMPI_MCA_pml="${OMPI_MCA_pml-ob1}
 unset GOSSIPGRAD_WERROR
 bin=$("$python" -c 'import os, sys; print(os.path.dirname(sys.executable))')
 mpiexec=$(PATH=$bin:$PATH command -v mpiexec)
-train=(--dataset synthetic --epochs 2 --batch-size 50 --seed 1)
+train=(--dataset synthetic --epochs 2 --batch-size 50 --lr 0.005 --seed 1)
 [ -n "${GOSSIPGRAD_SANITIZE_TRAIN-}" ] && read -r -a train <<<"$GOSSIPGRAD_SANITIZE_TRAIN"
 
 step() { printf '== %4d s  %s\n' "$SECONDS" "$*"; }
