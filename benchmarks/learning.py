@@ -3,7 +3,7 @@
     GOSSIPGRAD_DATA=../shared/data python benchmarks/learning.py --ranks 2 4
     python benchmarks/learning.py --virtual-ranks 4 8 16 32 --global-batch 256 --lr 0.04 --schedule cosine
     python benchmarks/learning.py --virtual-ranks 4 8 16 32 --model cifar_quick --dataset cifar10 --global-batch 128
-        --lr 0.02 --schedule cosine --epochs 8
+        --lr 0.04 --schedule cosine --epochs 8
 
 --ranks: under mpiexec (`gossipgrad run`); --virtual-ranks: in the virtual cluster. Momentum 0.9. Without --global-batch
 a rank has 64 samples a batch and the rate is 0.01 x ranks; with it the batch is divided among the ranks and the rate
