@@ -102,7 +102,7 @@ def test_a_peer_that_does_not_come_is_named(mpirun):
     done = mpirun(2, text, check=False)
     assert done.returncode != 0
     assert "CommunicationError" in done.stderr
-    waited = r"step 5, layers 'conv' to 'fc2': rank 0: waited [\d.]+ s for \d+ bytes from rank 1"
+    waited = r"step 5, layers '\w+' to '\w+': rank 0: waited [\d.]+ s for \d+ bytes from rank 1"
     assert re.search(waited, done.stderr), done.stderr
 
 
@@ -150,7 +150,7 @@ class Stop(gg.Callback):
 @pytest.mark.parametrize(
     ("where", "samples", "strategy", "place"),
     [
-        ("in a step", 300_000, "GossipGraD()", r"step \d+, layers 'conv' to 'fc2': "),
+        ("in a step", 300_000, "GossipGraD()", r"step \d+, layers '\w+' to '\w+': "),
         ("in a step", 300_000, "AllReduce()", r"step \d+, layers 'conv' to 'fc2': allreduce of \d+ values: "),
         ("in a step", 300_000, "OverlappedAveraging(partition_fc=True)", r"step \d+, layers '\w+' to '\w+': "),
         ("between epochs", 60, "GossipGraD()", r"step 4, between epochs: broadcast from rank \d: "),
