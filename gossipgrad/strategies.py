@@ -93,7 +93,8 @@ class GossipGraD(Strategy):
     rotate        after each cycle of k steps the ranks change places by a permutation drawn from the seed; without
                   effect on "random" and on a table.
     staleness     0: what was sent after an update is mixed before the layer is used again.
-                  1: after the update of the next step, so that a whole step hides the exchange.
+                  1: after the update of the next step, so that a whole step hides the exchange; moments just before
+                  that update.
     exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
                   the replicas together). A ring all-reduce sends 2(p-1)/p of the model a rank and step, gossip of
                   weights 1, of weights and momentum 2, with Adam 3: so those two never send fewer bytes than the ring.

@@ -2,7 +2,8 @@
 
 The contract: step t (from 0) uses stage t mod k, k = ceil(log2 p).
 staleness 0: after the local update s = w is sent, and before the next use w = s + (received - s)/2, momentum alike.
-staleness 1: s, taken after the update of step t, is mixed after the update of step t+1: w += (received - s)/2.
+staleness 1: s, taken after the update of step t, is mixed after the update of step t+1: w += (received - s)/2;
+             momentum just before that update.
 push_sum: x = scalar * w and the scalar are halved, one half goes to the partner, what comes is added; w = x / scalar.
 settle completes and mixes what is in flight. mix "halves": (w + received)/2 in place of the displacement.
 """
@@ -99,7 +100,8 @@ class Simulation:
         self.p = len(weights)
         self.t = 0
         self.scalar = np.ones(self.p)
-        self.pending = None  # staleness 1: (sources, what was sent) of the last step
+        self.pending = None  # staleness 1: (sources, what was sent) of the last step; push_sum: what to add
+        self.pending_moments = None  # the same of v and s
 
     def sources(self):
         """From whom each rank receives in this step; itself where a partner is missing."""
@@ -165,15 +167,18 @@ class Simulation:
     def _step_of_weights(self, gradients):
         both = self.both
         if self.strategy.push_sum:
+            self.settle_moments()
             self.update(gradients)
             self.settle()
             sent = [self.w, self.v, self.s]
             mixed = self.push_sum(*sent)
-            self.pending = [there - here for there, here in zip(mixed, sent, strict=True)]
+            self.pending, *moments = [there - here for there, here in zip(mixed, sent, strict=True)]
+            self.pending_moments = moments if both else None
             if self.strategy.staleness == 0:
                 self.settle()
             return
         sources = self.sources()
+        self.settle_moments()
         self.update(gradients)
         if self.strategy.staleness == 0:
             self.w = self.mixed(self.w, sources, self.w)
@@ -182,7 +187,8 @@ class Simulation:
                 self.s = self.mixed(self.s, sources, self.s)
         else:
             self.settle()
-            self.pending = (sources, self.w.copy(), self.v.copy(), self.s.copy())
+            self.pending = (sources, self.w.copy())
+            self.pending_moments = (self.v.copy(), self.s.copy()) if both else None
 
     def _step_of_gradients(self, gradients):
         sources = self.sources()
@@ -195,18 +201,28 @@ class Simulation:
         self.update(used)
         self.pending = (sources, gradients.copy())
 
+    def settle_moments(self):
+        """Mixes the moments in flight."""
+        if self.pending_moments is None:
+            return
+        (v, s), self.pending_moments = self.pending_moments, None
+        if self.strategy.push_sum:
+            self.v, self.s = self.v + v, self.s + s
+        else:
+            self.v, self.s = self.mixed(self.v, self.pending[0], v), self.mixed(self.s, self.pending[0], s)
+
     def settle(self):
         """Mixes what is in flight. A gradient that comes late counts as if in time, with Adam for v alone."""
+        self.settle_moments()
         if self.pending is None:
             return
-        (sources, *sent), self.pending = self.pending, None
+        pending, self.pending = self.pending, None
         if self.strategy.push_sum:
-            self.w = self.w + sources
-            if self.both:
-                self.v, self.s = self.v + sent[0], self.s + sent[1]
+            self.w = self.w + pending
             return
+        sources, sent = pending
         if self.strategy.exchange == "gradients":
-            late, o = (sent[0][sources] - sent[0]) / 2, self.optimizer
+            late, o = (sent[sources] - sent) / 2, self.optimizer
             if isinstance(o, gg.Adam):
                 self.v = self.v + (1 - o.beta1) * late
                 return
@@ -214,7 +230,4 @@ class Simulation:
                 self.v = self.v + late
             self.w = self.w - o.lr * late * (1 + o.momentum if o.nesterov else 1)
             return
-        self.w = self.mixed(self.w, sources, sent[0])
-        if self.both:
-            self.v = self.mixed(self.v, sources, sent[1])
-            self.s = self.mixed(self.s, sources, sent[2])
+        self.w = self.mixed(self.w, sources, sent)

@@ -137,16 +137,17 @@ typedef enum gg_update_rule {
 } gg_update_rule;
 
 /* One step of an optimiser, in PyTorch's forms, fused with what gossip needs, over n elements of flat arenas, in place:
+ *   m  = momentum + (momentum_before - momentum)/2    if momentum_before, else momentum
+ *   s  = square + (square_before - square)/2          if square_before, else square
  *   d  = grad_scale*grad + weight_decay*weight
  *   PLAIN      w' = weight - lr*d
- *   MOMENTUM   m' = mu*momentum + d             w' = weight - lr*m'
- *   NESTEROV   m' = mu*momentum + d             w' = weight - lr*(d + mu*m')
- *   ADAM       m' = mu*momentum + d_share*d     s' = beta2*square + square_share*d^2, but not below 0, where an
- *              average of rounded numbers may have brought it;
+ *   MOMENTUM   m' = mu*m + d             w' = weight - lr*m'
+ *   NESTEROV   m' = mu*m + d             w' = weight - lr*(d + mu*m')
+ *   ADAM       m' = mu*m + d_share*d     s' = beta2*s + square_share*d^2, but not below 0, where an average of rounded
+ *              numbers may have brought it;
  *              w' = keep*weight - lr*m'/(sqrt(s')*root_scale + eps)
  *   weight   = w' + (weight_after - weight)/2         if weight_after, else w'
- *   momentum = m' + (momentum_after - momentum)/2     if momentum_after, else m'
- *   square   = s' + (square_after - square)/2         if square_after, else s'
+ *   momentum = m'                                     square = s'
  *   weight_copy, ... = weight, ...                    if given: what partners will read. It is streamed past the cache and fenced: a
  *                                                     store to lines that another core has read costs several times more
  * What is received and copied is of type `wire`: GG_FLOAT32, or GG_BFLOAT16, rounded to nearest even. With bfloat16 the subtracted
@@ -158,10 +159,10 @@ typedef struct gg_update_args {
     gg_update_rule rule;
     gg_dtype wire;
     const float *grad;
-    float *weight, *momentum, *square;                        /* momentum: not read by PLAIN; square: by ADAM only */
-    const void *weight_after, *momentum_after, *square_after; /* received from a partner; NULL: none */
-    void *weight_copy, *momentum_copy, *square_copy;          /* NULL: none */
-    uint16_t *compute_copy;                                   /* bfloat16 copy of weight; NULL: none */
+    float *weight, *momentum, *square;                          /* momentum: not read by PLAIN; square: by ADAM only */
+    const void *weight_after, *momentum_before, *square_before; /* received from a partner; NULL: none */
+    void *weight_copy, *momentum_copy, *square_copy;            /* NULL: none */
+    uint16_t *compute_copy;                                     /* bfloat16 copy of weight; NULL: none */
     float grad_scale, lr, mu, weight_decay;
     float d_share, beta2, square_share, keep, root_scale, eps; /* ADAM */
 } gg_update_args;

@@ -99,9 +99,9 @@ static void update_part(void *context, int thread, int threads) {
     args.weight += begin;
     if (args.momentum != NULL) args.momentum += begin;
     if (args.square != NULL) args.square += begin;
-    args.momentum_after = wire_offset(args.wire, args.momentum_after, begin);
+    args.momentum_before = wire_offset(args.wire, args.momentum_before, begin);
     args.weight_after = wire_offset(args.wire, args.weight_after, begin);
-    args.square_after = wire_offset(args.wire, args.square_after, begin);
+    args.square_before = wire_offset(args.wire, args.square_before, begin);
     args.square_copy = (void *)wire_offset(args.wire, args.square_copy, begin);
     args.weight_copy = (void *)wire_offset(args.wire, args.weight_copy, begin);
     args.momentum_copy = (void *)wire_offset(args.wire, args.momentum_copy, begin);

@@ -12,7 +12,7 @@
  *
  * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of share_j * (w_j - sent).
  * As without push-sum, staleness 0 mixes at the latest before the forward pass needs the layer, staleness 1 adds the same after the next
- * update. With a bfloat16 wire a rank gives s/2 times its rounded weights away and keeps the rest, so that the sum of s w is still kept:
+ * update, and to moments before it. With a bfloat16 wire a rank gives s/2 times its rounded weights away and keeps the rest, so that the sum of s w is still kept:
  *     s' w' = s w - s/2 round(w) + sum of s_j/2 round(w_j),   that is   w + sum of share_j * (round(w_j) - round(w)) + gain * (round(w) - w)
  * with gain = (s' - s)/s'. The last term, of the size of a rounding, is added before the update, while w is what was sent. */
 #include <stdint.h>
@@ -182,7 +182,7 @@ cleanup:
 /* ---- update and send ---- */
 
 /* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any more, and what is
- * mixed in after the update must have arrived. */
+ * mixed in with the update must have arrived. */
 static gg_status prepare(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     for (int kind = 0; kind < g->kinds; ++kind) GG_TRY(gg_stream_wait_sent(g->stream[kind], bucket, g->turn));
@@ -197,11 +197,12 @@ static void update(gossip_push_sum *g, int bucket, int chunk, const gg_chunk *pi
     gg_device *device = strategy->env.device;
     const arrivals *in = g->pending[bucket];
     if (in != NULL) keep_rounding(g, in, piece);
+    for (int kind = MOMENTUM; in != NULL && kind < g->kinds; ++kind) mix(g, in, kind, chunk, piece);
     gg_strategy_update(strategy, piece->offset, piece->count, strategy->env.state->gradient + piece->offset);
+    if (in != NULL) mix(g, in, WEIGHT, chunk, piece);
     for (int kind = 0; kind < g->kinds; ++kind) {
         float *own = arena(g, kind) + piece->offset;
         void *snapshot = gg_stream_snapshot(g->stream[kind], g->turn, piece->offset);
-        if (in != NULL) mix(g, in, kind, chunk, piece);
         if (g->gossip.options.wire == GG_BFLOAT16) device->table->narrow(device, piece->count, own, snapshot);
         else memcpy(snapshot, own, piece->count * sizeof(float));
     }

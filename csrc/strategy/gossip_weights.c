@@ -5,10 +5,11 @@
  * partners read it: to write private memory again stays as cheap as without exchange, while lines that another core has read would
  * cost several times more. Nothing is copied afterwards, and a snapshot in flight is never written: a stream has two arenas that take turns.
  *
- *   staleness 0   when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the layer, and for moments,
- *                 which the forward pass does not need, just before the next update.
+ *   staleness 0   when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the layer.
  *   staleness 1   the next update adds (received - w)/2 in the same pass, where w is still what was sent: the exchange hides behind a
  *                 whole step.
+ *
+ * Moments, which only updates need, are at either staleness mixed by the next update, before it uses them: no pass of their own.
  *
  * With a bfloat16 wire the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed since its snapshot was taken, so
  * rounding it again gives what was sent without reading it. */
@@ -70,22 +71,22 @@ cleanup:
     return status;
 }
 
-static gg_status advance_all(gossip_weights *g) {
+/* Mixes what has arrived of weights, which the next forward pass waits for. */
+static gg_status advance_weights(gossip_weights *g) {
     gg_status status = GG_OK;
-    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
-        for (int i = 0; i < g->parts; ++i) GG_TRY(advance(g, &g->part[i], bucket));
+    for (int bucket = 0; g->parts > 0 && bucket < g->gossip.buckets.count; ++bucket) GG_TRY(advance(g, &g->part[WEIGHT], bucket));
 cleanup:
     return status;
 }
 
-/* Mixes what is pending of a bucket. Between waits it mixes what has come of other buckets, which is then out of the way. */
+/* Mixes what is pending of a bucket. Between waits it mixes what weights have come of others, which are then out of the way. */
 static gg_status complete(gossip_weights *g, exchanged *part, int bucket) {
     gg_status status = GG_OK;
     GG_TRY(advance(g, part, bucket));
     while (pending(g, part, bucket)) {
         GG_TRY(gg_stream_wait_chunk(&part->stream, bucket, next(g, part, bucket)));
         GG_TRY(advance(g, part, bucket));
-        if (pending(g, part, bucket)) GG_TRY(advance_all(g));
+        if (pending(g, part, bucket)) GG_TRY(advance_weights(g));
     }
 cleanup:
     return status;
@@ -106,7 +107,7 @@ static gg_status poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    if (!stale(g)) GG_TRY(advance_all(g));
+    if (!stale(g)) GG_TRY(advance_weights(g));
 cleanup:
     return status;
 }
@@ -118,8 +119,8 @@ static gg_status prepare(gossip_weights *g, int bucket) {
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_sent(&g->part[i].stream, bucket, g->turn));
     for (int i = 0; i < g->parts; ++i) {
         exchanged *part = &g->part[i];
-        if (stale(g)) GG_TRY(gg_stream_wait_received(&part->stream, bucket));
-        else GG_TRY(complete(g, part, bucket));
+        if (i == WEIGHT && !stale(g)) GG_TRY(complete(g, part, bucket));
+        else GG_TRY(gg_stream_wait_received(&part->stream, bucket));
     }
     g->posted[bucket] = 0;
     for (int i = 0; i < g->parts; ++i) g->part[i].mixed[bucket] = 0;
@@ -131,13 +132,15 @@ cleanup:
 static void update_halves(gossip_weights *g, gg_update_args *args) {
     gg_device *device = g->gossip.head.env.device;
     float *own[PARTS] = {args->weight, args->momentum, args->square};
-    const void *received[PARTS] = {args->weight_after, args->momentum_after, args->square_after};
+    const void *received[PARTS] = {args->weight_after, args->momentum_before, args->square_before};
     void *copy[PARTS] = {args->weight_copy, args->momentum_copy, args->square_copy};
-    args->weight_after = args->momentum_after = args->square_after = NULL;
+    args->weight_after = args->momentum_before = args->square_before = NULL;
     args->weight_copy = args->momentum_copy = args->square_copy = NULL;
-    device->table->update(device, args);
-    for (int i = 0; i < g->parts; ++i) {
+    for (int i = MOMENTUM; i < g->parts; ++i)
         if (received[i] != NULL) gg_gossip_mix(&g->gossip, args->n, own[i], received[i], NULL, own[i]);
+    device->table->update(device, args);
+    if (received[WEIGHT] != NULL) gg_gossip_mix(&g->gossip, args->n, args->weight, received[WEIGHT], NULL, args->weight);
+    for (int i = 0; i < g->parts; ++i) {
         if (copy[i] == NULL) continue;
         if (args->wire == GG_BFLOAT16) device->table->narrow(device, args->n, own[i], copy[i]);
         else memcpy(copy[i], own[i], args->n * sizeof(float));
@@ -145,7 +148,7 @@ static void update_halves(gossip_weights *g, gg_update_args *args) {
 }
 
 /* What came for elements of a chunk that the update mixes in, and where the update puts their snapshot; NULL: nothing. */
-static const void *after(const exchanged *part, int chunk, size_t offset) {
+static const void *received(const exchanged *part, int chunk, size_t offset) {
     if (part->stream.owner == NULL || part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
     return gg_stream_received(&part->stream, chunk, offset);
 }
@@ -162,9 +165,9 @@ static void update(gossip_weights *g, int chunk, const gg_chunk *piece) {
     gg_update_args args =
         gg_optimizer_update(env->optimizer, env->state, g->gossip.head.step, at, piece->count, env->state->gradient + at);
     args.wire = g->gossip.options.wire;
-    args.weight_after = after(&g->part[WEIGHT], chunk, at);
-    args.momentum_after = after(&g->part[MOMENTUM], chunk, at);
-    args.square_after = after(&g->part[SQUARE], chunk, at);
+    args.weight_after = received(&g->part[WEIGHT], chunk, at);
+    args.momentum_before = received(&g->part[MOMENTUM], chunk, at);
+    args.square_before = received(&g->part[SQUARE], chunk, at);
     args.square_copy = copy(g, &g->part[SQUARE], at);
     args.weight_copy = copy(g, &g->part[WEIGHT], at);
     args.momentum_copy = copy(g, &g->part[MOMENTUM], at);

@@ -630,8 +630,8 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
                                  .momentum = keeps ? m : NULL,
                                  .square = adam ? s : NULL,
                                  .weight_after = flags & RECEIVES_WEIGHT ? from_partner(wire, n, w_in) : NULL,
-                                 .momentum_after = keeps && flags & RECEIVES_MOMENTS ? from_partner(wire, n, m_in) : NULL,
-                                 .square_after = adam && flags & RECEIVES_MOMENTS ? from_partner(wire, n, s_in) : NULL,
+                                 .momentum_before = keeps && flags & RECEIVES_MOMENTS ? from_partner(wire, n, m_in) : NULL,
+                                 .square_before = adam && flags & RECEIVES_MOMENTS ? from_partner(wire, n, s_in) : NULL,
                                  .weight_copy = copies ? guarded(n * gg_dtype_size(wire)) : NULL,
                                  .momentum_copy = copies && keeps ? guarded(n * gg_dtype_size(wire)) : NULL,
                                  .square_copy = copies && adam ? guarded(n * gg_dtype_size(wire)) : NULL,
@@ -652,14 +652,16 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         const bool narrow = wire == GG_BFLOAT16;
         const double w_sent = narrow ? (double)of_bfloat16(rounded_bfloat16(weight[i])) : w;
         const double m_sent = narrow ? (double)of_bfloat16(rounded_bfloat16(m[i])) : old;
-        const double new_s = (double)args.beta2 * (double)s[i] + (double)args.square_share * d * d;
-        const double new_m = mu * old + (adam ? (double)args.d_share : 1) * d;
+        const double s_sent = narrow ? (double)of_bfloat16(rounded_bfloat16(s[i])) : (double)s[i];
+        const double mixed_m = args.momentum_before ? old + (m_in[i] - m_sent) / 2 : old;
+        const double mixed_s = args.square_before ? (double)s[i] + (s_in[i] - s_sent) / 2 : (double)s[i];
+        const double new_s = fmax(0, (double)args.beta2 * mixed_s + (double)args.square_share * d * d);
+        const double new_m = mu * mixed_m + (adam ? (double)args.d_share : 1) * d;
         double new_w = w - lr * (rule == GG_UPDATE_PLAIN ? d : rule == GG_UPDATE_NESTEROV ? d + mu * new_m : new_m);
         if (adam) new_w = (double)args.keep * w - lr * new_m / (sqrt(new_s) * (double)args.root_scale + (double)args.eps);
         wanted_w[i] = args.weight_after ? new_w + (w_in[i] - w_sent) / 2 : new_w;
-        wanted_m[i] = args.momentum_after ? new_m + (m_in[i] - m_sent) / 2 : new_m;
-        const double s_sent = narrow ? (double)of_bfloat16(rounded_bfloat16(s[i])) : (double)s[i];
-        wanted_s[i] = args.square_after ? new_s + (s_in[i] - s_sent) / 2 : new_s;
+        wanted_m[i] = new_m;
+        wanted_s[i] = new_s;
     }
     memcpy(before[0], weight, n * 4);
     memcpy(before[1], m, n * 4);
@@ -681,8 +683,8 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     if (keeps) some.momentum = before[1] + from;
     if (adam) some.square = before[2] + from;
     some.weight_after = further(wire, some.weight_after, from);
-    some.momentum_after = further(wire, some.momentum_after, from);
-    some.square_after = further(wire, some.square_after, from);
+    some.momentum_before = further(wire, some.momentum_before, from);
+    some.square_before = further(wire, some.square_before, from);
     some.weight_copy = some.momentum_copy = some.square_copy = some.compute_copy = NULL;
     gg_backend_native.update(device, &some);
     CHECK(same_bits(before[0] + from, weight + from, part * 4));

@@ -22,8 +22,8 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
     const float *grad = args->grad;
     float *weight = args->weight, *momentum = args->momentum, *square = args->square;
     void *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy, *square_copy = args->square_copy;
-    const void *weight_after = receives ? args->weight_after : NULL, *momentum_after = receives ? args->momentum_after : NULL;
-    const void *square_after = receives ? args->square_after : NULL;
+    const void *weight_after = receives ? args->weight_after : NULL;
+    const void *momentum_before = receives ? args->momentum_before : NULL, *square_before = receives ? args->square_before : NULL;
     uint16_t *compute_copy = args->compute_copy;
     const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
     const float d_share = args->d_share, beta2 = args->beta2, square_share = args->square_share;
@@ -31,17 +31,20 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
     for (size_t i = 0; i < n; i += FLOATS) {
         const value w = load(weight + i), d = grad_scale * load(grad + i) + decay * w;
         value w_new, m = {0}, m_new = {0};
-        if (keeps) m = load(momentum + i);
+        if (keeps) {
+            const value sent = load(momentum + i);
+            m = mixed(narrow, sent, sent, momentum_before, i);
+        }
         if (rule == GG_UPDATE_PLAIN) {
             w_new = w - lr * d;
         } else if (rule == GG_UPDATE_ADAM) {
-            const value s = load(square + i), s_sum = beta2 * s + square_share * (d * d);
+            const value sent = load(square + i), s = mixed(narrow, sent, sent, square_before, i);
+            const value s_sum = beta2 * s + square_share * (d * d);
             const value s_new = (value)((words)s_sum & ~(words)(s_sum < 0.0f)); /* NaN stays NaN */
             m_new = mu * m + d_share * d;
             w_new = keep * w - lr * m_new / (square_root(s_new) * root_scale + eps);
-            const value s_out = mixed(narrow, s_new, s, square_after, i);
-            *(floats *)(square + i) = s_out;
-            publish(narrow, square_copy, i, s_out);
+            *(floats *)(square + i) = s_new;
+            publish(narrow, square_copy, i, s_new);
         } else {
             m_new = mu * m + d;
             w_new = w - lr * (rule == GG_UPDATE_NESTEROV ? d + mu * m_new : m_new);
@@ -51,7 +54,6 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
         publish(narrow, weight_copy, i, w_new);
         if (compute_copy != NULL) *(halves *)(compute_copy + i) = narrowed(rounded_words(w_new));
         if (!keeps) continue;
-        m_new = mixed(narrow, m_new, m, momentum_after, i);
         *(floats *)(momentum + i) = m_new;
         publish(narrow, momentum_copy, i, m_new);
     }
@@ -59,7 +61,7 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
 }
 
 void GG_VARIANT(gg_cpu_update)(const gg_update_args *args) {
-    const bool receives = args->weight_after != NULL || args->momentum_after != NULL || args->square_after != NULL;
+    const bool receives = args->weight_after != NULL || args->momentum_before != NULL || args->square_before != NULL;
     switch ((int)args->rule << 2 | (int)receives << 1 | (args->wire == GG_BFLOAT16)) {
 #define CASE(rule, receives, narrow)                                                                                             \
     case (rule) << 2 | (receives) << 1 | (narrow):                                                                               \
