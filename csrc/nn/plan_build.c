@@ -198,7 +198,7 @@ static gg_status create_op(gg_plan *plan, int node, gg_op **out) {
     gg_op_desc desc;
     gg_device *order[2];
     describe(plan, node, &desc);
-    int devices = gg_choose_devices(&plan->options, desc.kind, order);
+    int devices = gg_choose_devices(plan->graph, &plan->options, order);
     for (int i = 0; i < devices && status == GG_ERROR_UNSUPPORTED; i++) {
         desc.activation = *fused != GG_NONE ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
         status = create_from(order[i], &desc, out);

@@ -554,23 +554,53 @@ static void test_choices(void) {
     problem_free(&p);
 }
 
-/* The order of the tables: the native one first where its lanes are at least half full, if the plan may choose. */
+/* One layer on 8x8 pixels; groups 0: a linear one. */
+static gg_graph *one_layer(int64_t channels, int64_t outputs, int64_t groups) {
+    gg_graph *graph = start((gg_shape){3, {channels, 8, 8}});
+    gg_layer_desc desc = window(GG_LAYER_CONV2D, outputs, 3, 1, 1);
+    desc.groups = groups;
+    const int input = gg_graph_input(graph);
+    CHECK_OK(gg_graph_finish(graph, groups > 0 ? add1(graph, desc, input)
+                                               : linear(graph, outputs, kind(graph, GG_LAYER_FLATTEN, input))));
+    return graph;
+}
+
+/* The smallest batch of up to 16 for which the native table is asked first; 0: none. */
+static int64_t native_from(int64_t channels, int64_t outputs, int64_t groups) {
+    gg_device *order[2];
+    gg_graph *graph = one_layer(channels, outputs, groups);
+    gg_plan_options options = {.batch = 16, .device = &fake_plain, .fallback = native, .choose = true};
+    int64_t found = 0;
+    for (; options.batch > 0; --options.batch) {
+        CHECK_INT(gg_choose_devices(graph, &options, order), 2);
+        CHECK(order[0] != order[1] && (order[0] == native || order[1] == native));
+        if (order[0] == native) found = options.batch;
+    }
+    gg_graph_destroy(graph);
+    return found;
+}
+
+/* The order of the tables: the native one first where it pads its lanes less than the other one its channels, if the plan may choose. */
 static void test_order(void) {
+    CHECK_INT(native_from(32, 64, 1), 16);
+    CHECK_INT(native_from(3, 32, 1), 16);
+    CHECK_INT(native_from(20, 50, 1), 11); /* 32 * 64 / (20 * 50) = 2.05 times the work */
+    CHECK_INT(native_from(1, 20, 1), 13);
+    CHECK_INT(native_from(20, 20, 20), 16);
+    CHECK_INT(native_from(1, 10, 0), 11);
+
+    gg_graph *graph = one_layer(3, 32, 1);
     gg_plan_options options = {.batch = 64, .device = &fake_plain, .fallback = native};
     gg_device *order[2];
-    CHECK_INT(gg_choose_devices(&options, GG_OP_CONV2D, order), 2);
+    CHECK_INT(gg_choose_devices(graph, &options, order), 2);
     CHECK(order[0] == &fake_plain && order[1] == native);
     options.choose = true;
-    CHECK_INT(gg_choose_devices(&options, GG_OP_CONV2D, order), 2);
-    CHECK(order[0] == native && order[1] == &fake_plain);
-    options.batch = 1;
-    CHECK_INT(gg_choose_devices(&options, GG_OP_CONV2D, order), 2);
-    CHECK(order[0] == &fake_plain && order[1] == native);
     options.fallback = options.device;
-    CHECK_INT(gg_choose_devices(&options, GG_OP_CONV2D, order), 1);
+    CHECK_INT(gg_choose_devices(graph, &options, order), 1);
     options.fallback = NULL;
-    CHECK_INT(gg_choose_devices(&options, GG_OP_CONV2D, order), 1);
+    CHECK_INT(gg_choose_devices(graph, &options, order), 1);
     CHECK(order[0] == &fake_plain);
+    gg_graph_destroy(graph);
 }
 
 /* Activations share memory: a long chain takes no more than a short one without training, and less than twice with. */
