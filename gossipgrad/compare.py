@@ -25,7 +25,7 @@ from typing import IO, Any
 import numpy as np
 
 from gossipgrad import data, environment, models, optim, plots, strategies
-from gossipgrad.cluster import Network, Straggler, VirtualCluster
+from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler, VirtualCluster
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import choice, integer, number, one_line
 from gossipgrad.progress import Bar
@@ -146,7 +146,7 @@ class Comparison:
         if not self.entries or not self.ranks:
             raise ValueError("strategies, virtual_ranks: allowed: at least one of each")
         for p in self.ranks:
-            integer("virtual_ranks", p, 1, 4096)
+            integer("virtual_ranks", p, 1, MOST_VIRTUAL_RANKS)
         for key in ("samples", "points"):
             integer(key, getattr(self, key), 1)
         if (self.global_batch is None) == (self.batch_size is None):

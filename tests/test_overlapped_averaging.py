@@ -392,6 +392,28 @@ def test_the_trace_shows_inputs_and_errors():
     trainer.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"partition_fc": True}, {"chunk_bytes": 40_000}, {"overlap": False}], ids=str)
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+def test_no_span_is_shorter_than_the_wire_needs(bucket_bytes, options):
+    """Also of buckets whose chunks go out in another order than they lie in: set apart, and not taken."""
+    p, bandwidth = 4, 1e7
+    layers = [gg.Linear(256), gg.Tanh(), gg.Linear(256), gg.Tanh(), gg.Linear(64)]
+    net = gg.Sequential(layers, input=(256,), name="shown")
+    strategy = gg.OverlappedAveraging(**{"chunk_bytes": 1 << 21, "bucket_bytes": bucket_bytes, **options})
+    trainer = gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(p, bandwidth=bandwidth), trace=1000)
+    for _ in range(2):
+        trainer.train_step([np.zeros((300, 256), np.float32)] * p, [np.zeros(300, np.int64)] * p)
+    trainer.evaluate((np.zeros((p, 256), np.float32), np.zeros(p, np.int64)))  # at rest
+    buckets = 3 if bucket_bytes == 1 else 1
+    for rank in range(p):
+        spans = [s for s in trainer.core.spans(rank) if s[2] in ("gradients", "weights")]
+        assert len(spans) == 2 * 2 * buckets
+        for begin, end, name, _, _, first, _, _, arrived, size in spans:
+            need = size * (p - 1) / p / bandwidth  # what a rank gets of it: the slices are equal
+            assert need <= (arrived - begin) * (1 + 1e-9) and arrived <= end, (rank, name, first)
+    trainer.close()
+
+
 def test_what_cannot_be():
     with pytest.raises(ValueError, match=r"partition_fc='always': allowed: 'auto', True, False"):
         gg.OverlappedAveraging(partition_fc="always")

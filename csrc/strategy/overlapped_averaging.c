@@ -42,12 +42,18 @@ typedef struct chunk_state {
     int next; /* the peer whose message the stage waits for, counted from this rank; the number of ranks: none */
 } chunk_state;
 
+/* What the trace tells of a bucket's gradients, or of its weights: chunks go out, arrive and are through in any order. */
+typedef struct passage {
+    double sent;    /* the first chunk; 0: none */
+    double arrived; /* the last message so far */
+    int left;       /* chunks that are not through */
+} passage;
+
 typedef struct bucket_state {
-    int waiting;    /* layers whose gradient is not final yet in this step */
-    int64_t polls;  /* how many there had been when its gradients were sent */
-    int64_t step;   /* of the exchange under way; with the times, for the trace */
-    double sent;    /* the gradients, or then the weights */
-    double arrived; /* the last of them so far */
+    int waiting;   /* layers whose gradient is not final yet in this step */
+    int64_t polls; /* how many there had been when its gradients were sent */
+    int64_t step;  /* of the exchange under way */
+    passage gradients, weights;
 } bucket_state;
 
 typedef struct overlapped_averaging {
@@ -128,12 +134,20 @@ cleanup:
     return at_chunk(s, chunk, status);
 }
 
+static void depart(const overlapped_averaging *s, passage *one) {
+    if (s->head.env.trace != NULL && one->sent == 0) one->sent = gg_transport_now(s->head.env.transport);
+}
+
 /* Chunks that one rank keeps go out in the order of those ranks, from the next one on: not all send to one. */
 static gg_status start(overlapped_averaging *s, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &s->buckets.bucket[bucket];
     int p = s->head.env.transport->size, rank = s->head.env.transport->rank;
-    s->bucket[bucket] = (bucket_state){.polls = s->polls, .step = s->head.step, .sent = gg_transport_now(s->head.env.transport)};
+    s->bucket[bucket] = (bucket_state){.polls = s->polls,
+                                       .step = s->head.step,
+                                       .gradients = {.left = b->end_chunk - b->first_chunk},
+                                       .weights = {.left = b->end_chunk - b->first_chunk}};
+    depart(s, &s->bucket[bucket].gradients);
     for (int turn = 0; turn <= p; ++turn)
         for (int i = b->first_chunk; i < b->end_chunk; ++i)
             if (s->partition.owner[i] == (turn == 0 ? -1 : (rank + turn) % p)) GG_TRY(start_chunk(s, i));
@@ -233,21 +247,20 @@ static int64_t bytes_of(const overlapped_averaging *s, const gg_bucket *b, bool 
     return bytes;
 }
 
-/* For the trace, where the last chunk stands for its bucket: its gradients or weights are through. */
-static void show(overlapped_averaging *s, int chunk, const char *name, bool gradients) {
-    const gg_bucket *b = &s->buckets.bucket[s->chunk[chunk].bucket];
-    bucket_state *state = &s->bucket[s->chunk[chunk].bucket];
-    if (s->head.env.trace == NULL || chunk < b->end_chunk - 1) return;
-    gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = state->sent,
-                                                    .arrived = state->arrived,
-                                                    .name = name,
+/* A chunk's gradients, or weights, are through; those of a bucket are with its last one. */
+static void land(overlapped_averaging *s, int bucket, bool gradients) {
+    const gg_bucket *b = &s->buckets.bucket[bucket];
+    bucket_state *state = &s->bucket[bucket];
+    passage *one = gradients ? &state->gradients : &state->weights;
+    if (--one->left > 0 || s->head.env.trace == NULL) return;
+    gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = one->sent,
+                                                    .arrived = one->arrived,
+                                                    .name = gradients ? "gradients" : "weights",
                                                     .step = state->step,
                                                     .index = b->first_layer,
                                                     .last = b->last_layer,
                                                     .peer = -1,
                                                     .bytes = bytes_of(s, b, gradients)});
-    state->sent = gg_transport_now(s->head.env.transport);
-    state->arrived = 0;
 }
 
 /* Goes on with what the chunk's stage waits for, until all is there or, without `wait`, until something is not. */
@@ -256,17 +269,17 @@ static gg_status arrive(overlapped_averaging *s, int chunk, bool wait, bool *all
     chunk_state *c = &s->chunk[chunk];
     gg_transport *transport = s->head.env.transport;
     int p = transport->size, kind = c->stage == REDUCING ? GRADIENT_IN : WEIGHT_IN;
-    bucket_state *bucket = &s->bucket[c->bucket];
+    double *arrived = kind == GRADIENT_IN ? &s->bucket[c->bucket].gradients.arrived : &s->bucket[c->bucket].weights.arrived;
     bool own = gg_partition_part(&s->partition, transport->rank, chunk)->count > 0;
     gg_fc *fc = own && c->stage == REDUCING ? taken_by(s, chunk) : NULL;
     for (*all = true; c->next < p; ++c->next) {
         int from = (transport->rank - c->next + p) % p;
         gg_request *request = request_of(s, chunk, kind, from);
-        if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, from, wait, all, &bucket->arrived));
+        if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, from, wait, all, arrived));
         else if (wait) GG_TRY(gg_strategy_wait(&s->head, request));
         else GG_TRY(gg_test(transport, request, all));
         if (!*all) return GG_OK;
-        if (request->when > bucket->arrived) bucket->arrived = request->when;
+        if (request->when > *arrived) *arrived = request->when;
         if (kind == WEIGHT_IN) GG_TRY(take_weights(s, chunk, from));
     }
 cleanup:
@@ -281,7 +294,7 @@ static gg_status reduce(overlapped_averaging *s, int chunk, bool wait) {
     if (!all) return GG_OK;
     GG_TRY(add_and_update(s, chunk));
     s->chunk[chunk].stage = UPDATED;
-    show(s, chunk, "gradients", true);
+    land(s, s->chunk[chunk].bucket, true);
 cleanup:
     return at_chunk(s, chunk, status);
 }
@@ -292,6 +305,7 @@ static gg_status send_weights(overlapped_averaging *s, int chunk) {
     int p = transport->size, rank = transport->rank;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
     if (s->chunk[chunk].stage != UPDATED) return GG_OK;
+    depart(s, &s->bucket[s->chunk[chunk].bucket].weights);
     for (int i = 1; i < p && own->count > 0; ++i) {
         int to = (rank + i) % p;
         GG_TRY(gg_send(transport, s->snapshot + own->kept, own->count * sizeof(float), to, GG_TAG_USER + chunk,
@@ -310,7 +324,7 @@ static gg_status gather(overlapped_averaging *s, int chunk, bool wait) {
     GG_TRY(arrive(s, chunk, wait, &all));
     if (!all) return GG_OK;
     s->chunk[chunk].stage = AT_REST;
-    show(s, chunk, "weights", false);
+    land(s, s->chunk[chunk].bucket, false);
 cleanup:
     return at_chunk(s, chunk, status);
 }
