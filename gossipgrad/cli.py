@@ -10,7 +10,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ import numpy as np
 from gossipgrad import _failure, _launch, bench, compare, environment, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
-from gossipgrad.cluster import Network, Straggler, VirtualCluster
+from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler, VirtualCluster
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import number, one_line
 from gossipgrad.history import History
@@ -29,6 +30,8 @@ from gossipgrad.trainer import BACKENDS, LOSSES, Trainer, check_batch
 DATASETS = (*gg_data.NAMES, "synthetic")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 TRACE_SPANS = 200_000  # kept a rank
+_STRATEGY = strategies.GossipGraD.name
+_BLOCKS = 5  # of bench --exchange
 
 
 class UsageError(Exception):
@@ -61,20 +64,24 @@ def _schedule_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--power", type=float, help="polynomial: exponent")
 
 
-def _total(text: str) -> int | str:
-    return "auto" if text == "auto" else int(text)
+def _read(make: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
+    """The type of an option: what `make` gives for its text; `allowed` is for the error."""
+
+    def read(text: str) -> Any:
+        try:
+            return make(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: allowed: {allowed}") from None
+
+    return read
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in text.split(","))
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    return tuple(float(one) for one in text.split(","))
-
-
-def _period(text: str) -> int | str:
-    return "log2" if text == "log2" else int(text)
+_total = _read(lambda text: "auto" if text == "auto" else int(text), "auto, or an integer of at least 1")
+_period = _read(lambda text: "log2" if text == "log2" else int(text), "log2, or an integer of at least 1")
+_numbers = _read(
+    lambda text: tuple(int(one) for one in text.split(",")), "integers of at least 1 with commas, as 2,4,8"
+)
+_rates = _read(lambda text: tuple(float(one) for one in text.split(",")), "numbers with commas, as 0.01,0.03")
 
 
 def _partition(text: str) -> bool | str:
@@ -123,7 +130,7 @@ def _centre_options(group: argparse._ArgumentGroup) -> None:
 
 def _shared_strategy_options(group: argparse._ArgumentGroup) -> None:
     """What train and bench have in common."""
-    group.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
+    group.add_argument("--strategy", choices=strategies.BY_NAME, default=_STRATEGY, help=f"default: {_STRATEGY}")
     group.add_argument("--topology", type=_topology, metavar="NAME|FILE", help=_TOPOLOGY_HELP)
     group.add_argument("--rotate", action=argparse.BooleanOptionalAction, default=None)
     _hierarchy_options(group)
@@ -159,33 +166,16 @@ def _strategy_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_STRATEGY_KEYS = (
-    "topology",
-    "rotate",
-    "hierarchical",
-    "ranks_per_node",
-    "staleness",
-    "exchange",
-    "mix",
-    "push_sum",
-    "wire_dtype",
-    "collectives",
-    "bucket_bytes",
-    "chunk_bytes",
-    "period",
-    "interval",
-    "probability",
-    "overlap",
-    "partition_fc",
-    "shuffle_samples",
-    "synchronous",
-    "alpha",
-    "servers",
-    "dedicated",
-)
-_OPTIMIZER_KEYS = ("lr", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "eps", "decoupled")
+def _keywords(makers: Mapping[str, Any], *without: str) -> tuple[str, ...]:
+    """Of the constructors of these dataclasses, each once."""
+    names = (field.name for made in makers.values() for field in fields(made))
+    return tuple(name for name in dict.fromkeys(names) if name not in without)
+
+
+_STRATEGY_KEYS = _keywords(strategies.BY_NAME)
+_OPTIMIZER_KEYS = _keywords(optim.BY_NAME, "schedule")
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
-_SCHEDULE_KEYS = ("warmup", "warmup_start", "every", "gamma", "total", "final", "power")
+_SCHEDULE_KEYS = _keywords(schedules.BY_NAME)
 
 
 def _optimizer_options(parser: argparse.ArgumentParser) -> None:
@@ -204,6 +194,11 @@ def _optimizer_options(parser: argparse.ArgumentParser) -> None:
 
 def _given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
+
+
+def _option(key: str) -> str:
+    """The option of a keyword."""
+    return f"--{key.replace('_', '-')}"
 
 
 def _data_options(parser: argparse.ArgumentParser) -> None:
@@ -227,10 +222,15 @@ def _circumstances_options(parser: argparse.ArgumentParser, virtual: bool = True
     group.add_argument("--compute-time", type=float, metavar="SECONDS", help="a step, in virtual time")
 
 
+_CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
+
+
 def _circumstances(arguments: argparse.Namespace) -> tuple[Straggler | None, Network | None]:
     late = _given(arguments, ("straggler_probability", "straggler_delay"))
     if len(late) == 1:
-        raise ValueError(f"--{next(iter(late)).replace('_', '-')}: goes with the other --straggler option")
+        (given, value), *_ = late.items()
+        missing = "delay" if given == "straggler_probability" else "probability"
+        raise ValueError(f"{_option(given)} {value}: --straggler-{missing} is missing; allowed: both or neither")
     straggler = Straggler(*late.values()) if late else None
     links = _given(arguments, ("latency", "bandwidth"))
     return straggler, Network(**links) if links else None
@@ -261,7 +261,10 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(train)
     train.add_argument("--virtual-ranks", type=int, metavar="P", help="train P ranks in this process, without mpiexec")
     train.add_argument(
-        "--timeout", type=float, default=0.0, help="seconds to wait for another rank; default: 0, for ever"
+        "--timeout",
+        type=float,
+        default=0.0,
+        help="seconds to wait for another rank, with --virtual-ranks virtual ones; default: 0, for ever",
     )
     _circumstances_options(train)
     _strategy_options(train)
@@ -290,7 +293,6 @@ def parser() -> argparse.ArgumentParser:
     timing.add_argument("--steps", type=int, default=60)
     timing.add_argument("--warmup", type=int, default=5)
     _machine_options(timing)
-    timing.add_argument("--blocks", type=int, default=5, help="with a strategy: alternating blocks")
     _bench_strategy(timing)
     _circumstances_options(timing, virtual=False)
     _compare_options(
@@ -330,7 +332,7 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     _schedule_options(parser)
     parser.add_argument("--backend", choices=[one for one in BACKENDS if one is not None])
     parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
-    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
+    parser.add_argument("--resume", action="store_true", help="train only what the same command has not trained yet")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
@@ -345,7 +347,9 @@ def _bench_strategy(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="time the strategy against no exchange, in alternating blocks; WHAT: what partners exchange",
     )
+    group.add_argument("--blocks", type=int, metavar="N", help=f"of each; default: {_BLOCKS}")
     _shared_strategy_options(group)
+    parser.set_defaults(strategy=None)  # so that one that is given is told from none
 
 
 def _checked(make: Callable[[], Any]) -> Any:
@@ -394,7 +398,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         if path is None:
             continue
         folder = os.path.dirname(path) or "."
-        option = f"--{key.replace('_', '-')} {path}"
+        option = f"{_option(key)} {path}"
         if not os.path.isdir(folder):
             raise UsageError(f"{option}: no such folder: {folder}")
         if os.path.isdir(path):
@@ -414,6 +418,8 @@ def train(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 f"--virtual-ranks {arguments.virtual_ranks}: not under mpiexec, which started {launched} ranks"
             )
+        if not 1 <= arguments.virtual_ranks <= MOST_VIRTUAL_RANKS:
+            raise UsageError(f"--virtual-ranks {arguments.virtual_ranks}: allowed: 1..{MOST_VIRTUAL_RANKS}")
         comm = _checked(lambda: VirtualCluster(arguments.virtual_ranks, compute_time=arguments.compute_time))
     elif arguments.compute_time is not None:
         raise UsageError(f"--compute-time {arguments.compute_time}: goes with --virtual-ranks")
@@ -421,7 +427,7 @@ def train(arguments: argparse.Namespace) -> int:
     for option, low in (("epochs", 1), ("batch_size", 1), ("threads", 1), ("seed", 0)):
         value = getattr(arguments, option)
         if value is not None and value < low:
-            raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
+            raise UsageError(f"{_option(option)} {value}: allowed: at least {low}")
     timeout = _checked(lambda: number("timeout", arguments.timeout, 0.0))
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
@@ -447,7 +453,7 @@ def train(arguments: argparse.Namespace) -> int:
     )
     speaks = trainer.rank == 0 and not arguments.quiet
     if speaks:
-        print(_headline(trainer, train_set, validation_set), flush=True)
+        callbacks.append(_Headline(train_set, validation_set))
     history = trainer.fit(
         train_set,
         validation_set,
@@ -467,6 +473,16 @@ def train(arguments: argparse.Namespace) -> int:
         print(_closing(history, arguments), flush=True)
     trainer.close()
     return 0
+
+
+class _Headline(Callback):
+    """Says what will be trained when nothing stands in its way any more: fit has checked all it was given."""
+
+    def __init__(self, train_set: Dataset, validation_set: Dataset) -> None:
+        self.sets = (train_set, validation_set)
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        print(_headline(trainer, *self.sets), flush=True)
 
 
 def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> str:
@@ -540,8 +556,11 @@ def side_by_side(arguments: argparse.Namespace) -> int:
         shutil.rmtree(finished, ignore_errors=True)
     results = compare.run(comparison, finished, arguments.jobs, say, speaks)
     rows = compare.write(comparison, results, arguments.report_dir)
-    shutil.rmtree(finished)
     say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
+    if compare.complete(results):
+        shutil.rmtree(finished)
+    else:
+        say(f"what failed is tried again by the same command with --resume; the rest is kept in {finished}")
     failures = [f"{row['strategy']}, {row['ranks']} ranks: {row['failure']}" for row in rows if row["failure"]]
     for line in failures:
         print(f"gossipgrad: failed: {line}", file=sys.stderr, flush=True)
@@ -565,11 +584,13 @@ def time_it(arguments: argparse.Namespace) -> int:
     for option, low in (("batch_size", 1), ("steps", 1), ("warmup", 0), ("threads", 1), ("blocks", 1)):
         value = getattr(arguments, option)
         if value is not None and value < low:
-            raise UsageError(f"--{option.replace('_', '-')} {value}: allowed: at least {low}")
+            raise UsageError(f"{_option(option)} {value}: allowed: at least {low}")
     straggler, network = _checked(lambda: _circumstances(arguments))
     if arguments.exchange is None:
-        if straggler is not None or network is not None:
-            raise UsageError("--straggler-probability, --straggler-delay, --latency, --bandwidth: go with --exchange")
+        of_exchange = ("strategy", "blocks", *_STRATEGY_KEYS, *_CIRCUMSTANCES)
+        given = ", ".join(_option(key) for key in _given(arguments, of_exchange))
+        if given:
+            raise UsageError(f"{given}: only with --exchange; without it one rank's step is timed, which sends nothing")
         result: dict[str, Any] | None = bench.step(**common)
         if _failure.launched_rank() != 0:
             result = None
@@ -577,8 +598,11 @@ def time_it(arguments: argparse.Namespace) -> int:
         options = _given(arguments, _STRATEGY_KEYS)
         if options["exchange"] == "":
             del options["exchange"]
-        strategy = _checked(lambda: strategies.by_name(arguments.strategy, **options))
-        result = bench.exchange(strategy, blocks=arguments.blocks, straggler=straggler, network=network, **common)
+        strategy = _checked(lambda: strategies.by_name(arguments.strategy or _STRATEGY, **options))
+        if (_launch.launcher_world_size() or 1) < 2:
+            raise UsageError("--exchange: one rank has nobody to exchange with; allowed: gossipgrad run -n P, P > 1")
+        blocks = _BLOCKS if arguments.blocks is None else arguments.blocks
+        result = bench.exchange(strategy, blocks=blocks, straggler=straggler, network=network, **common)
     if result is not None:
         print(json.dumps(result), flush=True)
     return 0

@@ -10,6 +10,8 @@ from gossipgrad import _core, _failure, _preload
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.errors import integer, number
 
+MOST_VIRTUAL_RANKS = 4096
+
 
 @dataclass(frozen=True)
 class Straggler:
@@ -72,7 +74,7 @@ class VirtualCluster:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        integer("p", self.p, 1, 4096)
+        integer("p", self.p, 1, MOST_VIRTUAL_RANKS)
         number("latency", self.latency, 0.0)
         number("bandwidth", self.bandwidth, 0.0)
         number("compute_rate", self.compute_rate, 0.0)

@@ -533,7 +533,9 @@ def by_name(name: str, **options: Any) -> Strategy:
     allowed = [field.name for field in fields(made)]
     for key in options:
         if key not in allowed:
-            raise ValueError(f"{key}: not an option of strategy={name!r}; it has {', '.join(allowed)}")
+            others = [one for one, c in BY_NAME.items() if key in (field.name for field in fields(c))]
+            hint = f"; {key} is one of {', '.join(others)}" if others else ""
+            raise ValueError(f"{key}: not an option of strategy={name!r}; it has {', '.join(allowed)}{hint}")
     return made(**options)
 
 

@@ -1,5 +1,6 @@
 """gossipgrad bench --exchange: any strategy, any model, against no exchange, in alternating blocks."""
 
+import dataclasses
 import json
 import statistics
 
@@ -36,8 +37,11 @@ def test_every_strategy_under_mpi(mpirun):
 def test_every_option_of_a_strategy_is_one_of_bench():
     commands = cli.parser()._subparsers._group_actions[0].choices
     train, timing = ({a.dest for a in commands[name]._actions} for name in ("train", "bench"))
-    # A step of bench reads no samples.
-    assert {key for key in cli._STRATEGY_KEYS if key in train} - {"shuffle_samples"} <= timing
+    keys = {field.name for made in gg.strategies.BY_NAME.values() for field in dataclasses.fields(made)}
+    assert keys == set(cli._STRATEGY_KEYS) and keys <= train
+    assert keys - {"shuffle_samples"} <= timing  # a step of bench reads no samples
+    for by_name in (gg.optim.BY_NAME, gg.schedules.BY_NAME):
+        assert {field.name for made in by_name.values() for field in dataclasses.fields(made)} - {"schedule"} <= train
 
 
 CIRCUMSTANCES = """
@@ -63,13 +67,17 @@ def test_a_slow_network_on_one_machine(mpirun):
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ("--latency 1", "--latency, --bandwidth: go with --exchange"),
+        ("--latency 1", "--latency: only with --exchange"),
+        ("--strategy allreduce --staleness 1", "--strategy, --staleness: only with --exchange"),
+        ("--strategy gossipgrad", "--strategy: only with --exchange"),
+        ("--no-rotate --blocks 3", "--blocks, --rotate: only with --exchange"),
+        ("--exchange", "allowed: gossipgrad run -n P, P > 1"),
         ("--exchange --bandwidth -1", "bandwidth=-1"),
-        ("--exchange --straggler-delay 1", "goes with the other --straggler option"),
+        ("--exchange --straggler-delay 1", "--straggler-delay 1.0: --straggler-probability is missing"),
         ("--exchange --compute-time 1", "unrecognized arguments: --compute-time"),
     ],
 )
-def test_circumstances_that_cannot_be(words, what, capsys):
+def test_what_cannot_be(words, what, capsys):
     assert cli.main(["bench", "--model", "mlp", *words.split()]) == 2
     assert what in capsys.readouterr().err
 

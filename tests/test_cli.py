@@ -96,10 +96,14 @@ def test_resume_goes_on(capsys, tmp_path):
         ("train --strategy ring", 2, "invalid choice: 'ring'"),
         ("train --strat allreduce", 2, "unrecognized arguments: --strat"),
         ("train --strategy allreduce --staleness 1", 2, "staleness: not an option of strategy='allreduce'"),
+        ("train --period 5", 2, "; period is one of periodic-allreduce, elastic-averaging, parameter-server"),
+        ("train --period foo", 2, "--period: 'foo': allowed: log2, or an integer of at least 1"),
+        ("train --total x", 2, "--total: 'x': allowed: auto, or an integer"),
+        ("train --straggler-probability 0.1", 2, "--straggler-probability 0.1: --straggler-delay is missing"),
         ("train --schedule cosine --gamma 0.5", 2, "gamma: not an option of schedule='cosine'"),
         ("train --epochs 0", 2, "--epochs 0: allowed: at least 1"),
         ("train --threads 0", 2, "--threads 0"),
-        ("train --virtual-ranks 0", 2, "p=0"),
+        ("train --virtual-ranks 0", 2, "--virtual-ranks 0: allowed: 1..4096"),
         ("train --report /nowhere/r", 2, "--report /nowhere/r: no such folder"),
         ("train --checkpoint /", 2, "is a folder"),
         ("train --data .", 2, "--data .: --dataset mnist-10k has no files"),
@@ -117,6 +121,18 @@ def test_resume_goes_on(capsys, tmp_path):
 def test_errors_are_one_line(words, code, text, capsys):
     found, _, err = cli_run(capsys, *words.split())
     assert found == code and text in err and len(err.splitlines()) == 1 and err.startswith("gossipgrad: "), err
+
+
+def test_a_headline_is_of_what_will_be_trained(capsys, tmp_path):
+    """None before an error known at the start: no such checkpoint, one of another model, a set that does not fit."""
+    path, common = tmp_path / "c", ["--dataset", "synthetic", "--epochs", 1, "--batch-size", 500]
+    code, out, _ = cli_run(capsys, "train", "--model", "mlp", *common, "--checkpoint", path)
+    assert code == 0 and out.startswith("mlp, 189,601 parameters, on synthetic")
+    code, out, _ = cli_run(capsys, "train", "--model", "mlp", *common, "--resume", path)
+    assert code == 0 and out.startswith("mlp, ") and "nothing to do" not in out
+    for words in (["--resume", "/nowhere"], ["--resume", path], ["--model", "mlp", "--dataset", "mnist-10k"]):
+        code, out, err = cli_run(capsys, "train", *common, *words)
+        assert code == 1 and out == "" and len(err.splitlines()) == 1, (out, err)
 
 
 def test_a_traceback_on_demand(capsys, monkeypatch):
