@@ -32,7 +32,10 @@ def rank_file(path: str, state: str, rank: int) -> str:
 
 
 def prepare(path: str, state: str) -> None:
-    """Make the folder of a new state (rank 0, before the ranks write)."""
+    """Make the folder of a new state (rank 0, before the ranks write), in the folder of PATH, which must be there."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"no such folder: {folder!r}")
     os.makedirs(os.path.join(state_root(path), state), exist_ok=True)
 
 

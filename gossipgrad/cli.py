@@ -332,7 +332,7 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     _schedule_options(parser)
     parser.add_argument("--backend", choices=[one for one in BACKENDS if one is not None])
     parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
-    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
+    parser.add_argument("--resume", action="store_true", help="train only what the same command has not trained yet")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
@@ -556,8 +556,11 @@ def side_by_side(arguments: argparse.Namespace) -> int:
         shutil.rmtree(finished, ignore_errors=True)
     results = compare.run(comparison, finished, arguments.jobs, say, speaks)
     rows = compare.write(comparison, results, arguments.report_dir)
-    shutil.rmtree(finished)
     say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
+    if compare.complete(results):
+        shutil.rmtree(finished)
+    else:
+        say(f"what failed is tried again by the same command with --resume; the rest is kept in {finished}")
     failures = [f"{row['strategy']}, {row['ranks']} ranks: {row['failure']}" for row in rows if row["failure"]]
     for line in failures:
         print(f"gossipgrad: failed: {line}", file=sys.stderr, flush=True)

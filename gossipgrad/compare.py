@@ -295,9 +295,7 @@ class _Process:
                 done: Record = json.load(file)
             return done
         why = lines[-1] if lines else f"its process ended with code {self.process.returncode}"
-        failed = {"strategy": self.entry.label, "ranks": self.p, "lr": self.lr, "points": [], "failure": why}
-        write_atomically(self.path, json.dumps(failed).encode())
-        return failed
+        return {"strategy": self.entry.label, "ranks": self.p, "lr": self.lr, "points": [], "failure": why}
 
     def end(self) -> None:
         """Before its end."""
@@ -330,8 +328,8 @@ def run(
     One result a configuration, in the order of entries and ranks: strategy, ranks, and batch_size, lr, seconds, points
     and report, or failure, the reason why there is no more; with several learning rates also `tried`, the final loss of
     each, None where it failed. A failing one does not end the others. `said` gets a line for each that has ended;
-    shown: a progress bar with the time left. What has ended is kept in `folder`, which is made, for a run that is
-    interrupted: what is there of the same settings is not trained again.
+    shown: a progress bar with the time left. What has been trained is kept in `folder`, which is made, for a run that
+    is interrupted: what is there of the same settings is not trained again. What has failed is not there.
     """
     jobs = max(os.cpu_count() or 1, 1) if jobs is None else integer("jobs", jobs, 1)
     by_size = sorted(comparison.ranks, reverse=True)
@@ -382,6 +380,12 @@ def _best(results: Sequence[Record]) -> Record:
     tried = sorted([{"lr": one["lr"], "loss": _final(one)} for one in results], key=lambda one: float(one["lr"]))
     best = min(results, key=lambda one: (one["points"] == [], _final(one) or 0.0))
     return {**best, "tried": tried}
+
+
+def complete(results: Iterable[Mapping[str, Any]]) -> bool:
+    """Has every configuration been trained, with every learning rate?"""
+    rates = [one for result in results for one in result.get("tried", [{"loss": _final(result)}])]
+    return all(one["loss"] is not None for one in rates)
 
 
 def _sentence(result: Mapping[str, Any]) -> str:

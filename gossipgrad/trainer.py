@@ -55,9 +55,11 @@ class Trainer:
     trace      spans kept a rank for write_trace; 0: none.
     timeout    seconds a rank waits for another's message before it fails (CommunicationError: the step, the layers, the
                other rank); 0: for ever. To be longer than any step, callback or write of a file takes, and than ranks
-               differ in making the trainer. MPI's own start and end cannot fail so: there it is only said.
+               differ in making the trainer. MPI's own start and end cannot fail so: there it is only said. In a
+               virtual cluster seconds are virtual ones. Without effect, and warned of, with one rank.
     straggler  gossipgrad.Straggler(...): ranks that now and then come late; None: none but a VirtualCluster's.
-    network    gossipgrad.Network(...): slow links; None: as they are, or a VirtualCluster's.
+    network    gossipgrad.Network(...): slow links; None: as they are, or a VirtualCluster's. With one rank:
+               like timeout.
 
     Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights.
     """
@@ -118,6 +120,7 @@ class Trainer:
         if isinstance(self.strategy, strategies.GossipGraD):
             self.exchange = self.strategy.exchange_on(self.team.nodes()[0])
         self._warn_of_missing_partners()
+        self._warn_of_one_rank(network, timeout)
         self.stop = False
         self.epoch = 0  # epochs done
         self.last_epoch = 0  # number of the last epoch of this fit
@@ -191,6 +194,18 @@ class Trainer:
                 f"'dissemination' has partners for any number of {what}",
                 stacklevel=3,
             )
+
+    def _warn_of_one_rank(self, network: cluster.Network | None, timeout: float) -> None:
+        """It sends no message that these could delay or end; most likely a launcher was meant."""
+        if self.virtual or self.size > 1:
+            return
+        for argument, value, without in (("network", network, None), ("timeout", timeout, 0.0)):
+            if value != without:
+                warnings.warn(
+                    f"{argument}={value!r}: without effect, one rank sends no messages; gossipgrad run -n P or mpiexec "
+                    "starts several, a VirtualCluster (--virtual-ranks) has them",
+                    stacklevel=3,
+                )
 
     def _make(self, total: int | None) -> None:
         """A core trainer in the initial state, or in the state of the one before it.
@@ -314,6 +329,8 @@ class Trainer:
                            its shard of it, a contiguous part, so samples should come in a random order (a warning
                            says when they look sorted by class); the consensus model is validated: the replicas'
                            mean, or the centre of ElasticAveraging and ParameterServer.
+                           uint8 samples are not scaled unless by their Dataset (a warning says so): pixels want
+                           gg.data.Dataset(x, y, scale=1/255).
         batch_size         samples a rank and step.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
@@ -336,6 +353,7 @@ class Trainer:
         validation_core = None if validation_set is None else validation_set.for_network(*shapes)
         check_batch(train_set, self.workers, batch_size)
         self._warn_of_sorted(train_set)
+        self._warn_of_pixels(train_set, validation_set)
         actors = list(callbacks)
         for actor in actors:
             if not isinstance(actor, Callback):
@@ -393,6 +411,18 @@ class Trainer:
                 "the strategy has it)",
                 stacklevel=3,
             )
+
+    def _warn_of_pixels(self, train: Dataset, validation: Dataset | None) -> None:
+        """Images are uint8, and a network that is to learn from 0..255 seldom does."""
+        for argument, one in (("train", train), ("validation", validation)):
+            if self.rank or one is None or one.samples.dtype != np.uint8 or one.scale != 1.0 or one.samples.max() <= 1:
+                continue
+            warnings.warn(
+                f"{argument}: uint8 samples of 0..{one.samples.max()} are taken as they are; if they are pixels, "
+                "gg.data.Dataset(x, y, scale=1/255) makes them 0..1",
+                stacklevel=3,
+            )
+            return
 
     def _epoch(
         self,
@@ -649,7 +679,8 @@ class Trainer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the consensus weights to `path` (safetensors) and all ranks' state to `path`.state/. Collective.
 
-        Whenever it is interrupted, `path` and its state are those of one complete save. CheckpointError: not written.
+        The folder of `path` must be there. Whenever it is interrupted, `path` and its state are those of one complete
+        save. CheckpointError: not written.
         """
         path = os.fspath(path)
         self.core.settle()

@@ -122,6 +122,17 @@ def test_saving_replaces_and_leaves_nothing_else(data, tmp_path):
     ]
 
 
+def test_no_folder_is_made_for_a_checkpoint(tmp_path, monkeypatch):
+    """By no way of saving: a wrong path is told, not made true."""
+    path = tmp_path / "missing" / "c"
+    with pytest.raises(gg.CheckpointError, match="missing/c: no such folder: .*missing'"):
+        make().save(path)
+    assert not os.listdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    make().save("c")
+    assert sorted(os.listdir(tmp_path)) == ["c", "c.state"]
+
+
 @pytest.mark.parametrize("when", ["write_rank", "commit"])
 def test_an_interrupted_save_keeps_the_old_checkpoint(when, data, tmp_path, monkeypatch):
     trainer = make()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -246,3 +247,17 @@ def test_what_cannot_be(make, words):
 def test_what_the_command_line_refuses(words, what, capsys):
     assert cli.main(["train", "--dataset", "synthetic", "--quiet", *words.split()]) == 2
     assert what in capsys.readouterr().err
+
+
+def test_one_rank_has_no_messages_to_delay():
+    def told(**options):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            gg.Trainer(one_layer(), **options).close()
+        return [str(one.message).split(":")[0] for one in found]
+
+    slow = gg.Network(latency=1.0)
+    assert told(network=slow) == ["network=Network(latency=1.0, bandwidth=0.0)"]
+    assert told(timeout=2.0) == ["timeout=2.0"]
+    assert told() == told(timeout=0) == told(straggler=gg.Straggler(0.5, 0.0)) == []
+    assert told(comm=gg.VirtualCluster(1), network=slow, timeout=2.0) == []

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import pytest
 
@@ -24,7 +25,9 @@ def test_files(done):
     code, folder = done
     assert code == cli.FAILURE
     names = {"compare.json", "compare.csv", "points.csv", "scaling.png", "curves-p1.png", "curves-p3.png", "reports"}
+    names.add("finished")  # for --resume: some have failed
     assert {path.name for path in folder.iterdir()} == names
+    assert len(list((folder / "finished").iterdir())) == 2  # those that have not
     assert {path.name for path in (folder / "reports").iterdir()} == {"allreduce-p1.json", "allreduce-p3.json"}
     for path in folder.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -110,6 +113,30 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
         (name, p) for name in ("allreduce", "no-exchange") for p in (1, 2)
     ]
     assert resumed[1]["points"] == compare.train(plan, plan.entries[0], 2)["points"]
+
+
+def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
+    """By --resume, and nothing else is."""
+    words = "compare --strategies no-exchange --virtual-ranks 1,2 --model mlp --dataset synthetic --jobs 1"
+    words += f" --samples 40 --points 1 --global-batch 4 --report-dir {tmp_path / 'made'}"
+    train, tried = compare._Process.result, []
+
+    def result(self):
+        tried.append(self.p)
+        done = train(self)
+        if self.p == 2 and len(tried) < 3:  # as if the process had been killed: no file
+            os.remove(self.path)
+            return {"strategy": self.entry.label, "ranks": 2, "lr": self.lr, "points": [], "failure": "killed"}
+        return done
+
+    monkeypatch.setattr(compare._Process, "result", result)
+    words = words.split()
+    assert cli.main(words) == cli.FAILURE and tried == [2, 1]
+    assert "--resume" in capsys.readouterr().out and len(list((tmp_path / "made" / "finished").iterdir())) == 1
+    assert cli.main([*words, "--resume"]) == 0 and tried == [2, 1, 2]
+    assert "2 of 2: no-exchange, 2 ranks" in capsys.readouterr().out and not (tmp_path / "made" / "finished").exists()
+    rows = json.loads((tmp_path / "made" / "compare.json").read_text())["runs"]
+    assert [one["ranks"] for one in rows if one["failure"] is None] == [1, 2]
 
 
 def test_the_best_rate_is_kept(tmp_path):

@@ -21,6 +21,7 @@ WAITING = [
     gg.AllReduce(),
     gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=200),
     gg.PeriodicAllReduce(period=2),
+    gg.ElasticAveraging(synchronous=True, period=2),
     gg.OverlappedAveraging(partition_fc=True),
 ]
 ALL = WAITING + [made() for made in gg.strategies.BY_NAME.values()]

@@ -180,6 +180,27 @@ def test_uint8_images_are_scaled_in_the_core():
     assert whole["train_loss"] == pytest.approx(floats["train_loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "high", "scale", "said"),
+    [
+        (np.uint8, 256, 1.0, True),
+        (np.uint8, 256, 1 / 255, False),
+        (np.uint8, 2, 1.0, False),
+        (np.float32, 256, 1, False),
+    ],
+)
+def test_raw_pixels_are_told(dtype, high, scale, said, recwarn):
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, high, (40, 6)).astype(dtype), generator.integers(0, 3, 40)
+    for raw, other in ((gg.Dataset(x, y, scale), None), (gg.Dataset(x / 255, y), gg.Dataset(x, y, scale))):
+        recwarn.clear()
+        make(optimizer=gg.SGD(lr=1e-9)).fit(raw, other, batch_size=8, progress=False)
+        told = [str(one.message) for one in recwarn if "uint8" in str(one.message)]
+        assert len(told) == said and all("gg.data.Dataset(x, y, scale=1/255)" in one for one in told)
+        if said:
+            assert told[0].startswith(f"{'validation' if other else 'train'}: uint8 samples of 0..{x.max()} are")
+
+
 def test_close_ends_it():
     with make() as trainer:
         assert trainer.step == 0

@@ -220,6 +220,8 @@ struct gg_allreduce {
     const float *scale;
     bool by_mpi; /* then none of the above but transport, device, count, stage is used, and `sum` is */
     gg_request sum;
+    gg_waited *waited; /* NULL: nobody counts */
+    void *context;
 };
 
 static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
@@ -433,10 +435,22 @@ cleanup:
     return status;
 }
 
+void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *context) {
+    allreduce->waited = waited;
+    allreduce->context = context;
+}
+
 /* Waits for a request, or only looks at it. */
-static gg_status reach(gg_transport *transport, gg_request *request, bool wait, bool *done) {
+static gg_status reach(gg_allreduce *allreduce, gg_request *request, bool wait, bool *done) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_test(allreduce->transport, request, done));
+    if (*done || !wait) return GG_OK;
+    double begin = allreduce->waited != NULL ? gg_transport_now(allreduce->transport) : 0;
+    GG_TRY(gg_wait(allreduce->transport, request));
+    if (allreduce->waited != NULL) allreduce->waited(allreduce->context, begin);
     *done = true;
-    return wait ? gg_wait(transport, request) : gg_test(transport, request, done);
+cleanup:
+    return status;
 }
 
 /* Goes on until the data holds the sum; without `wait`, until something is not there yet. */
@@ -447,7 +461,7 @@ static gg_status advance(gg_allreduce *allreduce, bool wait) {
     while (allreduce->stage != IDLE && allreduce->stage != GATHERED) {
         bool done = true;
         if (allreduce->stage == LEFT_TO_MPI) {
-            GG_TRY(reach(transport, &allreduce->sum, wait, &done));
+            GG_TRY(reach(allreduce, &allreduce->sum, wait, &done));
             if (done) allreduce->stage = IDLE;
             return GG_OK;
         }
@@ -460,16 +474,16 @@ static gg_status advance(gg_allreduce *allreduce, bool wait) {
         int from = (rank - allreduce->next + p) % p;
         size_t at = 0, n = slice(allreduce, from, &at);
         switch (allreduce->stage) {
-        case SCATTERING: GG_TRY(reach(transport, &allreduce->receives[from], wait, &done)); break;
+        case SCATTERING: GG_TRY(reach(allreduce, &allreduce->receives[from], wait, &done)); break;
         case READ_BY_PEERS:
             /* The slice may be written only after `from` has read it. */
-            GG_TRY(reach(transport, &allreduce->scattered[from], wait, &done));
+            GG_TRY(reach(allreduce, &allreduce->scattered[from], wait, &done));
             if (done && n > 0)
                 GG_TRY(gg_receive(transport, sent_at(allreduce, at), n * allreduce->size, from, allreduce->tag,
                                   &allreduce->receives[from]));
             break;
         default:
-            GG_TRY(reach(transport, &allreduce->receives[from], wait, &done));
+            GG_TRY(reach(allreduce, &allreduce->receives[from], wait, &done));
             if (done) GG_TRY(take_sum(allreduce, &allreduce->receives[from], at, n));
         }
         if (!done) return GG_OK;
@@ -490,7 +504,8 @@ gg_status gg_allreduce_wait(gg_allreduce *allreduce) { return advance(allreduce,
 gg_status gg_allreduce_finish(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
     if ((status = advance(allreduce, true)) != GG_OK || allreduce->stage == IDLE) return status;
-    for (int i = 0; i < allreduce->transport->size; ++i) GG_TRY(gg_wait(allreduce->transport, &allreduce->gathered[i]));
+    bool read = false;
+    for (int i = 0; i < allreduce->transport->size; ++i) GG_TRY(reach(allreduce, &allreduce->gathered[i], true, &read));
     allreduce->stage = IDLE;
 cleanup:
     return failed(allreduce, status);

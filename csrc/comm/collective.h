@@ -61,6 +61,9 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
 gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed);
 gg_status gg_allreduce_wait(gg_allreduce *allreduce);   /* until data holds the sum */
 gg_status gg_allreduce_finish(gg_allreduce *allreduce); /* until the peers have read it, too: data may be written */
+/* Of every wait that was one, `waited` is told when it began, as soon as it is over: sums and copies are no waits. */
+typedef void gg_waited(void *context, double begin);
+void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *context);
 /* All of it, blocking. */
 gg_status gg_allreduce_run(gg_allreduce *allreduce, float *data, const float *scale);
 

@@ -17,7 +17,6 @@ static gg_status end(gg_strategy *strategy) {
         double begin = gg_transport_now(env->transport);
         int64_t sent = env->transport->bytes_sent;
         GG_TRY(gg_allreduce_run(((allreduce *)strategy)->reduction, env->state->gradient, strategy->share));
-        gg_strategy_waited(strategy, begin);
         gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                         .arrived = gg_transport_now(env->transport),
                                                         .name = "gradients",
@@ -54,6 +53,7 @@ gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
                                made->wire ? &(gg_narrow_wire){.memory = made->wire} : NULL, options->collectives,
                                &made->reduction));
+    gg_strategy_watch(&made->head, made->reduction);
 cleanup:
     if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

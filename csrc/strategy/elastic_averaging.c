@@ -76,7 +76,6 @@ static gg_status end(gg_strategy *strategy) {
     GG_TRY(gg_allreduce_start(s->reduction, s->pull, s->ones));
     if (s->wire != NULL) env->device->table->widen_add(env->device, state->count, s->wire, state->weight);
     GG_TRY(gg_allreduce_finish(s->reduction));
-    gg_strategy_waited(strategy, begin);
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(env->transport),
                                                     .name = "elastic force",
@@ -141,6 +140,7 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
                                s->wire ? &(gg_narrow_wire){.memory = s->wire, .rest = env->state->weight} : NULL,
                                options->collectives, &s->reduction));
+    gg_strategy_watch(&s->head, s->reduction);
     *out = &s->head;
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head);

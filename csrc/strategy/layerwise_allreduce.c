@@ -44,12 +44,10 @@ static gg_status by_gossip(layerwise_allreduce *s, gg_status status) {
 static gg_status rest(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    double begin = gg_transport_now(strategy->env.transport);
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(at_layers(s, bucket, gg_allreduce_finish(s->reduction[i])));
     }
-    gg_strategy_waited(strategy, begin);
 cleanup:
     return status;
 }
@@ -161,17 +159,9 @@ cleanup:
 
 static gg_status wait_bucket(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
-    gg_strategy *strategy = &s->head;
     const gg_bucket *b = &s->buckets.bucket[bucket];
     while (s->next[bucket] < b->end_chunk) {
-        gg_allreduce *reduction = s->reduction[s->next[bucket]];
-        bool summed = false;
-        GG_TRY(gg_allreduce_poll(reduction, &summed));
-        if (!summed) {
-            double from = gg_transport_now(strategy->env.transport);
-            GG_TRY(gg_allreduce_wait(reduction));
-            gg_strategy_waited(strategy, from);
-        }
+        GG_TRY(gg_allreduce_wait(s->reduction[s->next[bucket]]));
         GG_TRY(update_next(s, bucket));
     }
 cleanup:
@@ -261,6 +251,7 @@ static gg_status create(const gg_strategy_options *options, const gg_strategy_en
         GG_TRY(gg_allreduce_create(s->group, env->device, chunk->count, GG_TAG_USER + i,
                                    s->wire ? &(gg_narrow_wire){.memory = s->wire + chunk->offset} : NULL, options->collectives,
                                    &s->reduction[i]));
+        gg_strategy_watch(&s->head, s->reduction[i]);
     }
 cleanup:
     if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;

@@ -30,7 +30,6 @@ static gg_status end(gg_strategy *strategy) {
     GG_TRY(gg_allreduce_run(s->averaging, state->weight, s->equal_share));
     if (state->momentum != NULL) GG_TRY(gg_allreduce_run(s->averaging, state->momentum, s->equal_share));
     if (state->square != NULL) GG_TRY(gg_allreduce_run(s->averaging, state->square, s->equal_share));
-    gg_strategy_waited(strategy, begin);
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(strategy->env.transport),
                                                     .name = "weights",
@@ -75,6 +74,7 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
                                made->wire ? &(gg_narrow_wire){.memory = made->wire, .displaces = true} : NULL,
                                options->collectives, &made->averaging));
+    gg_strategy_watch(&made->head, made->averaging);
 cleanup:
     if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

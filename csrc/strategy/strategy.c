@@ -151,6 +151,10 @@ void gg_strategy_waited(gg_strategy *strategy, double begin) {
                      .begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE, .index = -1});
 }
 
+static void waited(void *context, double begin) { gg_strategy_waited(context, begin); }
+
+void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) { gg_allreduce_watch(reduction, waited, strategy); }
+
 gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status) {
     const gg_graph *graph = strategy->env.graph;
     if (status == GG_OK) return status;

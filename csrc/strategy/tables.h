@@ -43,6 +43,8 @@ void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, cons
 /* Counts the time from `begin` to now as waited, and shows it in the trace. The only way to count: exposed seconds are the waits that
  * the trace shows. */
 void gg_strategy_waited(gg_strategy *strategy, double begin);
+/* Has the waits of a reduction counted so. */
+void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction);
 
 /* Adds "step 12, layers 'a' to 'b': " to the message of a failure, and returns it. */
 gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status);

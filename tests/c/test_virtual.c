@@ -94,6 +94,45 @@ static void test_warm(void) {
     gg_virtual_destroy(s.cluster);
 }
 
+/* A reduction tells how long it waited, without the sums, which take rank r here r + 1 seconds each. */
+static _Thread_local gg_transport *summing;
+
+static void slow_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out) {
+    (void)gg_transport_compute(summing, summing->rank + 1.0);
+    case_backend.weighted_sum(device, n, sources, source, scale, out);
+}
+
+static void add_wait(void *context, double begin) {
+    CHECK(gg_transport_now(summing) > begin); /* it was a wait */
+    *(double *)context += gg_transport_now(summing) - begin;
+}
+
+static gg_status run_slow_sums(void *context, int rank) {
+    static const float scale[MOST] = {1, 2, 3};
+    setup *s = context;
+    gg_backend slow = case_backend;
+    slow.weighted_sum = slow_sum;
+    gg_device device = {.table = &slow, .threads = 1};
+    float data[GG_LANES * 9] = {0};
+    gg_allreduce *allreduce = NULL;
+    double waited = 0;
+    summing = at(s, rank);
+    MUST(gg_allreduce_create(summing, &device, LENGTH(data), GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN, &allreduce));
+    gg_allreduce_watch(allreduce, add_wait, &waited);
+    for (int i = 0; i < 4; ++i) MUST(gg_allreduce_run(allreduce, data, scale));
+    gg_allreduce_destroy(allreduce);
+    s->seen[rank] = waited;
+    s->clock[rank] = gg_transport_now(summing);
+    return GG_OK;
+}
+
+static void test_waits_of_reductions(void) {
+    setup s = {.cluster = make(3, 0.5, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_slow_sums, &s) == GG_OK);
+    for (int r = 0; r < 3; ++r) CHECK(s.seen[r] > 0 && fabs(s.clock[r] - s.seen[r] - 4 * (r + 1.0)) < 1e-9);
+    gg_virtual_destroy(s.cluster);
+}
+
 static void test_local(void) {
     gg_transport *t = NULL;
     uint64_t hash = 0;
@@ -745,6 +784,7 @@ int main(int argc, char **argv) {
     test_clocks();
     test_all();
     test_warm();
+    test_waits_of_reductions();
     CHECK(gg_memory_live_bytes() == 0);
     return CHECK_RESULT;
 }
