@@ -66,7 +66,7 @@ def ours(name: str, keywords: dict, steps: int) -> None:
     samples = steps * BATCH * trainer.team.size
     images = generator.integers(0, 256, (samples, 1, 28, 28), dtype=np.uint8)
     labels = generator.integers(0, 10, samples, dtype=np.int32)
-    history = trainer.fit((images, labels), epochs=2, batch_size=BATCH, progress=False)
+    history = trainer.fit(gg.data.Dataset(images, labels, scale=1 / 255), epochs=2, batch_size=BATCH, progress=False)
     one = history.epochs[-1]  # the first one warms up
     if trainer.rank == 0:
         ranks = trainer.team.size
