@@ -443,10 +443,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     size_t part = (lanes + servers - 1) / servers * GG_LANES * sizeof(float);
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, part < options->chunk_bytes ? part : options->chunk_bytes,
                              &s->buckets));
-    if (s->buckets.chunk_count > GG_TAG_LIMIT - GG_TAG_USER)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
-                       s->buckets.chunk_count, GG_TAG_LIMIT - GG_TAG_USER));
+    GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_state_create(env, 0));
     GG_TRY(make_worker(s));
     GG_TRY(make_server(s));

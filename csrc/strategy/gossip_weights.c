@@ -261,7 +261,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.chunk_count, sizeof(int), "order of chunks", (void **)&g->order));
     for (int i = 0; i < g->parts; ++i) {
         GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", (void **)&g->part[i].mixed));
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, 2, options->wire, &g->part[i].stream));
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, true, options->wire, &g->part[i].stream));
         g->part[i].stream.name = (const char *const[]){"weights", "momentum", "second moment"}[i];
     }
 cleanup:

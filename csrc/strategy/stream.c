@@ -5,19 +5,14 @@
 #include "base/memory.h"
 #include "strategy/tables.h"
 
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_dtype wire,
-                           gg_stream *out) {
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire, gg_stream *out) {
     gg_status status = GG_OK;
     size_t bytes = owner->env.state->count * gg_dtype_size(wire), chunks = (size_t)buckets->chunk_count;
     gg_stream made = {
-        .owner = owner, .buckets = buckets, .wire = wire, .tag = GG_TAG_USER + streams * buckets->chunk_count, .name = "bucket"};
+        .owner = owner, .buckets = buckets, .wire = wire, .tag = GG_TAG_USER + index * buckets->chunk_count, .name = "bucket"};
 
-    if (made.tag + buckets->chunk_count > GG_TAG_LIMIT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
-                       buckets->chunk_count, (GG_TAG_LIMIT - GG_TAG_USER) / (streams + 1)));
-    for (int i = 0; i < arenas; ++i) GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
-    if (arenas == 1) made.arena[1] = made.arena[0];
+    GG_TRY(gg_buckets_check_tags(buckets, (GG_TAG_LIMIT - GG_TAG_USER) / (index + 1)));
+    for (int i = 0; i < 2 && sends; ++i) GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
     GG_TRY(gg_calloc(1, bytes, "landing arena", &made.landing));
     for (int i = 0; i < 2; ++i) GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&made.sent[i]));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&made.received));
@@ -40,7 +35,7 @@ void gg_stream_destroy(gg_stream *stream) {
     give_up(stream, stream->sent[0]);
     give_up(stream, stream->sent[1]);
     give_up(stream, stream->received);
-    if (stream->arena[1] != stream->arena[0]) gg_message_free(transport, stream->arena[1]);
+    gg_message_free(transport, stream->arena[1]);
     gg_message_free(transport, stream->arena[0]);
     gg_free(stream->landing);
     gg_free(stream->sent[0]);
