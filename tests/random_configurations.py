@@ -222,7 +222,7 @@ def check(number: int) -> Configuration:
     configuration = Configuration(number)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="topology=|hierarchical=")
+            warnings.filterwarnings("ignore", message="topology=|hierarchical=|train: uint8")
             check_training(configuration)
             check_mixing(configuration)
     except Exception as error:

@@ -11,6 +11,8 @@ import pytest
 import gossipgrad as gg
 from gossipgrad import _core
 
+pytestmark = pytest.mark.filterwarnings("ignore:train. uint8")
+
 RANKS = [1, 2, 3, 5, 8]
 SHUFFLED, STILL = gg.GossipGraD(shuffle_samples=True), gg.GossipGraD()
 

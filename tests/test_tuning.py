@@ -11,6 +11,8 @@ from conftest import ROOT
 
 import gossipgrad as gg
 
+pytestmark = pytest.mark.filterwarnings("ignore:train. uint8")
+
 DEFAULT = {"bucket_bytes": 1 << 20, "chunk_bytes": 2 << 20}
 SLOW = {"latency": 1e-3, "bandwidth": 1e7, "compute_time": 1e-2}
 
