@@ -1,67 +1,134 @@
-"""What the exchange costs: the step without exchange over the step with a strategy, in alternating blocks on the
-same pinned cores.
+"""What the exchange costs with one core a rank: the step without exchange over the step with it, strategy by strategy.
 
-    gossipgrad run -n 2 benchmarks/exchange.py --network lenet --strategy gossipgrad
-    gossipgrad run -n 2 benchmarks/exchange.py --network convnet --strategy gossipgrad --steps 10
+    python benchmarks/exchange.py --torch-reference ../shared/bench/torch_reference.py
+    python benchmarks/exchange.py --networks convnet --steps 10 --rounds 3
 
-One process a core trains both contestants in turn, so both see the same neighbours and clocks; a block's figure
-is the mean step of the slowest rank. ratio 1 is free exchange. `convnet` is a VGG-like network on 32x32 images
-(2.4 M weights) whose step takes more than 100 ms.
+Every round runs each contestant once, one after the other, as `--ranks` pinned processes, and the figure is the median
+over the rounds; 1 is free exchange. Ours trains both ways in alternating blocks within each run, so both see the same
+neighbours and clocks; a block's figure is the mean step of the slowest rank. The peer is DistributedDataParallel
+(gloo, static graph, buckets as gradient views): all ranks side by side without exchange over the step under DDP.
+
+`lenet` has a step of some 4 ms, `cifar_quick` of 25, and `convnet`, a VGG-like network on 32x32 images with 2.4 M
+weights, of 300.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
 
 import gossipgrad as gg
 from gossipgrad import bench, strategies
+
+BATCH = 64
 
 
 def convnet() -> gg.Model:
     layers: list[gg.Layer] = []
     for channels in (64, 128, 256):
-        layers += [
-            gg.Conv2d(channels, 3, padding=1),
-            gg.ReLU(),
-            gg.Conv2d(channels, 3, padding=1),
-            gg.ReLU(),
-            gg.MaxPool2d(2),
-        ]
+        for _ in range(2):
+            layers += [gg.Conv2d(channels, 3, padding=1), gg.ReLU()]
+        layers.append(gg.MaxPool2d(2))
     return gg.Sequential([*layers, gg.Flatten(), gg.Linear(256), gg.ReLU(), gg.Linear(10)], input=(3, 32, 32))
 
 
-NETWORKS = {"lenet": (gg.models.lenet, "cross_entropy", 64), "convnet": (convnet, "cross_entropy", 64)}
+# name: our network, and what the peer's script calls it
+NETWORKS = {
+    "lenet": (gg.models.lenet, "lenet"),
+    "cifar_quick": (gg.models.cifar_quick, "cifarnet"),
+    "convnet": (convnet, None),
+}
+# label: name of the strategy and its keywords
+OURS = {
+    "gossipgrad": ("gossipgrad", {"exchange": "weights+momentum"}),
+    "gossipgrad, bf16": ("gossipgrad", {"exchange": "weights+momentum", "wire_dtype": "bfloat16"}),
+    "gossipgrad, staleness 1": ("gossipgrad", {"exchange": "weights+momentum", "staleness": 1}),
+    "gossipgrad, staleness 1, bf16": (
+        "gossipgrad",
+        {"exchange": "weights+momentum", "staleness": 1, "wire_dtype": "bfloat16"},
+    ),
+    "gossipgrad weights": ("gossipgrad", {"exchange": "weights"}),
+    "gossipgrad weights, bf16": ("gossipgrad", {"exchange": "weights", "wire_dtype": "bfloat16"}),
+    "allreduce": ("allreduce", {}),
+    "allreduce, mpi": ("allreduce", {"collectives": "mpi"}),
+    "layerwise-allreduce": ("layerwise-allreduce", {}),
+    "overlapped-averaging": ("overlapped-averaging", {}),
+}
+PEER = "PyTorch DDP (gloo)"
+
+
+def worker(network: str, name: str, keywords: dict, steps: int, blocks: int) -> None:
+    """One contestant of this package on every rank; rank 0 prints a JSON line."""
+    strategy = strategies.by_name(name, **keywords)
+    made = NETWORKS[network][0]()
+    result = bench.exchange(strategy, model=network, net=made, batch_size=BATCH, steps=steps, blocks=blocks)
+    if result is not None:
+        print(json.dumps(result), flush=True)
+
+
+def one_line(command: list[str]) -> dict:
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise SystemExit(f"{shlex.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
+    return json.loads(lines[-1])
+
+
+def ours(arguments: argparse.Namespace, network: str, label: str) -> dict:
+    task = json.dumps([network, *OURS[label], arguments.steps, arguments.blocks])
+    command = [sys.executable, "-m", "gossipgrad", "run", "-n", str(arguments.ranks)]
+    return one_line([*command, os.path.abspath(__file__), "--worker", task])
+
+
+def peer(arguments: argparse.Namespace, network: str) -> dict:
+    command = [arguments.torch_python, "-m", "torch.distributed.run", "--nproc_per_node", str(arguments.ranks)]
+    command += [arguments.torch_reference, "ddp", "--model", NETWORKS[network][1], "--batch", str(BATCH)]
+    line = one_line([*command, "--channels-last", "--warmup", "10", "--steps", str(arguments.steps * arguments.blocks)])
+    return {**line, "ratio": line["efficiency_exchange_only"], "ms_strategy": line["ms_median"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--network", choices=NETWORKS, default="lenet")
-    parser.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
-    parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
-    parser.add_argument("--exchange", choices=strategies.EXCHANGES, default="weights+momentum")
-    parser.add_argument("--wire-dtype", choices=strategies.WIRES, default="float32")
-    parser.add_argument("--collectives", choices=strategies.COLLECTIVES, default="own")
-    parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--steps", type=int, default=60, help="of a block")
-    parser.add_argument("--blocks", type=int, default=9)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["lenet", "cifar_quick"])
+    parser.add_argument("--only", nargs="+", choices=[*OURS, PEER], help="contestants; default: all")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40, help="of a block")
+    parser.add_argument("--blocks", type=int, default=9, help="with the strategy, of a run; as many without")
+    parser.add_argument("--torch-reference", metavar="FILE", help="the peer's script; none: no peer")
+    parser.add_argument("--torch-python", default=sys.executable, metavar="PYTHON", help="an interpreter with torch")
+    parser.add_argument("--json", metavar="FILE", help="write all lines")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    make, loss, batch = NETWORKS[arguments.network]
-    given = {"wire_dtype": arguments.wire_dtype, "collectives": arguments.collectives}
-    options = {key: value for key, value in given.items() if value not in ("float32", "own")}
-    if arguments.strategy == "gossipgrad":
-        options |= {"staleness": arguments.staleness, "exchange": arguments.exchange}
-    result = bench.exchange(
-        strategies.by_name(arguments.strategy, **options),
-        model=arguments.network,
-        net=make(),
-        loss=loss,
-        batch_size=arguments.batch_size or batch,
-        steps=arguments.steps,
-        blocks=arguments.blocks,
-    )
-    if result is not None:
-        print(json.dumps(result))
+    if arguments.worker:
+        worker(*json.loads(arguments.worker))
+        return
+    records = []
+    for network in arguments.networks:
+        wanted = arguments.only or [*OURS, PEER]
+        if arguments.torch_reference is None or NETWORKS[network][1] is None:
+            wanted = [label for label in wanted if label != PEER]
+        found: dict[str, list[dict]] = {label: [] for label in wanted}
+        for i in range(arguments.rounds):
+            for label in wanted:
+                line = peer(arguments, network) if label == PEER else ours(arguments, network, label)
+                found[label].append(line)
+                records.append({"who": label, "round": i, "network": network, **line})
+        print(f"\n{network}, {arguments.ranks} ranks: medians of {arguments.rounds} rounds")
+        print(f"{'':32}{'ratio':>7}{'ms/step':>9}   ratios of the rounds")
+        for label, lines in found.items():
+            ratios = " ".join(f"{line['ratio']:.3f}" for line in lines)
+            milliseconds = statistics.median(line["ms_strategy"] for line in lines)
+            ratio = statistics.median(line["ratio"] for line in lines)
+            print(f"{label:32}{ratio:>7.3f}{milliseconds:>9.2f}   {ratios}", flush=True)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(records, file, indent=1)
 
 
 if __name__ == "__main__":

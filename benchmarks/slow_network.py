@@ -6,13 +6,14 @@ Trains a network of fully connected layers (784-2048-2048-10, 5.8 M weights) on 
 turn, `--rounds` times, one process a namespace, one thread each, and prints for each the medians: the step, what the
 compute thread waited in it, samples a second over all ranks, and the bytes and messages that a rank sends in a step.
 PyTorch's DistributedDataParallel (gloo, static graph, buckets as gradient views; with and without its bfloat16 hook)
-runs in the same rounds where --torch-python names an interpreter that has torch. Everything that was set up is taken
-away at the end, also after an error.
+runs in the same rounds where --torch-python names an interpreter that has torch. What was set up is taken away at the
+end, also after an error, an interrupt or SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -133,21 +134,36 @@ def run(*words: str) -> None:
         raise SystemExit(f"{shlex.join(words)}: {done.stderr.strip()}")
 
 
+def take_away(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        print(f"left behind: {shlex.join(words)}: {done.stderr.strip()}", file=sys.stderr)
+
+
+def forget(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # somebody else's files may lie there, too
+        (folder / "hosts").unlink(missing_ok=True)
+        folder.rmdir()
+
+
 class Hosts:
-    """`count` namespaces gg1, gg2, ... on one bridge; `with` takes them away again."""
+    """`count` namespaces gg1, gg2, ... on one bridge; `with` takes away what it has made, and nothing else."""
 
     def __init__(self, count: int, rate: str) -> None:
         self.names = [f"gg{i}" for i in range(1, count + 1)]
         self.rate = rate
-        self.folders: list[Path] = []
+        self.made = contextlib.ExitStack()
 
     def __enter__(self) -> Hosts:
-        try:
+        with contextlib.ExitStack() as made:
             run("ip", "link", "add", BRIDGE, "type", "bridge")
+            made.callback(take_away, "ip", "link", "del", BRIDGE)
             run("ip", "link", "set", BRIDGE, "up")
             for i, name in enumerate(self.names, 1):
                 run("ip", "netns", "add", name)
+                made.callback(take_away, "ip", "netns", "del", name)
                 run("ip", "link", "add", f"v{name}", "type", "veth", "peer", "name", "net0", "netns", name)
+                made.callback(take_away, "ip", "link", "del", f"v{name}")
                 run("ip", "link", "set", f"v{name}", "master", BRIDGE, "up")
                 run("ip", "-n", name, "addr", "add", f"{NET}.{i}/24", "dev", "net0")
                 run("ip", "-n", name, "link", "set", "lo", "up")
@@ -159,21 +175,14 @@ class Hosts:
                 # `ip netns exec` shows this file as /etc/hosts
                 folder = Path("/etc/netns") / name
                 folder.mkdir(parents=True)
-                self.folders.append(folder)
+                made.callback(forget, folder)
                 lines = [f"{NET}.{k} {other}" for k, other in enumerate(self.names, 1)]
                 (folder / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(lines) + "\n", encoding="ascii")
-        except BaseException:
-            self.__exit__()
-            raise
+            self.made = made.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-        subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
-        for folder in self.folders:
-            (folder / "hosts").unlink(missing_ok=True)
-            folder.rmdir()
+        self.made.close()
 
     def command(self, i: int, *words: str) -> list[str]:
         """Run words on host i, on a core of its own where there are enough."""
@@ -189,6 +198,15 @@ exec taskset -c $(( (number - 1) % $(nproc --all) )) ip netns exec "$host" unsha
 """
 
 
+def stop(process: subprocess.Popen) -> None:
+    """mpiexec that is killed leaves its ranks behind; asked to end, it ends them."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def finish(processes: list[subprocess.Popen], seconds: float, what: str) -> dict:
     """The JSON line among what the processes print."""
     deadline = time.monotonic() + seconds
@@ -199,7 +217,7 @@ def finish(processes: list[subprocess.Popen], seconds: float, what: str) -> dict
     finally:
         for one in processes:
             if one.poll() is None:
-                os.killpg(one.pid, signal.SIGKILL)
+                stop(one)
     lines = [line for text in outputs for line in text.splitlines() if line.startswith("{")]
     if not lines or any(one.returncode for one in processes):
         raise SystemExit(f"{what} failed:\n" + "\n".join(outputs)[-3000:])
@@ -263,6 +281,7 @@ def main() -> None:
         return
     if os.geteuid():
         raise SystemExit("network namespaces need root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all is taken away
     wanted = arguments.only or [*OURS, *(PEERS if arguments.torch_python else ())]
     records = []
     with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as file:

@@ -205,7 +205,10 @@ def partners(
     """(send to, receive from); -1: nobody. Where several send to `rank`: the lowest."""
 
 def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0) -> dict[str, Any]:
-    """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never."""
+    """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never.
+
+    meeting_steps: after so many every rank has itself sent to every other, None: never, or not within 2^24 messages.
+    """
 
 def push_sum_scalar(
     topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0

@@ -198,7 +198,8 @@ class AllReduce(Strategy):
                 the same bits, but neither those of "own" nor, perhaps, those of another run. float32 on the wire,
                 ranks under MPI, and no network= of the trainer, which cannot hold MPI's own messages back.
                 bytes_sent and messages_sent are then as many as a reduce-scatter and an all-gather take: what the
-                library sends is not known.
+                library sends is not known. Nor is for whom it waits: after `timeout` the error says which sum, of
+                which layers and in which step, and that not all ranks came, but names none.
     """
 
     name: ClassVar[str] = "allreduce"

@@ -98,7 +98,7 @@ def test_traffic_between_and_inside_nodes():
     gossip, reduce = (sent(p, s).last["bytes_per_rank_step"] for p, s in ((2, gg.GossipGraD()), (2, gg.AllReduce())))
     history = sent(4, gg.GossipGraD(hierarchical=True, ranks_per_node=2))
     assert history.last["bytes_per_rank_step"] == gossip + reduce
-    facts = {"topology": "dissemination", "rotate": True, "stages": 1, "diffusion_steps": 1}
+    facts = {"topology": "dissemination", "rotate": True, "stages": 1, "diffusion_steps": 1, "meeting_steps": 1}
     assert history.schedule == facts | {"nodes": 2, "ranks_per_node": 2}
 
 

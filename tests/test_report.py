@@ -37,7 +37,8 @@ def test_fields(run, tmp_path):
     names = ["schema", "settings", "environment", "ranks", "model", "schedule", "partitioned_fc", "tuning", "epochs"]
     names += ["weights_sha256"]
     assert list(report) == names
-    assert report["schedule"] == {"topology": "dissemination", "rotate": True, "stages": 2, "diffusion_steps": 2}
+    facts = {"stages": 2, "diffusion_steps": 2, "meeting_steps": 2}
+    assert report["schedule"] == {"topology": "dissemination", "rotate": True, **facts}
     assert report["schema"] == 1 and report["ranks"] == 3 and report["model"] == {"name": "tiny", "parameters": 83}
     for record in report["epochs"]:
         assert not set(EPOCH) - set(record) and set(record["validation"]) >= {"loss", "accuracy"}

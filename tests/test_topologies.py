@@ -160,6 +160,7 @@ def test_rotation_makes_all_pairs_meet(topology):
                 met[rank, to if to >= 0 else rank] = True
             step += 1
         assert met.all(), f"{p} ranks, {cycles} cycles"
+        assert _core.schedule(topology, p, seed=1)["meeting_steps"] == step
 
 
 @pytest.mark.parametrize("topology", ["dissemination", "cube", "ring", "exponential"])
@@ -167,16 +168,21 @@ def test_without_rotation_few_pairs_meet(topology):
     p = 16
     met = {(r, to) for step in range(60) for r, to in enumerate(links(topology, p, step, rotate=False)) if to >= 0}
     assert len(met) == p * {"dissemination": 4, "cube": 4, "ring": 2, "exponential": 4}[topology]
+    assert _core.schedule(topology, p, rotate=False)["meeting_steps"] is None
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 6, 8, 33])
 def test_facts_for_the_report(p):
     k = math.ceil(math.log2(p))
     for topology, stages in (("dissemination", k), ("exponential", k), ("ring", p - 1)):
-        assert _core.schedule(topology, p) == {"stages": stages, "diffusion_steps": stages}
+        facts = _core.schedule(topology, p)
+        assert (facts["stages"], facts["diffusion_steps"]) == (stages, stages)
     assert _core.schedule("random", p)["diffusion_steps"] >= k
     apart = core_topology([[-1] * p])
-    assert _core.schedule(apart, p) == {"stages": min(p - 1, 1), "diffusion_steps": 0 if p == 1 else None}
+    never = 0 if p == 1 else None
+    assert _core.schedule(apart, p) == {"stages": min(p - 1, 1), "diffusion_steps": never, "meeting_steps": never}
+    shifts = core_topology([[(r + h) % p for r in range(p)] for h in range(1, p)] or [[0]])
+    assert _core.schedule(shifts, p)["meeting_steps"] == p - 1
 
 
 # ---- a table from outside
@@ -225,7 +231,8 @@ def test_a_table_in_checkpoints_reports_and_files(tmp_path):
     trainer.history.write(tmp_path / "r.json")
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["settings"]["topology"] == BALANCED[3]
-    assert report["schedule"] == {"topology": "table", "rotate": True, "stages": 4, "diffusion_steps": 4}
+    facts = {"stages": 4, "diffusion_steps": 4, "meeting_steps": None}
+    assert report["schedule"] == {"topology": "table", "rotate": True, **facts}
 
 
 def test_a_table_from_the_command_line(tmp_path):

@@ -193,6 +193,30 @@ cleanup:
     return status;
 }
 
+gg_status gg_schedule_meeting(gg_schedule *schedule, int64_t *steps) {
+    gg_status status = GG_OK;
+    const size_t size = (size_t)schedule->size, words = (size + 63) / 64, all = size * (size - 1);
+    const bool varies = schedule->options.topology == GG_TOPOLOGY_RANDOM ||
+                        (schedule->options.rotate && schedule->options.topology != GG_TOPOLOGY_TABLE);
+    const int64_t last = varies ? GG_MEETING_SEARCH / schedule->size : schedule->stages;
+    uint64_t *met = NULL; /* a row of bits a rank */
+    size_t count = 0;
+    *steps = 0;
+    GG_TRY(gg_calloc(size * words, sizeof *met, "who has met whom", (void **)&met));
+    for (; count < all && *steps < last; ++*steps)
+        for (int r = 0; r < schedule->size; ++r) {
+            const int to = gg_schedule_send_to(schedule, *steps, r);
+            if (to < 0) continue;
+            uint64_t *word = &met[(size_t)r * words + (size_t)to / 64], bit = (uint64_t)1 << (to % 64);
+            count += (*word & bit) == 0;
+            *word |= bit;
+        }
+    if (count < all) *steps = -1;
+cleanup:
+    gg_free(met);
+    return status;
+}
+
 void gg_schedule_push(gg_schedule *schedule, int64_t step, const double *before, double *after) {
     memcpy(after, before, (size_t)schedule->size * sizeof *after);
     for (int r = 0; r < schedule->size; ++r) {

@@ -67,6 +67,10 @@ void gg_schedule_at(gg_schedule *schedule, int64_t step, int rank, int *send_to,
 gg_status gg_schedule_check_balance(const gg_schedule *schedule);
 /* *steps: after so many steps from step 0 on what any rank knew has reached every rank; -1: never. Takes size^2 bits for a while. */
 gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps);
+/* *steps: after so many steps from step 0 on every rank has itself sent to every other; -1: never, or not within GG_MEETING_SEARCH messages
+ * over all ranks, which take some tenths of a second to look at. Takes size^2 bits for a while. */
+#define GG_MEETING_SEARCH ((int64_t)1 << 24)
+gg_status gg_schedule_meeting(gg_schedule *schedule, int64_t *steps);
 
 /* Push-sum: every rank that sends gives half of its scalar to the receiver. after: of all ranks, what `step` makes of `before`. Rounding
  * is the same on every rank. Allocates nothing. */

@@ -72,17 +72,20 @@ static PyObject *partners(PyObject *module, PyObject *args, PyObject *kwargs) {
     return Py_BuildValue("ii", send_to, receive_from);
 }
 
+static PyObject *steps_or_none(int64_t steps) { return steps < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(steps); }
+
 static PyObject *schedule(PyObject *module, PyObject *args, PyObject *kwargs) {
     arguments a;
-    int64_t diffusion = 0;
+    int64_t diffusion = 0, meeting = 0;
     (void)module;
     if (!parse(args, kwargs, false, &a)) return NULL;
     long long stages = a.schedule.stages;
     gg_status status = gg_schedule_diffusion(&a.schedule, &diffusion);
+    if (status == GG_OK) status = gg_schedule_meeting(&a.schedule, &meeting);
     arguments_free(&a);
     if (status != GG_OK) return gg_py_raise(status);
-    PyObject *steps = diffusion < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(diffusion);
-    return Py_BuildValue("{sLsN}", "stages", stages, "diffusion_steps", steps);
+    return Py_BuildValue("{sLsNsN}", "stages", stages, "diffusion_steps", steps_or_none(diffusion), "meeting_steps",
+                         steps_or_none(meeting));
 }
 
 static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwargs) {
@@ -106,7 +109,7 @@ static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwa
 
 static PyMethodDef functions[] = {
     {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
-    {"schedule", KEYWORDS(schedule), "The steps of a cycle, and those after which all news is everywhere."},
+    {"schedule", KEYWORDS(schedule), "The steps of a cycle, and those after which all news is everywhere, and all have met."},
     {"push_sum_scalar", KEYWORDS(push_sum_scalar), "The scalar of a rank before a step."},
     {NULL, NULL, 0, NULL}};
 
