@@ -9,12 +9,18 @@
 
 #include "strategy/buckets.h"
 
-/* What the trace tells of a bucket under way. */
+/* What the trace tells of a bucket's exchange. */
 typedef struct gg_flight {
-    double sent;
-    int64_t step;
-    int peer, left; /* left: a stream's chunks that are not released yet; 0: none is under way */
+    double sent, arrived; /* the first chunk; the last one so far */
+    int64_t step, bytes;
+    int peer;
 } gg_flight;
+
+/* Of a bucket: chunks of one exchange may go out before those of the last one are released. */
+typedef struct gg_flights {
+    gg_flight turn[2];
+    int posted, released; /* chunks, modulo those of two exchanges */
+} gg_flights;
 
 typedef struct gg_stream {
     gg_strategy *owner;
@@ -25,7 +31,7 @@ typedef struct gg_stream {
     void *landing;        /* where chunks arrive that cannot be read in place */
     gg_request *sent[2];  /* a request a chunk, for each arena */
     gg_request *received; /* a request a chunk */
-    gg_flight *flight;    /* one a bucket */
+    gg_flights *flights;  /* one a bucket */
     const char *name;     /* what travels, for the trace; set by the owner */
 } gg_stream;
 
