@@ -121,8 +121,9 @@ class GossipGraD(Strategy):
                   mix then adds (received - rounded w) / 2, which keeps the mean; replicas agree to the precision of
                   bfloat16, 8 bits. Our own design.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen when the trainer is made, by
-                  what messages between these ranks are measured to cost: Trainer.tuning. No weight depends on it.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
+                  what messages between these ranks are measured to cost: Trainer.tuning. No weight depends on it. With
+                  hierarchical 1 MiB: nothing is measured, for links inside a node and between nodes are not alike.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise, with hierarchical 2 MiB.
     shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
                   batch of samples with their targets to rank r - 1, and what rank r + 1 sends takes their place. It
                   costs a copy of the shard. The abstract has the shuffle; how epochs stay whole is our own design: a

@@ -300,6 +300,23 @@ def test_several_nodes_exchange_weights(p, ranks_per_node, mpirun, tmp_path):
     assert rest.exchange == "weights" and history.weights_sha256 == found
 
 
+def test_ranks_per_node_that_are_no_number(mpirun):
+    """Where one rank has such a value, no rank goes on without it."""
+    text = IMPORT + (
+        "import os\n"
+        "odd = os.environ['OMPI_COMM_WORLD_RANK'] == '1'\n"
+        "for value in ('abc', '2x', '', '0', '-2', '99999999999999999999'):\n"
+        "    os.environ['GOSSIPGRAD_RANKS_PER_NODE'] = value if odd else '2'\n"
+        "    wanted = f'{value!r}; must be a whole number, at least 1'\n"
+        "    if not odd: wanted = 'rank 1 has no whole number, at least 1, there'\n"
+        "    said = None\n"
+        "    try: test_mpi.trainer_of('default')\n"
+        "    except ValueError as error: said = str(error)\n"
+        "    assert said == 'GOSSIPGRAD_RANKS_PER_NODE: ' + wanted, said\n"
+    )
+    mpirun(3, text)
+
+
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_trainers_that_are_left_in_mid_step(shared, mpirun):
     """Dropped with messages under way, while others of the group are still computing; the next one is not disturbed."""

@@ -376,3 +376,17 @@ def test_more_chunks_than_can_be_told_apart():
     net = gg.Sequential([gg.Linear(4000)], input=(200,), name="wide")
     with pytest.raises(ValueError, match="chunk_bytes"):
         trainer_of(2, OPTIMIZERS["momentum"], gg.GossipGraD(chunk_bytes=64), net=net)
+
+
+@pytest.mark.parametrize("exchange", ["weights", "gradients"])
+def test_a_chunk_leaves_when_its_last_layer_is_final(exchange):
+    """So small chunks of one bucket travel under the rest of the backward pass."""
+
+    def exposed(chunk_bytes):
+        net = gg.Sequential([gg.Linear(300) for _ in range(6)], input=(300,), name="deep")
+        strategy = gg.GossipGraD(exchange=exchange, bucket_bytes=1 << 30, chunk_bytes=chunk_bytes)
+        trainer = gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(2, bandwidth=5e8))
+        data = np.zeros((256, 300), np.float32), np.zeros(256, np.int64)
+        return trainer.fit(data, batch_size=64, progress=False).last["exposed_communication_seconds"]
+
+    assert 0 < exposed(1 << 16) < 0.8 * exposed(1 << 30)

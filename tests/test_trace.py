@@ -222,6 +222,25 @@ def test_reductions_are_of_all(strategy, steps, name, tmp_path):
     assert len(found) == steps and {key[0] for key in found} == {name} and {key[2] for key in found} == {"all"}
 
 
+@pytest.mark.parametrize("exchange", ["weights", "weights+momentum", "gradients"])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_no_span_is_shorter_than_the_wire_needs(staleness, exchange):
+    """Of buckets whose chunks leave one after the other, while others are still on their way."""
+    p, bandwidth = 2, 1e7
+    net = gg.Sequential([gg.Linear(256) for _ in range(3)], input=(256,), name="shown")
+    strategy = gg.GossipGraD(staleness=staleness, exchange=exchange, bucket_bytes=500_000, chunk_bytes=40_000)
+    trainer = gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(p, bandwidth=bandwidth), trace=1000)
+    for _ in range(4):
+        trainer.train_step([np.zeros((300, 256), np.float32)] * p, [np.zeros(300, np.int64)] * p)
+    trainer.settle()
+    for rank in range(p):
+        spans = [s for s in trainer.core.spans(rank) if s[4] == 1]
+        assert len(spans) == 4 * 2 * (2 if "+" in exchange else 1)
+        for begin, end, name, step, _, first, _, _, arrived, size in spans:
+            assert size / bandwidth <= (arrived - begin) * (1 + 1e-9) and arrived <= end, (rank, name, step, first)
+    trainer.close()
+
+
 def test_a_full_ring_keeps_the_newest_and_says_so(tmp_path):
     trainer, _ = fit(cluster(2), gg.GossipGraD(), trace=40)
     assert len(trainer.core.spans(1)) == 40 and trainer.core.spans(1)[-1][3] == STEPS * EPOCHS - 1

@@ -44,7 +44,6 @@ STRATEGIES = [
     (gg.GossipGraD, {"staleness": 1, "wire_dtype": "bfloat16"}),
     (gg.GossipGraD, {"exchange": "gradients"}),
     (gg.GossipGraD, {"push_sum": True, "mix": "displacement"}),
-    (gg.GossipGraD, {"hierarchical": True, "ranks_per_node": 2, "exchange": "weights"}),
     (gg.LayerwiseAllReduce, {}),
     (gg.OverlappedAveraging, {}),
     (gg.OverlappedAveraging, {"wire_dtype": "bfloat16", "overlap": False}),
@@ -64,7 +63,7 @@ def test_sizes_change_time_and_no_weight(p, kind, options):
         assert cut["buckets"] == 1
     else:
         assert 1 < cut["buckets"] <= 13
-        gains = kind is not gg.LayerwiseAllReduce and "hierarchical" not in options and "overlap" not in options
+        gains = kind is not gg.LayerwiseAllReduce and "overlap" not in options
         assert tuned.last["virtual_seconds"] < (0.95 if gains else 1.02) * fixed.last["virtual_seconds"]
 
 
@@ -114,6 +113,9 @@ def test_who_is_not_tuned():
     """One rank, and those whose result depends on the cut: they have what they always had."""
     _, alone = run(gg.GossipGraD(), gg.VirtualCluster(1))
     assert alone["latency_seconds"] is None and {key: alone[key] for key in DEFAULT} == DEFAULT
+    for size in (1, 2, 4):  # links inside a node and between nodes
+        _, nodes = run(gg.GossipGraD(hierarchical=True, ranks_per_node=size), gg.VirtualCluster(4, **SLOW))
+        assert nodes == alone
     for kind, options in (
         (gg.PullGossip, {"chunk_bytes": 2 << 20}),
         (gg.ParameterServer, DEFAULT),

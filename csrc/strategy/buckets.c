@@ -60,10 +60,10 @@ cleanup:
     return status;
 }
 
-gg_status gg_buckets_check_tags(const gg_buckets *buckets) {
-    if (buckets->chunk_count <= GG_TAG_LIMIT - GG_TAG_USER) return GG_OK;
+gg_status gg_buckets_check_tags(const gg_buckets *buckets, int most) {
+    if (buckets->chunk_count <= most) return GG_OK;
     return gg_fail(GG_ERROR_ARGUMENT, "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
-                   buckets->chunk_count, GG_TAG_LIMIT - GG_TAG_USER);
+                   buckets->chunk_count, most);
 }
 
 void gg_buckets_destroy(gg_buckets *buckets) {

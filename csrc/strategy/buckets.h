@@ -27,8 +27,8 @@ size_t gg_chunk_elements(size_t chunk_bytes);
 /* Joins layers from the last to the first, the order in which gradients become final, until a bucket holds at least
  * bucket_bytes; what is left at the front is a bucket of its own. */
 gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out);
-/* Whether every chunk can have a tag of its own, from GG_TAG_USER on. */
-gg_status gg_buckets_check_tags(const gg_buckets *buckets);
+/* Whether `most` tags, one a chunk, are enough. */
+gg_status gg_buckets_check_tags(const gg_buckets *buckets, int most);
 void gg_buckets_destroy(gg_buckets *buckets);
 
 #endif

@@ -165,12 +165,12 @@ cleanup:
     return at_bucket(s, bucket, status);
 }
 
-static void show(gg_centre *s, int bucket, double arrived) {
+static void show(gg_centre *s, int bucket) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     size_t bytes = 0;
     for (int i = b->first_chunk; i < b->end_chunk; ++i) bytes += bytes_of(s, i);
     gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = s->flight[bucket].sent,
-                                                    .arrived = arrived,
+                                                    .arrived = s->flight[bucket].arrived,
                                                     .name = "centre",
                                                     .step = s->flight[bucket].step,
                                                     .index = b->first_layer,
@@ -194,7 +194,7 @@ static gg_status take(gg_centre *s, int bucket, bool wait) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     const gg_bucket *b = &s->buckets.bucket[bucket];
-    double arrived = 0;
+    gg_flight *flight = &s->flight[bucket];
     if (s->next[bucket] == b->end_chunk) return GG_OK;
     for (; s->next[bucket] < b->end_chunk; ++s->next[bucket]) {
         const gg_chunk *c = &s->buckets.chunk[s->next[bucket]];
@@ -204,11 +204,11 @@ static gg_status take(gg_centre *s, int bucket, bool wait) {
         else GG_TRY(gg_test(transport, answer, &done));
         if (!done) return GG_OK;
         if (answer->state == GG_REQUEST_IDLE) continue; /* its server is this rank */
-        if (answer->when > arrived) arrived = answer->when;
+        if (answer->when > flight->arrived) flight->arrived = answer->when;
         take_chunk(s, c, answer->data);
         GG_TRY(gg_release(transport, answer));
     }
-    if (s->head.env.trace != NULL) show(s, bucket, arrived);
+    if (s->head.env.trace != NULL) show(s, bucket);
 cleanup:
     return at_bucket(s, bucket, status);
 }
@@ -443,10 +443,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     size_t part = (lanes + servers - 1) / servers * GG_LANES * sizeof(float);
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, part < options->chunk_bytes ? part : options->chunk_bytes,
                              &s->buckets));
-    if (s->buckets.chunk_count > GG_TAG_LIMIT - GG_TAG_USER)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
-                       s->buckets.chunk_count, GG_TAG_LIMIT - GG_TAG_USER));
+    GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_state_create(env, 0));
     GG_TRY(make_worker(s));
     GG_TRY(make_server(s));

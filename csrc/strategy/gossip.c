@@ -26,6 +26,8 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of layers", (void **)&gossip->waiting));
     GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", (void **)&gossip->pieces));
     GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", (void **)&gossip->left));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of chunks", (void **)&gossip->posted));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "order of chunks", (void **)&gossip->order));
     count_pieces(gossip);
 cleanup:
     return status;
@@ -37,7 +39,9 @@ void gg_gossip_deinit(gg_gossip *gossip) {
     gg_free(gossip->waiting);
     gg_free(gossip->pieces);
     gg_free(gossip->left);
-    gossip->waiting = gossip->pieces = gossip->left = NULL;
+    gg_free(gossip->posted);
+    gg_free(gossip->order);
+    gossip->waiting = gossip->pieces = gossip->left = gossip->posted = gossip->order = NULL;
 }
 
 void gg_gossip_begin(gg_gossip *gossip) {

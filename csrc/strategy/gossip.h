@@ -10,9 +10,11 @@ typedef struct gg_gossip {
     gg_strategy_options options;
     gg_schedule schedule;
     gg_buckets buckets;
-    int *waiting;              /* a bucket: its layers whose gradient is not final yet in this step */
-    int *pieces;               /* a chunk: the layers that have a part of it */
-    int *left;                 /* a chunk: those of them whose gradient is not final yet in this step */
+    int *waiting; /* a bucket: its layers whose gradient is not final yet in this step */
+    int *pieces;  /* a chunk: the layers that have a part of it */
+    int *left;    /* a chunk: those of them whose gradient is not final yet in this step */
+    int *posted;  /* a bucket: the chunks of its last exchange that have been posted */
+    int *order;   /* from a bucket's first chunk on: those, in the order in which they were posted, which is that of arrival */
     int send_to, receive_from; /* of this step; -1: nobody */
 } gg_gossip;
 
@@ -23,6 +25,11 @@ void gg_gossip_deinit(gg_gossip *gossip);
 /* The arenas of the state that must be in message memory: the node's all-reduce sends gradients from where they lie. */
 static inline unsigned gg_gossip_shared(const gg_strategy_options *options) {
     return options->hierarchical ? GG_SHARED_GRADIENT : 0;
+}
+
+/* Chunk n of those posted, or to be, of a bucket. Nobody else writes `order`. */
+static inline int *gg_gossip_nth(const gg_gossip *gossip, int bucket, int n) {
+    return &gossip->order[gossip->buckets.bucket[bucket].first_chunk + n];
 }
 
 /* Looks up this step's partners and counts layers anew. */

@@ -14,13 +14,15 @@
 typedef struct gossip_gradients {
     gg_gossip gossip;
     gg_stream gradient;
-    float *own[2];   /* this rank's gradients: the stream's arenas if those are float32 */
-    float *mixed;    /* the gradient that an update uses */
-    int *next;       /* a bucket: its first chunk that is still to be mixed (staleness 0) */
-    int *in_flight;  /* a bucket: the arena that was sent and is not used yet, or NOTHING */
-    int64_t sent_at; /* the step whose gradients are in flight */
-    int turn;        /* the arena of this step's gradients */
+    float *own[2];    /* this rank's gradients: the stream's arenas if those are float32 */
+    float *gradients; /* that updates use, mixed */
+    int *mixed;       /* a bucket: the chunks of its last exchange that have been mixed (staleness 0) */
+    int *in_flight;   /* a bucket: the arena of its last exchange, or NOTHING; staleness 1: of this step's when all is updated */
+    int64_t sent_at;  /* the step whose gradients are in flight */
+    int turn;         /* the arena of this step's gradients */
 } gossip_gradients;
+
+static bool stale(const gossip_gradients *g) { return g->gossip.options.staleness == 1; }
 
 static void update(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
     const gg_strategy_env *env = &g->gossip.head.env;
@@ -28,15 +30,20 @@ static void update(gossip_gradients *g, int64_t step, const gg_chunk *piece, con
     env->device->table->update(env->device, &args);
 }
 
+/* staleness 0: whether a chunk of a bucket is under way; the next one. */
+static bool pending(const gossip_gradients *g, int bucket) { return g->mixed[bucket] < g->gossip.posted[bucket]; }
+
+static int next(const gossip_gradients *g, int bucket) { return *gg_gossip_nth(&g->gossip, bucket, g->mixed[bucket]); }
+
 /* staleness 0: mixes the next chunk of a bucket, which has arrived, and makes the update that waited for it. */
 static gg_status update_next(gossip_gradients *g, int bucket) {
-    int i = g->next[bucket]++;
+    int i = next(g, bucket);
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
     const float *own = g->own[g->in_flight[bucket]] + chunk->offset;
-    float *mixed = g->mixed + chunk->offset;
+    float *mixed = g->gradients + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&g->gradient, i, chunk->offset), own, mixed);
     update(g, g->sent_at, chunk, mixed);
-    if (g->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->in_flight[bucket] = NOTHING;
+    g->mixed[bucket]++;
     return gg_stream_release(&g->gradient, i);
 }
 
@@ -55,9 +62,10 @@ static gg_status need(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
-    if (g->gossip.options.staleness == 1 || g->in_flight[bucket] == NOTHING) return GG_OK;
-    GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
-    while (g->in_flight[bucket] != NOTHING) GG_TRY(update_next(g, bucket));
+    while (!stale(g) && pending(g, bucket)) {
+        GG_TRY(gg_stream_wait_chunk(&g->gradient, bucket, next(g, bucket)));
+        GG_TRY(update_next(g, bucket));
+    }
 cleanup:
     return status;
 }
@@ -66,11 +74,11 @@ static gg_status poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    if (g->gossip.options.staleness == 1) return GG_OK;
+    if (stale(g)) return GG_OK;
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) {
-        while (g->in_flight[bucket] != NOTHING) {
+        while (pending(g, bucket)) {
             bool arrived = false;
-            GG_TRY(gg_stream_test(&g->gradient, g->next[bucket], &arrived));
+            GG_TRY(gg_stream_test(&g->gradient, next(g, bucket), &arrived));
             if (!arrived) break;
             GG_TRY(update_next(g, bucket));
         }
@@ -79,38 +87,44 @@ cleanup:
     return status;
 }
 
-static gg_status release_bucket(gossip_gradients *g, int bucket) {
+/* Before the gradients of a bucket are used in a step. */
+static gg_status prepare(gossip_gradients *g, int bucket) {
     gg_status status = GG_OK;
-    const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_stream_release(&g->gradient, i));
-    g->in_flight[bucket] = NOTHING;
+    if (stale(g)) GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
+    else g->in_flight[bucket] = gg_gossip_exchanges(&g->gossip) ? g->turn : NOTHING;
+    g->gossip.posted[bucket] = g->mixed[bucket] = 0;
+    g->sent_at = g->gossip.head.step;
 cleanup:
     return status;
 }
 
-/* staleness 1: the update of a layer with what the last step's exchange brought. */
-static void update_stale(gossip_gradients *g, int bucket, const gg_slice *slice) {
-    const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
-        gg_chunk piece;
-        if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
-        const float *gradient = g->own[g->turn] + piece.offset;
-        if (g->in_flight[bucket] != NOTHING) {
-            const void *received = gg_stream_received(&g->gradient, i, piece.offset);
-            const float *sent = g->own[g->in_flight[bucket]] + piece.offset;
-            gg_gossip_mix(&g->gossip, piece.count, gradient, received, sent, g->mixed + piece.offset);
-            gradient = g->mixed + piece.offset;
-        }
-        update(g, g->gossip.head.step, &piece, gradient);
+/* The update of a piece of a chunk; staleness 1: with what the last step's exchange brought. */
+static void update_now(gossip_gradients *g, int bucket, int chunk, const gg_chunk *piece) {
+    const float *gradient = g->own[g->turn] + piece->offset;
+    if (g->in_flight[bucket] != NOTHING) {
+        const void *received = gg_stream_received(&g->gradient, chunk, piece->offset);
+        const float *sent = g->own[g->in_flight[bucket]] + piece->offset;
+        gg_gossip_mix(&g->gossip, piece->count, gradient, received, sent, g->gradients + piece->offset);
+        gradient = g->gradients + piece->offset;
     }
+    update(g, g->gossip.head.step, piece, gradient);
 }
 
-/* The copy that is sent of a bucket's gradients. */
-static void round_bucket(gossip_gradients *g, const gg_bucket *b) {
-    gg_device *device = g->gossip.head.env.device;
-    const gg_chunk *first = &g->gossip.buckets.chunk[b->first_chunk], *last = &g->gossip.buckets.chunk[b->end_chunk - 1];
-    device->table->narrow(device, last->offset + last->count - first->offset, g->own[g->turn] + first->offset,
-                          gg_stream_snapshot(&g->gradient, g->turn, first->offset));
+/* All gradients of a chunk are final, and at staleness 1 used: what was mixed in is let go, and they are sent. */
+static gg_status finish(gossip_gradients *g, int bucket, int i) {
+    gg_status status = GG_OK;
+    gg_gossip *gossip = &g->gossip;
+    gg_device *device = gossip->head.env.device;
+    const gg_chunk *chunk = &gossip->buckets.chunk[i];
+    if (stale(g) && g->in_flight[bucket] != NOTHING) GG_TRY(gg_stream_release(&g->gradient, i));
+    if (!gg_gossip_exchanges(gossip)) return GG_OK;
+    if (g->gradient.wire == GG_BFLOAT16)
+        device->table->narrow(device, chunk->count, g->own[g->turn] + chunk->offset,
+                              gg_stream_snapshot(&g->gradient, g->turn, chunk->offset));
+    GG_TRY(gg_stream_post_chunk(&g->gradient, bucket, i, g->turn, gossip->send_to, gossip->receive_from));
+    *gg_gossip_nth(gossip, bucket, gossip->posted[bucket]++) = i;
+cleanup:
+    return status;
 }
 
 static gg_status ready(gg_strategy *strategy, int layer) {
@@ -119,19 +133,16 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
-    bool stale = g->gossip.options.staleness == 1, exchanges = gg_gossip_exchanges(&g->gossip);
+    const bool exchanges = gg_gossip_exchanges(&g->gossip);
 
-    if (stale && g->in_flight[bucket] != NOTHING) GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
-    if (stale || !exchanges) update_stale(g, bucket, slice);
-    if (--g->gossip.waiting[bucket] > 0) return GG_OK;
-    if (stale && g->in_flight[bucket] != NOTHING) GG_TRY(release_bucket(g, bucket));
-    if (exchanges) {
-        if (g->gradient.wire == GG_BFLOAT16) round_bucket(g, b);
-        GG_TRY(gg_stream_post(&g->gradient, bucket, g->turn, g->gossip.send_to, g->gossip.receive_from));
-        g->in_flight[bucket] = g->turn;
-        g->next[bucket] = b->first_chunk;
-        g->sent_at = strategy->step;
+    if (g->gossip.waiting[bucket] == b->last_layer - b->first_layer + 1) GG_TRY(prepare(g, bucket));
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
+        gg_chunk piece;
+        if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
+        if (stale(g) || !exchanges) update_now(g, bucket, i, &piece);
+        if (--g->gossip.left[i] == 0) GG_TRY(finish(g, bucket, i));
     }
+    if (--g->gossip.waiting[bucket] == 0 && stale(g)) g->in_flight[bucket] = exchanges ? g->turn : NOTHING;
 cleanup:
     return status;
 }
@@ -163,7 +174,8 @@ static gg_status add_late(gossip_gradients *g, int bucket) {
             device->table->mix(device, chunk->count, wire, first / 2, momentum, received, own, momentum);
         }
     }
-    GG_TRY(release_bucket(g, bucket));
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_stream_release(&g->gradient, i));
+    g->in_flight[bucket] = NOTHING;
 cleanup:
     return status;
 }
@@ -171,7 +183,7 @@ cleanup:
 static gg_status settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
-    if (g->gossip.options.staleness == 0) {
+    if (!stale(g)) {
         for (int layer = 0; layer < gg_graph_layers(strategy->env.graph); ++layer) GG_TRY(need(strategy, layer));
     } else {
         for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
@@ -187,8 +199,8 @@ static void destroy(gg_strategy *strategy) {
     if (g->gradient.wire == GG_BFLOAT16)
         for (int i = 0; i < 2; ++i) gg_free(g->own[i]);
     gg_stream_destroy(&g->gradient);
+    gg_free(g->gradients);
     gg_free(g->mixed);
-    gg_free(g->next);
     gg_free(g->in_flight);
     gg_state_destroy(&strategy->env, GG_OTHER_GRADIENT);
     gg_gossip_deinit(&g->gossip);
@@ -206,10 +218,10 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     g->gossip.head.table = &table;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "arenas in flight", (void **)&g->in_flight));
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "next chunks", (void **)&g->next));
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", (void **)&g->mixed));
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) g->in_flight[bucket] = NOTHING;
-    GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", (void **)&g->mixed));
-    GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, options->wire, &g->gradient));
+    GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", (void **)&g->gradients));
+    GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, true, options->wire, &g->gradient));
     g->gradient.name = "gradients";
     for (int i = 0; i < 2; ++i) {
         if (options->wire == GG_FLOAT32) g->own[i] = g->gradient.arena[i];

@@ -310,8 +310,7 @@ static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) 
         GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", (void **)&g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
         /* Messages of one kind have the same tags, whoever sends them. */
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0 ? 2 : 0, g->gossip.options.wire,
-                                &g->stream[kind][i]));
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0, g->gossip.options.wire, &g->stream[kind][i]));
         g->stream[kind][i].name = name;
     }
     g->kinds = kind + 1;

@@ -32,20 +32,18 @@ typedef struct gossip_weights {
     gg_gossip gossip;
     int parts; /* the first so many of PARTS are exchanged */
     exchanged part[PARTS];
-    int turn;    /* the snapshot arena that this step writes */
-    int *posted; /* a bucket: the chunks of its last exchange that have been posted */
-    int *order;  /* from a bucket's first chunk on: those, in the order in which they were posted, which is that of arrival */
+    int turn; /* the snapshot arena that this step writes */
 } gossip_weights;
 
 static bool stale(const gossip_weights *g) { return g->gossip.options.staleness == 1; }
 
 static bool pending(const gossip_weights *g, const exchanged *part, int bucket) {
-    return part->mixed[bucket] < g->posted[bucket];
+    return part->mixed[bucket] < g->gossip.posted[bucket];
 }
 
 /* The chunk of a bucket that is to be mixed next. */
 static int next(const gossip_weights *g, const exchanged *part, int bucket) {
-    return g->order[g->gossip.buckets.bucket[bucket].first_chunk + part->mixed[bucket]];
+    return *gg_gossip_nth(&g->gossip, bucket, part->mixed[bucket]);
 }
 
 /* Mixes the next chunk of a bucket, which has arrived. */
@@ -122,7 +120,7 @@ static gg_status prepare(gossip_weights *g, int bucket) {
         if (i == WEIGHT && !stale(g)) GG_TRY(complete(g, part, bucket));
         else GG_TRY(gg_stream_wait_received(&part->stream, bucket));
     }
-    g->posted[bucket] = 0;
+    g->gossip.posted[bucket] = 0;
     for (int i = 0; i < g->parts; ++i) g->part[i].mixed[bucket] = 0;
 cleanup:
     return status;
@@ -178,13 +176,13 @@ static void update(gossip_weights *g, int chunk, const gg_chunk *piece) {
 /* After the last update of a chunk in a step: what was mixed in is let go, and the new snapshot is sent. */
 static gg_status finish(gossip_weights *g, int bucket, int chunk) {
     gg_status status = GG_OK;
-    const gg_gossip *gossip = &g->gossip;
+    gg_gossip *gossip = &g->gossip;
     for (int i = 0; i < g->parts; ++i)
         if (g->part[i].stream.received[chunk].state == GG_REQUEST_ARRIVED) GG_TRY(gg_stream_release(&g->part[i].stream, chunk));
     if (!gg_gossip_exchanges(gossip)) return GG_OK;
     for (int i = 0; i < g->parts; ++i)
         GG_TRY(gg_stream_post_chunk(&g->part[i].stream, bucket, chunk, g->turn, gossip->send_to, gossip->receive_from));
-    g->order[gossip->buckets.bucket[bucket].first_chunk + g->posted[bucket]++] = chunk;
+    *gg_gossip_nth(gossip, bucket, gossip->posted[bucket]++) = chunk;
 cleanup:
     return status;
 }
@@ -232,8 +230,6 @@ static void destroy(gg_strategy *strategy) {
         gg_stream_destroy(&g->part[i].stream);
         gg_free(g->part[i].mixed);
     }
-    gg_free(g->posted);
-    gg_free(g->order);
     gg_state_destroy(&strategy->env, gg_gossip_shared(&g->gossip.options));
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
@@ -257,11 +253,9 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
         g->parts = 1;
         while (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM && g->parts < PARTS && g->part[g->parts].own != NULL) g->parts++;
     }
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", (void **)&g->posted));
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.chunk_count, sizeof(int), "order of chunks", (void **)&g->order));
     for (int i = 0; i < g->parts; ++i) {
         GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", (void **)&g->part[i].mixed));
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, 2, options->wire, &g->part[i].stream));
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, true, options->wire, &g->part[i].stream));
         g->part[i].stream.name = (const char *const[]){"weights", "momentum", "second moment"}[i];
     }
 cleanup:

@@ -239,7 +239,7 @@ static gg_status create(const gg_strategy_options *options, const gg_strategy_en
     if (hierarchical) GG_TRY(create_gossip(s, options));
     else GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
-    GG_TRY(gg_buckets_check_tags(&s->buckets));
+    GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "counts of layers", (void **)&s->waiting));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", (void **)&s->next));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", (void **)&s->started_at));

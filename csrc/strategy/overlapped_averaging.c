@@ -469,7 +469,7 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     gg_fc_candidates(env, options->partition_fc, options->wire, apart);
     GG_TRY(gg_partition_create(env->graph, options->chunk_bytes, apart, env->transport->rank, env->transport->size, &s->buckets,
                                &s->partition));
-    GG_TRY(gg_buckets_check_tags(&s->buckets));
+    GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_fc_create(&s->head, options->partition_fc, options->wire, apart, &s->partition,
                         GG_TAG_USER + s->buckets.chunk_count, &s->fc));
     if (s->fc.count > 0) s->head.taking = &taking, s->head.taken = s->fc.taken;

@@ -581,10 +581,7 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
     size_t ranks = (size_t)env->transport->size, count = env->state->count, bytes = count * gg_dtype_size(s->wire), chunks;
     GG_TRY(gg_buckets_create(env->graph, SIZE_MAX, options->chunk_bytes, &s->cut));
     chunks = (size_t)s->cut.chunk_count;
-    if (s->cut.chunk_count > GG_TAG_LIMIT - TAG_CHUNK)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
-                       s->cut.chunk_count, GG_TAG_LIMIT - TAG_CHUNK));
+    GG_TRY(gg_buckets_check_tags(&s->cut, GG_TAG_LIMIT - TAG_CHUNK));
     GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", (void **)&s->peer));
     for (int i = 0; i < SNAPSHOTS; ++i)
         GG_TRY(gg_message_alloc(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes, "snapshot of the weights",

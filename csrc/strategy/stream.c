@@ -5,23 +5,18 @@
 #include "base/memory.h"
 #include "strategy/tables.h"
 
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_dtype wire,
-                           gg_stream *out) {
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire, gg_stream *out) {
     gg_status status = GG_OK;
     size_t bytes = owner->env.state->count * gg_dtype_size(wire), chunks = (size_t)buckets->chunk_count;
     gg_stream made = {
-        .owner = owner, .buckets = buckets, .wire = wire, .tag = GG_TAG_USER + streams * buckets->chunk_count, .name = "bucket"};
+        .owner = owner, .buckets = buckets, .wire = wire, .tag = GG_TAG_USER + index * buckets->chunk_count, .name = "bucket"};
 
-    if (made.tag + buckets->chunk_count > GG_TAG_LIMIT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
-                       buckets->chunk_count, (GG_TAG_LIMIT - GG_TAG_USER) / (streams + 1)));
-    for (int i = 0; i < arenas; ++i) GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
-    if (arenas == 1) made.arena[1] = made.arena[0];
+    GG_TRY(gg_buckets_check_tags(buckets, (GG_TAG_LIMIT - GG_TAG_USER) / (index + 1)));
+    for (int i = 0; i < 2 && sends; ++i) GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
     GG_TRY(gg_calloc(1, bytes, "landing arena", &made.landing));
     for (int i = 0; i < 2; ++i) GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&made.sent[i]));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&made.received));
-    GG_TRY(gg_calloc((size_t)buckets->count, sizeof *made.flight, "flights", (void **)&made.flight));
+    GG_TRY(gg_calloc((size_t)buckets->count, sizeof *made.flights, "flights", (void **)&made.flights));
 cleanup:
     if (status != GG_OK) gg_stream_destroy(&made);
     *out = made;
@@ -40,13 +35,13 @@ void gg_stream_destroy(gg_stream *stream) {
     give_up(stream, stream->sent[0]);
     give_up(stream, stream->sent[1]);
     give_up(stream, stream->received);
-    if (stream->arena[1] != stream->arena[0]) gg_message_free(transport, stream->arena[1]);
+    gg_message_free(transport, stream->arena[1]);
     gg_message_free(transport, stream->arena[0]);
     gg_free(stream->landing);
     gg_free(stream->sent[0]);
     gg_free(stream->sent[1]);
     gg_free(stream->received);
-    gg_free(stream->flight);
+    gg_free(stream->flights);
     memset(stream, 0, sizeof *stream);
 }
 
@@ -61,16 +56,22 @@ static int bucket_of(const gg_stream *stream, int chunk) {
     return bucket;
 }
 
-static gg_status receive_chunk(gg_stream *stream, int bucket, int i, int receive_from) {
+static void show_begin(gg_stream *stream, int bucket, int peer) {
+    const gg_strategy *owner = stream->owner;
     const gg_bucket *b = &stream->buckets->bucket[bucket];
+    gg_flights *flights = &stream->flights[bucket];
+    const int chunks = b->end_chunk - b->first_chunk;
+    if (flights->posted % chunks == 0)
+        flights->turn[flights->posted / chunks] =
+            (gg_flight){.sent = gg_transport_now(owner->env.transport), .step = owner->step, .peer = peer};
+    flights->posted = (flights->posted + 1) % (2 * chunks);
+}
+
+static gg_status receive_chunk(gg_stream *stream, int bucket, int i, int receive_from) {
     const gg_chunk *chunk = &stream->buckets->chunk[i];
     gg_transport *transport = stream->owner->env.transport;
     size_t size = gg_dtype_size(stream->wire);
-    if (stream->owner->env.trace != NULL && stream->flight[bucket].left == 0)
-        stream->flight[bucket] = (gg_flight){.sent = gg_transport_now(transport),
-                                             .step = stream->owner->step,
-                                             .peer = receive_from,
-                                             .left = b->end_chunk - b->first_chunk};
+    if (stream->owner->env.trace != NULL) show_begin(stream, bucket, receive_from);
     return gg_receive(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size, receive_from,
                       stream->tag + i, &stream->received[i]);
 }
@@ -165,27 +166,29 @@ void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset) {
     return (char *)stream->arena[which] + offset * gg_dtype_size(stream->wire);
 }
 
-static void show_end(gg_stream *stream, int bucket) {
+/* A chunk is about to be released. The last one ends its exchange. */
+static void show_end(gg_stream *stream, int bucket, const gg_request *request) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];
-    const gg_flight *flight = &stream->flight[bucket];
-    gg_trace_span span = {.begin = flight->sent,
-                          .name = stream->name,
-                          .step = flight->step,
-                          .index = b->first_layer,
-                          .last = b->last_layer,
-                          .peer = flight->peer};
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
-        const gg_request *request = &stream->received[i];
-        if (request->when > span.arrived) span.arrived = request->when;
-        span.bytes += (int64_t)request->bytes;
-    }
-    gg_strategy_exchanged(stream->owner, span);
+    gg_flights *flights = &stream->flights[bucket];
+    const int chunks = b->end_chunk - b->first_chunk;
+    gg_flight *flight = &flights->turn[flights->released / chunks];
+    if (request->when > flight->arrived) flight->arrived = request->when;
+    flight->bytes += (int64_t)request->bytes;
+    flights->released = (flights->released + 1) % (2 * chunks);
+    if (flights->released % chunks == 0)
+        gg_strategy_exchanged(stream->owner, (gg_trace_span){.begin = flight->sent,
+                                                             .arrived = flight->arrived,
+                                                             .name = stream->name,
+                                                             .step = flight->step,
+                                                             .index = b->first_layer,
+                                                             .last = b->last_layer,
+                                                             .peer = flight->peer,
+                                                             .bytes = flight->bytes});
 }
 
 gg_status gg_stream_release(gg_stream *stream, int chunk) {
     const gg_strategy_env *env = &stream->owner->env;
     int bucket = bucket_of(stream, chunk);
-    gg_status status = gg_release(env->transport, &stream->received[chunk]);
-    if (status == GG_OK && env->trace != NULL && --stream->flight[bucket].left == 0) show_end(stream, bucket);
-    return at_bucket(stream, bucket, status);
+    if (env->trace != NULL) show_end(stream, bucket, &stream->received[chunk]);
+    return at_bucket(stream, bucket, gg_release(env->transport, &stream->received[chunk]));
 }

@@ -1,6 +1,6 @@
 /* Private to the room: one arena that partners exchange, chunk by chunk, as float32 or bfloat16 (gg_strategy_options.wire).
  *
- * A stream has up to two snapshot arenas that take turns, so that what is being sent is never written: one is filled and
+ * A stream has two snapshot arenas that take turns, so that what is being sent is never written: one is filled and
  * sent while partners may still read the other. Before an arena is filled again, gg_stream_wait_sent makes sure that
  * partners have read what was sent from it.
  */
@@ -9,29 +9,35 @@
 
 #include "strategy/buckets.h"
 
-/* What the trace tells of a bucket under way. */
+/* What the trace tells of a bucket's exchange. */
 typedef struct gg_flight {
-    double sent;
-    int64_t step;
-    int peer, left; /* left: a stream's chunks that are not released yet; 0: none is under way */
+    double sent, arrived; /* the first chunk; the last one so far */
+    int64_t step, bytes;
+    int peer;
 } gg_flight;
+
+/* Of a bucket: chunks of one exchange may go out before those of the last one are released. */
+typedef struct gg_flights {
+    gg_flight turn[2];
+    int posted, released; /* chunks, modulo those of two exchanges */
+} gg_flights;
 
 typedef struct gg_stream {
     gg_strategy *owner;
     const gg_buckets *buckets;
     gg_dtype wire;        /* of what is sent: of the arenas, the landing and gg_stream_received */
     int tag;              /* of chunk 0; chunk i has tag + i */
-    void *arena[2];       /* message memory; [1] is [0] where one suffices */
+    void *arena[2];       /* message memory; NULL: it only receives */
     void *landing;        /* where chunks arrive that cannot be read in place */
     gg_request *sent[2];  /* a request a chunk, for each arena */
     gg_request *received; /* a request a chunk */
-    gg_flight *flight;    /* one a bucket */
+    gg_flights *flights;  /* one a bucket */
     const char *name;     /* what travels, for the trace; set by the owner */
 } gg_stream;
 
-/* Allocates `arenas` (0 to 2; 0: it only receives) arenas of message memory of type `wire`, GG_FLOAT32 or GG_BFLOAT16. Collective.
- * `streams` counts how many came before it. */
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int streams, int arenas, gg_dtype wire, gg_stream *out);
+/* sends: it has arenas; else it only receives. wire: GG_FLOAT32 or GG_BFLOAT16. index, from 0 on: streams of one index have the same tags, and
+ * others have others. Collective. */
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire, gg_stream *out);
 /* Collective. Gives up what is still in flight: nothing is after settling. */
 void gg_stream_destroy(gg_stream *stream);
 

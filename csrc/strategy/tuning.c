@@ -30,7 +30,8 @@ static bool cuts(const gg_strategy_options *options) {
 
 bool gg_strategy_tunes(const gg_strategy_options *options, int ranks) {
     const bool open = options->bucket_bytes == 0 || options->chunk_bytes == 0;
-    return ranks > 1 && cuts(options) && open && options->collectives == GG_COLLECTIVES_OWN;
+    const bool modelled = options->collectives == GG_COLLECTIVES_OWN && !options->hierarchical;
+    return ranks > 1 && cuts(options) && open && modelled;
 }
 
 static model model_of(const gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks, const double *forward,

@@ -13,7 +13,7 @@
  *
  * Where no rank waits for another (PullGossip, PushGossip, ParameterServer, ElasticAveraging with a server), what has arrived when depends on
  * the cut, and with it the result: they keep the default sizes. So do sums that are left to MPI, which may add large ones in another order
- * than small ones.
+ * than small ones, and hierarchical GossipGraD, of whose two kinds of links and two exchanges the model knows nothing.
  *
  * How many samples a step has is not known yet, so linear layers of which OverlappedAveraging exchanges inputs and errors count like the
  * others. */

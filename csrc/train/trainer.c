@@ -35,7 +35,6 @@ typedef struct call {
     gg_sample_audit *audit;
 } call;
 
-gg_team *gg_trainer_team(const gg_trainer *trainer) { return trainer->team; }
 gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local) { return trainer->replica[local]; }
 
 /* ---- life ---- */

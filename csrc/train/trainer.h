@@ -15,7 +15,6 @@ gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg
 /* Collective: settles first, unless something failed. NULL is fine. */
 void gg_trainer_destroy(gg_trainer *trainer);
 
-gg_team *gg_trainer_team(const gg_trainer *trainer);
 gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool shuffle);

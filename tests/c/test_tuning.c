@@ -102,6 +102,11 @@ static void test_who_is_not_tuned(void) {
         CHECK(!gg_strategy_tunes(&options, 8));
         CHECK(!tuned(&options, 128, 10e-3, &slow).cuts);
     }
+    gg_strategy_options nodes = gossip;
+    nodes.hierarchical = true;
+    const gg_tuning usual = tuned(&nodes, 128, 10e-3, &slow);
+    CHECK(!gg_strategy_tunes(&nodes, 8) && usual.cuts && !usual.measured);
+    CHECK(usual.bucket_bytes == GG_DEFAULT_BUCKET_BYTES && usual.chunk_bytes == GG_DEFAULT_CHUNK_BYTES);
 }
 
 int main(void) {

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,13 +152,33 @@ cleanup:
     return status;
 }
 
+/* What GOSSIPGRAD_RANKS_PER_NODE says; 0: it is not set. All ranks fail if one does, or the others would wait for it. */
+static gg_status read_ranks_per_node(MPI_Comm comm, int *out) {
+    gg_status status = GG_OK;
+    const char *text = getenv("GOSSIPGRAD_RANKS_PER_NODE");
+    char *end = NULL;
+    int rank = 0, wrong = -1;
+    errno = 0;
+    const long value = text != NULL ? strtol(text, &end, 10) : 0;
+    const bool good = text == NULL || (*text != '\0' && *end == '\0' && errno == 0 && value >= 1 && value <= INT_MAX);
+    GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
+    GG_TRY_MPI(MPI_Allreduce, &(int){good ? -1 : rank}, &wrong, 1, MPI_INT, MPI_MAX, comm);
+    if (!good) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: '%s'; must be a whole number, at least 1", text));
+    if (wrong >= 0)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: rank %d has no whole number, at least 1, there", wrong));
+    *out = (int)value;
+cleanup:
+    return status;
+}
+
 gg_status gg_shared_create(MPI_Comm comm, gg_shared **out) {
     gg_status status = GG_OK;
     gg_shared *made = NULL;
-    const char *choice = getenv("GOSSIPGRAD_SHARED"), *several = getenv("GOSSIPGRAD_RANKS_PER_NODE");
-    int ranks_per_node = several != NULL ? atoi(several) : 0;
+    const char *choice = getenv("GOSSIPGRAD_SHARED");
+    int ranks_per_node = 0;
     bool wanted = !(choice && strcmp(choice, "0") == 0), all = false;
     *out = NULL;
+    GG_TRY(read_ranks_per_node(comm, &ranks_per_node));
     GG_TRY(gg_calloc(1, sizeof *made, "shared memory", (void **)&made));
     made->node = MPI_COMM_NULL;
     GG_TRY_MPI(MPI_Comm_split_type, comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made->node);
