@@ -592,9 +592,9 @@ static float of_bfloat16(uint16_t half) {
     return value;
 }
 
-/* n numbers of type `wire`, as double too. */
-static void *from_partner(gg_dtype wire, size_t n, double *numbers) {
-    float *wide = uniform((int64_t)n, -1, 1);
+/* n numbers from `low` to 1 of type `wire`, as double too. */
+static void *from_partner(gg_dtype wire, size_t n, float low, double *numbers) {
+    float *wide = uniform((int64_t)n, low, 1);
     uint16_t *narrow = guarded(n * 2);
     for (size_t i = 0; i < n; ++i) {
         narrow[i] = rounded_bfloat16(wide[i]);
@@ -629,9 +629,9 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
                                  .weight = weight,
                                  .momentum = keeps ? m : NULL,
                                  .square = adam ? s : NULL,
-                                 .weight_after = flags & RECEIVES_WEIGHT ? from_partner(wire, n, w_in) : NULL,
-                                 .momentum_before = keeps && flags & RECEIVES_MOMENTS ? from_partner(wire, n, m_in) : NULL,
-                                 .square_before = adam && flags & RECEIVES_MOMENTS ? from_partner(wire, n, s_in) : NULL,
+                                 .weight_after = flags & RECEIVES_WEIGHT ? from_partner(wire, n, -1, w_in) : NULL,
+                                 .momentum_before = keeps && flags & RECEIVES_MOMENTS ? from_partner(wire, n, -1, m_in) : NULL,
+                                 .square_before = adam && flags & RECEIVES_MOMENTS ? from_partner(wire, n, 0, s_in) : NULL,
                                  .weight_copy = copies ? guarded(n * gg_dtype_size(wire)) : NULL,
                                  .momentum_copy = copies && keeps ? guarded(n * gg_dtype_size(wire)) : NULL,
                                  .square_copy = copies && adam ? guarded(n * gg_dtype_size(wire)) : NULL,
@@ -655,7 +655,7 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         const double s_sent = narrow ? (double)of_bfloat16(rounded_bfloat16(s[i])) : (double)s[i];
         const double mixed_m = args.momentum_before ? old + (m_in[i] - m_sent) / 2 : old;
         const double mixed_s = args.square_before ? (double)s[i] + (s_in[i] - s_sent) / 2 : (double)s[i];
-        const double new_s = fmax(0, (double)args.beta2 * mixed_s + (double)args.square_share * d * d);
+        const double new_s = (double)args.beta2 * mixed_s + (double)args.square_share * d * d;
         const double new_m = mu * mixed_m + (adam ? (double)args.d_share : 1) * d;
         double new_w = w - lr * (rule == GG_UPDATE_PLAIN ? d : rule == GG_UPDATE_NESTEROV ? d + mu * new_m : new_m);
         if (adam) new_w = (double)args.keep * w - lr * new_m / (sqrt(new_s) * (double)args.root_scale + (double)args.eps);
@@ -690,6 +690,30 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     CHECK(same_bits(before[0] + from, weight + from, part * 4));
     if (keeps) CHECK(same_bits(before[1] + from, m + from, part * 4));
     if (adam) CHECK(same_bits(before[2] + from, s + from, part * 4));
+    release();
+}
+
+/* A second moment that an average has brought below 0 is 0, and moves no weight to NaN. */
+static void test_square_below_zero(void) {
+    enum { n = 16 };
+    float *grad = floats(n), *weight = uniform(n, -1, 1), *m = floats(n), *s = floats(n), *came = uniform(n, -1, -0.5f);
+    float *kept = floats(n);
+    memcpy(kept, weight, sizeof(float) * n);
+    for (int i = 0; i < n; ++i) grad[i] = m[i] = s[i] = 0;
+    gg_backend_native.update(device, &(gg_update_args){.n = n,
+                                                       .rule = GG_UPDATE_ADAM,
+                                                       .grad = grad,
+                                                       .weight = weight,
+                                                       .momentum = m,
+                                                       .square = s,
+                                                       .square_before = came,
+                                                       .lr = 0.1f,
+                                                       .beta2 = 0.99f,
+                                                       .keep = 1,
+                                                       .root_scale = 1,
+                                                       .eps = 1e-3f});
+    for (int i = 0; i < n; ++i) CHECK(s[i] == 0);
+    CHECK(same_bits(weight, kept, sizeof(float) * n));
     release();
 }
 
@@ -730,6 +754,7 @@ static void test_arenas(void) {
                 check_update(4016, (gg_update_rule)rule, (gg_dtype)wire, flags);
             }
     check_update(100000, GG_UPDATE_ADAM, GG_BFLOAT16, 7);
+    test_square_below_zero();
     test_bfloat16();
     const size_t sizes[4] = {0, 16, 2064, 70000 / 16 * 16};
     for (int s = 0; s < 4; ++s) {
