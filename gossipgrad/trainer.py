@@ -415,10 +415,13 @@ class Trainer:
     def _warn_of_pixels(self, train: Dataset, validation: Dataset | None) -> None:
         """Images are uint8, and a network that is to learn from 0..255 seldom does."""
         for argument, one in (("train", train), ("validation", validation)):
-            if self.rank or one is None or one.samples.dtype != np.uint8 or one.scale != 1.0 or one.samples.max() <= 1:
+            if self.rank or one is None or one.samples.dtype != np.uint8 or one.scale != 1.0:
+                continue
+            highest = one.samples[:1000].max(initial=0)  # the set may be large
+            if highest <= 1:
                 continue
             warnings.warn(
-                f"{argument}: uint8 samples of 0..{one.samples.max()} are taken as they are; if they are pixels, "
+                f"{argument}: uint8 samples of 0..{highest} are taken as they are; if they are pixels, "
                 "gg.data.Dataset(x, y, scale=1/255) makes them 0..1",
                 stacklevel=3,
             )
