@@ -350,7 +350,7 @@ def test_report_and_command_line(mpirun, tmp_path):
     from conftest import run_group
 
     options = ["-m", "gossipgrad", "train", "--dataset", "synthetic", "--epochs", "2", "--batch-size", "100"]
-    options += ["--lr", "0.02", "--staleness", "1", "--validate-replicas"]
+    options += ["--lr", "0.005", "--staleness", "1", "--validate-replicas"]
     options += ["--bucket-bytes", "1000000", "--chunk-bytes", "1000000"]  # tuned, messages may differ
     done = mpirun(2, [*options, "--report", str(tmp_path / "mpi.json")])
     lines = done.stdout.splitlines()
