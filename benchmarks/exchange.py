@@ -17,15 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
-import subprocess
 import sys
+
+from step_vs_torch import one_json_line
 
 import gossipgrad as gg
 from gossipgrad import bench, strategies
 
 BATCH = 64
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def convnet() -> gg.Model:
@@ -71,24 +72,17 @@ def worker(network: str, name: str, keywords: dict, steps: int, blocks: int) -> 
         print(json.dumps(result), flush=True)
 
 
-def one_line(command: list[str]) -> dict:
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise SystemExit(f"{shlex.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
-    return json.loads(lines[-1])
-
-
 def ours(arguments: argparse.Namespace, network: str, label: str) -> dict:
     task = json.dumps([network, *OURS[label], arguments.steps, arguments.blocks])
     command = [sys.executable, "-m", "gossipgrad", "run", "-n", str(arguments.ranks)]
-    return one_line([*command, os.path.abspath(__file__), "--worker", task])
+    return one_json_line([*command, os.path.abspath(__file__), "--worker", task], ENVIRONMENT)
 
 
 def peer(arguments: argparse.Namespace, network: str) -> dict:
     command = [arguments.torch_python, "-m", "torch.distributed.run", "--nproc_per_node", str(arguments.ranks)]
     command += [arguments.torch_reference, "ddp", "--model", NETWORKS[network][1], "--batch", str(BATCH)]
-    line = one_line([*command, "--channels-last", "--warmup", "10", "--steps", str(arguments.steps * arguments.blocks)])
+    command += ["--channels-last", "--warmup", "10", "--steps", str(arguments.steps * arguments.blocks)]
+    line = one_json_line(command, ENVIRONMENT)
     return {**line, "ratio": line["efficiency_exchange_only"], "ms_strategy": line["ms_median"]}
 
 

@@ -196,15 +196,13 @@ static gg_status create_op(gg_plan *plan, int node, gg_op **out) {
     gg_status status = GG_ERROR_UNSUPPORTED;
     int *fused = &plan->node[node].fused;
     gg_op_desc desc;
-    gg_device *order[2];
     describe(plan, node, &desc);
-    int devices = gg_choose_devices(plan->graph, &plan->options, order);
-    for (int i = 0; i < devices && status == GG_ERROR_UNSUPPORTED; i++) {
+    for (int i = 0; i < plan->devices && status == GG_ERROR_UNSUPPORTED; i++) {
         desc.activation = *fused != GG_NONE ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
-        status = create_from(order[i], &desc, out);
+        status = create_from(plan->order[i], &desc, out);
         if (*fused == GG_NONE || status != GG_ERROR_UNSUPPORTED) continue;
         desc.activation = GG_ACTIVATION_NONE;
-        status = create_from(order[i], &desc, out);
+        status = create_from(plan->order[i], &desc, out);
         if (status != GG_OK) continue;
         plan->node[*fused].absorbed = false;
         *fused = GG_NONE;
@@ -350,6 +348,7 @@ static void mark_nodes(gg_plan *plan) {
 
 gg_status gg_plan_build(gg_plan *plan) {
     gg_status status = GG_OK;
+    plan->devices = gg_choose_devices(plan->graph, &plan->options, plan->order);
     mark_nodes(plan);
     for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
         const gg_node *it = gg_graph_node(plan->graph, i);

@@ -82,6 +82,8 @@ typedef struct gg_node_state {
 struct gg_plan {
     const gg_graph *graph;
     gg_plan_options options;
+    gg_device *order[2]; /* the tables that are asked for an operation, best first: so many */
+    int devices;
     gg_node_state *node;
     gg_value *value;
     int values, value_capacity;

@@ -27,9 +27,18 @@ static inline unsigned gg_gossip_shared(const gg_strategy_options *options) {
     return options->hierarchical ? GG_SHARED_GRADIENT : 0;
 }
 
-/* Chunk n of those posted, or to be, of a bucket. Nobody else writes `order`. */
-static inline int *gg_gossip_nth(const gg_gossip *gossip, int bucket, int n) {
-    return &gossip->order[gossip->buckets.bucket[bucket].first_chunk + n];
+/* Notes that a chunk has been posted; and chunk n of those of a bucket, in that order. */
+static inline void gg_gossip_note_posted(gg_gossip *gossip, int bucket, int chunk) {
+    gossip->order[gossip->buckets.bucket[bucket].first_chunk + gossip->posted[bucket]++] = chunk;
+}
+static inline int gg_gossip_posted(const gg_gossip *gossip, int bucket, int n) {
+    return gossip->order[gossip->buckets.bucket[bucket].first_chunk + n];
+}
+
+/* No layer of the bucket has been final in this step yet. */
+static inline bool gg_gossip_untouched(const gg_gossip *gossip, int bucket) {
+    const gg_bucket *b = &gossip->buckets.bucket[bucket];
+    return gossip->waiting[bucket] == b->last_layer - b->first_layer + 1;
 }
 
 /* Looks up this step's partners and counts layers anew. */

@@ -33,7 +33,7 @@ static void update(gossip_gradients *g, int64_t step, const gg_chunk *piece, con
 /* staleness 0: whether a chunk of a bucket is under way; the next one. */
 static bool pending(const gossip_gradients *g, int bucket) { return g->mixed[bucket] < g->gossip.posted[bucket]; }
 
-static int next(const gossip_gradients *g, int bucket) { return *gg_gossip_nth(&g->gossip, bucket, g->mixed[bucket]); }
+static int next(const gossip_gradients *g, int bucket) { return gg_gossip_posted(&g->gossip, bucket, g->mixed[bucket]); }
 
 /* staleness 0: mixes the next chunk of a bucket, which has arrived, and makes the update that waited for it. */
 static gg_status update_next(gossip_gradients *g, int bucket) {
@@ -122,7 +122,7 @@ static gg_status finish(gossip_gradients *g, int bucket, int i) {
         device->table->narrow(device, chunk->count, g->own[g->turn] + chunk->offset,
                               gg_stream_snapshot(&g->gradient, g->turn, chunk->offset));
     GG_TRY(gg_stream_post_chunk(&g->gradient, bucket, i, g->turn, gossip->send_to, gossip->receive_from));
-    *gg_gossip_nth(gossip, bucket, gossip->posted[bucket]++) = i;
+    gg_gossip_note_posted(gossip, bucket, i);
 cleanup:
     return status;
 }
@@ -135,7 +135,7 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     const bool exchanges = gg_gossip_exchanges(&g->gossip);
 
-    if (g->gossip.waiting[bucket] == b->last_layer - b->first_layer + 1) GG_TRY(prepare(g, bucket));
+    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;

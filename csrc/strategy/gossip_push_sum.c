@@ -229,7 +229,7 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     gossip_push_sum *g = (gossip_push_sum *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-    if (g->gossip.waiting[bucket] == b->last_layer - b->first_layer + 1) GG_TRY(prepare(g, bucket));
+    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (gg_gossip_piece(&g->gossip, i, gg_graph_layer(strategy->env.graph, layer), &piece)) update(g, bucket, i, &piece);

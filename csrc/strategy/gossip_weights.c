@@ -43,7 +43,7 @@ static bool pending(const gossip_weights *g, const exchanged *part, int bucket) 
 
 /* The chunk of a bucket that is to be mixed next. */
 static int next(const gossip_weights *g, const exchanged *part, int bucket) {
-    return *gg_gossip_nth(&g->gossip, bucket, part->mixed[bucket]);
+    return gg_gossip_posted(&g->gossip, bucket, part->mixed[bucket]);
 }
 
 /* Mixes the next chunk of a bucket, which has arrived. */
@@ -182,7 +182,7 @@ static gg_status finish(gossip_weights *g, int bucket, int chunk) {
     if (!gg_gossip_exchanges(gossip)) return GG_OK;
     for (int i = 0; i < g->parts; ++i)
         GG_TRY(gg_stream_post_chunk(&g->part[i].stream, bucket, chunk, g->turn, gossip->send_to, gossip->receive_from));
-    *gg_gossip_nth(gossip, bucket, gossip->posted[bucket]++) = chunk;
+    gg_gossip_note_posted(gossip, bucket, chunk);
 cleanup:
     return status;
 }
@@ -194,7 +194,7 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
 
-    if (g->gossip.waiting[bucket] == b->last_layer - b->first_layer + 1) GG_TRY(prepare(g, bucket));
+    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
