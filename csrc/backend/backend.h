@@ -40,7 +40,7 @@ typedef enum gg_activation { GG_ACTIVATION_NONE = 0, GG_ACTIVATION_RELU } gg_act
 /* Windows of convolution and pooling; index 0 is height, 1 is width. All in elements; dilation 1 is dense. */
 typedef struct gg_window {
     int64_t kernel[2], stride[2], padding[2], dilation[2];
-    bool ceil_mode;         /* pooling: round the output size up, PyTorch's rule (no window starts in the right padding) */
+    bool ceil_mode; /* pooling: round the output size up, PyTorch's rule (no window starts in the right padding) */
     bool count_include_pad; /* average pooling: divide by the window's size with its padding, PyTorch's rule */
 } gg_window;
 
@@ -65,7 +65,8 @@ typedef struct gg_op_desc {
     bool input_grad;                  /* false: nobody wants grad_input (first layer) */
 } gg_op_desc;
 
-/* Products of matrices read, and do not use, this much behind the last row of an input or of a gradient that lies PLAIN. */
+/* Products of matrices read, and do not use, this much behind the last row of an input or of a gradient that lies
+ * PLAIN. */
 #define GG_READ_BEHIND 128
 
 /* One run. Pointers are aligned to 64 bytes. Weights and their gradients are float32 in PyTorch's layouts:
@@ -77,7 +78,8 @@ typedef struct gg_op_args {
     void *grad_input[GG_MAX_INPUTS]; /* backward: NULL where not wanted */
     const void *weight;
     const float *bias;
-    float *grad_weight; /* LINEAR: NULL where not wanted; grad_output then holds the error behind the activation afterwards */
+    float *grad_weight; /* LINEAR: NULL where not wanted; grad_output then holds the error behind the activation
+                           afterwards */
     float *grad_bias;
     void *saved;   /* op->saved_bytes, kept by the plan from forward to backward */
     void *scratch; /* op->scratch_bytes, content lost between runs */
@@ -117,7 +119,8 @@ typedef enum gg_loss_kind {
 } gg_loss_kind;
 
 /* A loss over the first `batch` samples of a prediction of `features` values a sample.
- * targets: CROSS_ENTROPY int32 class of each sample (checked by the caller), others float32 (batch, features), plain. */
+ * targets: CROSS_ENTROPY int32 class of each sample (checked by the caller), others float32 (batch, features), plain.
+ */
 typedef struct gg_loss_args {
     gg_loss_kind kind;
     gg_layout layout; /* PLAIN or BATCH_LAST, of prediction and gradient */
@@ -148,12 +151,13 @@ typedef enum gg_update_rule {
  *              w' = keep*weight - lr*m'/(sqrt(s')*root_scale + eps)
  *   weight   = w' + (weight_after - weight)/2         if weight_after, else w'
  *   momentum = m'                                     square = s'
- *   weight_copy, ... = weight, ...                    if given: what partners will read. It is streamed past the cache and fenced: a
- *                                                     store to lines that another core has read costs several times more
- * What is received and copied is of type `wire`: GG_FLOAT32, or GG_BFLOAT16, rounded to nearest even. With bfloat16 the subtracted
- * weight, momentum and square are rounded too: they are what the copies of the last step said, so what one rank gains another loses, and the
+ *   weight_copy, ... = weight, ...                    if given: what partners will read. It is streamed past the cache
+ * and fenced: a store to lines that another core has read costs several times more What is received and copied is of
+ * type `wire`: GG_FLOAT32, or GG_BFLOAT16, rounded to nearest even. With bfloat16 the subtracted weight, momentum and
+ * square are rounded too: they are what the copies of the last step said, so what one rank gains another loses, and the
  * mean over the ranks is kept.
- * Nothing may overlap. Elements where everything is 0 stay 0. An element's result does not depend on where it lies in the call. */
+ * Nothing may overlap. Elements where everything is 0 stay 0. An element's result does not depend on where it lies in
+ * the call. */
 typedef struct gg_update_args {
     size_t n; /* multiple of GG_LANES */
     gg_update_rule rule;
@@ -187,9 +191,9 @@ typedef struct gg_vectors {
 } gg_vectors;
 
 /* A run of elements of the gradient of a linear layer's weight (out, in), from plain rows of errors and inputs:
- *   out[j] = sum over samples l of error[l*error_row + i/in - first/in] * input[l*in + i%in],  i = first + j < first + count
- * with the bits that LINEAR's backward gives for the same samples, whatever the run. The rows may begin anywhere; GG_READ_BEHIND
- * bytes behind the last input are read. */
+ *   out[j] = sum over samples l of error[l*error_row + i/in - first/in] * input[l*in + i%in],  i = first + j < first +
+ * count with the bits that LINEAR's backward gives for the same samples, whatever the run. The rows may begin anywhere;
+ * GG_READ_BEHIND bytes behind the last input are read. */
 typedef struct gg_weight_gradient_args {
     int64_t batch, in;
     const float *error, *input;
@@ -213,8 +217,8 @@ typedef struct gg_backend {
 
     /* Kernels on arenas. n is a multiple of GG_LANES; pointers aligned to 64 bytes. */
     void (*update)(gg_device *device, const gg_update_args *args);
-    /* out = base + share*(received - sent), where `received` is of type `wire`, GG_FLOAT32 or GG_BFLOAT16, and `sent`, the values that were sent
-     * in exchange, is rounded to that type first. out may be base or sent. */
+    /* out = base + share*(received - sent), where `received` is of type `wire`, GG_FLOAT32 or GG_BFLOAT16, and `sent`,
+     * the values that were sent in exchange, is rounded to that type first. out may be base or sent. */
     void (*mix)(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                 const float *sent, float *out);
     /* out = (own + received)/2, with `received` of type `wire`; out may be own. */
@@ -224,11 +228,12 @@ typedef struct gg_backend {
     void (*widen)(gg_device *device, size_t n, const uint16_t *in, float *out);
     void (*widen_add)(gg_device *device, size_t n, const uint16_t *in, float *out); /* out += in */
     /* out = scale[0]*source[0] + scale[1]*source[1] + ..., in this order; out may be any one of the sources. */
-    void (*weighted_sum)(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out);
-    /* The same of bfloat16, summed in float32. rounded: the sum is rounded to it, and out is what it holds; NULL: not wanted. It may be
-     * one of the sources. */
-    void (*narrow_sum)(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale, float *out,
-                       uint16_t *rounded);
+    void (*weighted_sum)(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,
+                         float *out);
+    /* The same of bfloat16, summed in float32. rounded: the sum is rounded to it, and out is what it holds; NULL: not
+     * wanted. It may be one of the sources. */
+    void (*narrow_sum)(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
+                       float *out, uint16_t *rounded);
     /* out = a - b, rounded to bfloat16. */
     void (*narrow_difference)(gg_device *device, size_t n, const float *a, const uint16_t *b, uint16_t *out);
     /* Sum of squares of a - b (b NULL: of a), in double. */

@@ -73,7 +73,8 @@ gg_status gg_isa_select(const char *name, gg_isa *out) {
         if (strcmp(name, isa_names[i]) != 0) continue;
         if (!gg_cpu_supports((gg_isa)i)) {
             list_isas(false, list, sizeof list);
-            return gg_fail(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name, gg_cpu_name(), list);
+            return gg_fail(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name,
+                           gg_cpu_name(), list);
         }
         *out = (gg_isa)i;
         return GG_OK;
@@ -91,7 +92,8 @@ static void find_cpu_name(void) {
     unsigned words[12];
     if (__get_cpuid_max(0x80000000u, NULL) < 0x80000004u) return;
     for (unsigned i = 0; i < 3; ++i)
-        if (!__get_cpuid(0x80000002u + i, words + 4 * i, words + 4 * i + 1, words + 4 * i + 2, words + 4 * i + 3)) return;
+        if (!__get_cpuid(0x80000002u + i, words + 4 * i, words + 4 * i + 1, words + 4 * i + 2, words + 4 * i + 3))
+            return;
     memcpy(text, words, sizeof words);
     /* Makers pad the name with spaces, in front, behind or within. */
     char *to = cpu_name;

@@ -31,10 +31,10 @@ const char *gg_error_message(void);
 const char *gg_status_name(gg_status status);
 
 /* Leaves through the one exit of a function: needs a local `gg_status status` and a label `cleanup`. */
-#define GG_TRY(call)                                                                                                             \
-    do {                                                                                                                         \
-        status = (call);                                                                                                         \
-        if (status != GG_OK) goto cleanup;                                                                                       \
+#define GG_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        status = (call);                                                                                               \
+        if (status != GG_OK) goto cleanup;                                                                             \
     } while (0)
 
 #endif

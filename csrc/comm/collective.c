@@ -115,7 +115,8 @@ gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, 
                               &receives[i]));
         parts = split_run(rank, n, p, begin, length);
         for (int i = 0; i < parts; ++i)
-            GG_TRY(gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, TAG_GATHER, &sends[i]));
+            GG_TRY(gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, TAG_GATHER,
+                           &sends[i]));
         for (int i = 0; i < 2; ++i) GG_TRY(take(transport, &receives[i], blocks + (size_t)received[i] * bytes));
         for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(transport, &sends[i]));
     }
@@ -134,14 +135,16 @@ gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
     double landing[WINDOW][MAX_VALUES];
     int p = transport->size;
     size_t bytes = (size_t)n * sizeof *values;
-    if (n < 0 || n > MAX_VALUES) return gg_fail(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
+    if (n < 0 || n > MAX_VALUES)
+        return gg_fail(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
     if (n == 0 || p == 1) return GG_OK;
     if (transport->rank == 0) {
         /* Rank 0 adds in the order of ranks: the same bits as if everybody did, for 2(p-1) messages and no memory. */
         int posted = 1;
         for (int r = 1; r < p; ++r) {
             for (; posted < p && posted < r + WINDOW; ++posted)
-                GG_TRY(gg_receive(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM, &request[posted % WINDOW]));
+                GG_TRY(
+                    gg_receive(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM, &request[posted % WINDOW]));
             double *own = landing[r % WINDOW];
             GG_TRY(take(transport, &request[r % WINDOW], own));
             for (int i = 0; i < n; ++i) values[i] += own[i];
@@ -230,8 +233,8 @@ static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
     return end - *begin;
 }
 
-gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, const gg_narrow_wire *wire,
-                              gg_collectives by, gg_allreduce **out) {
+gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag,
+                              const gg_narrow_wire *wire, gg_collectives by, gg_allreduce **out) {
     gg_status status = GG_OK;
     gg_allreduce *made = NULL;
     size_t p = (size_t)transport->size, begin = 0;
@@ -356,7 +359,8 @@ static void sum_own(gg_allreduce *allreduce) {
             return;
         }
         for (int r = 0; r < p; ++r)
-            device->table->narrow_difference(device, own, allreduce->exact, narrow[r], allreduce->reply + (size_t)r * own);
+            device->table->narrow_difference(device, own, allreduce->exact, narrow[r],
+                                             allreduce->reply + (size_t)r * own);
         accept(allreduce, begin, own, (const uint16_t *)sum_for(allreduce, allreduce->transport->rank));
     }
 }
@@ -376,7 +380,8 @@ cleanup:
 /* data = scale * data */
 static void scale_by(gg_allreduce *allreduce, float *data, const float *scale) {
     const float *source = data;
-    if (*scale != 1.0f) allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
+    if (*scale != 1.0f)
+        allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
 }
 
 /* Peers are visited from the next rank on, so that not all of them send to one. */
@@ -386,7 +391,8 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
     int p = transport->size, rank = transport->rank;
     size_t own = allreduce->own;
     if (allreduce->stage != IDLE)
-        return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
+        return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished",
+                       allreduce->count);
     if (allreduce->count == 0) return GG_OK;
     if (p == 1 || allreduce->by_mpi) scale_by(allreduce, data, &scale[rank]);
     if (p == 1) return GG_OK;
@@ -401,14 +407,15 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
         allreduce->device->table->narrow(allreduce->device, allreduce->count, data, allreduce->wire.memory);
     for (int i = 1; i < p && own > 0; ++i) {
         int from = (rank - i + p) % p;
-        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own * allreduce->size, own * allreduce->size, from,
-                          allreduce->tag, &allreduce->receives[from]));
+        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own * allreduce->size, own * allreduce->size,
+                          from, allreduce->tag, &allreduce->receives[from]));
     }
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
         size_t at = 0, n = slice(allreduce, to, &at);
         if (n == 0) continue;
-        GG_TRY(gg_send(transport, sent_at(allreduce, at), n * allreduce->size, to, allreduce->tag, &allreduce->scattered[to]));
+        GG_TRY(gg_send(transport, sent_at(allreduce, at), n * allreduce->size, to, allreduce->tag,
+                       &allreduce->scattered[to]));
     }
     allreduce->stage = SCATTERING;
     allreduce->next = 1;
@@ -423,13 +430,15 @@ static gg_status add_own(gg_allreduce *allreduce) {
     int p = transport->size, rank = transport->rank;
     size_t begin = 0, own = slice(allreduce, rank, &begin);
     if (own == 0) return GG_OK;
-    for (int i = 0; i < p; ++i) allreduce->source[i] = i == rank ? sent_at(allreduce, begin) : allreduce->receives[i].data;
+    for (int i = 0; i < p; ++i)
+        allreduce->source[i] = i == rank ? sent_at(allreduce, begin) : allreduce->receives[i].data;
     sum_own(allreduce);
     for (int i = 0; i < p; ++i)
         if (i != rank) GG_TRY(gg_release(transport, &allreduce->receives[i]));
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
-        GG_TRY(gg_send(transport, sum_for(allreduce, to), own * allreduce->size, to, allreduce->tag, &allreduce->gathered[to]));
+        GG_TRY(gg_send(transport, sum_for(allreduce, to), own * allreduce->size, to, allreduce->tag,
+                       &allreduce->gathered[to]));
     }
 cleanup:
     return status;

@@ -1,5 +1,6 @@
 /* Collectives over any transport: fixed order of summation, so the same bits on MPI, in the virtual cluster, on every
- * rank and from run to run; but for GG_COLLECTIVES_MPI. All ranks call in the same order. Blocking, but for gg_allreduce_start and _poll; waits sleep. */
+ * rank and from run to run; but for GG_COLLECTIVES_MPI. All ranks call in the same order. Blocking, but for
+ * gg_allreduce_start and _poll; waits sleep. */
 #ifndef GG_COMM_COLLECTIVE_H
 #define GG_COMM_COLLECTIVE_H
 
@@ -14,18 +15,20 @@ gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, 
 /* Sums over ranks 0, 1, ..., p-1 in this order, of a few doubles, in place. n <= 64. */
 gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n);
 
-/* `bytes` bytes of rank `from` to rank `to`, which are two; others return at once. `to` writes data, `from` reads it. */
+/* `bytes` bytes of rank `from` to rank `to`, which are two; others return at once. `to` writes data, `from` reads it.
+ */
 gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int from, int to);
-/* Seconds to add to this rank's clock for rank 0's: by the quickest of a few messages there and back. 0 where the clocks differ by
- * less than such a message can tell. Says nothing of how they drift apart later. */
+/* Seconds to add to this rank's clock for rank 0's: by the quickest of a few messages there and back. 0 where the
+ * clocks differ by less than such a message can tell. Says nothing of how they drift apart later. */
 gg_status gg_clock_offset(gg_transport *transport, double *seconds);
 
-/* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order, so how an arena
- * is cut into reductions changes no bit. Reduce-scatter (rank i adds slice i of all) and all-gather: 2(p-1)/p of the arena sent
- * by each rank. Created for one size so that a run allocates nothing. `data` should come from gg_message_alloc unless a wire is given; any memory works.
+/* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order, so how
+ * an arena is cut into reductions changes no bit. Reduce-scatter (rank i adds slice i of all) and all-gather: 2(p-1)/p
+ * of the arena sent by each rank. Created for one size so that a run allocates nothing. `data` should come from
+ * gg_message_alloc unless a wire is given; any memory works.
  *
- * Several may be under way at once: each then has its own tag, all ranks start all of them before they wait for one, and wait in
- * the same order. After a failure a reduction is at rest, and the message is lost. */
+ * Several may be under way at once: each then has its own tag, all ranks start all of them before they wait for one,
+ * and wait in the same order. After a failure a reduction is at rest, and the message is lost. */
 typedef struct gg_allreduce gg_allreduce;
 
 #define GG_TAG_ALLREDUCE 8 /* for those that are not under way together with another */
@@ -33,25 +36,26 @@ typedef struct gg_allreduce gg_allreduce;
 /* Values that travel as bfloat16, rounded to nearest even, for half the bytes. They are summed in float32.
  *
  * displaces false: data = the sum, which travels rounded: the same bits on every rank.
- * displaces false with `rest`, where all sums must add up: who adds a slice adds to its own `rest` by how much rounding has raised the sum,
- * rest += rounded sum - sum. So (sum over the ranks of rest) - data is what it would be without that rounding.
- * displaces true, for means: every rank is sent how far the mean is ahead of what it sent, rounded, and adds it. So data keeps what bfloat16 cannot
- * hold, and no small update is lost; the mean over the ranks is kept, and the ranks agree to the precision of bfloat16. */
+ * displaces false with `rest`, where all sums must add up: who adds a slice adds to its own `rest` by how much rounding
+ * has raised the sum, rest += rounded sum - sum. So (sum over the ranks of rest) - data is what it would be without
+ * that rounding. displaces true, for means: every rank is sent how far the mean is ahead of what it sent, rounded, and
+ * adds it. So data keeps what bfloat16 cannot hold, and no small update is lost; the mean over the ranks is kept, and
+ * the ranks agree to the precision of bfloat16. */
 typedef struct gg_narrow_wire {
-    uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish. From
-                         the start until the first poll or wait it holds this rank's values, as they travel */
+    uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish.
+                         From the start until the first poll or wait it holds this rank's values, as they travel */
     float *rest;      /* NULL, or `count` elements, the caller's; written before the sum is there */
     bool displaces;   /* creation and destruction are collective then; rest must be NULL */
 } gg_narrow_wire;
 
-/* Whose sum it is. MPI: each rank's scaled values go through gg_sum, which see: `data` comes from gg_message_alloc, values travel as float32,
- * and creation is collective; the bits are the same on every rank but no others are promised. Of several under way at once all ranks start
- * each at the same place in the order. */
+/* Whose sum it is. MPI: each rank's scaled values go through gg_sum, which see: `data` comes from gg_message_alloc,
+ * values travel as float32, and creation is collective; the bits are the same on every rank but no others are promised.
+ * Of several under way at once all ranks start each at the same place in the order. */
 typedef enum gg_collectives { GG_COLLECTIVES_OWN = 0, GG_COLLECTIVES_MPI, GG_COLLECTIVES_COUNT } gg_collectives;
 
 /* wire: NULL: values travel as float32, from where they lie. */
-gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag, const gg_narrow_wire *wire,
-                              gg_collectives by, gg_allreduce **out);
+gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag,
+                              const gg_narrow_wire *wire, gg_collectives by, gg_allreduce **out);
 void gg_allreduce_destroy(gg_allreduce *allreduce); /* gives up what is under way; NULL is fine */
 
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.

@@ -10,7 +10,8 @@ enum { TAG_AGREE = 6, TAG_RING = 7 };
 
 #define SMALL 8
 #define BURST 8 /* small messages that travel together */
-/* Groups of small messages: as many as fit into FEW seconds, and some more, if they fit into MANY, where the machine has other work. */
+/* Groups of small messages: as many as fit into FEW seconds, and some more, if they fit into MANY, where the machine
+ * has other work. */
 #define GROUPS 8
 #define GROUPS_AT_LEAST 3
 #define FEW 5e-3
@@ -34,7 +35,8 @@ static void give_up(gg_transport *transport, gg_request *requests, int n) {
     for (int i = 0; i < n; ++i) gg_cancel(transport, &requests[i]);
 }
 
-/* The greatest of all ranks' values, on all of them. A value that has come twice does no harm, so a barrier's messages suffice. */
+/* The greatest of all ranks' values, on all of them. A value that has come twice does no harm, so a barrier's messages
+ * suffice. */
 static gg_status agree(gg_transport *transport, double values[VALUES]) {
     gg_status status = GG_OK;
     gg_request request[2] = {0};
@@ -79,12 +81,14 @@ static void read_once(const char *data, size_t bytes) {
     (void)sink;
 }
 
-/* Everybody sends n messages and gets as many. *arrived: seconds until they are there; *read: how many more to read them. */
+/* Everybody sends n messages and gets as many. *arrived: seconds until they are there; *read: how many more to read
+ * them. */
 static gg_status go_around(ring *r, size_t bytes, int n, double *arrived, double *read) {
     gg_status status = GG_OK;
     gg_transport *t = r->transport;
     double begin = gg_transport_now(t), then = 0;
-    for (int i = 0; i < n; ++i) GG_TRY(gg_receive(t, r->landing + (size_t)i * bytes, bytes, r->from, TAG_RING, &r->received[i]));
+    for (int i = 0; i < n; ++i)
+        GG_TRY(gg_receive(t, r->landing + (size_t)i * bytes, bytes, r->from, TAG_RING, &r->received[i]));
     for (int i = 0; i < n; ++i) GG_TRY(gg_send(t, r->out, bytes, r->to, TAG_RING, &r->sent[i]));
     for (int i = 0; i < n; ++i) GG_TRY(gg_wait(t, &r->received[i]));
     then = gg_transport_now(t);
@@ -97,8 +101,8 @@ cleanup:
     return status;
 }
 
-/* The least of some groups: whatever else the machine does only adds. A group's two single rounds count together, because a rank that
- * was late in one of them finds its message there already. */
+/* The least of some groups: whatever else the machine does only adds. A group's two single rounds count together,
+ * because a rank that was late in one of them finds its message there already. */
 static gg_status measure_small(ring *r, double values[VALUES]) {
     gg_status status = GG_OK;
     double latency = INFINITY, burst = INFINITY, first = 0, second = 0, together = 0, read = 0, before = -1, spent = 0;
@@ -164,7 +168,8 @@ gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out) {
     GG_TRY(agree(transport, values));
     GG_TRY(measure_small(&r, values));
     GG_TRY(measure_large(&r, limit, values));
-    *out = (gg_link){.latency = values[LATENCY], .message = values[MESSAGE], .byte = values[BYTE], .read = values[READ]};
+    *out =
+        (gg_link){.latency = values[LATENCY], .message = values[MESSAGE], .byte = values[BYTE], .read = values[READ]};
 cleanup:
     if (status != GG_OK) {
         give_up(transport, r.sent, BURST);

@@ -1,5 +1,5 @@
-/* What messages between the ranks of a group cost, by sending some: the same code for shared memory, a network, one that is slowed
- * down, and virtual time. */
+/* What messages between the ranks of a group cost, by sending some: the same code for shared memory, a network, one
+ * that is slowed down, and virtual time. */
 #ifndef GG_COMM_LINK_H
 #define GG_COMM_LINK_H
 
@@ -12,9 +12,10 @@ typedef struct gg_link {
     double read;    /* and until the receiver has read it once */
 } gg_link;
 
-/* All ranks send around a ring at the same time, small messages and larger and larger ones, up to `bytes` (about; at most a megabyte) or
- * until that takes milliseconds: a few in all on one machine. The ring is one in which many messages leave their node. Every rank gets the
- * same figures, the worst of all ranks'. Zeroes for one rank. Collective, with nothing under way. */
+/* All ranks send around a ring at the same time, small messages and larger and larger ones, up to `bytes` (about; at
+ * most a megabyte) or until that takes milliseconds: a few in all on one machine. The ring is one in which many
+ * messages leave their node. Every rank gets the same figures, the worst of all ranks'. Zeroes for one rank.
+ * Collective, with nothing under way. */
 gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out);
 
 #endif

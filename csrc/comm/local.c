@@ -17,7 +17,9 @@ static void release_block(gg_transport *transport, void *block) {
     gg_free(block);
 }
 
-static gg_status alone(void) { return gg_fail(GG_ERROR_ARGUMENT, "a group of one rank has nobody to exchange messages with"); }
+static gg_status alone(void) {
+    return gg_fail(GG_ERROR_ARGUMENT, "a group of one rank has nobody to exchange messages with");
+}
 
 static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
     (void)transport, (void)data, (void)bytes, (void)peer, (void)tag, (void)request;

@@ -187,7 +187,8 @@ gg_status gg_network_check(const gg_network *network) {
     if (!(network->latency >= 0 && network->latency < INFINITY))
         return gg_fail(GG_ERROR_ARGUMENT, "latency is %g s, expected at least 0", network->latency);
     if (!(network->bandwidth >= 0))
-        return gg_fail(GG_ERROR_ARGUMENT, "bandwidth is %g bytes/s, expected at least 0 (0: unlimited)", network->bandwidth);
+        return gg_fail(GG_ERROR_ARGUMENT, "bandwidth is %g bytes/s, expected at least 0 (0: unlimited)",
+                       network->bandwidth);
     return GG_OK;
 }
 

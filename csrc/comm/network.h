@@ -1,10 +1,11 @@
 /* A network as slow as one likes.
  *
- * The model, which moves the clocks of the virtual cluster and holds messages back here: every rank has an outgoing and an incoming
- * link of `bandwidth` bytes a second, and each carries one message at a time. A message of b bytes leaves when those that its sender
- * sent before have left, which takes b / bandwidth seconds; its first byte is at the receiver `latency` seconds after it left, and
- * it has arrived b / bandwidth seconds after its first byte, or after the message before it on the receiver's link if that is later.
- * So alone it takes latency + b / bandwidth; the messages of many ranks to one wait for each other; those of a ring do not. */
+ * The model, which moves the clocks of the virtual cluster and holds messages back here: every rank has an outgoing and
+ * an incoming link of `bandwidth` bytes a second, and each carries one message at a time. A message of b bytes leaves
+ * when those that its sender sent before have left, which takes b / bandwidth seconds; its first byte is at the
+ * receiver `latency` seconds after it left, and it has arrived b / bandwidth seconds after its first byte, or after the
+ * message before it on the receiver's link if that is later. So alone it takes latency + b / bandwidth; the messages of
+ * many ranks to one wait for each other; those of a ring do not. */
 #ifndef GG_COMM_NETWORK_H
 #define GG_COMM_NETWORK_H
 
@@ -17,9 +18,9 @@ typedef struct gg_network {
 
 gg_status gg_network_check(const gg_network *network);
 
-/* A transport that slows `inner` down in real time, and owns it from now on if this succeeds. A message is given to `inner` when its
- * last byte would be there with the receiver's link free, never sooner, and the receiver holds it back for the messages before it, which
- * it knows as exactly as it looks often. Both happen when the rank calls in. */
+/* A transport that slows `inner` down in real time, and owns it from now on if this succeeds. A message is given to
+ * `inner` when its last byte would be there with the receiver's link free, never sooner, and the receiver holds it back
+ * for the messages before it, which it knows as exactly as it looks often. Both happen when the rank calls in. */
 gg_status gg_network_transport_create(gg_transport *inner, const gg_network *network, gg_transport **out);
 
 #endif

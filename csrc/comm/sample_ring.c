@@ -74,8 +74,8 @@ gg_status gg_sample_ring_seek(gg_sample_ring *ring, const gg_dataset *source, in
     GG_TRY(gg_sample_ring_settle(ring));
     if (ring->exchanges == exchanges) goto cleanup;
     for (int64_t slot = 0; slot < shard->set.count; ++slot)
-        shard->id[slot] =
-            (int32_t)gg_sample_ring_id(ring->count, ring->transport->rank, ring->transport->size, slot, ring->rows, exchanges);
+        shard->id[slot] = (int32_t)gg_sample_ring_id(ring->count, ring->transport->rank, ring->transport->size, slot,
+                                                     ring->rows, exchanges);
     gg_shard_copy_fill(shard, source);
     ring->exchanges = exchanges;
 cleanup:
@@ -118,20 +118,21 @@ cleanup:
 
 /* What has arrived takes the place of what was sent. */
 static gg_status take_in(gg_sample_ring *ring) {
-    gg_shard_copy_unpack(ring->shard, first_slot(ring, ring->exchanges - 1), ring->rows, ring->slots, ring->received.data);
+    gg_shard_copy_unpack(ring->shard, first_slot(ring, ring->exchanges - 1), ring->rows, ring->slots,
+                         ring->received.data);
     ring->shard->in_flight = false;
     if (ring->trace != NULL)
-        gg_trace_add(ring->trace,
-                     &(gg_trace_span){.begin = ring->sent_at,
-                                      .arrived = ring->received.when > ring->sent_at ? ring->received.when : ring->sent_at,
-                                      .end = gg_transport_now(ring->transport),
-                                      .name = "samples",
-                                      .step = ring->sent_in_step,
-                                      .lane = GG_LANE_DATA,
-                                      .index = -1,
-                                      .last = -1,
-                                      .peer = after(ring->transport),
-                                      .bytes = (int64_t)ring->bytes});
+        gg_trace_add(ring->trace, &(gg_trace_span){.begin = ring->sent_at,
+                                                   .arrived = ring->received.when > ring->sent_at ? ring->received.when
+                                                                                                  : ring->sent_at,
+                                                   .end = gg_transport_now(ring->transport),
+                                                   .name = "samples",
+                                                   .step = ring->sent_in_step,
+                                                   .lane = GG_LANE_DATA,
+                                                   .index = -1,
+                                                   .last = -1,
+                                                   .peer = after(ring->transport),
+                                                   .bytes = (int64_t)ring->bytes});
     return gg_release(ring->transport, &ring->received);
 }
 
@@ -179,7 +180,8 @@ typedef struct part {
     int32_t id[];
 } part;
 
-static void count_ids(const char *parts, size_t part_bytes, int size, int64_t count, uint8_t *seen, gg_sample_audit *out) {
+static void count_ids(const char *parts, size_t part_bytes, int size, int64_t count, uint8_t *seen,
+                      gg_sample_audit *out) {
     *out = (gg_sample_audit){.first_missing = -1, .first_duplicate = -1, .first_altered = -1};
     for (int rank = 0; rank < size; ++rank) {
         const part *p = (const part *)(const void *)(parts + (size_t)rank * part_bytes);
@@ -197,8 +199,8 @@ static void count_ids(const char *parts, size_t part_bytes, int size, int64_t co
         if (!seen[id] && out->missing++ == 0) out->first_missing = id;
 }
 
-gg_status gg_sample_audit_run(gg_transport *transport, int holders, const gg_shard_copy *shard, const gg_dataset *source,
-                              gg_sample_audit *out) {
+gg_status gg_sample_audit_run(gg_transport *transport, int holders, const gg_shard_copy *shard,
+                              const gg_dataset *source, gg_sample_audit *out) {
     gg_status status = GG_OK;
     int64_t begin = 0, end = 0, zero, largest;
     char *parts = NULL;

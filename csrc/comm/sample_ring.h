@@ -1,12 +1,13 @@
 /* The asynchronous shuffle of samples: the ranks' shards move around a ring, a batch a step.
  *
- * In each exchange every rank sends `rows` slots, [s, s + rows) modulo the ring's slots, to the rank before it, puts what the rank after
- * it sends in their place, and moves s on by `rows`. The ring's slots are those that every shard has (the smallest shard), so a sample
- * keeps its slot number, the ranks hold different samples in it, and sizes of shards never change; the one slot more that some shards
- * have stays. Where each sample is depends on the sizes and the number of exchanges alone: a run that resumes computes it.
+ * In each exchange every rank sends `rows` slots, [s, s + rows) modulo the ring's slots, to the rank before it, puts
+ * what the rank after it sends in their place, and moves s on by `rows`. The ring's slots are those that every shard
+ * has (the smallest shard), so a sample keeps its slot number, the ranks hold different samples in it, and sizes of
+ * shards never change; the one slot more that some shards have stays. Where each sample is depends on the sizes and the
+ * number of exchanges alone: a run that resumes computes it.
  *
- * The slots are copied to message memory, so the shard itself is private and only written when a message is here. Between begin and
- * finish the shard is marked as in flight: the loader refuses to read it. One rank, one thread. */
+ * The slots are copied to message memory, so the shard itself is private and only written when a message is here.
+ * Between begin and finish the shard is marked as in flight: the loader refuses to read it. One rank, one thread. */
 #ifndef GG_COMM_SAMPLE_RING_H
 #define GG_COMM_SAMPLE_RING_H
 
@@ -21,16 +22,18 @@ typedef struct gg_sample_ring gg_sample_ring;
 /* The sample that a slot of rank `rank` holds after so many exchanges, of `count` samples over `size` ranks. Pure. */
 int64_t gg_sample_ring_id(int64_t count, int rank, int size, int64_t slot, int64_t rows, int64_t exchanges);
 
-/* Collective; at least two ranks. `count`: samples of all ranks; rows: 1 to the smallest shard. The shard is this rank's, outlives the
- * ring, and is not filled before the first seek. */
-gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, int64_t count, int64_t rows, gg_sample_ring **out);
-/* From now on its exchanges ("samples": sent, arrived, in their places) and waits ("wait") are in the lane of data, with the step that
- * `step` points at. Both outlive the ring; trace NULL: none. */
+/* Collective; at least two ranks. `count`: samples of all ranks; rows: 1 to the smallest shard. The shard is this
+ * rank's, outlives the ring, and is not filled before the first seek. */
+gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, int64_t count, int64_t rows,
+                                gg_sample_ring **out);
+/* From now on its exchanges ("samples": sent, arrived, in their places) and waits ("wait") are in the lane of data,
+ * with the step that `step` points at. Both outlive the ring; trace NULL: none. */
 void gg_sample_ring_show(gg_sample_ring *ring, gg_trace *trace, const int64_t *step);
 /* Collective; gives up what is in flight. NULL is fine. */
 void gg_sample_ring_destroy(gg_sample_ring *ring);
 
-/* Brings the shards to the state after so many exchanges, by copying from the source where they are in another. Settles. Collective. */
+/* Brings the shards to the state after so many exchanges, by copying from the source where they are in another.
+ * Settles. Collective. */
 gg_status gg_sample_ring_seek(gg_sample_ring *ring, const gg_dataset *source, int64_t exchanges);
 
 gg_status gg_sample_ring_begin(gg_sample_ring *ring);  /* sends; the exchange before must be finished */
@@ -50,9 +53,9 @@ typedef struct gg_sample_audit {
     int64_t first_missing, first_duplicate, first_altered; /* ids; -1: none */
 } gg_sample_audit;
 
-/* Collective, at rest. The first `holders` ranks share the source. shard NULL: the rank's part of it as it lies there. The same result on
- * all ranks. */
-gg_status gg_sample_audit_run(gg_transport *transport, int holders, const gg_shard_copy *shard, const gg_dataset *source,
-                              gg_sample_audit *out);
+/* Collective, at rest. The first `holders` ranks share the source. shard NULL: the rank's part of it as it lies there.
+ * The same result on all ranks. */
+gg_status gg_sample_audit_run(gg_transport *transport, int holders, const gg_shard_copy *shard,
+                              const gg_dataset *source, gg_sample_audit *out);
 
 #endif

@@ -36,7 +36,8 @@ static gg_status check_table(const gg_schedule_options *o, int size) {
                        (long long)o->columns, size);
     for (int64_t i = 0; i < o->rows * o->columns; ++i)
         if (o->table[i] < -1 || o->table[i] >= size)
-            return gg_fail(GG_ERROR_ARGUMENT, "topology: row %lld, rank %lld: partner %lld; allowed: 0 to %d, or -1 for none",
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "topology: row %lld, rank %lld: partner %lld; allowed: 0 to %d, or -1 for none",
                            (long long)(i / size), (long long)(i % size), (long long)o->table[i], size - 1);
     return GG_OK;
 }
@@ -60,8 +61,8 @@ gg_status gg_schedule_create(const gg_schedule_options *options, int size, uint6
     void *block;
     memset(out, 0, sizeof *out);
     if ((unsigned)options->topology >= GG_TOPOLOGY_COUNT)
-        GG_TRY(
-            gg_fail(GG_ERROR_ARGUMENT, "topology: number %d is none of the %d known", (int)options->topology, GG_TOPOLOGY_COUNT));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: number %d is none of the %d known", (int)options->topology,
+                       GG_TOPOLOGY_COUNT));
     if (size < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "schedule for %d ranks: at least 1 is needed", size));
     if (options->topology == GG_TOPOLOGY_TABLE) GG_TRY(check_table(options, size));
     schedule.stages = stages_of(options, size);
@@ -97,7 +98,8 @@ static int partner(gg_schedule *schedule, int64_t step, int rank, bool sends) {
     int64_t cycle = step / schedule->stages, size = schedule->size;
     if (turns(schedule) && cycle != schedule->cycle) turn_to(schedule, cycle);
     int64_t place = schedule->place_of[rank], hop = 1, peer;
-    if (schedule->options.topology != GG_TOPOLOGY_RING) hop <<= step % schedule->stages; /* below size: nobody meets himself */
+    if (schedule->options.topology != GG_TOPOLOGY_RING)
+        hop <<= step % schedule->stages; /* below size: nobody meets himself */
     switch (schedule->options.topology) {
     case GG_TOPOLOGY_CUBE:
     case GG_TOPOLOGY_RANDOM: peer = place ^ hop; return peer < size ? (int)schedule->rank_at[peer] : -1;
@@ -151,10 +153,11 @@ gg_status gg_schedule_check_balance(const gg_schedule *schedule) {
                 continue;
             }
             if (other == to || r == to)
-                GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: row %lld: rank %d receives from rank %d and sends to nobody; %s",
+                GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
+                               "topology: row %lld: rank %d receives from rank %d and sends to nobody; %s",
                                (long long)row, to, other == to ? r : other, remedy));
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: row %lld: ranks %d and %d both send to rank %d; %s", (long long)row,
-                           other, r, to, remedy));
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: row %lld: ranks %d and %d both send to rank %d; %s",
+                           (long long)row, other, r, to, remedy));
         }
     }
 cleanup:
@@ -179,7 +182,8 @@ gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps) {
         memcpy(before, known, size * words * sizeof *known);
         for (int r = 0; r < schedule->size; ++r) {
             int to = gg_schedule_send_to(schedule, *steps, r);
-            for (size_t i = 0; to >= 0 && i < words; ++i) known[(size_t)to * words + i] |= before[(size_t)r * words + i];
+            for (size_t i = 0; to >= 0 && i < words; ++i)
+                known[(size_t)to * words + i] |= before[(size_t)r * words + i];
         }
         for (size_t i = 0; i < size * words; ++i) now += (size_t)__builtin_popcountll(known[i]);
         fruitless = now > reached ? 0 : fruitless + 1;

@@ -39,18 +39,26 @@ static gg_status test(gg_transport *transport, gg_request *request, bool *done) 
     return gg_test(whole_of(transport), request, done);
 }
 
-static gg_status release(gg_transport *transport, gg_request *request) { return gg_release(whole_of(transport), request); }
+static gg_status release(gg_transport *transport, gg_request *request) {
+    return gg_release(whole_of(transport), request);
+}
 static void cancel(gg_transport *transport, gg_request *request) { gg_cancel(whole_of(transport), request); }
 
 static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
     return whole_of(transport)->table->pause(whole_of(transport), round, request);
 }
 
-static gg_status wait_for(gg_transport *transport, gg_request *request) { return gg_wait(whole_of(transport), request); }
+static gg_status wait_for(gg_transport *transport, gg_request *request) {
+    return gg_wait(whole_of(transport), request);
+}
 static gg_status progress(gg_transport *transport) { return gg_progress(whole_of(transport)); }
 static double now(gg_transport *transport) { return gg_transport_now(whole_of(transport)); }
-static gg_status compute(gg_transport *transport, double seconds) { return gg_transport_compute(whole_of(transport), seconds); }
-static gg_status idle(gg_transport *transport, double seconds) { return gg_transport_idle(whole_of(transport), seconds); }
+static gg_status compute(gg_transport *transport, double seconds) {
+    return gg_transport_compute(whole_of(transport), seconds);
+}
+static gg_status idle(gg_transport *transport, double seconds) {
+    return gg_transport_idle(whole_of(transport), seconds);
+}
 
 static gg_status sums_open(gg_transport *transport, const int *members, int count, gg_sums **out) {
     gg_transport *whole = whole_of(transport);
@@ -99,12 +107,13 @@ gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count,
     GG_TRY(gg_alloc((size_t)count * sizeof(int), "members of a subgroup", (void **)&made->member));
     for (int i = 0; i < count; ++i) {
         if (members[i] < 0 || members[i] >= whole->size)
-            GG_TRY(
-                gg_fail(GG_ERROR_ARGUMENT, "subgroup: member %d is rank %d, expected 0 to %d", i, members[i], whole->size - 1));
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "subgroup: member %d is rank %d, expected 0 to %d", i, members[i],
+                           whole->size - 1));
         made->member[i] = members[i];
         if (members[i] == whole->rank) made->transport.rank = i;
     }
-    if (made->transport.rank < 0) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "subgroup: rank %d is not among its members", whole->rank));
+    if (made->transport.rank < 0)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "subgroup: rank %d is not among its members", whole->rank));
     *out = &made->transport;
     made = NULL;
 cleanup:

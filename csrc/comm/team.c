@@ -45,7 +45,8 @@ cleanup:
     return status;
 }
 
-gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout, gg_team **out) {
+gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout,
+                             gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
     gg_transport *slow = NULL;
@@ -140,6 +141,7 @@ gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), 
     return gg_team_run_watched(team, fn, context, &(gg_watch){0});
 }
 
-gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context, const gg_watch *watch) {
+gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context,
+                              const gg_watch *watch) {
     return team->cluster ? gg_virtual_run_watched(team->cluster, fn, context, watch) : fn(context, 0);
 }

@@ -1,7 +1,7 @@
 /* A team: the ranks that train together, of which some live in this process.
  *
- * One rank alone and a rank of MPI have one local rank, a virtual cluster has all of them. Whoever drives training says "run
- * this on every local rank" and never asks which kind it is. Used by one thread at a time. */
+ * One rank alone and a rank of MPI have one local rank, a virtual cluster has all of them. Whoever drives training says
+ * "run this on every local rank" and never asks which kind it is. Used by one thread at a time. */
 #ifndef GG_COMM_TEAM_H
 #define GG_COMM_TEAM_H
 
@@ -12,9 +12,10 @@
 typedef struct gg_team gg_team;
 
 gg_status gg_team_create_single(gg_team **out);
-/* Over a duplicate of an MPI communicator, as gg_mpi_transport_create; slowed down by `network` unless it is NULL. MPI must have been
- * started. Collective. */
-gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout, gg_team **out);
+/* Over a duplicate of an MPI communicator, as gg_mpi_transport_create; slowed down by `network` unless it is NULL. MPI
+ * must have been started. Collective. */
+gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout,
+                             gg_team **out);
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out);
 void gg_team_retain(gg_team *team);
 void gg_team_release(gg_team *team); /* the last one destroys; NULL is fine */
@@ -26,12 +27,15 @@ int gg_team_local(const gg_team *team); /* number of local ranks */
 gg_transport *gg_team_transport(gg_team *team, int local);
 void gg_team_set_timeout(gg_team *team, double seconds);
 
-/* Runs fn(context, local) for every local rank, each on its own thread where there are several, and returns when all have. */
+/* Runs fn(context, local) for every local rank, each on its own thread where there are several, and returns when all
+ * have. */
 gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context);
 /* The same, watched as gg_virtual_run_watched where the ranks are virtual; else `watch` is ignored. */
-gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context, const gg_watch *watch);
-/* What messages between these ranks cost (gg_link_measure), measured when it is first asked for. Takes no time of a virtual cluster, and
- * no rank counts what it sends for it; waits have no timeout. Collective, with nothing under way. */
+gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context,
+                              const gg_watch *watch);
+/* What messages between these ranks cost (gg_link_measure), measured when it is first asked for. Takes no time of a
+ * virtual cluster, and no rank counts what it sends for it; waits have no timeout. Collective, with nothing under way.
+ */
 gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out);
 
 #endif

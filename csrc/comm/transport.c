@@ -7,10 +7,11 @@
 static gg_status check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
                        const gg_request *request, const char *verb) {
     if (!memory) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
-    if (bytes == 0) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb);
+    if (bytes == 0)
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb);
     if (peer < 0 || peer >= transport->size || peer == transport->rank)
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank, verb,
-                       peer, transport->size - 1);
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank,
+                       verb, peer, transport->size - 1);
     if (tag < 0 || tag >= GG_TAG_LIMIT)
         return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: tag is %d, expected 0 to %d", transport->rank, verb, tag,
                        GG_TAG_LIMIT - 1);
@@ -96,9 +97,9 @@ static gg_status waited_in_vain(const gg_transport *transport, const gg_request 
         return gg_fail(GG_ERROR_COMM,
                        "rank %d: waited %.3f s for the sum of %zu values over %d ranks, not all of which came (%s)",
                        transport->rank, seconds, request->bytes / sizeof(float), request->tag, name);
-    return gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)", transport->rank, seconds,
-                   request->bytes, request->state == GG_REQUEST_SENDING ? "to be taken by" : "from", request->peer, request->tag,
-                   name);
+    return gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)", transport->rank,
+                   seconds, request->bytes, request->state == GG_REQUEST_SENDING ? "to be taken by" : "from",
+                   request->peer, request->tag, name);
 }
 
 gg_status gg_wait(gg_transport *transport, gg_request *request) {
@@ -131,8 +132,8 @@ gg_status gg_pause(gg_transport *transport, int round) { return transport->table
 gg_status gg_release(gg_transport *transport, gg_request *request) {
     if (request->state == GG_REQUEST_IDLE) return GG_OK;
     if (request->state != GG_REQUEST_ARRIVED)
-        return gg_fail(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived", transport->rank,
-                       request->peer, request->tag);
+        return gg_fail(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived",
+                       transport->rank, request->peer, request->tag);
     gg_status unwritten = transport->check_buffers ? check_unwritten(transport, request, false) : GG_OK;
     gg_status status = transport->table->release(transport, request);
     if (status == GG_OK) status = unwritten;
@@ -149,11 +150,11 @@ void gg_cancel(gg_transport *transport, gg_request *request) {
 gg_status gg_sum_prepare(gg_transport *transport) {
     if (transport->sums != NULL) return GG_OK;
     if (transport->table->sums_open == NULL)
-        return gg_fail(
-            GG_ERROR_ARGUMENT,
-            "collectives: 'mpi', but not MPI alone connects the ranks here (%s); allowed is 'own', and 'mpi' under mpiexec "
-            "without network=",
-            transport->table->name);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "collectives: 'mpi', but not MPI alone connects the ranks here (%s); allowed is 'own', and "
+                       "'mpi' under mpiexec "
+                       "without network=",
+                       transport->table->name);
     return transport->table->sums_open(transport, NULL, 0, &transport->sums);
 }
 
@@ -179,13 +180,15 @@ double gg_transport_now(gg_transport *transport) { return transport->table->now(
 
 gg_status gg_transport_compute(gg_transport *transport, double seconds) {
     if (!(seconds >= 0))
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: compute: seconds is %g, expected at least 0", transport->rank, seconds);
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: compute: seconds is %g, expected at least 0", transport->rank,
+                       seconds);
     return transport->table->compute(transport, seconds);
 }
 
 gg_status gg_transport_idle(gg_transport *transport, double seconds) {
     if (!(seconds >= 0))
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: idle: seconds is %g, expected at least 0", transport->rank, seconds);
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: idle: seconds is %g, expected at least 0", transport->rank,
+                       seconds);
     return transport->table->idle(transport, seconds);
 }
 

@@ -1,7 +1,8 @@
 /* The transport: messages between the ranks of a group. One table, two implementations (MPI and virtual).
  *
  * Point-to-point; everything collective is built on it in comm/collective.h with one fixed order, so both
- * implementations give the same bits. Only sums may be left to a library's own collective, where there is one (gg_sum). A transport belongs to one rank and is used by that rank's thread alone.
+ * implementations give the same bits. Only sums may be left to a library's own collective, where there is one (gg_sum).
+ * A transport belongs to one rank and is used by that rank's thread alone.
  *
  * Messages between two ranks with the same tag arrive in the order they were sent. A message's bytes must not be
  * written between gg_send and the request's completion. A receive gives its bytes in `landing`, or, where the
@@ -55,25 +56,27 @@ typedef struct gg_transport_table {
     gg_status (*test)(gg_transport *transport, gg_request *request, bool *done);
     gg_status (*release)(gg_transport *transport, gg_request *request);
     void (*cancel)(gg_transport *transport, gg_request *request);
-    /* Called by gg_wait and gg_pause between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the baton on until
-     * something happens to the request; NULL: to any request of this rank. */
+    /* Called by gg_wait and gg_pause between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the
+     * baton on until something happens to the request; NULL: to any request of this rank. */
     gg_status (*pause)(gg_transport *transport, int round, gg_request *request);
-    /* In place of gg_wait's own loop; NULL: that loop. For views: who waits is then called by its name in the whole group. */
+    /* In place of gg_wait's own loop; NULL: that loop. For views: who waits is then called by its name in the whole
+     * group. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);
     gg_status (*progress)(gg_transport *transport);
     double (*now)(gg_transport *transport);
     gg_status (*compute)(gg_transport *transport, double seconds);
     gg_status (*idle)(gg_transport *transport, double seconds);
-    /* Sums by a library's collective, in `test` and `cancel` too; all three NULL where there is none. Open: collective over the members,
-     * ranks of this transport, this one among them; NULL: all. Close: collective too, with all sums at rest. */
+    /* Sums by a library's collective, in `test` and `cancel` too; all three NULL where there is none. Open: collective
+     * over the members, ranks of this transport, this one among them; NULL: all. Close: collective too, with all sums
+     * at rest. */
     gg_status (*sums_open)(gg_transport *transport, const int *members, int count, gg_sums **out);
     void (*sums_close)(gg_transport *transport, gg_sums *sums);
     gg_status (*sum)(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request);
 } gg_transport_table;
 
-/* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it goes on when the
- * rank's function has returned, until all have. It looks at requests of its own, sends and releases, and never waits. *busy: set
- * to true where it found something to do. */
+/* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it goes on
+ * when the rank's function has returned, until all have. It looks at requests of its own, sends and releases, and never
+ * waits. *busy: set to true where it found something to do. */
 typedef struct gg_service {
     gg_status (*serve)(void *context, bool *busy); /* NULL: none */
     void *context;
@@ -82,12 +85,15 @@ typedef struct gg_service {
 struct gg_transport {
     const gg_transport_table *table;
     int rank, size;
-    const int *node_of; /* of each rank: the lowest rank with which it shares memory; NULL: all share it. The transport's */
-    gg_sums *sums;      /* of all ranks here; made by gg_sum_prepare, freed with the transport */
-    gg_service service; /* set and cleared by whoever has something to answer */
+    const int
+        *node_of;  /* of each rank: the lowest rank with which it shares memory; NULL: all share it. The transport's */
+    gg_sums *sums; /* of all ranks here; made by gg_sum_prepare, freed with the transport */
+    gg_service service;                /* set and cleared by whoever has something to answer */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
-    double timeout;     /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for ever */
-    bool check_buffers; /* GG_ERROR_STATE where a buffer in flight was written, by checksums: reads every message twice more */
+    double timeout;     /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for
+                           ever */
+    bool check_buffers; /* GG_ERROR_STATE where a buffer in flight was written, by checksums: reads every message twice
+                           more */
 };
 
 /* Collective: all ranks call it in the same order with the same sizes. Zeroed memory, 64-byte aligned, from which
@@ -105,33 +111,36 @@ gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int p
 /* *done: a send is complete (its memory may be written, the request is IDLE), a receive has ARRIVED. IDLE: done. */
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done);
 gg_status gg_wait(gg_transport *transport, gg_request *request);
-/* For loops that wait for the first of several requests: called when none of them is done, after all have been tested, with
- * round = 0, 1, ... since the last one that was. Returns after a while, or when something has happened. */
+/* For loops that wait for the first of several requests: called when none of them is done, after all have been tested,
+ * with round = 0, 1, ... since the last one that was. Returns after a while, or when something has happened. */
 gg_status gg_pause(gg_transport *transport, int round);
 /* Ends the reading of an arrived message; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
-/* Gives a request up, whatever its state, so that its memory may be freed. A receive for which nothing has been sent is taken back
- * without harm. Otherwise, after a failure: the message is lost, and the peer may wait for ever or fail. IDLE: nothing. Keeps the
- * error message. */
+/* Gives a request up, whatever its state, so that its memory may be freed. A receive for which nothing has been sent is
+ * taken back without harm. Otherwise, after a failure: the message is lost, and the peer may wait for ever or fail.
+ * IDLE: nothing. Keeps the error message. */
 void gg_cancel(gg_transport *transport, gg_request *request);
-/* Makes ready for gg_sum with transport->sums; the first time it is collective. GG_ERROR_ARGUMENT, in the words of the strategies' keyword,
- * where no library offers sums. */
+/* Makes ready for gg_sum with transport->sums; the first time it is collective. GG_ERROR_ARGUMENT, in the words of the
+ * strategies' keyword, where no library offers sums. */
 gg_status gg_sum_prepare(gg_transport *transport);
-/* data becomes the sum of all ranks' data, by a library's collective: in an order that is the library's, so these are not the bits of
- * comm/collective.h, but the same on all ranks, which MPI demands. Returns at once; the request is tested, waited for and cancelled like
- * one of a message, and IDLE when the sum is there; until then data must not be touched. All ranks start their sums over the same ranks
- * in the same order. data comes from gg_message_alloc: a library cannot give a sum up, so after a cancel its memory is
- * kept for good, where it may still be written. What the library sends is not known: it is counted as what a reduce-scatter and an
- * all-gather send, 2(ranks-1)/ranks of the bytes in 2(ranks-1) messages. */
+/* data becomes the sum of all ranks' data, by a library's collective: in an order that is the library's, so these are
+ * not the bits of comm/collective.h, but the same on all ranks, which MPI demands. Returns at once; the request is
+ * tested, waited for and cancelled like one of a message, and IDLE when the sum is there; until then data must not be
+ * touched. All ranks start their sums over the same ranks in the same order. data comes from gg_message_alloc: a
+ * library cannot give a sum up, so after a cancel its memory is kept for good, where it may still be written. What the
+ * library sends is not known: it is counted as what a reduce-scatter and an all-gather send, 2(ranks-1)/ranks of the
+ * bytes in 2(ranks-1) messages. */
 gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request);
 /* Lets messages move; cheap; called between layers. In the virtual cluster ranks whose clock is behind run first. */
 gg_status gg_progress(gg_transport *transport);
 
 /* The rank's clock in seconds: real time under MPI, virtual time in the virtual cluster. */
 double gg_transport_now(gg_transport *transport);
-/* Tells that the rank has just computed something that the model says takes `seconds` of virtual time; MPI ignores it. */
+/* Tells that the rank has just computed something that the model says takes `seconds` of virtual time; MPI ignores it.
+ */
 gg_status gg_transport_compute(gg_transport *transport, double seconds);
-/* Does nothing for `seconds` of the rank's clock: sleeps, where that is real time. Messages may stand still meanwhile. */
+/* Does nothing for `seconds` of the rank's clock: sleeps, where that is real time. Messages may stand still meanwhile.
+ */
 gg_status gg_transport_idle(gg_transport *transport, double seconds);
 void gg_transport_destroy(gg_transport *transport); /* NULL is fine */
 

@@ -87,7 +87,8 @@ typedef struct gg_multiply {
     int64_t c_row;
     const float *bias; /* NULL: zeros */
     bool add, relu;
-    /* This is a part of a product of as many columns whose a_row is 1: an element has the bits that it has there. 0: of none. */
+    /* This is a part of a product of as many columns whose a_row is 1: an element has the bits that it has there. 0: of
+     * none. */
     int64_t part_of;
 } gg_multiply;
 
@@ -105,7 +106,8 @@ typedef struct gg_gemm_kernels {
     void (*multiply)(const gg_multiply *product, int64_t block_begin, int64_t block_end);
     /* out[j*out_row + i] = in[i*in_row + j], i < rows, j < cols; out's rows are filled with zeros from `rows` up
      * to `padded`. */
-    void (*transpose)(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out, int64_t out_row);
+    void (*transpose)(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
+                      int64_t out_row);
     /* dy = y > 0 ? dy : 0 (NaN in y: 0), then the sum of dy, over n floats. y NULL: only the sum. */
     float (*mask_sum)(int64_t n, const float *y, float *dy);
 } gg_gemm_kernels;

@@ -47,7 +47,8 @@ typedef struct gg_pool_shape {
 /* Channels [begin, end). saved: one place (row-major in the window) for each output value; NULL: not wanted. */
 typedef struct gg_cpu_pool {
     void (*max)(const gg_pool_shape *shape, int64_t begin, int64_t end, const float *x, float *y, void *saved);
-    void (*max_backward)(const gg_pool_shape *shape, int64_t begin, int64_t end, const void *saved, const float *dy, float *dx);
+    void (*max_backward)(const gg_pool_shape *shape, int64_t begin, int64_t end, const void *saved, const float *dy,
+                         float *dx);
     void (*average)(const gg_pool_shape *shape, int64_t begin, int64_t end, const float *x, float *y);
     void (*average_backward)(const gg_pool_shape *shape, int64_t begin, int64_t end, const float *dy, float *dx);
 } gg_cpu_pool;
@@ -55,21 +56,24 @@ typedef struct gg_cpu_pool {
 /* Samples [begin, end) of the batch, begin a multiple of GG_LANES; adds to the two sums. The call that ends at
  * the batch's end also clears the gradient's padding lanes. */
 typedef struct gg_cpu_loss_kernels {
-    void (*loss[GG_LOSS_COUNT])(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum, int64_t *correct);
+    void (*loss[GG_LOSS_COUNT])(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum,
+                                int64_t *correct);
 } gg_cpu_loss_kernels;
 
 /* As in gg_backend; n is a multiple of GG_LANES, pointers aligned to 64 bytes. */
 typedef struct gg_cpu_arena {
     void (*update)(const gg_update_args *args);
-    void (*mix)(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent, float *out);
+    void (*mix)(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent,
+                float *out);
     void (*halve)(size_t n, gg_dtype wire, const float *own, const void *received, float *out);
     void (*narrow)(size_t n, const float *in, uint16_t *out);
     void (*widen)(size_t n, const uint16_t *in, float *out);
     void (*widen_add)(size_t n, const uint16_t *in, float *out);
     /* Elements [begin, end) of the sources. */
-    void (*weighted_sum)(size_t begin, size_t end, int sources, const float *const *source, const float *scale, float *out);
-    void (*narrow_sum)(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale, float *out,
-                       uint16_t *rounded);
+    void (*weighted_sum)(size_t begin, size_t end, int sources, const float *const *source, const float *scale,
+                         float *out);
+    void (*narrow_sum)(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale,
+                       float *out, uint16_t *rounded);
     void (*narrow_difference)(size_t n, const float *a, const uint16_t *b, uint16_t *out);
     double (*sum_squares)(size_t n, const float *a, const float *b);
     bool (*all_finite)(size_t n, const float *a);

@@ -1,4 +1,5 @@
-/* What linear layers of both tables, and whoever computes a part of their weight's gradient elsewhere, have in common. */
+/* What linear layers of both tables, and whoever computes a part of their weight's gradient elsewhere, have in common.
+ */
 #include <string.h>
 
 #include "base/parallel.h"

@@ -29,7 +29,9 @@ gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads,
 
 void gg_cpu_device_close(gg_device *device) { gg_free(device); }
 
-const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device) { return ((const gg_cpu_device *)device)->kernels; }
+const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device) {
+    return ((const gg_cpu_device *)device)->kernels;
+}
 
 /* One call that is being split. */
 typedef struct job {
@@ -56,7 +58,9 @@ int gg_cpu_threads_for(const gg_device *device, size_t work) {
     return useful < (size_t)device->threads ? (int)useful : device->threads;
 }
 
-static void run(job *j, size_t work, gg_parallel_fn fn) { gg_parallel_run(gg_cpu_threads_for(&j->device->head, work), fn, j); }
+static void run(job *j, size_t work, gg_parallel_fn fn) {
+    gg_parallel_run(gg_cpu_threads_for(&j->device->head, work), fn, j);
+}
 
 static void loss_part(void *context, int thread, int threads) {
     job *j = context;
@@ -118,8 +122,8 @@ static void mix_part(void *context, int thread, int threads) {
     const job *j = context;
     size_t begin, end;
     gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->mix(end - begin, j->wire, j->share, j->a + begin, wire_offset(j->wire, j->received, begin),
-                                   j->b + begin, j->out + begin);
+    j->device->kernels->arena->mix(end - begin, j->wire, j->share, j->a + begin,
+                                   wire_offset(j->wire, j->received, begin), j->b + begin, j->out + begin);
 }
 
 void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
@@ -191,8 +195,10 @@ static void weighted_sum_part(void *context, int thread, int threads) {
     j->device->kernels->arena->weighted_sum(begin, end, j->sources, j->source, j->scale, j->out);
 }
 
-void gg_cpu_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .sources = sources, .source = source, .scale = scale, .out = out};
+void gg_cpu_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,
+                         float *out) {
+    job j = {
+        .device = (gg_cpu_device *)device, .n = n, .sources = sources, .source = source, .scale = scale, .out = out};
     run(&j, n, weighted_sum_part);
 }
 
@@ -210,8 +216,8 @@ static void narrow_sum_part(void *context, int thread, int threads) {
     j->device->kernels->arena->narrow_sum(begin, end, j->sources, j->narrow_source, j->scale, j->out, j->narrow_out);
 }
 
-void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale, float *out,
-                       uint16_t *rounded) {
+void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
+                       float *out, uint16_t *rounded) {
     job j = {.device = (gg_cpu_device *)device,
              .n = n,
              .sources = sources,
@@ -282,10 +288,12 @@ static void transpose_part(void *context, int thread, int threads) {
     size_t begin, end;
     gg_parallel_split((size_t)j->values, GG_LANES, thread, threads, &begin, &end);
     if (begin < end)
-        (j->to_lanes ? layout->to_lanes : layout->from_lanes)(j->samples, j->values, (int64_t)begin, (int64_t)end, j->a, j->out);
+        (j->to_lanes ? layout->to_lanes : layout->from_lanes)(j->samples, j->values, (int64_t)begin, (int64_t)end, j->a,
+                                                              j->out);
 }
 
 void gg_cpu_transpose(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out) {
-    job j = {.device = (gg_cpu_device *)device, .samples = n, .values = values, .to_lanes = to_lanes, .a = in, .out = out};
+    job j = {
+        .device = (gg_cpu_device *)device, .samples = n, .values = values, .to_lanes = to_lanes, .a = in, .out = out};
     run(&j, (size_t)(n * values), transpose_part);
 }

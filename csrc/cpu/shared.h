@@ -22,9 +22,10 @@ void gg_cpu_halve(gg_device *device, size_t n, gg_dtype wire, const float *own, 
 void gg_cpu_narrow(gg_device *device, size_t n, const float *in, uint16_t *out);
 void gg_cpu_widen(gg_device *device, size_t n, const uint16_t *in, float *out);
 void gg_cpu_widen_add(gg_device *device, size_t n, const uint16_t *in, float *out);
-void gg_cpu_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out);
-void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale, float *out,
-                       uint16_t *rounded);
+void gg_cpu_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,
+                         float *out);
+void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
+                       float *out, uint16_t *rounded);
 void gg_cpu_narrow_difference(gg_device *device, size_t n, const float *a, const uint16_t *b, uint16_t *out);
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b);
 bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a);

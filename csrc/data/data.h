@@ -25,8 +25,9 @@ void gg_dataset_release(gg_dataset *set); /* zeroes it */
 /* Contiguous shards whose sizes differ by at most one: rank r holds [begin, end). */
 void gg_shard(int64_t count, int rank, int size, int64_t *begin, int64_t *end);
 
-/* A rank's shard in memory of its own, so that rows can be replaced while the caller's set stays as it is. A slot is the place of one
- * sample with its target; which sample it holds changes, the number of slots does not. One rank, one thread. */
+/* A rank's shard in memory of its own, so that rows can be replaced while the caller's set stays as it is. A slot is
+ * the place of one sample with its target; which sample it holds changes, the number of slots does not. One rank, one
+ * thread. */
 typedef struct gg_shard_copy {
     gg_dataset set; /* its count is the number of slots; both storages are the copy's own */
     int32_t *id;    /* of each slot: the row of the source that it holds */
@@ -46,13 +47,15 @@ void gg_shard_copy_pack(const gg_shard_copy *copy, int64_t first, int64_t n, int
 void gg_shard_copy_unpack(gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, const void *message);
 
 /* The batches of one rank. In epoch e the rank's samples are visited in an order that depends on (seed, rank, e) alone.
- * Every rank makes the same number of steps, ceil(largest shard / batch), every sample is seen exactly once an epoch, and
- * no batch is empty: batches are full but for the last; a rank that would have nothing left for the last step moves one sample from
- * its last full batch to it (with batches of one it has none to move and sees its last sample a second time).
+ * Every rank makes the same number of steps, ceil(largest shard / batch), every sample is seen exactly once an epoch,
+ * and no batch is empty: batches are full but for the last; a rank that would have nothing left for the last step moves
+ * one sample from its last full batch to it (with batches of one it has none to move and sees its last sample a second
+ * time).
  *
- * From a shard copy, all ranks visit their slots in one common order, which does not depend on the rank: slot i, for every i that
- * all ranks have, is read by all of them in the same step. Samples may then move between slots of the same number, in any number
- * and at any time between two steps, and are still seen exactly once an epoch, by the rank that holds them in that step. */
+ * From a shard copy, all ranks visit their slots in one common order, which does not depend on the rank: slot i, for
+ * every i that all ranks have, is read by all of them in the same step. Samples may then move between slots of the same
+ * number, in any number and at any time between two steps, and are still seen exactly once an epoch, by the rank that
+ * holds them in that step. */
 typedef struct gg_loader gg_loader;
 
 typedef struct gg_loader_options {
@@ -71,8 +74,9 @@ int64_t gg_loader_steps(const gg_loader *loader); /* of an epoch */
 void gg_loader_epoch(gg_loader *loader, int64_t epoch);
 /* Samples of rank `rank` (any rank, pure) in step t of an epoch. */
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step);
-/* Writes batch t of the epoch: samples as float32 in this layout, targets as gg_loss_args wants them. GG_ERROR_STATE while slots are
- * being replaced. */
-gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples, void *targets);
+/* Writes batch t of the epoch: samples as float32 in this layout, targets as gg_loss_args wants them. GG_ERROR_STATE
+ * while slots are being replaced. */
+gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples,
+                         void *targets);
 
 #endif

@@ -7,7 +7,8 @@
 /* Row numbers are 32 bits wide and the permutation takes less than 2^31. */
 #define MAX_SAMPLES ((int64_t)INT32_MAX)
 
-static gg_status check_storage(const char *what, const gg_storage *storage, gg_dtype dtype, int64_t count, int64_t values) {
+static gg_status check_storage(const char *what, const gg_storage *storage, gg_dtype dtype, int64_t count,
+                               int64_t values) {
     size_t size = gg_dtype_size(dtype);
     if (!storage) return gg_fail(GG_ERROR_ARGUMENT, "data set: no %s", what);
     size_t bytes = gg_storage_bytes(storage);
@@ -28,14 +29,17 @@ gg_status gg_dataset_check(const gg_dataset *set) {
     gg_status status = GG_OK;
     int64_t values = 1;
     if (set->dtype != GG_UINT8 && set->dtype != GG_FLOAT32)
-        GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: samples are %s; allowed are uint8, float32", gg_dtype_name(set->dtype)));
-    if (set->target_dtype != GG_INT32 && set->target_dtype != GG_FLOAT32)
-        GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; allowed are int32, float32", gg_dtype_name(set->target_dtype)));
-    if (set->count < 1 || set->count > MAX_SAMPLES)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: %" PRId64 " samples; allowed are 1 to %" PRId64, set->count, MAX_SAMPLES));
-    if (set->shape.dims < 1 || set->shape.dims > GG_MAX_DIMS)
         GG_TRY(
-            gg_fail(GG_ERROR_SHAPE, "data set: a sample has %d dimensions; allowed are 1 to %d", set->shape.dims, GG_MAX_DIMS));
+            gg_fail(GG_ERROR_TYPE, "data set: samples are %s; allowed are uint8, float32", gg_dtype_name(set->dtype)));
+    if (set->target_dtype != GG_INT32 && set->target_dtype != GG_FLOAT32)
+        GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; allowed are int32, float32",
+                       gg_dtype_name(set->target_dtype)));
+    if (set->count < 1 || set->count > MAX_SAMPLES)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: %" PRId64 " samples; allowed are 1 to %" PRId64, set->count,
+                       MAX_SAMPLES));
+    if (set->shape.dims < 1 || set->shape.dims > GG_MAX_DIMS)
+        GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: a sample has %d dimensions; allowed are 1 to %d", set->shape.dims,
+                       GG_MAX_DIMS));
     for (int i = 0; i < set->shape.dims; ++i) {
         int64_t size = set->shape.size[i];
         if (size < 1 || size > INT64_MAX / 8 / values) {
@@ -47,11 +51,12 @@ gg_status gg_dataset_check(const gg_dataset *set) {
     }
     if (set->target_values < 1 || set->target_values > INT64_MAX / 8 ||
         (set->target_dtype == GG_INT32 && set->target_values != 1))
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: %" PRId64 " target values a sample; %s", set->target_values,
-                       set->target_dtype == GG_INT32 ? "int32 targets are one class a sample" : "at least 1 is needed"));
-    if (!isfinite(set->scale) || !isfinite(set->shift))
         GG_TRY(
-            gg_fail(GG_ERROR_ARGUMENT, "data set: scale=%g, shift=%g: must be finite", (double)set->scale, (double)set->shift));
+            gg_fail(GG_ERROR_SHAPE, "data set: %" PRId64 " target values a sample; %s", set->target_values,
+                    set->target_dtype == GG_INT32 ? "int32 targets are one class a sample" : "at least 1 is needed"));
+    if (!isfinite(set->scale) || !isfinite(set->shift))
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: scale=%g, shift=%g: must be finite", (double)set->scale,
+                       (double)set->shift));
     GG_TRY(check_storage("samples", set->samples, set->dtype, set->count, values));
     GG_TRY(check_storage("targets", set->targets, set->target_dtype, set->count, set->target_values));
 cleanup:
@@ -65,7 +70,8 @@ gg_status gg_dataset_check_classes(const gg_dataset *set, int64_t classes) {
     const int32_t *target = gg_storage_data(set->targets);
     for (int64_t i = 0; i < set->count; ++i)
         if (target[i] < 0 || target[i] >= classes)
-            return gg_fail(GG_ERROR_ARGUMENT, "data set: sample %" PRId64 " has class %" PRId32 "; allowed are 0 to %" PRId64, i,
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "data set: sample %" PRId64 " has class %" PRId32 "; allowed are 0 to %" PRId64, i,
                            target[i], classes - 1);
     return GG_OK;
 }

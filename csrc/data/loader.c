@@ -24,8 +24,8 @@ static gg_status check_options(const gg_dataset *set, const gg_loader_options *o
                        options->size);
     if (batch < 1 || batch > smallest)
         return gg_fail(GG_ERROR_ARGUMENT,
-                       "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the smallest shard)", batch,
-                       set->count, options->size, smallest);
+                       "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the smallest shard)",
+                       batch, set->count, options->size, smallest);
     return GG_OK;
 }
 
@@ -88,7 +88,8 @@ void gg_loader_epoch(gg_loader *loader, int64_t epoch) {
     uint32_t common = (uint32_t)(loader->set.count / loader->options.size);
     fill_order(loader, epoch, 0, 0, common);
     if (count == common) return;
-    /* The one slot more of a larger shard comes last but one: whatever the batch, no common slot then changes its step. */
+    /* The one slot more of a larger shard comes last but one: whatever the batch, no common slot then changes its step.
+     */
     loader->order[common] = loader->order[common - 1];
     loader->order[common - 1] = common;
 }
@@ -111,12 +112,14 @@ int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
     return n > 0 ? n : 1;
 }
 
-gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples, void *targets) {
+gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples,
+                         void *targets) {
     const gg_shard_copy *copy = loader->options.copy;
     const gg_dataset *set = copy ? &copy->set : &loader->set;
     int64_t n = gg_loader_batch(loader, loader->options.rank, step);
     if (copy != NULL && copy->in_flight)
-        return gg_fail(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read", step);
+        return gg_fail(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read",
+                       step);
     if (n == 0) return GG_OK;
     const uint32_t *index = loader->order + batch_begin(loader, loader->count, step);
     const gg_gather_args args = {

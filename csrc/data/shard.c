@@ -13,8 +13,12 @@ void gg_shard(int64_t count, int rank, int size, int64_t *begin, int64_t *end) {
 
 /* ---- a shard in memory of its own ---- */
 
-static size_t sample_bytes(const gg_dataset *set) { return (size_t)gg_shape_count(&set->shape) * gg_dtype_size(set->dtype); }
-static size_t target_bytes(const gg_dataset *set) { return (size_t)set->target_values * gg_dtype_size(set->target_dtype); }
+static size_t sample_bytes(const gg_dataset *set) {
+    return (size_t)gg_shape_count(&set->shape) * gg_dtype_size(set->dtype);
+}
+static size_t target_bytes(const gg_dataset *set) {
+    return (size_t)set->target_values * gg_dtype_size(set->target_dtype);
+}
 
 gg_status gg_shard_copy_create(const gg_dataset *source, int rank, int size, gg_shard_copy **out) {
     gg_status status = GG_OK;

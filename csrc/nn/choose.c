@@ -2,8 +2,9 @@
 
 #include <string.h>
 
-/* Of oneDNN's time for a convolution whose channels fill its blocks of GG_LANES, by how much it takes more for one whose channels do
- * not: half of what it pads. Nothing is padded in front of a picture's few channels, nor in groups, which have kernels of their own. */
+/* Of oneDNN's time for a convolution whose channels fill its blocks of GG_LANES, by how much it takes more for one
+ * whose channels do not: half of what it pads. Nothing is padded in front of a picture's few channels, nor in groups,
+ * which have kernels of their own. */
 static double time_of_convolution(int64_t in, int64_t out, int64_t groups) {
     enum { PICTURE = 4 };
     if (groups != 1) return 1;
@@ -12,8 +13,8 @@ static double time_of_convolution(int64_t in, int64_t out, int64_t groups) {
     return 1 + (padded - 1) / 2;
 }
 
-/* How much longer than the native table, whose lanes are full, oneDNN takes for a sample, by their multiply-adds. Without convolutions
- * what was measured for linear layers of 512 to 2048. */
+/* How much longer than the native table, whose lanes are full, oneDNN takes for a sample, by their multiply-adds.
+ * Without convolutions what was measured for linear layers of 512 to 2048. */
 static double time_of_sample(const gg_graph *graph) {
     const double linear = 1.5;
     double time = 0, all = 0;
@@ -21,8 +22,8 @@ static double time_of_sample(const gg_graph *graph) {
         const gg_node *node = gg_graph_node(graph, i);
         if (node->desc.kind != GG_LAYER_CONV2D) continue;
         const double macs = (double)gg_graph_node_macs(graph, i);
-        time += macs *
-                time_of_convolution(gg_graph_node(graph, node->input[0])->shape.size[0], node->shape.size[0], node->desc.groups);
+        time += macs * time_of_convolution(gg_graph_node(graph, node->input[0])->shape.size[0], node->shape.size[0],
+                                           node->desc.groups);
         all += macs;
     }
     return all > 0 ? time / all : linear;

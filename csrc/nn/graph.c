@@ -81,10 +81,11 @@ static gg_status check_shape(const gg_shape *shape) {
         return gg_fail(GG_ERROR_SHAPE, "a sample has 1 to %d axes, got %d", GG_MAX_DIMS, shape->dims);
     for (int i = 0; i < shape->dims; i++) {
         int64_t size = shape->size[i];
-        if (size < 1) return gg_fail(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text));
+        if (size < 1)
+            return gg_fail(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text));
         if (size > GG_MAX_SAMPLE / count)
-            return gg_fail(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)", gg_shape_text(shape, text),
-                           (long long)GG_MAX_SAMPLE);
+            return gg_fail(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)",
+                           gg_shape_text(shape, text), (long long)GG_MAX_SAMPLE);
         count *= size;
     }
     return GG_OK;
@@ -97,14 +98,14 @@ static gg_status check_name(const gg_graph *graph, const char name[GG_NAME_LENGT
     if (name[0] == '\0') return gg_fail(GG_ERROR_ARGUMENT, "a layer's name must not be empty");
     for (int i = 0; i < graph->nodes; i++) {
         if (strcmp(graph->node[i].desc.name, name) == 0)
-            return gg_fail(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique", name, i,
-                           types[graph->node[i].desc.kind]->name);
+            return gg_fail(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique",
+                           name, i, types[graph->node[i].desc.kind]->name);
     }
     return GG_OK;
 }
 
-static gg_status infer(const gg_graph *graph, const gg_layer_type *type, const gg_layer_desc *desc, const gg_shape *shape,
-                       int inputs, const int *input, gg_shape *out) {
+static gg_status infer(const gg_graph *graph, const gg_layer_type *type, const gg_layer_desc *desc,
+                       const gg_shape *shape, int inputs, const int *input, gg_shape *out) {
     const gg_node *node[GG_MAX_INPUTS] = {0};
     if (desc->kind == GG_LAYER_INPUT) {
         if (inputs != 0) return gg_fail(GG_ERROR_ARGUMENT, "takes no inputs, got %d", inputs);
@@ -118,7 +119,8 @@ static gg_status infer(const gg_graph *graph, const gg_layer_type *type, const g
     if (inputs < type->least_inputs || inputs > type->most_inputs || (inputs > 0 && input == NULL)) {
         if (type->least_inputs == type->most_inputs)
             return gg_fail(GG_ERROR_ARGUMENT, "takes %d input, got %d", type->least_inputs, inputs);
-        return gg_fail(GG_ERROR_ARGUMENT, "takes %d to %d inputs, got %d", type->least_inputs, type->most_inputs, inputs);
+        return gg_fail(GG_ERROR_ARGUMENT, "takes %d to %d inputs, got %d", type->least_inputs, type->most_inputs,
+                       inputs);
     }
     for (int i = 0; i < inputs; i++) {
         if (input[i] < 0 || input[i] >= graph->nodes)
@@ -134,7 +136,8 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
                        int *node) {
     gg_status status = GG_OK;
     gg_parameter ignored[2];
-    if (graph->finished) return gg_fail(GG_ERROR_STATE, "layer '%.63s': the graph is finished and takes no more", desc->name);
+    if (graph->finished)
+        return gg_fail(GG_ERROR_STATE, "layer '%.63s': the graph is finished and takes no more", desc->name);
     if ((int)desc->kind < 0 || desc->kind >= GG_LAYER_COUNT)
         return gg_fail(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind);
     const gg_layer_type *type = types[desc->kind];
@@ -166,8 +169,9 @@ static gg_status check_reachable(const gg_graph *graph, int output) {
     }
     for (int i = 0; i < graph->nodes; i++) {
         if (leads[i]) continue;
-        status = gg_fail(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to the output '%s'", graph->node[i].desc.name,
-                         types[graph->node[i].desc.kind]->name, graph->node[output].desc.name);
+        status =
+            gg_fail(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to the output '%s'", graph->node[i].desc.name,
+                    types[graph->node[i].desc.kind]->name, graph->node[output].desc.name);
         goto cleanup;
     }
 cleanup:
@@ -189,7 +193,8 @@ static void place_parameters(gg_graph *graph) {
         for (int k = 0; k < n; k++) {
             gg_parameter *parameter = &graph->parameter[count++];
             *parameter = made[k];
-            snprintf(parameter->name, sizeof parameter->name, "%.*s%.7s", GG_NAME_LENGTH - 1, node->desc.name, made[k].name);
+            snprintf(parameter->name, sizeof parameter->name, "%.*s%.7s", GG_NAME_LENGTH - 1, node->desc.name,
+                     made[k].name);
             parameter->count = (size_t)gg_shape_count(&parameter->shape);
             parameter->offset = offset;
             parameter->layer = node->layer;
@@ -208,7 +213,8 @@ gg_status gg_graph_finish(gg_graph *graph, int output) {
     if (graph->finished) return gg_fail(GG_ERROR_STATE, "the graph is already finished");
     if (graph->input < 0) return gg_fail(GG_ERROR_STATE, "the graph has no input");
     if (output < 0 || output >= graph->nodes)
-        return gg_fail(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output, graph->nodes - 1);
+        return gg_fail(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output,
+                       graph->nodes - 1);
     GG_TRY(check_reachable(graph, output));
     if (graph->layers > 0) {
         GG_TRY(gg_calloc(2 * (size_t)graph->layers, sizeof(gg_parameter), "graph parameters", &parameter));
@@ -239,7 +245,9 @@ int gg_graph_layers(const gg_graph *graph) { return graph->layers; }
 const gg_slice *gg_graph_layer(const gg_graph *graph, int layer) { return &graph->slice[layer]; }
 size_t gg_graph_arena_count(const gg_graph *graph) { return graph->arena_count; }
 
-const char *gg_graph_layer_name(const gg_graph *graph, int layer) { return graph->node[graph->layer_node[layer]].desc.name; }
+const char *gg_graph_layer_name(const gg_graph *graph, int layer) {
+    return graph->node[graph->layer_node[layer]].desc.name;
+}
 
 int64_t gg_graph_parameter_count(const gg_graph *graph) {
     int64_t count = 0;

@@ -15,12 +15,13 @@ typedef struct gg_plan_hooks {
     gg_status (*need)(void *context, int layer);  /* before the layer's forward: its weights must be current */
     gg_status (*ready)(void *context, int layer); /* in backward: its gradient is final, its weights are used no more */
     gg_status (*poll)(void *context);             /* after each node, forward and backward: let messages move */
-    /* Linear layers whose weight's gradient somebody else computes; NULL: there are none. `input` is asked before each one's forward
-     * and `need`: *taken tells that it is so in this step. Then the plan leaves that gradient unwritten and gives the error of
-     * the layer's output before `ready`. What they are given is read before they return. */
+    /* Linear layers whose weight's gradient somebody else computes; NULL: there are none. `input` is asked before each
+     * one's forward and `need`: *taken tells that it is so in this step. Then the plan leaves that gradient unwritten
+     * and gives the error of the layer's output before `ready`. What they are given is read before they return. */
     gg_status (*input)(void *context, int layer, const gg_vectors *input, bool *taken);
     gg_status (*error)(void *context, int layer, const gg_vectors *error);
-    /* For tracing; NULL: off. Around each operation of a node, with its need or ready; what: "forward", "backward", "reorder". */
+    /* For tracing; NULL: off. Around each operation of a node, with its need or ready; what: "forward", "backward",
+     * "reorder". */
     void (*enter)(void *context, int node);
     void (*leave)(void *context, int node, const char *what);
 } gg_plan_hooks;
@@ -51,12 +52,14 @@ gg_layout gg_plan_input_layout(const gg_plan *plan);
 gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const void *targets, uint64_t step,
                         const gg_plan_hooks *hooks, double *loss_sum, int64_t *correct);
 /* Forward and loss. */
-gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, double *loss_sum, int64_t *correct);
+gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, double *loss_sum,
+                           int64_t *correct);
 /* Forward; the output of the first n samples is written plain: n x output shape. */
 gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *output);
 
 size_t gg_plan_bytes(const gg_plan *plan);
-/* What node i became: "onednn", "native", or "" (no operation of its own), and its seconds in the last run if timing is on. */
+/* What node i became: "onednn", "native", or "" (no operation of its own), and its seconds in the last run if timing is
+ * on. */
 const char *gg_plan_node_backend(const gg_plan *plan, int node);
 /* Times each node (a few clock reads a step); off by default. Seconds are summed since the last call with on = true. */
 void gg_plan_set_timing(gg_plan *plan, bool on);

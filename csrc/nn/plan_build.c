@@ -68,7 +68,8 @@ static void decide(gg_plan *plan, int value, gg_format format) {
 
 static gg_status create_from(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     if (device->table->create[desc->kind] == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "table '%s' has no operation %s", device->table->name, gg_op_kind_name(desc->kind));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "table '%s' has no operation %s", device->table->name,
+                       gg_op_kind_name(desc->kind));
     gg_status status = device->table->create[desc->kind](device, desc, out);
     if (status == GG_OK && (*out)->backend == NULL) (*out)->backend = device->table->name;
     return status;

@@ -62,7 +62,9 @@ static void find_lifetimes(gg_plan *plan) {
     use_value(plan, plan->loss_value, plan->steps);
 }
 
-static bool stands_alone(const gg_value *value) { return value->parent == GG_NONE && value->children == 0 && !value->pinned; }
+static bool stands_alone(const gg_value *value) {
+    return value->parent == GG_NONE && value->children == 0 && !value->pinned;
+}
 
 /* Whether a step may write its output over its first input: nobody reads that one later. */
 static bool forward_in_place(const gg_plan *plan, const gg_step *step, int time) {
@@ -138,7 +140,8 @@ static gg_status add_sums(gg_plan *plan, gg_step *step, int value, gg_place term
         if (leaf->format.dtype != GG_FLOAT32)
             return gg_fail(GG_ERROR_UNSUPPORTED, "gradients of '%s' meet in %s; only float32 ones can be added",
                            gg_graph_node(plan->graph, leaf->node)->desc.name, gg_dtype_name(leaf->format.dtype));
-        gg_sum made = {.term = term, .count = (leaf->bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES, .add = leaf->written};
+        gg_sum made = {
+            .term = term, .count = (leaf->bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES, .add = leaf->written};
         gg_plan_root(plan, i, &offset);
         made.term.offset += offset - begin;
         GG_TRY(grad_place(plan, i, time, &made.target));
@@ -206,7 +209,8 @@ static gg_status place_others(gg_plan *plan) {
     }
     /* One for all steps: what all of them use stays in the caches. */
     plan->scratch_buffer = GG_NONE;
-    if (plan->scratch_bytes > 0) GG_TRY(add_buffer(plan, plan->scratch_bytes, 0, end_of_time(plan), &plan->scratch_buffer));
+    if (plan->scratch_bytes > 0)
+        GG_TRY(add_buffer(plan, plan->scratch_bytes, 0, end_of_time(plan), &plan->scratch_buffer));
     plan->plain_buffer = GG_NONE;
     if (output->format.layout != GG_LAYOUT_PLAIN) {
         gg_format plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
@@ -254,7 +258,8 @@ static gg_status place_buffers(gg_plan *plan) {
         buffer->offset = lowest_offset(plan, buffer, n, by_offset);
         if (buffer->offset + buffer->bytes > plan->block_bytes) plan->block_bytes = buffer->offset + buffer->bytes;
         int at = n;
-        for (; at > 0 && plan->buffer[by_offset[at - 1]].offset > buffer->offset; at--) by_offset[at] = by_offset[at - 1];
+        for (; at > 0 && plan->buffer[by_offset[at - 1]].offset > buffer->offset; at--)
+            by_offset[at] = by_offset[at - 1];
         by_offset[at] = order[n].number;
     }
 cleanup:

@@ -23,7 +23,8 @@ gg_status gg_plan_check_loss(const gg_plan *plan) {
     char text[GG_SHAPE_TEXT];
     if (plan->options.loss != GG_LOSS_CROSS_ENTROPY) return GG_OK;
     if (output->shape.dims == 1 && output->shape.size[0] >= 2) return GG_OK;
-    return gg_fail(GG_ERROR_SHAPE, "the cross-entropy loss needs an output of (classes), at least 2 of them, got %s from '%s'",
+    return gg_fail(GG_ERROR_SHAPE,
+                   "the cross-entropy loss needs an output of (classes), at least 2 of them, got %s from '%s'",
                    gg_shape_text(&output->shape, text), output->desc.name);
 }
 
@@ -98,7 +99,8 @@ static void leave(const gg_plan_hooks *hooks, const gg_step *step, const char *w
 
 static gg_status name_failure(const gg_plan *plan, const gg_step *step, gg_status status, const char *pass) {
     const gg_node *node = gg_graph_node(plan->graph, step->node);
-    return gg_error_prefix(status, "layer '%s' (%s), %s: ", node->desc.name, gg_layer_type_of(node->desc.kind)->name, pass);
+    return gg_error_prefix(status, "layer '%s' (%s), %s: ", node->desc.name, gg_layer_type_of(node->desc.kind)->name,
+                           pass);
 }
 
 static void copy_values(const gg_plan *plan, size_t bytes, const float *from, float *to) {
@@ -114,7 +116,8 @@ static gg_vectors vectors(gg_format format, const gg_shape *shape, int64_t batch
 
 static gg_status offer_input(const gg_plan *plan, gg_step *step, const gg_plan_hooks *hooks) {
     const gg_op *op = step->op;
-    const gg_vectors input = vectors(op->input[0], &op->desc.input[0], plan->options.batch, step->forward_args.input[0]);
+    const gg_vectors input =
+        vectors(op->input[0], &op->desc.input[0], plan->options.batch, step->forward_args.input[0]);
     step->taken = false;
     if (op->desc.kind != GG_OP_LINEAR || !step->backward || hooks == NULL || hooks->input == NULL) return GG_OK;
     return hooks->input(hooks->context, step->layer, &input, &step->taken);
@@ -122,7 +125,8 @@ static gg_status offer_input(const gg_plan *plan, gg_step *step, const gg_plan_h
 
 static gg_status give_error(const gg_plan *plan, const gg_step *step, const gg_plan_hooks *hooks) {
     const gg_op *op = step->op;
-    const gg_vectors error = vectors(op->output, &op->desc.output, plan->options.batch, step->backward_args.grad_output);
+    const gg_vectors error =
+        vectors(op->output, &op->desc.output, plan->options.batch, step->backward_args.grad_output);
     return step->taken ? hooks->error(hooks->context, step->layer, &error) : GG_OK;
 }
 
@@ -152,7 +156,8 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
         gg_step *step = &plan->step[s];
         enter(hooks, step);
         GG_TRY(offer_input(plan, step, hooks));
-        if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE) GG_TRY(hooks->need(hooks->context, step->layer));
+        if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE)
+            GG_TRY(hooks->need(hooks->context, step->layer));
         double begin = plan->timing ? gg_clock_now() : 0;
         status = step_forward(plan, step, weights, step_number, training);
         if (status != GG_OK) {
@@ -173,7 +178,8 @@ static void add_gradients(const gg_plan *plan, const gg_step *step) {
         const gg_sum *sum = &plan->sum[i];
         const float *source[2] = {sum->target_at, sum->term_at};
         int skip = sum->add ? 0 : 1;
-        plan->sum_device->table->weighted_sum(plan->sum_device, sum->count, 2 - skip, source + skip, scale, sum->target_at);
+        plan->sum_device->table->weighted_sum(plan->sum_device, sum->count, 2 - skip, source + skip, scale,
+                                              sum->target_at);
     }
 }
 
@@ -201,7 +207,8 @@ static gg_status run_backward(gg_plan *plan, const float *weights, float *gradie
         add_gradients(plan, step);
         if (plan->timing) plan->node[step->node].backward_seconds += gg_clock_now() - begin;
         GG_TRY(give_error(plan, step, hooks));
-        if (hooks != NULL && hooks->ready != NULL && step->layer != GG_NONE) GG_TRY(hooks->ready(hooks->context, step->layer));
+        if (hooks != NULL && hooks->ready != NULL && step->layer != GG_NONE)
+            GG_TRY(hooks->ready(hooks->context, step->layer));
         leave(hooks, step, "backward");
         GG_TRY(poll(hooks, step));
     }
@@ -243,7 +250,8 @@ cleanup:
     return status;
 }
 
-gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, double *loss_sum, int64_t *correct) {
+gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, double *loss_sum,
+                           int64_t *correct) {
     gg_status status = GG_OK;
     if (targets == NULL) return gg_fail(GG_ERROR_ARGUMENT, "no targets given");
     GG_TRY(gg_plan_check_loss(plan));
@@ -258,13 +266,13 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float 
     gg_status status = GG_OK;
     const float *from = plan->output_at;
     if (n < 0 || n > plan->options.batch)
-        return gg_fail(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
-                       (long long)n);
+        return gg_fail(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld",
+                       (long long)plan->options.batch, (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(run_forward(plan, weights, 0, false, NULL));
     if (plan->plain_at != NULL) {
-        plan->transpose_device->table->transpose(plan->transpose_device, plan->options.batch, plan->features, false, from,
-                                                 plan->plain_at);
+        plan->transpose_device->table->transpose(plan->transpose_device, plan->options.batch, plan->features, false,
+                                                 from, plan->plain_at);
         from = plan->plain_at;
     }
     if (n > 0) memcpy(output, from, (size_t)n * (size_t)plan->features * sizeof(float));

@@ -46,7 +46,8 @@ bool gg_optimizer_keeps_square(const gg_optimizer *optimizer);
  * pass reads now; a strategy owns the arenas and has the current values here when it has settled. */
 typedef struct gg_state {
     size_t count; /* elements of each arena */
-    size_t kept;  /* elements of each of the optimiser's: `count`, or fewer where the ranks share the updates among them */
+    size_t
+        kept; /* elements of each of the optimiser's: `count`, or fewer where the ranks share the updates among them */
     float *weight, *gradient;
     float *momentum;        /* SGD's momentum or Adam's first moment; NULL if the optimiser keeps none */
     float *square;          /* Adam's second moment; NULL if the optimiser keeps none */
@@ -54,19 +55,26 @@ typedef struct gg_state {
     int64_t step;           /* updates done */
 } gg_state;
 
-typedef enum gg_arena { GG_ARENA_WEIGHT = 0, GG_ARENA_GRADIENT, GG_ARENA_MOMENTUM, GG_ARENA_SQUARE, GG_ARENA_COUNT } gg_arena;
+typedef enum gg_arena {
+    GG_ARENA_WEIGHT = 0,
+    GG_ARENA_GRADIENT,
+    GG_ARENA_MOMENTUM,
+    GG_ARENA_SQUARE,
+    GG_ARENA_COUNT
+} gg_arena;
 
 float *gg_state_arena(const gg_state *state, gg_arena which); /* NULL if the optimiser keeps none */
 /* Bytes of what the optimiser keeps; with `whole`, of what it would keep if it kept all elements. */
 int64_t gg_state_optimizer_bytes(const gg_state *state, bool whole);
 
-/* The update of elements [offset, offset + count) in step `step`, with the state's arenas and `gradient`, which points to the first
- * of them; nothing is received or copied. The step counts from 0; Adam's bias correction needs it. */
+/* The update of elements [offset, offset + count) in step `step`, with the state's arenas and `gradient`, which points
+ * to the first of them; nothing is received or copied. The step counts from 0; Adam's bias correction needs it. */
 gg_update_args gg_optimizer_update(const gg_optimizer *optimizer, const gg_state *state, int64_t step, size_t offset,
                                    size_t count, const float *gradient);
 
-/* What a change d of the gradient of step `step` would have changed: *momentum += first * d, *weight += second * d. Adam's
- * division by the second moment is not linear in d: its weights are left alone, and follow from the next step on. */
+/* What a change d of the gradient of step `step` would have changed: *momentum += first * d, *weight += second * d.
+ * Adam's division by the second moment is not linear in d: its weights are left alone, and follow from the next step
+ * on. */
 void gg_optimizer_late(const gg_optimizer *optimizer, int64_t step, float *first, float *second);
 
 #endif

@@ -15,8 +15,8 @@ static gg_status check_sgd(const gg_optimizer *optimizer) {
     if (!(optimizer->momentum >= 0 && optimizer->momentum < 1))
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "momentum=%g: must be at least 0 and below 1", (double)optimizer->momentum));
     if (optimizer->nesterov && !(optimizer->momentum > 0))
-        GG_TRY(
-            gg_fail(GG_ERROR_ARGUMENT, "nesterov=True with momentum=%g: momentum must be above 0", (double)optimizer->momentum));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "nesterov=True with momentum=%g: momentum must be above 0",
+                       (double)optimizer->momentum));
 cleanup:
     return status;
 }
@@ -29,7 +29,8 @@ static gg_status check_adam(const gg_optimizer *optimizer) {
             GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "beta%d=%g: must be at least 0 and below 1", i + 1, beta));
     }
     if (!(optimizer->eps >= FLT_MIN && optimizer->eps <= FLT_MAX))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "eps=%g: must be finite and at least %g", (double)optimizer->eps, (double)FLT_MIN));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "eps=%g: must be finite and at least %g", (double)optimizer->eps,
+                       (double)FLT_MIN));
 cleanup:
     return status;
 }
@@ -38,7 +39,8 @@ gg_status gg_optimizer_check(const gg_optimizer *optimizer) {
     gg_status status = GG_OK;
     GG_TRY(gg_rate_check(&optimizer->rate));
     if (!(optimizer->weight_decay >= 0 && optimizer->weight_decay <= FLT_MAX))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "weight_decay=%g: must be finite and at least 0", (double)optimizer->weight_decay));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "weight_decay=%g: must be finite and at least 0",
+                       (double)optimizer->weight_decay));
     switch (optimizer->kind) {
     case GG_OPTIMIZER_SGD: GG_TRY(check_sgd(optimizer)); break;
     case GG_OPTIMIZER_ADAM: GG_TRY(check_adam(optimizer)); break;
@@ -49,7 +51,9 @@ cleanup:
 }
 
 static void fill_sgd(const gg_optimizer *optimizer, double lr, gg_update_args *args) {
-    args->rule = optimizer->momentum <= 0 ? GG_UPDATE_PLAIN : optimizer->nesterov ? GG_UPDATE_NESTEROV : GG_UPDATE_MOMENTUM;
+    args->rule = optimizer->momentum <= 0 ? GG_UPDATE_PLAIN
+                 : optimizer->nesterov    ? GG_UPDATE_NESTEROV
+                                          : GG_UPDATE_MOMENTUM;
     args->lr = (float)lr;
     args->mu = optimizer->momentum;
     args->weight_decay = optimizer->weight_decay;

@@ -55,7 +55,8 @@ int gg_py_shape(PyObject *sequence, const char *argument, gg_shape *out) {
         out->size[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i));
         if (out->size[i] == -1 && PyErr_Occurred()) goto cleanup;
         if (out->size[i] < 1) {
-            PyErr_Format(PyExc_ValueError, "%s: size %zd is %lld; must be at least 1", argument, i, (long long)out->size[i]);
+            PyErr_Format(PyExc_ValueError, "%s: size %zd is %lld; must be at least 1", argument, i,
+                         (long long)out->size[i]);
             goto cleanup;
         }
     }
@@ -82,7 +83,8 @@ PyArrayObject *gg_py_array(PyObject *object, int type, const char *argument) {
     }
     if (PyArray_TYPE((PyArrayObject *)object) != type) {
         PyArray_Descr *wanted = PyArray_DescrFromType(type);
-        PyErr_Format(PyExc_TypeError, "%s: has dtype %S; must be %S", argument, PyArray_DESCR((PyArrayObject *)object), wanted);
+        PyErr_Format(PyExc_TypeError, "%s: has dtype %S; must be %S", argument, PyArray_DESCR((PyArrayObject *)object),
+                     wanted);
         Py_XDECREF(wanted);
         return NULL;
     }
@@ -112,7 +114,8 @@ static PyArrayObject *parameter_array(PyObject *dict, const gg_parameter *p, con
     char want[GG_SHAPE_TEXT];
     PyObject *item = PyDict_GetItemString(dict, p->name);
     if (item == NULL) {
-        PyErr_Format(PyExc_ValueError, "%s: '%s' is missing; shape %s", argument, p->name, gg_shape_text(&p->shape, want));
+        PyErr_Format(PyExc_ValueError, "%s: '%s' is missing; shape %s", argument, p->name,
+                     gg_shape_text(&p->shape, want));
         return NULL;
     }
     PyArrayObject *array = gg_py_array(item, NPY_FLOAT32, p->name);
@@ -149,7 +152,8 @@ int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument
         while (PyDict_Next(dict, &place, &key, &value)) {
             bool known = false;
             for (int i = 0; !known && i < n; ++i)
-                known = PyUnicode_Check(key) && PyUnicode_CompareWithASCIIString(key, gg_graph_parameter(graph, i)->name) == 0;
+                known = PyUnicode_Check(key) &&
+                        PyUnicode_CompareWithASCIIString(key, gg_graph_parameter(graph, i)->name) == 0;
             if (known) continue;
             PyErr_Format(PyExc_ValueError, "%s: %R is no parameter of this network", argument, key);
             goto cleanup;
@@ -193,8 +197,9 @@ int gg_py_rate(PyObject *dict, gg_rate *out) {
         if (choice < 0) return -1;
         out->kind = (gg_schedule_kind)choice;
     }
-    if (number(dict, "lr", &out->lr) < 0 || number(dict, "final", &out->final) < 0 || number(dict, "gamma", &out->gamma) < 0 ||
-        number(dict, "power", &out->power) < 0 || number(dict, "warmup_start", &out->warmup_start) < 0)
+    if (number(dict, "lr", &out->lr) < 0 || number(dict, "final", &out->final) < 0 ||
+        number(dict, "gamma", &out->gamma) < 0 || number(dict, "power", &out->power) < 0 ||
+        number(dict, "warmup_start", &out->warmup_start) < 0)
         return -1;
     return whole(dict, "every", &out->every) < 0 || whole(dict, "total", &out->total) < 0 ||
                    whole(dict, "warmup", &out->warmup) < 0

@@ -24,8 +24,8 @@ static int wrap(PyArrayObject *array, gg_storage **out) {
 static int fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets) {
     int dims = PyArray_NDIM(samples);
     if (dims < 2 || dims - 1 > GG_MAX_DIMS) {
-        PyErr_Format(PyExc_ValueError, "samples: has %d axes; the first counts samples, and 1 to %d more are allowed", dims,
-                     GG_MAX_DIMS);
+        PyErr_Format(PyExc_ValueError, "samples: has %d axes; the first counts samples, and 1 to %d more are allowed",
+                     dims, GG_MAX_DIMS);
         return -1;
     }
     set->count = PyArray_DIM(samples, 0);
@@ -54,8 +54,8 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     PyObject *samples_object, *targets_object;
     gg_dataset made = {.scale = 1.0f};
     int result = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ff:Dataset", names, &samples_object, &targets_object, &made.scale,
-                                     &made.shift))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ff:Dataset", names, &samples_object, &targets_object,
+                                     &made.scale, &made.shift))
         return -1;
     PyArrayObject *samples = either(samples_object, NPY_UINT8, NPY_FLOAT32, "samples");
     PyArrayObject *targets = samples ? either(targets_object, NPY_INT32, NPY_FLOAT32, "targets") : NULL;
@@ -90,15 +90,17 @@ static PyObject *get_shape(PyObject *self, void *unused) {
     return gg_py_shape_tuple(&((gg_py_dataset *)self)->set.shape);
 }
 
-static PyGetSetDef properties[] = {{"shape", get_shape, NULL, "The shape of one sample.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef properties[] = {{"shape", get_shape, NULL, "The shape of one sample.", NULL},
+                                   {NULL, NULL, NULL, NULL, NULL}};
 
-static PyType_Slot slots[] = {{Py_tp_doc, "A set in memory: samples uint8 or float32, targets int32 classes or float32 values."},
-                              {Py_tp_new, PyType_GenericNew},
-                              {Py_tp_init, init},
-                              {Py_tp_dealloc, dealloc},
-                              {Py_tp_getset, properties},
-                              {Py_sq_length, length},
-                              {0, NULL}};
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "A set in memory: samples uint8 or float32, targets int32 classes or float32 values."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, init},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_getset, properties},
+    {Py_sq_length, length},
+    {0, NULL}};
 
 static PyType_Spec spec = {"gossipgrad._core.Dataset", sizeof(gg_py_dataset), 0, Py_TPFLAGS_DEFAULT, slots};
 

@@ -5,10 +5,12 @@
 
 PyTypeObject *gg_py_graph_type;
 
-static const char *const kind_names[GG_LAYER_COUNT] = {"input", "conv2d",  "linear",  "max_pool2d", "avg_pool2d", "relu",
-                                                       "tanh",  "sigmoid", "flatten", "dropout",    "add",        "concat"};
-static const char *const init_names[GG_INIT_COUNT] = {
-    "default", "xavier_uniform", "xavier_normal", "he_uniform", "he_normal", "caffe_xavier", "uniform", "normal", "constant"};
+static const char *const kind_names[GG_LAYER_COUNT] = {"input",      "conv2d",  "linear", "max_pool2d",
+                                                       "avg_pool2d", "relu",    "tanh",   "sigmoid",
+                                                       "flatten",    "dropout", "add",    "concat"};
+static const char *const init_names[GG_INIT_COUNT] = {"default",    "xavier_uniform", "xavier_normal",
+                                                      "he_uniform", "he_normal",      "caffe_xavier",
+                                                      "uniform",    "normal",         "constant"};
 
 static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {NULL};
@@ -56,12 +58,14 @@ static PyObject *add_layer(PyObject *self, PyObject *args, PyObject *kwargs) {
     const char *kind, *name, *weight_init = "default", *bias_init = "default";
     PyObject *inputs, *fast;
     int bias = 1, ceil_mode = 0, include_pad = 1, node, nodes[GG_MAX_INPUTS];
-    long long outputs = 0, groups = 1, kernel[2] = {0, 0}, stride[2] = {1, 1}, padding[2] = {0, 0}, dilation[2] = {1, 1};
+    long long outputs = 0, groups = 1, kernel[2] = {0, 0}, stride[2] = {1, 1}, padding[2] = {0, 0},
+              dilation[2] = {1, 1};
     gg_layer_desc desc = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ssO|$L(LL)(LL)(LL)(LL)Lpppf(sf)(sf):layer", names, &kind, &name, &inputs,
-                                     &outputs, &kernel[0], &kernel[1], &stride[0], &stride[1], &padding[0], &padding[1],
-                                     &dilation[0], &dilation[1], &groups, &bias, &ceil_mode, &include_pad, &desc.probability,
-                                     &weight_init, &desc.weight_init.value, &bias_init, &desc.bias_init.value))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ssO|$L(LL)(LL)(LL)(LL)Lpppf(sf)(sf):layer", names, &kind, &name,
+                                     &inputs, &outputs, &kernel[0], &kernel[1], &stride[0], &stride[1], &padding[0],
+                                     &padding[1], &dilation[0], &dilation[1], &groups, &bias, &ceil_mode, &include_pad,
+                                     &desc.probability, &weight_init, &desc.weight_init.value, &bias_init,
+                                     &desc.bias_init.value))
         return NULL;
     int kind_number = gg_py_choice("kind", kind, kind_names, GG_LAYER_COUNT);
     int weight_kind = gg_py_choice("weight_init", weight_init, init_names, GG_INIT_COUNT);
@@ -86,7 +90,8 @@ static PyObject *add_layer(PyObject *self, PyObject *args, PyObject *kwargs) {
     Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);
     if (n > GG_MAX_INPUTS)
         PyErr_Format(PyExc_ValueError, "layer '%s': %zd inputs; at most %d are allowed", name, n, GG_MAX_INPUTS);
-    for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); ++i) nodes[i] = (int)PyLong_AsLong(PySequence_Fast_GET_ITEM(fast, i));
+    for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); ++i)
+        nodes[i] = (int)PyLong_AsLong(PySequence_Fast_GET_ITEM(fast, i));
     Py_DECREF(fast);
     if (PyErr_Occurred()) return NULL;
     gg_status status = gg_graph_add(((gg_py_graph *)self)->graph, &desc, NULL, (int)n, nodes, &node);
@@ -108,7 +113,8 @@ static PyObject *shape(PyObject *self, PyObject *argument) {
     long node = PyLong_AsLong(argument);
     if (node == -1 && PyErr_Occurred()) return NULL;
     if (node < 0 || node >= gg_graph_nodes(graph))
-        return PyErr_Format(PyExc_ValueError, "node: %ld; the graph has nodes 0 to %d", node, gg_graph_nodes(graph) - 1);
+        return PyErr_Format(PyExc_ValueError, "node: %ld; the graph has nodes 0 to %d", node,
+                            gg_graph_nodes(graph) - 1);
     return gg_py_shape_tuple(&gg_graph_node(graph, (int)node)->shape);
 }
 
@@ -134,10 +140,11 @@ static PyObject *nodes(PyObject *self, PyObject *unused) {
             if (input == NULL || PyList_Append(inputs, input) < 0) Py_CLEAR(inputs);
             Py_XDECREF(input);
         }
-        PyObject *entry = inputs ? Py_BuildValue("{sssssNsNsLsL}", "name", node->desc.name, "kind", kind_names[node->desc.kind],
-                                                 "inputs", inputs, "shape", gg_py_shape_tuple(&node->shape), "parameters",
-                                                 parameters, "macs", (long long)gg_graph_node_macs(graph, i))
-                                 : NULL;
+        PyObject *entry =
+            inputs ? Py_BuildValue("{sssssNsNsLsL}", "name", node->desc.name, "kind", kind_names[node->desc.kind],
+                                   "inputs", inputs, "shape", gg_py_shape_tuple(&node->shape), "parameters", parameters,
+                                   "macs", (long long)gg_graph_node_macs(graph, i))
+                   : NULL;
         if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
         Py_XDECREF(entry);
     }
@@ -174,12 +181,14 @@ static PyObject *initial_weights(PyObject *self, PyObject *argument) {
 
 static PyMethodDef methods[] = {
     {"input", (PyCFunction)(void (*)(void))add_input, METH_VARARGS | METH_KEYWORDS, "Adds the input node."},
-    {"layer", (PyCFunction)(void (*)(void))add_layer, METH_VARARGS | METH_KEYWORDS, "Adds a layer; returns its node number."},
+    {"layer", (PyCFunction)(void (*)(void))add_layer, METH_VARARGS | METH_KEYWORDS,
+     "Adds a layer; returns its node number."},
     {"finish", finish, METH_O, "finish($self, output, /)\n--\n\nNames the output and closes the graph."},
     {"shape", shape, METH_O, "shape($self, node, /)\n--\n\nThe shape of one sample's output."},
     {"nodes", nodes, METH_NOARGS, "One dict a node: name, kind, inputs, shape, parameters (count), macs."},
     {"parameters", parameters, METH_NOARGS, "Names and shapes of the trained tensors."},
-    {"initial_weights", initial_weights, METH_O, "initial_weights($self, seed, /)\n--\n\nThe weights that training starts from."},
+    {"initial_weights", initial_weights, METH_O,
+     "initial_weights($self, seed, /)\n--\n\nThe weights that training starts from."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot slots[] = {{Py_tp_doc, "Layers as nodes. Node numbers start at 0; the input is a node."},

@@ -10,9 +10,10 @@ static PyObject *mpi_info(void) {
     gg_status status = gg_mpi_query(&mpi);
     if (status != GG_OK) return gg_py_raise(status);
     return Py_BuildValue("{sNsNsisisisNsNsssssd}", "initialised", PyBool_FromLong(mpi.initialised), "ours",
-                         PyBool_FromLong(mpi.ours), "rank", mpi.rank, "size", mpi.size, "thread_level", mpi.thread_level,
-                         "fault_tolerance", PyBool_FromLong(mpi.fault_tolerance), "cuda", PyBool_FromLong(mpi.cuda), "library",
-                         mpi.library, "built_against", mpi.built_against, "init_seconds", mpi.init_seconds);
+                         PyBool_FromLong(mpi.ours), "rank", mpi.rank, "size", mpi.size, "thread_level",
+                         mpi.thread_level, "fault_tolerance", PyBool_FromLong(mpi.fault_tolerance), "cuda",
+                         PyBool_FromLong(mpi.cuda), "library", mpi.library, "built_against", mpi.built_against,
+                         "init_seconds", mpi.init_seconds);
 }
 
 static PyObject *info(PyObject *module, PyObject *unused) {
@@ -31,8 +32,8 @@ static PyObject *info(PyObject *module, PyObject *unused) {
         Py_XDECREF(mpi);
         return NULL;
     }
-    return Py_BuildValue("{sssssssNsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa", gg_isa_name(isa), "isas", isas,
-                         "cores", gg_cpu_count(), "onednn", gg_onednn_version(), "mpi", mpi);
+    return Py_BuildValue("{sssssssNsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa", gg_isa_name(isa),
+                         "isas", isas, "cores", gg_cpu_count(), "onednn", gg_onednn_version(), "mpi", mpi);
 }
 
 static PyObject *memory(PyObject *module, PyObject *unused) {
@@ -59,12 +60,13 @@ static PyObject *random_uniform(PyObject *module, PyObject *args, PyObject *kwar
     unsigned int purpose, rank;
     Py_ssize_t n;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIKn:random_uniform", names, &seed, &purpose, &rank, &step, &n)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIKn:random_uniform", names, &seed, &purpose, &rank, &step, &n))
+        return NULL;
     if (n < 0) return PyErr_Format(PyExc_ValueError, "n: %zd; must be at least 0", n);
     PyArrayObject *array = gg_py_new_array(1, (npy_intp[]){n}, NPY_FLOAT32);
     if (array != NULL)
-        gg_random_uniform(&(gg_random_key){.seed = seed, .purpose = purpose, .rank = rank, .step = step}, (size_t)n, 0.0f, 1.0f,
-                          PyArray_DATA(array));
+        gg_random_uniform(&(gg_random_key){.seed = seed, .purpose = purpose, .rank = rank, .step = step}, (size_t)n,
+                          0.0f, 1.0f, PyArray_DATA(array));
     return (PyObject *)array;
 }
 

@@ -4,10 +4,10 @@
 PyObject *gg_py_communication_error, *gg_py_cancelled;
 
 static int add_exceptions(PyObject *module) {
-    gg_py_communication_error = PyErr_NewExceptionWithDoc("gossipgrad.CommunicationError",
-                                                          "A message failed, or another rank did.", PyExc_RuntimeError, NULL);
-    gg_py_cancelled =
-        PyErr_NewExceptionWithDoc("gossipgrad.Cancelled", "Stopped because another rank failed.", PyExc_RuntimeError, NULL);
+    gg_py_communication_error = PyErr_NewExceptionWithDoc(
+        "gossipgrad.CommunicationError", "A message failed, or another rank did.", PyExc_RuntimeError, NULL);
+    gg_py_cancelled = PyErr_NewExceptionWithDoc("gossipgrad.Cancelled", "Stopped because another rank failed.",
+                                                PyExc_RuntimeError, NULL);
     if (gg_py_communication_error == NULL || gg_py_cancelled == NULL) return -1;
     if (PyModule_AddObjectRef(module, "CommunicationError", gg_py_communication_error) < 0) return -1;
     return PyModule_AddObjectRef(module, "Cancelled", gg_py_cancelled);

@@ -1,6 +1,7 @@
 /* _core.run_op, run_loss and run_kernel: single operations of a table on plain arrays, for tests.
  *
- * Every buffer that the core writes or reads stands between guard bytes, and what an operation must write is filled with NaN before. */
+ * Every buffer that the core writes or reads stands between guard bytes, and what an operation must write is filled
+ * with NaN before. */
 #include <math.h>
 #include <string.h>
 
@@ -66,7 +67,8 @@ static void close_devices(devices *d) {
 
 static gg_status create_op(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     if (device->table->create[desc->kind] == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "the table '%s' has no %s", device->table->name, gg_op_kind_name(desc->kind));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "the table '%s' has no %s", device->table->name,
+                       gg_op_kind_name(desc->kind));
     return device->table->create[desc->kind](device, desc, out);
 }
 
@@ -165,7 +167,8 @@ static gg_status run_guarded(devices *d, op_run *run) {
         args.grad_bias = grad_bias.data;
         GG_TRY(op->type->backward(op, &args));
         for (int i = 0; desc->input_grad && i < desc->inputs; ++i)
-            GG_TRY(convert(d, &desc->input[i], desc->batch, op->input[i], plain, grad_input[i].data, run->grad_input[i]));
+            GG_TRY(
+                convert(d, &desc->input[i], desc->batch, op->input[i], plain, grad_input[i].data, run->grad_input[i]));
         if (grad_weight.block != NULL) memcpy(run->grad_weight, grad_weight.data, grad_weight.bytes);
         if (grad_bias.block != NULL) memcpy(run->grad_bias, grad_bias.data, grad_bias.bytes);
     }
@@ -203,7 +206,8 @@ static int isa_of(const char *name, gg_isa *out) {
 /* The sample's shape of a batch array. */
 static int sample_shape(PyArrayObject *array, gg_shape *out) {
     if (PyArray_NDIM(array) < 2 || PyArray_NDIM(array) - 1 > GG_MAX_DIMS) {
-        PyErr_Format(PyExc_ValueError, "inputs: an array has %d axes; 2 to %d are allowed", PyArray_NDIM(array), GG_MAX_DIMS + 1);
+        PyErr_Format(PyExc_ValueError, "inputs: an array has %d axes; 2 to %d are allowed", PyArray_NDIM(array),
+                     GG_MAX_DIMS + 1);
         return -1;
     }
     out->dims = PyArray_NDIM(array) - 1;
@@ -226,11 +230,13 @@ static int check_parameters(const gg_op_desc *desc, PyArrayObject *weight, PyArr
     const gg_window *w = &desc->window;
     bool convolution = desc->kind == GG_OP_CONV2D;
     int64_t outputs = desc->output.size[0], want = 0;
-    if (convolution && desc->groups >= 1) want = outputs * (desc->input[0].size[0] / desc->groups) * w->kernel[0] * w->kernel[1];
+    if (convolution && desc->groups >= 1)
+        want = outputs * (desc->input[0].size[0] / desc->groups) * w->kernel[0] * w->kernel[1];
     if (desc->kind == GG_OP_LINEAR) want = outputs * desc->input[0].size[0];
     if ((weight ? PyArray_SIZE(weight) : 0) != want || (bias && PyArray_SIZE(bias) != outputs)) {
         PyErr_Format(PyExc_ValueError, "weight, bias: %zd and %zd elements; the operation has %lld and %lld",
-                     weight ? PyArray_SIZE(weight) : 0, bias ? PyArray_SIZE(bias) : 0, (long long)want, (long long)outputs);
+                     weight ? PyArray_SIZE(weight) : 0, bias ? PyArray_SIZE(bias) : 0, (long long)want,
+                     (long long)outputs);
         return -1;
     }
     return 0;
@@ -256,7 +262,8 @@ static void op_arrays_free(op_arrays *a) {
 }
 
 /* What is given, and with it the shapes of the inputs; the output's is known. -1 with an exception. */
-static int op_arrays_take(op_arrays *a, op_run *run, PyObject *inputs, PyObject *weight, PyObject *bias, PyObject *grad_output) {
+static int op_arrays_take(op_arrays *a, op_run *run, PyObject *inputs, PyObject *weight, PyObject *bias,
+                          PyObject *grad_output) {
     gg_op_desc *desc = &run->desc;
     for (int i = 0; i < desc->inputs; ++i) {
         a->input[i] = gg_py_array(PyList_GET_ITEM(inputs, i), NPY_FLOAT32, "inputs");
@@ -320,10 +327,12 @@ static PyObject *op_result(const op_arrays *a, const gg_op_desc *desc) {
 }
 
 static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {
-        "backend",     "isa",        "kind",   "inputs",  "output_shape", "weight",     "bias",      "grad_output",
-        "threads",     "kernel",     "stride", "padding", "dilation",     "groups",     "ceil_mode", "count_include_pad",
-        "probability", "activation", "seed",   "rank",    "step",         "input_grad", NULL};
+    static char *names[] = {"backend",      "isa",        "kind",      "inputs",
+                            "output_shape", "weight",     "bias",      "grad_output",
+                            "threads",      "kernel",     "stride",    "padding",
+                            "dilation",     "groups",     "ceil_mode", "count_include_pad",
+                            "probability",  "activation", "seed",      "rank",
+                            "step",         "input_grad", NULL};
     static const char *const backends[] = {"native", "onednn"};
     static const char *const activations[] = {"none", "relu"};
     const char *backend, *isa_name = NULL, *kind, *activation = "none";
@@ -341,11 +350,11 @@ static PyObject *run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     const char *kind_names[GG_OP_COUNT];
     (void)module;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsOO|$OOOi(LL)(LL)(LL)(LL)LppfsKIKp:run_op", names, &backend, &isa_name,
-                                     &kind, &inputs, &output_shape, &weight, &bias, &grad_output, &threads, &kernel[0],
-                                     &kernel[1], &stride[0], &stride[1], &padding[0], &padding[1], &dilation[0], &dilation[1],
-                                     &groups, &ceil_mode, &include_pad, &desc->probability, &activation, &seed, &rank, &step,
-                                     &input_grad))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsOO|$OOOi(LL)(LL)(LL)(LL)LppfsKIKp:run_op", names, &backend,
+                                     &isa_name, &kind, &inputs, &output_shape, &weight, &bias, &grad_output, &threads,
+                                     &kernel[0], &kernel[1], &stride[0], &stride[1], &padding[0], &padding[1],
+                                     &dilation[0], &dilation[1], &groups, &ceil_mode, &include_pad, &desc->probability,
+                                     &activation, &seed, &rank, &step, &input_grad))
         return NULL;
     for (int i = 0; i < GG_OP_COUNT; ++i) kind_names[i] = gg_op_kind_name((gg_op_kind)i);
     if (gg_py_choice("backend", backend, backends, 2) < 0 || isa_of(isa_name, &isa) < 0) return NULL;
@@ -409,8 +418,8 @@ static gg_status guarded_loss(devices *d, gg_loss_args *args, float *gradient) {
         for (int64_t f = 0, lanes = gg_lanes_padded(args->batch); f < args->features; ++f)
             for (int64_t n = args->batch; n < lanes; ++n)
                 if (((float *)grad.data)[f * lanes + n] != 0.0f)
-                    GG_TRY(gg_fail(GG_ERROR_BACKEND, "gradient: padding lane %lld of feature %lld is not zero", (long long)n,
-                                   (long long)f));
+                    GG_TRY(gg_fail(GG_ERROR_BACKEND, "gradient: padding lane %lld of feature %lld is not zero",
+                                   (long long)n, (long long)f));
     GG_TRY(convert(d, &shape, args->batch, format, plain, grad.data, gradient));
 cleanup:
     guarded_free(&prediction);
@@ -427,8 +436,8 @@ static PyObject *run_loss(PyObject *module, PyObject *args, PyObject *kwargs) {
     devices d = {NULL, NULL};
     gg_status status;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zssOO:run_loss", names, &isa_name, &kind, &layout, &prediction_object,
-                                     &targets_object))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zssOO:run_loss", names, &isa_name, &kind, &layout,
+                                     &prediction_object, &targets_object))
         return NULL;
     int kind_number = gg_py_choice("kind", kind, gg_py_loss_names, GG_LOSS_COUNT);
     int layout_number = gg_py_choice("layout", layout, gg_py_layout_names, GG_LAYOUT_COUNT);
@@ -452,7 +461,8 @@ static PyObject *run_loss(PyObject *module, PyObject *args, PyObject *kwargs) {
     status = open_devices("native", isa, 1, &d);
     if (status == GG_OK) status = guarded_loss(&d, &loss, PyArray_DATA(gradient));
     close_devices(&d);
-    result = status == GG_OK ? Py_BuildValue("dLO", loss.loss_sum, (long long)loss.correct, gradient) : gg_py_raise(status);
+    result =
+        status == GG_OK ? Py_BuildValue("dLO", loss.loss_sum, (long long)loss.correct, gradient) : gg_py_raise(status);
 cleanup:
     Py_XDECREF(prediction);
     Py_XDECREF(targets);
@@ -493,9 +503,10 @@ static const void *as_wire(gg_device *device, gg_dtype wire, float *buffer, size
     return buffer;
 }
 
-/* arrays: gradient, weight, momentum, second moment, and what was received for those three. numbers: rule, bfloat16 wire?, and the fields
- * from grad_scale to eps. Gives what the arrays and the copies are then, and the compute copy. */
-static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in, const double *number, float *const *outs) {
+/* arrays: gradient, weight, momentum, second moment, and what was received for those three. numbers: rule, bfloat16
+ * wire?, and the fields from grad_scale to eps. Gives what the arrays and the copies are then, and the compute copy. */
+static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in, const double *number,
+                               float *const *outs) {
     const gg_dtype wire = number[1] != 0 ? GG_BFLOAT16 : GG_FLOAT32;
     const size_t size = (size_t)n;
     const gg_update_args args = {.n = size,
@@ -529,10 +540,12 @@ static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in
     return Py_BuildValue("NNNNNNN", array_copy(in[1], n), in[2] ? array_copy(in[2], n) : Py_NewRef(Py_None),
                          in[3] ? array_copy(in[3], n) : Py_NewRef(Py_None), wire_copy(wire, outs[0], n),
                          in[2] ? wire_copy(wire, outs[1], n) : Py_NewRef(Py_None),
-                         in[3] ? wire_copy(wire, outs[2], n) : Py_NewRef(Py_None), widened_copy((const uint16_t *)outs[3], n));
+                         in[3] ? wire_copy(wire, outs[2], n) : Py_NewRef(Py_None),
+                         widened_copy((const uint16_t *)outs[3], n));
 }
 
-/* Runs one kernel over buffers of n elements. mix: base, received, sent; the numbers are the share and whether bfloat16 travels. */
+/* Runs one kernel over buffers of n elements. mix: base, received, sent; the numbers are the share and whether bfloat16
+ * travels. */
 static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ssize_t count, float *const *buffer,
                         const double *number, float *const *outs) {
     const gg_backend *table = device->table;
@@ -577,10 +590,11 @@ static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ss
     }
     if (strcmp(name, "sum_squares") == 0) return PyFloat_FromDouble(table->sum_squares(device, size, in[0], in[1]));
     if (strcmp(name, "all_finite") == 0) return PyBool_FromLong(table->all_finite(device, size, in[0]));
-    return PyErr_Format(PyExc_ValueError,
-                        "name: '%s'; allowed are update, mix, halve, narrow, narrow_difference, weighted_sum, narrow_sum, "
-                        "sum_squares, all_finite",
-                        name);
+    return PyErr_Format(
+        PyExc_ValueError,
+        "name: '%s'; allowed are update, mix, halve, narrow, narrow_difference, weighted_sum, narrow_sum, "
+        "sum_squares, all_finite",
+        name);
 }
 
 static PyObject *run_kernel(PyObject *module, PyObject *args, PyObject *kwargs) {

@@ -1,7 +1,7 @@
 /* Private to the room: what the files of the extension module share.
  *
- * The core has process-wide state (MPI), so the module serves one interpreter. Every call into the core that computes or communicates
- * releases the GIL. Errors are turned into exceptions here and nowhere else. */
+ * The core has process-wide state (MPI), so the module serves one interpreter. Every call into the core that computes
+ * or communicates releases the GIL. Errors are turned into exceptions here and nowhere else. */
 #ifndef GG_PYTHON_PYTHON_H
 #define GG_PYTHON_PYTHON_H
 
@@ -44,7 +44,8 @@ int gg_py_add_operations(PyObject *module);
 int gg_py_add_info(PyObject *module);
 int gg_py_add_schedule(PyObject *module);
 
-/* Whether something in which all ranks take part can be asked for: 0, or -1 with RuntimeError where the team is apart. */
+/* Whether something in which all ranks take part can be asked for: 0, or -1 with RuntimeError where the team is apart.
+ */
 int gg_py_team_together(const gg_py_team *team);
 
 /* Makes a heap type and adds it under its name. */
@@ -64,8 +65,8 @@ extern const char *const gg_py_topology_names[GG_TOPOLOGY_TABLE]; /* a table has
 int gg_py_shape(PyObject *sequence, const char *argument, gg_shape *out);
 PyObject *gg_py_shape_tuple(const gg_shape *shape);
 
-/* A C-contiguous, aligned array of this type (borrowed rules: new reference), or NULL with TypeError naming the argument. No copy
- * where the array already is so; no conversion of element types. */
+/* A C-contiguous, aligned array of this type (borrowed rules: new reference), or NULL with TypeError naming the
+ * argument. No copy where the array already is so; no conversion of element types. */
 PyArrayObject *gg_py_array(PyObject *object, int type, const char *argument);
 PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
 
@@ -73,17 +74,19 @@ PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
 PyObject *gg_py_arena_dict(const gg_graph *graph, const float *arena);
 int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *arena);
 
-/* A topology from its name or a table, int64 of shape [rows, ranks]. *table: the array that `out` points into, to be kept as long as it
- * is used (a new reference), or NULL. -1 with an exception. */
+/* A topology from its name or a table, int64 of shape [rows, ranks]. *table: the array that `out` points into, to be
+ * kept as long as it is used (a new reference), or NULL. -1 with an exception. */
 int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject **table);
 
-/* What a trainer is told, from dicts whose keys are the keywords of Python's classes; missing ones keep the core's defaults. -1 with an
- * exception that names the keyword. *table: as for gg_py_topology. backend NULL: $GOSSIPGRAD_BACKEND, else "auto". */
+/* What a trainer is told, from dicts whose keys are the keywords of Python's classes; missing ones keep the core's
+ * defaults. -1 with an exception that names the keyword. *table: as for gg_py_topology. backend NULL:
+ * $GOSSIPGRAD_BACKEND, else "auto". */
 int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table);
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out);
 int gg_py_backend_choice(const char *backend, gg_backend_choice *out);
 
-/* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields keep their defaults. -1 with an exception. */
+/* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields keep their defaults. -1 with an
+ * exception. */
 int gg_py_rate(PyObject *dict, gg_rate *out);
 
 #endif

@@ -13,7 +13,8 @@ int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject *
     PyArrayObject *array = gg_py_array(topology, NPY_INT64, "topology");
     if (array == NULL) return -1;
     if (PyArray_NDIM(array) != 2) {
-        PyErr_Format(PyExc_ValueError, "topology: an array of %d dimensions; must have 2, steps and ranks", PyArray_NDIM(array));
+        PyErr_Format(PyExc_ValueError, "topology: an array of %d dimensions; must have 2, steps and ranks",
+                     PyArray_NDIM(array));
         Py_DECREF(array);
         return -1;
     }
@@ -48,8 +49,8 @@ static bool parse(PyObject *args, PyObject *kwargs, bool of_rank, arguments *out
     unsigned long long seed = 0;
     *out = (arguments){0};
     if (of_rank)
-        parsed = PyArg_ParseTupleAndKeywords(args, kwargs, "OiLi|pK", rank_names, &topology, &size, &out->step, &out->rank,
-                                             &rotate, &seed);
+        parsed = PyArg_ParseTupleAndKeywords(args, kwargs, "OiLi|pK", rank_names, &topology, &size, &out->step,
+                                             &out->rank, &rotate, &seed);
     else parsed = PyArg_ParseTupleAndKeywords(args, kwargs, "Oi|pK", whole_names, &topology, &size, &rotate, &seed);
     if (!parsed || gg_py_topology(topology, &options, &out->table) < 0) return false;
     options.rotate = rotate != 0;
@@ -109,7 +110,8 @@ static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwa
 
 static PyMethodDef functions[] = {
     {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
-    {"schedule", KEYWORDS(schedule), "The steps of a cycle, and those after which all news is everywhere, and all have met."},
+    {"schedule", KEYWORDS(schedule),
+     "The steps of a cycle, and those after which all news is everywhere, and all have met."},
     {"push_sum_scalar", KEYWORDS(push_sum_scalar), "The scalar of a rank before a step."},
     {NULL, NULL, 0, NULL}};
 

@@ -90,9 +90,10 @@ static int set_apart(PyObject *self, PyObject *value, void *unused) {
 
 int gg_py_team_together(const gg_py_team *team) {
     if (!team->apart) return 0;
-    PyErr_SetString(PyExc_RuntimeError,
-                    "on_progress comes at other steps, and not as often, on other ranks, so what is collective cannot be "
-                    "asked for in it; in on_epoch_end it can");
+    PyErr_SetString(
+        PyExc_RuntimeError,
+        "on_progress comes at other steps, and not as often, on other ranks, so what is collective cannot be "
+        "asked for in it; in on_epoch_end it can");
     return -1;
 }
 
@@ -154,7 +155,8 @@ static PyObject *broadcast(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 static PyObject *allgather(PyObject *self, PyObject *data) {
     gg_transport *transport = between_processes(self);
-    if (!PyBytes_Check(data)) return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
+    if (!PyBytes_Check(data))
+        return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
     if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_BuildValue("[O]", data);
     PyObject *list = PyList_New(0);
@@ -191,7 +193,8 @@ static PyObject *gather(PyObject *self, PyObject *data) {
     gg_transport *transport = between_processes(self);
     int64_t own, *sizes = NULL;
     PyObject *result = NULL;
-    if (!PyBytes_Check(data)) return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
+    if (!PyBytes_Check(data))
+        return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
     if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_BuildValue("[O]", data);
     own = PyBytes_GET_SIZE(data);
@@ -199,7 +202,8 @@ static PyObject *gather(PyObject *self, PyObject *data) {
     gg_status status = gg_alloc((size_t)transport->size * sizeof *sizes, "sizes of all ranks", (void **)&sizes);
     Py_BEGIN_ALLOW_THREADS;
     if (status == GG_OK) status = gg_allgather(transport, &own, sizeof own, sizes);
-    if (status == GG_OK && transport->rank != 0) status = gg_transfer(transport, bytes, (size_t)own, transport->rank, 0);
+    if (status == GG_OK && transport->rank != 0)
+        status = gg_transfer(transport, bytes, (size_t)own, transport->rank, 0);
     Py_END_ALLOW_THREADS;
     if (status != GG_OK) gg_py_raise(status);
     else result = transport->rank == 0 ? take_all(transport, data, sizes) : Py_NewRef(Py_None);
@@ -219,17 +223,19 @@ static PyObject *nodes(PyObject *self, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
-static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
-                                   {"size", get_size, NULL, "Ranks of the team.", NULL},
-                                   {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
-                                   {"local", get_local, NULL, "Ranks in this process.", NULL},
-                                   {"apart", get_apart, set_apart, "Other ranks may be anywhere: nothing collective.", NULL},
-                                   {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef properties[] = {
+    {"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
+    {"size", get_size, NULL, "Ranks of the team.", NULL},
+    {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
+    {"local", get_local, NULL, "Ranks in this process.", NULL},
+    {"apart", get_apart, set_apart, "Other ranks may be anywhere: nothing collective.", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef methods[] = {
     {"together", together, METH_NOARGS, "RuntimeError where nothing collective can be asked for."},
     {"barrier", barrier, METH_NOARGS, "Waits until every process has come here."},
-    {"broadcast", (PyCFunction)(void (*)(void))broadcast, METH_VARARGS | METH_KEYWORDS, "Bytes of the root's process to all."},
+    {"broadcast", (PyCFunction)(void (*)(void))broadcast, METH_VARARGS | METH_KEYWORDS,
+     "Bytes of the root's process to all."},
     {"nodes", (PyCFunction)(void (*)(void))nodes, METH_VARARGS | METH_KEYWORDS, "How many nodes of how many ranks."},
     {"allgather", allgather, METH_O, "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
     {"gather", gather, METH_O, "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},

@@ -43,9 +43,9 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     gg_replica_options options = {.threads = 1};
     gg_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$sO!O!KizL(ddK)O:Trainer", names, gg_py_graph_type, &graph,
-                                     gg_py_team_type, &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed,
-                                     &options.threads, &backend, &trace, &options.straggler.probability, &options.straggler.delay,
-                                     &options.straggler.seed, &compute_time))
+                                     gg_py_team_type, &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy,
+                                     &seed, &options.threads, &backend, &trace, &options.straggler.probability,
+                                     &options.straggler.delay, &options.straggler.seed, &compute_time))
         return -1;
     if (loss == NULL || optimizer == NULL || strategy == NULL) {
         PyErr_SetString(PyExc_TypeError, "Trainer: loss, optimizer and strategy must be given");
@@ -140,7 +140,8 @@ static int set_step(PyObject *self, PyObject *value, void *unused) {
         PyErr_Format(PyExc_ValueError, "step: %lld; must be at least 0", step);
         return -1;
     }
-    for (int i = 0; i < gg_team_local(t->team->team); ++i) gg_replica_state(gg_trainer_replica(t->trainer, i))->step = step;
+    for (int i = 0; i < gg_team_local(t->team->team); ++i)
+        gg_replica_state(gg_trainer_replica(t->trainer, i))->step = step;
     return 0;
 }
 

@@ -16,19 +16,20 @@ typedef struct gg_py_trainer {
 /* Whether no other thread is in it, the core serves one at a time; false: an exception is set. */
 bool gg_py_trainer_is_free(const gg_py_trainer *t);
 
-/* Begins a call in which all ranks take part and that releases the GIL; afterwards `busy` is to be false again. False: an exception is
- * set. */
+/* Begins a call in which all ranks take part and that releases the GIL; afterwards `busy` is to be false again. False:
+ * an exception is set. */
 bool gg_py_trainer_enter(gg_py_trainer *t);
 
-/* Such a call where nothing is to be freed: needs a local `gg_status status`, and returns from the function on a failure. */
-#define GG_PY_CALL(t, expression)                                                                                                \
-    do {                                                                                                                         \
-        if (!gg_py_trainer_enter(t)) return NULL;                                                                                \
-        Py_BEGIN_ALLOW_THREADS;                                                                                                  \
-        status = (expression);                                                                                                   \
-        Py_END_ALLOW_THREADS;                                                                                                    \
-        (t)->busy = false;                                                                                                       \
-        if (status != GG_OK) return gg_py_raise(status);                                                                         \
+/* Such a call where nothing is to be freed: needs a local `gg_status status`, and returns from the function on a
+ * failure. */
+#define GG_PY_CALL(t, expression)                                                                                      \
+    do {                                                                                                               \
+        if (!gg_py_trainer_enter(t)) return NULL;                                                                      \
+        Py_BEGIN_ALLOW_THREADS;                                                                                        \
+        status = (expression);                                                                                         \
+        Py_END_ALLOW_THREADS;                                                                                          \
+        (t)->busy = false;                                                                                             \
+        if (status != GG_OK) return gg_py_raise(status);                                                               \
     } while (0)
 
 /* A local rank's; NULL with an exception. */

@@ -28,8 +28,8 @@ static PyArrayObject *targets_of(gg_py_trainer *t, PyObject *object, int64_t n) 
     if (array == NULL) return NULL;
     int64_t want = classes ? n : n * outputs;
     if (PyArray_SIZE(array) != want || PyArray_NDIM(array) < 1 || PyArray_DIM(array, 0) != n) {
-        PyErr_Format(PyExc_ValueError, "targets: %zd values for %lld samples; %lld are needed", PyArray_SIZE(array), (long long)n,
-                     (long long)want);
+        PyErr_Format(PyExc_ValueError, "targets: %zd values for %lld samples; %lld are needed", PyArray_SIZE(array),
+                     (long long)n, (long long)want);
         Py_CLEAR(array);
     }
     for (int64_t i = 0; array != NULL && classes && i < n; ++i) {
@@ -70,7 +70,8 @@ static int batches_make(gg_py_trainer *t, PyObject *samples, PyObject *targets, 
     memset(b, 0, sizeof *b);
     if (!PyList_Check(samples) || !PyList_Check(targets) || PyList_GET_SIZE(samples) != (Py_ssize_t)n ||
         PyList_GET_SIZE(targets) != (Py_ssize_t)n) {
-        PyErr_Format(PyExc_ValueError, "samples, targets: must be lists with one batch for each of the %zu local ranks", n);
+        PyErr_Format(PyExc_ValueError, "samples, targets: must be lists with one batch for each of the %zu local ranks",
+                     n);
         return -1;
     }
     b->count = (int)n;
@@ -130,7 +131,8 @@ static PyObject *bench(PyObject *self, PyObject *args, PyObject *kwargs) {
     int warmup, steps;
     double *seconds = NULL;
     gg_status status = GG_OK;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOii:bench", names, &samples_object, &targets_object, &warmup, &steps))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOii:bench", names, &samples_object, &targets_object, &warmup,
+                                     &steps))
         return NULL;
     if (warmup < 0 || steps < 1)
         return PyErr_Format(PyExc_ValueError, "%s: %d; must be at least %d", warmup < 0 ? "warmup" : "steps",
@@ -171,7 +173,8 @@ static PyObject *evaluate(PyObject *self, PyObject *args, PyObject *kwargs) {
     long long batch;
     int replicas = 0;
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:evaluate", names, gg_py_dataset_type, &set, &batch, &replicas))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:evaluate", names, gg_py_dataset_type, &set, &batch,
+                                     &replicas))
         return NULL;
     int n = replicas ? gg_team_size(t->team->team) : 1;
     gg_evaluation *results = PyMem_Calloc((size_t)n, sizeof *results);

@@ -10,7 +10,8 @@ static PyObject *begin(PyObject *self, PyObject *args, PyObject *kwargs) {
     long long batch;
     int shuffle = 1;
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:begin", names, gg_py_dataset_type, &set, &batch, &shuffle)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:begin", names, gg_py_dataset_type, &set, &batch, &shuffle))
+        return NULL;
     GG_PY_CALL(t, gg_trainer_begin(t->trainer, &((gg_py_dataset *)set)->set, batch, shuffle));
     return PyLong_FromLongLong(gg_replica_epoch_steps(gg_trainer_replica(t->trainer, 0)));
 }
@@ -81,8 +82,8 @@ static PyObject *progress(PyObject *self, PyObject *unused) {
         correct += (double)counts.correct;
         if (i == 0 || counts.steps < steps) steps = counts.steps;
     }
-    return Py_BuildValue("{sdsdsdsdsL}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct", correct,
-                         "seconds", counts.seconds, "steps", steps);
+    return Py_BuildValue("{sdsdsdsdsL}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct",
+                         correct, "seconds", counts.seconds, "steps", steps);
 }
 
 /* Puts a new value into a dict; both references are taken. NULL with an exception if there is no dict or no value. */
@@ -107,8 +108,8 @@ static PyObject *end_epoch(PyObject *self, PyObject *unused) {
         "exposed_communication_seconds_max", s.most.exposed_seconds, "data_wait_seconds", s.sum.data_seconds / ranks,
         "data_wait_seconds_max", s.most.data_seconds, "bytes_sent", (long long)s.sum.bytes_sent, "messages_sent",
         (long long)s.sum.messages_sent, "exchanges_skipped", (long long)s.sum.skipped, "sample_bytes_sent",
-        (long long)s.sum.sample_bytes_sent, "sample_messages_sent", (long long)s.sum.sample_messages_sent, "consensus_distance",
-        s.consensus_distance);
+        (long long)s.sum.sample_bytes_sent, "sample_messages_sent", (long long)s.sum.sample_messages_sent,
+        "consensus_distance", s.consensus_distance);
     dict = with(dict, "optimizer_state_bytes", PyLong_FromLongLong(s.sum.optimizer_bytes));
     dict = with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
     if (strcmp(gg_team_kind(t->team->team), "virtual") == 0)
@@ -137,8 +138,8 @@ static PyObject *audit_samples(PyObject *self, PyObject *unused) {
     gg_status status;
     (void)unused;
     GG_PY_CALL(t, gg_trainer_audit(t->trainer, &a));
-    PyObject *dict = Py_BuildValue("{sLsLsLsL}", "samples", (long long)a.samples, "missing", (long long)a.missing, "duplicate",
-                                   (long long)a.duplicate, "altered", (long long)a.altered);
+    PyObject *dict = Py_BuildValue("{sLsLsLsL}", "samples", (long long)a.samples, "missing", (long long)a.missing,
+                                   "duplicate", (long long)a.duplicate, "altered", (long long)a.altered);
     if (dict != NULL &&
         (set_id(dict, "first_missing", a.first_missing) < 0 || set_id(dict, "first_duplicate", a.first_duplicate) < 0 ||
          set_id(dict, "first_altered", a.first_altered) < 0))

@@ -100,8 +100,8 @@ static PyObject *tuning(PyObject *self, PyObject *unused) {
     const bool known = tuned->measured;
     (void)unused;
     if (!tuned->cuts) return PyDict_New();
-    return Py_BuildValue("{sNsNsNsnsnsisi}", "latency_seconds", number_or_none(known, tuned->link.latency), "message_seconds",
-                         number_or_none(known, tuned->link.message), "bytes_per_second",
+    return Py_BuildValue("{sNsNsNsnsnsisi}", "latency_seconds", number_or_none(known, tuned->link.latency),
+                         "message_seconds", number_or_none(known, tuned->link.message), "bytes_per_second",
                          number_or_none(known, 1 / (tuned->link.byte + tuned->link.read)), "bucket_bytes",
                          (Py_ssize_t)tuned->bucket_bytes, "chunk_bytes", (Py_ssize_t)tuned->chunk_bytes, "buckets",
                          tuned->buckets, "chunks", tuned->chunks);

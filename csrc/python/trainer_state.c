@@ -33,7 +33,9 @@ cleanup:
     return dict;
 }
 
-static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) { return show(self, args, kwargs, GG_ARENA_WEIGHT); }
+static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return show(self, args, kwargs, GG_ARENA_WEIGHT);
+}
 static PyObject *gradients(PyObject *self, PyObject *args, PyObject *kwargs) {
     return show(self, args, kwargs, GG_ARENA_GRADIENT);
 }
@@ -134,7 +136,8 @@ static PyObject *consensus_distance(PyObject *self, PyObject *unused) {
 PyMethodDef gg_py_trainer_state[] = {
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
     {"weights", GG_PY_KEYWORDS(weights), "Copies of a local rank's weights, by name."},
-    {"consensus_weights", consensus_weights, METH_NOARGS, "The mean of the replicas, or the strategy's own model, by name."},
+    {"consensus_weights", consensus_weights, METH_NOARGS,
+     "The mean of the replicas, or the strategy's own model, by name."},
     {"load_consensus", load_consensus, METH_O,
      "load_consensus($self, weights, /)\n--\n\nSets the strategy's own model, where it keeps one."},
     {"gradients", GG_PY_KEYWORDS(gradients), "Copies of a local rank's last gradients."},

@@ -1,5 +1,6 @@
-/* AllReduce: synchronous SGD. One blocking reduction of all gradients after the backward pass, weighted by the samples that each
- * rank contributed, so that p ranks of batch b do what one rank of batch p*b does, ragged last batches included. */
+/* AllReduce: synchronous SGD. One blocking reduction of all gradients after the backward pass, weighted by the samples
+ * that each rank contributed, so that p ranks of batch b do what one rank of batch p*b does, ragged last batches
+ * included. */
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "strategy/tables.h"
@@ -38,11 +39,13 @@ static void destroy(gg_strategy *strategy) {
     gg_free(strategy);
 }
 
-static const gg_strategy_table table = {
-    "allreduce", gg_strategy_nothing, gg_strategy_no_layer, gg_strategy_no_layer, gg_strategy_progress, end, gg_strategy_nothing,
-    destroy};
+static const gg_strategy_table table = {"allreduce",          gg_strategy_nothing,
+                                        gg_strategy_no_layer, gg_strategy_no_layer,
+                                        gg_strategy_progress, end,
+                                        gg_strategy_nothing,  destroy};
 
-gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                       gg_strategy **out) {
     gg_status status = GG_OK;
     allreduce *made = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "strategy", (void **)&made));

@@ -36,7 +36,8 @@ gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t c
     }
     GG_TRY(gg_calloc((size_t)made.count, sizeof *made.bucket, "buckets", (void **)&made.bucket));
     GG_TRY(gg_calloc((size_t)made.chunk_count, sizeof *made.chunk, "chunks", (void **)&made.chunk));
-    GG_TRY(gg_calloc((size_t)layers, sizeof *made.bucket_of_layer, "bucket of each layer", (void **)&made.bucket_of_layer));
+    GG_TRY(gg_calloc((size_t)layers, sizeof *made.bucket_of_layer, "bucket of each layer",
+                     (void **)&made.bucket_of_layer));
 
     int bucket = made.count, chunk_end = made.chunk_count;
     for (int last = layers - 1; last >= 0;) {
@@ -62,7 +63,8 @@ cleanup:
 
 gg_status gg_buckets_check_tags(const gg_buckets *buckets, int most) {
     if (buckets->chunk_count <= most) return GG_OK;
-    return gg_fail(GG_ERROR_ARGUMENT, "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
+    return gg_fail(GG_ERROR_ARGUMENT,
+                   "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
                    buckets->chunk_count, most);
 }
 

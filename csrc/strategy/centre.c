@@ -8,7 +8,8 @@
 
 /* Askings that tell a worker's weights to the rounding of float32: each tells 8 of its 24 bits. */
 #define NARROW_ROUNDS 3
-/* What the virtual clock charges a server for: message and centre are read, centre and answer written, by a modest core. */
+/* What the virtual clock charges a server for: message and centre are read, centre and answer written, by a modest
+ * core. */
 #define MODEL_BYTES_PER_SECOND 10e9
 #define MODEL_BYTES_PER_ELEMENT 16
 
@@ -75,10 +76,12 @@ static gg_status change(gg_centre *s, int chunk, int worker, const void *message
     for (size_t at = 0; at < c->count; at += GG_CENTRE_PIECE) {
         size_t n = c->count - at < GG_CENTRE_PIECE ? c->count - at : GG_CENTRE_PIECE;
         if (rounded)
-            s->rule->answer_narrow(s, n, weight + at, known + at, (const uint16_t *)message + at, (uint16_t *)answer + at);
+            s->rule->answer_narrow(s, n, weight + at, known + at, (const uint16_t *)message + at,
+                                   (uint16_t *)answer + at);
         else s->rule->answer(s, n, weight + at, (const float *)message + at, (float *)answer + at);
     }
-    return gg_transport_compute(s->head.env.transport, (double)c->count * MODEL_BYTES_PER_ELEMENT / MODEL_BYTES_PER_SECOND);
+    return gg_transport_compute(s->head.env.transport,
+                                (double)c->count * MODEL_BYTES_PER_ELEMENT / MODEL_BYTES_PER_SECOND);
 }
 
 static void *room_of(const gg_centre *s, int chunk, int worker) {
@@ -94,7 +97,8 @@ static gg_request *served_of(const gg_centre *s, int chunk) {
 static int earliest(const gg_centre *s, const gg_request *served) {
     int found = -1;
     for (int worker = 0; worker < s->workers; ++worker)
-        if (served[worker].state == GG_REQUEST_ARRIVED && (found < 0 || served[worker].when < served[found].when)) found = worker;
+        if (served[worker].state == GG_REQUEST_ARRIVED && (found < 0 || served[worker].when < served[found].when))
+            found = worker;
     return found;
 }
 
@@ -156,8 +160,8 @@ static gg_status ask(gg_centre *s, int bucket) {
             GG_TRY(change(s, i, server, message, message));
             s->rule->take(s, c->offset, c->count, message);
         } else {
-            GG_TRY(gg_receive(transport, (char *)s->landing + c->offset * gg_dtype_size(s->wire), bytes_of(s, i), server,
-                              GG_TAG_USER + i, &s->answered[i]));
+            GG_TRY(gg_receive(transport, (char *)s->landing + c->offset * gg_dtype_size(s->wire), bytes_of(s, i),
+                              server, GG_TAG_USER + i, &s->answered[i]));
             GG_TRY(gg_send(transport, message, bytes_of(s, i), server, GG_TAG_USER + i, &s->asked[i]));
         }
     }
@@ -384,7 +388,8 @@ void gg_centre_destroy(gg_strategy *strategy) {
 
 gg_status gg_centre_check(const gg_strategy_options *options, int size) {
     int most = options->dedicated ? size - 1 : size;
-    if (options->period < 1) return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
+    if (options->period < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
     if (options->dedicated && size == 1)
         return gg_fail(GG_ERROR_ARGUMENT, "dedicated: with 1 rank nobody would train; at least 2 ranks are needed");
     if (options->servers < 1 || options->servers > most)
@@ -395,10 +400,13 @@ gg_status gg_centre_check(const gg_strategy_options *options, int size) {
 
 static gg_status make_worker(gg_centre *s) {
     gg_status status = GG_OK;
-    size_t count = s->head.env.state->count, chunks = (size_t)s->buckets.chunk_count, buckets = (size_t)s->buckets.count;
-    GG_TRY(gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", (void **)&s->message));
+    size_t count = s->head.env.state->count, chunks = (size_t)s->buckets.chunk_count,
+           buckets = (size_t)s->buckets.count;
+    GG_TRY(
+        gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", (void **)&s->message));
     GG_TRY(gg_calloc(count, gg_dtype_size(s->wire), "landing arena", &s->landing));
-    if (s->rule->accumulates || narrow(s)) GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", (void **)&s->base));
+    if (s->rule->accumulates || narrow(s))
+        GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", (void **)&s->base));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&s->asked));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&s->answered));
     GG_TRY(gg_calloc(buckets, sizeof(int), "counts of layers", (void **)&s->waiting));
@@ -415,9 +423,10 @@ static gg_status make_server(gg_centre *s) {
     if (s->count == 0) goto cleanup;
     GG_TRY(gg_calloc(s->count, sizeof(float), "centre", (void **)&s->weight));
     GG_TRY(gg_calloc((size_t)s->workers * s->count, gg_dtype_size(s->wire), "answers of the centre", &s->room));
-    if (narrow(s)) GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "what workers have taken", (void **)&s->known));
-    GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request), "requests of a server",
-                     (void **)&s->served));
+    if (narrow(s))
+        GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "what workers have taken", (void **)&s->known));
+    GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request),
+                     "requests of a server", (void **)&s->served));
 cleanup:
     return status;
 }
@@ -441,8 +450,8 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     /* Chunks small enough that each server has its part, where the model is large enough. */
     size_t servers = (size_t)s->servers, lanes = env->state->count / GG_LANES;
     size_t part = (lanes + servers - 1) / servers * GG_LANES * sizeof(float);
-    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, part < options->chunk_bytes ? part : options->chunk_bytes,
-                             &s->buckets));
+    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes,
+                             part < options->chunk_bytes ? part : options->chunk_bytes, &s->buckets));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_state_create(env, 0));
     GG_TRY(make_worker(s));

@@ -1,19 +1,20 @@
 /* Private to the room: strategies whose workers share a centre, weights that lie on servers.
  *
- * A worker asks: it sends a message for each chunk of a bucket to the chunk's server. The server changes the centre by it and answers,
- * and the worker takes the answer before it uses the bucket's layers again. Nobody waits for another worker: a server answers in its
- * polls and, as its transport's service, in whatever wait it is, each chunk's messages in the order in which they came. What
- * asking, answering and taking compute is the strategy's: a rule.
+ * A worker asks: it sends a message for each chunk of a bucket to the chunk's server. The server changes the centre by
+ * it and answers, and the worker takes the answer before it uses the bucket's layers again. Nobody waits for another
+ * worker: a server answers in its polls and, as its transport's service, in whatever wait it is, each chunk's messages
+ * in the order in which they came. What asking, answering and taking compute is the strategy's: a rule.
  *
- * With bfloat16 on the wire, differences travel, and both sides keep what they come to: a worker its base, the server, for every worker, what it
- * knows of it. They have the same bits whenever nothing is on the way. The worker tells how far its weights are from its base, rounded, and its
- * base moves by what it has told; the answer is what the centre lets it move by, rounded, and moves weights, base and what the server
- * knows. So what rounding takes is told the next time, and nothing is lost. When all have been at rest, where weights may be loaded, the
- * workers begin by giving the servers their weights, as float32. On a server of its own a worker asks without rounding.
+ * With bfloat16 on the wire, differences travel, and both sides keep what they come to: a worker its base, the server,
+ * for every worker, what it knows of it. They have the same bits whenever nothing is on the way. The worker tells how
+ * far its weights are from its base, rounded, and its base moves by what it has told; the answer is what the centre
+ * lets it move by, rounded, and moves weights, base and what the server knows. So what rounding takes is told the next
+ * time, and nothing is lost. When all have been at rest, where weights may be loaded, the workers begin by giving the
+ * servers their weights, as float32. On a server of its own a worker asks without rounding.
  *
- * The last `servers` ranks are the servers, and the centre is cut among them into runs of chunks of about equal size. They train as
- * well, or, dedicated, only serve. The answers leave from plain memory: message memory is collective, and would cost every rank
- * what only servers need. */
+ * The last `servers` ranks are the servers, and the centre is cut among them into runs of chunks of about equal size.
+ * They train as well, or, dedicated, only serve. The answers leave from plain memory: message memory is collective, and
+ * would cost every rank what only servers need. */
 #ifndef GG_STRATEGY_CENTRE_H
 #define GG_STRATEGY_CENTRE_H
 
@@ -27,15 +28,17 @@ typedef struct gg_centre gg_centre;
 /* All on n elements; a worker's are those from `at` on in its arenas. Buffers do not overlap but where it is said. */
 typedef struct gg_centre_rule {
     gg_strategy_table table;
-    /* Workers keep what they took last in `base`, also with float32 on the wire, and coming to rest asks for what has been trained since. */
+    /* Workers keep what they took last in `base`, also with float32 on the wire, and coming to rest asks for what has
+     * been trained since. */
     bool accumulates;
     void (*ask)(gg_centre *centre, size_t at, size_t n, float *message);
     void (*answer)(gg_centre *centre, size_t n, float *weight, const float *message,
                    float *answer); /* answer may be the message */
     void (*take)(gg_centre *centre, size_t at, size_t n, const float *answer);
-    /* The same as answer, n <= GG_CENTRE_PIECE, where bfloat16 is on the wire: known is what the server knows of the worker. It adds message
-     * and answer to it. */
-    void (*answer_narrow)(gg_centre *centre, size_t n, float *weight, float *known, const uint16_t *message, uint16_t *answer);
+    /* The same as answer, n <= GG_CENTRE_PIECE, where bfloat16 is on the wire: known is what the server knows of the
+     * worker. It adds message and answer to it. */
+    void (*answer_narrow)(gg_centre *centre, size_t n, float *weight, float *known, const uint16_t *message,
+                          uint16_t *answer);
 } gg_centre_rule;
 
 struct gg_centre {
@@ -62,7 +65,8 @@ struct gg_centre {
     int first_chunk, end_chunk;
     size_t begin, count;
     float *weight; /* the centre */
-    void *room;    /* count elements a worker, as they travel: its message where it cannot be read in place, then its answer */
+    void *room;    /* count elements a worker, as they travel: its message where it cannot be read in place, then its
+                      answer */
     float *known;  /* bfloat16: count elements a worker: its base; NULL: not needed */
     gg_request *served; /* one a chunk and worker: a message is awaited, then an answer is sent, and so on */
 };
@@ -76,8 +80,11 @@ gg_status gg_centre_end(gg_strategy *strategy);
 gg_status gg_centre_settle(gg_strategy *strategy);
 void gg_centre_destroy(gg_strategy *strategy);
 
-#define GG_CENTRE_TABLE(text)                                                                                                    \
-    { text, gg_centre_begin, gg_centre_need, gg_centre_ready, gg_centre_poll, gg_centre_end, gg_centre_settle, gg_centre_destroy }
+#define GG_CENTRE_TABLE(text)                                                                                          \
+    {                                                                                                                  \
+        text, gg_centre_begin, gg_centre_need, gg_centre_ready, gg_centre_poll, gg_centre_end, gg_centre_settle,       \
+            gg_centre_destroy                                                                                          \
+    }
 
 /* GG_ERROR_ARGUMENT naming the option. */
 gg_status gg_centre_check(const gg_strategy_options *options, int size);

@@ -1,12 +1,14 @@
-/* ElasticAveraging: EASGD, and with a momentum optimiser EAMSGD. Every rank trains alone, and after each step t with (t + 1) % period == 0 an
- * elastic force pulls its weights w to a centre c and the centre to them: s = alpha*(w - c); c += s; w -= s, of the weights that the
- * local step has left. Momentum stays with its rank.
+/* ElasticAveraging: EASGD, and with a momentum optimiser EAMSGD. Every rank trains alone, and after each step t with (t
+ * + 1) % period == 0 an elastic force pulls its weights w to a centre c and the centre to them: s = alpha*(w - c); c +=
+ * s; w -= s, of the weights that the local step has left. Momentum stays with its rank.
  *
- * Synchronous: all ranks at once, with the centre that was: c += sum of s over the ranks. Every rank keeps the same centre, so that
- * one all-reduce of s does it. Asynchronous: the centre lies on servers, and each worker comes at its own time.
+ * Synchronous: all ranks at once, with the centre that was: c += sum of s over the ranks. Every rank keeps the same
+ * centre, so that one all-reduce of s does it. Asynchronous: the centre lies on servers, and each worker comes at its
+ * own time.
  *
- * Either way the sum over the ranks of w, plus c, is kept by every exchange to the rounding of float32, with bfloat16 on the wire, too:
- * the rounded s is what moves both sides, and where a sum of them is rounded again, one rank's weights take the difference. */
+ * Either way the sum over the ranks of w, plus c, is kept by every exchange to the rounding of float32, with bfloat16
+ * on the wire, too: the rounded s is what moves both sides, and where a sum of them is rounded again, one rank's
+ * weights take the difference. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -32,7 +34,8 @@ static void take(gg_centre *s, size_t at, size_t n, const float *answer) {
 }
 
 /* The answer is -s, of which no more is rounded away than the centre keeps: c and w change by the same. */
-static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message, uint16_t *answer) {
+static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message,
+                          uint16_t *answer) {
     gg_device *device = s->head.env.device;
     _Alignas(64) float pull[GG_CENTRE_PIECE];
     device->table->widen_add(device, n, message, known);
@@ -41,8 +44,11 @@ static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, c
     gg_add_scaled(device, n, weight, -1.0f, pull, weight);
 }
 
-static const gg_centre_rule rule = {
-    .table = GG_CENTRE_TABLE("elastic-averaging"), .ask = ask, .answer = answer, .take = take, .answer_narrow = answer_narrow};
+static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("elastic-averaging"),
+                                    .ask = ask,
+                                    .answer = answer,
+                                    .take = take,
+                                    .answer_narrow = answer_narrow};
 
 /* ---- synchronous ---- */
 
@@ -121,7 +127,8 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     elastic *s = NULL;
     int p = env->transport->size;
     *out = NULL;
-    if (options->period < 1) return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
+    if (options->period < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
     if (options->servers != 1 || options->dedicated)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
                        options->dedicated ? "dedicated" : "servers");
@@ -147,16 +154,19 @@ cleanup:
     return status;
 }
 
-gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                      gg_strategy **out) {
     const int workers = gg_strategy_workers(options, env->transport->size);
-    /* An exchange multiplies what the mean of the ranks is away from the centre by 1 - (n + 1)*alpha with n ranks at once. */
+    /* An exchange multiplies what the mean of the ranks is away from the centre by 1 - (n + 1)*alpha with n ranks at
+     * once. */
     const double limit = 2.0 / (options->synchronous ? workers + 1 : 2);
     double alpha = options->alpha;
     *out = NULL;
     if (alpha == 0 && workers > 0) alpha = (options->synchronous ? 0.8 : 0.9) / workers;
     if (!(alpha > 0 && alpha < limit))
-        return gg_fail(GG_ERROR_ARGUMENT, "alpha: %g; with %d ranks it must be above 0 and below %g, or the centre runs away",
-                       alpha, workers, limit);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "alpha: %g; with %d ranks it must be above 0 and below %g, or the centre runs away", alpha,
+                       workers, limit);
     return options->synchronous ? create_synchronous((float)alpha, options, env, out)
                                 : gg_centre_create(&rule, (float)alpha, options, env, out);
 }

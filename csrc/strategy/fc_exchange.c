@@ -7,7 +7,8 @@
 #include "strategy/stream.h"
 #include "strategy/tables.h"
 
-/* The choice by bytes leaves out weights below this, for messages cost by number, too: they travel with their neighbours. */
+/* The choice by bytes leaves out weights below this, for messages cost by number, too: they travel with their
+ * neighbours. */
 #define LEAST_BYTES 65536
 
 static const char *const names[GG_FC_WHATS] = {"inputs", "errors"};
@@ -49,8 +50,8 @@ static gg_fc_slice slice_of(const gg_parameter *weight, int rank, int ranks, int
     return slice;
 }
 
-/* Whether `samples` of all ranks make the exchange of inputs and errors send fewer bytes. Both ways leave out, of what there is, the
- * p-th part that a rank need not send to itself. The same numbers on every rank. */
+/* Whether `samples` of all ranks make the exchange of inputs and errors send fewer bytes. Both ways leave out, of what
+ * there is, the p-th part that a rank need not send to itself. The same numbers on every rank. */
 static bool cheaper(const gg_parameter *weight, int ranks, double samples, size_t size) {
     double values = 0;
     if (weight->count * sizeof(float) < LEAST_BYTES) return false;
@@ -103,8 +104,9 @@ gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire
     for (int layer = 0; layer < layers; ++layer) count += apart[layer].count > 0;
     *out = (gg_fc_exchange){.owner = owner, .choice = choice, .size = gg_dtype_size(wire), .tag = tag};
     if (tag + GG_FC_WHATS * count > GG_TAG_LIMIT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "partition_fc: %d layers are more than the %d that can be told apart beside %d chunks",
-                       count, (GG_TAG_LIMIT - tag) / GG_FC_WHATS, partition->chunks));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
+                       "partition_fc: %d layers are more than the %d that can be told apart beside %d chunks", count,
+                       (GG_TAG_LIMIT - tag) / GG_FC_WHATS, partition->chunks));
     GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->of_layer, "taken layers", (void **)&out->of_layer));
     GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->taken, "taken layers", (void **)&out->taken));
     GG_TRY(gg_calloc((size_t)count + 1, sizeof *out->fc, "taken layers", (void **)&out->fc));
@@ -214,15 +216,17 @@ gg_fc *gg_fc_taken(const gg_fc_exchange *x, int layer) {
 
 static gg_status check_vectors(const gg_fc_exchange *x, const gg_vectors *given, int64_t features, const char *what) {
     if (given->batch == x->owner->batch[rank_of(x)] && given->features == features) return GG_OK;
-    return gg_fail(GG_ERROR_STATE, "%s: %lld samples of %lld values; this step has %lld of %lld", what, (long long)given->batch,
-                   (long long)given->features, (long long)x->owner->batch[rank_of(x)], (long long)features);
+    return gg_fail(GG_ERROR_STATE, "%s: %lld samples of %lld values; this step has %lld of %lld", what,
+                   (long long)given->batch, (long long)given->features, (long long)x->owner->batch[rank_of(x)],
+                   (long long)features);
 }
 
 gg_status gg_fc_input(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *input, bool send) {
     gg_status status = GG_OK;
     gg_device *device = x->owner->env.device;
     GG_TRY(check_vectors(x, input, fc->in, names[GG_FC_INPUT]));
-    GG_TRY(wait_sent(x, fc, GG_FC_INPUT)); /* of the last step; who has read it sends weights, for which the layer waits anyway */
+    GG_TRY(wait_sent(
+        x, fc, GG_FC_INPUT)); /* of the last step; who has read it sends weights, for which the layer waits anyway */
     device->table->columns(device, input, 0, fc->in, fc->packed[GG_FC_INPUT]);
     if (send) GG_TRY(gg_fc_send(x, fc, GG_FC_INPUT));
 cleanup:
@@ -271,7 +275,8 @@ gg_status gg_fc_send(gg_fc_exchange *x, gg_fc *fc, int what) {
         const float *data = what == GG_FC_INPUT ? fc->packed[what] : errors_for(x, fc, to);
         size_t values = (size_t)(batch[rank] * (what == GG_FC_INPUT ? fc->in : theirs->rows));
         if (theirs->count > 0)
-            GG_TRY(gg_send(transport, data, values * sizeof(float), to, layer_tag, request_of(x, fc->out_request, what, to)));
+            GG_TRY(gg_send(transport, data, values * sizeof(float), to, layer_tag,
+                           request_of(x, fc->out_request, what, to)));
     }
 cleanup:
     return at_layer(x, fc, status);

@@ -1,14 +1,15 @@
-/* Private to the room: linear layers of which ranks exchange, instead of the gradient of the weight, what it is made of: the inputs of
- * the samples, and the errors of the outputs. A rank that keeps a slice of the weight, which is a run of rows (outputs) with the ends
- * within rows, gets all inputs and the errors of its rows from every rank, and computes its slice of every rank's gradient itself, with
- * the bits that this rank would have given.
+/* Private to the room: linear layers of which ranks exchange, instead of the gradient of the weight, what it is made
+ * of: the inputs of the samples, and the errors of the outputs. A rank that keeps a slice of the weight, which is a run
+ * of rows (outputs) with the ends within rows, gets all inputs and the errors of its rows from every rank, and computes
+ * its slice of every rank's gradient itself, with the bits that this rank would have given.
  *
- * A rank with b of B samples sends b*(in + out/p) values to each other, in place of (in*out)/p. So with all ranks taken together the
- * layer costs B*(in + out/p) against in*out.
+ * A rank with b of B samples sends b*(in + out/p) values to each other, in place of (in*out)/p. So with all ranks taken
+ * together the layer costs B*(in + out/p) against in*out.
  *
- * In each step: begin; then, in this order for a layer that is taken: gg_fc_input, gg_fc_error (each packs, and sends if asked to),
- * gg_fc_send for what has not been sent, and on a rank that keeps a slice gg_fc_arrive for every peer, gg_fc_gradient for every part of
- * it, gg_fc_used once for each chunk. Inputs and errors travel as float32, one message to each peer. */
+ * In each step: begin; then, in this order for a layer that is taken: gg_fc_input, gg_fc_error (each packs, and sends
+ * if asked to), gg_fc_send for what has not been sent, and on a rank that keeps a slice gg_fc_arrive for every peer,
+ * gg_fc_gradient for every part of it, gg_fc_used once for each chunk. Inputs and errors travel as float32, one message
+ * to each peer. */
 #ifndef GG_STRATEGY_FC_EXCHANGE_H
 #define GG_STRATEGY_FC_EXCHANGE_H
 
@@ -31,7 +32,8 @@ typedef struct gg_fc {
     bool taken;         /* in the step under way */
     int left;           /* own chunks whose gradients are not computed yet */
     int64_t room;       /* samples of a rank that there is memory for */
-    /* Of own samples, message memory: inputs as rows; errors as rows of each rank's slice, one rank's behind the other's. */
+    /* Of own samples, message memory: inputs as rows; errors as rows of each rank's slice, one rank's behind the
+     * other's. */
     float *packed[GG_FC_WHATS];
     float *landing[GG_FC_WHATS];          /* of other ranks' samples, for what cannot be read in place */
     gg_request *in_request, *out_request; /* [what][rank] */
@@ -58,7 +60,8 @@ gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire
                        const gg_partition *partition, int tag, gg_fc_exchange *out);
 void gg_fc_destroy(gg_fc_exchange *x); /* collective */
 
-/* Decides which layers are taken in the step, by what all ranks know. Collective where one needs more room than any step before. */
+/* Decides which layers are taken in the step, by what all ranks know. Collective where one needs more room than any
+ * step before. */
 gg_status gg_fc_begin(gg_fc_exchange *x);
 /* The layer's, if it is taken in the step under way; else NULL. layer -1: NULL. */
 gg_fc *gg_fc_taken(const gg_fc_exchange *x, int layer);
@@ -67,9 +70,11 @@ gg_status gg_fc_input(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *input, boo
 gg_status gg_fc_error(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *error, bool send);
 /* Posts the receives and sends what has been packed. */
 gg_status gg_fc_send(gg_fc_exchange *x, gg_fc *fc, int what);
-/* Here and below the caller says of which layer a failure is. Whether both of a peer have come; waits for them if asked to. *when: raised to the moment at which they had. */
+/* Here and below the caller says of which layer a failure is. Whether both of a peer have come; waits for them if asked
+ * to. *when: raised to the moment at which they had. */
 gg_status gg_fc_arrive(gg_fc_exchange *x, gg_fc *fc, int peer, bool wait, bool *all, double *when);
-/* count elements of a rank's gradient of the weight from element `first` of the weight on, in the own slice; padding gets zeros. */
+/* count elements of a rank's gradient of the weight from element `first` of the weight on, in the own slice; padding
+ * gets zeros. */
 void gg_fc_gradient(const gg_fc_exchange *x, const gg_fc *fc, int rank, size_t first, size_t count, float *out);
 /* The gradients of one more own chunk are made. After the last of them peers may write what they sent. */
 gg_status gg_fc_used(gg_fc_exchange *x, gg_fc *fc);

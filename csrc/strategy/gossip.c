@@ -11,7 +11,8 @@ static void count_pieces(gg_gossip *gossip) {
         for (int layer = bucket->first_layer; layer <= bucket->last_layer; ++layer)
             for (int i = bucket->first_chunk; i < bucket->end_chunk; ++i) {
                 gg_chunk piece;
-                if (gg_gossip_piece(gossip, i, gg_graph_layer(gossip->head.env.graph, layer), &piece)) gossip->pieces[i]++;
+                if (gg_gossip_piece(gossip, i, gg_graph_layer(gossip->head.env.graph, layer), &piece))
+                    gossip->pieces[i]++;
             }
     }
 }
@@ -64,7 +65,8 @@ bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, 
     return true;
 }
 
-void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const void *received, const float *sent, float *out) {
+void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const void *received, const float *sent,
+                   float *out) {
     gg_device *device = gossip->head.env.device;
     const gg_dtype wire = gossip->options.wire;
     if (gossip->options.mix == GG_MIX_HALVES) device->table->halve(device, n, wire, base, received, out);

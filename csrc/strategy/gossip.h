@@ -14,7 +14,8 @@ typedef struct gg_gossip {
     int *pieces;  /* a chunk: the layers that have a part of it */
     int *left;    /* a chunk: those of them whose gradient is not final yet in this step */
     int *posted;  /* a bucket: the chunks of its last exchange that have been posted */
-    int *order;   /* from a bucket's first chunk on: those, in the order in which they were posted, which is that of arrival */
+    int *order;   /* from a bucket's first chunk on: those, in the order in which they were posted, which is that of
+                     arrival */
     int send_to, receive_from; /* of this step; -1: nobody */
 } gg_gossip;
 
@@ -44,7 +45,9 @@ static inline bool gg_gossip_untouched(const gg_gossip *gossip, int bucket) {
 /* Looks up this step's partners and counts layers anew. */
 void gg_gossip_begin(gg_gossip *gossip);
 /* Both partners are there, or neither. */
-static inline bool gg_gossip_exchanges(const gg_gossip *gossip) { return gossip->send_to >= 0 && gossip->receive_from >= 0; }
+static inline bool gg_gossip_exchanges(const gg_gossip *gossip) {
+    return gossip->send_to >= 0 && gossip->receive_from >= 0;
+}
 
 /* The part of chunk i inside a slice; false if there is none. */
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece);

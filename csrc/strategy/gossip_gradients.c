@@ -1,10 +1,10 @@
-/* GossipGraD with gradients, for comparison: a partner's gradient is mixed into the own one, and nothing pulls the replicas together.
+/* GossipGraD with gradients, for comparison: a partner's gradient is mixed into the own one, and nothing pulls the
+ * replicas together.
  *
- * Gradients have two arenas that take turns from step to step, so one may be in flight while the other is written. They are sent where
- * they lie; with a bfloat16 wire a rounded copy is.
- *   staleness 0   the update of a layer waits for the partner's gradient of the same step: g + (received - g)/2
- *   staleness 1   the update uses g(t) + (received(t-1) - g(t-1))/2; settling adds what the last exchange brought as if it had come
- *                 in time (gg_optimizer_late). */
+ * Gradients have two arenas that take turns from step to step, so one may be in flight while the other is written. They
+ * are sent where they lie; with a bfloat16 wire a rounded copy is. staleness 0   the update of a layer waits for the
+ * partner's gradient of the same step: g + (received - g)/2 staleness 1   the update uses g(t) + (received(t-1) -
+ * g(t-1))/2; settling adds what the last exchange brought as if it had come in time (gg_optimizer_late). */
 #include "base/memory.h"
 #include "strategy/gossip.h"
 #include "strategy/tables.h"
@@ -17,7 +17,8 @@ typedef struct gossip_gradients {
     float *own[2];    /* this rank's gradients: the stream's arenas if those are float32 */
     float *gradients; /* that updates use, mixed */
     int *mixed;       /* a bucket: the chunks of its last exchange that have been mixed (staleness 0) */
-    int *in_flight;   /* a bucket: the arena of its last exchange, or NOTHING; staleness 1: of this step's when all is updated */
+    int *in_flight;   /* a bucket: the arena of its last exchange, or NOTHING; staleness 1: of this step's when all is
+                         updated */
     int64_t sent_at;  /* the step whose gradients are in flight */
     int turn;         /* the arena of this step's gradients */
 } gossip_gradients;
@@ -26,14 +27,17 @@ static bool stale(const gossip_gradients *g) { return g->gossip.options.stalenes
 
 static void update(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
     const gg_strategy_env *env = &g->gossip.head.env;
-    const gg_update_args args = gg_optimizer_update(env->optimizer, env->state, step, piece->offset, piece->count, gradient);
+    const gg_update_args args =
+        gg_optimizer_update(env->optimizer, env->state, step, piece->offset, piece->count, gradient);
     env->device->table->update(env->device, &args);
 }
 
 /* staleness 0: whether a chunk of a bucket is under way; the next one. */
 static bool pending(const gossip_gradients *g, int bucket) { return g->mixed[bucket] < g->gossip.posted[bucket]; }
 
-static int next(const gossip_gradients *g, int bucket) { return gg_gossip_posted(&g->gossip, bucket, g->mixed[bucket]); }
+static int next(const gossip_gradients *g, int bucket) {
+    return gg_gossip_posted(&g->gossip, bucket, g->mixed[bucket]);
+}
 
 /* staleness 0: mixes the next chunk of a bucket, which has arrived, and makes the update that waited for it. */
 static gg_status update_next(gossip_gradients *g, int bucket) {
@@ -53,7 +57,8 @@ static gg_status begin(gg_strategy *strategy) {
     gg_gossip_begin(&g->gossip);
     g->turn = 1 - g->turn;
     strategy->env.state->gradient = g->own[g->turn];
-    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) GG_TRY(gg_stream_wait_sent(&g->gradient, bucket, g->turn));
+    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
+        GG_TRY(gg_stream_wait_sent(&g->gradient, bucket, g->turn));
 cleanup:
     return status;
 }
@@ -209,7 +214,8 @@ static void destroy(gg_strategy *strategy) {
 
 static const gg_strategy_table table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
 
-gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                     gg_strategy **out) {
     gg_status status = GG_OK;
     gossip_gradients *g = NULL;
     gg_state *state = env->state;

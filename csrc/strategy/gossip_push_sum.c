@@ -1,20 +1,24 @@
-/* GossipGraD by push-sum: the replicas' mean is kept although a rank may receive more, or less, than it sends. Our own design.
+/* GossipGraD by push-sum: the replicas' mean is kept although a rank may receive more, or less, than it sends. Our own
+ * design.
  *
- * Every rank has a scalar, 1 at first. A rank that sends gives half of its scalar away with its weights, and a rank's new weights are the
- * mean of its own and of those that came, each counted with the scalar that belongs to it:
+ * Every rank has a scalar, 1 at first. A rank that sends gives half of its scalar away with its weights, and a rank's
+ * new weights are the mean of its own and of those that came, each counted with the scalar that belongs to it:
  *
- *     s' = own share + sum of s_j/2,   w' = (own share * w + sum of s_j/2 * w_j) / s'       own share: s/2, or s if it rests
+ *     s' = own share + sum of s_j/2,   w' = (own share * w + sum of s_j/2 * w_j) / s'       own share: s/2, or s if it
+ * rests
  *
- * That is push-sum (x = s w and s travel, halved; w = x/s is used) with the division done before sending: what travels are weights, and no
- * rounding is multiplied where s is small. The sum of the scalars is p, the sum of s w is kept by every mix, and without training all w
- * become the mean of the first ones. An update of a rank counts with the rank's scalar at that time. Moments are treated alike. The
- * scalars follow from the schedule, which every rank knows: they are computed, not sent, and a resumed run finds them again.
+ * That is push-sum (x = s w and s travel, halved; w = x/s is used) with the division done before sending: what travels
+ * are weights, and no rounding is multiplied where s is small. The sum of the scalars is p, the sum of s w is kept by
+ * every mix, and without training all w become the mean of the first ones. An update of a rank counts with the rank's
+ * scalar at that time. Moments are treated alike. The scalars follow from the schedule, which every rank knows: they
+ * are computed, not sent, and a resumed run finds them again.
  *
- * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of share_j * (w_j - sent).
- * As without push-sum, staleness 0 mixes at the latest before the forward pass needs the layer, staleness 1 adds the same after the next
- * update, and to moments before it. With a bfloat16 wire a rank gives s/2 times its rounded weights away and keeps the rest, so that the sum of s w is still kept:
- *     s' w' = s w - s/2 round(w) + sum of s_j/2 round(w_j),   that is   w + sum of share_j * (round(w_j) - round(w)) + gain * (round(w) - w)
- * with gain = (s' - s)/s'. The last term, of the size of a rounding, is added before the update, while w is what was sent. */
+ * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of
+ * share_j * (w_j - sent). As without push-sum, staleness 0 mixes at the latest before the forward pass needs the layer,
+ * staleness 1 adds the same after the next update, and to moments before it. With a bfloat16 wire a rank gives s/2
+ * times its rounded weights away and keeps the rest, so that the sum of s w is still kept: s' w' = s w - s/2 round(w) +
+ * sum of s_j/2 round(w_j),   that is   w + sum of share_j * (round(w_j) - round(w)) + gain * (round(w) - w) with gain =
+ * (s' - s)/s'. The last term, of the size of a rounding, is added before the update, while w is what was sent. */
 #include <stdint.h>
 #include <string.h>
 
@@ -35,14 +39,15 @@ typedef struct arrivals {
 
 typedef struct gossip_push_sum {
     gg_gossip gossip;
-    int kinds;                     /* of arenas that are exchanged: weights, or the moments as well */
-    int most;                      /* messages to this rank in a step, at most; at least 1 */
-    gg_stream *stream[KINDS];      /* `most` of each kind: number i receives from sender i; number 0 also sends */
-    arrivals arrivals[2];          /* of this step at `turn`, of the one before at 1 - turn */
-    const arrivals **pending;      /* a bucket: what is posted and not mixed yet; NULL: nothing */
-    int *next;                     /* a bucket: the first chunk that is still to be mixed (staleness 0) */
-    int turn;                      /* the snapshot arena that this step writes */
-    float *rounded[KINDS];         /* what a bfloat16 snapshot says, of the elements that are worked on; NULL: float32 is sent */
+    int kinds;                /* of arenas that are exchanged: weights, or the moments as well */
+    int most;                 /* messages to this rank in a step, at most; at least 1 */
+    gg_stream *stream[KINDS]; /* `most` of each kind: number i receives from sender i; number 0 also sends */
+    arrivals arrivals[2];     /* of this step at `turn`, of the one before at 1 - turn */
+    const arrivals **pending; /* a bucket: what is posted and not mixed yet; NULL: nothing */
+    int *next;                /* a bucket: the first chunk that is still to be mixed (staleness 0) */
+    int turn;                 /* the snapshot arena that this step writes */
+    float
+        *rounded[KINDS]; /* what a bfloat16 snapshot says, of the elements that are worked on; NULL: float32 is sent */
     double *scalar, *scalar_after; /* of all ranks, before step scalar_step and after it */
     int64_t scalar_step;
 } gossip_push_sum;
@@ -95,7 +100,8 @@ static void keep_rounding(gossip_push_sum *g, const arrivals *in, const gg_chunk
     gg_device *device = g->gossip.head.env.device;
     for (int kind = 0; kind < g->kinds && g->gossip.options.wire == GG_BFLOAT16; ++kind) {
         float *own = arena(g, kind) + piece->offset, *rounded = g->rounded[kind] + piece->offset;
-        device->table->widen(device, piece->count, gg_stream_snapshot(g->stream[kind], in->turn, piece->offset), rounded);
+        device->table->widen(device, piece->count, gg_stream_snapshot(g->stream[kind], in->turn, piece->offset),
+                             rounded);
         device->table->weighted_sum(device, piece->count, 2, (const float *[]){own, rounded},
                                     (const float[]){1 - in->gain, in->gain}, own);
     }
@@ -106,8 +112,8 @@ static void mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, con
     gg_device *device = g->gossip.head.env.device;
     const gg_dtype wire = g->gossip.options.wire;
     float *own = arena(g, kind) + piece->offset;
-    const float *sent =
-        wire == GG_BFLOAT16 ? g->rounded[kind] + piece->offset : gg_stream_snapshot(g->stream[kind], in->turn, piece->offset);
+    const float *sent = wire == GG_BFLOAT16 ? g->rounded[kind] + piece->offset
+                                            : gg_stream_snapshot(g->stream[kind], in->turn, piece->offset);
     for (int i = 0; i < in->count; ++i)
         device->table->mix(device, piece->count, wire, in->share[i], own,
                            gg_stream_received(&g->stream[kind][i], chunk, piece->offset), sent, own);
@@ -134,7 +140,8 @@ static gg_status mix_next(gossip_push_sum *g, int bucket) {
 static gg_status wait_received(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     for (int kind = 0; kind < g->kinds; ++kind)
-        for (int i = 0; i < g->pending[bucket]->count; ++i) GG_TRY(gg_stream_wait_received(&g->stream[kind][i], bucket));
+        for (int i = 0; i < g->pending[bucket]->count; ++i)
+            GG_TRY(gg_stream_wait_received(&g->stream[kind][i], bucket));
 cleanup:
     return status;
 }
@@ -159,7 +166,8 @@ static gg_status arrived(gossip_push_sum *g, int bucket, bool *all) {
     int chunk = g->next[bucket];
     *all = true;
     for (int kind = 0; kind < g->kinds; ++kind)
-        for (int i = 0; *all && i < g->pending[bucket]->count; ++i) GG_TRY(gg_stream_test(&g->stream[kind][i], chunk, all));
+        for (int i = 0; *all && i < g->pending[bucket]->count; ++i)
+            GG_TRY(gg_stream_test(&g->stream[kind][i], chunk, all));
 cleanup:
     return status;
 }
@@ -181,8 +189,8 @@ cleanup:
 
 /* ---- update and send ---- */
 
-/* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any more, and what is
- * mixed in with the update must have arrived. */
+/* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any
+ * more, and what is mixed in with the update must have arrived. */
 static gg_status prepare(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     for (int kind = 0; kind < g->kinds; ++kind) GG_TRY(gg_stream_wait_sent(g->stream[kind], bucket, g->turn));
@@ -213,8 +221,10 @@ static gg_status finish(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const arrivals *in = &g->arrivals[g->turn];
-    for (int i = b->first_chunk; g->pending[bucket] != NULL && i < b->end_chunk; ++i) GG_TRY(release(g, g->pending[bucket], i));
-    g->pending[bucket] = in->count > 0 || g->gossip.send_to >= 0 ? in : NULL; /* who only sends still has what rounding left */
+    for (int i = b->first_chunk; g->pending[bucket] != NULL && i < b->end_chunk; ++i)
+        GG_TRY(release(g, g->pending[bucket], i));
+    g->pending[bucket] =
+        in->count > 0 || g->gossip.send_to >= 0 ? in : NULL; /* who only sends still has what rounding left */
     g->next[bucket] = b->first_chunk;
     for (int kind = 0; kind < g->kinds; ++kind) {
         for (int i = 0; i < in->count; ++i) GG_TRY(gg_stream_receive(&g->stream[kind][i], bucket, in->sender[i]));
@@ -232,7 +242,8 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
-        if (gg_gossip_piece(&g->gossip, i, gg_graph_layer(strategy->env.graph, layer), &piece)) update(g, bucket, i, &piece);
+        if (gg_gossip_piece(&g->gossip, i, gg_graph_layer(strategy->env.graph, layer), &piece))
+            update(g, bucket, i, &piece);
     }
     if (--g->gossip.waiting[bucket] == 0) GG_TRY(finish(g, bucket));
 cleanup:
@@ -279,7 +290,8 @@ static void destroy(gg_strategy *strategy) {
 
 static const gg_strategy_table table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
 
-/* News that does not reach everybody cannot make a common mean, and the scalar of a rank that never receives goes to 0. */
+/* News that does not reach everybody cannot make a common mean, and the scalar of a rank that never receives goes to 0.
+ */
 static gg_status check_reach(gg_schedule *schedule) {
     gg_status status = GG_OK;
     int64_t steps;
@@ -310,7 +322,8 @@ static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) 
         GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", (void **)&g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
         /* Messages of one kind have the same tags, whoever sends them. */
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0, g->gossip.options.wire, &g->stream[kind][i]));
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0, g->gossip.options.wire,
+                                &g->stream[kind][i]));
         g->stream[kind][i].name = name;
     }
     g->kinds = kind + 1;

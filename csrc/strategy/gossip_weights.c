@@ -1,18 +1,20 @@
-/* GossipGraD with weights, or weights and moments: after the local update of a layer its new weights go to this step's partner
- * and are mixed with what another partner sent.
+/* GossipGraD with weights, or weights and moments: after the local update of a layer its new weights go to this step's
+ * partner and are mixed with what another partner sent.
  *
- * Weights and moments are private and updated in place. The update streams a snapshot of them past the cache into message memory, where
- * partners read it: to write private memory again stays as cheap as without exchange, while lines that another core has read would
- * cost several times more. Nothing is copied afterwards, and a snapshot in flight is never written: a stream has two arenas that take turns.
+ * Weights and moments are private and updated in place. The update streams a snapshot of them past the cache into
+ * message memory, where partners read it: to write private memory again stays as cheap as without exchange, while lines
+ * that another core has read would cost several times more. Nothing is copied afterwards, and a snapshot in flight is
+ * never written: a stream has two arenas that take turns.
  *
- *   staleness 0   when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the layer.
- *   staleness 1   the next update adds (received - w)/2 in the same pass, where w is still what was sent: the exchange hides behind a
- *                 whole step.
+ *   staleness 0   when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the
+ * layer. staleness 1   the next update adds (received - w)/2 in the same pass, where w is still what was sent: the
+ * exchange hides behind a whole step.
  *
- * Moments, which only updates need, are at either staleness mixed by the next update, before it uses them: no pass of their own.
+ * Moments, which only updates need, are at either staleness mixed by the next update, before it uses them: no pass of
+ * their own.
  *
- * With a bfloat16 wire the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed since its snapshot was taken, so
- * rounding it again gives what was sent without reading it. */
+ * With a bfloat16 wire the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed since its
+ * snapshot was taken, so rounding it again gives what was sent without reading it. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -72,12 +74,14 @@ cleanup:
 /* Mixes what has arrived of weights, which the next forward pass waits for. */
 static gg_status advance_weights(gossip_weights *g) {
     gg_status status = GG_OK;
-    for (int bucket = 0; g->parts > 0 && bucket < g->gossip.buckets.count; ++bucket) GG_TRY(advance(g, &g->part[WEIGHT], bucket));
+    for (int bucket = 0; g->parts > 0 && bucket < g->gossip.buckets.count; ++bucket)
+        GG_TRY(advance(g, &g->part[WEIGHT], bucket));
 cleanup:
     return status;
 }
 
-/* Mixes what is pending of a bucket. Between waits it mixes what weights have come of others, which are then out of the way. */
+/* Mixes what is pending of a bucket. Between waits it mixes what weights have come of others, which are then out of the
+ * way. */
 static gg_status complete(gossip_weights *g, exchanged *part, int bucket) {
     gg_status status = GG_OK;
     GG_TRY(advance(g, part, bucket));
@@ -110,8 +114,8 @@ cleanup:
     return status;
 }
 
-/* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any more, and what
- * the update works on or mixes in must have arrived. */
+/* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any
+ * more, and what the update works on or mixes in must have arrived. */
 static gg_status prepare(gossip_weights *g, int bucket) {
     gg_status status = GG_OK;
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_sent(&g->part[i].stream, bucket, g->turn));
@@ -137,7 +141,8 @@ static void update_halves(gossip_weights *g, gg_update_args *args) {
     for (int i = MOMENTUM; i < g->parts; ++i)
         if (received[i] != NULL) gg_gossip_mix(&g->gossip, args->n, own[i], received[i], NULL, own[i]);
     device->table->update(device, args);
-    if (received[WEIGHT] != NULL) gg_gossip_mix(&g->gossip, args->n, args->weight, received[WEIGHT], NULL, args->weight);
+    if (received[WEIGHT] != NULL)
+        gg_gossip_mix(&g->gossip, args->n, args->weight, received[WEIGHT], NULL, args->weight);
     for (int i = 0; i < g->parts; ++i) {
         if (copy[i] == NULL) continue;
         if (args->wire == GG_BFLOAT16) device->table->narrow(device, args->n, own[i], copy[i]);
@@ -145,7 +150,8 @@ static void update_halves(gossip_weights *g, gg_update_args *args) {
     }
 }
 
-/* What came for elements of a chunk that the update mixes in, and where the update puts their snapshot; NULL: nothing. */
+/* What came for elements of a chunk that the update mixes in, and where the update puts their snapshot; NULL: nothing.
+ */
 static const void *received(const exchanged *part, int chunk, size_t offset) {
     if (part->stream.owner == NULL || part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
     return gg_stream_received(&part->stream, chunk, offset);
@@ -160,8 +166,8 @@ static void *copy(const gossip_weights *g, const exchanged *part, size_t offset)
 static void update(gossip_weights *g, int chunk, const gg_chunk *piece) {
     const gg_strategy_env *env = &g->gossip.head.env;
     const size_t at = piece->offset;
-    gg_update_args args =
-        gg_optimizer_update(env->optimizer, env->state, g->gossip.head.step, at, piece->count, env->state->gradient + at);
+    gg_update_args args = gg_optimizer_update(env->optimizer, env->state, g->gossip.head.step, at, piece->count,
+                                              env->state->gradient + at);
     args.wire = g->gossip.options.wire;
     args.weight_after = received(&g->part[WEIGHT], chunk, at);
     args.momentum_before = received(&g->part[MOMENTUM], chunk, at);
@@ -178,7 +184,8 @@ static gg_status finish(gossip_weights *g, int bucket, int chunk) {
     gg_status status = GG_OK;
     gg_gossip *gossip = &g->gossip;
     for (int i = 0; i < g->parts; ++i)
-        if (g->part[i].stream.received[chunk].state == GG_REQUEST_ARRIVED) GG_TRY(gg_stream_release(&g->part[i].stream, chunk));
+        if (g->part[i].stream.received[chunk].state == GG_REQUEST_ARRIVED)
+            GG_TRY(gg_stream_release(&g->part[i].stream, chunk));
     if (!gg_gossip_exchanges(gossip)) return GG_OK;
     for (int i = 0; i < g->parts; ++i)
         GG_TRY(gg_stream_post_chunk(&g->part[i].stream, bucket, chunk, g->turn, gossip->send_to, gossip->receive_from));
@@ -249,9 +256,11 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     g->part[MOMENTUM].own = env->state->momentum;
     g->part[SQUARE].own = env->state->square;
     if (env->transport->size > 1) {
-        /* Adam's moments travel together: a first moment that is mixed into one whose second moment is still 0 is divided by eps alone. */
+        /* Adam's moments travel together: a first moment that is mixed into one whose second moment is still 0 is
+         * divided by eps alone. */
         g->parts = 1;
-        while (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM && g->parts < PARTS && g->part[g->parts].own != NULL) g->parts++;
+        while (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM && g->parts < PARTS && g->part[g->parts].own != NULL)
+            g->parts++;
     }
     for (int i = 0; i < g->parts; ++i) {
         GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", (void **)&g->part[i].mixed));

@@ -1,11 +1,12 @@
-/* LayerwiseAllReduce, the paper's AGD: synchronous SGD whose reductions hide behind the backward pass. A bucket's reduction starts when
- * the gradients of its layers are final, last layers first, and moves on in the polls between nodes; when it is through, the bucket
- * is updated: its weights are used no more in this step. The end waits for what is left. Sums and updates are those of AllReduce,
- * element by element, so the bits are the same.
+/* LayerwiseAllReduce, the paper's AGD: synchronous SGD whose reductions hide behind the backward pass. A bucket's
+ * reduction starts when the gradients of its layers are final, last layers first, and moves on in the polls between
+ * nodes; when it is through, the bucket is updated: its weights are used no more in this step. The end waits for what
+ * is left. Sums and updates are those of AllReduce, element by element, so the bits are the same.
  *
- * Hierarchical GossipGraD is the same inside a node, with gossip in place of the update: a bucket that is reduced is given to a gossip
- * strategy whose ranks are the nodes. Each of a node's ranks exchanges with the rank at its own place in another node. All places follow one
- * schedule, so all ranks of a node hold the same bits, and a model's bytes leave a rank as without nodes. */
+ * Hierarchical GossipGraD is the same inside a node, with gossip in place of the update: a bucket that is reduced is
+ * given to a gossip strategy whose ranks are the nodes. Each of a node's ranks exchanges with the rank at its own place
+ * in another node. All places follow one schedule, so all ranks of a node hold the same bits, and a model's bytes leave
+ * a rank as without nodes. */
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "comm/subgroup.h"
@@ -30,7 +31,8 @@ typedef struct layerwise_allreduce {
 } layerwise_allreduce;
 
 static gg_status at_layers(const layerwise_allreduce *s, int bucket, gg_status status) {
-    return gg_strategy_at(&s->head, s->buckets.bucket[bucket].first_layer, s->buckets.bucket[bucket].last_layer, status);
+    return gg_strategy_at(&s->head, s->buckets.bucket[bucket].first_layer, s->buckets.bucket[bucket].last_layer,
+                          status);
 }
 
 /* After a call of the gossip strategy: what it has waited is what this one has. */
@@ -46,7 +48,8 @@ static gg_status rest(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
-        for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(at_layers(s, bucket, gg_allreduce_finish(s->reduction[i])));
+        for (int i = b->first_chunk; i < b->end_chunk; ++i)
+            GG_TRY(at_layers(s, bucket, gg_allreduce_finish(s->reduction[i])));
     }
 cleanup:
     return status;
@@ -93,10 +96,12 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const float *share = s->gossip != NULL ? s->node_share : strategy->share;
     if (--s->waiting[bucket] > 0) return GG_OK;
-    /* All ranks must start reductions in one order; MPI's collectives are told apart by nothing else. The backward pass goes through the graph
-     * from its end on every rank, whatever kernels it has there, so buckets are complete in descending order. */
+    /* All ranks must start reductions in one order; MPI's collectives are told apart by nothing else. The backward pass
+     * goes through the graph from its end on every rank, whatever kernels it has there, so buckets are complete in
+     * descending order. */
     if (bucket >= s->started)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket, s->started));
+        GG_TRY(gg_fail(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket,
+                       s->started));
     s->started = bucket;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
         GG_TRY(gg_allreduce_start(s->reduction[i], strategy->env.state->gradient + s->buckets.chunk[i].offset, share));
@@ -205,7 +210,8 @@ static void destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table layerwise_table = {"layerwise-allreduce", begin, need, ready, poll, end, settle, destroy};
+static const gg_strategy_table layerwise_table = {
+    "layerwise-allreduce", begin, need, ready, poll, end, settle, destroy};
 static const gg_strategy_table hierarchical_table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
 
 /* Divides the ranks into nodes, and makes the gossip between them, which allocates the state. */
@@ -229,7 +235,8 @@ cleanup:
     return status;
 }
 
-static gg_status create(const gg_strategy_options *options, const gg_strategy_env *env, bool hierarchical, gg_strategy **out) {
+static gg_status create(const gg_strategy_options *options, const gg_strategy_env *env, bool hierarchical,
+                        gg_strategy **out) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = NULL;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
@@ -249,8 +256,8 @@ static gg_status create(const gg_strategy_options *options, const gg_strategy_en
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         const gg_chunk *chunk = &s->buckets.chunk[i];
         GG_TRY(gg_allreduce_create(s->group, env->device, chunk->count, GG_TAG_USER + i,
-                                   s->wire ? &(gg_narrow_wire){.memory = s->wire + chunk->offset} : NULL, options->collectives,
-                                   &s->reduction[i]));
+                                   s->wire ? &(gg_narrow_wire){.memory = s->wire + chunk->offset} : NULL,
+                                   options->collectives, &s->reduction[i]));
         gg_strategy_watch(&s->head, s->reduction[i]);
     }
 cleanup:
@@ -259,10 +266,12 @@ cleanup:
     return status;
 }
 
-gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                        gg_strategy **out) {
     return create(options, env, false, out);
 }
 
-gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                        gg_strategy **out) {
     return create(options, env, true, out);
 }

@@ -1,28 +1,29 @@
-/* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights and keeps the optimiser's state of
- * those alone (Lee, Agrawal, Balaprakash, Choudhary, Liao 2018).
+/* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights and keeps the
+ * optimiser's state of those alone (Lee, Agrawal, Balaprakash, Choudhary, Liao 2018).
  *
  *   backward      when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i
- *   owner         when all ranks' parts of its slice are there: adds them in the order of ranks, updates the slice, sends it to all
- *   next forward  waits for the weights of a bucket when it needs one of its layers
+ *   owner         when all ranks' parts of its slice are there: adds them in the order of ranks, updates the slice,
+ * sends it to all next forward  waits for the weights of a bucket when it needs one of its layers
  *
- * Of linear layers where that is cheaper, ranks exchange inputs and errors instead of the weight's gradient (fc_exchange.h):
+ * Of linear layers where that is cheaper, ranks exchange inputs and errors instead of the weight's gradient
+ * (fc_exchange.h):
  *
  *   forward       every rank sends the layer's input to all
  *   backward      it leaves the weight's gradient out, and sends each rank the errors of the outputs in its slice
  *   owner         computes its slice of every rank's gradient itself, and goes on as above
  *
- * Sums and updates are those of AllReduce, element by element, so the bits are the same, with and without overlap. What is ours and
- * not the paper's: chunks, small layers joined to buckets, slices of uneven size for any number of ranks, and that linear layers are
- * cut by outputs, for a slice of the weight (out, in) is a run of rows then.
+ * Sums and updates are those of AllReduce, element by element, so the bits are the same, with and without overlap. What
+ * is ours and not the paper's: chunks, small layers joined to buckets, slices of uneven size for any number of ranks,
+ * and that linear layers are cut by outputs, for a slice of the weight (out, in) is a run of rows then.
  *
- * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has all its
- * weights may be written by the next backward pass. They read updated weights from a snapshot which the update writes beside the
- * weights and which is not written again before all have read it; so it is with the copies of inputs and errors. Weights are
- * private: they arrive by copy, from `ready` on, when the step uses them no more.
+ * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has
+ * all its weights may be written by the next backward pass. They read updated weights from a snapshot which the update
+ * writes beside the weights and which is not written again before all have read it; so it is with the copies of inputs
+ * and errors. Weights are private: they arrive by copy, from `ready` on, when the step uses them no more.
  *
- * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights travel as they are:
- * all ranks train on the same, and nothing of a small update is lost. So do inputs and errors, and the owner rounds each rank's
- * gradient before it adds them. */
+ * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights
+ * travel as they are: all ranks train on the same, and nothing of a small update is lost. So do inputs and errors, and
+ * the owner rounds each rank's gradient before it adds them. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -30,7 +31,8 @@
 #include "strategy/stream.h"
 #include "strategy/tables.h"
 
-/* How far a chunk is: its gradients are under way, its own slice is updated but not sent yet, its weights are under way. */
+/* How far a chunk is: its gradients are under way, its own slice is updated but not sent yet, its weights are under
+ * way. */
 typedef enum stage { AT_REST = 0, REDUCING, UPDATED, GATHERING } stage;
 
 /* Its requests, of each kind one a peer. */
@@ -42,7 +44,8 @@ typedef struct chunk_state {
     int next; /* the peer whose message the stage waits for, counted from this rank; the number of ranks: none */
 } chunk_state;
 
-/* What the trace tells of a bucket's gradients, or of its weights: chunks go out, arrive and are through in any order. */
+/* What the trace tells of a bucket's gradients, or of its weights: chunks go out, arrive and are through in any order.
+ */
 typedef struct passage {
     double sent;    /* the first chunk; 0: none */
     double arrived; /* the last message so far */
@@ -62,11 +65,12 @@ typedef struct overlapped_averaging {
     gg_partition partition;
     gg_fc_exchange fc;
     bool overlap;
-    float *snapshot;     /* message memory: the own slices after the update; NULL: one rank */
-    uint16_t *wire;      /* message memory: the gradients as they travel; NULL: as float32, from where they lie */
-    size_t size;         /* of an element of a gradient that travels */
-    char *landing;       /* for parts that cannot be read in place, or are computed: of each chunk's own slice, one part a rank */
-    float *unrounded;    /* a part before it is rounded; NULL: parts are not */
+    float *snapshot;  /* message memory: the own slices after the update; NULL: one rank */
+    uint16_t *wire;   /* message memory: the gradients as they travel; NULL: as float32, from where they lie */
+    size_t size;      /* of an element of a gradient that travels */
+    char *landing;    /* for parts that cannot be read in place, or are computed: of each chunk's own slice, one part a
+                         rank */
+    float *unrounded; /* a part before it is rounded; NULL: parts are not */
     const void **source; /* one a rank */
     gg_request *request; /* [chunk][kind][rank] */
     int64_t polls;
@@ -91,15 +95,17 @@ static void *gradient_at(const overlapped_averaging *s, size_t at) {
 }
 
 /* The layer, if the chunk is a part of the weight of one that is taken in this step; else NULL. */
-static gg_fc *taken_by(const overlapped_averaging *s, int chunk) { return gg_fc_taken(&s->fc, s->partition.layer[chunk]); }
+static gg_fc *taken_by(const overlapped_averaging *s, int chunk) {
+    return gg_fc_taken(&s->fc, s->partition.layer[chunk]);
+}
 
 /* Of a chunk's own slice: where a rank's part lands. */
 static char *landing_of(const overlapped_averaging *s, const gg_part *own, int rank) {
     return s->landing + (own->kept * (size_t)s->head.env.transport->size + own->count * (size_t)rank) * s->size;
 }
 
-/* Sends the parts of a chunk's gradient to those who add them. Peers are visited from the next rank on, so that not all send to one;
- * receives come first: a message that finds its receive posted needs no copy on the way. */
+/* Sends the parts of a chunk's gradient to those who add them. Peers are visited from the next rank on, so that not all
+ * send to one; receives come first: a message that finds its receive posted needs no copy on the way. */
 static gg_status start_chunk(overlapped_averaging *s, int chunk) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -155,15 +161,16 @@ cleanup:
     return status;
 }
 
-/* The optimiser's step on an own slice, which it also writes to the snapshot. The optimiser's arenas hold own slices alone: the slice
- * is a state of its own. */
+/* The optimiser's step on an own slice, which it also writes to the snapshot. The optimiser's arenas hold own slices
+ * alone: the slice is a state of its own. */
 static void update(overlapped_averaging *s, const gg_part *own) {
     const gg_strategy_env *env = &s->head.env;
     const gg_state *state = env->state;
     const gg_state slice = {.weight = state->weight + own->offset,
                             .momentum = state->momentum != NULL ? state->momentum + own->kept : NULL,
                             .square = state->square != NULL ? state->square + own->kept : NULL};
-    gg_update_args args = gg_optimizer_update(env->optimizer, &slice, s->head.step, 0, own->count, state->gradient + own->offset);
+    gg_update_args args =
+        gg_optimizer_update(env->optimizer, &slice, s->head.step, 0, own->count, state->gradient + own->offset);
     if (s->snapshot != NULL) args.weight_copy = s->snapshot + own->kept;
     env->device->table->update(env->device, &args);
 }
@@ -180,8 +187,8 @@ static void add_sources(overlapped_averaging *s, size_t offset, size_t count) {
         env->device->table->weighted_sum(env->device, count, p, (const float *const *)s->source, s->head.share, sum);
 }
 
-/* The same where every rank's part is computed here, and rounded as it would have travelled: by blocks of rows that begin with a
- * whole lane, so that the parts are added while they lie in a cache. */
+/* The same where every rank's part is computed here, and rounded as it would have travelled: by blocks of rows that
+ * begin with a whole lane, so that the parts are added while they lie in a cache. */
 static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part *own) {
     enum { BLOCK = 32768 }; /* elements */
     const gg_strategy_env *env = &s->head.env;
@@ -225,7 +232,8 @@ cleanup:
     return status;
 }
 
-/* A peer's slice of the weights has arrived: it may have landed at its place. The peer has read this rank's gradient before. */
+/* A peer's slice of the weights has arrived: it may have landed at its place. The peer has read this rank's gradient
+ * before. */
 static gg_status take_weights(overlapped_averaging *s, int chunk, int from) {
     gg_status status = GG_OK;
     gg_request *request = request_of(s, chunk, WEIGHT_IN, from);
@@ -269,7 +277,8 @@ static gg_status arrive(overlapped_averaging *s, int chunk, bool wait, bool *all
     chunk_state *c = &s->chunk[chunk];
     gg_transport *transport = s->head.env.transport;
     int p = transport->size, kind = c->stage == REDUCING ? GRADIENT_IN : WEIGHT_IN;
-    double *arrived = kind == GRADIENT_IN ? &s->bucket[c->bucket].gradients.arrived : &s->bucket[c->bucket].weights.arrived;
+    double *arrived =
+        kind == GRADIENT_IN ? &s->bucket[c->bucket].gradients.arrived : &s->bucket[c->bucket].weights.arrived;
     bool own = gg_partition_part(&s->partition, transport->rank, chunk)->count > 0;
     gg_fc *fc = own && c->stage == REDUCING ? taken_by(s, chunk) : NULL;
     for (*all = true; c->next < p; ++c->next) {
@@ -378,8 +387,8 @@ static bool network_is_busy(const overlapped_averaging *s) {
     return false;
 }
 
-/* The front first, whose weights are needed first. While gradients fill the network, weights that are sent would only delay them and
- * weights needed sooner: they are held, at most to the end of the step. */
+/* The front first, whose weights are needed first. While gradients fill the network, weights that are sent would only
+ * delay them and weights needed sooner: they are held, at most to the end of the step. */
 static gg_status poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
@@ -454,7 +463,8 @@ static void destroy(gg_strategy *strategy) {
 
 static const gg_strategy_table table = {"overlapped-averaging", begin, need, ready, poll, end, settle, destroy};
 
-gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                         gg_strategy **out) {
     gg_status status = GG_OK;
     overlapped_averaging *s = NULL;
     gg_slice *apart = NULL;
@@ -467,8 +477,8 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
     GG_TRY(gg_calloc((size_t)gg_graph_layers(env->graph) + 1, sizeof *apart, "layers set apart", (void **)&apart));
     gg_fc_candidates(env, options->partition_fc, options->wire, apart);
-    GG_TRY(gg_partition_create(env->graph, options->chunk_bytes, apart, env->transport->rank, env->transport->size, &s->buckets,
-                               &s->partition));
+    GG_TRY(gg_partition_create(env->graph, options->chunk_bytes, apart, env->transport->rank, env->transport->size,
+                               &s->buckets, &s->partition));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_fc_create(&s->head, options->partition_fc, options->wire, apart, &s->partition,
                         GG_TAG_USER + s->buckets.chunk_count, &s->fc));
@@ -487,11 +497,12 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     s->size = gg_dtype_size(options->wire);
     if (p > 1) {
         GG_TRY(gg_wire_create(options, env, &s->wire));
-        GG_TRY(gg_message_alloc(env->transport, s->partition.most * sizeof(float), "updated slices", (void **)&s->snapshot));
+        GG_TRY(gg_message_alloc(env->transport, s->partition.most * sizeof(float), "updated slices",
+                                (void **)&s->snapshot));
         GG_TRY(gg_alloc(p * s->partition.most * s->size, "landing of gradients", (void **)&s->landing));
         if (s->wire != NULL && s->fc.count > 0)
-            GG_TRY(
-                gg_alloc(gg_chunk_elements(options->chunk_bytes) * sizeof(float), "unrounded gradient", (void **)&s->unrounded));
+            GG_TRY(gg_alloc(gg_chunk_elements(options->chunk_bytes) * sizeof(float), "unrounded gradient",
+                            (void **)&s->unrounded));
     }
 cleanup:
     gg_free(apart);

@@ -1,9 +1,11 @@
-/* ParameterServer: Downpour. A worker trains alone; after each step t with (t + 1) % period == 0, and when it comes to rest, it tells the
- * servers how its weights have moved since it last took the centre's, d = w - base. The centre moves by it, c += d, and the worker
- * goes on from there: w = c. The local step, momentum included, is the optimiser's; momentum stays with its worker.
+/* ParameterServer: Downpour. A worker trains alone; after each step t with (t + 1) % period == 0, and when it comes to
+ * rest, it tells the servers how its weights have moved since it last took the centre's, d = w - base. The centre moves
+ * by it, c += d, and the worker goes on from there: w = c. The local step, momentum included, is the optimiser's;
+ * momentum stays with its worker.
  *
- * With bfloat16 on the wire d is rounded, and so is what the centre is ahead of base + d; w keeps what neither could hold, and it is
- * told or taken the next time. So c is always its first value and all that was told, and w - base what is still to be told. */
+ * With bfloat16 on the wire d is rounded, and so is what the centre is ahead of base + d; w keeps what neither could
+ * hold, and it is told or taken the next time. So c is always its first value and all that was told, and w - base what
+ * is still to be told. */
 #include <string.h>
 
 #include "strategy/centre.h"
@@ -23,7 +25,8 @@ static void take(gg_centre *s, size_t at, size_t n, const float *answer) {
     memcpy(s->base + at, answer, n * sizeof(float));
 }
 
-static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message, uint16_t *answer) {
+static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message,
+                          uint16_t *answer) {
     gg_device *device = s->head.env.device;
     device->table->widen_add(device, n, message, weight);
     device->table->widen_add(device, n, message, known);
@@ -37,7 +40,8 @@ static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("parameter-server")
                                     .take = take,
                                     .answer_narrow = answer_narrow};
 
-gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                     gg_strategy **out) {
     *out = NULL;
     gg_status status = gg_centre_check(options, env->transport->size);
     if (status != GG_OK) return status;

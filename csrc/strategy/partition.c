@@ -29,7 +29,8 @@ static void add_run(cutter *c, size_t offset, size_t count, int layer, int owner
 }
 
 static void add_bucket(cutter *c, const gg_graph *graph, const gg_bucket *bucket, const gg_slice *apart, int ranks) {
-    const gg_slice *first = gg_graph_layer(graph, bucket->first_layer), *last = gg_graph_layer(graph, bucket->last_layer);
+    const gg_slice *first = gg_graph_layer(graph, bucket->first_layer),
+                   *last = gg_graph_layer(graph, bucket->last_layer);
     size_t at = first->offset;
     for (int layer = bucket->first_layer; layer <= bucket->last_layer; ++layer) {
         if (apart[layer].count == 0) continue;
@@ -72,7 +73,8 @@ gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const g
     gg_partition made = {.ranks = ranks};
     GG_TRY(cut(graph, chunk_bytes, apart, ranks, buckets, &made.layer, &made.owner));
     made.chunks = buckets->chunk_count;
-    GG_TRY(gg_calloc((size_t)ranks * (size_t)made.chunks, sizeof *made.part, "parts of the ranks", (void **)&made.part));
+    GG_TRY(
+        gg_calloc((size_t)ranks * (size_t)made.chunks, sizeof *made.part, "parts of the ranks", (void **)&made.part));
     for (int r = 0; r < ranks; ++r) {
         size_t kept = 0;
         for (int i = 0; i < made.chunks; ++i) {
@@ -80,7 +82,8 @@ gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const g
             size_t begin = 0, end = 0;
             if (made.owner[i] < 0) gg_parallel_split(chunk->count, GG_LANES, r, ranks, &begin, &end);
             else if (made.owner[i] == r) end = chunk->count;
-            made.part[(size_t)r * (size_t)made.chunks + (size_t)i] = (gg_part){chunk->offset + begin, end - begin, kept};
+            made.part[(size_t)r * (size_t)made.chunks + (size_t)i] =
+                (gg_part){chunk->offset + begin, end - begin, kept};
             kept += end - begin;
         }
         if (kept > made.most) made.most = kept;

@@ -1,7 +1,8 @@
 /* Private to the room: who keeps which part of the arenas, where ranks share the updates among them.
  *
- * Every chunk is cut into as many slices as there are ranks, whole lanes each, some of them empty; rank i keeps slice i of every
- * chunk. Runs that are set apart are cut into slices first, and each slice into chunks of its own. The optimiser's arenas hold the kept slices alone, one behind the other in the order of chunks; the arenas of weights and
+ * Every chunk is cut into as many slices as there are ranks, whole lanes each, some of them empty; rank i keeps slice i
+ * of every chunk. Runs that are set apart are cut into slices first, and each slice into chunks of its own. The
+ * optimiser's arenas hold the kept slices alone, one behind the other in the order of chunks; the arenas of weights and
  * gradients hold them at their place among the others. */
 #ifndef GG_STRATEGY_PARTITION_H
 #define GG_STRATEGY_PARTITION_H

@@ -1,5 +1,6 @@
-/* PeriodicAllReduce: local SGD. Every rank trains alone; after each step t with (t + 1) % period == 0 the weights, and the moments
- * that the optimiser keeps, become the mean over the ranks, each counting 1/p. Nothing is in flight between steps. */
+/* PeriodicAllReduce: local SGD. Every rank trains alone; after each step t with (t + 1) % period == 0 the weights, and
+ * the moments that the optimiser keeps, become the mean over the ranks, each counting 1/p. Nothing is in flight between
+ * steps. */
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "strategy/tables.h"
@@ -55,7 +56,8 @@ static const gg_strategy_table table = {"periodic-allreduce", gg_strategy_nothin
                                         gg_strategy_progress, end,
                                         gg_strategy_nothing,  destroy};
 
-gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                       gg_strategy **out) {
     gg_status status = GG_OK;
     periodic_allreduce *made = NULL;
     int p = env->transport->size;

@@ -1,18 +1,22 @@
-/* PullGossip and PushGossip: after its update a rank draws another one and averages with it, and no rank waits for another in a step.
+/* PullGossip and PushGossip: after its update a rank draws another one and averages with it, and no rank waits for
+ * another in a step.
  *
  *   push   the new weights go to the drawn rank, which mixes at the end of a step all that has arrived whole.
- *   pull   the drawn rank is asked, and sends what it published last: its weights after its last update. It answers in its polls.
+ *   pull   the drawn rank is asked, and sends what it published last: its weights after its last update. It answers in
+ * its polls.
  *
- * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1, or, with push_sum, a rank that sends
- * keeps half of its mass and gives half away with what it sends, so that the sum over the ranks, and with all on the way, of mass*w
- * is kept. At rest the masses become 1 again: all replicas are shifted by one vector, so that their plain mean is what the weighted mean was.
+ * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1, or, with
+ * push_sum, a rank that sends keeps half of its mass and gives half away with what it sends, so that the sum over the
+ * ranks, and with all on the way, of mass*w is kept. At rest the masses become 1 again: all replicas are shifted by one
+ * vector, so that their plain mean is what the weighted mean was.
  *
- * The update of a layer leaves a copy in a snapshot in message memory, which is not written again before all who read it are through.
- * Where a partner lags so that no snapshot is free, or it has not taken the last ones, an exchange is left out and counted.
+ * The update of a layer leaves a copy in a snapshot in message memory, which is not written again before all who read
+ * it are through. Where a partner lags so that no snapshot is free, or it has not taken the last ones, an exchange is
+ * left out and counted.
  *
- * Who hears from whom, and when, is not known beforehand: every rank listens for small notes of every other, and only a note makes it
- * post what receives the weights. Settling ends with a note to everybody that says how many messages there were, so nothing is lost and
- * nothing is left under way. */
+ * Who hears from whom, and when, is not known beforehand: every rank listens for small notes of every other, and only a
+ * note makes it post what receives the weights. Settling ends with a note to everybody that says how many messages
+ * there were, so nothing is lost and nothing is left under way. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -26,7 +30,8 @@ enum {
     DELIVERIES = 8, /* snapshots on their way to somebody */
     QUESTIONS = 4,  /* pulls that are not answered yet: an answer takes a step or so */
     PEER_LIMIT = 2, /* pushes to one rank, or questions, that it has not dealt with */
-    ARRIVALS = 4,   /* messages that come in at the same time, each with a landing arena; one for each question at least */
+    ARRIVALS =
+        4, /* messages that come in at the same time, each with a landing arena; one for each question at least */
     TAG_NOTE = GG_TAG_USER,
     TAG_CHUNK
 };
@@ -34,7 +39,8 @@ enum {
 typedef enum note_kind {
     ASK = 1, /* send me what you published */
     WEIGHTS, /* chunks of weights follow, with this mass */
-    REST /* I have made my last step and need nothing any more; I have pushed so many messages to you since we last were at rest */
+    REST /* I have made my last step and need nothing any more; I have pushed so many messages to you since we last were
+            at rest */
 } note_kind;
 
 typedef struct note {
@@ -99,7 +105,9 @@ typedef struct random_gossip {
     gg_allreduce *shift;
 } random_gossip;
 
-static size_t chunk_bytes(const random_gossip *s, int chunk) { return s->cut.chunk[chunk].count * gg_dtype_size(s->wire); }
+static size_t chunk_bytes(const random_gossip *s, int chunk) {
+    return s->cut.chunk[chunk].count * gg_dtype_size(s->wire);
+}
 
 /* Where element `offset` of the weights lies in an arena of what travels. */
 static void *travelling(const random_gossip *s, void *arena, size_t offset) {
@@ -152,8 +160,8 @@ static const float *widened(random_gossip *s, const void *travelled, int i) {
     return s->wide;
 }
 
-/* Gives half of the mass away with a snapshot. What rounding has changed in it stays here, so that the sum of mass*w is kept:
- * m*w = m/2*(2*w - rounded w) + m/2*(rounded w). */
+/* Gives half of the mass away with a snapshot. What rounding has changed in it stays here, so that the sum of mass*w is
+ * kept: m*w = m/2*(2*w - rounded w) + m/2*(rounded w). */
 static void give_half(random_gossip *s, int snapshot) {
     const gg_strategy_env *env = &s->head.env;
     static const float scale[2] = {2, -1};
@@ -228,14 +236,14 @@ static gg_status accept(random_gossip *s, int peer, double mass, bool *done) {
     a->mass = mass;
     a->announced = gg_transport_now(s->head.env.transport);
     for (int i = 0; i < s->cut.chunk_count; ++i)
-        GG_TRY(gg_receive(s->head.env.transport, travelling(s, a->landing, s->cut.chunk[i].offset), chunk_bytes(s, i), peer,
-                          TAG_CHUNK + i, &a->chunk[i]));
+        GG_TRY(gg_receive(s->head.env.transport, travelling(s, a->landing, s->cut.chunk[i].offset), chunk_bytes(s, i),
+                          peer, TAG_CHUNK + i, &a->chunk[i]));
 cleanup:
     return status;
 }
 
-/* Mass that is given away must go with the weights that it counts for, so with push_sum a snapshot that is no longer the weights waits for
- * the next one. */
+/* Mass that is given away must go with the weights that it counts for, so with push_sum a snapshot that is no longer
+ * the weights waits for the next one. */
 static gg_status answer(random_gossip *s, int peer, bool *done) {
     *done = false;
     if (s->published < 0 || (s->push_sum && !s->fresh)) return GG_OK;
@@ -347,13 +355,14 @@ static gg_status mix(random_gossip *s, bool *moved) {
         }
         a->active = s->fresh = false;
         *moved = true;
-        gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = a->announced,
-                                                        .arrived = a->arrived,
-                                                        .name = "weights",
-                                                        .step = s->head.step,
-                                                        .last = gg_graph_layers(env->graph) - 1,
-                                                        .peer = a->peer,
-                                                        .bytes = (int64_t)(env->state->count * gg_dtype_size(s->wire))});
+        gg_strategy_exchanged(&s->head,
+                              (gg_trace_span){.begin = a->announced,
+                                              .arrived = a->arrived,
+                                              .name = "weights",
+                                              .step = s->head.step,
+                                              .last = gg_graph_layers(env->graph) - 1,
+                                              .peer = a->peer,
+                                              .bytes = (int64_t)(env->state->count * gg_dtype_size(s->wire))});
     }
     if (s->push_sum) s->mass = whole;
 cleanup:
@@ -501,8 +510,8 @@ cleanup:
     return status;
 }
 
-/* Goes on serving the others until all have made their last step and nothing is under way. A rank that pulls says that it rests when
- * it has its answers: who has heard that of all will not be asked again. */
+/* Goes on serving the others until all have made their last step and nothing is under way. A rank that pulls says that
+ * it rests when it has its answers: who has heard that of all will not be asked again. */
 static gg_status settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
@@ -528,8 +537,8 @@ static gg_status settle(gg_strategy *strategy) {
             continue;
         }
         if (transport->timeout > 0 && now - last >= transport->timeout)
-            GG_TRY(gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for rank %d to come to rest (%s)", transport->rank, now - last,
-                           peer, transport->table->name));
+            GG_TRY(gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for rank %d to come to rest (%s)", transport->rank,
+                           now - last, peer, transport->table->name));
         GG_TRY(gg_pause(transport, round));
     }
     if (s->push_sum) GG_TRY(even_out(s));
@@ -578,14 +587,15 @@ static void destroy(gg_strategy *strategy) {
 /* What only an exchange needs. */
 static gg_status create_exchange(random_gossip *s, const gg_strategy_options *options, const gg_strategy_env *env) {
     gg_status status = GG_OK;
-    size_t ranks = (size_t)env->transport->size, count = env->state->count, bytes = count * gg_dtype_size(s->wire), chunks;
+    size_t ranks = (size_t)env->transport->size, count = env->state->count, bytes = count * gg_dtype_size(s->wire),
+           chunks;
     GG_TRY(gg_buckets_create(env->graph, SIZE_MAX, options->chunk_bytes, &s->cut));
     chunks = (size_t)s->cut.chunk_count;
     GG_TRY(gg_buckets_check_tags(&s->cut, GG_TAG_LIMIT - TAG_CHUNK));
     GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", (void **)&s->peer));
     for (int i = 0; i < SNAPSHOTS; ++i)
-        GG_TRY(gg_message_alloc(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes, "snapshot of the weights",
-                                &s->snapshot[i])); /* at rest the first holds the shift */
+        GG_TRY(gg_message_alloc(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes,
+                                "snapshot of the weights", &s->snapshot[i])); /* at rest the first holds the shift */
     if (s->wire != GG_FLOAT32) GG_TRY(gg_alloc(s->cut.chunk[0].count * sizeof(float), "a chunk", (void **)&s->wide));
     for (int i = 0; i < DELIVERIES; ++i)
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&s->delivery[i].chunk));
@@ -597,14 +607,16 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
     if (!s->push_sum) goto cleanup;
     GG_TRY(gg_calloc(ranks, sizeof *s->masses, "masses", (void **)&s->masses));
     GG_TRY(gg_calloc(ranks, sizeof *s->scale, "shares", (void **)&s->scale));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN,
-                               &s->shift));
+    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL,
+                               GG_COLLECTIVES_OWN, &s->shift));
 cleanup:
     return status;
 }
 
-static const gg_strategy_table pull_table = {"pull-gossip", begin, gg_strategy_no_layer, ready, poll, end, settle, destroy};
-static const gg_strategy_table push_table = {"push-gossip", begin, gg_strategy_no_layer, ready, poll, end, settle, destroy};
+static const gg_strategy_table pull_table = {"pull-gossip", begin,  gg_strategy_no_layer, ready, poll, end,
+                                             settle,        destroy};
+static const gg_strategy_table push_table = {"push-gossip", begin,  gg_strategy_no_layer, ready, poll, end,
+                                             settle,        destroy};
 
 gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;

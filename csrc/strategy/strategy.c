@@ -41,7 +41,8 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
     case GG_STRATEGY_GOSSIPGRAD: {
         gg_status status = check(options);
         if (status != GG_OK) return status;
-        return options->hierarchical ? gg_hierarchical_gossip_create(options, env, out) : gg_gossip_create(options, env, out);
+        return options->hierarchical ? gg_hierarchical_gossip_create(options, env, out)
+                                     : gg_gossip_create(options, env, out);
     }
     case GG_STRATEGY_ALLREDUCE: return gg_allreduce_strategy_create(options, env, out);
     case GG_STRATEGY_LAYERWISE_ALLREDUCE: {
@@ -50,7 +51,8 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
     }
     case GG_STRATEGY_PERIODIC_ALLREDUCE:
         if (options->period < 0)
-            return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period);
+            return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'",
+                           (long long)options->period);
         return gg_periodic_allreduce_create(options, env, out);
     case GG_STRATEGY_ELASTIC_AVERAGING:
     case GG_STRATEGY_PARAMETER_SERVER: {
@@ -70,7 +72,8 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
     }
     case GG_STRATEGY_NO_EXCHANGE: return gg_no_exchange_create(options, env, out);
     default:
-        return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind, GG_STRATEGY_COUNT);
+        return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
+                       GG_STRATEGY_COUNT);
     }
 }
 
@@ -86,7 +89,8 @@ int gg_strategy_workers(const gg_strategy_options *options, int size) {
 
 static gg_status arena_create(const gg_strategy_env *env, bool shared, size_t count, const char *what, float **out) {
     size_t bytes = count * sizeof(float);
-    return shared ? gg_message_alloc(env->transport, bytes, what, (void **)out) : gg_calloc(1, bytes, what, (void **)out);
+    return shared ? gg_message_alloc(env->transport, bytes, what, (void **)out)
+                  : gg_calloc(1, bytes, what, (void **)out);
 }
 
 static void arena_destroy(const gg_strategy_env *env, bool shared, float **arena) {
@@ -138,7 +142,8 @@ gg_status gg_strategy_progress(gg_strategy *strategy) { return gg_progress(strat
 
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient) {
     const gg_strategy_env *env = &strategy->env;
-    const gg_update_args args = gg_optimizer_update(env->optimizer, env->state, strategy->step, offset, count, gradient);
+    const gg_update_args args =
+        gg_optimizer_update(env->optimizer, env->state, strategy->step, offset, count, gradient);
     env->device->table->update(env->device, &args);
 }
 
@@ -146,14 +151,17 @@ void gg_strategy_waited(gg_strategy *strategy, double begin) {
     double end = gg_transport_now(strategy->env.transport);
     strategy->exposed_seconds += end - begin;
     if (strategy->env.trace == NULL || end <= begin) return;
-    gg_trace_add(strategy->env.trace,
-                 &(gg_trace_span){
-                     .begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE, .index = -1});
+    gg_trace_add(
+        strategy->env.trace,
+        &(gg_trace_span){
+            .begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE, .index = -1});
 }
 
 static void waited(void *context, double begin) { gg_strategy_waited(context, begin); }
 
-void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) { gg_allreduce_watch(reduction, waited, strategy); }
+void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) {
+    gg_allreduce_watch(reduction, waited, strategy);
+}
 
 gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status) {
     const gg_graph *graph = strategy->env.graph;

@@ -7,10 +7,10 @@
  *   end()         after the backward pass
  *   settle()      collective: completes and mixes all that is in flight; the state's arenas are current and at rest.
  *                 Evaluation, checkpoints and the end call it.
- * A strategy that computes the gradients of some linear layers' weights itself (gg_strategy_taking) is given, besides, the input of each
- * before need, and the error of its output before ready.
- * The strategy owns the state's arenas (weight, gradient, momentum) and what is exchanged, and calls the
- * optimiser where it updates. One rank, one thread. */
+ * A strategy that computes the gradients of some linear layers' weights itself (gg_strategy_taking) is given, besides,
+ * the input of each before need, and the error of its output before ready. The strategy owns the state's arenas
+ * (weight, gradient, momentum) and what is exchanged, and calls the optimiser where it updates. One rank, one thread.
+ */
 #ifndef GG_STRATEGY_STRATEGY_H
 #define GG_STRATEGY_STRATEGY_H
 
@@ -100,13 +100,15 @@ typedef struct gg_strategy_table {
     void (*destroy)(gg_strategy *strategy);
 } gg_strategy_table;
 
-/* Of a strategy that keeps a model of its own, which is evaluated and saved in place of the mean of the replicas. At rest. */
+/* Of a strategy that keeps a model of its own, which is evaluated and saved in place of the mean of the replicas. At
+ * rest. */
 typedef struct gg_strategy_model {
     gg_status (*read)(gg_strategy *strategy, float *out); /* collective: the same on every rank */
     void (*write)(gg_strategy *strategy, const float *weights);
 } gg_strategy_model;
 
-/* Of a strategy that computes the gradient of linear layers' weights itself. The vectors are read before the call returns. */
+/* Of a strategy that computes the gradient of linear layers' weights itself. The vectors are read before the call
+ * returns. */
 typedef struct gg_strategy_taking {
     /* *taken: it computes that of this layer in the step under way; then `error` is called, too. */
     gg_status (*input)(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken);
@@ -134,8 +136,8 @@ void gg_strategy_destroy(gg_strategy *strategy);
 /* Of `size` ranks the first ones, this many, train; the others only serve. Any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
 
-/* At rest: copies an arena to `whole`, `count` elements, whichever rank keeps them; nothing where the optimiser keeps none.
- * Collective: every rank asks for the same arena; `whole` may be NULL on those that only give. */
+/* At rest: copies an arena to `whole`, `count` elements, whichever rank keeps them; nothing where the optimiser keeps
+ * none. Collective: every rank asks for the same arena; `whole` may be NULL on those that only give. */
 gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole);
 /* At rest: sets the weights or an arena of the optimiser from `count` elements, of which a rank takes what it keeps. */
 void gg_strategy_keep(gg_strategy *strategy, gg_arena which, const float *whole);

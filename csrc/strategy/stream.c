@@ -5,14 +5,19 @@
 #include "base/memory.h"
 #include "strategy/tables.h"
 
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire, gg_stream *out) {
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire,
+                           gg_stream *out) {
     gg_status status = GG_OK;
     size_t bytes = owner->env.state->count * gg_dtype_size(wire), chunks = (size_t)buckets->chunk_count;
-    gg_stream made = {
-        .owner = owner, .buckets = buckets, .wire = wire, .tag = GG_TAG_USER + index * buckets->chunk_count, .name = "bucket"};
+    gg_stream made = {.owner = owner,
+                      .buckets = buckets,
+                      .wire = wire,
+                      .tag = GG_TAG_USER + index * buckets->chunk_count,
+                      .name = "bucket"};
 
     GG_TRY(gg_buckets_check_tags(buckets, (GG_TAG_LIMIT - GG_TAG_USER) / (index + 1)));
-    for (int i = 0; i < 2 && sends; ++i) GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
+    for (int i = 0; i < 2 && sends; ++i)
+        GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
     GG_TRY(gg_calloc(1, bytes, "landing arena", &made.landing));
     for (int i = 0; i < 2; ++i) GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&made.sent[i]));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&made.received));
@@ -136,7 +141,9 @@ cleanup:
     return at_bucket(stream, bucket, status);
 }
 
-gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which) { return wait_all(stream, bucket, stream->sent[which]); }
+gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which) {
+    return wait_all(stream, bucket, stream->sent[which]);
+}
 
 gg_status gg_stream_wait_all_sent(gg_stream *stream) {
     gg_status status = GG_OK;

@@ -1,4 +1,5 @@
-/* Private to the room: one arena that partners exchange, chunk by chunk, as float32 or bfloat16 (gg_strategy_options.wire).
+/* Private to the room: one arena that partners exchange, chunk by chunk, as float32 or bfloat16
+ * (gg_strategy_options.wire).
  *
  * A stream has two snapshot arenas that take turns, so that what is being sent is never written: one is filled and
  * sent while partners may still read the other. Before an arena is filled again, gg_stream_wait_sent makes sure that
@@ -35,9 +36,10 @@ typedef struct gg_stream {
     const char *name;     /* what travels, for the trace; set by the owner */
 } gg_stream;
 
-/* sends: it has arenas; else it only receives. wire: GG_FLOAT32 or GG_BFLOAT16. index, from 0 on: streams of one index have the same tags, and
- * others have others. Collective. */
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire, gg_stream *out);
+/* sends: it has arenas; else it only receives. wire: GG_FLOAT32 or GG_BFLOAT16. index, from 0 on: streams of one index
+ * have the same tags, and others have others. Collective. */
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire,
+                           gg_stream *out);
 /* Collective. Gives up what is still in flight: nothing is after settling. */
 void gg_stream_destroy(gg_stream *stream);
 
@@ -51,7 +53,8 @@ gg_status gg_stream_post_chunk(gg_stream *stream, int bucket, int chunk, int whi
 gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which);
 /* Waits until nothing at all is being sent: partners have read everything. */
 gg_status gg_stream_wait_all_sent(gg_stream *stream);
-/* Waits until a chunk of the bucket has arrived, if it is under way; gg_stream_received then gives it until gg_stream_release. */
+/* Waits until a chunk of the bucket has arrived, if it is under way; gg_stream_received then gives it until
+ * gg_stream_release. */
 gg_status gg_stream_wait_chunk(gg_stream *stream, int bucket, int chunk);
 /* Waits until the whole bucket has arrived; gg_stream_received then gives it until gg_stream_release. */
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket);

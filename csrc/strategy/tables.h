@@ -9,26 +9,39 @@ gg_status gg_gossip_create(const gg_strategy_options *options, const gg_strategy
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                       gg_strategy **out);
+gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                        gg_strategy **out);
+gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                        gg_strategy **out);
+gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                       gg_strategy **out);
 gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                         gg_strategy **out);
+gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                      gg_strategy **out);
 gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 
-/* Arenas in message memory, where partners read them; the others are private. OTHER_GRADIENT: the strategy brings the gradients' arena. */
-enum { GG_SHARED_WEIGHT = 1, GG_SHARED_GRADIENT = 2, GG_SHARED_MOMENTUM = 4, GG_SHARED_SQUARE = 8, GG_OTHER_GRADIENT = 16 };
+/* Arenas in message memory, where partners read them; the others are private. OTHER_GRADIENT: the strategy brings the
+ * gradients' arena. */
+enum {
+    GG_SHARED_WEIGHT = 1,
+    GG_SHARED_GRADIENT = 2,
+    GG_SHARED_MOMENTUM = 4,
+    GG_SHARED_SQUARE = 8,
+    GG_OTHER_GRADIENT = 16
+};
 
-/* Allocates the state's arenas, zeroed: weights, gradients, and what the optimiser keeps. Collective where something is shared. After a
- * failure gg_state_destroy frees what there is; it takes the same `shared`, and is collective alike. */
+/* Allocates the state's arenas, zeroed: weights, gradients, and what the optimiser keeps. Collective where something is
+ * shared. After a failure gg_state_destroy frees what there is; it takes the same `shared`, and is collective alike. */
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared);
 void gg_state_destroy(const gg_strategy_env *env, unsigned shared);
 
-/* The memory of gg_narrow_wire for as many elements as an arena, where the options want bfloat16 on the wire; else NULL. Collective, as is
- * gg_message_free, which frees it. */
+/* The memory of gg_narrow_wire for as many elements as an arena, where the options want bfloat16 on the wire; else
+ * NULL. Collective, as is gg_message_free, which frees it. */
 gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out);
 
 /* A call that has nothing to do, and one on a layer. */
@@ -40,8 +53,8 @@ gg_status gg_strategy_progress(gg_strategy *strategy);
 /* The update of a run of elements with `gradient`, in place: what strategies without a mix do. */
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient);
 
-/* Counts the time from `begin` to now as waited, and shows it in the trace. The only way to count: exposed seconds are the waits that
- * the trace shows. */
+/* Counts the time from `begin` to now as waited, and shows it in the trace. The only way to count: exposed seconds are
+ * the waits that the trace shows. */
 void gg_strategy_waited(gg_strategy *strategy, double begin);
 /* Has the waits of a reduction counted so. */
 void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction);
@@ -51,7 +64,8 @@ gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_
 /* The same where all layers travel together. */
 gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status);
 
-/* Shows in the trace that an exchange is over now. The caller fills begin, arrived, name, step, index, last, peer and bytes. */
+/* Shows in the trace that an exchange is over now. The caller fills begin, arrived, name, step, index, last, peer and
+ * bytes. */
 void gg_strategy_exchanged(gg_strategy *strategy, gg_trace_span span);
 
 #endif

@@ -9,7 +9,8 @@
 #define GAIN 0.95 /* of the default sizes' step: what is not shorter than that is not chosen */
 #define STREAMS 4 /* of chunks with tags of their own, at most */
 
-/* Using what has come takes so many times one reading of it: it is mixed into or added to something that is read and written. */
+/* Using what has come takes so many times one reading of it: it is mixed into or added to something that is read and
+ * written. */
 #define USE_READS 2
 
 typedef struct model {
@@ -34,8 +35,8 @@ bool gg_strategy_tunes(const gg_strategy_options *options, int ranks) {
     return ranks > 1 && cuts(options) && open && modelled;
 }
 
-static model model_of(const gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks, const double *forward,
-                      double least, const gg_link *link) {
+static model model_of(const gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks,
+                      const double *forward, double least, const gg_link *link) {
     const double p = ranks, narrow = options->wire == GG_BFLOAT16 ? 0.5 : 1.0;
     model m = {.graph = graph, .forward = forward, .least = least, .link = *link, .messages = 1, .hops = 1};
     if (options->kind == GG_STRATEGY_GOSSIPGRAD) {
@@ -59,9 +60,9 @@ static double elements_of(const gg_buckets *buckets, const gg_bucket *bucket) {
     return (double)(last->offset + last->count - first->offset);
 }
 
-/* When the backward pass is over at `clock`, and the link, busy until `wire` with the first halves of the reductions. The second halves of those
- * that were there before have been sent in polls. The others go one after the other, because who waits for one does not look at the
- * next, and behind all first halves. */
+/* When the backward pass is over at `clock`, and the link, busy until `wire` with the first halves of the reductions.
+ * The second halves of those that were there before have been sent in polls. The others go one after the other, because
+ * who waits for one does not look at the next, and behind all first halves. */
 static double finish_all(const model *m, const gg_buckets *buckets, const double *there, double clock, double wire) {
     double end = clock;
     for (int b = buckets->count - 1; b >= 0; --b) {
@@ -74,8 +75,8 @@ static double finish_all(const model *m, const gg_buckets *buckets, const double
     return end;
 }
 
-/* Seconds from the start of the backward pass until the next forward pass is over, where computing takes `pace` times what is given.
- * `there`: room for a number a bucket. */
+/* Seconds from the start of the backward pass until the next forward pass is over, where computing takes `pace` times
+ * what is given. `there`: room for a number a bucket. */
 static double foresee(const model *m, double pace, const gg_buckets *buckets, double *there) {
     const int layers = gg_graph_layers(m->graph);
     const double quicker = fmin(m->link.byte, USE_READS * m->link.read);
@@ -101,7 +102,8 @@ static double foresee(const model *m, double pace, const gg_buckets *buckets, do
     return fmax(clock, sent);
 }
 
-/* The steps that computing in full, and in the least time, make; INFINITY: there would be more chunks than can be told apart. */
+/* The steps that computing in full, and in the least time, make; INFINITY: there would be more chunks than can be told
+ * apart. */
 static gg_status judge(const model *m, size_t bucket_bytes, size_t chunk_bytes, double *there, double seconds[2]) {
     gg_status status = GG_OK;
     gg_buckets buckets = {0};
@@ -120,7 +122,8 @@ cleanup:
 static gg_status choose(const model *m, gg_strategy_options *options) {
     static const size_t bucket_sizes[] = {
         GG_DEFAULT_BUCKET_BYTES, 1, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 4096 * KIB, 16384 * KIB};
-    static const size_t chunk_sizes[] = {GG_DEFAULT_CHUNK_BYTES, 128 * KIB, 512 * KIB, 8192 * KIB, 32768 * KIB, 131072 * KIB};
+    static const size_t chunk_sizes[] = {
+        GG_DEFAULT_CHUNK_BYTES, 128 * KIB, 512 * KIB, 8192 * KIB, 32768 * KIB, 131072 * KIB};
     gg_status status = GG_OK;
     double *there = NULL, usual[2] = {0}, best = INFINITY;
     const size_t asked_bucket = options->bucket_bytes, asked_chunk = options->chunk_bytes;
@@ -148,8 +151,8 @@ cleanup:
     return status;
 }
 
-gg_status gg_strategy_tune(gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks, const double *forward,
-                           double least, const gg_link *link, gg_tuning *out) {
+gg_status gg_strategy_tune(gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks,
+                           const double *forward, double least, const gg_link *link, gg_tuning *out) {
     gg_status status = GG_OK;
     gg_buckets buckets = {0};
     *out = (gg_tuning){.cuts = cuts(options)};

@@ -97,7 +97,9 @@ cleanup:
     return status;
 }
 
-void gg_storage_retain(gg_storage *storage) { atomic_fetch_add_explicit(&storage->references, 1, memory_order_relaxed); }
+void gg_storage_retain(gg_storage *storage) {
+    atomic_fetch_add_explicit(&storage->references, 1, memory_order_relaxed);
+}
 
 void gg_storage_release(gg_storage *storage) {
     /* Release: what this thread wrote is done before the count falls. Acquire: the last one sees all of it.

@@ -12,7 +12,8 @@
 
 /* What the virtual clock charges for arithmetic when nothing else is said: a modest core. */
 #define MODEL_FLOPS_PER_SECOND 50e9
-/* Sizes are tuned before it is known how large batches are: as large as this, or of as few samples as take so small a part of its time. */
+/* Sizes are tuned before it is known how large batches are: as large as this, or of as few samples as take so small a
+ * part of its time. */
 #define USUAL_BATCH 64
 #define LEAST (1.0 / 64)
 
@@ -78,7 +79,8 @@ static void spent_on_data(gg_replica *r, const char *name, double begin) {
     if (r->trace == NULL) return;
     gg_trace_add(
         r->trace,
-        &(gg_trace_span){.begin = begin, .end = end, .name = name, .step = r->state.step, .lane = GG_LANE_DATA, .index = -1});
+        &(gg_trace_span){
+            .begin = begin, .end = end, .name = name, .step = r->state.step, .lane = GG_LANE_DATA, .index = -1});
 }
 
 static void on_enter(void *context, int node) {
@@ -115,7 +117,8 @@ cleanup:
     return status;
 }
 
-/* The error is there when half of the layer's backward pass is done: what is left is the gradient of some rank's part of the weight. */
+/* The error is there when half of the layer's backward pass is done: what is left is the gradient of some rank's part
+ * of the weight. */
 static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     gg_status status = GG_OK;
     gg_replica *r = context;
@@ -176,7 +179,8 @@ cleanup:
 }
 
 /* Puts n consecutive rows into the plan's input. */
-static void read_rows(gg_replica *r, gg_plan *plan, gg_dtype dtype, const void *rows, int64_t n, float scale, float shift) {
+static void read_rows(gg_replica *r, gg_plan *plan, gg_dtype dtype, const void *rows, int64_t n, float scale,
+                      float shift) {
     const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph));
     r->device->table->gather(r->device, &(gg_gather_args){.dtype = dtype,
                                                           .rows = rows,
@@ -208,8 +212,10 @@ static void count_batches(gg_replica *r) {
     for (int rank = 0; rank < r->workers; ++rank) r->share[rank] = (float)r->batches[rank] / (float)all;
 }
 
-/* Trains on the batch that lies in the plan's input; r->batches and r->share are set. plan NULL: this rank has no batch, it only serves. */
-static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *targets, double *loss_sum, int64_t *correct) {
+/* Trains on the batch that lies in the plan's input; r->batches and r->share are set. plan NULL: this rank has no
+ * batch, it only serves. */
+static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *targets, double *loss_sum,
+                         int64_t *correct) {
     gg_status status = GG_OK;
     const gg_strategy_table *table = r->strategy->table;
     double begin = gg_transport_now(r->options.transport);
@@ -221,8 +227,8 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     if (plan != NULL) GG_TRY(straggle(r));
     GG_TRY(table->begin(r->strategy));
     if (plan != NULL)
-        GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks, loss_sum,
-                             correct));
+        GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks,
+                             loss_sum, correct));
     GG_TRY(table->end(r->strategy));
     record(r, "step", begin, -1);
     r->state.step++;
@@ -294,8 +300,11 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, 
     gg_status status = GG_OK;
     gg_transport *transport = r->options.transport;
     /* Who only serves keeps the books of rank 0. */
-    gg_loader_options options = {
-        .rank = trains(r) ? transport->rank : 0, .size = r->workers, .batch = batch, .shuffle = shuffle, .seed = r->options.seed};
+    gg_loader_options options = {.rank = trains(r) ? transport->rank : 0,
+                                 .size = r->workers,
+                                 .batch = batch,
+                                 .shuffle = shuffle,
+                                 .seed = r->options.seed};
     gg_plan *plan = NULL;
     size_t target_bytes = (size_t)batch * (size_t)set->target_values * gg_dtype_size(set->target_dtype);
     bool ring = r->options.strategy.shuffle_samples && transport->size > 1;
@@ -437,9 +446,10 @@ gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status)
 static gg_status make_consensus(gg_replica *r) {
     gg_status status = GG_OK;
     if (r->averaging != NULL) return GG_OK;
-    GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", (void **)&r->consensus));
-    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN,
-                               &r->averaging));
+    GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights",
+                            (void **)&r->consensus));
+    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL,
+                               GG_COLLECTIVES_OWN, &r->averaging));
 cleanup:
     return status;
 }
@@ -502,8 +512,8 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
         GG_TRY(gg_plans_get(&r->plans, n, false, &plan));
         const char *rows = (const char *)gg_storage_data(set->samples) + (size_t)i * row_bytes;
         read_rows(r, plan, set->dtype, rows, n, set->scale, set->shift);
-        GG_TRY(gg_plan_evaluate(plan, weights, (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes, &loss_sum,
-                                &correct));
+        GG_TRY(gg_plan_evaluate(plan, weights, (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes,
+                                &loss_sum, &correct));
         out->loss_sum += loss_sum;
         out->correct += correct;
         out->samples += n;
@@ -512,7 +522,8 @@ cleanup:
     return status;
 }
 
-gg_status gg_replica_predict(gg_replica *r, const float *weights, const float *samples, int64_t n, int64_t batch, float *output) {
+gg_status gg_replica_predict(gg_replica *r, const float *weights, const float *samples, int64_t n, int64_t batch,
+                             float *output) {
     gg_status status = GG_OK;
     int64_t values = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_input(r->options.graph))->shape);
     int64_t results = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_output(r->options.graph))->shape);
@@ -586,8 +597,8 @@ static gg_status tune(gg_replica *r) {
     for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : USUAL_BATCH);
     for (int i = 0; r->any_batch && i < ranks; ++i) slowest = fmax(slowest, o->step_seconds[i]);
     if (r->any_batch) scale_costs(layers, slowest / 3, forward);
-    GG_TRY(gg_strategy_tune(&r->options.strategy, o->graph, moments, ranks, forward, r->any_batch ? 1.0 : LEAST, o->link,
-                            &r->tuning));
+    GG_TRY(gg_strategy_tune(&r->options.strategy, o->graph, moments, ranks, forward, r->any_batch ? 1.0 : LEAST,
+                            o->link, &r->tuning));
 cleanup:
     gg_free(forward);
     return status;
@@ -616,8 +627,8 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", (void **)&r->batches));
     r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
     if (options->strategy.shuffle_samples && r->workers < options->transport->size)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", r->workers,
-                       options->transport->size));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do",
+                       r->workers, options->transport->size));
     for (int i = 0; i < r->workers; ++i) r->equal_share[i] = 1.0f / (float)r->workers;
     if (options->trace > 0) {
         GG_TRY(gg_trace_create(options->trace, &r->trace));
@@ -676,5 +687,6 @@ const char *gg_replica_backend_name(const gg_replica *r) {
 }
 
 size_t gg_replica_bytes(const gg_replica *r) {
-    return gg_plans_bytes(&r->plans) + 2 * r->state.count * sizeof(float) + (size_t)gg_state_optimizer_bytes(&r->state, false);
+    return gg_plans_bytes(&r->plans) + 2 * r->state.count * sizeof(float) +
+           (size_t)gg_state_optimizer_bytes(&r->state, false);
 }

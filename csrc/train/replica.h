@@ -1,7 +1,8 @@
 /* One rank's training: its plans, state, strategy and batches, and the step that joins them.
  *
- * Everything here belongs to one rank and is called on that rank's thread. Functions marked collective must be called by all ranks of
- * the group in the same order. Settling and everything that shows weights brings the exchange to rest first. */
+ * Everything here belongs to one rank and is called on that rank's thread. Functions marked collective must be called
+ * by all ranks of the group in the same order. Settling and everything that shows weights brings the exchange to rest
+ * first. */
 #ifndef GG_TRAIN_REPLICA_H
 #define GG_TRAIN_REPLICA_H
 
@@ -11,10 +12,15 @@
 #include "strategy/tuning.h"
 
 /* Which CPU table an operation comes from. */
-typedef enum gg_backend_choice { GG_CHOOSE_FASTER = 0, GG_CHOOSE_ONEDNN, GG_CHOOSE_NATIVE, GG_CHOOSE_COUNT } gg_backend_choice;
+typedef enum gg_backend_choice {
+    GG_CHOOSE_FASTER = 0,
+    GG_CHOOSE_ONEDNN,
+    GG_CHOOSE_NATIVE,
+    GG_CHOOSE_COUNT
+} gg_backend_choice;
 
-/* A rank that now and then comes late: before a step, with this probability, it does nothing for `delay` seconds of its clock. Drawn
- * from (seed, rank, step). */
+/* A rank that now and then comes late: before a step, with this probability, it does nothing for `delay` seconds of its
+ * clock. Drawn from (seed, rank, step). */
 typedef struct gg_straggler {
     double probability, delay;
     uint64_t seed;
@@ -32,10 +38,10 @@ typedef struct gg_replica_options {
     gg_isa isa;
     size_t trace; /* spans kept; 0: off */
     gg_straggler straggler;
-    const double *
-        step_seconds; /* what virtual clocks charge for a step of each rank of the group; NULL: for its flops. Read at creation. */
-    const gg_link
-        *link; /* what messages cost, to tune sizes that the strategy's options leave open; NULL: not known. Read at creation. */
+    const double *step_seconds; /* what virtual clocks charge for a step of each rank of the group; NULL: for its flops.
+                                   Read at creation. */
+    const gg_link *link; /* what messages cost, to tune sizes that the strategy's options leave open; NULL: not known.
+                            Read at creation. */
 } gg_replica_options;
 
 /* What a rank has done since the epoch began. */
@@ -44,11 +50,12 @@ typedef struct gg_progress_counts {
     double loss_sum;                                       /* over samples */
     double seconds;                                        /* real time in training steps */
     double compute_seconds, exposed_seconds, data_seconds; /* on the transport's clock */
-    double clock_seconds;                            /* the transport's clock, all of it: virtual time in a virtual cluster */
-    int64_t bytes_sent, messages_sent;               /* of samples not counted */
+    double clock_seconds;              /* the transport's clock, all of it: virtual time in a virtual cluster */
+    int64_t bytes_sent, messages_sent; /* of samples not counted */
     int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
     int64_t skipped;                                 /* exchanges left out, so as not to wait */
-    int64_t optimizer_bytes, optimizer_bytes_saved;  /* what the optimiser keeps, and how much more all elements would take */
+    int64_t optimizer_bytes,
+        optimizer_bytes_saved; /* what the optimiser keeps, and how much more all elements would take */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {
@@ -65,7 +72,8 @@ void gg_replica_destroy(gg_replica *replica);
 /* Gives the data to train on and builds the plans of every batch size that an epoch has. Collective. */
 gg_status gg_replica_begin(gg_replica *replica, const gg_dataset *set, int64_t batch, bool shuffle);
 int64_t gg_replica_epoch_steps(const gg_replica *replica);
-/* Samples that are shuffled among the ranks are where they are after epochs 0 to epoch - 1 on this set with this batch. Collective. */
+/* Samples that are shuffled among the ranks are where they are after epochs 0 to epoch - 1 on this set with this batch.
+ * Collective. */
 gg_status gg_replica_epoch(gg_replica *replica, int64_t epoch);
 /* Up to `steps` more steps of the epoch. Every rank must ask for the same number. Allocates nothing. */
 gg_status gg_replica_run(gg_replica *replica, int64_t steps);
@@ -73,10 +81,10 @@ void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
 /* Settles, as part of the epoch's time. Collective. */
 gg_status gg_replica_end_epoch(gg_replica *replica);
 
-/* One step on n samples in plain layout; loss: mean over them. `batches`: samples of every rank in this step; NULL: all n. A rank that only
- * serves leaves its samples alone, and its loss is NaN. */
-gg_status gg_replica_step(gg_replica *replica, const float *samples, const void *targets, int64_t n, const int64_t *batches,
-                          double *loss);
+/* One step on n samples in plain layout; loss: mean over them. `batches`: samples of every rank in this step; NULL: all
+ * n. A rank that only serves leaves its samples alone, and its loss is NaN. */
+gg_status gg_replica_step(gg_replica *replica, const float *samples, const void *targets, int64_t n,
+                          const int64_t *batches, double *loss);
 
 gg_status gg_replica_settle(gg_replica *replica); /* collective */
 /* Settles, and copies an arena of all elements; `whole` may be NULL. Collective: all ranks ask for the same. */
@@ -85,17 +93,19 @@ gg_status gg_replica_gather(gg_replica *replica, gg_arena which, float *whole);
 void gg_replica_keep(gg_replica *replica, gg_arena which, const float *whole);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
-/* The strategy's own model, where it keeps one, or else the mean of the replicas' weights; valid until the next call. Settles.
- * Collective. */
+/* The strategy's own model, where it keeps one, or else the mean of the replicas' weights; valid until the next call.
+ * Settles. Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
-/* The strategy's own model, where it keeps one, becomes this. At rest; all ranks give the same, but need not call together. */
+/* The strategy's own model, where it keeps one, becomes this. At rest; all ranks give the same, but need not call
+ * together. */
 void gg_replica_set_consensus(gg_replica *replica, const float *weights);
-/* Mean over the ranks that train of |w_r - w_mean| / |w_mean|; NaN if any weight is NaN or infinite. Settles. Collective. */
+/* Mean over the ranks that train of |w_r - w_mean| / |w_mean|; NaN if any weight is NaN or infinite. Settles.
+ * Collective. */
 gg_status gg_replica_distance(gg_replica *replica, double *distance);
 
 /* Loss and hits of `weights` on samples [begin, end) of a set. Not collective. */
-gg_status gg_replica_evaluate(gg_replica *replica, const float *weights, const gg_dataset *set, int64_t begin, int64_t end,
-                              int64_t batch, gg_evaluation *out);
+gg_status gg_replica_evaluate(gg_replica *replica, const float *weights, const gg_dataset *set, int64_t begin,
+                              int64_t end, int64_t batch, gg_evaluation *out);
 /* Outputs of `weights` for n samples, plain to plain. Not collective. */
 gg_status gg_replica_predict(gg_replica *replica, const float *weights, const float *samples, int64_t n, int64_t batch,
                              float *output);

@@ -138,7 +138,8 @@ gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *conte
     gg_status status = GG_OK;
     int64_t done = steps_done(t, 0), left = gg_replica_epoch_steps(t->replica[0]) - done;
     call c = {.trainer = t, .number = done + (steps < left ? steps : left), .watch = watch, .context = context};
-    if (gg_replica_epoch_steps(t->replica[0]) == 0) GG_TRY(gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet"));
+    if (gg_replica_epoch_steps(t->replica[0]) == 0)
+        GG_TRY(gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet"));
     GG_TRY(gg_team_run_watched(t->team, run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS}));
 cleanup:
     return status;
@@ -163,8 +164,8 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.optimizer_bytes_saved += c->optimizer_bytes_saved;
         out->sum.sample_bytes_sent += c->sample_bytes_sent;
         out->sum.sample_messages_sent += c->sample_messages_sent;
-#define SECONDS(field)                                                                                                           \
-    out->sum.field += c->field;                                                                                                  \
+#define SECONDS(field)                                                                                                 \
+    out->sum.field += c->field;                                                                                        \
     if (r == 0 || c->field > out->most.field) out->most.field = c->field
         SECONDS(seconds);
         SECONDS(compute_seconds);
@@ -206,7 +207,8 @@ static gg_status step(void *context, int local) {
     gg_transport *transport = gg_replica_transport(replica);
     int64_t *batches = NULL;
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", (void **)&batches));
-    GG_TRY(gg_replica_at(replica, "batch of each rank", gg_allgather(transport, &c->n[local], sizeof *batches, batches)));
+    GG_TRY(
+        gg_replica_at(replica, "batch of each rank", gg_allgather(transport, &c->n[local], sizeof *batches, batches)));
     GG_TRY(gg_replica_step(replica, c->samples[local], c->targets[local], c->n[local], batches, &c->doubles[local]));
 cleanup:
     gg_free(batches);
@@ -215,7 +217,8 @@ cleanup:
 
 gg_status gg_trainer_step(gg_trainer *t, const float *const *samples, const void *const *targets, const int64_t *n,
                           double *losses) {
-    return gg_team_run(t->team, step, &(call){.trainer = t, .samples = samples, .targets = targets, .n = n, .doubles = losses});
+    return gg_team_run(t->team, step,
+                       &(call){.trainer = t, .samples = samples, .targets = targets, .n = n, .doubles = losses});
 }
 
 static gg_status bench(void *context, int local) {
@@ -232,7 +235,8 @@ cleanup:
     return status;
 }
 
-gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targets, int64_t n, int steps, double *seconds) {
+gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targets, int64_t n, int steps,
+                           double *seconds) {
     return gg_team_run(
         t->team, bench,
         &(call){.trainer = t, .samples = &samples, .targets = &targets, .n = &n, .steps = steps, .doubles = seconds});
@@ -240,7 +244,9 @@ gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targ
 
 /* ---- at rest ---- */
 
-static gg_status settle(void *context, int local) { return gg_replica_settle(((call *)context)->trainer->replica[local]); }
+static gg_status settle(void *context, int local) {
+    return gg_replica_settle(((call *)context)->trainer->replica[local]);
+}
 
 gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, settle, &(call){.trainer = t}); }
 
@@ -330,8 +336,8 @@ gg_status gg_trainer_evaluate(gg_trainer *t, const gg_dataset *set, int64_t batc
     gg_status status = GG_OK;
     GG_TRY(gg_trainer_check_set(t, set));
     if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
-    GG_TRY(
-        gg_team_run(t->team, evaluate, &(call){.trainer = t, .set = set, .batch = batch, .flag = replicas, .evaluations = out}));
+    GG_TRY(gg_team_run(t->team, evaluate,
+                       &(call){.trainer = t, .set = set, .batch = batch, .flag = replicas, .evaluations = out}));
 cleanup:
     return status;
 }
@@ -341,7 +347,8 @@ static gg_status predict(void *context, int local) {
     call *c = context;
     const float *weights = NULL;
     GG_TRY(gg_replica_consensus(c->trainer->replica[local], &weights));
-    if (local == 0) GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->samples[0], c->n[0], c->batch, c->floats));
+    if (local == 0)
+        GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->samples[0], c->n[0], c->batch, c->floats));
 cleanup:
     return status;
 }
@@ -349,7 +356,8 @@ cleanup:
 gg_status gg_trainer_predict(gg_trainer *t, const float *samples, int64_t n, int64_t batch, float *output) {
     gg_status status = GG_OK;
     if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
-    GG_TRY(gg_team_run(t->team, predict, &(call){.trainer = t, .samples = &samples, .n = &n, .batch = batch, .floats = output}));
+    GG_TRY(gg_team_run(t->team, predict,
+                       &(call){.trainer = t, .samples = &samples, .n = &n, .batch = batch, .floats = output}));
 cleanup:
     return status;
 }
@@ -371,9 +379,11 @@ gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {
         GG_TRY(gg_dataset_check_classes(set, gg_shape_count(output)));
     } else {
         if (set->target_dtype != GG_FLOAT32)
-            GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; this loss takes float32", gg_dtype_name(set->target_dtype)));
+            GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; this loss takes float32",
+                           gg_dtype_name(set->target_dtype)));
         if (set->target_values != gg_shape_count(output))
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: a sample has %lld target values, the network's output has shape %s",
+            GG_TRY(gg_fail(GG_ERROR_SHAPE,
+                           "data set: a sample has %lld target values, the network's output has shape %s",
                            (long long)set->target_values, gg_shape_text(output, want)));
     }
 cleanup:

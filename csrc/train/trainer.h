@@ -1,6 +1,7 @@
 /* The ranks of a team that live in this process, each with its replica: whatever is asked is done by all of them.
  *
- * Every function runs on every local rank (gg_team_run) and is collective over the whole team. One thread may call at a time. */
+ * Every function runs on every local rank (gg_team_run) and is collective over the whole team. One thread may call at a
+ * time. */
 #ifndef GG_TRAIN_TRAINER_H
 #define GG_TRAIN_TRAINER_H
 
@@ -9,8 +10,8 @@
 
 typedef struct gg_trainer gg_trainer;
 
-/* options->transport and link are ignored: each replica takes its own rank's transport, and the link is measured where the strategy's sizes
- * are to be tuned. Retains the team; the graph must outlive the trainer. */
+/* options->transport and link are ignored: each replica takes its own rank's transport, and the link is measured where
+ * the strategy's sizes are to be tuned. Retains the team; the graph must outlive the trainer. */
 gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg_trainer **out);
 /* Collective: settles first, unless something failed. NULL is fine. */
 void gg_trainer_destroy(gg_trainer *trainer);
@@ -19,9 +20,9 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool shuffle);
 gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch);
-/* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few times a second, with
- * all ranks at rest in the middle of their steps: it may look at counts, and nothing else. When it returns false, the run ends after the
- * first step that no rank has done yet. */
+/* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few
+ * times a second, with all ranks at rest in the middle of their steps: it may look at counts, and nothing else. When it
+ * returns false, the run ends after the first step that no rank has done yet. */
 gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps, bool (*watch)(void *context), void *context);
 
 /* What all ranks of the team did since the epoch began. */
@@ -34,10 +35,11 @@ typedef struct gg_epoch_summary {
 gg_status gg_trainer_end_epoch(gg_trainer *trainer, gg_epoch_summary *out);
 
 /* One step, one batch a local rank: samples[i] has n[i] rows. losses: one a local rank. */
-gg_status gg_trainer_step(gg_trainer *trainer, const float *const *samples, const void *const *targets, const int64_t *n,
-                          double *losses);
+gg_status gg_trainer_step(gg_trainer *trainer, const float *const *samples, const void *const *targets,
+                          const int64_t *n, double *losses);
 /* `steps` steps on the same batch for every rank; seconds of each on the first local rank. */
-gg_status gg_trainer_bench(gg_trainer *trainer, const float *samples, const void *targets, int64_t n, int steps, double *seconds);
+gg_status gg_trainer_bench(gg_trainer *trainer, const float *samples, const void *targets, int64_t n, int steps,
+                           double *seconds);
 
 gg_status gg_trainer_settle(gg_trainer *trainer);
 /* Settles, and copies an arena of a local rank, all elements of it. */
@@ -46,9 +48,10 @@ gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
 gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
 /* Copies the consensus weights into an arena of the caller. */
 gg_status gg_trainer_consensus(gg_trainer *trainer, float *weights);
-/* The consensus model, the set split over the ranks, the sum over ranks in out[0]; or, with `replicas`, each rank's own weights on the
- * whole set, one result a rank of the team. */
-gg_status gg_trainer_evaluate(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool replicas, gg_evaluation *out);
+/* The consensus model, the set split over the ranks, the sum over ranks in out[0]; or, with `replicas`, each rank's own
+ * weights on the whole set, one result a rank of the team. */
+gg_status gg_trainer_evaluate(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool replicas,
+                              gg_evaluation *out);
 /* The consensus model's outputs: computed by the first local rank, on every process. */
 gg_status gg_trainer_predict(gg_trainer *trainer, const float *samples, int64_t n, int64_t batch, float *output);
 

@@ -31,7 +31,7 @@ static inline int check_report(void) {
 /* Every check is true if it passed. */
 #define CHECK(condition) check_true((condition), #condition, __FILE__, __LINE__)
 #define CHECK_INT(actual, wanted) check_int((long long)(actual), (long long)(wanted), #actual, __FILE__, __LINE__)
-#define CHECK_NEAR(actual, wanted, tolerance)                                                                                    \
+#define CHECK_NEAR(actual, wanted, tolerance)                                                                          \
     check_near((double)(actual), (double)(wanted), (double)(tolerance), #actual, __FILE__, __LINE__)
 #define CHECK_TEXT(actual, wanted) check_text((actual), (wanted), #actual, __FILE__, __LINE__)
 #define CHECK_OK(call) check_ok((call), #call, __FILE__, __LINE__)
@@ -49,9 +49,11 @@ static inline bool check_int(long long actual, long long wanted, const char *wha
     return good;
 }
 
-static inline bool check_near(double actual, double wanted, double tolerance, const char *what, const char *file, int line) {
+static inline bool check_near(double actual, double wanted, double tolerance, const char *what, const char *file,
+                              int line) {
     bool good = fabs(actual - wanted) <= tolerance;
-    if (!check_count(good, file, line)) fprintf(stderr, "%s is %.17g, wanted %.17g within %g\n", what, actual, wanted, tolerance);
+    if (!check_count(good, file, line))
+        fprintf(stderr, "%s is %.17g, wanted %.17g within %g\n", what, actual, wanted, tolerance);
     return good;
 }
 
@@ -63,7 +65,8 @@ static inline bool check_text(const char *actual, const char *wanted, const char
 
 static inline bool check_ok(gg_status status, const char *what, const char *file, int line) {
     bool good = status == GG_OK;
-    if (!check_count(good, file, line)) fprintf(stderr, "%s: %s: %s\n", what, gg_status_name(status), gg_error_message());
+    if (!check_count(good, file, line))
+        fprintf(stderr, "%s: %s: %s\n", what, gg_status_name(status), gg_error_message());
     return good;
 }
 

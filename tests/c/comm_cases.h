@@ -12,14 +12,14 @@
 
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 /* Ends the case: after a failure the peers' messages no longer fit. */
-#define MUST(call)                                                                                                               \
-    do {                                                                                                                         \
-        gg_status must_ = (call);                                                                                                \
-        if (must_ != GG_OK) {                                                                                                    \
-            if (must_ != GG_ERROR_CANCELLED) fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, gg_error_message());             \
-            CHECK(must_ == GG_OK);                                                                                               \
-            return must_;                                                                                                        \
-        }                                                                                                                        \
+#define MUST(call)                                                                                                     \
+    do {                                                                                                               \
+        gg_status must_ = (call);                                                                                      \
+        if (must_ != GG_OK) {                                                                                          \
+            if (must_ != GG_ERROR_CANCELLED) fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, gg_error_message());   \
+            CHECK(must_ == GG_OK);                                                                                     \
+            return must_;                                                                                              \
+        }                                                                                                              \
     } while (0)
 
 /* A device with the one kernel that a reduction needs. */
@@ -111,8 +111,9 @@ static gg_status case_ring(gg_transport *t, int64_t *direct) {
     for (int kind = 0; kind < 2; ++kind)
         for (size_t s = 0; s < LENGTH(case_sizes); ++s) {
             gg_request receive = {0}, send = {0};
-            size_t n = case_counts(t) || case_sizes[s] < CASE_LARGEST ? case_sizes[s] : CASE_LARGEST / 8; /* no new way there */
-            unsigned char *data = (kind == 0 ? (unsigned char *)block : plain) + s;                       /* odd places as well */
+            size_t n = case_counts(t) || case_sizes[s] < CASE_LARGEST ? case_sizes[s]
+                                                                      : CASE_LARGEST / 8; /* no new way there */
+            unsigned char *data = (kind == 0 ? (unsigned char *)block : plain) + s;       /* odd places as well */
             for (size_t i = 0; i < n; ++i) data[i] = case_byte(t->rank, i, (int)s);
             MUST(gg_receive(t, landing, n, previous, GG_TAG_USER + (int)s, &receive));
             MUST(gg_send(t, data, n, next, GG_TAG_USER + (int)s, &send));
@@ -207,12 +208,14 @@ static gg_status case_many(gg_transport *t) {
     for (int again = 0; again < 2; ++again) {
         int64_t allocations = gg_memory_allocations();
         for (int i = 0; i < 2 * CASE_MANY; ++i) {
-            for (size_t j = 0; j < CASE_PIECE; j += 64) block[(size_t)i * CASE_PIECE + j] = case_byte(t->rank, j, i + again);
+            for (size_t j = 0; j < CASE_PIECE; j += 64)
+                block[(size_t)i * CASE_PIECE + j] = case_byte(t->rank, j, i + again);
             MUST(gg_send(t, block + (size_t)i * CASE_PIECE, CASE_PIECE, next, GG_TAG_USER + i / 2, &send[i]));
         }
         for (int i = 2 * CASE_MANY - 2; i >= 0; i -= 2)
             for (int k = i; k < i + 2; ++k)
-                MUST(gg_receive(t, landing + (size_t)k * CASE_PIECE, CASE_PIECE, previous, GG_TAG_USER + i / 2, &receive[k]));
+                MUST(gg_receive(t, landing + (size_t)k * CASE_PIECE, CASE_PIECE, previous, GG_TAG_USER + i / 2,
+                                &receive[k]));
         size_t wrong = 0;
         for (int i = 0; i < 2 * CASE_MANY; ++i) {
             MUST(gg_wait(t, &receive[i]));
@@ -333,7 +336,8 @@ static gg_status case_any(gg_transport *t) {
         }
         for (int round = 0; left > 0; ++round) {
             for (int peer = 0; peer < t->size; ++peer) {
-                bool sent = send[peer].state == GG_REQUEST_SENDING, received = receive[peer].state == GG_REQUEST_RECEIVING;
+                bool sent = send[peer].state == GG_REQUEST_SENDING,
+                     received = receive[peer].state == GG_REQUEST_RECEIVING;
                 if (sent) MUST(gg_test(t, &send[peer], &sent));
                 if (received) MUST(gg_test(t, &receive[peer], &received));
                 if (received) {
@@ -379,10 +383,13 @@ static gg_status case_arguments(gg_transport *t) {
         MUST(gg_allreduce_create(t, &device, 16, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN, &allreduce));
         gg_allreduce_destroy(allreduce);
         allreduce = NULL;
-        CHECK(gg_allreduce_create(t, &device, 16, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_MPI, &allreduce) == GG_ERROR_ARGUMENT);
-        CHECK(!allreduce && strstr(gg_error_message(), "collectives: 'mpi'") && strstr(gg_error_message(), "allowed is 'own'"));
+        CHECK(gg_allreduce_create(t, &device, 16, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_MPI, &allreduce) ==
+              GG_ERROR_ARGUMENT);
+        CHECK(!allreduce && strstr(gg_error_message(), "collectives: 'mpi'") &&
+              strstr(gg_error_message(), "allowed is 'own'"));
     }
-    CHECK(gg_allreduce_create(t, &device, 17, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN, &allreduce) == GG_ERROR_ARGUMENT &&
+    CHECK(gg_allreduce_create(t, &device, 17, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN, &allreduce) ==
+              GG_ERROR_ARGUMENT &&
           !allreduce);
     return GG_OK;
 }

@@ -63,11 +63,13 @@ static fake_taps fake_window_taps(const gg_op_desc *desc) {
                             int64_t h = top + i * win->dilation[0], w = left + j * win->dilation[1];
                             if (h < 0 || w < 0 || h >= in[1] || w >= in[2]) continue;
                             inside++;
-                            fake_push(&taps, (fake_tap){.out = (o * out[1] + y) * out[2] + x,
-                                                        .in = ((o / out_per * per + c) * in[1] + h) * in[2] + w,
-                                                        .weight = ((o * per + c) * win->kernel[0] + i) * win->kernel[1] + j});
+                            fake_push(&taps,
+                                      (fake_tap){.out = (o * out[1] + y) * out[2] + x,
+                                                 .in = ((o / out_per * per + c) * in[1] + h) * in[2] + w,
+                                                 .weight = ((o * per + c) * win->kernel[0] + i) * win->kernel[1] + j});
                         }
-                for (size_t t = begin; t < taps.count; t++) taps.tap[t].window = win->count_include_pad ? whole : inside;
+                for (size_t t = begin; t < taps.count; t++)
+                    taps.tap[t].window = win->count_include_pad ? whole : inside;
             }
     return taps;
 }
@@ -80,8 +82,8 @@ static fake_taps fake_linear_taps(const gg_op_desc *desc) {
     return taps;
 }
 
-static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, const double *const *in, const float *weight,
-                                const float *bias, double *out) {
+static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, const double *const *in,
+                                const float *weight, const float *bias, double *out) {
     int64_t n = gg_shape_count(&desc->output), first = desc->output.size[0];
     switch (desc->kind) {
     case GG_OP_CONV2D:
@@ -99,7 +101,8 @@ static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, c
         break;
     case GG_OP_AVG_POOL2D:
         for (int64_t i = 0; i < n; i++) out[i] = 0;
-        for (size_t t = 0; t < taps->count; t++) out[taps->tap[t].out] += in[0][taps->tap[t].in] / (double)taps->tap[t].window;
+        for (size_t t = 0; t < taps->count; t++)
+            out[taps->tap[t].out] += in[0][taps->tap[t].in] / (double)taps->tap[t].window;
         break;
     case GG_OP_RELU:
         for (int64_t i = 0; i < n; i++) out[i] = in[0][i] > 0 ? in[0][i] : 0;
@@ -131,9 +134,9 @@ static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, c
 }
 
 /* Adds to grad_in (entries may be NULL), grad_weight and grad_bias; changes grad_out. `out` is the forward's output. */
-static void fake_backward_sample(const gg_op_desc *desc, const fake_taps *taps, const double *const *in, const double *out,
-                                 double *grad_out, const float *weight, double *const *grad_in, double *grad_weight,
-                                 double *grad_bias) {
+static void fake_backward_sample(const gg_op_desc *desc, const fake_taps *taps, const double *const *in,
+                                 const double *out, double *grad_out, const float *weight, double *const *grad_in,
+                                 double *grad_weight, double *grad_bias) {
     int64_t n = gg_shape_count(&desc->output), first = desc->output.size[0];
     double *to = grad_in[0];
     switch (desc->kind) {
@@ -253,7 +256,8 @@ static void fake_store(gg_layout layout, const gg_shape *shape, int64_t batch, c
     int64_t count = gg_shape_count(shape);
     memset(to, 0, gg_format_bytes((gg_format){GG_FLOAT32, layout}, shape, batch));
     for (int64_t n = 0; n < batch; n++)
-        for (int64_t i = 0; i < count; i++) ((float *)to)[fake_index(layout, shape, batch, n, i)] = (float)from[n * count + i];
+        for (int64_t i = 0; i < count; i++)
+            ((float *)to)[fake_index(layout, shape, batch, n, i)] = (float)from[n * count + i];
 }
 
 static void fake_spoil(void *at, size_t bytes) {
@@ -327,8 +331,8 @@ static gg_status fake_backward(gg_op *op, const gg_op_args *args) {
             sample[k] = in[k] + n * gg_shape_count(&desc->input[k]);
             grad[k] = to[k] ? to[k] + n * gg_shape_count(&desc->input[k]) : NULL;
         }
-        fake_backward_sample(desc, &((fake_op *)op)->taps, sample, out + n * count, grad_out + n * count, args->weight, grad,
-                             grad_weight, grad_bias);
+        fake_backward_sample(desc, &((fake_op *)op)->taps, sample, out + n * count, grad_out + n * count, args->weight,
+                             grad, grad_weight, grad_bias);
     }
     fake_spoil(args->grad_output, gg_format_bytes(op->output, &desc->output, desc->batch));
     if (op->scratch_bytes) fake_spoil(args->scratch, op->scratch_bytes);
@@ -369,7 +373,8 @@ static gg_status fake_make(const gg_op_desc *desc, gg_layout in, gg_layout out, 
     op->head.output = (gg_format){GG_FLOAT32, out};
     op->head.scratch_bytes = desc->kind == GG_OP_LINEAR ? 192 : desc->kind == GG_OP_CONV2D ? 1024 : 0;
     op->head.in_place = pointwise || desc->kind == GG_OP_DROPOUT || desc->kind == GG_OP_ADD;
-    op->head.backward_needs_input = desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR || desc->kind == GG_OP_MAX_POOL2D;
+    op->head.backward_needs_input =
+        desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR || desc->kind == GG_OP_MAX_POOL2D;
     op->head.backward_needs_output = pointwise || desc->activation == GG_ACTIVATION_RELU;
     if (desc->kind == GG_OP_DROPOUT) {
         op->head.saved_bytes = (size_t)(desc->batch * gg_shape_count(&desc->output)) * sizeof(float);
@@ -441,7 +446,7 @@ static void fake_transpose(gg_device *device, int64_t n, int64_t values, bool to
         }
 }
 
-#define FAKE_ALL(create)                                                                                                         \
+#define FAKE_ALL(create)                                                                                               \
     { create, create, create, create, create, create, create, create, create, create, fake_create_reorder }
 
 static const gg_backend fake_plain_table = {
@@ -454,8 +459,8 @@ static const gg_backend fake_plain_table = {
 
 static const gg_backend fake_lanes_table = {
     .name = "fake-lanes",
-    .create = {fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes,
-               fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, NULL},
+    .create = {fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes,
+               fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, NULL},
 };
 
 static const gg_backend fake_channels_table = {

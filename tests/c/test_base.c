@@ -164,10 +164,11 @@ static void check_block(gg_random_key key, uint32_t index, const uint32_t wanted
 static void test_philox(void) {
     /* The known answers of Random123 (kat_vectors, philox4x32-10), in terms of the key's fields. */
     check_block((gg_random_key){0}, 0, (const uint32_t[]){0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
-    check_block((gg_random_key){.seed = UINT64_MAX, .purpose = 0xff, .rank = UINT32_MAX, .step = UINT64_MAX}, UINT32_MAX,
-                (const uint32_t[]){0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
-    check_block((gg_random_key){.seed = 0x299f31d0a4093822, .purpose = 0x13, .rank = 0x03707344, .step = 0x00198a2e85a308d3},
-                0x243f6a88, (const uint32_t[]){0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+    check_block((gg_random_key){.seed = UINT64_MAX, .purpose = 0xff, .rank = UINT32_MAX, .step = UINT64_MAX},
+                UINT32_MAX, (const uint32_t[]){0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+    check_block(
+        (gg_random_key){.seed = 0x299f31d0a4093822, .purpose = 0x13, .rank = 0x03707344, .step = 0x00198a2e85a308d3},
+        0x243f6a88, (const uint32_t[]){0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 
     /* Any field changed gives other words. */
     const gg_random_key base = {.seed = 7, .purpose = GG_RANDOM_TEST, .rank = 3, .step = 11};
@@ -309,7 +310,8 @@ static void test_cpu(void) {
         }
     }
     setenv("GOSSIPGRAD_ISA", "sse9", 1);
-    CHECK_FAILS(gg_isa_select(NULL, &isa), GG_ERROR_ARGUMENT, "GOSSIPGRAD_ISA='sse9': allowed are scalar, avx2, avx512f, avx512");
+    CHECK_FAILS(gg_isa_select(NULL, &isa), GG_ERROR_ARGUMENT,
+                "GOSSIPGRAD_ISA='sse9': allowed are scalar, avx2, avx512f, avx512");
     CHECK_OK(gg_isa_select("scalar", &isa)); /* the argument beats the environment */
     CHECK_INT(isa, GG_ISA_SCALAR);
     CHECK_FAILS(gg_isa_select("AVX2", &isa), GG_ERROR_ARGUMENT, "isa='AVX2'");
@@ -391,7 +393,8 @@ static void test_trace(void) {
             CHECK_INT(gg_trace_count(trace), (size_t)step < capacity ? step : (int64_t)capacity);
             gg_trace_add(trace, &(gg_trace_span){.step = step, .name = "x", .lane = GG_LANE_DATA});
             size_t count = gg_trace_count(trace);
-            for (size_t i = 0; i < count; ++i) CHECK_INT(gg_trace_get(trace, i)->step, step + 1 - (int64_t)count + (int64_t)i);
+            for (size_t i = 0; i < count; ++i)
+                CHECK_INT(gg_trace_get(trace, i)->step, step + 1 - (int64_t)count + (int64_t)i);
             CHECK(gg_trace_get(trace, count) == NULL);
         }
         CHECK_INT(gg_memory_allocations(), made);

@@ -17,7 +17,8 @@ static void gather(gg_device *device, const gg_gather_args *args) {
             float value = 0;
             if (i < args->n) {
                 int64_t at = (args->index ? args->index[i] : i) * args->values + v;
-                float element = args->dtype == GG_UINT8 ? ((const uint8_t *)args->rows)[at] : ((const float *)args->rows)[at];
+                float element =
+                    args->dtype == GG_UINT8 ? ((const uint8_t *)args->rows)[at] : ((const float *)args->rows)[at];
                 value = args->scale * element + args->shift;
             }
             args->out[args->layout == GG_LAYOUT_BATCH_LAST ? v * lanes + i : i * args->values + v] = value;
@@ -67,11 +68,11 @@ static void test_dataset(void) {
     ((int32_t *)gg_storage_data(set.targets))[2] = -3;
     CHECK_FAILS(gg_dataset_check_classes(&set, 6), GG_ERROR_ARGUMENT, "sample 2 has class -3");
 
-#define BREAK(change, status, text)                                                                                              \
-    do {                                                                                                                         \
-        bad = set;                                                                                                               \
-        change;                                                                                                                  \
-        CHECK_FAILS(gg_dataset_check(&bad), status, text);                                                                       \
+#define BREAK(change, status, text)                                                                                    \
+    do {                                                                                                               \
+        bad = set;                                                                                                     \
+        change;                                                                                                        \
+        CHECK_FAILS(gg_dataset_check(&bad), status, text);                                                             \
     } while (0)
     BREAK(bad.samples = NULL, GG_ERROR_ARGUMENT, "no samples");
     BREAK(bad.targets = NULL, GG_ERROR_ARGUMENT, "no targets");
@@ -161,12 +162,13 @@ static void check_epoch(gg_loader **loaders, int64_t count, int size, int64_t ba
             if (step == steps - 2 && left == batch) wanted = batch > 1 ? batch - 1 : 1;
             int64_t n = gg_loader_batch(loaders[rank], rank, step);
             sizes = sizes && n == wanted && n >= 1 && n <= batch;
-            for (int other = 0; other < size; ++other) sizes = sizes && gg_loader_batch(loaders[other], rank, step) == n;
+            for (int other = 0; other < size; ++other)
+                sizes = sizes && gg_loader_batch(loaders[other], rank, step) == n;
             CHECK_OK(gg_loader_read(loaders[rank], &device, step, GG_LAYOUT_PLAIN, samples, targets));
             for (int64_t i = 0; i < n; ++i) {
                 owners = owners && targets[i] >= begin && targets[i] < end;
-                contents =
-                    contents && samples[2 * i] == (float)(10 * targets[i]) && samples[2 * i + 1] == (float)(10 * targets[i] + 1);
+                contents = contents && samples[2 * i] == (float)(10 * targets[i]) &&
+                           samples[2 * i + 1] == (float)(10 * targets[i] + 1);
                 if (targets[i] >= 0 && targets[i] < count) ++seen[targets[i]];
             }
         }
@@ -342,12 +344,12 @@ static void test_rate(void) {
     CHECK_NEAR(gg_rate_at(&rate, 4 + 6), 0.01, 0);
     CHECK_NEAR(gg_rate_at(&rate, 4 + 7), 0.01, 0);
 
-#define BREAK(schedule, change, text)                                                                                            \
-    do {                                                                                                                         \
-        gg_rate bad = rate;                                                                                                      \
-        bad.kind = schedule;                                                                                                     \
-        change;                                                                                                                  \
-        CHECK_FAILS(gg_rate_check(&bad), GG_ERROR_ARGUMENT, text);                                                               \
+#define BREAK(schedule, change, text)                                                                                  \
+    do {                                                                                                               \
+        gg_rate bad = rate;                                                                                            \
+        bad.kind = schedule;                                                                                           \
+        change;                                                                                                        \
+        CHECK_FAILS(gg_rate_check(&bad), GG_ERROR_ARGUMENT, text);                                                     \
     } while (0)
     BREAK(GG_SCHEDULE_COUNT, (void)bad, "schedule=4");
     BREAK(GG_SCHEDULE_CONSTANT, bad.lr = -0.5, "lr=-0.5: must be finite and at least 0");
@@ -385,7 +387,8 @@ static void test_optimizer(void) {
     CHECK_NEAR(args.weight_decay, 1e-4f, 0);
     CHECK_INT(args.rule, GG_UPDATE_NESTEROV);
     CHECK_INT(args.n, 32);
-    CHECK(args.grad == gradient && args.weight == weight + 16 && args.momentum == momentum + 16 && args.square == square + 16);
+    CHECK(args.grad == gradient && args.weight == weight + 16 && args.momentum == momentum + 16 &&
+          args.square == square + 16);
     CHECK(args.weight_copy == NULL && args.weight_after == NULL && args.compute_copy == NULL);
     CHECK(gg_optimizer_keeps_momentum(&optimizer) && !gg_optimizer_keeps_square(&optimizer));
 
@@ -403,11 +406,11 @@ static void test_optimizer(void) {
     args = gg_optimizer_update(&adam, &state, 0, 0, 32, gradient);
     CHECK(args.weight_decay == 0.0f && args.keep == 0.95f);
 
-#define BREAK(change, text)                                                                                                      \
-    do {                                                                                                                         \
-        gg_optimizer bad = optimizer;                                                                                            \
-        change;                                                                                                                  \
-        CHECK_FAILS(gg_optimizer_check(&bad), GG_ERROR_ARGUMENT, text);                                                          \
+#define BREAK(change, text)                                                                                            \
+    do {                                                                                                               \
+        gg_optimizer bad = optimizer;                                                                                  \
+        change;                                                                                                        \
+        CHECK_FAILS(gg_optimizer_check(&bad), GG_ERROR_ARGUMENT, text);                                                \
     } while (0)
     BREAK(bad.rate.lr = -1, "lr=-1");
     BREAK(bad.momentum = 1, "momentum=1: must be at least 0 and below 1");

@@ -56,11 +56,13 @@ static bool guards_hold(const buffer *b) {
 static void buffer_free(buffer *b) { gg_free(b->block); }
 
 /* |actual - wanted| against the rounding that a sum of terms of this size may gather. */
-static bool agree(const char *what, const char *place, const float *actual, const double *wanted, const double *size, size_t n) {
+static bool agree(const char *what, const char *place, const float *actual, const double *wanted, const double *size,
+                  size_t n) {
     for (size_t i = 0; i < n; ++i) {
         const double bound = 8 * FLT_EPSILON * size[i] + FLT_MIN;
         if (!(fabs((double)actual[i] - wanted[i]) <= bound)) {
-            fprintf(stderr, "%s, %s [%zu]: %.9g, wanted %.9g within %.2g\n", place, what, i, (double)actual[i], wanted[i], bound);
+            fprintf(stderr, "%s, %s [%zu]: %.9g, wanted %.9g within %.2g\n", place, what, i, (double)actual[i],
+                    wanted[i], bound);
             return false;
         }
     }
@@ -183,8 +185,8 @@ static gg_op_desc describe(const layer_case *c) {
     return d;
 }
 
-static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, const buffer *x, const buffer *w, const buffer *b,
-                      const buffer *dy_given, const reference *bias_grad) {
+static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, const buffer *x, const buffer *w,
+                      const buffer *b, const buffer *dy_given, const reference *bias_grad) {
     char place[160];
     snprintf(place, sizeof place, "%s batch %d, %s, %d threads", c->name, c->batch, gg_isa_name(isa), threads);
     gg_device device = {.isa = isa, .threads = threads};
@@ -236,8 +238,9 @@ static void test_layer(const layer_case *c) {
     const gg_op_desc d = describe(c);
     const size_t inputs = (size_t)gg_shape_count(&d.input[0]), outputs = (size_t)gg_shape_count(&d.output);
     const size_t channels = (size_t)d.output.size[0], area = outputs / channels;
-    const size_t weights =
-        c->kind == GG_OP_LINEAR ? inputs * outputs : (size_t)(c->out * (c->in / c->groups) * c->kernel[0] * c->kernel[1]);
+    const size_t weights = c->kind == GG_OP_LINEAR
+                               ? inputs * outputs
+                               : (size_t)(c->out * (c->in / c->groups) * c->kernel[0] * c->kernel[1]);
     sums s = {.batch = (size_t)c->batch, .lanes = (size_t)gg_lanes_padded(c->batch)};
     buffer x = buffer_random(inputs * s.lanes), w = buffer_random(weights), b = buffer_random(channels);
     buffer dy = buffer_random(outputs * s.lanes), masked = buffer_create(dy.count);
@@ -271,9 +274,9 @@ static void test_layer(const layer_case *c) {
     for (size_t i = 0; i < sizeof sets / sizeof *sets; ++i) reference_free(sets[i]);
 }
 
-#define CONV(...)                                                                                                                \
+#define CONV(...)                                                                                                      \
     { .kind = GG_OP_CONV2D, .stride = {1, 1}, .dilation = {1, 1}, .groups = 1, .bias = true, __VA_ARGS__ }
-#define LINEAR(...)                                                                                                              \
+#define LINEAR(...)                                                                                                    \
     { .kind = GG_OP_LINEAR, .groups = 1, .bias = true, __VA_ARGS__ }
 
 #pragma GCC diagnostic push
@@ -282,22 +285,26 @@ static void test_layer(const layer_case *c) {
 static const layer_case layers[] = {
     CONV(.name = "first 5x5", .in = 1, .out = 20, .height = 9, .width = 8, .kernel = {5, 5}),
     CONV(.name = "second 5x5, relu", .in = 20, .out = 50, .height = 6, .width = 5, .kernel = {5, 5}, .relu = true),
-    CONV(.name = "padded", .in = 3, .out = 5, .height = 7, .width = 9, .kernel = {3, 3}, .padding = {1, 1}, .bias = false),
-    CONV(.name = "strided", .in = 5, .out = 3, .height = 9, .width = 8, .kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1},
-         .relu = true),
-    CONV(.name = "stride over the kernel", .in = 3, .out = 20, .height = 10, .width = 11, .kernel = {2, 1}, .stride = {3, 4}),
+    CONV(.name = "padded", .in = 3, .out = 5, .height = 7, .width = 9, .kernel = {3, 3}, .padding = {1, 1},
+         .bias = false),
+    CONV(.name = "strided", .in = 5, .out = 3, .height = 9, .width = 8, .kernel = {3, 3}, .stride = {2, 2},
+         .padding = {1, 1}, .relu = true),
+    CONV(.name = "stride over the kernel", .in = 3, .out = 20, .height = 10, .width = 11, .kernel = {2, 1},
+         .stride = {3, 4}),
     CONV(.name = "uneven window", .in = 3, .out = 7, .height = 9, .width = 12, .kernel = {2, 5}, .stride = {1, 3},
          .padding = {0, 4}, .dilation = {3, 2}),
     CONV(.name = "dilated", .in = 5, .out = 5, .height = 11, .width = 10, .kernel = {3, 3}, .padding = {2, 3},
          .dilation = {2, 3}),
     CONV(.name = "1x1", .in = 20, .out = 33, .height = 5, .width = 3, .kernel = {1, 1}, .relu = true),
     CONV(.name = "kernel over image", .in = 3, .out = 5, .height = 2, .width = 3, .kernel = {5, 7}, .padding = {2, 3}),
-    CONV(.name = "padding over kernel", .in = 1, .out = 3, .height = 2, .width = 1, .kernel = {2, 2}, .padding = {3, 4}),
+    CONV(.name = "padding over kernel", .in = 1, .out = 3, .height = 2, .width = 1, .kernel = {2, 2},
+         .padding = {3, 4}),
     CONV(.name = "padding, far stride", .in = 2, .out = 3, .height = 3, .width = 2, .kernel = {1, 1}, .stride = {5, 7},
          .padding = {1, 2}),
-    CONV(.name = "groups", .in = 6, .out = 9, .height = 6, .width = 5, .kernel = {3, 3}, .padding = {1, 1}, .groups = 3),
-    CONV(.name = "depthwise", .in = 5, .out = 5, .height = 7, .width = 8, .kernel = {3, 3}, .stride = {2, 1}, .padding = {1, 1},
-         .groups = 5, .relu = true),
+    CONV(.name = "groups", .in = 6, .out = 9, .height = 6, .width = 5, .kernel = {3, 3}, .padding = {1, 1},
+         .groups = 3),
+    CONV(.name = "depthwise", .in = 5, .out = 5, .height = 7, .width = 8, .kernel = {3, 3}, .stride = {2, 1},
+         .padding = {1, 1}, .groups = 5, .relu = true),
     CONV(.name = "parts of channels", .in = 150, .out = 15, .height = 3, .width = 4, .kernel = {1, 1}),
     CONV(.name = "slabs of rows", .in = 2, .out = 6, .height = 60, .width = 14, .kernel = {3, 2}, .padding = {1, 0}),
     LINEAR(.name = "linear 1x1", .in = 1, .out = 1),
@@ -318,8 +325,8 @@ static void test_layers(void) {
         }
     }
     /* Channels cut into parts, and strips of columns. */
-    layer_case wide =
-        CONV(.name = "wide", .batch = 100, .in = 16, .out = 15, .height = 2, .width = 120, .kernel = {3, 3}, .padding = {1, 1});
+    layer_case wide = CONV(.name = "wide", .batch = 100, .in = 16, .out = 15, .height = 2, .width = 120,
+                           .kernel = {3, 3}, .padding = {1, 1});
     test_layer(&wide);
     layer_case deep = LINEAR(.name = "deep", .batch = 150, .in = 1100, .out = 16);
     test_layer(&deep);
@@ -376,7 +383,8 @@ static void test_product(int64_t m, int64_t n, int64_t k, int flags, int threads
         const gg_gemm_kernels *kernels = gg_gemm_kernels_for((gg_isa)isa);
         if (!gg_cpu_supports((gg_isa)isa) || kernels == NULL) continue;
         char place[120];
-        snprintf(place, sizeof place, "product %d x %d x %d, %d, %s", (int)m, (int)n, (int)k, flags, gg_isa_name((gg_isa)isa));
+        snprintf(place, sizeof place, "product %d x %d x %d, %d, %s", (int)m, (int)n, (int)k, flags,
+                 gg_isa_name((gg_isa)isa));
         buffer c = buffer_create(start.count);
         memcpy(c.data, start.data, c.count * sizeof(float));
         const gg_sgemm p = {.m = m,
@@ -409,7 +417,8 @@ static void test_products(void) {
                                        {29, 31, 300}, {50, 500, 64}, {7, 1000, 530}, {130, 16, 256}, {5, 6, 0}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i)
         for (int flags = 0; flags < 8; ++flags)
-            for (int threads = 1; threads <= 2; ++threads) test_product(sizes[i][0], sizes[i][1], sizes[i][2], flags, threads);
+            for (int threads = 1; threads <= 2; ++threads)
+                test_product(sizes[i][0], sizes[i][1], sizes[i][2], flags, threads);
 }
 
 static void test_transpose(void) {
@@ -432,7 +441,8 @@ static void test_transpose(void) {
 }
 
 /* The gradient of a linear layer's weight, as its backward pass gives it: from values turned to BATCH_LAST. */
-static buffer whole_gradient(gg_device *device, int64_t batch, int64_t in, int64_t out, const buffer *x, const buffer *dy) {
+static buffer whole_gradient(gg_device *device, int64_t batch, int64_t in, int64_t out, const buffer *x,
+                             const buffer *dy) {
     const gg_op_desc desc = {.kind = GG_OP_LINEAR,
                              .batch = batch,
                              .inputs = 1,

@@ -45,7 +45,8 @@ static void check_shape(const gg_graph *graph, int node, const char *wanted) {
 static void test_lenet(void) {
     gg_graph *graph = start(3, (int64_t[]){1, 28, 28});
     int at = 0;
-    gg_layer_desc conv1 = windowed(GG_LAYER_CONV2D, "conv1", 5, 1, 0), conv2 = windowed(GG_LAYER_CONV2D, "conv2", 5, 1, 0);
+    gg_layer_desc conv1 = windowed(GG_LAYER_CONV2D, "conv1", 5, 1, 0),
+                  conv2 = windowed(GG_LAYER_CONV2D, "conv2", 5, 1, 0);
     gg_layer_desc fc1 = named(GG_LAYER_LINEAR, "fc1"), fc2 = named(GG_LAYER_LINEAR, "fc2");
     conv1.outputs = 20;
     conv2.outputs = 50;
@@ -180,7 +181,8 @@ static void test_refusals(void) {
     desc = windowed(GG_LAYER_CONV2D, "c", 3, 1, 0);
     desc.outputs = 2;
     desc.weight_init = (gg_init){GG_INIT_NORMAL, -1};
-    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "weight_init: the bound or deviation must not be negative");
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT,
+                "weight_init: the bound or deviation must not be negative");
     desc.weight_init = (gg_init){GG_INIT_CONSTANT, NAN};
     CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "must be finite");
 
@@ -207,7 +209,8 @@ static void test_refusals(void) {
     CHECK_OK(gg_graph_add(graph, &desc, NULL, 2, pair, &node));
     check_shape(graph, node, "(8, 4, 3)");
     CHECK_FAILS(gg_graph_finish(graph, 9), GG_ERROR_ARGUMENT, "nodes 0 to 2");
-    CHECK_FAILS(gg_graph_finish(graph, 1), GG_ERROR_ARGUMENT, "layer 'join' (concat) does not lead to the output 'pool'");
+    CHECK_FAILS(gg_graph_finish(graph, 1), GG_ERROR_ARGUMENT,
+                "layer 'join' (concat) does not lead to the output 'pool'");
     CHECK_OK(gg_graph_finish(graph, node));
     CHECK_INT(gg_graph_arena_count(graph), 0);
     CHECK_INT(gg_graph_output(graph), 2);

@@ -104,7 +104,8 @@ static bool padding_is_zero(gg_layout layout, int64_t batch, int64_t values, con
     bool zero = true;
     if (layout == GG_LAYOUT_BATCH_LAST)
         for (int64_t v = 0; v < values; ++v)
-            for (int64_t n = batch; n < gg_lanes_padded(batch); ++n) zero = zero && p[place(layout, batch, values, n, v)] == 0;
+            for (int64_t n = batch; n < gg_lanes_padded(batch); ++n)
+                zero = zero && p[place(layout, batch, values, n, v)] == 0;
     return zero;
 }
 
@@ -145,7 +146,8 @@ static void test_functions(void) {
     k->tanh(6, special, out);
     CHECK(isnan(out[0]) && out[1] == 1 && out[2] == -1 && out[3] == 0 && signbit(out[4]) && out[5] == 1);
     k->sigmoid(6, special, out);
-    CHECK(isnan(out[0]) && out[1] == 1 && out[2] >= 0 && out[2] < 1e-44f && out[3] == 0.5f && out[4] == 0.5f && out[5] == 1);
+    CHECK(isnan(out[0]) && out[1] == 1 && out[2] >= 0 && out[2] < 1e-44f && out[3] == 0.5f && out[4] == 0.5f &&
+          out[5] == 1);
     k->relu(6, special, out);
     CHECK(isnan(out[0]) && out[1] == INFINITY && out[2] == 0 && out[3] == 0 && out[5] == 1e30f);
     release();
@@ -224,7 +226,8 @@ static void test_add_and_concat(void) {
     bool good = true;
     for (int64_t i = 0; i < batch * 105; ++i) good = good && out[i] == (in[0][i] + in[1][i]) + in[2][i];
     CHECK(good);
-    CHECK(same_bits(grad[0], args.grad_output, (size_t)batch * 420) && same_bits(grad[2], args.grad_output, (size_t)batch * 420));
+    CHECK(same_bits(grad[0], args.grad_output, (size_t)batch * 420) &&
+          same_bits(grad[2], args.grad_output, (size_t)batch * 420));
     gg_op_destroy(op);
     release();
 
@@ -261,7 +264,8 @@ static void test_dropout(void) {
     for (int b = 0; b < 4; ++b) {
         for (int l = 0; l < 2; ++l) {
             const int64_t batch = batches[b], n = elements(layouts[l], batch, values), blocks = (batch + 3) / 4;
-            gg_op_desc desc = {.kind = GG_OP_DROPOUT, .batch = batch, .inputs = 1, .training = true, .input_grad = true};
+            gg_op_desc desc = {
+                .kind = GG_OP_DROPOUT, .batch = batch, .inputs = 1, .training = true, .input_grad = true};
             desc.probability = 0.3f;
             desc.seed = UINT64_C(0x123456789abcdef0);
             desc.input[0] = desc.output = shape1(values);
@@ -334,8 +338,8 @@ static int64_t lower(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t upper(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* As PyTorch writes it: one sample and channel, all in double. */
-static void reference_pool(bool max, const pool_case *c, const int64_t out[2], const double *x, const double *dy, double *y,
-                           double *dx) {
+static void reference_pool(bool max, const pool_case *c, const int64_t out[2], const double *x, const double *dy,
+                           double *y, double *dx) {
     const gg_window *w = &c->window;
     const int64_t height = c->in[0], width = c->in[1];
     for (int64_t i = 0; i < height * width; ++i) dx[i] = 0;
@@ -388,7 +392,8 @@ static void check_pool(bool max, const pool_case *c, int64_t batch, bool special
     const int64_t lanes = gg_lanes_padded(batch), pixels = c->in[0] * c->in[1];
     const int64_t out[2] = {pooled_size(c->in[0], &c->window, 0), pooled_size(c->in[1], &c->window, 1)};
     const int64_t outputs = out[0] * out[1], n_in = c->channels * pixels * lanes, n_out = c->channels * outputs * lanes;
-    gg_op_desc desc = {.kind = max ? GG_OP_MAX_POOL2D : GG_OP_AVG_POOL2D, .batch = batch, .inputs = 1, .training = true};
+    gg_op_desc desc = {
+        .kind = max ? GG_OP_MAX_POOL2D : GG_OP_AVG_POOL2D, .batch = batch, .inputs = 1, .training = true};
     desc.input_grad = true;
     desc.input[0] = shape3(c->channels, c->in[0], c->in[1]);
     desc.output = shape3(c->channels, out[0], out[1]);
@@ -397,7 +402,8 @@ static void check_pool(bool max, const pool_case *c, int64_t batch, bool special
     gg_op *op = create(&desc);
     if (op == NULL) return;
     CHECK(op->input[0].layout == GG_LAYOUT_BATCH_LAST && op->output.layout == GG_LAYOUT_BATCH_LAST);
-    float *x = uniform(n_in, -1, 1), *dy = uniform(n_out, -1, 1), *y = floats(n_out), *dx = floats(n_in), *again = floats(n_out);
+    float *x = uniform(n_in, -1, 1), *dy = uniform(n_out, -1, 1), *y = floats(n_out), *dx = floats(n_in),
+          *again = floats(n_out);
     clear_padding(GG_LAYOUT_BATCH_LAST, batch, c->channels * outputs, dy);
     /* Few different values, so that there are ties. */
     for (int64_t i = 0; i < n_in; ++i) x[i] = floorf(x[i] * 3);
@@ -444,7 +450,7 @@ static void check_pool(bool max, const pool_case *c, int64_t batch, bool special
 }
 
 static void test_pool(void) {
-#define WINDOW(k0, k1, s0, s1, p0, p1, d0, d1, c)                                                                                \
+#define WINDOW(k0, k1, s0, s1, p0, p1, d0, d1, c)                                                                      \
     { {k0, k1}, {s0, s1}, {p0, p1}, {d0, d1}, c, true }
     const pool_case cases[] = {
         {3, {6, 8}, WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)},     {3, {7, 9}, WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)},
@@ -473,11 +479,13 @@ static void test_pool(void) {
     }
     for (size_t i = 0; i < sizeof dilated / sizeof *dilated; ++i) check_pool(true, &dilated[i], 19, true);
 
-    gg_op_desc desc = {.kind = GG_OP_MAX_POOL2D, .batch = 1, .inputs = 1, .window = WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)};
+    gg_op_desc desc = {
+        .kind = GG_OP_MAX_POOL2D, .batch = 1, .inputs = 1, .window = WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)};
     gg_op *op = NULL;
     desc.input[0] = shape3(1, 6, 6);
     desc.output = shape3(1, 3, 4);
-    CHECK_FAILS(gg_backend_native.create[GG_OP_MAX_POOL2D](device, &desc, &op), GG_ERROR_SHAPE, "give 3 outputs, not 4");
+    CHECK_FAILS(gg_backend_native.create[GG_OP_MAX_POOL2D](device, &desc, &op), GG_ERROR_SHAPE,
+                "give 3 outputs, not 4");
     desc.output = shape3(1, 4, 4);
     desc.window.padding[0] = 2;
     CHECK_FAILS(gg_backend_native.create[GG_OP_MAX_POOL2D](device, &desc, &op), GG_ERROR_ARGUMENT, "half");
@@ -557,7 +565,8 @@ static void test_losses(void) {
     for (int l = 0; l < 2; ++l)
         for (int b = 0; b < 4; ++b)
             for (int f = 0; f < 5; ++f)
-                for (int k = 0; k < GG_LOSS_COUNT; ++k) check_loss((gg_loss_kind)k, layouts[l], batches[b], features[f]);
+                for (int k = 0; k < GG_LOSS_COUNT; ++k)
+                    check_loss((gg_loss_kind)k, layouts[l], batches[b], features[f]);
     /* Enough for several threads. */
     check_loss(GG_LOSS_CROSS_ENTROPY, GG_LAYOUT_BATCH_LAST, 120, 1000);
     check_loss(GG_LOSS_CROSS_ENTROPY, GG_LAYOUT_PLAIN, 120, 1000);
@@ -610,7 +619,9 @@ static bool copied(gg_dtype wire, size_t n, const float *values, const void *cop
     return good;
 }
 
-static void *further(gg_dtype wire, const void *p, size_t n) { return p != NULL ? (char *)p + n * gg_dtype_size(wire) : NULL; }
+static void *further(gg_dtype wire, const void *p, size_t n) {
+    return p != NULL ? (char *)p + n * gg_dtype_size(wire) : NULL;
+}
 
 enum { RECEIVES_WEIGHT = 1, RECEIVES_MOMENTS = 2, COPIES = 4 };
 
@@ -622,30 +633,31 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     double *w_in = guarded(n * 8), *m_in = guarded(n * 8), *s_in = guarded(n * 8);
     double *wanted_w = guarded(n * 8), *wanted_m = guarded(n * 8), *wanted_s = guarded(n * 8);
     uint16_t *compute = guarded(n * 2);
-    const gg_update_args args = {.n = n,
-                                 .rule = rule,
-                                 .wire = wire,
-                                 .grad = grad,
-                                 .weight = weight,
-                                 .momentum = keeps ? m : NULL,
-                                 .square = adam ? s : NULL,
-                                 .weight_after = flags & RECEIVES_WEIGHT ? from_partner(wire, n, -1, w_in) : NULL,
-                                 .momentum_before = keeps && flags & RECEIVES_MOMENTS ? from_partner(wire, n, -1, m_in) : NULL,
-                                 .square_before = adam && flags & RECEIVES_MOMENTS ? from_partner(wire, n, 0, s_in) : NULL,
-                                 .weight_copy = copies ? guarded(n * gg_dtype_size(wire)) : NULL,
-                                 .momentum_copy = copies && keeps ? guarded(n * gg_dtype_size(wire)) : NULL,
-                                 .square_copy = copies && adam ? guarded(n * gg_dtype_size(wire)) : NULL,
-                                 .compute_copy = copies ? compute : NULL,
-                                 .grad_scale = 0.5f,
-                                 .lr = 0.1f,
-                                 .mu = 0.9f,
-                                 .weight_decay = 0.01f,
-                                 .d_share = 0.1f,
-                                 .beta2 = 0.99f,
-                                 .square_share = 0.01f,
-                                 .keep = 0.97f,
-                                 .root_scale = 1.5f,
-                                 .eps = 1e-3f};
+    const gg_update_args args = {
+        .n = n,
+        .rule = rule,
+        .wire = wire,
+        .grad = grad,
+        .weight = weight,
+        .momentum = keeps ? m : NULL,
+        .square = adam ? s : NULL,
+        .weight_after = flags & RECEIVES_WEIGHT ? from_partner(wire, n, -1, w_in) : NULL,
+        .momentum_before = keeps && flags & RECEIVES_MOMENTS ? from_partner(wire, n, -1, m_in) : NULL,
+        .square_before = adam && flags & RECEIVES_MOMENTS ? from_partner(wire, n, 0, s_in) : NULL,
+        .weight_copy = copies ? guarded(n * gg_dtype_size(wire)) : NULL,
+        .momentum_copy = copies && keeps ? guarded(n * gg_dtype_size(wire)) : NULL,
+        .square_copy = copies && adam ? guarded(n * gg_dtype_size(wire)) : NULL,
+        .compute_copy = copies ? compute : NULL,
+        .grad_scale = 0.5f,
+        .lr = 0.1f,
+        .mu = 0.9f,
+        .weight_decay = 0.01f,
+        .d_share = 0.1f,
+        .beta2 = 0.99f,
+        .square_share = 0.01f,
+        .keep = 0.97f,
+        .root_scale = 1.5f,
+        .eps = 1e-3f};
     for (size_t i = 0; i < n; ++i) {
         const double w = (double)weight[i], old = (double)m[i], mu = (double)args.mu, lr = (double)args.lr;
         const double d = (double)args.grad_scale * (double)grad[i] + (double)args.weight_decay * w;
@@ -658,7 +670,8 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         const double new_s = (double)args.beta2 * mixed_s + (double)args.square_share * d * d;
         const double new_m = mu * mixed_m + (adam ? (double)args.d_share : 1) * d;
         double new_w = w - lr * (rule == GG_UPDATE_PLAIN ? d : rule == GG_UPDATE_NESTEROV ? d + mu * new_m : new_m);
-        if (adam) new_w = (double)args.keep * w - lr * new_m / (sqrt(new_s) * (double)args.root_scale + (double)args.eps);
+        if (adam)
+            new_w = (double)args.keep * w - lr * new_m / (sqrt(new_s) * (double)args.root_scale + (double)args.eps);
         wanted_w[i] = args.weight_after ? new_w + (w_in[i] - w_sent) / 2 : new_w;
         wanted_m[i] = new_m;
         wanted_s[i] = new_s;
@@ -728,9 +741,9 @@ static void test_bfloat16(void) {
     for (uint32_t i = 0; i < n; ++i) {
         uint32_t bits;
         memcpy(&bits, &in[i], 4);
-        bits = bits * 2654435761u + i;                              /* any bits: NaN, infinities, denormals, both signs */
-        if (i % 4 == 0) bits = (bits & 0xffff0000u) | 0x8000u;      /* a tie */
-        if (i % 8 == 1) bits = (bits & 0x807fffffu);                /* denormal */
+        bits = bits * 2654435761u + i;                         /* any bits: NaN, infinities, denormals, both signs */
+        if (i % 4 == 0) bits = (bits & 0xffff0000u) | 0x8000u; /* a tie */
+        if (i % 8 == 1) bits = (bits & 0x807fffffu);           /* denormal */
         if (i % 64 == 2) bits = (bits & 0x80000000u) | 0x7f7fffffu; /* rounds to infinity */
         memcpy(&in[i], &bits, 4);
     }
@@ -776,7 +789,8 @@ static void test_arenas(void) {
 
         const float *const sources[3] = {a, b, c};
         const float scale[3] = {0.25f, -2.0f, 0.7f};
-        for (size_t i = 0; i < n; ++i) wanted[i] = 0.25 * (double)a[i] - 2.0 * (double)b[i] + (double)0.7f * (double)c[i];
+        for (size_t i = 0; i < n; ++i)
+            wanted[i] = 0.25 * (double)a[i] - 2.0 * (double)b[i] + (double)0.7f * (double)c[i];
         gg_backend_native.weighted_sum(device, n, 3, sources, scale, out);
         CHECK_NEAR(distance(count, out, wanted), 0, 3e-7);
         gg_backend_native.weighted_sum(device, n, 3, sources, scale, b); /* onto a source that is read late */
@@ -803,7 +817,8 @@ static void test_arenas(void) {
         gg_backend_native.narrow_sum(device, n, 3, narrow_sources, scale, out, NULL);
         CHECK_NEAR(distance(count, out, wanted), 0, 3e-7);
         gg_backend_native.narrow_difference(device, n, out, narrow[0], narrow[2]);
-        for (size_t i = 0; i < n; ++i) exact = exact && narrow[2][i] == rounded_bfloat16(out[i] - of_bfloat16(narrow[0][i]));
+        for (size_t i = 0; i < n; ++i)
+            exact = exact && narrow[2][i] == rounded_bfloat16(out[i] - of_bfloat16(narrow[0][i]));
         gg_backend_native.narrow(device, n, c, narrow[2]);
         gg_backend_native.narrow_sum(device, n, 3, narrow_sources, scale, out, narrow[1]); /* onto one of them */
         CHECK_NEAR(distance(count, out, wanted), 0, 1.0 / 256);

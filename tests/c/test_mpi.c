@@ -69,7 +69,8 @@ static void test_slow(int rank, int size) {
     CHECK(hash[0] == hash[1]);
 
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &fast));
-    CHECK_FAILS(gg_network_transport_create(fast, &(gg_network){.latency = -1}, &t), GG_ERROR_ARGUMENT, "latency is -1");
+    CHECK_FAILS(gg_network_transport_create(fast, &(gg_network){.latency = -1}, &t), GG_ERROR_ARGUMENT,
+                "latency is -1");
     CHECK_OK(gg_network_transport_create(fast, &slow, &t));
     CHECK_OK(gg_message_alloc(t, BYTES, "block", (void **)&block));
     CHECK_OK(gg_message_alloc(t, (size_t)size * BYTES, "landing", (void **)&landing));
@@ -109,7 +110,8 @@ static void test_slow(int rank, int size) {
     gg_transport_destroy(t);
 }
 
-/* MPI's own sums: the right ones, the same bits on every rank, several at once, of parts of the group; counted like ours. */
+/* MPI's own sums: the right ones, the same bits on every rank, several at once, of parts of the group; counted like
+ * ours. */
 static void test_sums(int rank, int size) {
     enum { MANY = 5, COUNT = 16 * 64 * 3 };
     gg_device device = {.table = &case_backend, .threads = 1};
@@ -130,7 +132,8 @@ static void test_sums(int rank, int size) {
                                     GG_COLLECTIVES_MPI, &many[0]),
                 GG_ERROR_ARGUMENT, "MPI has no sum of bfloat16");
 
-    /* Whole numbers have one sum in any order. Every second rank: two groups side by side, both under way while the whole group's are. */
+    /* Whole numbers have one sum in any order. Every second rank: two groups side by side, both under way while the
+     * whole group's are. */
     for (int r = rank % 2; r < size; r += 2) {
         if (r == rank) place = count;
         members[count++] = r;
@@ -139,7 +142,8 @@ static void test_sums(int rank, int size) {
     CHECK_OK(gg_message_alloc(t, MANY * COUNT * sizeof(float), "arena", (void **)&data));
     for (int r = 0; r < size; ++r) share[r] = (float)(r + 1);
     for (int i = 0; i < MANY; ++i)
-        CHECK_OK(gg_allreduce_create(i % 2 ? view : t, &device, COUNT, GG_TAG_USER + i, NULL, GG_COLLECTIVES_MPI, &many[i]));
+        CHECK_OK(
+            gg_allreduce_create(i % 2 ? view : t, &device, COUNT, GG_TAG_USER + i, NULL, GG_COLLECTIVES_MPI, &many[i]));
     for (int again = 0; again < 20; ++again) {
         int left = MANY;
         bool summed[MANY] = {false};
@@ -171,7 +175,8 @@ static void test_sums(int rank, int size) {
         CHECK(wrong == 0);
         const int64_t each = COUNT * sizeof(float), whole = (MANY + 1) / 2, part = MANY / 2;
         CHECK(t->messages_sent - messages == 2 * (whole * (size - 1) + part * (count - 1)));
-        CHECK(t->bytes_sent - bytes == whole * (2 * each * (size - 1) / size) + part * (2 * each * (count - 1) / count));
+        CHECK(t->bytes_sent - bytes ==
+              whole * (2 * each * (size - 1) / size) + part * (2 * each * (count - 1) / count));
     }
     CHECK(place == view->rank);
     for (int i = 0; i < MANY; ++i) gg_allreduce_destroy(many[i]);
@@ -180,8 +185,8 @@ static void test_sums(int rank, int size) {
     gg_transport_destroy(t);
 }
 
-/* A rank that does not come is waited for no longer than `timeout`; then the sum may still be had, or be given up: what MPI may still
- * write is kept, and that is told by the live bytes. */
+/* A rank that does not come is waited for no longer than `timeout`; then the sum may still be had, or be given up: what
+ * MPI may still write is kept, and that is told by the live bytes. */
 static int64_t test_sum_in_vain(int rank, int size) {
     enum { COUNT = 4096 };
     gg_device device = {.table = &case_backend, .threads = 1};
@@ -264,7 +269,8 @@ static void test_timeout(int rank, int size) {
         waited += gg_clock_now();
         const char *said = strstr(gg_error_message(), "rank 0: waited ");
         CHECK(said && atof(said + strlen("rank 0: waited ")) >= 1);
-        /* it sleeps between its looks: after the first ones, which only yield, and some short sleeps, 0.2 ms at least each */
+        /* it sleeps between its looks: after the first ones, which only yield, and some short sleeps, 0.2 ms at least
+         * each */
         CHECK(rounds < 2048 + 100 + waited / 200e-6);
         CHECK(request.state == GG_REQUEST_RECEIVING);
         gg_cancel(t, &request);
@@ -392,8 +398,8 @@ static void measure_all(void) {
         for (int again = 0; again < 2; ++again) {
             double plain = measure(t, n, false, &sum), shared = measure(t, n, true, &sum);
             if (t->rank == 0)
-                printf("%9zu bytes both ways and read once: plain %8.1f us, shared %8.1f us, ratio %.2f\n", n, plain * 1e6,
-                       shared * 1e6, plain / shared);
+                printf("%9zu bytes both ways and read once: plain %8.1f us, shared %8.1f us, ratio %.2f\n", n,
+                       plain * 1e6, shared * 1e6, plain / shared);
         }
     }
     gg_transport_destroy(t);

@@ -73,10 +73,10 @@ static size_t place_of(const batch *it, gg_layout layout, int64_t n, int64_t c, 
     return (size_t)((((n * blocks + c / block) * it->h + h) * it->w + w) * block + c % block);
 }
 
-#define EACH(it)                                                                                                                 \
-    for (int64_t n = 0; n < (it)->n; n++)                                                                                        \
-        for (int64_t c = 0; c < (it)->c; c++)                                                                                    \
-            for (int64_t h = 0; h < (it)->h; h++)                                                                                \
+#define EACH(it)                                                                                                       \
+    for (int64_t n = 0; n < (it)->n; n++)                                                                              \
+        for (int64_t c = 0; c < (it)->c; c++)                                                                          \
+            for (int64_t h = 0; h < (it)->h; h++)                                                                      \
                 for (int64_t w = 0; w < (it)->w; w++)
 
 static gg_shape shape_of(const batch *it) { return (gg_shape){3, {it->c, it->h, it->w}}; }
@@ -216,7 +216,8 @@ static void run_trial(gg_device *device, trial *t) {
     }
     CHECK_INT(gg_memory_allocations() - allocations, 0);
     if (check_failed > failed)
-        fprintf(stderr, "  in %s: batch %lld, %s to %s\n", t->name, (long long)t->desc.batch, seen_layout[0], seen_layout[1]);
+        fprintf(stderr, "  in %s: batch %lld, %s to %s\n", t->name, (long long)t->desc.batch, seen_layout[0],
+                seen_layout[1]);
     gg_op_destroy(op);
     CHECK_INT(gg_memory_live_bytes() - before, 0);
     for (int i = 0; i < t->desc.inputs; i++) {
@@ -266,7 +267,9 @@ typedef struct conv_case {
     bool bias, relu, input_grad;
 } conv_case;
 
-static int64_t conv_out(int64_t in, int64_t k, int64_t s, int64_t p, int64_t d) { return (in + 2 * p - d * (k - 1) - 1) / s + 1; }
+static int64_t conv_out(int64_t in, int64_t k, int64_t s, int64_t p, int64_t d) {
+    return (in + 2 * p - d * (k - 1) - 1) / s + 1;
+}
 
 static void conv_reference(trial *t) {
     const gg_window *win = &t->desc.window;
@@ -283,7 +286,8 @@ static void conv_reference(trial *t) {
                         int64_t ih = h * win->stride[0] - win->padding[0] + kh * win->dilation[0];
                         int64_t iw = w * win->stride[1] - win->padding[1] + kw * win->dilation[1];
                         if (ih < 0 || ih >= x->h || iw < 0 || iw >= x->w) continue;
-                        int64_t channel = c / oc * ic + i, k = ((c * ic + i) * win->kernel[0] + kh) * win->kernel[1] + kw;
+                        int64_t channel = c / oc * ic + i,
+                                k = ((c * ic + i) * win->kernel[0] + kh) * win->kernel[1] + kw;
                         if (pass == 0) {
                             sum += t->w[k] * *at(x, n, channel, ih, iw);
                         } else {
@@ -299,20 +303,20 @@ static void conv_reference(trial *t) {
 static void test_conv(gg_device *device, const conv_case *it, gg_layout offered, bool training) {
     trial t = {.name = "conv2d", .outputs = it->out};
     t.weights = it->out * it->in / it->groups * it->kernel[0] * it->kernel[1];
-    t.desc =
-        (gg_op_desc){.kind = GG_OP_CONV2D,
-                     .batch = it->batch,
-                     .inputs = 1,
-                     .input = {{3, {it->in, it->height, it->width}}},
-                     .output = {3,
-                                {it->out, conv_out(it->height, it->kernel[0], it->stride[0], it->padding[0], it->dilation[0]),
-                                 conv_out(it->width, it->kernel[1], it->stride[1], it->padding[1], it->dilation[1])}},
-                     .offered = {{GG_FLOAT32, offered}},
-                     .groups = it->groups,
-                     .bias = it->bias,
-                     .activation = it->relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE,
-                     .training = training,
-                     .input_grad = it->input_grad};
+    t.desc = (gg_op_desc){
+        .kind = GG_OP_CONV2D,
+        .batch = it->batch,
+        .inputs = 1,
+        .input = {{3, {it->in, it->height, it->width}}},
+        .output = {3,
+                   {it->out, conv_out(it->height, it->kernel[0], it->stride[0], it->padding[0], it->dilation[0]),
+                    conv_out(it->width, it->kernel[1], it->stride[1], it->padding[1], it->dilation[1])}},
+        .offered = {{GG_FLOAT32, offered}},
+        .groups = it->groups,
+        .bias = it->bias,
+        .activation = it->relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE,
+        .training = training,
+        .input_grad = it->input_grad};
     memcpy(t.desc.window.kernel, it->kernel, sizeof it->kernel);
     memcpy(t.desc.window.stride, it->stride, sizeof it->stride);
     memcpy(t.desc.window.padding, it->padding, sizeof it->padding);
@@ -351,7 +355,8 @@ static void test_convs(gg_device *device) {
 
 /* ----------------------------------------------------------------------------------------------- linear */
 
-static void test_linear(gg_device *device, int64_t batch_size, int64_t steps, int64_t in, int64_t out, bool bias, bool relu) {
+static void test_linear(gg_device *device, int64_t batch_size, int64_t steps, int64_t in, int64_t out, bool bias,
+                        bool relu) {
     trial t = {.name = "linear", .outputs = out, .weights = in * out};
     t.desc = (gg_op_desc){.kind = GG_OP_LINEAR,
                           .batch = batch_size,
@@ -415,7 +420,8 @@ static gg_status test_pool(gg_device *device, gg_op_kind kind, int64_t batch_siz
         .inputs = 1,
         .input = {{3, {channels, height, width}}},
         .output = {3,
-                   {channels, pool_out(height, win.kernel[0], win.stride[0], win.padding[0], win.dilation[0], win.ceil_mode),
+                   {channels,
+                    pool_out(height, win.kernel[0], win.stride[0], win.padding[0], win.dilation[0], win.ceil_mode),
                     pool_out(width, win.kernel[1], win.stride[1], win.padding[1], win.dilation[1], win.ceil_mode)}},
         .offered = {{GG_FLOAT32, offered}},
         .window = win,
@@ -474,7 +480,8 @@ static void test_pools(gg_device *device) {
         CHECK_OK(test_pool(device, GG_OP_AVG_POOL2D, 1, 33, 7, 5, all, layouts[k], true));
         CHECK_OK(test_pool(device, GG_OP_MAX_POOL2D, 1, 33, 7, 5, all, layouts[k], false));
         CHECK_OK(test_pool(device, GG_OP_AVG_POOL2D, 1, 16, 7, 7, clipped, layouts[k], true)); /* nothing is clipped */
-        CHECK_FAILS(test_pool(device, GG_OP_AVG_POOL2D, 1, 16, 8, 7, clipped, layouts[k], true), GG_ERROR_UNSUPPORTED, "padding");
+        CHECK_FAILS(test_pool(device, GG_OP_AVG_POOL2D, 1, 16, 8, 7, clipped, layouts[k], true), GG_ERROR_UNSUPPORTED,
+                    "padding");
     }
 }
 
@@ -503,7 +510,8 @@ static void test_activation(gg_device *device, gg_op_kind kind, gg_shape shape, 
 static void test_add(gg_device *device, int inputs, gg_layout layout, bool in_place) {
     trial t = {.name = "add", .in_place = in_place};
     const gg_shape shape = {3, {20, 5, 3}};
-    t.desc = (gg_op_desc){.kind = GG_OP_ADD, .batch = 3, .inputs = inputs, .output = shape, .training = true, .input_grad = true};
+    t.desc = (gg_op_desc){
+        .kind = GG_OP_ADD, .batch = 3, .inputs = inputs, .output = shape, .training = true, .input_grad = true};
     for (int i = 0; i < inputs; i++) {
         t.desc.input[i] = shape;
         t.desc.offered[i] = (gg_format){GG_FLOAT32, i == 0 ? layout : GG_LAYOUT_PLAIN};
@@ -520,8 +528,12 @@ static void test_add(gg_device *device, int inputs, gg_layout layout, bool in_pl
 
 static void test_concat(gg_device *device, int inputs, const int64_t *channels, int dims, gg_layout layout) {
     trial t = {.name = "concat"};
-    t.desc = (gg_op_desc){
-        .kind = GG_OP_CONCAT, .batch = 2, .inputs = inputs, .output = {dims, {0, 4, 3}}, .training = true, .input_grad = true};
+    t.desc = (gg_op_desc){.kind = GG_OP_CONCAT,
+                          .batch = 2,
+                          .inputs = inputs,
+                          .output = {dims, {0, 4, 3}},
+                          .training = true,
+                          .input_grad = true};
     for (int i = 0; i < inputs; i++) {
         t.desc.input[i] = (gg_shape){dims, {channels[i], 4, 3}};
         t.desc.offered[i] = (gg_format){GG_FLOAT32, layout};
@@ -572,7 +584,8 @@ static void test_refusals(gg_device *device) {
                        .window = {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false, false},
                        .groups = 1};
     desc.output.size[2] = 7;
-    CHECK_FAILS(gg_backend_onednn.create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_SHAPE, "width of 8 gives 8, not 7");
+    CHECK_FAILS(gg_backend_onednn.create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_SHAPE,
+                "width of 8 gives 8, not 7");
     desc.output.size[2] = 8;
     desc.groups = 2;
     CHECK_FAILS(gg_backend_onednn.create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_SHAPE, "2 groups");
@@ -637,9 +650,9 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
     gg_op *op = NULL;
     gg_op_desc both = *desc;
     if (!CHECK_OK(gg_backend_onednn.create[desc->kind](device, &both, &op))) return;
-    const int64_t weights = desc->kind == GG_OP_LINEAR
-                                ? desc->input[0].size[0] * desc->output.size[0]
-                                : desc->input[0].size[0] * desc->output.size[0] * desc->window.kernel[0] * desc->window.kernel[1];
+    const int64_t weights = desc->kind == GG_OP_LINEAR ? desc->input[0].size[0] * desc->output.size[0]
+                                                       : desc->input[0].size[0] * desc->output.size[0] *
+                                                             desc->window.kernel[0] * desc->window.kernel[1];
     const size_t in = gg_format_bytes(op->input[0], &desc->input[0], desc->batch),
                  out = gg_format_bytes(op->output, &desc->output, desc->batch), w = (size_t)weights * sizeof(float);
     const size_t sizes[] = {in,
@@ -677,9 +690,11 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
             best[pass] = fmin(best[pass], gg_clock_now() - from);
         }
     }
-    printf("%-28s %s to %s: forward %.3f ms %.0f GFLOP/s, backward weights %.3f ms %.0f, both %.3f ms %.0f (data %.0f)\n", name,
-           gg_layout_name(op->input[0].layout), gg_layout_name(op->output.layout), best[0] * 1e3, flops / best[0] * 1e-9,
-           best[1] * 1e3, flops / best[1] * 1e-9, best[2] * 1e3, 2 * flops / best[2] * 1e-9, flops / (best[2] - best[1]) * 1e-9);
+    printf(
+        "%-28s %s to %s: forward %.3f ms %.0f GFLOP/s, backward weights %.3f ms %.0f, both %.3f ms %.0f (data %.0f)\n",
+        name, gg_layout_name(op->input[0].layout), gg_layout_name(op->output.layout), best[0] * 1e3,
+        flops / best[0] * 1e-9, best[1] * 1e3, flops / best[1] * 1e-9, best[2] * 1e3, 2 * flops / best[2] * 1e-9,
+        flops / (best[2] - best[1]) * 1e-9);
     for (int i = 0; i < 10; i++) buffer_free(&b[i]);
     gg_op_destroy(op);
 }
@@ -705,7 +720,8 @@ static void bench(gg_isa isa) {
                            .training = true,
                            .input_grad = true,
                            .window = {{it[4], it[4]}, {it[5], it[5]}, {it[6], it[6]}, {1, 1}, false, false}};
-        snprintf(name, sizeof name, "conv %d->%d %dx%d @%d", (int)it[1], (int)it[2], (int)it[4], (int)it[4], (int)it[3]);
+        snprintf(name, sizeof name, "conv %d->%d %dx%d @%d", (int)it[1], (int)it[2], (int)it[4], (int)it[4],
+                 (int)it[3]);
         bench_op(device, name, &desc, 2.0 * (double)(it[0] * it[1] * it[2] * it[4] * it[4] * out * out));
     }
     for (size_t i = 0; i < sizeof linears / sizeof linears[0]; i++) {

@@ -232,8 +232,8 @@ static answer reference(const gg_graph *graph, int64_t batch, const float *x, co
                     to[k] = grad[it->input[k]] + n * gg_shape_count(&desc.input[k]);
                 }
                 if (pass == 0)
-                    fake_forward_sample(&desc, &taps, in, w ? weights + w->offset : NULL, b ? weights + b->offset : NULL,
-                                        value[i] + n * count);
+                    fake_forward_sample(&desc, &taps, in, w ? weights + w->offset : NULL,
+                                        b ? weights + b->offset : NULL, value[i] + n * count);
                 else
                     fake_backward_sample(&desc, &taps, in, value[i] + n * count, grad[i] + n * count,
                                          w ? weights + w->offset : NULL, to, w ? out.gradient + w->offset : NULL,
@@ -244,8 +244,8 @@ static answer reference(const gg_graph *graph, int64_t batch, const float *x, co
             free(taps.tap);
         }
         if (pass == 0)
-            fake_loss_kernel(loss, batch, gg_shape_count(shape_of(graph, last)), value[last], targets, grad[last], &out.loss,
-                             &out.correct);
+            fake_loss_kernel(loss, batch, gg_shape_count(shape_of(graph, last)), value[last], targets, grad[last],
+                             &out.loss, &out.correct);
     }
     out.output = value[last];
     for (int i = 0; i < nodes; i++) {
@@ -305,7 +305,8 @@ static void fill_input(gg_plan *plan, const problem *p) {
     free(x);
 }
 
-static gg_status make(const problem *p, gg_device *device, gg_device *fallback, bool choose, bool training, gg_plan **out) {
+static gg_status make(const problem *p, gg_device *device, gg_device *fallback, bool choose, bool training,
+                      gg_plan **out) {
     gg_plan_options options = {.batch = p->batch,
                                .training = training,
                                .loss = p->loss,
@@ -334,7 +335,8 @@ typedef struct tables {
     bool choose;
 } tables;
 
-/* Trains, evaluates and predicts on these tables and compares with the reference; twice, as a step must leave no trace. */
+/* Trains, evaluates and predicts on these tables and compares with the reference; twice, as a step must leave no trace.
+ */
 static bool compare(const problem *p, const tables *t, bool dropout, double tolerance) {
     long failed = check_failed;
     const uint64_t step = 11;
@@ -412,7 +414,8 @@ static void make_mixed(void) {
     mixed_device = (gg_device){.table = &mixed_table, .threads = 1};
 }
 
-/* Tests -------------------------------------------------------------------------------------------------------------- */
+/* Tests --------------------------------------------------------------------------------------------------------------
+ */
 
 /* The reference's gradients against central differences in double precision (weights moved in float32). */
 static void test_reference(void) {
@@ -580,7 +583,8 @@ static int64_t native_from(int64_t channels, int64_t outputs, int64_t groups) {
     return found;
 }
 
-/* The order of the tables: the native one first where it pads its lanes less than the other one its channels, if the plan may choose. */
+/* The order of the tables: the native one first where it pads its lanes less than the other one its channels, if the
+ * plan may choose. */
 static void test_order(void) {
     CHECK_INT(native_from(32, 64, 1), 16);
     CHECK_INT(native_from(3, 32, 1), 16);
@@ -668,14 +672,16 @@ static void test_hooks(void) {
         }
         CHECK(seen.polls > 2 * layers);
         seen.fail_at = seen.polls + 3;
-        CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, &hooks, NULL, NULL), GG_ERROR_CANCELLED, "enough");
+        CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, &hooks, NULL, NULL), GG_ERROR_CANCELLED,
+                    "enough");
         hooks = (gg_plan_hooks){0};
         CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, &hooks, NULL, NULL));
 
         int64_t made = gg_memory_allocations();
         double forward, backward;
         gg_plan_set_timing(plan, true);
-        for (int i = 0; i < 3; i++) CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL));
+        for (int i = 0; i < 3; i++)
+            CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL));
         CHECK_INT(gg_memory_allocations(), made);
         gg_plan_node_seconds(plan, gg_graph_output(p.graph), &forward, &backward);
         CHECK(forward > 0 && backward > 0);
@@ -741,7 +747,8 @@ static void test_refusals(void) {
                 "from float32 batch_last to float32 plain: a pity");
 
     CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
-    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL), GG_ERROR_STATE, "not made for");
+    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL), GG_ERROR_STATE,
+                "not made for");
     CHECK_FAILS(gg_plan_evaluate(plan, p.weights, NULL, NULL, NULL), GG_ERROR_ARGUMENT, "no targets");
     CHECK_FAILS(gg_plan_evaluate(plan, NULL, p.targets, NULL, NULL), GG_ERROR_ARGUMENT, "no weights");
     CHECK_FAILS(gg_plan_predict(plan, p.weights, 4, out), GG_ERROR_ARGUMENT, "0 to the plan's batch of 3, got 4");
@@ -756,7 +763,8 @@ static void test_refusals(void) {
     compare(&p, &fakes[1], false, 1e-5);
     compare(&p, &fakes[2], false, 1e-5);
     p.loss = GG_LOSS_CROSS_ENTROPY;
-    CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_SHAPE, "at least 2 of them, got (2, 5, 4) from 'n");
+    CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_SHAPE,
+                "at least 2 of them, got (2, 5, 4) from 'n");
     CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
     CHECK_FAILS(gg_plan_evaluate(plan, p.weights, p.targets, NULL, NULL), GG_ERROR_SHAPE, "cross-entropy");
     gg_plan_destroy(plan);

@@ -1,5 +1,5 @@
-/* Replicas that do not keep in step: what waits for what is said, with the step and the layers. And who switches the check
- * of buffers in flight on. */
+/* Replicas that do not keep in step: what waits for what is said, with the step and the layers. And who switches the
+ * check of buffers in flight on. */
 #include "train/replica.h"
 
 #include <stdlib.h>

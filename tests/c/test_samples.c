@@ -13,9 +13,9 @@
 #define TARGETS 2
 #define EPOCHS 4
 
-#define MUST(call)                                                                                                               \
-    do {                                                                                                                         \
-        if (!CHECK_OK(call)) return GG_ERROR_STATE;                                                                              \
+#define MUST(call)                                                                                                     \
+    do {                                                                                                               \
+        if (!CHECK_OK(call)) return GG_ERROR_STATE;                                                                    \
     } while (0)
 
 static void gather(gg_device *device, const gg_gather_args *args) {
@@ -49,7 +49,8 @@ static gg_status make_set(int64_t count, gg_dtype dtype, gg_dtype target_dtype, 
         }
         if (target_dtype == GG_INT32) ((int32_t *)gg_storage_data(set.targets))[i] = (int32_t)i;
         else
-            for (int64_t v = 0; v < TARGETS; ++v) ((float *)gg_storage_data(set.targets))[i * TARGETS + v] = target_of(i, v);
+            for (int64_t v = 0; v < TARGETS; ++v)
+                ((float *)gg_storage_data(set.targets))[i * TARGETS + v] = target_of(i, v);
     }
     *out = set;
     memset(&set, 0, sizeof set);
@@ -62,8 +63,11 @@ cleanup:
 
 static void test_places(void) {
     /* 7 samples on 3 ranks: 0 1 2 | 3 4 | 5 6; slots 0 and 1 move, one in each exchange, 2 stays. */
-    static const int64_t wanted[][7] = {
-        {0, 1, 2, 3, 4, 5, 6}, {3, 1, 2, 5, 4, 0, 6}, {3, 4, 2, 5, 6, 0, 1}, {5, 4, 2, 0, 6, 3, 1}, {5, 6, 2, 0, 1, 3, 4}};
+    static const int64_t wanted[][7] = {{0, 1, 2, 3, 4, 5, 6},
+                                        {3, 1, 2, 5, 4, 0, 6},
+                                        {3, 4, 2, 5, 6, 0, 1},
+                                        {5, 4, 2, 0, 6, 3, 1},
+                                        {5, 6, 2, 0, 1, 3, 4}};
     for (int64_t exchanges = 0; exchanges < 5; ++exchanges)
         for (int64_t place = 0; place < 7; ++place) {
             int rank = place < 3 ? 0 : place < 5 ? 1 : 2;
@@ -121,7 +125,8 @@ static gg_status read(setup *s, gg_loader *loader, int rank, int64_t step, int *
         int64_t id = classes ? targets.id[i] : (int64_t)targets.value[i * TARGETS] / 100;
         if (!CHECK(id >= 0 && id < s->set.count)) return GG_ERROR_STATE;
         for (int64_t v = 0; v < VALUES; ++v) same = same && samples[i * VALUES + v] == value_of(id, v);
-        for (int64_t v = 0; v < TARGETS && !classes; ++v) same = same && targets.value[i * TARGETS + v] == target_of(id, v);
+        for (int64_t v = 0; v < TARGETS && !classes; ++v)
+            same = same && targets.value[i * TARGETS + v] == target_of(id, v);
         seen[id]++;
     }
     CHECK(same);
@@ -139,7 +144,8 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
         MUST(gg_sample_ring_finish(ring));
         MUST(read(s, loader, rank, step, s->seen[epoch]));
         MUST(gg_sample_ring_begin(ring));
-        CHECK_FAILS(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, NULL, NULL), GG_ERROR_STATE, "being replaced");
+        CHECK_FAILS(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, NULL, NULL), GG_ERROR_STATE,
+                    "being replaced");
         CHECK_FAILS(gg_sample_ring_begin(ring), GG_ERROR_STATE, "not finished");
         MUST(gg_transport_compute(transport, 1e-6 * (rank + 1)));
         for (int poll = 0; poll < 3; ++poll) {
@@ -170,7 +176,8 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
 static gg_status run(void *context, int rank) {
     setup *s = context;
     gg_transport *transport = gg_virtual_transport(s->cluster, rank);
-    gg_loader_options options = {.rank = rank, .size = transport->size, .batch = s->batch, .shuffle = s->shuffle, .seed = 5};
+    gg_loader_options options = {
+        .rank = rank, .size = transport->size, .batch = s->batch, .shuffle = s->shuffle, .seed = 5};
     gg_shard_copy *shard = NULL;
     gg_loader *loader = NULL;
     gg_sample_ring *ring = NULL;
@@ -204,8 +211,10 @@ static void test_epochs(void) {
             for (int64_t batch = 1; batch <= count / sizes[i]; ++batch) {
                 int kind = (int)(count + batch) % 4;
                 setup s = {.batch = batch, .shuffle = kind != 0, .audits = count % 3 == 0};
-                gg_virtual_options options = {.size = sizes[i], .network.latency = kind < 2 ? 0 : 5e-6, .compute_rate = 1};
-                if (!CHECK_OK(make_set(count, kind % 2 ? GG_UINT8 : GG_FLOAT32, kind < 2 ? GG_INT32 : GG_FLOAT32, &s.set)) ||
+                gg_virtual_options options = {
+                    .size = sizes[i], .network.latency = kind < 2 ? 0 : 5e-6, .compute_rate = 1};
+                if (!CHECK_OK(
+                        make_set(count, kind % 2 ? GG_UINT8 : GG_FLOAT32, kind < 2 ? GG_INT32 : GG_FLOAT32, &s.set)) ||
                     !CHECK_OK(gg_virtual_create(&options, &s.cluster)))
                     return;
                 if (CHECK_OK(gg_virtual_run(s.cluster, run, &s))) check_epochs(&s, sizes[i]);
@@ -244,7 +253,8 @@ static gg_status spoil(void *context, int rank) {
 static void test_audit(void) {
     setup s = {0};
     gg_virtual_options options = {.size = 3, .compute_rate = 1};
-    if (!CHECK_OK(make_set(10, GG_UINT8, GG_INT32, &s.set)) || !CHECK_OK(gg_virtual_create(&options, &s.cluster))) return;
+    if (!CHECK_OK(make_set(10, GG_UINT8, GG_INT32, &s.set)) || !CHECK_OK(gg_virtual_create(&options, &s.cluster)))
+        return;
     CHECK_OK(gg_virtual_run(s.cluster, spoil, &s));
     gg_virtual_destroy(s.cluster);
     gg_dataset_release(&s.set);

@@ -192,7 +192,8 @@ static void test_partners_by_hand(void) {
 static void test_table(void) {
     /* A permutation with a rank at rest, and a step in which two send to one. */
     const int64_t table[] = {1, 2, 0, 3, 1, 3, 3, -1};
-    gg_schedule_options options = {.topology = GG_TOPOLOGY_TABLE, .rotate = true, .table = table, .rows = 2, .columns = 4};
+    gg_schedule_options options = {
+        .topology = GG_TOPOLOGY_TABLE, .rotate = true, .table = table, .rows = 2, .columns = 4};
     gg_schedule schedule;
     int to, from;
     int64_t steps;
@@ -223,10 +224,12 @@ static void test_table(void) {
     gg_schedule_destroy(&schedule);
 
     options.table = (const int64_t[]){1, 2, 4, 3};
-    CHECK_FAILS(gg_schedule_create(&options, 4, 1, &schedule), GG_ERROR_ARGUMENT, "row 0, rank 2: partner 4; allowed: 0 to 3");
+    CHECK_FAILS(gg_schedule_create(&options, 4, 1, &schedule), GG_ERROR_ARGUMENT,
+                "row 0, rank 2: partner 4; allowed: 0 to 3");
     options.table = (const int64_t[]){1, -2, 0, 3};
     CHECK_FAILS(gg_schedule_create(&options, 4, 1, &schedule), GG_ERROR_ARGUMENT, "row 0, rank 1: partner -2");
-    CHECK_FAILS(gg_schedule_create(&options, 5, 1, &schedule), GG_ERROR_ARGUMENT, "4 columns; allowed: one a rank, here 5");
+    CHECK_FAILS(gg_schedule_create(&options, 5, 1, &schedule), GG_ERROR_ARGUMENT,
+                "4 columns; allowed: one a rank, here 5");
     options.rows = 0;
     CHECK_FAILS(gg_schedule_create(&options, 4, 1, &schedule), GG_ERROR_ARGUMENT, "no rows");
 }

@@ -72,7 +72,8 @@ static gg_status run_warm(void *context, int rank) {
     double values[3] = {1, 2, 3};
     char bytes[5 * 100] = {0};
     if (s->number == 0)
-        MUST(gg_allreduce_create(at(s, rank), &device, 4800, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN, &allreduce[rank]));
+        MUST(gg_allreduce_create(at(s, rank), &device, 4800, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN,
+                                 &allreduce[rank]));
     MUST(gg_allreduce_run(allreduce[rank], data[rank], scale));
     MUST(gg_allreduce_doubles(at(s, rank), values, 3));
     MUST(gg_allgather(at(s, rank), bytes + 100 * rank, 100, bytes));
@@ -97,7 +98,8 @@ static void test_warm(void) {
 /* A reduction tells how long it waited, without the sums, which take rank r here r + 1 seconds each. */
 static _Thread_local gg_transport *summing;
 
-static void slow_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale, float *out) {
+static void slow_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,
+                     float *out) {
     (void)gg_transport_compute(summing, summing->rank + 1.0);
     case_backend.weighted_sum(device, n, sources, source, scale, out);
 }
@@ -184,8 +186,9 @@ static void test_link(void) {
     gg_virtual_destroy(s.cluster);
 }
 
-/* Ranks 1 and 2 send 1000 bytes to rank 0, which come in the order of their first bytes, one after the other; latency 0.5 s,
- * 1000 bytes/s. number 0: rank 1 sends at clock 2, rank 2 at 1.75. number 1: rank 1 first sends to rank 2 for three seconds. */
+/* Ranks 1 and 2 send 1000 bytes to rank 0, which come in the order of their first bytes, one after the other; latency
+ * 0.5 s, 1000 bytes/s. number 0: rank 1 sends at clock 2, rank 2 at 1.75. number 1: rank 1 first sends to rank 2 for
+ * three seconds. */
 static gg_status run_contention(void *context, int rank) {
     setup *s = context;
     gg_transport *t = at(s, rank);
@@ -193,7 +196,8 @@ static gg_status run_contention(void *context, int rank) {
     static char data[3][4][1000];
     int count = 0;
     if (rank == 0) {
-        for (int peer = 1; peer <= 2; ++peer, ++count) MUST(gg_receive(t, data[0][count], 1000, peer, 64, &request[count]));
+        for (int peer = 1; peer <= 2; ++peer, ++count)
+            MUST(gg_receive(t, data[0][count], 1000, peer, 64, &request[count]));
     } else if (s->number == 0) {
         MUST(gg_transport_compute(t, rank == 1 ? 2.0 : 1.75));
         MUST(gg_send(t, data[rank][0], 1000, 0, 64, &request[count++]));
@@ -217,7 +221,8 @@ static gg_status run_contention(void *context, int rank) {
 static void test_contention(void) {
     setup s = {.cluster = make(3, 0.5, 1000)};
     CHECK(gg_virtual_run(s.cluster, run_contention, &s) == GG_OK);
-    CHECK(s.seen[2] == 3.25 && s.seen[1] == 4.25); /* 1.75 + 0.5 + 1; then the link is free for rank 1's, there since 2.5 */
+    CHECK(s.seen[2] == 3.25 &&
+          s.seen[1] == 4.25); /* 1.75 + 0.5 + 1; then the link is free for rank 1's, there since 2.5 */
     gg_virtual_destroy(s.cluster);
     s = (setup){.cluster = make(3, 0.5, 1000), .number = 1};
     CHECK(gg_virtual_run(s.cluster, run_contention, &s) == GG_OK);
@@ -756,8 +761,8 @@ static void test_wide(int ranks, int barriers) {
     double ran = gg_clock_now();
     gg_virtual_destroy(s.cluster);
     double messages = (double)barriers * ranks * ceil(log2(ranks));
-    printf("%d ranks: created in %.3f s, %d barriers in %.3f s, %.2f us a message, destroyed in %.3f s\n", ranks, made - begin,
-           barriers, ran - made, (ran - made) * 1e6 / messages, gg_clock_now() - ran);
+    printf("%d ranks: created in %.3f s, %d barriers in %.3f s, %.2f us a message, destroyed in %.3f s\n", ranks,
+           made - begin, barriers, ran - made, (ran - made) * 1e6 / messages, gg_clock_now() - ran);
 }
 
 int main(int argc, char **argv) {

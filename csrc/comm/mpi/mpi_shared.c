@@ -152,7 +152,8 @@ cleanup:
     return status;
 }
 
-/* What GOSSIPGRAD_RANKS_PER_NODE says; 0: it is not set. All ranks fail if one does, or the others would wait for it. */
+/* What GOSSIPGRAD_RANKS_PER_NODE says; 0: it is not set. All ranks fail if one does, or the others would wait for it.
+ */
 static gg_status read_ranks_per_node(MPI_Comm comm, int *out) {
     gg_status status = GG_OK;
     const char *text = getenv("GOSSIPGRAD_RANKS_PER_NODE");
@@ -163,9 +164,11 @@ static gg_status read_ranks_per_node(MPI_Comm comm, int *out) {
     const bool good = text == NULL || (*text != '\0' && *end == '\0' && errno == 0 && value >= 1 && value <= INT_MAX);
     GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
     GG_TRY_MPI(MPI_Allreduce, &(int){good ? -1 : rank}, &wrong, 1, MPI_INT, MPI_MAX, comm);
-    if (!good) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: '%s'; must be a whole number, at least 1", text));
+    if (!good)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: '%s'; must be a whole number, at least 1", text));
     if (wrong >= 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: rank %d has no whole number, at least 1, there", wrong));
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: rank %d has no whole number, at least 1, there",
+                       wrong));
     *out = (int)value;
 cleanup:
     return status;
@@ -222,8 +225,8 @@ gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, dou
     GG_TRY(gg_mpi_meet(shared->node, timeout, "message memory", false));
     GG_TRY_MPI(MPI_Allreduce, own, most, 2, MPI_LONG_LONG, MPI_MAX, shared->node);
     if (most[0] != -most[1]) {
-        status = gg_fail(GG_ERROR_ARGUMENT, "%s: the ranks of this node ask for %lld to %lld bytes, expected one size", what,
-                         -most[1], most[0]);
+        status = gg_fail(GG_ERROR_ARGUMENT, "%s: the ranks of this node ask for %lld to %lld bytes, expected one size",
+                         what, -most[1], most[0]);
         goto cleanup;
     }
     if (bytes < GG_SHARED_MIN_BYTES) goto cleanup;
@@ -250,7 +253,8 @@ bool gg_shared_free(gg_shared *shared, void *block) {
 /* ---- messages ---- */
 
 bool gg_shared_describe(gg_shared *shared, int peer, const void *data, size_t bytes, gg_shared_descriptor *out) {
-    if (!shared->control || bytes < GG_SHARED_MIN_BYTES || shared->place_of[peer] < 0 || shared->free_count == 0) return false;
+    if (!shared->control || bytes < GG_SHARED_MIN_BYTES || shared->place_of[peer] < 0 || shared->free_count == 0)
+        return false;
     for (const segment *block = shared->blocks; block; block = block->next) {
         uintptr_t begin = (uintptr_t)(block->base + (size_t)shared->place * block->part), at = (uintptr_t)data;
         if (at < begin || at - begin >= block->part || block->part - (at - begin) < bytes) continue;
@@ -285,8 +289,8 @@ gg_status gg_shared_locate(gg_shared *shared, int peer, const gg_shared_descript
             return GG_OK;
         }
     }
-    return gg_fail(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)", peer,
-                   descriptor->block, (unsigned long long)descriptor->offset);
+    return gg_fail(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)",
+                   peer, descriptor->block, (unsigned long long)descriptor->offset);
 }
 
 void gg_shared_acknowledge(gg_shared *shared, const gg_shared_descriptor *descriptor) {

@@ -1,8 +1,8 @@
 /* Memory that the ranks of one node share, so that a large message between them is read where it lies.
  *
  * A node's ranks agree on every step: either all of them have a block, or none (plain memory then). Instead of a large
- * message from a shared block its sender sends a descriptor of 32 bytes; the receiver reads the bytes in its own mapping
- * and then sets an acknowledgement slot, which also lies in shared memory, so that the sender knows. */
+ * message from a shared block its sender sends a descriptor of 32 bytes; the receiver reads the bytes in its own
+ * mapping and then sets an acknowledgement slot, which also lies in shared memory, so that the sender knows. */
 #ifndef GG_COMM_MPI_MPI_SHARED_H
 #define GG_COMM_MPI_MPI_SHARED_H
 
@@ -28,8 +28,9 @@ _Static_assert(sizeof(gg_shared_descriptor) == 32, "a descriptor has 32 bytes");
 
 typedef struct gg_shared gg_shared;
 
-/* Collective over `comm`. Never fails for want of shared memory: *out is then an object that shares nothing, as it is on a node with
- * GOSSIPGRAD_SHARED=0. GOSSIPGRAD_RANKS_PER_NODE=N, the same on all ranks, is for tests: so many consecutive ranks count as a node. */
+/* Collective over `comm`. Never fails for want of shared memory: *out is then an object that shares nothing, as it is
+ * on a node with GOSSIPGRAD_SHARED=0. GOSSIPGRAD_RANKS_PER_NODE=N, the same on all ranks, is for tests: so many
+ * consecutive ranks count as a node. */
 gg_status gg_shared_create(MPI_Comm comm, gg_shared **out);
 /* Collective; touch_mpi false: after a failure, leaves the communicator alone. */
 void gg_shared_destroy(gg_shared *shared, bool touch_mpi);
@@ -37,7 +38,8 @@ void gg_shared_destroy(gg_shared *shared, bool touch_mpi);
 /* The lowest rank of the communicator that is on this node. */
 int gg_shared_first(const gg_shared *shared);
 
-/* Collective: fails where ranks of the node have not come after `timeout` seconds (0: for ever). *out NULL: nothing to share here, take plain memory. Zeroed. */
+/* Collective: fails where ranks of the node have not come after `timeout` seconds (0: for ever). *out NULL: nothing to
+ * share here, take plain memory. Zeroed. */
 gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, double timeout, void **out);
 /* False: not a block of gg_shared_alloc. */
 bool gg_shared_free(gg_shared *shared, void *block);

@@ -68,9 +68,10 @@ static gg_status check_library(void) {
     one_line(BUILT_AGAINST, expected, sizeof expected);
     size_t length = strlen(expected);
     /* "5.0.1" is not "5.0.11" */
-    if (strncmp(library, expected, length) == 0 && !(length > 0 && isdigit((unsigned char)library[length]))) return GG_OK;
-    return gg_fail(GG_ERROR_UNSUPPORTED, "the MPI library found is '%.200s', but this package was built against '%s'", library,
-                   expected);
+    if (strncmp(library, expected, length) == 0 && !(length > 0 && isdigit((unsigned char)library[length])))
+        return GG_OK;
+    return gg_fail(GG_ERROR_UNSUPPORTED, "the MPI library found is '%.200s', but this package was built against '%s'",
+                   library, expected);
 }
 
 static bool folder_has_entries(const char *path) {
@@ -91,8 +92,9 @@ static void set_defaults(void) {
     if (!folder_has_entries("/sys/class/infiniband") && !folder_has_entries("/sys/class/cxi")) {
         setenv("OMPI_MCA_btl", "^ofi,uct", 0);
         setenv("OMPI_MCA_pml", "ob1", 0);
-        /* Over TCP a receiver would ask for each large message when it can take it, and its asking queues behind all that it is itself
-         * sending to that peer: two ranks that exchange then use half of the link. Pieces that the sender pushes do not wait. */
+        /* Over TCP a receiver would ask for each large message when it can take it, and its asking queues behind all
+         * that it is itself sending to that peer: two ranks that exchange then use half of the link. Pieces that the
+         * sender pushes do not wait. */
         setenv("OMPI_MCA_btl_tcp_flags", "send", 0);
     }
 #else
@@ -128,16 +130,17 @@ gg_status gg_mpi_start(int launched) {
         init_seconds = gg_clock_now() - begin;
         ours = true;
         if (level < MPI_THREAD_FUNNELED) {
-            status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library does not allow threads (level %d, wanted %d)", level,
-                             MPI_THREAD_FUNNELED);
+            status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library does not allow threads (level %d, wanted %d)",
+                             level, MPI_THREAD_FUNNELED);
             goto cleanup;
         }
     }
     GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &size);
     if (launched > 0 && launched != size)
-        status = gg_fail(GG_ERROR_COMM,
-                         "the launcher started %d ranks, but MPI sees %d: mpiexec and the MPI library do not belong together",
-                         launched, size);
+        status = gg_fail(
+            GG_ERROR_COMM,
+            "the launcher started %d ranks, but MPI sees %d: mpiexec and the MPI library do not belong together",
+            launched, size);
 cleanup:
     return status;
 }

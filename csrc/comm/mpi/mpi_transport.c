@@ -41,13 +41,15 @@ static gg_status check(gg_transport *transport, int code, const char *function, 
         return gg_error_prefix(gg_mpi_check(code, function), "rank %d: sum of %zu values: ", transport->rank,
                                request->bytes / sizeof(float));
     return gg_error_prefix(gg_mpi_check(code, function), "rank %d: %zu bytes %s rank %d with tag %d: ", transport->rank,
-                           request->bytes, request->state == GG_REQUEST_SENDING ? "to" : "from", request->peer, request->tag);
+                           request->bytes, request->state == GG_REQUEST_SENDING ? "to" : "from", request->peer,
+                           request->tag);
 }
 
 static gg_status fits(const gg_transport *transport, const gg_request *request) {
     if (request->bytes <= INT_MAX) return GG_OK;
-    return gg_fail(GG_ERROR_UNSUPPORTED, "rank %d: a message of %zu bytes (peer %d, tag %d): at most %d go in one message",
-                   transport->rank, request->bytes, request->peer, request->tag, INT_MAX);
+    return gg_fail(GG_ERROR_UNSUPPORTED,
+                   "rank %d: a message of %zu bytes (peer %d, tag %d): at most %d go in one message", transport->rank,
+                   request->bytes, request->peer, request->tag, INT_MAX);
 }
 
 static void destroy(gg_transport *transport) {
@@ -83,7 +85,8 @@ static gg_status send(gg_transport *transport, const void *data, size_t bytes, i
         data = &link->descriptor;
         bytes = sizeof link->descriptor;
     }
-    return check(transport, MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, own->comm, &link->mpi), "MPI_Isend", request);
+    return check(transport, MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, own->comm, &link->mpi), "MPI_Isend",
+                 request);
 }
 
 static gg_status receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
@@ -91,11 +94,12 @@ static gg_status receive(gg_transport *transport, void *landing, size_t bytes, i
     gg_status status = fits(transport, request);
     if (status != GG_OK) return status;
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
-    return check(transport, MPI_Irecv(landing, (int)bytes, MPI_BYTE, peer, tag, mpi_of(transport)->comm, &link->mpi), "MPI_Irecv",
-                 request);
+    return check(transport, MPI_Irecv(landing, (int)bytes, MPI_BYTE, peer, tag, mpi_of(transport)->comm, &link->mpi),
+                 "MPI_Irecv", request);
 }
 
-static gg_status wrong_size(gg_transport *transport, const gg_request *request, unsigned long long received, bool more) {
+static gg_status wrong_size(gg_transport *transport, const gg_request *request, unsigned long long received,
+                            bool more) {
     return gg_fail(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %zu bytes, received %s%llu",
                    transport->rank, request->peer, request->tag, request->bytes, more ? "more than " : "", received);
 }
@@ -147,8 +151,8 @@ static gg_status test(gg_transport *transport, gg_request *request, bool *done) 
     if (pending) {
         int code = MPI_Test(&link->mpi, &flag, &result);
         int class = MPI_SUCCESS;
-        if (code != MPI_SUCCESS && request->state == GG_REQUEST_RECEIVING && MPI_Error_class(code, &class) == MPI_SUCCESS &&
-            class == MPI_ERR_TRUNCATE) {
+        if (code != MPI_SUCCESS && request->state == GG_REQUEST_RECEIVING &&
+            MPI_Error_class(code, &class) == MPI_SUCCESS && class == MPI_ERR_TRUNCATE) {
             status = wrong_size(transport, request, request->bytes, true);
             own->broken = true;
             goto cleanup;
@@ -235,8 +239,8 @@ static gg_status sum(gg_transport *transport, gg_sums *sums, float *data, size_t
     request_link *link = link_of(request);
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
     if (count > INT_MAX)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "rank %d: sum of %zu values: at most %d go in one of MPI", transport->rank, count,
-                       INT_MAX);
+        return gg_fail(GG_ERROR_UNSUPPORTED, "rank %d: sum of %zu values: at most %d go in one of MPI", transport->rank,
+                       count, INT_MAX);
     return check(transport, gg_mpi_sums_start(sums, data, (int)count, &link->mpi), "MPI_Iallreduce", request);
 }
 

@@ -20,14 +20,14 @@ typedef struct gg_mpi_info {
 gg_status gg_mpi_start(int launched);
 /* Fills info; works before start too (library version, built_against). */
 gg_status gg_mpi_query(gg_mpi_info *info);
-/* Finalises if started here, which waits for all ranks of the world: for ever, but after the timeout of the last transport it says so on
- * stderr. */
+/* Finalises if started here, which waits for all ranks of the world: for ever, but after the timeout of the last
+ * transport it says so on stderr. */
 void gg_mpi_stop(void);
 /* Ends all ranks of the world with this exit code; returns only if MPI does not run. */
 void gg_mpi_abort(int code);
 
-/* A transport over a duplicate of the communicator with this Fortran handle (MPI_Comm_c2f); world if use_world. Collective: fails where
- * ranks have not come after `timeout` seconds (0: for ever), which is then the transport's. */
+/* A transport over a duplicate of the communicator with this Fortran handle (MPI_Comm_c2f); world if use_world.
+ * Collective: fails where ranks have not come after `timeout` seconds (0: for ever), which is then the transport's. */
 gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double timeout, gg_transport **out);
 
 #endif

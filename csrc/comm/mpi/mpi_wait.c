@@ -4,8 +4,8 @@
 #include "base/clock.h"
 #include "comm/mpi/mpi_private.h"
 
-/* Rounds of a wait that only yield the processor, half a millisecond or so: partners in step differ by less, and a sleep takes 0.07 ms
- * at least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
+/* Rounds of a wait that only yield the processor, half a millisecond or so: partners in step differ by less, and a
+ * sleep takes 0.07 ms at least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
 #define YIELD_ROUNDS 2048
 #define SLEEP_MIN 20e-6
 #define SLEEP_MAX 200e-6
@@ -33,8 +33,8 @@ gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool insi
         if (come) break;
         double waited = timeout > 0 ? gg_clock_now() - begin : 0;
         if (timeout > 0 && waited >= timeout) {
-            status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for all of %d ranks to come to the same place: %s", rank,
-                             waited, size, what);
+            status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for all of %d ranks to come to the same place: %s",
+                             rank, waited, size, what);
             if (!insists) goto cleanup;
             fprintf(stderr, "gossipgrad: %s; waits on\n", gg_error_message());
             timeout = 0;

@@ -8,7 +8,8 @@ gg_status gg_baton_create(gg_baton *b) {
     pthread_condattr_t attributes;
     bool made = pthread_condattr_init(&attributes) == 0;
     if (made) {
-        made = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0 && pthread_cond_init(&b->turn, &attributes) == 0;
+        made = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0 &&
+               pthread_cond_init(&b->turn, &attributes) == 0;
         pthread_condattr_destroy(&attributes);
     }
     if (!made) {

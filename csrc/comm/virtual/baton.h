@@ -7,7 +7,8 @@
 
 #include "base/status.h"
 
-/* Zero-initialised. `here` is set under the mutex by the one who hands it on; the mutex so orders what both threads do. */
+/* Zero-initialised. `here` is set under the mutex by the one who hands it on; the mutex so orders what both threads do.
+ */
 typedef struct gg_baton {
     pthread_mutex_t mutex;
     pthread_cond_t turn;

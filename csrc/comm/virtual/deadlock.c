@@ -8,8 +8,8 @@ static void describe_wait(const gg_virtual_rank *rank, char *text, size_t bytes)
     const gg_request *request = rank->waiting;
     if (rank->waits_for_any) snprintf(text, bytes, "rank %d waits for any of its messages", rank->transport.rank);
     else if (request->state == GG_REQUEST_SENDING)
-        snprintf(text, bytes, "rank %d waits for rank %d to take %zu bytes (tag %d)", rank->transport.rank, request->peer,
-                 request->bytes, request->tag);
+        snprintf(text, bytes, "rank %d waits for rank %d to take %zu bytes (tag %d)", rank->transport.rank,
+                 request->peer, request->bytes, request->tag);
     else
         snprintf(text, bytes, "rank %d waits for %zu bytes from rank %d (tag %d)", rank->transport.rank, request->bytes,
                  request->peer, request->tag);
@@ -33,8 +33,8 @@ void gg_virtual_declare_deadlock(gg_virtual *cluster) {
     int left = cluster->working, returned = cluster->options.size - left;
     size_t used = (size_t)snprintf(text, GG_VIRTUAL_TEXT, "all ranks wait for messages that nobody will send");
     if (returned > 0)
-        used +=
-            (size_t)snprintf(text + used, GG_VIRTUAL_TEXT - used, " (%d of %d have returned)", returned, cluster->options.size);
+        used += (size_t)snprintf(text + used, GG_VIRTUAL_TEXT - used, " (%d of %d have returned)", returned,
+                                 cluster->options.size);
     for (int r = 0; r < cluster->options.size; ++r) {
         const gg_virtual_rank *rank = &cluster->ranks[r];
         char line[128], more[32];
@@ -45,7 +45,8 @@ void gg_virtual_declare_deadlock(gg_virtual *cluster) {
             snprintf(text + used, GG_VIRTUAL_TEXT - used, "; and %d more", left);
             break;
         }
-        used += (size_t)snprintf(text + used, GG_VIRTUAL_TEXT - used, "%s%s", left == cluster->working ? ": " : "; ", line);
+        used +=
+            (size_t)snprintf(text + used, GG_VIRTUAL_TEXT - used, "%s%s", left == cluster->working ? ": " : "; ", line);
         left--;
     }
     cluster->deadlock = true;

@@ -69,9 +69,11 @@ gg_status gg_virtual_still_good(const gg_virtual_rank *rank) {
     const gg_virtual *cluster = rank->cluster;
     if (cluster->deadlock) return gg_fail(GG_ERROR_COMM, "%s", cluster->deadlock_text);
     if (cluster->failed)
-        return gg_fail(GG_ERROR_CANCELLED, "stopped, because rank %d of the virtual cluster failed", cluster->failed_rank);
+        return gg_fail(GG_ERROR_CANCELLED, "stopped, because rank %d of the virtual cluster failed",
+                       cluster->failed_rank);
     if (!cluster->running)
-        return gg_fail(GG_ERROR_STATE, "rank %d of the virtual cluster does not run: messages move inside of a run only",
+        return gg_fail(GG_ERROR_STATE,
+                       "rank %d of the virtual cluster does not run: messages move inside of a run only",
                        rank->transport.rank);
     return GG_OK;
 }
@@ -91,7 +93,8 @@ gg_status gg_virtual_let_others_catch_up(gg_virtual_rank *rank) {
 
 gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request) {
     gg_virtual *cluster = rank->cluster;
-    if (gg_link_of(request)->known && gg_link_of(request)->time < rank->next_known) rank->next_known = gg_link_of(request)->time;
+    if (gg_link_of(request)->known && gg_link_of(request)->time < rank->next_known)
+        rank->next_known = gg_link_of(request)->time;
     if (++rank->fruitless < POLL_LIMIT) return GG_OK;
     bool knows = rank->next_known < INFINITY;
     if (cluster->able == 0 && cluster->wire.size == 0 && !knows) {

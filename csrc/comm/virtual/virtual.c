@@ -75,7 +75,8 @@ static gg_status check_options(const gg_virtual_options *options) {
     gg_status status = gg_network_check(&options->network);
     if (status != GG_OK) return gg_error_prefix(status, "virtual cluster: ");
     if (!(options->compute_rate >= 0 && options->compute_rate < INFINITY))
-        return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: compute_rate is %g, expected at least 0", options->compute_rate);
+        return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: compute_rate is %g, expected at least 0",
+                       options->compute_rate);
     return GG_OK;
 }
 
@@ -90,10 +91,11 @@ static gg_status start_threads(gg_virtual *cluster) {
         code = pthread_create(&cluster->ranks[r].thread, &attributes, thread_main, &cluster->ranks[r]);
         if (code == 0) cluster->ranks[r].started = true;
         else
-            status = gg_fail(GG_ERROR_MEMORY, "virtual cluster: the system gave %d threads of %d: %s", r, cluster->options.size,
-                             strerror(code));
+            status = gg_fail(GG_ERROR_MEMORY, "virtual cluster: the system gave %d threads of %d: %s", r,
+                             cluster->options.size, strerror(code));
     }
-    if (code != 0 && status == GG_OK) status = gg_fail(GG_ERROR_MEMORY, "virtual cluster: no stack of %zu bytes", stack);
+    if (code != 0 && status == GG_OK)
+        status = gg_fail(GG_ERROR_MEMORY, "virtual cluster: no stack of %zu bytes", stack);
     pthread_attr_destroy(&attributes);
     return status;
 }
@@ -196,7 +198,8 @@ gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *cont
                                  const gg_watch *watch) {
     if (cluster->running) return gg_fail(GG_ERROR_STATE, "virtual cluster: it runs already");
     if (cluster->recorded)
-        return gg_fail(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)", cluster->text);
+        return gg_fail(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)",
+                       cluster->text);
     cluster->fn = fn;
     cluster->context = context;
     cluster->unfinished = cluster->working = cluster->options.size;

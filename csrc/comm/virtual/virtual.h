@@ -1,12 +1,12 @@
 /* The virtual cluster: p ranks as threads of one process under one baton.
  *
  * Only the holder of the baton runs. Each rank has a virtual clock; computing adds modelled time, a message takes what
- * comm/network.h says, and the rank with the smallest clock (ties: the lowest rank) that can run runs next. Messages come
- * to a receiver's link in the order of their first bytes (ties: the lowest sender). So every run is deterministic,
+ * comm/network.h says, and the rank with the smallest clock (ties: the lowest rank) that can run runs next. Messages
+ * come to a receiver's link in the order of their first bytes (ties: the lowest sender). So every run is deterministic,
  * asynchronous methods included. Messages are read in the sender's memory.
  *
- * A rank with a service (transport.h) goes on serving after it has returned from a run, until all ranks have: its clock moves on to
- * what it served last. */
+ * A rank with a service (transport.h) goes on serving after it has returned from a run, until all ranks have: its clock
+ * moves on to what it served last. */
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_H
 #define GG_COMM_VIRTUAL_VIRTUAL_H
 
@@ -32,13 +32,13 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
  * waits for whom. Called by one thread at a time. After a failure the cluster can be used no more. */
 gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
-/* The same beside the clock, for measuring: afterwards clocks, links and counts of messages are what they were. No wait ends by a
- * timeout. Nothing may be under way before it or after it. */
+/* The same beside the clock, for measuring: afterwards clocks, links and counts of messages are what they were. No wait
+ * ends by a timeout. Nothing may be under way before it or after it. */
 gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
-/* The same as gg_virtual_run, and every `seconds` of real time, when the baton next changes hands, watch(context) is called on the caller's thread
- * while all ranks stand still. It may read and write what they read and write; it may not run the cluster. What it does not
- * change goes on as if it had not been called. fn NULL: never. */
+/* The same as gg_virtual_run, and every `seconds` of real time, when the baton next changes hands, watch(context) is
+ * called on the caller's thread while all ranks stand still. It may read and write what they read and write; it may not
+ * run the cluster. What it does not change goes on as if it had not been called. fn NULL: never. */
 typedef struct gg_watch {
     void (*fn)(void *context);
     void *context;

@@ -1,8 +1,8 @@
-/* What the files of this room share: a cluster, its ranks and the insides of their requests. Only the holder of the baton touches them,
- * but for gg_virtual.watch_due.
+/* What the files of this room share: a cluster, its ranks and the insides of their requests. Only the holder of the
+ * baton touches them, but for gg_virtual.watch_due.
  *
- * virtual.c: life of a cluster, runs, the ranks' threads. virtual_transport.c: the transport table, and which message a receive gets.
- * wire.c: when messages arrive. scheduler.c: who runs next. deadlock.c: nobody can. */
+ * virtual.c: life of a cluster, runs, the ranks' threads. virtual_transport.c: the transport table, and which message a
+ * receive gets. wire.c: when messages arrive. scheduler.c: who runs next. deadlock.c: nobody can. */
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_PRIVATE_H
 #define GG_COMM_VIRTUAL_VIRTUAL_PRIVATE_H
 
@@ -41,7 +41,7 @@ typedef struct gg_virtual_rank {
     double clock, out_free, in_free; /* the latter: when the links are idle again */
     gg_heap_entry due;               /* in the heap of ranks that can run and do not: from when */
     bool only_deadline;              /* that is the end of a wait's patience: does not count as able to run */
-    gg_heap_entry wire;              /* in the heap of ranks with messages on the wire: when the next first byte arrives */
+    gg_heap_entry wire; /* in the heap of ranks with messages on the wire: when the next first byte arrives */
     gg_request *wire_first, *wire_last;
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
@@ -98,7 +98,8 @@ gg_status gg_virtual_let_others_catch_up(gg_virtual_rank *rank);
 /* A test found nothing. Puts a rank that only polls to sleep until there is something to find. */
 gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request);
 
-/* After news that came while the rank was testing other requests it returns at once: they are all to be tested again. */
+/* After news that came while the rank was testing other requests it returns at once: they are all to be tested again.
+ */
 gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank);
 
 /* ---- wire.c ---- */
@@ -111,7 +112,8 @@ void gg_virtual_off_wire(gg_virtual *cluster, gg_virtual_rank *from, gg_request 
 /* The receive has its message, or will have it at `time`. */
 void gg_virtual_announce(gg_virtual *cluster, gg_request *receive, double time);
 
-/* Lets first bytes reach their receivers, in order, up to `until` and as long as no rank could still send one before them. */
+/* Lets first bytes reach their receivers, in order, up to `until` and as long as no rank could still send one before
+ * them. */
 void gg_virtual_deliver(gg_virtual *cluster, double until);
 
 /* ---- deadlock.c ---- */

@@ -88,15 +88,16 @@ static gg_status test(gg_transport *transport, gg_request *request, bool *done) 
     *done = false;
     GG_TRY(gg_virtual_let_others_catch_up(rank));
     if (own->broken) {
-        status = gg_fail(GG_ERROR_COMM, "rank %d: rank %d gave up the message of %zu bytes with tag %d", transport->rank,
-                         request->peer, request->bytes, request->tag);
+        status = gg_fail(GG_ERROR_COMM, "rank %d: rank %d gave up the message of %zu bytes with tag %d",
+                         transport->rank, request->peer, request->bytes, request->tag);
         goto cleanup;
     }
     if (!own->known || own->time > rank->clock) return gg_virtual_found_nothing(rank, request);
     if (request->state == GG_REQUEST_RECEIVING) {
         if (own->partner->bytes != request->bytes) {
-            status = gg_fail(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %zu bytes, received %zu",
-                             transport->rank, request->peer, request->tag, request->bytes, own->partner->bytes);
+            status =
+                gg_fail(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %zu bytes, received %zu",
+                        transport->rank, request->peer, request->tag, request->bytes, own->partner->bytes);
             goto cleanup;
         }
         request->data = gg_link_of(own->partner)->data;

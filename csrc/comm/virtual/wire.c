@@ -40,8 +40,8 @@ void gg_virtual_put_on_wire(gg_virtual_rank *from, const void *data, gg_request 
     gg_virtual *cluster = from->cluster;
     double leaves = fmax(from->clock, from->out_free);
     from->out_free = leaves + transfer(cluster, send->bytes);
-    *gg_link_of(send) =
-        (gg_virtual_request){.data = data, .owner = from->transport.rank, .time = leaves + cluster->options.network.latency};
+    *gg_link_of(send) = (gg_virtual_request){
+        .data = data, .owner = from->transport.rank, .time = leaves + cluster->options.network.latency};
     /* Where bandwidth is unlimited no other message can come between. */
     if (cluster->options.network.bandwidth > 0) wire_append(cluster, from, send);
     else arrive(cluster, send);

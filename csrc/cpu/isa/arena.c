@@ -7,7 +7,8 @@
 /* Elements between two looks at what is not in the main loop. */
 #define STRETCH ((size_t)2048)
 
-static void mix(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent, float *out) {
+static void mix(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent,
+                float *out) {
     n = whole_lanes(n);
     if (wire == GG_BFLOAT16) {
         const uint16_t *r = received;
@@ -15,7 +16,8 @@ static void mix(size_t n, gg_dtype wire, float share, const float *base, const v
             *(floats *)(out + i) = load(base + i) + share * (load_narrow(r + i) - rounded(load(sent + i)));
     } else {
         const float *r = received;
-        for (size_t i = 0; i < n; i += FLOATS) *(floats *)(out + i) = load(base + i) + share * (load(r + i) - load(sent + i));
+        for (size_t i = 0; i < n; i += FLOATS)
+            *(floats *)(out + i) = load(base + i) + share * (load(r + i) - load(sent + i));
     }
 }
 
@@ -46,7 +48,8 @@ static void widen_add(size_t n, const uint16_t *in, float *out) {
 }
 
 /* GG_LANES*blocks elements. All sources are read before the output, which may be one of them, is written. */
-GG_INLINE void weighted_block(size_t at, int blocks, int sources, const float *const *source, const float *scale, float *out) {
+GG_INLINE void weighted_block(size_t at, int blocks, int sources, const float *const *source, const float *scale,
+                              float *out) {
     enum { width = VECTOR_BYTES / 4, most = 2 * GG_LANES / width };
     const int vectors = blocks * GG_LANES / width;
     floats sum[most];
@@ -56,14 +59,15 @@ GG_INLINE void weighted_block(size_t at, int blocks, int sources, const float *c
     for (int v = 0; v < vectors; ++v) *(floats *)(out + at + v * width) = sum[v];
 }
 
-static void weighted_sum(size_t begin, size_t end, int sources, const float *const *source, const float *scale, float *out) {
+static void weighted_sum(size_t begin, size_t end, int sources, const float *const *source, const float *scale,
+                         float *out) {
     size_t at = begin;
     for (; at + 2 * GG_LANES <= end; at += 2 * GG_LANES) weighted_block(at, 2, sources, source, scale, out);
     for (; at < end; at += GG_LANES) weighted_block(at, 1, sources, source, scale, out);
 }
 
-static void narrow_sum(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale, float *out,
-                       uint16_t *narrow_out) {
+static void narrow_sum(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale,
+                       float *out, uint16_t *narrow_out) {
     for (size_t i = begin; i < end; i += FLOATS) {
         value sum = scale[0] * load_narrow(source[0] + i);
         for (int s = 1; s < sources; ++s) sum += scale[s] * load_narrow(source[s] + i);
@@ -77,7 +81,8 @@ static void narrow_sum(size_t begin, size_t end, int sources, const uint16_t *co
 
 static void narrow_difference(size_t n, const float *a, const uint16_t *b, uint16_t *out) {
     n = whole_lanes(n);
-    for (size_t i = 0; i < n; i += FLOATS) *(halves *)(out + i) = narrowed(rounded_words(load(a + i) - load_narrow(b + i)));
+    for (size_t i = 0; i < n; i += FLOATS)
+        *(halves *)(out + i) = narrowed(rounded_words(load(a + i) - load_narrow(b + i)));
 }
 
 typedef double vector __attribute__((vector_size(VECTOR_BYTES)));

@@ -30,8 +30,8 @@ void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin,
 
 #else
 
-#define TILE(R, V)                                                                                                               \
-    static __attribute__((noinline)) void near_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }             \
+#define TILE(R, V)                                                                                                     \
+    static __attribute__((noinline)) void near_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }   \
     static __attribute__((noinline)) void far_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED_FAR); }
 GG_TILE_LIST_NARROW(TILE, 1)
 GG_TILE_LIST_NARROW(TILE, 2)
@@ -48,7 +48,8 @@ static const gg_tile_fn tiles[2][5][GG_TILE_ROWS + 1] = {
 #undef FAR
 
 /* All vectors of one column, or of two side by side: vector i of the second follows the last of the first. */
-static void column(const gg_conv_pass *pass, const gg_column *column, gg_tile *t, const float *source, float *target, int rows) {
+static void column(const gg_conv_pass *pass, const gg_column *column, gg_tile *t, const float *source, float *target,
+                   int rows) {
     const int64_t each = pass->lanes / GG_VECTOR, all = column->column[1] < 0 ? each : 2 * each;
     const int64_t leap = (column->column[1] - column->column[0]) * pass->lanes;
     const int64_t c = column->column[0];

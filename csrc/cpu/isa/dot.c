@@ -28,7 +28,8 @@ void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, in
 /* The sums over the lanes of four vectors. */
 GG_INLINE __m128 sum4(gg_vec a, gg_vec b, gg_vec c, gg_vec d) {
 #if GG_VECTOR == 16
-#define GG_HALF(v) _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1)))
+#define GG_HALF(v)                                                                                                     \
+    _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1)))
 #else
 #define GG_HALF(v) ((__m256)v)
 #endif
@@ -91,7 +92,7 @@ GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
 #define ROWS(X, C) X(1, C) X(2, C) X(3, C)
 #define ALL(X) ROWS(X, 1) ROWS(X, 2) ROWS(X, 3) ROWS(X, 4)
 #endif
-#define TILE(R, C)                                                                                                               \
+#define TILE(R, C)                                                                                                     \
     static __attribute__((noinline)) void dot_##R##x##C(const dot_tile *t) { dot_run(t, R, C); }
 ALL(TILE)
 #undef TILE

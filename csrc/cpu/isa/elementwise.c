@@ -77,7 +77,8 @@ static inline words low_product(words a, words b) {
 }
 
 /* keep[i]: of block index + i*stride, byte w is 1 if word w is at least the threshold, else 0. */
-static inline void draw(const gg_random_key *key, uint32_t index, uint32_t stride, uint32_t threshold, uint32_t keep[BLOCKS]) {
+static inline void draw(const gg_random_key *key, uint32_t index, uint32_t stride, uint32_t threshold,
+                        uint32_t keep[BLOCKS]) {
     const words zero = {0}, first = zero + 0xD2511F53u, second = zero + 0xCD9E8D57u;
     words c0[CHAINS], c1[CHAINS], c2[CHAINS], c3[CHAINS];
     words step = zero;

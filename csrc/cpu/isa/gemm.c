@@ -17,7 +17,8 @@ static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_en
     }
 }
 
-static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out, int64_t out_row) {
+static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
+                      int64_t out_row) {
     for (int64_t j = 0; j < cols; ++j) {
         for (int64_t i = 0; i < rows; ++i) out[j * out_row + i] = in[i * in_row + j];
         for (int64_t i = rows; i < padded; ++i) out[j * out_row + i] = 0;
@@ -45,8 +46,8 @@ static float mask_sum(int64_t n, const float *y, float *dy) {
 #define TILE_ROWS GG_TILE_ROWS
 #define DOT_ROWS GG_DOT_ROWS
 
-#define TILE(R, V)                                                                                                               \
-    static __attribute__((noinline)) void down_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_DOWN); }               \
+#define TILE(R, V)                                                                                                     \
+    static __attribute__((noinline)) void down_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_DOWN); }     \
     static __attribute__((noinline)) void across_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_ACROSS); }
 GG_TILE_LIST_NARROW(TILE, 1)
 GG_TILE_LIST_NARROW(TILE, 2)
@@ -81,7 +82,8 @@ static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_en
     const bool across = p->a_step == 1 && p->part_of == 0;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS);
     /* Terms in parts, so that a part of b stays in the second-level cache while all blocks of rows use it, and so does
-     * a column of a's cache lines until the next block has used the rest of them. Where the parts end shows in the bits. */
+     * a column of a's cache lines until the next block has used the rest of them. Where the parts end shows in the
+     * bits. */
     int64_t most_terms = 131072 / (p->part_of > 0 ? p->part_of : p->n);
     if (most_terms < 256) most_terms = 256;
     if (!across && most_terms > 1024) most_terms = 1024;
@@ -141,7 +143,8 @@ GG_INLINE void square(const float *in, int64_t in_row, float *out, int64_t out_r
     /* Now a[4*g + c] holds, in its four quarters q, column 4*q + c of rows 4*g .. 4*g+3. */
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
-        const __m512 low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88), high = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
+        const __m512 low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88),
+                     high = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
         const __m512 low2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88);
         const __m512 high2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
         _mm512_storeu_ps(out + c * out_row, _mm512_shuffle_f32x4(low, low2, 0x88));
@@ -173,10 +176,12 @@ GG_INLINE void square(const float *in, int64_t in_row, float *out, int64_t out_r
 #endif
 }
 
-static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out, int64_t out_row) {
+static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
+                      int64_t out_row) {
     const int64_t whole_rows = rows - rows % GG_VECTOR, whole_cols = cols - cols % GG_VECTOR;
     for (int64_t i = 0; i < whole_rows; i += GG_VECTOR)
-        for (int64_t j = 0; j < whole_cols; j += GG_VECTOR) square(in + i * in_row + j, in_row, out + j * out_row + i, out_row);
+        for (int64_t j = 0; j < whole_cols; j += GG_VECTOR)
+            square(in + i * in_row + j, in_row, out + j * out_row + i, out_row);
     for (int64_t j = 0; j < cols; ++j) {
         for (int64_t i = j < whole_cols ? whole_rows : 0; i < rows; ++i) out[j * out_row + i] = in[i * in_row + j];
         for (int64_t i = rows; i < padded; ++i) out[j * out_row + i] = 0;

@@ -30,9 +30,13 @@ static inline lanes_mask lanes_wins(lanes_f a, lanes_f b) {
 }
 static inline lanes_mask lanes_equal(lanes_i a, lanes_i b) { return _mm512_cmpeq_epi32_mask(a, b); }
 static inline lanes_f lanes_choose(lanes_mask m, lanes_f yes, lanes_f no) { return _mm512_mask_blend_ps(m, no, yes); }
-static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) { return _mm512_mask_blend_epi32(m, no, yes); }
+static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) {
+    return _mm512_mask_blend_epi32(m, no, yes);
+}
 static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) { return _mm512_maskz_mov_ps(m, v); }
-static inline lanes_i lanes_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+static inline lanes_i lanes_load_u8(const uint8_t *p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
 static inline void lanes_store_u8(uint8_t *p, lanes_i v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(v)); }
 
 #elif defined(__AVX2__)
@@ -65,7 +69,8 @@ static inline lanes_f lanes_multiply(lanes_f a, lanes_f b) {
     return (lanes_f){{_mm256_mul_ps(a.half[0], b.half[0]), _mm256_mul_ps(a.half[1], b.half[1])}};
 }
 static inline lanes_f lanes_multiply_add(lanes_f a, lanes_f b, lanes_f c) {
-    return (lanes_f){{_mm256_fmadd_ps(a.half[0], b.half[0], c.half[0]), _mm256_fmadd_ps(a.half[1], b.half[1], c.half[1])}};
+    return (lanes_f){
+        {_mm256_fmadd_ps(a.half[0], b.half[0], c.half[0]), _mm256_fmadd_ps(a.half[1], b.half[1], c.half[1])}};
 }
 static inline __m256i wins_half(__m256 a, __m256 b) {
     return _mm256_castps_si256(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), _mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
@@ -76,17 +81,20 @@ static inline lanes_mask lanes_wins(lanes_f a, lanes_f b) {
 static inline lanes_mask lanes_equal(lanes_i a, lanes_i b) {
     return (lanes_mask){{_mm256_cmpeq_epi32(a.half[0], b.half[0]), _mm256_cmpeq_epi32(a.half[1], b.half[1])}};
 }
-static inline __m256 choose_half(__m256i m, __m256 yes, __m256 no) { return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(m)); }
+static inline __m256 choose_half(__m256i m, __m256 yes, __m256 no) {
+    return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(m));
+}
 static inline lanes_f lanes_choose(lanes_mask m, lanes_f yes, lanes_f no) {
-    return (lanes_f){{choose_half(m.half[0], yes.half[0], no.half[0]), choose_half(m.half[1], yes.half[1], no.half[1])}};
+    return (lanes_f){
+        {choose_half(m.half[0], yes.half[0], no.half[0]), choose_half(m.half[1], yes.half[1], no.half[1])}};
 }
 static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) {
-    return (lanes_i){
-        {_mm256_blendv_epi8(no.half[0], yes.half[0], m.half[0]), _mm256_blendv_epi8(no.half[1], yes.half[1], m.half[1])}};
+    return (lanes_i){{_mm256_blendv_epi8(no.half[0], yes.half[0], m.half[0]),
+                      _mm256_blendv_epi8(no.half[1], yes.half[1], m.half[1])}};
 }
 static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) {
-    return (lanes_f){
-        {_mm256_and_ps(_mm256_castsi256_ps(m.half[0]), v.half[0]), _mm256_and_ps(_mm256_castsi256_ps(m.half[1]), v.half[1])}};
+    return (lanes_f){{_mm256_and_ps(_mm256_castsi256_ps(m.half[0]), v.half[0]),
+                      _mm256_and_ps(_mm256_castsi256_ps(m.half[1]), v.half[1])}};
 }
 static inline lanes_i lanes_load_u8(const uint8_t *p) {
     return (lanes_i){{_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),

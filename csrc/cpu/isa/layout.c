@@ -73,7 +73,8 @@ static inline void transpose_block(const float *from, size_t from_stride, float 
 /* rows x columns of a block; the rest of the 16 x 16 becomes zeros. */
 static void load_part(const float *from, size_t stride, int64_t rows, int64_t columns, float block[L * L]) {
     memset(block, 0, L * L * sizeof(float));
-    for (int64_t i = 0; i < rows; ++i) memcpy(block + i * L, from + (size_t)i * stride, (size_t)columns * sizeof(float));
+    for (int64_t i = 0; i < rows; ++i)
+        memcpy(block + i * L, from + (size_t)i * stride, (size_t)columns * sizeof(float));
 }
 
 static int64_t at_most_lanes(int64_t n) { return n < L ? n : L; }
@@ -113,7 +114,8 @@ static void from_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, co
             }
             load_part(from, padded, columns, L, block);
             transpose_block(block, L, turned, L);
-            for (int64_t i = 0; i < rows; ++i) memcpy(to + (size_t)i * stride, turned + i * L, (size_t)columns * sizeof(float));
+            for (int64_t i = 0; i < rows; ++i)
+                memcpy(to + (size_t)i * stride, turned + i * L, (size_t)columns * sizeof(float));
         }
     }
 }

@@ -8,7 +8,9 @@
 static int64_t value_stride(const gg_loss_args *args) {
     return args->layout == GG_LAYOUT_BATCH_LAST ? gg_lanes_padded(args->batch) : 1;
 }
-static int64_t sample_stride(const gg_loss_args *args) { return args->layout == GG_LAYOUT_BATCH_LAST ? 1 : args->features; }
+static int64_t sample_stride(const gg_loss_args *args) {
+    return args->layout == GG_LAYOUT_BATCH_LAST ? 1 : args->features;
+}
 
 /* The lanes behind the last sample. */
 static void clear_padding(const gg_loss_args *args, int64_t end) {
@@ -112,7 +114,8 @@ static void cross_entropy(const gg_loss_args *args, int64_t begin, int64_t end, 
 }
 
 /* On logits: max(x, 0) - x*t + log(1 + exp(-|x|)). A sample is right if every value's sign is. */
-static void binary_cross_entropy(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum, int64_t *correct) {
+static void binary_cross_entropy(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum,
+                                 int64_t *correct) {
     const int64_t step = value_stride(args), sample = sample_stride(args), features = args->features;
     const double share = 1.0 / ((double)args->batch * (double)features);
     for (int64_t n = begin; n < end; ++n) {
@@ -134,7 +137,8 @@ static void binary_cross_entropy(const gg_loss_args *args, int64_t begin, int64_
     clear_padding(args, end);
 }
 
-static void mean_squared_error(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum, int64_t *correct) {
+static void mean_squared_error(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum,
+                               int64_t *correct) {
     const int64_t step = value_stride(args), sample = sample_stride(args), features = args->features;
     const double share = 2.0 / ((double)args->batch * (double)features);
     (void)correct;

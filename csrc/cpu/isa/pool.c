@@ -33,7 +33,8 @@ static void max_any(const gg_pool_shape *s, int64_t begin, int64_t end, const fl
                             const lanes_f v = lanes_load(corner + (size_t)i * down + (size_t)j * right + n);
                             const lanes_mask wins = lanes_wins(v, best);
                             best = lanes_choose(wins, v, best);
-                            winner = lanes_choose_int(wins, lanes_set_int(place + i * (int32_t)s->kernel[1] + j), winner);
+                            winner =
+                                lanes_choose_int(wins, lanes_set_int(place + i * (int32_t)s->kernel[1] + j), winner);
                         }
                     }
                     lanes_store(y + at, best);
@@ -45,8 +46,8 @@ static void max_any(const gg_pool_shape *s, int64_t begin, int64_t end, const fl
 }
 
 /* The same for windows of 2x2 that tile the image or leave a rest at its right and bottom. */
-static inline __attribute__((always_inline)) void max_2x2(const gg_pool_shape *s, int64_t begin, int64_t end, const float *x,
-                                                          float *y, uint8_t *saved) {
+static inline __attribute__((always_inline)) void max_2x2(const gg_pool_shape *s, int64_t begin, int64_t end,
+                                                          const float *x, float *y, uint8_t *saved) {
     const size_t lanes = (size_t)s->lanes, row = (size_t)s->in[1] * lanes;
     for (int64_t c = begin; c < end; ++c) {
         for (int64_t oh = 0; oh < s->out[0]; ++oh) {
@@ -84,14 +85,15 @@ static void clear_rest(const gg_pool_shape *s, float *image) {
     const int64_t height = s->out[0] * s->kernel[0], width = s->out[1] * s->kernel[1];
     if (width < s->in[1])
         for (int64_t h = 0; h < height; ++h)
-            memset(image + (size_t)h * row + (size_t)width * lanes, 0, (size_t)(s->in[1] - width) * lanes * sizeof(float));
+            memset(image + (size_t)h * row + (size_t)width * lanes, 0,
+                   (size_t)(s->in[1] - width) * lanes * sizeof(float));
     memset(image + (size_t)height * row, 0, (size_t)(s->in[0] - height) * row * sizeof(float));
 }
 
 /* Windows that tile the image: each output is read once, each input written once. */
 static inline __attribute__((always_inline)) void max_tiles_backward(const gg_pool_shape *s, int64_t begin, int64_t end,
-                                                                     int32_t rows, int32_t columns, int bytes, const void *saved,
-                                                                     const float *dy, float *dx) {
+                                                                     int32_t rows, int32_t columns, int bytes,
+                                                                     const void *saved, const float *dy, float *dx) {
     const size_t lanes = (size_t)s->lanes, row = (size_t)s->in[1] * lanes;
     for (int64_t c = begin; c < end; ++c) {
         float *image = dx + (size_t)(c * s->in[0]) * row;
@@ -124,7 +126,8 @@ typedef struct holders {
 /* Fills `held` from pair number `from` on (pairs of windows down and right, row by row); true if there are more. */
 static inline bool find_holders(const gg_pool_shape *s, int64_t h, int64_t w, int32_t from, holders *held) {
     const gg_pool_cover *down = &s->cover[0], *right = &s->cover[1];
-    const int32_t columns = right->start[w + 1] - right->start[w], pairs = (down->start[h + 1] - down->start[h]) * columns;
+    const int32_t columns = right->start[w + 1] - right->start[w],
+                  pairs = (down->start[h + 1] - down->start[h]) * columns;
     held->count = 0;
     if (columns == 0) return false;
     int32_t i = down->start[h] + from / columns, j = right->start[w] + from % columns;
@@ -139,7 +142,8 @@ static inline bool find_holders(const gg_pool_shape *s, int64_t h, int64_t w, in
     return from < pairs;
 }
 
-static void max_any_backward(const gg_pool_shape *s, int64_t begin, int64_t end, const void *saved, const float *dy, float *dx) {
+static void max_any_backward(const gg_pool_shape *s, int64_t begin, int64_t end, const void *saved, const float *dy,
+                             float *dx) {
     const size_t lanes = (size_t)s->lanes;
     const bool bytes = s->index_bytes == 1;
     holders held;
@@ -155,7 +159,8 @@ static void max_any_backward(const gg_pool_shape *s, int64_t begin, int64_t end,
                         lanes_f sum = from == 0 ? lanes_set(0.0f) : lanes_load(out + n);
                         for (int i = 0; i < held.count; ++i) {
                             const size_t at = image + (size_t)held.window[i] * lanes + n;
-                            const lanes_i winner = bytes ? saved_place(saved, at, 1) : saved_place(saved, at, s->index_bytes);
+                            const lanes_i winner =
+                                bytes ? saved_place(saved, at, 1) : saved_place(saved, at, s->index_bytes);
                             const lanes_mask won = lanes_equal(winner, lanes_set_int(held.place[i]));
                             sum = lanes_add(sum, lanes_keep(won, lanes_load(dy + at)));
                         }
@@ -167,7 +172,8 @@ static void max_any_backward(const gg_pool_shape *s, int64_t begin, int64_t end,
     }
 }
 
-static void max_backward(const gg_pool_shape *s, int64_t begin, int64_t end, const void *saved, const float *dy, float *dx) {
+static void max_backward(const gg_pool_shape *s, int64_t begin, int64_t end, const void *saved, const float *dy,
+                         float *dx) {
     if (is_2x2(s)) max_tiles_backward(s, begin, end, 2, 2, 1, saved, dy, dx);
     else if (s->tiled)
         max_tiles_backward(s, begin, end, (int32_t)s->kernel[0], (int32_t)s->kernel[1], s->index_bytes, saved, dy, dx);

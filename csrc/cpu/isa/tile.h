@@ -128,7 +128,7 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
 
 /* The tiles there are, as X(rows, vectors). */
 #if GG_VECTOR == 16
-#define GG_TILE_LIST_NARROW(X, V)                                                                                                \
+#define GG_TILE_LIST_NARROW(X, V)                                                                                      \
     X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V) X(7, V) X(8, V) X(9, V) X(10, V) X(11, V) X(12, V) X(13, V) X(14, V)
 #define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4)
 #else

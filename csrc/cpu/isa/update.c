@@ -23,7 +23,8 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
     float *weight = args->weight, *momentum = args->momentum, *square = args->square;
     void *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy, *square_copy = args->square_copy;
     const void *weight_after = receives ? args->weight_after : NULL;
-    const void *momentum_before = receives ? args->momentum_before : NULL, *square_before = receives ? args->square_before : NULL;
+    const void *momentum_before = receives ? args->momentum_before : NULL,
+               *square_before = receives ? args->square_before : NULL;
     uint16_t *compute_copy = args->compute_copy;
     const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
     const float d_share = args->d_share, beta2 = args->beta2, square_share = args->square_share;
@@ -63,14 +64,14 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
 void GG_VARIANT(gg_cpu_update)(const gg_update_args *args) {
     const bool receives = args->weight_after != NULL || args->momentum_before != NULL || args->square_before != NULL;
     switch ((int)args->rule << 2 | (int)receives << 1 | (args->wire == GG_BFLOAT16)) {
-#define CASE(rule, receives, narrow)                                                                                             \
-    case (rule) << 2 | (receives) << 1 | (narrow):                                                                               \
-        run(args, rule, receives, narrow);                                                                                       \
+#define CASE(rule, receives, narrow)                                                                                   \
+    case (rule) << 2 | (receives) << 1 | (narrow):                                                                     \
+        run(args, rule, receives, narrow);                                                                             \
         break
-#define CASES(rule)                                                                                                              \
-    CASE(rule, false, false);                                                                                                    \
-    CASE(rule, false, true);                                                                                                     \
-    CASE(rule, true, false);                                                                                                     \
+#define CASES(rule)                                                                                                    \
+    CASE(rule, false, false);                                                                                          \
+    CASE(rule, false, true);                                                                                           \
+    CASE(rule, true, false);                                                                                           \
     CASE(rule, true, true)
         CASES(GG_UPDATE_PLAIN);
         CASES(GG_UPDATE_MOMENTUM);

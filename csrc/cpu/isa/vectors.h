@@ -37,8 +37,9 @@ GG_INLINE size_t whole_lanes(size_t n) { return n & ~(size_t)(GG_LANES - 1); }
 
 GG_INLINE value load(const float *p) { return *(const floats *)p; }
 
-/* bfloat16 is the upper half of float32. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN. The instruction for it would
- * flush denormals. What the plain form below says, the compiler does not see how to do in few instructions. */
+/* bfloat16 is the upper half of float32. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN. The
+ * instruction for it would flush denormals. What the plain form below says, the compiler does not see how to do in few
+ * instructions. */
 #if defined(__AVX512F__)
 GG_INLINE value load_narrow(const uint16_t *p) {
     return (value)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);

@@ -72,7 +72,8 @@ static bool evenly_apart(const conv_walk *walk, int64_t c) {
     const gg_tap *tap = &walk->taps[1][walk->start[1][c]];
     const int32_t count = walk->start[1][c + 1] - walk->start[1][c];
     for (int32_t i = 2; i < count; ++i)
-        if (tap[i].w - tap[i - 1].w != tap[1].w - tap[0].w || tap[i].x - tap[i - 1].x != tap[1].x - tap[0].x) return false;
+        if (tap[i].w - tap[i - 1].w != tap[1].w - tap[0].w || tap[i].x - tap[i - 1].x != tap[1].x - tap[0].x)
+            return false;
     return true;
 }
 
@@ -88,7 +89,8 @@ static void pair_columns(conv_walk *walk, bool pairs, int64_t reach) {
         columns[count] = (gg_column){.column = {(int32_t)c, -1}, .even = evenly_apart(walk, c)};
         for (int64_t d = c + 1; pairs && d <= c + reach && d < width; ++d) {
             bool used = false;
-            for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !used; --i) used = columns[i].column[1] == d;
+            for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !used; --i)
+                used = columns[i].column[1] == d;
             const int64_t shift = used ? -1 : shift_between(walk, c, d);
             if (shift < 0) continue;
             columns[count].column[1] = (int32_t)d;
@@ -178,7 +180,8 @@ static gg_status slab_create(conv_op *conv) {
     conv->slab_bytes = conv->copied ? conv->slab_channels * channel : 0;
 
     void *block;
-    gg_status status = gg_calloc((size_t)(conv->slab_channels * conv->taps), sizeof(int64_t), "convolution offsets", &block);
+    gg_status status =
+        gg_calloc((size_t)(conv->slab_channels * conv->taps), sizeof(int64_t), "convolution offsets", &block);
     if (status != GG_OK) return status;
     conv->col_x = block;
     const int64_t width = conv->copied ? conv->slab_width : in[2];
@@ -408,8 +411,10 @@ static gg_status check(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     char text[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
-        return gg_fail(GG_ERROR_SHAPE, "a convolution takes one image (C, H, W), not %s", gg_shape_text(&desc->input[0], text));
-    if (desc->batch < 1) return gg_fail(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch);
+        return gg_fail(GG_ERROR_SHAPE, "a convolution takes one image (C, H, W), not %s",
+                       gg_shape_text(&desc->input[0], text));
+    if (desc->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch);
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
     if (desc->groups < 1 || in[0] % desc->groups != 0 || out[0] % desc->groups != 0)
         return gg_fail(GG_ERROR_ARGUMENT, "groups is %lld; it must divide %lld input and %lld output channels",
@@ -418,11 +423,13 @@ static gg_status check(const gg_op_desc *desc) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
             return gg_fail(GG_ERROR_ARGUMENT,
                            "kernel %lld, stride %lld, dilation %lld must be at least 1 and padding %lld at least 0",
-                           (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a], (long long)w->padding[a]);
+                           (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
+                           (long long)w->padding[a]);
         const int64_t room = in[1 + a] + 2 * w->padding[a] - w->dilation[a] * (w->kernel[a] - 1) - 1;
         const int64_t size = room < 0 ? 0 : room / w->stride[a] + 1;
         if (size < 1 || size != out[1 + a])
-            return gg_fail(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a], (long long)size);
+            return gg_fail(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a],
+                           (long long)size);
     }
     return GG_OK;
 }
@@ -433,7 +440,8 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     if (status != GG_OK) return status;
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here", gg_isa_name(device->isa));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here",
+                       gg_isa_name(device->isa));
     gg_op *op;
     status = gg_native_op_create(desc, &conv_class, sizeof(conv_op), &op);
     if (status != GG_OK) return status;

@@ -32,7 +32,8 @@ static void run(const element_op *op, gg_parallel_fn fn, element_job *job) {
 
 static void destroy(gg_op *op) { gg_native_op_free(op); }
 
-static gg_status create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_layout layout, gg_op **out) {
+static gg_status create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_layout layout,
+                        gg_op **out) {
     gg_op *head;
     gg_status status = gg_native_op_create(desc, type, sizeof(element_op), &head);
     *out = NULL;
@@ -230,8 +231,12 @@ static gg_status dropout_run(const element_op *op, const gg_op_args *args, bool 
     return GG_OK;
 }
 
-static gg_status dropout_forward(gg_op *op, const gg_op_args *args) { return dropout_run((element_op *)op, args, true); }
-static gg_status dropout_backward(gg_op *op, const gg_op_args *args) { return dropout_run((element_op *)op, args, false); }
+static gg_status dropout_forward(gg_op *op, const gg_op_args *args) {
+    return dropout_run((element_op *)op, args, true);
+}
+static gg_status dropout_backward(gg_op *op, const gg_op_args *args) {
+    return dropout_run((element_op *)op, args, false);
+}
 
 static const gg_op_class dropout_class = {dropout_forward, dropout_backward, destroy};
 

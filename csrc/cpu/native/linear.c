@@ -81,8 +81,8 @@ static void turn_part(void *context, int thread, int threads) {
     if (begin < end) {
         const int64_t rows = (int64_t)(end - begin);
         const int64_t padded = (int64_t)end == linear->in ? linear->in_padded - (int64_t)begin : rows;
-        linear->kernels->transpose(rows, linear->batch, (const float *)args->input[0] + (int64_t)begin * lanes, lanes, padded,
-                                   turned_input(args) + begin, linear->in_padded);
+        linear->kernels->transpose(rows, linear->batch, (const float *)args->input[0] + (int64_t)begin * lanes, lanes,
+                                   padded, turned_input(args) + begin, linear->in_padded);
     }
 }
 
@@ -149,7 +149,8 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
                        desc->inputs, (long long)desc->batch);
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here", gg_isa_name(device->isa));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here",
+                       gg_isa_name(device->isa));
     gg_op *op;
     gg_status status = gg_native_op_create(desc, &linear_class, sizeof(linear_op), &op);
     if (status != GG_OK) return status;

@@ -78,12 +78,14 @@ static gg_status check(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     const char *name = gg_op_kind_name(desc->kind);
     static const char *const axes[2] = {"height", "width"};
-    if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 || desc->input[0].size[0] != desc->output.size[0])
+    if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
+        desc->input[0].size[0] != desc->output.size[0])
         return gg_fail(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels", name);
     for (int a = 0; a < 2; ++a) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
-            return gg_fail(GG_ERROR_ARGUMENT, "%s, %s: kernel %lld, stride %lld, dilation %lld, padding %lld are out of range",
-                           name, axes[a], (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "%s, %s: kernel %lld, stride %lld, dilation %lld, padding %lld are out of range", name,
+                           axes[a], (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
                            (long long)w->padding[a]);
         if (desc->kind == GG_OP_AVG_POOL2D && w->dilation[a] != 1)
             return gg_fail(GG_ERROR_ARGUMENT, "%s takes no dilation, %lld given", name, (long long)w->dilation[a]);
@@ -92,8 +94,8 @@ static gg_status check(const gg_op_desc *desc) {
                            (long long)w->padding[a]);
         const int64_t in = desc->input[0].size[1 + a], out = output_size(in, w, a);
         if (out < 1 || out != desc->output.size[1 + a])
-            return gg_fail(GG_ERROR_SHAPE, "%s, %s: windows over %lld elements give %lld outputs, not %lld", name, axes[a],
-                           (long long)in, (long long)out, (long long)desc->output.size[1 + a]);
+            return gg_fail(GG_ERROR_SHAPE, "%s, %s: windows over %lld elements give %lld outputs, not %lld", name,
+                           axes[a], (long long)in, (long long)out, (long long)desc->output.size[1 + a]);
         if (in > INT32_MAX / 2 || w->kernel[a] > 32768)
             return gg_fail(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements in windows of %lld are too many", name, axes[a],
                            (long long)in, (long long)w->kernel[a]);
@@ -179,7 +181,8 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
         for (int64_t o = 0; o < shape->out[a]; ++o) {
             shape->tiled = shape->tiled && shape->count[a][o] == w->kernel[a];
             if (shape->count[a][o] == 0 && desc->kind == GG_OP_MAX_POOL2D)
-                GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s: a window holds no element of the image", gg_op_kind_name(desc->kind)));
+                GG_TRY(
+                    gg_fail(GG_ERROR_SHAPE, "%s: a window holds no element of the image", gg_op_kind_name(desc->kind)));
         }
     }
     if (desc->kind == GG_OP_AVG_POOL2D) {

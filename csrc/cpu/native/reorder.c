@@ -15,8 +15,8 @@ static void destroy(gg_op *op) { gg_native_op_free(op); }
 static void move(const gg_op *op, gg_layout from, gg_layout to, const void *in, void *out) {
     const gg_op_desc *desc = &op->desc;
     if (from != to)
-        gg_cpu_transpose(((const move_op *)op)->device, desc->batch, gg_shape_count(&desc->input[0]), to == GG_LAYOUT_BATCH_LAST,
-                         in, out);
+        gg_cpu_transpose(((const move_op *)op)->device, desc->batch, gg_shape_count(&desc->input[0]),
+                         to == GG_LAYOUT_BATCH_LAST, in, out);
     else if (in != out) memcpy(out, in, gg_format_bytes(op->output, &desc->input[0], desc->batch));
 }
 
@@ -26,7 +26,8 @@ static gg_status reorder_forward(gg_op *op, const gg_op_args *args) {
 }
 
 static gg_status reorder_backward(gg_op *op, const gg_op_args *args) {
-    if (args->grad_input[0] != NULL) move(op, op->output.layout, op->input[0].layout, args->grad_output, args->grad_input[0]);
+    if (args->grad_input[0] != NULL)
+        move(op, op->output.layout, op->input[0].layout, args->grad_output, args->grad_input[0]);
     return GG_OK;
 }
 
@@ -52,7 +53,9 @@ gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg
 /* ------------------------------------------------------------------------------------------ concatenation */
 
 /* In BATCH_LAST the first axis is the slowest: the inputs lie one after the other. */
-static size_t input_bytes(const gg_op *op, int i) { return gg_format_bytes(op->input[i], &op->desc.input[i], op->desc.batch); }
+static size_t input_bytes(const gg_op *op, int i) {
+    return gg_format_bytes(op->input[i], &op->desc.input[i], op->desc.batch);
+}
 
 static gg_status concat_forward(gg_op *op, const gg_op_args *args) {
     char *out = args->output;

@@ -7,7 +7,8 @@ gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, s
     if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
         return gg_fail(GG_ERROR_ARGUMENT, "%s takes 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
                        desc->inputs);
-    if (desc->batch < 1) return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
+    if (desc->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; ++i)
         if (desc->offered[i].dtype != GG_FLOAT32)
             return gg_fail(GG_ERROR_UNSUPPORTED, "native %s computes in float32, not %s", gg_op_kind_name(desc->kind),

@@ -41,7 +41,8 @@ gg_status gg_dnn_activation_create(gg_device *device, const gg_op_desc *desc, gg
     GG_TRY(set_layout(op, &md));
     GG_DNN_PD(op, &forward, dnnl_eltwise_forward_primitive_desc_create, op->engine,
               desc->training ? dnnl_forward_training : dnnl_forward_inference, kind, md, md, 0, 0, op->plain_attr);
-    const gg_dnn_bind bind[2] = {{DNNL_ARG_SRC, md, gg_dnn_at(GG_DNN_INPUT)}, {DNNL_ARG_DST, md, gg_dnn_at(GG_DNN_OUTPUT)}};
+    const gg_dnn_bind bind[2] = {{DNNL_ARG_SRC, md, gg_dnn_at(GG_DNN_INPUT)},
+                                 {DNNL_ARG_DST, md, gg_dnn_at(GG_DNN_OUTPUT)}};
     GG_TRY(gg_dnn_add(op, GG_DNN_FORWARD, name, gg_dnn_at(GG_DNN_ALWAYS), forward, 2, bind));
     if (!desc->training || !desc->input_grad) goto cleanup;
     GG_DNN_PD(op, &backward, dnnl_eltwise_backward_primitive_desc_create, op->engine, kind, md, md, md, 0, 0, forward,
@@ -87,7 +88,8 @@ gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **o
     if (!desc->training || !desc->input_grad) goto cleanup;
     for (int i = 0; i < desc->inputs; i++) { /* input 0's may be grad_output itself */
         const gg_dnn_place place = {GG_DNN_GRAD_INPUT, i, 0};
-        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "add backward", place, md, gg_dnn_at(GG_DNN_GRAD_OUTPUT), md, place));
+        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "add backward", place, md, gg_dnn_at(GG_DNN_GRAD_OUTPUT), md,
+                                  place));
     }
 cleanup:
     return gg_dnn_op_finish(status, op, out);

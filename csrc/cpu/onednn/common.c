@@ -42,17 +42,19 @@ static gg_status run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
     for (int i = 0; i < op->steps[pass]; i++) {
         const gg_dnn_step *step = &op->step[pass][i];
         if (step->needs.slot != GG_DNN_ALWAYS && pointer(args, &step->needs) == NULL) continue;
-        if (step->copy && pointer(args, &op->place[step->first]) == pointer(args, &op->place[step->first + 1])) continue;
+        if (step->copy && pointer(args, &op->place[step->first]) == pointer(args, &op->place[step->first + 1]))
+            continue;
         for (int k = step->first; k < step->first + step->arguments; k++) {
             /* oneDNN's memory has no const; what it only reads it does not write. */
             void *data = (void *)(uintptr_t)pointer(args, &op->place[k]);
             if (data == NULL)
-                return gg_fail(GG_ERROR_STATE, "%s: argument %d of '%s' has no memory", gg_op_kind_name(head->desc.kind),
-                               op->argument[k].arg, step->what);
+                return gg_fail(GG_ERROR_STATE, "%s: argument %d of '%s' has no memory",
+                               gg_op_kind_name(head->desc.kind), op->argument[k].arg, step->what);
             GG_DNN_TRY(dnnl_memory_set_data_handle, op->argument[k].memory, data);
         }
-        status = gg_dnn_check(dnnl_primitive_execute(step->primitive, op->stream, step->arguments, &op->argument[step->first]),
-                              "dnnl_primitive_execute");
+        status = gg_dnn_check(
+            dnnl_primitive_execute(step->primitive, op->stream, step->arguments, &op->argument[step->first]),
+            "dnnl_primitive_execute");
         GG_TRY(gg_error_prefix(status, "%s: ", step->what));
     }
     GG_DNN_TRY(dnnl_stream_wait, op->stream);
@@ -122,7 +124,8 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     *out = NULL;
     if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
         return gg_fail(GG_ERROR_ARGUMENT, "%s takes 1 to %d inputs, not %d", name, GG_MAX_INPUTS, desc->inputs);
-    if (desc->batch < 1) return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
+    if (desc->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; i++)
         if (desc->offered[i].dtype != GG_FLOAT32 && desc->kind != GG_OP_REORDER)
             return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN %s takes float32 here, not %s", name,
@@ -187,7 +190,8 @@ gg_status gg_dnn_md(gg_dnn_op *op, int dims, const int64_t *size, gg_dtype dtype
     dnnl_memory_desc_t md = NULL;
     dnnl_dims_t all = {0};
     if (dtype != GG_FLOAT32 && dtype != GG_BFLOAT16)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN operations take float32 or bfloat16, not %s", gg_dtype_name(dtype));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN operations take float32 or bfloat16, not %s",
+                       gg_dtype_name(dtype));
     for (int i = 0; i < dims; i++) {
         if (size[i] < 1) return gg_fail(GG_ERROR_SHAPE, "a size must be at least 1, not %lld", (long long)size[i]);
         all[i] = size[i];
@@ -209,7 +213,8 @@ static dnnl_format_tag_t image_tag(gg_layout layout) {
 }
 
 gg_status gg_dnn_batch_md(gg_dnn_op *op, gg_format format, const gg_shape *sample, const_dnnl_memory_desc_t *out) {
-    static const dnnl_format_tag_t plain[GG_MAX_DIMS + 1] = {dnnl_a, dnnl_ab, dnnl_abc, dnnl_abcd, dnnl_abcde, dnnl_abcdef};
+    static const dnnl_format_tag_t plain[GG_MAX_DIMS + 1] = {dnnl_a,    dnnl_ab,    dnnl_abc,
+                                                             dnnl_abcd, dnnl_abcde, dnnl_abcdef};
     gg_status status = GG_OK;
     int64_t size[GG_MAX_DIMS + 1];
     if (sample->dims < 1 || sample->dims > GG_MAX_DIMS)
@@ -218,15 +223,15 @@ gg_status gg_dnn_batch_md(gg_dnn_op *op, gg_format format, const gg_shape *sampl
     if (format.layout == GG_LAYOUT_PLAIN) tag = plain[sample->dims];
     if (tag == dnnl_format_tag_undef) {
         char text[GG_SHAPE_TEXT];
-        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN does not take samples of shape %s in layout %s", gg_shape_text(sample, text),
-                       gg_layout_name(format.layout));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN does not take samples of shape %s in layout %s",
+                       gg_shape_text(sample, text), gg_layout_name(format.layout));
     }
     size[0] = op->head.desc.batch;
     for (int i = 0; i < sample->dims; i++) size[i + 1] = sample->size[i];
     GG_TRY(gg_dnn_md(op, sample->dims + 1, size, format.dtype, tag, out));
     if (dnnl_memory_desc_get_size(*out) != gg_format_bytes(format, sample, op->head.desc.batch))
-        status = gg_fail(GG_ERROR_BACKEND, "oneDNN wants %zu bytes for a batch that takes %zu", dnnl_memory_desc_get_size(*out),
-                         gg_format_bytes(format, sample, op->head.desc.batch));
+        status = gg_fail(GG_ERROR_BACKEND, "oneDNN wants %zu bytes for a batch that takes %zu",
+                         dnnl_memory_desc_get_size(*out), gg_format_bytes(format, sample, op->head.desc.batch));
 cleanup:
     return status;
 }
@@ -241,8 +246,8 @@ gg_status gg_dnn_flat_md(gg_dnn_op *op, size_t bytes, const_dnnl_memory_desc_t *
     return gg_dnn_md(op, 1, &size, GG_FLOAT32, dnnl_a, out);
 }
 
-gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg_shape *sample, const dnnl_dims_t offset,
-                         const_dnnl_memory_desc_t *out) {
+gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg_shape *sample,
+                         const dnnl_dims_t offset, const_dnnl_memory_desc_t *out) {
     gg_status status = GG_OK;
     dnnl_memory_desc_t md = NULL;
     dnnl_dims_t size = {op->head.desc.batch};
@@ -274,7 +279,8 @@ bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out) {
     return false;
 }
 
-gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd, dnnl_primitive_desc_t *out) {
+gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd,
+                    dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_dnn_check(made, call));
@@ -302,8 +308,8 @@ gg_dnn_place gg_dnn_temporary(gg_dnn_op *op, gg_dnn_pass pass, const_dnnl_memory
     return place;
 }
 
-gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs, const_dnnl_primitive_desc_t pd,
-                     int binds, const gg_dnn_bind *bind) {
+gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
+                     const_dnnl_primitive_desc_t pd, int binds, const gg_dnn_bind *bind) {
     gg_status status = GG_OK;
     const_dnnl_memory_desc_t scratchpad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
     const size_t scratchpad_bytes = scratchpad == NULL ? 0 : dnnl_memory_desc_get_size(scratchpad);
@@ -328,8 +334,9 @@ cleanup:
     return status;
 }
 
-gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs, const_dnnl_memory_desc_t from,
-                             gg_dnn_place from_place, const_dnnl_memory_desc_t to, gg_dnn_place to_place) {
+gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
+                             const_dnnl_memory_desc_t from, gg_dnn_place from_place, const_dnnl_memory_desc_t to,
+                             gg_dnn_place to_place) {
     gg_status status = GG_OK;
     dnnl_primitive_desc_t pd = NULL;
     GG_DNN_PD(op, &pd, dnnl_reorder_primitive_desc_create, from, op->engine, to, op->engine, op->plain_attr);
@@ -340,8 +347,9 @@ cleanup:
     return status;
 }
 
-gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs, const_dnnl_memory_desc_t have,
-                         gg_dnn_place place, const_dnnl_memory_desc_t want, gg_dnn_place *out) {
+gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
+                         const_dnnl_memory_desc_t have, gg_dnn_place place, const_dnnl_memory_desc_t want,
+                         gg_dnn_place *out) {
     *out = place;
     if (dnnl_memory_desc_equal(have, want)) return GG_OK;
     *out = gg_dnn_temporary(op, pass, want);
@@ -355,8 +363,8 @@ gg_status gg_dnn_add_relu_mask(gg_dnn_op *op) {
     const size_t bytes = gg_format_bytes(op->head.output, &op->head.desc.output, op->head.desc.batch);
     const dnnl_alg_kind_t relu = dnnl_eltwise_relu_use_dst_for_bwd;
     GG_TRY(gg_dnn_flat_md(op, bytes, &flat));
-    GG_DNN_PD(op, &hint, dnnl_eltwise_forward_primitive_desc_create, op->engine, dnnl_forward_training, relu, flat, flat, 0, 0,
-              op->plain_attr);
+    GG_DNN_PD(op, &hint, dnnl_eltwise_forward_primitive_desc_create, op->engine, dnnl_forward_training, relu, flat,
+              flat, 0, 0, op->plain_attr);
     GG_DNN_PD(op, &pd, dnnl_eltwise_backward_primitive_desc_create, op->engine, relu, flat, flat, flat, 0, 0, hint,
               op->plain_attr);
     const gg_dnn_bind bind[3] = {{DNNL_ARG_DST, flat, gg_dnn_at(GG_DNN_OUTPUT)},
@@ -378,8 +386,8 @@ gg_status gg_dnn_window(const gg_op_desc *desc, int axis, int64_t *right_padding
     const bool ceil_mode = desc->kind != GG_OP_CONV2D && window->ceil_mode;
     if (kernel < 1 || stride < 1 || padding < 0 || dilation < 1)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld along the %s",
-                       gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding, (long long)dilation,
-                       names[axis]);
+                       gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding,
+                       (long long)dilation, names[axis]);
     const int64_t in = desc->input[0].size[axis + 1], out = desc->output.size[axis + 1];
     const int64_t reach = dilation * (kernel - 1) + 1, room = in + 2 * padding - reach;
     int64_t wanted = room < 0 ? 0 : room / stride + 1;
@@ -388,8 +396,8 @@ gg_status gg_dnn_window(const gg_op_desc *desc, int axis, int64_t *right_padding
         if ((wanted - 1) * stride >= in + padding) wanted--; /* it would start in the right padding */
     }
     if (wanted < 1 || wanted != out)
-        return gg_fail(GG_ERROR_SHAPE, "%s: a %s of %lld gives %lld, not %lld", gg_op_kind_name(desc->kind), names[axis],
-                       (long long)in, (long long)wanted, (long long)out);
+        return gg_fail(GG_ERROR_SHAPE, "%s: a %s of %lld gives %lld, not %lld", gg_op_kind_name(desc->kind),
+                       names[axis], (long long)in, (long long)wanted, (long long)out);
     const int64_t covered = (out - 1) * stride + reach - in - padding;
     *right_padding = covered > padding ? covered : padding;
     return GG_OK;

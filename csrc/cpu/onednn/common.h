@@ -106,17 +106,18 @@ gg_status gg_dnn_any_md(gg_dnn_op *op, const gg_shape *sample, const_dnnl_memory
 /* `bytes` as one row of float32; for element-wise work on any layout. */
 gg_status gg_dnn_flat_md(gg_dnn_op *op, size_t bytes, const_dnnl_memory_desc_t *out);
 /* The part of a batch at `offset` (N, C, ...) that is as large as a batch of `sample`. */
-gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg_shape *sample, const dnnl_dims_t offset,
-                         const_dnnl_memory_desc_t *out);
+gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg_shape *sample,
+                         const dnnl_dims_t offset, const_dnnl_memory_desc_t *out);
 /* Which of our layouts a descriptor of a batch of images has; false: none of them. */
 bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out);
 /* Keeps a primitive descriptor. `call` names the function that made it. */
-gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd, dnnl_primitive_desc_t *out);
-#define GG_DNN_PD(op, out, function, ...)                                                                                        \
-    do {                                                                                                                         \
-        dnnl_primitive_desc_t made_ = NULL;                                                                                      \
-        dnnl_status_t made_status_ = function(&made_, __VA_ARGS__);                                                              \
-        GG_TRY(gg_dnn_pd(op, made_status_, #function, made_, out));                                                              \
+gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd,
+                    dnnl_primitive_desc_t *out);
+#define GG_DNN_PD(op, out, function, ...)                                                                              \
+    do {                                                                                                               \
+        dnnl_primitive_desc_t made_ = NULL;                                                                            \
+        dnnl_status_t made_status_ = function(&made_, __VA_ARGS__);                                                    \
+        GG_TRY(gg_dnn_pd(op, made_status_, #function, made_, out));                                                    \
     } while (0)
 /* A plain loop or a product of matrices rather than a kernel made for the layout. */
 bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd);
@@ -124,14 +125,16 @@ bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd);
 /* Room in the pass's scratch. */
 gg_dnn_place gg_dnn_temporary(gg_dnn_op *op, gg_dnn_pass pass, const_dnnl_memory_desc_t md);
 /* Adds a step; its scratchpad is bound by itself. */
-gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs, const_dnnl_primitive_desc_t pd,
-                     int binds, const gg_dnn_bind *bind);
+gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
+                     const_dnnl_primitive_desc_t pd, int binds, const gg_dnn_bind *bind);
 /* Adds a copy from one layout to another. */
-gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs, const_dnnl_memory_desc_t from,
-                             gg_dnn_place from_place, const_dnnl_memory_desc_t to, gg_dnn_place to_place);
+gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
+                             const_dnnl_memory_desc_t from, gg_dnn_place from_place, const_dnnl_memory_desc_t to,
+                             gg_dnn_place to_place);
 /* Where a source that lies as `have` can be read as `want`: its own place, or a temporary with a reorder before. */
-gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs, const_dnnl_memory_desc_t have,
-                         gg_dnn_place place, const_dnnl_memory_desc_t want, gg_dnn_place *out);
+gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
+                         const_dnnl_memory_desc_t have, gg_dnn_place place, const_dnnl_memory_desc_t want,
+                         gg_dnn_place *out);
 /* Adds a ReLU's backward pass, in place on grad_output, from the output. */
 gg_status gg_dnn_add_relu_mask(gg_dnn_op *op);
 

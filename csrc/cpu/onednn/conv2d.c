@@ -16,8 +16,8 @@ static gg_status check(const gg_op_desc *desc) {
         return gg_fail(GG_ERROR_SHAPE, "conv2d takes one image, not %d of shape %s to %s", desc->inputs,
                        gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, out));
     if (desc->groups < 1 || desc->input[0].size[0] % desc->groups != 0 || desc->output.size[0] % desc->groups != 0)
-        return gg_fail(GG_ERROR_SHAPE, "conv2d: %lld groups do not divide %lld and %lld channels", (long long)desc->groups,
-                       (long long)desc->input[0].size[0], (long long)desc->output.size[0]);
+        return gg_fail(GG_ERROR_SHAPE, "conv2d: %lld groups do not divide %lld and %lld channels",
+                       (long long)desc->groups, (long long)desc->input[0].size[0], (long long)desc->output.size[0]);
     return GG_OK;
 }
 
@@ -27,8 +27,8 @@ static gg_status forward_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl
     gg_dnn_op *op = it->op;
     const gg_op_desc *desc = &op->head.desc;
     GG_DNN_PD(op, out, dnnl_convolution_forward_primitive_desc_create, op->engine,
-              desc->training ? dnnl_forward_training : dnnl_forward_inference, dnnl_convolution_direct, input, it->weight_any,
-              it->bias, output, it->stride, it->dilation, it->left, it->right,
+              desc->training ? dnnl_forward_training : dnnl_forward_inference, dnnl_convolution_direct, input,
+              it->weight_any, it->bias, output, it->stride, it->dilation, it->left, it->right,
               desc->activation == GG_ACTIVATION_RELU ? op->relu_attr : op->plain_attr);
 cleanup:
     return status;
@@ -37,8 +37,8 @@ cleanup:
 static int64_t rounded(int64_t n, int64_t block) { return (n + block - 1) / block * block; }
 
 /* Blocks of channels pay for their padding in all three passes, NHWC does not. Measured with AVX-512: 20 -> 50
- * channels run 1.7 times faster in NHWC, 24 -> 64 1.4 times, and without padding both are equal in stride 1. Inputs of up
- * to 4 channels have kernels of their own that read PLAIN. */
+ * channels run 1.7 times faster in NHWC, 24 -> 64 1.4 times, and without padding both are equal in stride 1. Inputs of
+ * up to 4 channels have kernels of their own that read PLAIN. */
 static bool prefer_nhwc(const gg_op_desc *desc, gg_isa isa) {
     const int64_t block = isa == GG_ISA_AVX512 ? 16 : 8;
     const int64_t in = desc->input[0].size[0], out = desc->output.size[0];
@@ -67,7 +67,8 @@ static gg_status choose_layouts(conv *it, gg_isa isa) {
     const_dnnl_memory_desc_t any_input = NULL, any_output = NULL;
     dnnl_primitive_desc_t any = NULL;
     gg_layout input, output;
-    if (prefer_nhwc(desc, isa) && in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK && !gg_dnn_is_slow(it->forward))
+    if (prefer_nhwc(desc, isa) && in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK &&
+        !gg_dnn_is_slow(it->forward))
         return GG_OK;
     GG_TRY(gg_dnn_any_md(it->op, &desc->input[0], &any_input));
     GG_TRY(gg_dnn_any_md(it->op, &desc->output, &any_output));
@@ -87,8 +88,8 @@ static gg_status add_forward(conv *it) {
     gg_dnn_op *op = it->op;
     const_dnnl_memory_desc_t weight = dnnl_primitive_desc_query_md(it->forward, dnnl_query_weights_md, 0);
     gg_dnn_place place;
-    GG_TRY(gg_dnn_read_as(op, GG_DNN_FORWARD, "conv2d weights", gg_dnn_at(GG_DNN_ALWAYS), it->weight, gg_dnn_at(GG_DNN_WEIGHT),
-                          weight, &place));
+    GG_TRY(gg_dnn_read_as(op, GG_DNN_FORWARD, "conv2d weights", gg_dnn_at(GG_DNN_ALWAYS), it->weight,
+                          gg_dnn_at(GG_DNN_WEIGHT), weight, &place));
     const gg_dnn_bind bind[4] = {{DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
                                  {DNNL_ARG_WEIGHTS, weight, place},
                                  {DNNL_ARG_BIAS, it->bias, gg_dnn_at(GG_DNN_BIAS)},
@@ -98,7 +99,8 @@ cleanup:
     return status;
 }
 
-static gg_status data_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl_memory_desc_t output, dnnl_primitive_desc_t *out) {
+static gg_status data_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl_memory_desc_t output,
+                         dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     GG_DNN_PD(op, out, dnnl_convolution_backward_data_primitive_desc_create, op->engine, dnnl_convolution_direct, input,
@@ -111,15 +113,17 @@ static gg_status weights_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl
                             dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
-    GG_DNN_PD(op, out, dnnl_convolution_backward_weights_primitive_desc_create, op->engine, dnnl_convolution_direct, input,
-              it->weight_any, it->bias, output, it->stride, it->dilation, it->left, it->right, it->forward, op->plain_attr);
+    GG_DNN_PD(op, out, dnnl_convolution_backward_weights_primitive_desc_create, op->engine, dnnl_convolution_direct,
+              input, it->weight_any, it->bias, output, it->stride, it->dilation, it->left, it->right, it->forward,
+              op->plain_attr);
 cleanup:
     return status;
 }
 
 /* A backward pass in the forward's layouts, or if that is only a plain loop, in those that oneDNN likes best. */
 static gg_status best_pd(conv *it,
-                         gg_status (*make)(conv *, const_dnnl_memory_desc_t, const_dnnl_memory_desc_t, dnnl_primitive_desc_t *),
+                         gg_status (*make)(conv *, const_dnnl_memory_desc_t, const_dnnl_memory_desc_t,
+                                           dnnl_primitive_desc_t *),
                          dnnl_primitive_desc_t *out) {
     gg_status status = make(it, it->input, it->output, out);
     if (status == GG_OK && !gg_dnn_is_slow(*out)) return GG_OK;
@@ -153,7 +157,8 @@ static gg_status add_backward(conv *it) {
     const_dnnl_memory_desc_t dw_md = dnnl_primitive_desc_query_md(weights, dnnl_query_diff_weights_md, 0);
     dy_md = dnnl_primitive_desc_query_md(weights, dnnl_query_diff_dst_md, 0);
     GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d input", always, it->input, gg_dnn_at(GG_DNN_INPUT), x_md, &x));
-    GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d gradient", always, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT), dy_md, &dy));
+    GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d gradient", always, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
+                          dy_md, &dy));
     bool direct = dnnl_memory_desc_equal(dw_md, it->weight) != 0;
     place = direct ? gg_dnn_at(GG_DNN_GRAD_WEIGHT) : gg_dnn_temporary(op, GG_DNN_BACKWARD, dw_md);
     const gg_dnn_bind bind[4] = {{DNNL_ARG_SRC, x_md, x},
@@ -174,16 +179,18 @@ static gg_status add_backward(conv *it) {
     const_dnnl_memory_desc_t dy2_md = dnnl_primitive_desc_query_md(data, dnnl_query_diff_dst_md, 0);
     gg_dnn_place dy2 = dy;
     if (!dnnl_memory_desc_equal(dy_md, dy2_md))
-        GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d gradient", wanted, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT), dy2_md,
-                              &dy2));
-    GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d weights", wanted, it->weight, gg_dnn_at(GG_DNN_WEIGHT), w_md, &w));
+        GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d gradient", wanted, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
+                              dy2_md, &dy2));
+    GG_TRY(
+        gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d weights", wanted, it->weight, gg_dnn_at(GG_DNN_WEIGHT), w_md, &w));
     direct = dnnl_memory_desc_equal(dx_md, it->input) != 0;
     place = direct ? wanted : gg_dnn_temporary(op, GG_DNN_BACKWARD, dx_md);
     const gg_dnn_bind bind2[3] = {
         {DNNL_ARG_DIFF_SRC, dx_md, place}, {DNNL_ARG_WEIGHTS, w_md, w}, {DNNL_ARG_DIFF_DST, dy2_md, dy2}};
     GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, "conv2d backward data", wanted, data, 3, bind2));
     if (!direct)
-        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "conv2d input gradient", wanted, dx_md, place, it->input, wanted));
+        GG_TRY(
+            gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "conv2d input gradient", wanted, dx_md, place, it->input, wanted));
 cleanup:
     return status;
 }

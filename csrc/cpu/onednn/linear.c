@@ -1,10 +1,10 @@
-/* Linear layers: inner products over PLAIN rows, with PLAIN weights. Blocked weights, which oneDNN would choose, have to be
- * made anew from the trained ones at each step, and their gradient brought back: with that they were slower, or at best
- * equal, in all three passes from 8 to 64 rows, up to three times in the gradient of the weights.
+/* Linear layers: inner products over PLAIN rows, with PLAIN weights. Blocked weights, which oneDNN would choose, have
+ * to be made anew from the trained ones at each step, and their gradient brought back: with that they were slower, or
+ * at best equal, in all three passes from 8 to 64 rows, up to three times in the gradient of the weights.
  *
- * The gradients of weight and bias are our own: a strategy may have any run of the weight's computed elsewhere, which then must
- * have the same bits. Large ones are faster so (1024 to 1000 and 4 rows: 151 us against 205), small ones slower (800 to 500: 33 us
- * against 21). */
+ * The gradients of weight and bias are our own: a strategy may have any run of the weight's computed elsewhere, which
+ * then must have the same bits. Large ones are faster so (1024 to 1000 and 4 rows: 151 us against 205), small ones
+ * slower (800 to 500: 33 us against 21). */
 #include <string.h>
 
 #include "cpu/onednn/common.h"
@@ -16,13 +16,13 @@ typedef struct linear {
     dnnl_primitive_desc_t forward;
 } linear;
 
-/* The forward pass as a product of matrices, whose kernels read large plain weights up to 2.4 times faster than the inner
- * product's (for backward data it is the other way round); NULL where there are none for this CPU. */
+/* The forward pass as a product of matrices, whose kernels read large plain weights up to 2.4 times faster than the
+ * inner product's (for backward data it is the other way round); NULL where there are none for this CPU. */
 static gg_status product(linear *it, const_dnnl_primitive_attr_t attr, dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
-    GG_DNN_PD(op, out, dnnl_matmul_primitive_desc_create, op->engine, it->input, it->weight_turned, it->bias_row, it->output,
-              attr);
+    GG_DNN_PD(op, out, dnnl_matmul_primitive_desc_create, op->engine, it->input, it->weight_turned, it->bias_row,
+              it->output, attr);
     if (gg_dnn_is_slow(*out)) *out = NULL;
 cleanup:
     return status == GG_ERROR_UNSUPPORTED ? GG_OK : status;
@@ -36,13 +36,16 @@ static gg_status add_forward(linear *it) {
     dnnl_primitive_desc_t fast = NULL;
     /* made in any case: the backward passes want it as a hint */
     GG_DNN_PD(op, &it->forward, dnnl_inner_product_forward_primitive_desc_create, op->engine,
-              desc->training ? dnnl_forward_training : dnnl_forward_inference, it->input, it->weight, it->bias, it->output, attr);
+              desc->training ? dnnl_forward_training : dnnl_forward_inference, it->input, it->weight, it->bias,
+              it->output, attr);
     GG_TRY(product(it, attr, &fast));
-    const gg_dnn_bind bind[4] = {{DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
-                                 {DNNL_ARG_WEIGHTS, fast != NULL ? it->weight_turned : it->weight, gg_dnn_at(GG_DNN_WEIGHT)},
-                                 {DNNL_ARG_BIAS, fast != NULL ? it->bias_row : it->bias, gg_dnn_at(GG_DNN_BIAS)},
-                                 {DNNL_ARG_DST, it->output, gg_dnn_at(GG_DNN_OUTPUT)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_FORWARD, "linear", gg_dnn_at(GG_DNN_ALWAYS), fast != NULL ? fast : it->forward, 4, bind));
+    const gg_dnn_bind bind[4] = {
+        {DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
+        {DNNL_ARG_WEIGHTS, fast != NULL ? it->weight_turned : it->weight, gg_dnn_at(GG_DNN_WEIGHT)},
+        {DNNL_ARG_BIAS, fast != NULL ? it->bias_row : it->bias, gg_dnn_at(GG_DNN_BIAS)},
+        {DNNL_ARG_DST, it->output, gg_dnn_at(GG_DNN_OUTPUT)}};
+    GG_TRY(
+        gg_dnn_add(op, GG_DNN_FORWARD, "linear", gg_dnn_at(GG_DNN_ALWAYS), fast != NULL ? fast : it->forward, 4, bind));
 cleanup:
     return status;
 }
@@ -80,8 +83,8 @@ static gg_status add_backward(linear *it) {
     op->head.backward_needs_input = true;
     if (!op->head.desc.input_grad) goto cleanup;
 
-    GG_DNN_PD(op, &data, dnnl_inner_product_backward_data_primitive_desc_create, op->engine, it->input, it->weight, it->output,
-              it->forward, op->plain_attr);
+    GG_DNN_PD(op, &data, dnnl_inner_product_backward_data_primitive_desc_create, op->engine, it->input, it->weight,
+              it->output, it->forward, op->plain_attr);
     const gg_dnn_bind bind[3] = {{DNNL_ARG_DIFF_SRC, it->input, grad_input},
                                  {DNNL_ARG_WEIGHTS, it->weight, gg_dnn_at(GG_DNN_WEIGHT)},
                                  {DNNL_ARG_DIFF_DST, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT)}};

@@ -11,7 +11,8 @@ static gg_status algorithm(const gg_op_desc *desc, const int64_t right[2], dnnl_
     if (desc->kind == GG_OP_MAX_POOL2D) return GG_OK;
     *out = dnnl_pooling_avg_exclude_padding;
     if (beyond && padded && window->count_include_pad)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN's average pooling counts the padding of a clipped last window differently");
+        return gg_fail(GG_ERROR_UNSUPPORTED,
+                       "oneDNN's average pooling counts the padding of a clipped last window differently");
     if (!beyond && (!padded || window->count_include_pad)) *out = dnnl_pooling_avg_include_padding;
     return GG_OK;
 }
@@ -26,9 +27,10 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     char in_text[GG_SHAPE_TEXT], out_text[GG_SHAPE_TEXT];
     const char *name = gg_op_kind_name(desc->kind);
     *out = NULL;
-    if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 || desc->input[0].size[0] != desc->output.size[0])
-        return gg_fail(GG_ERROR_SHAPE, "%s takes one image and keeps its channels, not %d of shape %s to %s", name, desc->inputs,
-                       gg_shape_text(&desc->input[0], in_text), gg_shape_text(&desc->output, out_text));
+    if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
+        desc->input[0].size[0] != desc->output.size[0])
+        return gg_fail(GG_ERROR_SHAPE, "%s takes one image and keeps its channels, not %d of shape %s to %s", name,
+                       desc->inputs, gg_shape_text(&desc->input[0], in_text), gg_shape_text(&desc->output, out_text));
     for (int i = 0; i < 2; i++) {
         GG_TRY(gg_dnn_window(desc, i, &right[i]));
         stride[i] = desc->window.stride[i];
@@ -36,7 +38,8 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
         left[i] = desc->window.padding[i];
         dilation[i] = desc->window.dilation[i] > 0 ? desc->window.dilation[i] - 1 : 0;
         if (desc->kind == GG_OP_AVG_POOL2D && dilation[i] > 0)
-            return gg_fail(GG_ERROR_UNSUPPORTED, "%s has no dilation, but it is %lld", name, (long long)desc->window.dilation[i]);
+            return gg_fail(GG_ERROR_UNSUPPORTED, "%s has no dilation, but it is %lld", name,
+                           (long long)desc->window.dilation[i]);
         if (2 * left[i] > dilation[i] * (kernel[i] - 1) + kernel[i])
             return gg_fail(GG_ERROR_ARGUMENT, "%s: the padding %lld must be at most half of the kernel %lld", name,
                            (long long)left[i], (long long)kernel[i]);
@@ -49,8 +52,8 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     GG_TRY(gg_dnn_batch_md(op, op->head.input[0], &desc->input[0], &input));
     GG_TRY(gg_dnn_batch_md(op, op->head.output, &desc->output, &output));
     GG_DNN_PD(op, &forward, dnnl_pooling_forward_primitive_desc_create, op->engine,
-              desc->training ? dnnl_forward_training : dnnl_forward_inference, kind, input, output, stride, kernel, dilation,
-              left, right, op->plain_attr);
+              desc->training ? dnnl_forward_training : dnnl_forward_inference, kind, input, output, stride, kernel,
+              dilation, left, right, op->plain_attr);
     if (desc->training && kind == dnnl_pooling_max) {
         workspace = dnnl_primitive_desc_query_md(forward, dnnl_query_workspace_md, 0);
         if (workspace != NULL) op->head.saved_bytes = dnnl_memory_desc_get_size(workspace);
@@ -61,8 +64,8 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
                                  {DNNL_ARG_WORKSPACE, workspace, gg_dnn_at(GG_DNN_SAVED)}};
     GG_TRY(gg_dnn_add(op, GG_DNN_FORWARD, name, gg_dnn_at(GG_DNN_ALWAYS), forward, 3, bind));
     if (!desc->training || !desc->input_grad) goto cleanup;
-    GG_DNN_PD(op, &backward, dnnl_pooling_backward_primitive_desc_create, op->engine, kind, input, output, stride, kernel,
-              dilation, left, right, forward, op->plain_attr);
+    GG_DNN_PD(op, &backward, dnnl_pooling_backward_primitive_desc_create, op->engine, kind, input, output, stride,
+              kernel, dilation, left, right, forward, op->plain_attr);
     const gg_dnn_bind bind2[3] = {{DNNL_ARG_DIFF_SRC, input, gg_dnn_at(GG_DNN_GRAD_INPUT)},
                                   {DNNL_ARG_DIFF_DST, output, gg_dnn_at(GG_DNN_GRAD_OUTPUT)},
                                   {DNNL_ARG_WORKSPACE, workspace, gg_dnn_at(GG_DNN_SAVED)}};

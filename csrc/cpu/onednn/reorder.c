@@ -17,11 +17,11 @@ gg_status gg_dnn_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->head.output = desc->wanted_output;
     GG_TRY(gg_dnn_batch_md(op, op->head.input[0], &desc->input[0], &from));
     GG_TRY(gg_dnn_batch_md(op, op->head.output, &desc->output, &to));
-    GG_TRY(
-        gg_dnn_add_reorder(op, GG_DNN_FORWARD, "reorder", always, from, gg_dnn_at(GG_DNN_INPUT), to, gg_dnn_at(GG_DNN_OUTPUT)));
+    GG_TRY(gg_dnn_add_reorder(op, GG_DNN_FORWARD, "reorder", always, from, gg_dnn_at(GG_DNN_INPUT), to,
+                              gg_dnn_at(GG_DNN_OUTPUT)));
     if (desc->training && desc->input_grad)
-        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "reorder backward", grad_input, to, gg_dnn_at(GG_DNN_GRAD_OUTPUT), from,
-                                  grad_input));
+        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "reorder backward", grad_input, to,
+                                  gg_dnn_at(GG_DNN_GRAD_OUTPUT), from, grad_input));
 cleanup:
     return gg_dnn_op_finish(status, op, out);
 }
@@ -58,8 +58,8 @@ gg_status gg_dnn_concat_create(gg_device *device, const gg_op_desc *desc, gg_op 
         joined += in->size[0];
     }
     if (joined != desc->output.size[0])
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes add up to %lld, the output's is %lld", (long long)joined,
-                       (long long)desc->output.size[0]));
+        GG_TRY(gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes add up to %lld, the output's is %lld",
+                       (long long)joined, (long long)desc->output.size[0]));
     op->head.output.layout = concat_layout(desc);
     GG_TRY(gg_dnn_batch_md(op, op->head.output, &desc->output, &output));
     for (int i = 0; i < desc->inputs; i++) {
@@ -75,8 +75,8 @@ gg_status gg_dnn_concat_create(gg_device *device, const gg_op_desc *desc, gg_op 
         const gg_dnn_place place = {GG_DNN_GRAD_INPUT, i, 0};
         const_dnnl_memory_desc_t part = NULL;
         GG_TRY(gg_dnn_part_md(op, output, &desc->input[i], offset, &part));
-        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "concat backward", place, part, gg_dnn_at(GG_DNN_GRAD_OUTPUT), input[i],
-                                  place));
+        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "concat backward", place, part, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
+                                  input[i], place));
         offset[1] += desc->input[i].size[0];
     }
 cleanup:

@@ -8,9 +8,11 @@ static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *con
     return GG_OK;
 }
 
-const gg_layer_type gg_layer_relu = {.name = "relu", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_RELU, .infer = infer};
+const gg_layer_type gg_layer_relu = {
+    .name = "relu", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_RELU, .infer = infer};
 
-const gg_layer_type gg_layer_tanh = {.name = "tanh", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_TANH, .infer = infer};
+const gg_layer_type gg_layer_tanh = {
+    .name = "tanh", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_TANH, .infer = infer};
 
 const gg_layer_type gg_layer_sigmoid = {
     .name = "sigmoid", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_SIGMOID, .infer = infer};

@@ -14,12 +14,14 @@ static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *con
         return gg_fail(GG_ERROR_ARGUMENT, "output channels must be at least 1, got %lld", (long long)desc->outputs);
     GG_TRY(gg_window_infer(&desc->window, false, input[0], out));
     int64_t channels = input[0]->shape.size[0];
-    if (desc->groups < 1) return gg_fail(GG_ERROR_ARGUMENT, "groups must be at least 1, got %lld", (long long)desc->groups);
+    if (desc->groups < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "groups must be at least 1, got %lld", (long long)desc->groups);
     if (channels % desc->groups != 0 || desc->outputs % desc->groups != 0)
-        return gg_fail(GG_ERROR_SHAPE,
-                       "groups = %lld must divide the %lld output channels and the %lld channels of the input %s from '%s'",
-                       (long long)desc->groups, (long long)desc->outputs, (long long)channels,
-                       gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
+        return gg_fail(
+            GG_ERROR_SHAPE,
+            "groups = %lld must divide the %lld output channels and the %lld channels of the input %s from '%s'",
+            (long long)desc->groups, (long long)desc->outputs, (long long)channels,
+            gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
     if (desc->window.kernel[0] * desc->window.kernel[1] > GG_MAX_SAMPLE / desc->outputs / channels)
         return gg_fail(GG_ERROR_SHAPE, "the weight has too many values (at most %lld)", (long long)GG_MAX_SAMPLE);
     out->size[0] = desc->outputs;
@@ -48,7 +50,8 @@ static int parameters(const gg_node *node, const gg_shape *input, gg_parameter o
 
 static int64_t macs(const gg_node *node, const gg_shape *input) {
     const gg_layer_desc *desc = &node->desc;
-    return gg_shape_count(&node->shape) * (input->size[0] / desc->groups) * desc->window.kernel[0] * desc->window.kernel[1];
+    return gg_shape_count(&node->shape) * (input->size[0] / desc->groups) * desc->window.kernel[0] *
+           desc->window.kernel[1];
 }
 
 static void describe(const gg_layer_desc *desc, gg_op_desc *out) {

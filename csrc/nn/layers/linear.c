@@ -15,8 +15,8 @@ static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *con
     if (desc->outputs < 1)
         return gg_fail(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)desc->outputs);
     if (desc->outputs > GG_MAX_SAMPLE / input[0]->shape.size[0])
-        return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)desc->outputs,
-                       (long long)input[0]->shape.size[0], (long long)GG_MAX_SAMPLE);
+        return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)",
+                       (long long)desc->outputs, (long long)input[0]->shape.size[0], (long long)GG_MAX_SAMPLE);
     *out = (gg_shape){1, {desc->outputs}};
 cleanup:
     return status;

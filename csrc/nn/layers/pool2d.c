@@ -10,10 +10,11 @@ static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *con
         /* More, and a window could lie in the padding alone. */
         if (2 * window->padding[i] > window->kernel[i])
             return gg_fail(GG_ERROR_ARGUMENT, "padding must be at most half of the kernel, %lld, got %lld (%s)",
-                           (long long)(window->kernel[i] / 2), (long long)window->padding[i], i == 0 ? "height" : "width");
-        if (desc->kind == GG_LAYER_AVG_POOL2D && window->dilation[i] != 1)
-            return gg_fail(GG_ERROR_UNSUPPORTED, "average pooling has no dilation, got %lld (%s)", (long long)window->dilation[i],
+                           (long long)(window->kernel[i] / 2), (long long)window->padding[i],
                            i == 0 ? "height" : "width");
+        if (desc->kind == GG_LAYER_AVG_POOL2D && window->dilation[i] != 1)
+            return gg_fail(GG_ERROR_UNSUPPORTED, "average pooling has no dilation, got %lld (%s)",
+                           (long long)window->dilation[i], i == 0 ? "height" : "width");
     }
     GG_TRY(gg_window_infer(window, window->ceil_mode, input[0], out));
     out->size[0] = input[0]->shape.size[0];

@@ -17,8 +17,8 @@ gg_status gg_window_check(const gg_window *window) {
                                (long long)field[k].least, (long long)GG_MAX_WINDOW, (long long)field[k].value);
         }
         if (window->dilation[i] * (window->kernel[i] - 1) >= GG_MAX_WINDOW)
-            return gg_fail(GG_ERROR_ARGUMENT, "kernel %lld with dilation %lld (%s) is too large", (long long)window->kernel[i],
-                           (long long)window->dilation[i], axis[i]);
+            return gg_fail(GG_ERROR_ARGUMENT, "kernel %lld with dilation %lld (%s) is too large",
+                           (long long)window->kernel[i], (long long)window->dilation[i], axis[i]);
     }
     return GG_OK;
 }
@@ -42,12 +42,12 @@ gg_status gg_window_infer(const gg_window *window, bool ceil_mode, const gg_node
     for (int i = 0; i < 2; i++) {
         int64_t size = gg_window_output(window, i, input->shape.size[1 + i], ceil_mode);
         if (size < 1)
-            return gg_fail(
-                GG_ERROR_SHAPE,
-                "kernel (%lld, %lld) with dilation (%lld, %lld) and padding (%lld, %lld) is larger than the input %s from '%s'",
-                (long long)window->kernel[0], (long long)window->kernel[1], (long long)window->dilation[0],
-                (long long)window->dilation[1], (long long)window->padding[0], (long long)window->padding[1],
-                gg_shape_text(&input->shape, text), input->desc.name);
+            return gg_fail(GG_ERROR_SHAPE,
+                           "kernel (%lld, %lld) with dilation (%lld, %lld) and padding (%lld, %lld) is larger than the "
+                           "input %s from '%s'",
+                           (long long)window->kernel[0], (long long)window->kernel[1], (long long)window->dilation[0],
+                           (long long)window->dilation[1], (long long)window->padding[0], (long long)window->padding[1],
+                           gg_shape_text(&input->shape, text), input->desc.name);
         out->size[1 + i] = size;
     }
     return GG_OK;
