@@ -34,16 +34,14 @@ from gossipgrad.layers import (  # noqa: E402
     Conv2d,
     Dropout,
     Flatten,
-    Input,
     Layer,
     Linear,
     MaxPool2d,
-    Model,
     ReLU,
-    Sequential,
     Sigmoid,
     Tanh,
 )
+from gossipgrad.model import Input, Model, Sequential  # noqa: E402
 from gossipgrad.optim import SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
 from gossipgrad.strategies import (  # noqa: E402

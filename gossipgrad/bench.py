@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gossipgrad import models, strategies
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.errors import integer
-from gossipgrad.layers import Model
+from gossipgrad.model import Model
 from gossipgrad.optim import SGD
 from gossipgrad.trainer import Trainer
 

@@ -24,7 +24,7 @@ from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler, VirtualCl
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import number, one_line
 from gossipgrad.history import History
-from gossipgrad.layers import Model
+from gossipgrad.model import Model
 from gossipgrad.trainer import BACKENDS, LOSSES, Trainer, check_batch
 
 DATASETS = (*gg_data.NAMES, "synthetic")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossipgrad.errors import choice, integer
-from gossipgrad.layers import AvgPool2d, Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, Model, ReLU, Sequential
+from gossipgrad.layers import AvgPool2d, Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, ReLU
+from gossipgrad.model import Model, Sequential
 
 
 def lenet(classes: int = 10, weight_init: Init = "caffe_xavier", bias_init: Init = 0.0) -> Model:

@@ -26,7 +26,7 @@ from gossipgrad.callbacks import Callback, Progress, StopOnNaN
 from gossipgrad.data.arrays import Dataset, as_dataset, one_sided, samples_array, targets_array
 from gossipgrad.errors import CheckpointError, CommunicationError, choice, flag, integer, number
 from gossipgrad.history import History, Record, ordered
-from gossipgrad.layers import Model
+from gossipgrad.model import Model
 from gossipgrad.optim import SGD, Optimizer
 from gossipgrad.progress import ProgressBar
 

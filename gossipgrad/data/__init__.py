@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from gossipgrad.data import cifar10, embedded, idx, mnist
 from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
 from gossipgrad.errors import DataError, choice
-
-if TYPE_CHECKING:
-    from gossipgrad.layers import Model
+from gossipgrad.model import Model
 
 __all__ = ["NAMES", "DataError", "Dataset", "as_dataset", "for_network", "idx", "load", "synthetic"]
 

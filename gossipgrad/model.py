@@ -1,0 +1,252 @@
+"""The network: how a user writes down a graph of layers. Shapes are inferred and checked by the core.
+
+Weights have PyTorch's names and shapes: "conv1.weight" (out, in/groups, height, width), "fc1.weight" (out, in),
+"fc1.bias" (out,).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad import _core, safetensors
+from gossipgrad.errors import CheckpointError, choice, integer
+from gossipgrad.layers import KINDS, Layer, Node
+
+
+class _InputLayer(Layer):
+    kind, prefix, inputs = "input", "input", (0, 0)
+
+    def __init__(self, shape: Sequence[int], name: str | None = None) -> None:
+        super().__init__(name)
+        if isinstance(shape, (int, np.integer)):
+            shape = (int(shape),)
+        if not isinstance(shape, (tuple, list)) or not shape:
+            raise TypeError(f"shape={shape!r}: allowed: the shape of one sample, as (1, 28, 28)")
+        self.shape = tuple(integer(f"shape[{i}]", size, 1) for i, size in enumerate(shape))
+
+    def config(self) -> dict[str, Any]:
+        return {"shape": list(self.shape)}
+
+
+def Input(shape: Sequence[int] | int, name: str | None = None) -> Node:  # noqa: N802, as the layers
+    """The network's input: the shape of one sample, without the batch, as (3, 224, 224) or (28,)."""
+    layer = _InputLayer((shape,) if isinstance(shape, int) else shape, name)
+    layer._used = True
+    return Node(layer, ())
+
+
+def _order(output: Node) -> list[Node]:
+    """The nodes that lead to `output`, each after its inputs; the same for the same network."""
+    order: list[Node] = []
+    seen: set[int] = set()
+    stack: list[tuple[Node, bool]] = [(output, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((one, False) for one in reversed(node.inputs))
+    return order
+
+
+class Model:
+    """A network: all that leads from the Input node `inputs` to the node `outputs`.
+
+    It is checked as a whole here: ValueError names the layer and the shapes that do not fit. The network holds no
+    trained state: training changes the trainer's weights (trainer.weights()), not the network.
+    """
+
+    def __init__(self, inputs: Node, outputs: Node, name: str = "model") -> None:
+        for argument, node in (("inputs", inputs), ("outputs", outputs)):
+            if not isinstance(node, Node):
+                raise TypeError(f"{argument} is a {type(node).__name__}; wanted a node, as gg.Input or a layer gives")
+        if not isinstance(inputs.layer, _InputLayer):
+            raise ValueError(f"inputs is the output of {inputs.layer!r}; wanted what gg.Input gave")
+        self.name = name
+        order = _order(outputs)
+        for node in order:
+            if isinstance(node.layer, _InputLayer) and node is not inputs:
+                raise ValueError(f"outputs depends on {node.layer!r}, which is not the network's input")
+        if inputs not in order:
+            raise ValueError(f"outputs does not depend on the network's input {inputs.layer!r}")
+        self._layers: list[tuple[Layer, str, tuple[int, ...]]] = []
+        names = self._names(order)
+        number_of = {id(node): i for i, node in enumerate(order)}
+        graph = _core.Graph()
+        for node, given in zip(order, names, strict=True):
+            places = tuple(number_of[id(one)] for one in node.inputs)
+            self._layers.append((node.layer, given, places))
+            if isinstance(node.layer, _InputLayer):
+                graph.input(node.layer.shape, given)
+            else:
+                graph.layer(node.layer.kind, given, places, **node.layer.options())
+        graph.finish(len(order) - 1)
+        self.graph = graph
+        self._loaded: dict[str, NDArray[np.float32]] | None = None
+
+    @staticmethod
+    def _names(order: list[Node]) -> list[str]:
+        taken: set[str] = set()
+        for node in order:
+            if node.layer.name is not None:
+                if node.layer.name in taken:
+                    raise ValueError(f"name={node.layer.name!r} is borne by two layers; names are unique in a network")
+                taken.add(node.layer.name)
+        counts: dict[str, int] = {}
+        names = []
+        for node in order:
+            name = node.layer.name
+            if name is None and isinstance(node.layer, _InputLayer):
+                name = "input" if "input" not in taken else None
+            while name is None:
+                prefix = node.layer.prefix
+                counts[prefix] = counts.get(prefix, 0) + 1
+                if f"{prefix}{counts[prefix]}" not in taken:
+                    name = f"{prefix}{counts[prefix]}"
+            taken.add(name)
+            names.append(name)
+        return names
+
+    # what it is
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        place = next(i for i, (layer, _, _) in enumerate(self._layers) if isinstance(layer, _InputLayer))
+        return tuple(self.graph.shape(place))
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self.graph.shape(len(self._layers) - 1))
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(int(np.prod(shape)) for _, shape in self.graph.parameters())
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The trained tensors' shapes by name, in the order of the network."""
+        return {name: tuple(shape) for name, shape in self.graph.parameters()}
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {self.input_shape} -> {self.output_shape}, {self.parameters:,} parameters>"
+
+    def summary(self) -> str:
+        """A table of the layers: name, kind, inputs, output shape, parameters, multiply-adds of one sample."""
+        rows = [("layer", "kind", "from", "output", "parameters", "multiply-adds")]
+        total = 0
+        for node in self.graph.nodes():
+            sources = ", ".join(self._layers[i][1] for i in node["inputs"])
+            total += node["macs"]
+            shape = " x ".join(map(str, node["shape"]))
+            rows.append((node["name"], node["kind"], sources, shape, f"{node['parameters']:,}", f"{node['macs']:,}"))
+        rows.append(("total", "", "", "", f"{self.parameters:,}", f"{total:,}"))
+        widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        lines = []
+        for row in rows:
+            cells = [
+                cell.rjust(w) if i > 3 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        rule = "-" * max(map(len, lines))
+        return "\n".join([f"{self.name}: input {self.input_shape}", lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+    # weights
+
+    def weights(self, seed: int = 0) -> dict[str, NDArray[np.float32]]:
+        """The weights training starts from: those loaded, else the initial ones of this seed. Copies, by name."""
+        if self._loaded is not None:
+            return {name: array.copy() for name, array in self._loaded.items()}
+        return self.graph.initial_weights(integer("seed", seed, 0))
+
+    @property
+    def loaded(self) -> bool:
+        """Have weights been loaded? Else a trainer draws initial ones from its seed."""
+        return self._loaded is not None
+
+    def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str]) -> None:
+        """Start from these: arrays by name, or a .safetensors file (PyTorch's names and shapes; a copy is taken).
+
+        ValueError or CheckpointError names what is missing, too much, or of another shape.
+        """
+        what = "weights"
+        if isinstance(weights, (str, os.PathLike)):
+            what = os.fspath(weights)
+            weights = safetensors.read(weights)[0]
+        self._loaded = self.check_weights(weights, what)
+
+    def check_weights(self, weights: Mapping[str, Any], what: str = "weights") -> dict[str, NDArray[np.float32]]:
+        """Copies of these weights as float32 in the network's order; ValueError if they do not fit it."""
+        shapes = self.parameter_shapes()
+        missing = [name for name in shapes if name not in weights]
+        extra = [name for name in weights if name not in shapes]
+        if missing or extra:
+            parts = [f"has no {', '.join(missing[:4])}"] if missing else []
+            parts += [f"has {', '.join(extra[:4])}, which the network lacks"] if extra else []
+            raise CheckpointError(f"{what} is of another model than {self.name!r}: it {' and '.join(parts)}")
+        result = {}
+        for name, shape in shapes.items():
+            array = np.asarray(weights[name])
+            if array.shape != shape:
+                raise CheckpointError(
+                    f"{what} is of another model than {self.name!r}: {name} has shape {array.shape}, here {shape}"
+                )
+            if array.dtype.kind not in "iuf":
+                raise TypeError(f"{what}: {name} is of dtype {array.dtype}; wanted numbers")
+            result[name] = np.array(array, np.float32, order="C")
+        return result
+
+    # to and from JSON
+
+    def config(self) -> dict[str, Any]:
+        """The network in terms of JSON; from_config makes it again."""
+        layers = []
+        for layer, name, inputs in self._layers:
+            kind = "Input" if isinstance(layer, _InputLayer) else type(layer).__name__
+            layers.append({"layer": kind, "name": name, "inputs": list(inputs), "options": layer.config()})
+        return {"name": self.name, "layers": layers}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Model:
+        """The network that config() described."""
+        nodes: list[Node] = []
+        root: Node | None = None
+        for entry in config["layers"]:
+            if entry["layer"] == "Input":
+                root = Input(tuple(entry["options"]["shape"]), entry["name"])
+                nodes.append(root)
+                continue
+            choice("layer", entry["layer"], KINDS)
+            options = {k: tuple(v) if isinstance(v, list) else v for k, v in entry["options"].items()}
+            layer = KINDS[entry["layer"]](name=entry["name"], **options)
+            nodes.append(layer(*[nodes[i] for i in entry["inputs"]]))
+        if root is None:
+            raise ValueError("the model's description has no input")
+        return cls(root, nodes[-1], str(config["name"]))
+
+    def same_network(self, other: Model) -> bool:
+        """Do both have the same layers, names and options (their own names aside)?"""
+        return json.dumps(self.config()["layers"]) == json.dumps(other.config()["layers"])
+
+
+class Sequential(Model):
+    """Layers one after another; `input` is the shape of one sample, as (1, 28, 28)."""
+
+    def __init__(self, layers: Iterable[Layer], input: Sequence[int] | int, name: str = "model") -> None:
+        node = root = Input(input)
+        for i, layer in enumerate(layers):
+            if not isinstance(layer, Layer):
+                raise TypeError(f"layers[{i}] is a {type(layer).__name__}; wanted a layer")
+            node = layer(node)
+        if node is root:
+            raise ValueError("layers: empty")
+        super().__init__(root, node, name)
