@@ -119,7 +119,7 @@ def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
     """By --resume, and nothing else is."""
     words = "compare --strategies no-exchange --virtual-ranks 1,2 --model mlp --dataset synthetic --jobs 1"
     words += f" --samples 40 --points 1 --global-batch 4 --report-dir {tmp_path / 'made'}"
-    train, tried = compare._Process.result, []
+    train, tried = compare.Process.result, []
 
     def result(self):
         tried.append(self.p)
@@ -129,7 +129,7 @@ def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
             return {"strategy": self.entry.label, "ranks": 2, "lr": self.lr, "points": [], "failure": "killed"}
         return done
 
-    monkeypatch.setattr(compare._Process, "result", result)
+    monkeypatch.setattr(compare.Process, "result", result)
     words = words.split()
     assert cli.main(words) == cli.FAILURE and tried == [2, 1]
     assert "--resume" in capsys.readouterr().out and len(list((tmp_path / "made" / "finished").iterdir())) == 1

@@ -1,0 +1,27 @@
+"""Strategies side by side: the same samples for each, on p virtual ranks for several p, as a table, data and plots.
+
+Every configuration (a strategy, a p) trains in a process of its own, several at a time. What is told apart is what a
+strategy does with the samples (loss against samples) and what that costs (loss against virtual time).
+"""
+
+from gossipgrad.compare.plan import LR_SCALINGS, Comparison, Entry, entries
+from gossipgrad.compare.processes import Process, complete, run, train, worker
+from gossipgrad.compare.report import SCHEMA, row, table, target_of, time_to, write
+
+__all__ = [
+    "LR_SCALINGS",
+    "SCHEMA",
+    "Comparison",
+    "Entry",
+    "Process",
+    "complete",
+    "entries",
+    "row",
+    "run",
+    "table",
+    "target_of",
+    "time_to",
+    "train",
+    "worker",
+    "write",
+]

@@ -1,0 +1,167 @@
+"""What is compared: strategies with their options, numbers of ranks, and what all configurations have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gossipgrad import optim, strategies
+from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler
+from gossipgrad.errors import choice, integer, number
+
+LR_SCALINGS = ("none", "sqrt", "linear")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A strategy with its options, as `label` says, and learning rates to try; none: the comparison's."""
+
+    label: str
+    strategy: strategies.Strategy
+    rates: tuple[float, ...] = ()
+
+
+def _value(text: str) -> Any:
+    """true, false, an integer, a number, or the text itself."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def entries(text: str) -> list[Entry]:
+    """The strategies of a list: "all", or names with commas, each with options: "gossipgrad:staleness=1,allreduce".
+
+    An option is the keyword of the strategy's constructor, or lr: a learning rate of its own, or several to try,
+    "parameter-server:lr=0.001/0.003". ValueError names what there is.
+    """
+    found = []
+    for words in strategies.BY_NAME if text == "all" else text.split(","):
+        label = words.strip()
+        name, *pairs = label.split(":")
+        options: Record = {}
+        for pair in pairs:
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise ValueError(
+                    f"strategies: {label!r}: {pair!r} is no option; allowed: NAME:option=value:option=value"
+                )
+            options[key.replace("-", "_")] = _value(value)
+        rates = [number("lr", _value(one), 0.0) for one in str(options.pop("lr", "")).split("/") if one]
+        if len(rates) > 1:
+            label = ":".join(one for one in label.split(":") if not one.startswith("lr="))
+        found.append(Entry(label, strategies.by_name(name, **options), tuple(rates)))
+    labels = [one.label for one in found]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f"strategies: {label!r} is there twice; allowed: each once")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is compared, and what all configurations have in common.
+
+    samples       that each configuration trains on, over all its ranks. The set is gone through again and again, in
+                  another order each time.
+    points        how often it is validated on the way. The ranks come to rest there, as at the end of an epoch.
+    global_batch  samples of all ranks in a step, so a rank has global_batch / p, rounded: every p does the same number
+                  of steps, and synchronous strategies the same mathematics. Or
+    batch_size    samples of each rank in a step: the steps get fewer as p grows.
+    lr_scaling    the learning rate of p ranks: "none" lr, "sqrt" lr * sqrt(p), "linear" lr * p (Goyal et al. 2017).
+                  "none" goes with global_batch, the others with batch_size.
+    lr_limit      no learning rate is above; None: no limit.
+    lr_grid       learning rates in place of the optimiser's: each configuration is trained with each, and the one of
+                  the lowest final validation loss is kept. An entry's own rates come before these.
+    target        a validation loss: the virtual time to reach it is told. None: 1.5 times the lowest final one.
+    The schedule's "auto" length is that of the run. compute_time: as VirtualCluster's, one number.
+    """
+
+    entries: Sequence[Entry]
+    ranks: Sequence[int]
+    model: str = "lenet"
+    dataset: str = "mnist-10k"
+    folder: str | None = None
+    optimizer: optim.Optimizer = optim.SGD(lr=0.03, momentum=0.9)
+    samples: int = 20000
+    points: int = 8
+    global_batch: int | None = 128
+    batch_size: int | None = None
+    lr_scaling: str = "none"
+    lr_limit: float | None = None
+    lr_grid: Sequence[float] = ()
+    target: float | None = None
+    seed: int = 0
+    backend: str | None = None
+    straggler: Straggler | None = None
+    network: Network | None = None
+    compute_time: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.entries or not self.ranks:
+            raise ValueError("strategies, virtual_ranks: allowed: at least one of each")
+        for p in self.ranks:
+            integer("virtual_ranks", p, 1, MOST_VIRTUAL_RANKS)
+        for key in ("samples", "points"):
+            integer(key, getattr(self, key), 1)
+        if (self.global_batch is None) == (self.batch_size is None):
+            raise ValueError(
+                f"global_batch={self.global_batch!r}, batch_size={self.batch_size!r}: allowed: one of both"
+            )
+        integer("global_batch" if self.batch_size is None else "batch_size", self.global_batch or self.batch_size, 1)
+        choice("lr_scaling", self.lr_scaling, LR_SCALINGS)
+        for lr in self.lr_grid:
+            number("lr_grid", lr, 0.0)
+        for key in ("lr_limit", "target", "compute_time"):
+            if getattr(self, key) is not None:
+                number(key, getattr(self, key), 0.0)
+
+    def batch(self, p: int) -> int:
+        """Samples of a rank in a step."""
+        if self.global_batch is None:
+            return int(self.batch_size or 0)
+        if self.global_batch < p:
+            raise ValueError(
+                f"global_batch={self.global_batch}: allowed: at least {p}, one sample for each of {p} ranks"
+            )
+        return round(self.global_batch / p)
+
+    def rate(self, entry: Entry, p: int) -> float:
+        """The learning rate."""
+        scale = {"none": 1.0, "sqrt": math.sqrt(p), "linear": float(p)}[self.lr_scaling]
+        rate = (entry.rates[0] if entry.rates else self.optimizer.lr) * scale
+        return rate if self.lr_limit is None else min(rate, self.lr_limit)
+
+    def variants(self, entry: Entry) -> list[Entry]:
+        """The entry with each learning rate to try."""
+        return [replace(entry, rates=(lr,)) for lr in entry.rates or self.lr_grid] or [entry]
+
+    def check(self, size: int) -> None:
+        """ValueError unless each part of a set of this size makes a step of all ranks, for any of the ranks."""
+        count, part = self.parts(size)
+        for p in self.ranks:
+            if part < p * self.batch(p):
+                raise ValueError(
+                    f"samples={self.samples}, points={self.points}: {part} samples a point are less than a step of "
+                    f"{p} ranks with {self.batch(p)} each; allowed: more samples, fewer points or a smaller batch"
+                )
+
+    def parts(self, size: int) -> tuple[int, int]:
+        """How many parts of how many samples, of a set of this size, make the samples: as many as points, or more."""
+        count = max(self.points, math.ceil(self.samples / size))
+        return count, self.samples // count
+
+    def settings(self) -> Record:
+        """All options, in terms of JSON."""
+        plain = {key: value for key, value in vars(self).items() if key not in ("entries", "optimizer")}
+        for key in ("straggler", "network"):
+            plain[key] = None if plain[key] is None else vars(plain[key])
+        chosen = [{"label": one.label, "rates": one.rates, **one.strategy.settings()} for one in self.entries]
+        return {"strategies": chosen, **plain, **self.optimizer.settings()}

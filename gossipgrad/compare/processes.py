@@ -1,0 +1,228 @@
+"""Every configuration (a strategy, a number of ranks, a learning rate) trains in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import IO, Any
+
+import numpy as np
+
+from gossipgrad import data, environment, models
+from gossipgrad.cluster import VirtualCluster
+from gossipgrad.compare.plan import Comparison, Entry, Record
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.errors import integer, one_line
+from gossipgrad.progress import Bar
+from gossipgrad.safetensors import write_atomically
+from gossipgrad.trainer import Trainer
+
+# Of a point: after so many samples of all ranks; sums since the start.
+SUMS = (
+    "samples",
+    "virtual_seconds",
+    "exposed_communication_seconds",
+    "compute_seconds",
+    "bytes_sent",
+    "messages_sent",
+)
+POINT = (*SUMS, "steps", "train_loss", "loss", "accuracy", "consensus_distance")
+
+
+def _shuffled(whole: Dataset, seed: int, turn: int) -> Dataset:
+    order = np.random.default_rng([seed, turn]).permutation(len(whole))
+    return Dataset(whole.samples[order], whole.targets[order], whole.scale, whole.shift, name=whole.name)
+
+
+def train(comparison: Comparison, entry: Entry, p: int) -> Record:
+    """Train one configuration; its points and its report."""
+    begin = time.perf_counter()
+    model = models.by_name(comparison.model)
+    net = model.make()
+    whole, validation = data.for_network(net, comparison.dataset, comparison.folder, comparison.seed, progress=False)
+    count, size = comparison.parts(len(whole))
+    batch = comparison.batch(p)
+    schedule = comparison.optimizer.schedule
+    if schedule.auto:
+        schedule = replace(schedule, total=count * math.ceil(math.ceil(size / entry.strategy.workers(p)) / batch))  # type: ignore[call-arg]
+    optimizer = replace(comparison.optimizer, lr=comparison.rate(entry, p), schedule=schedule)  # type: ignore[type-var]
+    trainer = Trainer(
+        net,
+        loss=model.loss,
+        optimizer=optimizer,
+        strategy=entry.strategy,
+        seed=comparison.seed,
+        comm=VirtualCluster(p, compute_time=comparison.compute_time),
+        backend=comparison.backend,
+        straggler=comparison.straggler,
+        network=comparison.network,
+    )
+    points: list[Record] = []
+    sums: dict[str, float] = dict.fromkeys((*SUMS, "steps"), 0)
+    a_turn = len(whole) // size
+    for i in range(count):
+        if i % a_turn == 0:
+            shuffled = _shuffled(whole, comparison.seed, i // a_turn)
+        part = shuffled[i % a_turn * size : (i % a_turn + 1) * size]
+        record = trainer.fit(part, validation, batch_size=batch, progress=False).last
+        sums = {key: value + record[key] for key, value in sums.items()}
+        points.append({**sums, **record["validation"], **{k: record[k] for k in ("train_loss", "consensus_distance")}})
+    return {
+        "strategy": entry.label,
+        "ranks": p,
+        "batch_size": batch,
+        "lr": optimizer.lr,
+        "seconds": time.perf_counter() - begin,
+        "points": [{key: point[key] for key in POINT if key in point} for point in points],
+        "report": trainer.history.to_dict(),
+    }
+
+
+def worker() -> None:
+    """Reads a comparison, an entry, a number of ranks and a path from stdin, and writes what train gives there."""
+    comparison, entry, p, path = pickle.load(sys.stdin.buffer)
+    try:
+        result = train(comparison, entry, p)
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {one_line(error)}")
+    write_atomically(path, json.dumps(result).encode())
+
+
+class Process:
+    """One configuration under way."""
+
+    def __init__(self, comparison: Comparison, entry: Entry, p: int, path: str) -> None:
+        self.entry, self.p, self.path = entry, p, path
+        self.lr = comparison.rate(entry, p)
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, until the process has ended
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from gossipgrad.compare import worker; worker()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self.errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert self.process.stdin is not None
+        with self.process.stdin as pipe:
+            pipe.write(pickle.dumps((comparison, entry, p, path)))
+
+    def result(self) -> Record:
+        """After its end."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        self.errors.close()
+        if self.process.returncode == 0:
+            with open(self.path, encoding="utf-8") as file:
+                done: Record = json.load(file)
+            return done
+        why = lines[-1] if lines else f"its process ended with code {self.process.returncode}"
+        return {"strategy": self.entry.label, "ranks": self.p, "lr": self.lr, "points": [], "failure": why}
+
+    def end(self) -> None:
+        """Before its end."""
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
+
+
+# ---- all of them
+
+
+def _name(comparison: Comparison, entry: Entry, p: int) -> str:
+    """Of the file that keeps a configuration's result: the same for the same settings."""
+    settings = comparison.settings()
+    common = {key: settings[key] for key in settings if key not in ("strategies", "ranks", "lr_grid", "target")}
+    own = {"label": entry.label, **entry.strategy.settings(), "rate": comparison.rate(entry, p), "p": p}
+    text = json.dumps([environment.VERSION, common, own], default=list)
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def run(
+    comparison: Comparison,
+    folder: str | os.PathLike[str],
+    jobs: int | None = None,
+    said: Callable[[str], None] = lambda line: None,
+    shown: bool = False,
+) -> list[Record]:
+    """Train every configuration, `jobs` at a time (None: as many as there are cores), those of most ranks first.
+
+    One result a configuration, in the order of entries and ranks: strategy, ranks, and batch_size, lr, seconds, points
+    and report, or failure, the reason why there is no more; with several learning rates also `tried`, the final loss of
+    each, None where it failed. A failing one does not end the others. `said` gets a line for each that has ended;
+    shown: a progress bar with the time left. What has been trained is kept in `folder`, which is made, for a run that
+    is interrupted: what is there of the same settings is not trained again. What has failed is not there.
+    """
+    jobs = max(os.cpu_count() or 1, 1) if jobs is None else integer("jobs", jobs, 1)
+    by_size = sorted(comparison.ranks, reverse=True)
+    waiting = [(one, p) for p in by_size for entry in comparison.entries for one in comparison.variants(entry)]
+    weights = {p: 4.0 + p for p in comparison.ranks}  # more ranks take longer, by about so much
+    count, bar = len(waiting), Bar("compare", shown)
+    results: dict[tuple[str, int], list[Record]] = {}
+    under_way: list[Process] = []
+    os.makedirs(folder, exist_ok=True)
+    for one, p in list(waiting):
+        path = os.path.join(folder, _name(comparison, one, p))
+        if os.path.exists(path):
+            waiting.remove((one, p))
+            with open(path, encoding="utf-8") as file:
+                results.setdefault((one.label, p), []).append(json.load(file))
+    total, done, ready = sum(weights[p] for _, p in waiting), 0.0, count - len(waiting)
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < jobs:
+                path = os.path.join(folder, _name(comparison, *waiting[0]))
+                under_way.append(Process(comparison, *waiting.pop(0), path))
+            ended = [process for process in under_way if process.process.poll() is not None]
+            for process in ended:
+                under_way.remove(process)
+                result = process.result()
+                results.setdefault((process.entry.label, process.p), []).append(result)
+                ready += 1
+                done += weights[process.p]
+                bar.clear()
+                said(f"{ready} of {count}: {_sentence(result)}")
+            bar.show(done / total, f"{ready} of {count} runs")
+            time.sleep(0 if ended else 0.05)
+    finally:
+        for process in under_way:
+            process.end()
+        bar.close()
+    return [_best(results[entry.label, p]) for entry in comparison.entries for p in comparison.ranks]
+
+
+def final_loss(result: Mapping[str, Any]) -> float | None:
+    return result["points"][-1]["loss"] if result["points"] else None
+
+
+def _best(results: Sequence[Record]) -> Record:
+    """The one of the lowest final loss; a failing one if all failed."""
+    if len(results) == 1:
+        return results[0]
+    tried = sorted([{"lr": one["lr"], "loss": final_loss(one)} for one in results], key=lambda one: float(one["lr"]))
+    best = min(results, key=lambda one: (one["points"] == [], final_loss(one) or 0.0))
+    return {**best, "tried": tried}
+
+
+def complete(results: Iterable[Mapping[str, Any]]) -> bool:
+    """Has every configuration been trained, with every learning rate?"""
+    rates = [one for result in results for one in result.get("tried", [{"loss": final_loss(result)}])]
+    return all(one["loss"] is not None for one in rates)
+
+
+def _sentence(result: Mapping[str, Any]) -> str:
+    head = f"{result['strategy']}, {result['ranks']} ranks, lr {result['lr']:.4g}"
+    if not result["points"]:
+        return f"{head}: FAILED: {result['failure']}"
+    last = result["points"][-1]
+    accuracy = f", accuracy {100 * last['accuracy']:.2f} %" if "accuracy" in last else ""
+    took = f"{last['virtual_seconds']:.4g} virtual s ({result['seconds']:.1f} s)"
+    return f"{head}: loss {last['loss']:.4f}{accuracy}, {took}"

@@ -1,0 +1,139 @@
+"""What comes out of a comparison: the table, data for other programs, pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gossipgrad import environment, plots
+from gossipgrad.compare.plan import Comparison, Record
+from gossipgrad.compare.processes import POINT, final_loss
+from gossipgrad.safetensors import write_atomically
+
+SCHEMA = 1
+
+_ROW = (
+    *("strategy", "ranks", "batch_size", "lr", "samples", "steps", "loss", "accuracy", "consensus_distance"),
+    *("virtual_seconds", "virtual_seconds_to_target", "exposed_share", "bytes_per_rank_step", "messages_per_rank_step"),
+    *("seconds", "failure"),
+)
+
+
+def time_to(points: Iterable[Mapping[str, Any]], target: float) -> float | None:
+    """The virtual time at which the validation loss first is `target`, on straight lines between the points."""
+    before: Mapping[str, Any] | None = None
+    for point in points:
+        if point["loss"] <= target:
+            if before is None:
+                return float(point["virtual_seconds"])
+            share = (before["loss"] - target) / (before["loss"] - point["loss"])
+            step = point["virtual_seconds"] - before["virtual_seconds"]
+            return float(before["virtual_seconds"] + share * step)
+        before = point
+    return None
+
+
+def target_of(comparison: Comparison, results: Iterable[Mapping[str, Any]]) -> float | None:
+    """The loss whose time is told; None where nothing has been trained."""
+    if comparison.target is not None:
+        return comparison.target
+    finals = [loss for loss in map(final_loss, results) if loss is not None]
+    return 1.5 * min(finals) if finals else None
+
+
+def row(result: Mapping[str, Any], target: float | None) -> Record:
+    """A configuration in one line of the table; a failing one has its reason alone."""
+    made: Record = {key: result.get(key) for key in ("strategy", "ranks", "batch_size", "lr", "seconds", "failure")}
+    if result["points"]:
+        last = result["points"][-1]
+        ranks, clock = result["ranks"], last["exposed_communication_seconds"] + last["compute_seconds"]
+        made |= {key: last.get(key) for key in _ROW if key in last}
+        made["exposed_share"] = last["exposed_communication_seconds"] / clock if clock else 0.0
+        made["bytes_per_rank_step"] = last["bytes_sent"] / last["steps"] / ranks
+        made["messages_per_rank_step"] = last["messages_sent"] / last["steps"] / ranks
+        made["virtual_seconds_to_target"] = None if target is None else time_to(result["points"], target)
+    return {key: made.get(key) for key in _ROW}
+
+
+_COLUMNS: tuple[tuple[str, str, str, float], ...] = (
+    ("ranks", "ranks", "d", 1),
+    ("batch", "batch_size", "d", 1),
+    ("lr", "lr", ".4g", 1),
+    ("loss", "loss", ".4f", 1),
+    ("accuracy %", "accuracy", ".2f", 100),
+    ("virtual s", "virtual_seconds", ".4g", 1),
+    ("s to target", "virtual_seconds_to_target", ".4g", 1),
+    ("exposed %", "exposed_share", ".1f", 100),
+    ("MB/rank/step", "bytes_per_rank_step", ".3f", 1e-6),
+    ("messages", "messages_per_rank_step", ".2f", 1),
+    ("distance", "consensus_distance", ".2e", 1),
+)
+
+
+def table(rows: Sequence[Mapping[str, Any]], target: float | None) -> str:
+    """The rows for reading."""
+    cells = [["strategy", *(title for title, *_ in _COLUMNS)]]
+    for one in rows:
+        values = [(one[key], form, scale) for _, key, form, scale in _COLUMNS]
+        shown = ["-" if value is None else format(value * scale, form) for value, form, scale in values]
+        cells.append([one["strategy"], *(shown if one["failure"] is None else [str(one["ranks"]), "FAILED"])])
+    widths = [max(len(line[i]) for line in cells if i < len(line)) for i in range(len(cells[0]))]
+    lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=False)))
+             for line in cells]  # fmt: skip
+    if target is not None:
+        lines.append(f"target: a validation loss of {target:.4f}")
+    return "\n".join(lines)
+
+
+def _csv(keys: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, keys, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def write(comparison: Comparison, results: Sequence[Mapping[str, Any]], folder: str | os.PathLike[str]) -> list[Record]:
+    """Write all files to a folder, which is made; the rows of the table.
+
+    compare.json  everything: settings, environment, target, and for each configuration its row and its points
+    compare.csv   the table;  points.csv  the points, each the state after so many samples, with sums since the start
+    reports/      the report (docs/report.md) of each configuration, with a record a point
+    *.png         curves-pN.png for each number of ranks, scaling.png over all; where matplotlib is installed
+    """
+    folder = os.fspath(folder)
+    os.makedirs(os.path.join(folder, "reports"), exist_ok=True)
+    target = target_of(comparison, results)
+    rows = [row(one, target) for one in results]
+    kept = ("tried", "points")
+    runs = [{**line, **{k: one[k] for k in kept if k in one}} for line, one in zip(rows, results, strict=True)]
+    whole = {"schema": SCHEMA, "settings": comparison.settings(), "environment": environment.environment(1)}
+    whole |= {"target_loss": target, "runs": runs}
+    write_atomically(os.path.join(folder, "compare.json"), json.dumps(whole, indent=1, default=list).encode() + b"\n")
+    write_atomically(os.path.join(folder, "compare.csv"), _csv(_ROW, rows))
+    points = [{**one, **point} for one in runs for point in one["points"]]
+    write_atomically(os.path.join(folder, "points.csv"), _csv(("strategy", "ranks", *POINT), points))
+    for one in results:
+        if "report" in one:
+            name = "".join(c if c.isalnum() or c in "-_." else "_" for c in one["strategy"])
+            path = os.path.join(folder, "reports", f"{name}-p{one['ranks']}.json")
+            write_atomically(path, json.dumps(one["report"], indent=1).encode() + b"\n")
+    _draw(runs, target, folder)
+    return rows
+
+
+def _draw(runs: Sequence[Record], target: float | None, folder: str) -> None:
+    trained = [one for one in runs if one["points"]]
+    try:
+        for p in sorted({one["ranks"] for one in trained}):
+            curves = [one for one in trained if one["ranks"] == p]
+            plots.comparison_curves(curves, os.path.join(folder, f"curves-p{p}.png"))
+        if trained:
+            plots.comparison_scaling(trained, target, os.path.join(folder, "scaling.png"))
+    except ImportError as error:
+        warnings.warn(str(error), stacklevel=3)
