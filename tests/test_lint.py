@@ -28,6 +28,12 @@ def project_files() -> list[Path]:
     return sorted(found)
 
 
+# What no C file may hold, and why.
+FORBIDDEN_C = {
+    r"\(void \*\*\)": "breaks strict aliasing; gg_alloc takes the address of any pointer",
+}
+
+
 def c_files() -> list[str]:
     return [str(p) for p in project_files() if p.suffix in (".c", ".h")]
 
@@ -77,6 +83,8 @@ def faults(name: str, text: str) -> list[str]:
         if (code or name.endswith(".md")) and line != line.rstrip():
             found.append(f"{name}:{number}: trailing space")
         found += [f"{name}:{number}: {word!r}" for word in FORBIDDEN if re.search(word, line)]
+        if name.endswith((".c", ".h")):
+            found += [f"{name}:{number}: {why}" for word, why in FORBIDDEN_C.items() if re.search(word, line)]
     if code and text and not text.endswith("\n"):
         found.append(f"{name}: no newline at the end")
     return found
@@ -94,5 +102,5 @@ def test_text():
 
 
 def test_faults_are_seen():
-    text = "int a; \n\tint b;\n// see /wo" + "rk/x\nlast"
-    assert len(faults("x.c", text)) == 4
+    text = "int a; \n\tint b;\n// see /wo" + "rk/x\ngg_alloc(8, 0, (void **)&a);\nlast"
+    assert len(faults("x.c", text)) == 5

@@ -19,8 +19,11 @@ _Static_assert(sizeof(header) == GG_ALIGNMENT, "the header keeps the block's ali
 static _Atomic int64_t live_bytes;
 static _Atomic int64_t allocations;
 
-gg_status gg_alloc(size_t bytes, const char *what, void **out) {
-    *out = NULL;
+/* Writes a pointer to `out`, the address of a pointer of any type: POSIX gives all of them one representation. */
+static void set_pointer(void *out, void *pointer) { memcpy(out, &pointer, sizeof pointer); }
+
+gg_status(gg_alloc)(size_t bytes, const char *what, void *out) {
+    set_pointer(out, NULL);
     if (bytes == 0) return GG_OK;
     void *base = NULL;
     size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : GG_ALIGNMENT;
@@ -35,16 +38,17 @@ gg_status gg_alloc(size_t bytes, const char *what, void **out) {
     head->bytes = bytes;
     atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
-    *out = head + 1;
+    set_pointer(out, head + 1);
     return GG_OK;
 }
 
-gg_status gg_calloc(size_t count, size_t size, const char *what, void **out) {
-    *out = NULL;
+gg_status(gg_calloc)(size_t count, size_t size, const char *what, void *out) {
+    set_pointer(out, NULL);
     if (size != 0 && count > SIZE_MAX / size)
         return gg_fail(GG_ERROR_MEMORY, "no memory for %s: %zu times %zu bytes wanted", what, count, size);
-    gg_status status = gg_alloc(count * size, what, out);
-    if (status == GG_OK && *out) memset(*out, 0, count * size);
+    void *block = NULL;
+    gg_status status = gg_alloc(count * size, what, &block);
+    if (status == GG_OK && block) set_pointer(out, memset(block, 0, count * size));
     return status;
 }
 

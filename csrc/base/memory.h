@@ -13,10 +13,17 @@
 
 #define GG_ALIGNMENT 64
 
+/* The allocating functions write to `out`, the address of a pointer of any object type: `float *x; gg_alloc(bytes,
+ * "weights", &x)`. They copy the pointer there byte by byte, so that no pointer is written through the type of
+ * another one (strict aliasing). What is not the address of a pointer does not compile. */
+#define GG_POINTER_OUT(out) ((void)sizeof(*(out) == NULL), (void *)(out))
+
 /* Uninitialised memory; bytes = 0 gives NULL. `what` names the block in the error message. */
-gg_status gg_alloc(size_t bytes, const char *what, void **out);
+gg_status gg_alloc(size_t bytes, const char *what, void *out);
+#define gg_alloc(bytes, what, out) gg_alloc(bytes, what, GG_POINTER_OUT(out))
 /* The same, zeroed. */
-gg_status gg_calloc(size_t count, size_t size, const char *what, void **out);
+gg_status gg_calloc(size_t count, size_t size, const char *what, void *out);
+#define gg_calloc(count, size, what, out) gg_calloc(count, size, what, GG_POINTER_OUT(out))
 /* Frees a block of gg_alloc or gg_calloc; NULL is fine. */
 void gg_free(void *block);
 /* A tracked copy of a string. */

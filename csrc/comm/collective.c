@@ -250,7 +250,7 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
         if (transport->sums == NULL && transport->table->sums_open != NULL) GG_TRY(gg_barrier(transport));
         GG_TRY(gg_sum_prepare(transport));
     }
-    GG_TRY(gg_calloc(1, sizeof *made, "allreduce", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "allreduce", &made));
     made->transport = transport;
     made->device = device;
     made->count = count;
@@ -259,19 +259,19 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     if (wire != NULL) made->wire = *wire;
     made->size = gg_dtype_size(wire != NULL ? GG_BFLOAT16 : GG_FLOAT32);
     made->own = slice(made, transport->rank, &begin);
-    GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", (void **)&made->source));
+    GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", &made->source));
     if (p > 1 && !made->by_mpi) {
-        GG_TRY(gg_alloc(p * made->own * made->size, "allreduce landing", (void **)&made->landing));
+        GG_TRY(gg_alloc(p * made->own * made->size, "allreduce landing", &made->landing));
         if (made->wire.displaces) {
             /* The same size on every rank, and enough for the largest slice. */
             size_t elements = count + p * GG_LANES;
-            GG_TRY(gg_message_alloc(transport, elements * made->size, "displacements", (void **)&made->reply));
+            GG_TRY(gg_message_alloc(transport, elements * made->size, "displacements", &made->reply));
         }
         if (made->wire.displaces || made->wire.rest != NULL)
-            GG_TRY(gg_alloc(made->own * sizeof(float), "exact sum", (void **)&made->exact));
-        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->receives));
-        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->scattered));
-        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", (void **)&made->gathered));
+            GG_TRY(gg_alloc(made->own * sizeof(float), "exact sum", &made->exact));
+        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->receives));
+        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->scattered));
+        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->gathered));
     }
     *out = made;
     made = NULL;

@@ -90,7 +90,7 @@ static const gg_transport_table table = {
 gg_status gg_local_transport_create(gg_transport **out) {
     gg_transport *made = NULL;
     *out = NULL;
-    gg_status status = gg_calloc(1, sizeof *made, "local transport", (void **)&made);
+    gg_status status = gg_calloc(1, sizeof *made, "local transport", &made);
     if (status != GG_OK) return status;
     made->table = &table;
     made->size = 1;

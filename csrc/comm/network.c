@@ -197,7 +197,7 @@ gg_status gg_network_transport_create(gg_transport *inner, const gg_network *net
     slow_transport *made = NULL;
     *out = NULL;
     GG_TRY(gg_network_check(network));
-    GG_TRY(gg_calloc(1, sizeof *made, "slow network", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "slow network", &made));
     made->transport = *inner;
     made->transport.table = &table;
     made->inner = inner;

@@ -34,7 +34,7 @@ gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, i
     gg_status status = GG_OK;
     gg_sample_ring *ring = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *ring, "sample ring", (void **)&ring));
+    GG_TRY(gg_calloc(1, sizeof *ring, "sample ring", &ring));
     ring->transport = transport;
     ring->shard = shard;
     ring->count = count;
@@ -208,8 +208,8 @@ gg_status gg_sample_audit_run(gg_transport *transport, int holders, const gg_sha
     gg_shard(source->count, 0, holders, &zero, &largest);
     if (transport->rank < holders) gg_shard(source->count, transport->rank, holders, &begin, &end);
     size_t part_bytes = sizeof(part) + (size_t)largest * sizeof(int32_t);
-    GG_TRY(gg_calloc((size_t)transport->size, part_bytes, "ids of all samples", (void **)&parts));
-    GG_TRY(gg_calloc((size_t)source->count, 1, "which samples there are", (void **)&seen));
+    GG_TRY(gg_calloc((size_t)transport->size, part_bytes, "ids of all samples", &parts));
+    GG_TRY(gg_calloc((size_t)source->count, 1, "which samples there are", &seen));
 
     part *own = (part *)(void *)(parts + (size_t)transport->rank * part_bytes);
     own->slots = (int32_t)(end - begin);

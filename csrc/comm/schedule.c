@@ -143,7 +143,7 @@ gg_status gg_schedule_check_balance(const gg_schedule *schedule) {
     const char *remedy = "allowed with push_sum=True only";
     int *sender = NULL;
     if (schedule->options.topology != GG_TOPOLOGY_TABLE) return GG_OK;
-    GG_TRY(gg_alloc((size_t)schedule->size * sizeof *sender, "senders of a step", (void **)&sender));
+    GG_TRY(gg_alloc((size_t)schedule->size * sizeof *sender, "senders of a step", &sender));
     for (int64_t row = 0; row < schedule->options.rows; ++row) {
         for (int r = 0; r < schedule->size; ++r) sender[r] = -1;
         for (int r = 0; r < schedule->size; ++r) {
@@ -174,8 +174,8 @@ gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps) {
     size_t reached = size;
     int64_t fruitless = 0;
     *steps = 0;
-    GG_TRY(gg_calloc(size * words, sizeof *known, "what ranks know", (void **)&known));
-    GG_TRY(gg_calloc(size * words, sizeof *before, "what ranks knew", (void **)&before));
+    GG_TRY(gg_calloc(size * words, sizeof *known, "what ranks know", &known));
+    GG_TRY(gg_calloc(size * words, sizeof *before, "what ranks knew", &before));
     for (size_t r = 0; r < size; ++r) known[r * words + r / 64] = (uint64_t)1 << (r % 64);
     while (reached < size * size && fruitless < patience) {
         size_t now = 0;
@@ -206,7 +206,7 @@ gg_status gg_schedule_meeting(gg_schedule *schedule, int64_t *steps) {
     uint64_t *met = NULL; /* a row of bits a rank */
     size_t count = 0;
     *steps = 0;
-    GG_TRY(gg_calloc(size * words, sizeof *met, "who has met whom", (void **)&met));
+    GG_TRY(gg_calloc(size * words, sizeof *met, "who has met whom", &met));
     for (; count < all && *steps < last; ++*steps)
         for (int r = 0; r < schedule->size; ++r) {
             const int to = gg_schedule_send_to(schedule, *steps, r);

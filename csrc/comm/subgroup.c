@@ -101,10 +101,10 @@ gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count,
     gg_status status = GG_OK;
     subgroup *made = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *made, "subgroup", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "subgroup", &made));
     made->transport = (gg_transport){.table = &table, .rank = -1, .size = count};
     made->whole = whole;
-    GG_TRY(gg_alloc((size_t)count * sizeof(int), "members of a subgroup", (void **)&made->member));
+    GG_TRY(gg_alloc((size_t)count * sizeof(int), "members of a subgroup", &made->member));
     for (int i = 0; i < count; ++i) {
         if (members[i] < 0 || members[i] >= whole->size)
             GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "subgroup: member %d is rank %d, expected 0 to %d", i, members[i],
@@ -146,7 +146,7 @@ gg_status gg_nodes_create(const gg_transport *transport, int ranks_per_node, gg_
     if (ranks_per_node < 0)
         return gg_fail(GG_ERROR_ARGUMENT, "ranks_per_node: %d; must be at least 1, or 0 for those that share memory",
                        ranks_per_node);
-    GG_TRY(gg_alloc((size_t)p * sizeof(int), "nodes", (void **)&made.member));
+    GG_TRY(gg_alloc((size_t)p * sizeof(int), "nodes", &made.member));
     for (int node = 0; node < p; ++node) {
         int before = placed, end = ranks_per_node > 0 && ranks_per_node < p - node ? node + ranks_per_node : p;
         if (node_of(transport, ranks_per_node, node) != node) continue;

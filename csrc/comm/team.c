@@ -20,7 +20,7 @@ struct gg_team {
 
 static gg_status make(const char *kind, gg_team **out) {
     gg_status status = GG_OK;
-    GG_TRY(gg_calloc(1, sizeof **out, "team", (void **)out));
+    GG_TRY(gg_calloc(1, sizeof **out, "team", out));
     (*out)->kind = kind;
     (*out)->size = (*out)->local = 1;
     atomic_init(&(*out)->references, 1);

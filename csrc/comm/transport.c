@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "base/memory.h"
-
 static gg_status check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
                        const gg_request *request, const char *verb) {
     if (!memory) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
@@ -45,9 +43,11 @@ static gg_status check_unwritten(const gg_transport *transport, const gg_request
                    transport->table->name);
 }
 
-gg_status gg_message_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
-    *out = NULL;
-    return bytes ? transport->table->alloc(transport, bytes, what, out) : GG_OK;
+gg_status(gg_message_alloc)(gg_transport *transport, size_t bytes, const char *what, void *out) {
+    void *block = NULL;
+    gg_status status = bytes ? transport->table->alloc(transport, bytes, what, &block) : GG_OK;
+    memcpy(out, &block, sizeof block);
+    return status;
 }
 
 void gg_message_free(gg_transport *transport, void *block) {

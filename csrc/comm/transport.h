@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/memory.h"
 #include "base/status.h"
 
 typedef enum gg_request_state {
@@ -97,8 +98,10 @@ struct gg_transport {
 };
 
 /* Collective: all ranks call it in the same order with the same sizes. Zeroed memory, 64-byte aligned, from which
- * messages to ranks on the same node need no copy where the system offers shared memory; plain memory otherwise. */
-gg_status gg_message_alloc(gg_transport *transport, size_t bytes, const char *what, void **out);
+ * messages to ranks on the same node need no copy where the system offers shared memory; plain memory otherwise. `out`
+ * is the address of a pointer of any type (see gg_alloc). */
+gg_status gg_message_alloc(gg_transport *transport, size_t bytes, const char *what, void *out);
+#define gg_message_alloc(transport, bytes, what, out) gg_message_alloc(transport, bytes, what, GG_POINTER_OUT(out))
 void gg_message_free(gg_transport *transport, void *block); /* collective as well; NULL is fine */
 
 /* Tags: 0 <= tag < GG_TAG_LIMIT. Strategies use tags from GG_TAG_USER on, the collectives those below. bytes > 0; both

@@ -27,14 +27,14 @@ gg_status gg_shard_copy_create(const gg_dataset *source, int rank, int size, gg_
     *out = NULL;
     GG_TRY(gg_dataset_check(source));
     gg_shard(source->count, rank, size, &begin, &end);
-    GG_TRY(gg_calloc(1, sizeof *copy, "a shard", (void **)&copy));
+    GG_TRY(gg_calloc(1, sizeof *copy, "a shard", &copy));
     copy->set = *source;
     copy->set.samples = copy->set.targets = NULL;
     copy->set.count = end - begin;
     size_t count = (size_t)copy->set.count;
     GG_TRY(gg_storage_create(count * sample_bytes(source), "a shard's samples", &copy->set.samples));
     GG_TRY(gg_storage_create(count * target_bytes(source), "a shard's targets", &copy->set.targets));
-    GG_TRY(gg_alloc(count * sizeof *copy->id, "ids of a shard's samples", (void **)&copy->id));
+    GG_TRY(gg_alloc(count * sizeof *copy->id, "ids of a shard's samples", &copy->id));
     for (int64_t slot = 0; slot < copy->set.count; ++slot) copy->id[slot] = (int32_t)(begin + slot);
     *out = copy;
     copy = NULL;

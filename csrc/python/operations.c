@@ -22,7 +22,7 @@ typedef struct guarded {
 
 static gg_status guarded_make(guarded *g, size_t bytes) {
     gg_status status = GG_OK;
-    GG_TRY(gg_alloc(bytes + 2 * GUARD, "guarded buffer", (void **)&g->block));
+    GG_TRY(gg_alloc(bytes + 2 * GUARD, "guarded buffer", &g->block));
     g->bytes = bytes;
     g->data = g->block + GUARD;
     memset(g->block, GUARD_BYTE, bytes + 2 * GUARD);

@@ -199,7 +199,7 @@ static PyObject *gather(PyObject *self, PyObject *data) {
     if (transport == NULL) return Py_BuildValue("[O]", data);
     own = PyBytes_GET_SIZE(data);
     char *bytes = PyBytes_AS_STRING(data);
-    gg_status status = gg_alloc((size_t)transport->size * sizeof *sizes, "sizes of all ranks", (void **)&sizes);
+    gg_status status = gg_alloc((size_t)transport->size * sizeof *sizes, "sizes of all ranks", &sizes);
     Py_BEGIN_ALLOW_THREADS;
     if (status == GG_OK) status = gg_allgather(transport, &own, sizeof own, sizes);
     if (status == GG_OK && transport->rank != 0)

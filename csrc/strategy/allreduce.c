@@ -48,7 +48,7 @@ gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const
                                        gg_strategy **out) {
     gg_status status = GG_OK;
     allreduce *made = NULL;
-    GG_TRY(gg_calloc(1, sizeof *made, "strategy", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "strategy", &made));
     made->head.table = &table;
     made->head.env = *env;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));

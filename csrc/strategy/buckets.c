@@ -34,10 +34,9 @@ gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t c
         made.chunk_count += chunks_of(b->offset + b->count - a->offset, chunk);
         last = first - 1;
     }
-    GG_TRY(gg_calloc((size_t)made.count, sizeof *made.bucket, "buckets", (void **)&made.bucket));
-    GG_TRY(gg_calloc((size_t)made.chunk_count, sizeof *made.chunk, "chunks", (void **)&made.chunk));
-    GG_TRY(gg_calloc((size_t)layers, sizeof *made.bucket_of_layer, "bucket of each layer",
-                     (void **)&made.bucket_of_layer));
+    GG_TRY(gg_calloc((size_t)made.count, sizeof *made.bucket, "buckets", &made.bucket));
+    GG_TRY(gg_calloc((size_t)made.chunk_count, sizeof *made.chunk, "chunks", &made.chunk));
+    GG_TRY(gg_calloc((size_t)layers, sizeof *made.bucket_of_layer, "bucket of each layer", &made.bucket_of_layer));
 
     int bucket = made.count, chunk_end = made.chunk_count;
     for (int last = layers - 1; last >= 0;) {

@@ -402,16 +402,14 @@ static gg_status make_worker(gg_centre *s) {
     gg_status status = GG_OK;
     size_t count = s->head.env.state->count, chunks = (size_t)s->buckets.chunk_count,
            buckets = (size_t)s->buckets.count;
-    GG_TRY(
-        gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", (void **)&s->message));
+    GG_TRY(gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", &s->message));
     GG_TRY(gg_calloc(count, gg_dtype_size(s->wire), "landing arena", &s->landing));
-    if (s->rule->accumulates || narrow(s))
-        GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", (void **)&s->base));
-    GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&s->asked));
-    GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&s->answered));
-    GG_TRY(gg_calloc(buckets, sizeof(int), "counts of layers", (void **)&s->waiting));
-    GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", (void **)&s->next));
-    GG_TRY(gg_calloc(buckets, sizeof *s->flight, "flights", (void **)&s->flight));
+    if (s->rule->accumulates || narrow(s)) GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", &s->base));
+    GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->asked));
+    GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->answered));
+    GG_TRY(gg_calloc(buckets, sizeof(int), "counts of layers", &s->waiting));
+    GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", &s->next));
+    GG_TRY(gg_calloc(buckets, sizeof *s->flight, "flights", &s->flight));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
 cleanup:
     return status;
@@ -421,12 +419,12 @@ static gg_status make_server(gg_centre *s) {
     gg_status status = GG_OK;
     s->count = part_of(s, s->head.env.transport->rank, &s->first_chunk, &s->end_chunk, &s->begin);
     if (s->count == 0) goto cleanup;
-    GG_TRY(gg_calloc(s->count, sizeof(float), "centre", (void **)&s->weight));
+    GG_TRY(gg_calloc(s->count, sizeof(float), "centre", &s->weight));
     GG_TRY(gg_calloc((size_t)s->workers * s->count, gg_dtype_size(s->wire), "answers of the centre", &s->room));
     if (narrow(s))
-        GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "what workers have taken", (void **)&s->known));
+        GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "what workers have taken", &s->known));
     GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request),
-                     "requests of a server", (void **)&s->served));
+                     "requests of a server", &s->served));
 cleanup:
     return status;
 }
@@ -437,7 +435,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     gg_centre *s = NULL;
     *out = NULL;
     GG_TRY(gg_centre_check(options, env->transport->size));
-    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = &rule->table;
     s->head.model = &model;
     s->head.env = *env;

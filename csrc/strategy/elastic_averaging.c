@@ -132,16 +132,16 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     if (options->servers != 1 || options->dedicated)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
                        options->dedicated ? "dedicated" : "servers");
-    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = &synchronous;
     s->head.model = &model;
     s->head.env = *env;
     s->period = options->period;
     s->alpha = alpha;
     GG_TRY(gg_state_create(env, 0));
-    GG_TRY(gg_message_alloc(env->transport, env->state->count * sizeof(float), "elastic force", (void **)&s->pull));
-    GG_TRY(gg_calloc(env->state->count, sizeof(float), "centre", (void **)&s->centre));
-    GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", (void **)&s->ones));
+    GG_TRY(gg_message_alloc(env->transport, env->state->count * sizeof(float), "elastic force", &s->pull));
+    GG_TRY(gg_calloc(env->state->count, sizeof(float), "centre", &s->centre));
+    GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
     if (p > 1) GG_TRY(gg_wire_create(options, env, &s->wire));
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,

@@ -84,9 +84,9 @@ static gg_status create_one(gg_fc_exchange *x, gg_fc *fc, const gg_partition *pa
     int64_t rows = 0;
     fc->out = weight->shape.size[0];
     fc->in = weight->shape.size[1];
-    GG_TRY(gg_calloc(p, sizeof *fc->slice, "slices of a layer", (void **)&fc->slice));
-    GG_TRY(gg_calloc(GG_FC_WHATS * p, sizeof *fc->in_request, "requests", (void **)&fc->in_request));
-    GG_TRY(gg_calloc(GG_FC_WHATS * p, sizeof *fc->out_request, "requests", (void **)&fc->out_request));
+    GG_TRY(gg_calloc(p, sizeof *fc->slice, "slices of a layer", &fc->slice));
+    GG_TRY(gg_calloc(GG_FC_WHATS * p, sizeof *fc->in_request, "requests", &fc->in_request));
+    GG_TRY(gg_calloc(GG_FC_WHATS * p, sizeof *fc->out_request, "requests", &fc->out_request));
     for (int r = 0; r < ranks_of(x); ++r) {
         fc->slice[r] = slice_of(weight, r, ranks_of(x), rows);
         rows += fc->slice[r].rows;
@@ -107,9 +107,9 @@ gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                        "partition_fc: %d layers are more than the %d that can be told apart beside %d chunks", count,
                        (GG_TAG_LIMIT - tag) / GG_FC_WHATS, partition->chunks));
-    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->of_layer, "taken layers", (void **)&out->of_layer));
-    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->taken, "taken layers", (void **)&out->taken));
-    GG_TRY(gg_calloc((size_t)count + 1, sizeof *out->fc, "taken layers", (void **)&out->fc));
+    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->of_layer, "taken layers", &out->of_layer));
+    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->taken, "taken layers", &out->taken));
+    GG_TRY(gg_calloc((size_t)count + 1, sizeof *out->fc, "taken layers", &out->fc));
     for (int layer = 0; layer < layers; ++layer) {
         out->of_layer[layer] = apart[layer].count > 0 ? out->count : -1;
         if (apart[layer].count == 0) continue;
@@ -176,9 +176,9 @@ static gg_status make_room(gg_fc_exchange *x, gg_fc *fc, int64_t room) {
         size_t values = (size_t)(room * packed_values(x, fc, what));
         size_t landed = (size_t)(room * landed_values(x, fc, what)) * (size_t)ranks_of(x);
         GG_TRY(gg_message_alloc(x->owner->env.transport, values * sizeof(float) + GG_READ_BEHIND, names[what],
-                                (void **)&fc->packed[what]));
+                                &fc->packed[what]));
         if (own_slice(x, fc)->count > 0)
-            GG_TRY(gg_alloc(landed * sizeof(float) + GG_READ_BEHIND, names[what], (void **)&fc->landing[what]));
+            GG_TRY(gg_alloc(landed * sizeof(float) + GG_READ_BEHIND, names[what], &fc->landing[what]));
     }
     fc->room = room;
 cleanup:

@@ -24,11 +24,11 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     GG_TRY(gg_schedule_create(&options->schedule, env->transport->size, env->seed, &gossip->schedule));
     if (!options->push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of layers", (void **)&gossip->waiting));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", (void **)&gossip->pieces));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", (void **)&gossip->left));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of chunks", (void **)&gossip->posted));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "order of chunks", (void **)&gossip->order));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of layers", &gossip->waiting));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", &gossip->pieces));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", &gossip->left));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of chunks", &gossip->posted));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "order of chunks", &gossip->order));
     count_pieces(gossip);
 cleanup:
     return status;

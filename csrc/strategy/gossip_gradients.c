@@ -220,18 +220,18 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     gossip_gradients *g = NULL;
     gg_state *state = env->state;
 
-    GG_TRY(gg_calloc(1, sizeof *g, "strategy", (void **)&g));
+    GG_TRY(gg_calloc(1, sizeof *g, "strategy", &g));
     g->gossip.head.table = &table;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "arenas in flight", (void **)&g->in_flight));
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", (void **)&g->mixed));
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "arenas in flight", &g->in_flight));
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->mixed));
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) g->in_flight[bucket] = NOTHING;
-    GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", (void **)&g->gradients));
+    GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", &g->gradients));
     GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, true, options->wire, &g->gradient));
     g->gradient.name = "gradients";
     for (int i = 0; i < 2; ++i) {
         if (options->wire == GG_FLOAT32) g->own[i] = g->gradient.arena[i];
-        else GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", (void **)&g->own[i]));
+        else GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", &g->own[i]));
     }
     GG_TRY(gg_state_create(env, GG_OTHER_GRADIENT));
     state->gradient = g->own[g->turn];

@@ -317,9 +317,9 @@ static int most_arrivals(gg_schedule *schedule, int rank) {
 
 static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) {
     gg_status status = GG_OK;
-    GG_TRY(gg_calloc((size_t)g->most, sizeof(gg_stream), "streams", (void **)&g->stream[kind]));
+    GG_TRY(gg_calloc((size_t)g->most, sizeof(gg_stream), "streams", &g->stream[kind]));
     if (g->gossip.options.wire == GG_BFLOAT16)
-        GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", (void **)&g->rounded[kind]));
+        GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", &g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
         /* Messages of one kind have the same tags, whoever sends them. */
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0, g->gossip.options.wire,
@@ -335,19 +335,19 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
     gg_status status = GG_OK;
     gossip_push_sum *g = NULL;
     size_t ranks = (size_t)env->transport->size;
-    GG_TRY(gg_calloc(1, sizeof *g, "strategy", (void **)&g));
+    GG_TRY(gg_calloc(1, sizeof *g, "strategy", &g));
     g->gossip.head.table = &table;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
     GG_TRY(check_reach(&g->gossip.schedule));
     g->most = most_arrivals(&g->gossip.schedule, env->transport->rank);
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof *g->pending, "what is pending", (void **)&g->pending));
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof *g->pending, "what is pending", &g->pending));
     for (int i = 0; i < 2; ++i) {
-        GG_TRY(gg_calloc((size_t)g->most, sizeof(int), "senders", (void **)&g->arrivals[i].sender));
-        GG_TRY(gg_calloc((size_t)g->most, sizeof(float), "shares", (void **)&g->arrivals[i].share));
+        GG_TRY(gg_calloc((size_t)g->most, sizeof(int), "senders", &g->arrivals[i].sender));
+        GG_TRY(gg_calloc((size_t)g->most, sizeof(float), "shares", &g->arrivals[i].share));
     }
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "next chunks", (void **)&g->next));
-    GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar));
-    GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", (void **)&g->scalar_after));
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "next chunks", &g->next));
+    GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", &g->scalar));
+    GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", &g->scalar_after));
     g->scalar_step = INT64_MAX; /* the first step sets them */
     GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
     if (ranks > 1) GG_TRY(create_streams(g, WEIGHT, "weights"));

@@ -248,7 +248,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     gg_status status = GG_OK;
     gossip_weights *g = NULL;
 
-    GG_TRY(gg_calloc(1, sizeof *g, "strategy", (void **)&g));
+    GG_TRY(gg_calloc(1, sizeof *g, "strategy", &g));
     g->gossip.head.table = &table;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
     GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
@@ -263,7 +263,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
             g->parts++;
     }
     for (int i = 0; i < g->parts; ++i) {
-        GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", (void **)&g->part[i].mixed));
+        GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->part[i].mixed));
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, true, options->wire, &g->part[i].stream));
         g->part[i].stream.name = (const char *const[]){"weights", "momentum", "second moment"}[i];
     }

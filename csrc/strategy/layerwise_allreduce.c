@@ -222,9 +222,9 @@ static gg_status create_gossip(layerwise_allreduce *s, const gg_strategy_options
     GG_TRY(gg_nodes_create(env.transport, options->ranks_per_node, &s->nodes));
     const int size = s->nodes.size, count = s->nodes.count;
     while (s->nodes.member[at] != env.transport->rank) ++at;
-    GG_TRY(gg_alloc((size_t)count * sizeof *members, "ranks at one place", (void **)&members));
+    GG_TRY(gg_alloc((size_t)count * sizeof *members, "ranks at one place", &members));
     for (int i = 0; i < count; ++i) members[i] = s->nodes.member[i * size + at % size];
-    GG_TRY(gg_calloc((size_t)size, sizeof *s->node_share, "shares in a node", (void **)&s->node_share));
+    GG_TRY(gg_calloc((size_t)size, sizeof *s->node_share, "shares in a node", &s->node_share));
     GG_TRY(gg_subgroup_create(env.transport, s->nodes.member + at / size * size, size, &s->node));
     GG_TRY(gg_subgroup_create(env.transport, members, count, &s->across));
     s->group = s->node;
@@ -239,7 +239,7 @@ static gg_status create(const gg_strategy_options *options, const gg_strategy_en
                         gg_strategy **out) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = NULL;
-    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = hierarchical ? &hierarchical_table : &layerwise_table;
     s->head.env = *env;
     s->group = env->transport;
@@ -247,11 +247,11 @@ static gg_status create(const gg_strategy_options *options, const gg_strategy_en
     else GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
-    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "counts of layers", (void **)&s->waiting));
-    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", (void **)&s->next));
-    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", (void **)&s->started_at));
+    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "counts of layers", &s->waiting));
+    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", &s->next));
+    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", &s->started_at));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
-    GG_TRY(gg_calloc((size_t)s->buckets.chunk_count, sizeof *s->reduction, "reductions", (void **)&s->reduction));
+    GG_TRY(gg_calloc((size_t)s->buckets.chunk_count, sizeof *s->reduction, "reductions", &s->reduction));
     GG_TRY(gg_wire_create(options, env, &s->wire));
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         const gg_chunk *chunk = &s->buckets.chunk[i];

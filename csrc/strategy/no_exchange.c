@@ -20,7 +20,7 @@ gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_str
     gg_status status = GG_OK;
     gg_strategy *made = NULL;
     (void)options;
-    GG_TRY(gg_calloc(1, sizeof *made, "strategy", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "strategy", &made));
     made->table = &table;
     made->env = *env;
     GG_TRY(gg_state_create(env, 0));

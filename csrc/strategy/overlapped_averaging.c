@@ -469,13 +469,13 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     overlapped_averaging *s = NULL;
     gg_slice *apart = NULL;
     size_t p = (size_t)env->transport->size;
-    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = &table;
     s->head.env = *env;
     s->head.partition = &s->partition;
     s->overlap = options->overlap;
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
-    GG_TRY(gg_calloc((size_t)gg_graph_layers(env->graph) + 1, sizeof *apart, "layers set apart", (void **)&apart));
+    GG_TRY(gg_calloc((size_t)gg_graph_layers(env->graph) + 1, sizeof *apart, "layers set apart", &apart));
     gg_fc_candidates(env, options->partition_fc, options->wire, apart);
     GG_TRY(gg_partition_create(env->graph, options->chunk_bytes, apart, env->transport->rank, env->transport->size,
                                &s->buckets, &s->partition));
@@ -484,25 +484,24 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
                         GG_TAG_USER + s->buckets.chunk_count, &s->fc));
     if (s->fc.count > 0) s->head.taking = &taking, s->head.taken = s->fc.taken;
     size_t chunks = (size_t)s->buckets.chunk_count;
-    GG_TRY(gg_calloc(chunks, sizeof *s->chunk, "states of chunks", (void **)&s->chunk));
+    GG_TRY(gg_calloc(chunks, sizeof *s->chunk, "states of chunks", &s->chunk));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket)
         for (int i = s->buckets.bucket[bucket].first_chunk; i < s->buckets.bucket[bucket].end_chunk; ++i)
             s->chunk[i].bucket = bucket;
-    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof *s->bucket, "states of buckets", (void **)&s->bucket));
-    GG_TRY(gg_calloc(p, sizeof *s->source, "sources", (void **)&s->source));
-    GG_TRY(gg_calloc(chunks * KINDS * p, sizeof *s->request, "requests", (void **)&s->request));
+    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof *s->bucket, "states of buckets", &s->bucket));
+    GG_TRY(gg_calloc(p, sizeof *s->source, "sources", &s->source));
+    GG_TRY(gg_calloc(chunks * KINDS * p, sizeof *s->request, "requests", &s->request));
     /* One size on all ranks: message memory wants it so, and then every rank or none has an arena. */
     env->state->kept = s->partition.most;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     s->size = gg_dtype_size(options->wire);
     if (p > 1) {
         GG_TRY(gg_wire_create(options, env, &s->wire));
-        GG_TRY(gg_message_alloc(env->transport, s->partition.most * sizeof(float), "updated slices",
-                                (void **)&s->snapshot));
-        GG_TRY(gg_alloc(p * s->partition.most * s->size, "landing of gradients", (void **)&s->landing));
+        GG_TRY(gg_message_alloc(env->transport, s->partition.most * sizeof(float), "updated slices", &s->snapshot));
+        GG_TRY(gg_alloc(p * s->partition.most * s->size, "landing of gradients", &s->landing));
         if (s->wire != NULL && s->fc.count > 0)
-            GG_TRY(gg_alloc(gg_chunk_elements(options->chunk_bytes) * sizeof(float), "unrounded gradient",
-                            (void **)&s->unrounded));
+            GG_TRY(
+                gg_alloc(gg_chunk_elements(options->chunk_bytes) * sizeof(float), "unrounded gradient", &s->unrounded));
     }
 cleanup:
     gg_free(apart);

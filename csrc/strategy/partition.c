@@ -54,9 +54,9 @@ static gg_status cut(const gg_graph *graph, size_t chunk_bytes, const gg_slice *
     gg_free(buckets->chunk);
     buckets->chunk = NULL;
     buckets->chunk_count = c.count;
-    GG_TRY(gg_calloc((size_t)c.count, sizeof *buckets->chunk, "chunks", (void **)&buckets->chunk));
-    GG_TRY(gg_calloc((size_t)c.count, sizeof **layer, "layers of chunks", (void **)layer));
-    GG_TRY(gg_calloc((size_t)c.count, sizeof **owner, "owners of chunks", (void **)owner));
+    GG_TRY(gg_calloc((size_t)c.count, sizeof *buckets->chunk, "chunks", &buckets->chunk));
+    GG_TRY(gg_calloc((size_t)c.count, sizeof **layer, "layers of chunks", layer));
+    GG_TRY(gg_calloc((size_t)c.count, sizeof **owner, "owners of chunks", owner));
     c = (cutter){.most = c.most, .chunk = buckets->chunk, .layer = *layer, .owner = *owner};
     for (int i = 0; i < buckets->count; ++i) {
         buckets->bucket[i].first_chunk = c.count;
@@ -73,8 +73,7 @@ gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const g
     gg_partition made = {.ranks = ranks};
     GG_TRY(cut(graph, chunk_bytes, apart, ranks, buckets, &made.layer, &made.owner));
     made.chunks = buckets->chunk_count;
-    GG_TRY(
-        gg_calloc((size_t)ranks * (size_t)made.chunks, sizeof *made.part, "parts of the ranks", (void **)&made.part));
+    GG_TRY(gg_calloc((size_t)ranks * (size_t)made.chunks, sizeof *made.part, "parts of the ranks", &made.part));
     for (int r = 0; r < ranks; ++r) {
         size_t kept = 0;
         for (int i = 0; i < made.chunks; ++i) {
@@ -135,7 +134,7 @@ gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole
         if (whole != NULL) memcpy(whole, own, state->count * sizeof(float));
         return GG_OK;
     }
-    GG_TRY(gg_alloc(partition->most * sizeof(float), "slices of one rank", (void **)&slices));
+    GG_TRY(gg_alloc(partition->most * sizeof(float), "slices of one rank", &slices));
     for (int rank = 0; rank < partition->ranks; ++rank) {
         size_t bytes = kept_by(partition, rank) * sizeof(float);
         if (rank == transport->rank && which == GG_ARENA_GRADIENT) take(partition, rank, own, slices);

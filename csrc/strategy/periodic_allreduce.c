@@ -61,7 +61,7 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
     gg_status status = GG_OK;
     periodic_allreduce *made = NULL;
     int p = env->transport->size;
-    GG_TRY(gg_calloc(1, sizeof *made, "strategy", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "strategy", &made));
     made->head.table = &table;
     made->head.env = *env;
     made->period = options->period;
@@ -69,7 +69,7 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
         for (int64_t reached = 1; reached < p; reached *= 2) made->period++;
         if (made->period == 0) made->period = 1;
     }
-    GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", (void **)&made->equal_share));
+    GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &made->equal_share));
     for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
     GG_TRY(gg_state_create(env, SHARED));
     GG_TRY(gg_wire_create(options, env, &made->wire));

@@ -592,21 +592,21 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
     GG_TRY(gg_buckets_create(env->graph, SIZE_MAX, options->chunk_bytes, &s->cut));
     chunks = (size_t)s->cut.chunk_count;
     GG_TRY(gg_buckets_check_tags(&s->cut, GG_TAG_LIMIT - TAG_CHUNK));
-    GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", (void **)&s->peer));
+    GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", &s->peer));
     for (int i = 0; i < SNAPSHOTS; ++i)
         GG_TRY(gg_message_alloc(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes,
                                 "snapshot of the weights", &s->snapshot[i])); /* at rest the first holds the shift */
-    if (s->wire != GG_FLOAT32) GG_TRY(gg_alloc(s->cut.chunk[0].count * sizeof(float), "a chunk", (void **)&s->wide));
+    if (s->wire != GG_FLOAT32) GG_TRY(gg_alloc(s->cut.chunk[0].count * sizeof(float), "a chunk", &s->wide));
     for (int i = 0; i < DELIVERIES; ++i)
-        GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&s->delivery[i].chunk));
+        GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->delivery[i].chunk));
     for (int i = 0; i < ARRIVALS; ++i) {
-        GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&s->arrival[i].chunk));
+        GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->arrival[i].chunk));
         /* Not cleared: where messages are read in place, it never takes real memory. */
         GG_TRY(gg_alloc(bytes, "landing arena", &s->arrival[i].landing));
     }
     if (!s->push_sum) goto cleanup;
-    GG_TRY(gg_calloc(ranks, sizeof *s->masses, "masses", (void **)&s->masses));
-    GG_TRY(gg_calloc(ranks, sizeof *s->scale, "shares", (void **)&s->scale));
+    GG_TRY(gg_calloc(ranks, sizeof *s->masses, "masses", &s->masses));
+    GG_TRY(gg_calloc(ranks, sizeof *s->scale, "shares", &s->scale));
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE, NULL,
                                GG_COLLECTIVES_OWN, &s->shift));
 cleanup:
@@ -621,7 +621,7 @@ static const gg_strategy_table push_table = {"push-gossip", begin,  gg_strategy_
 gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     random_gossip *s = NULL;
-    GG_TRY(gg_calloc(1, sizeof *s, "strategy", (void **)&s));
+    GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->pulls = options->kind == GG_STRATEGY_PULL_GOSSIP;
     s->head.table = s->pulls ? &pull_table : &push_table;
     s->head.env = *env;

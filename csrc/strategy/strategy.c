@@ -89,8 +89,7 @@ int gg_strategy_workers(const gg_strategy_options *options, int size) {
 
 static gg_status arena_create(const gg_strategy_env *env, bool shared, size_t count, const char *what, float **out) {
     size_t bytes = count * sizeof(float);
-    return shared ? gg_message_alloc(env->transport, bytes, what, (void **)out)
-                  : gg_calloc(1, bytes, what, (void **)out);
+    return shared ? gg_message_alloc(env->transport, bytes, what, out) : gg_calloc(1, bytes, what, out);
 }
 
 static void arena_destroy(const gg_strategy_env *env, bool shared, float **arena) {
@@ -125,7 +124,7 @@ void gg_state_destroy(const gg_strategy_env *env, unsigned shared) {
 gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out) {
     *out = NULL;
     if (options->wire == GG_FLOAT32) return GG_OK;
-    return gg_message_alloc(env->transport, env->state->count * sizeof **out, "values on the wire", (void **)out);
+    return gg_message_alloc(env->transport, env->state->count * sizeof **out, "values on the wire", out);
 }
 
 gg_status gg_strategy_nothing(gg_strategy *strategy) {

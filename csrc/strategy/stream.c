@@ -19,9 +19,9 @@ gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int in
     for (int i = 0; i < 2 && sends; ++i)
         GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
     GG_TRY(gg_calloc(1, bytes, "landing arena", &made.landing));
-    for (int i = 0; i < 2; ++i) GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", (void **)&made.sent[i]));
-    GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", (void **)&made.received));
-    GG_TRY(gg_calloc((size_t)buckets->count, sizeof *made.flights, "flights", (void **)&made.flights));
+    for (int i = 0; i < 2; ++i) GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &made.sent[i]));
+    GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &made.received));
+    GG_TRY(gg_calloc((size_t)buckets->count, sizeof *made.flights, "flights", &made.flights));
 cleanup:
     if (status != GG_OK) gg_stream_destroy(&made);
     *out = made;

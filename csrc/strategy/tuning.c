@@ -127,7 +127,7 @@ static gg_status choose(const model *m, gg_strategy_options *options) {
     gg_status status = GG_OK;
     double *there = NULL, usual[2] = {0}, best = INFINITY;
     const size_t asked_bucket = options->bucket_bytes, asked_chunk = options->chunk_bytes;
-    GG_TRY(gg_alloc(((size_t)gg_graph_layers(m->graph) + 1) * sizeof *there, "times of buckets", (void **)&there));
+    GG_TRY(gg_alloc(((size_t)gg_graph_layers(m->graph) + 1) * sizeof *there, "times of buckets", &there));
     for (size_t i = 0; i < (asked_bucket > 0 ? 1 : sizeof bucket_sizes / sizeof *bucket_sizes); ++i)
         for (size_t k = 0; k < (asked_chunk > 0 ? 1 : sizeof chunk_sizes / sizeof *chunk_sizes); ++k) {
             const size_t bucket = asked_bucket > 0 ? asked_bucket : bucket_sizes[i];

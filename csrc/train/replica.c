@@ -446,8 +446,7 @@ gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status)
 static gg_status make_consensus(gg_replica *r) {
     gg_status status = GG_OK;
     if (r->averaging != NULL) return GG_OK;
-    GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights",
-                            (void **)&r->consensus));
+    GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", &r->consensus));
     GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL,
                                GG_COLLECTIVES_OWN, &r->averaging));
 cleanup:
@@ -571,7 +570,7 @@ static gg_status model_costs(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_graph *graph = r->options.graph;
     int layers = gg_graph_layers(graph);
-    GG_TRY(gg_calloc((size_t)layers + 1, sizeof(double), "modelled times", (void **)&r->layer_seconds));
+    GG_TRY(gg_calloc((size_t)layers + 1, sizeof(double), "modelled times", &r->layer_seconds));
     for (int i = 0; i < gg_graph_nodes(graph); ++i) {
         int layer = gg_graph_node(graph, i)->layer;
         if (layer >= 0) r->layer_seconds[layer] += 2.0 * (double)gg_graph_node_macs(graph, i) / MODEL_FLOPS_PER_SECOND;
@@ -593,7 +592,7 @@ static gg_status tune(gg_replica *r) {
     const int layers = gg_graph_layers(o->graph), ranks = o->transport->size;
     const int moments = gg_optimizer_keeps_momentum(&o->optimizer) + gg_optimizer_keeps_square(&o->optimizer);
     double *forward = NULL, slowest = 0;
-    GG_TRY(gg_alloc(((size_t)layers + 1) * sizeof *forward, "modelled times", (void **)&forward));
+    GG_TRY(gg_alloc(((size_t)layers + 1) * sizeof *forward, "modelled times", &forward));
     for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : USUAL_BATCH);
     for (int i = 0; r->any_batch && i < ranks; ++i) slowest = fmax(slowest, o->step_seconds[i]);
     if (r->any_batch) scale_costs(layers, slowest / 3, forward);
@@ -610,7 +609,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     size_t ranks = (size_t)options->transport->size;
 
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *r, "replica", (void **)&r));
+    GG_TRY(gg_calloc(1, sizeof *r, "replica", &r));
     r->options = *options;
     if (options->threads < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads));
     GG_TRY(gg_optimizer_check(&options->optimizer));
@@ -622,9 +621,9 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(tune(r));
     r->options.step_seconds = NULL;
     r->options.link = NULL;
-    GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->share));
-    GG_TRY(gg_calloc(ranks, sizeof(float), "shares", (void **)&r->equal_share));
-    GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", (void **)&r->batches));
+    GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->share));
+    GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->equal_share));
+    GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
     r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
     if (options->strategy.shuffle_samples && r->workers < options->transport->size)
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do",

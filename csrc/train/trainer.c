@@ -51,12 +51,12 @@ gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg
     gg_trainer *t = NULL;
     gg_link link;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *t, "trainer", (void **)&t));
+    GG_TRY(gg_calloc(1, sizeof *t, "trainer", &t));
     gg_team_retain(team);
     t->team = team;
     t->options = *options;
     t->local = gg_team_local(team);
-    GG_TRY(gg_calloc((size_t)t->local, sizeof(gg_replica *), "replicas", (void **)&t->replica));
+    GG_TRY(gg_calloc((size_t)t->local, sizeof(gg_replica *), "replicas", &t->replica));
     if (gg_strategy_tunes(&options->strategy, gg_team_size(team))) {
         GG_TRY(gg_team_link(team, gg_graph_arena_count(options->graph) * sizeof(float), &link));
         t->options.link = &link;
@@ -149,7 +149,7 @@ cleanup:
 static gg_status gather_counts(gg_transport *transport, const gg_progress_counts *own, gg_epoch_summary *out) {
     gg_status status = GG_OK;
     gg_progress_counts *all = NULL;
-    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "counts of all ranks", (void **)&all));
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "counts of all ranks", &all));
     GG_TRY(gg_allgather(transport, own, sizeof *own, all));
     for (int r = 0; r < transport->size; ++r) {
         const gg_progress_counts *c = &all[r];
@@ -206,7 +206,7 @@ static gg_status step(void *context, int local) {
     gg_replica *replica = c->trainer->replica[local];
     gg_transport *transport = gg_replica_transport(replica);
     int64_t *batches = NULL;
-    GG_TRY(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", (void **)&batches));
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", &batches));
     GG_TRY(
         gg_replica_at(replica, "batch of each rank", gg_allgather(transport, &c->n[local], sizeof *batches, batches)));
     GG_TRY(gg_replica_step(replica, c->samples[local], c->targets[local], c->n[local], batches, &c->doubles[local]));
@@ -314,7 +314,7 @@ static gg_status evaluate(void *context, int local) {
     if (c->flag) weights = gg_replica_state(replica)->weight;
     else gg_shard(c->set->count, transport->rank, transport->size, &first, &end);
     GG_TRY(gg_replica_evaluate(replica, weights, c->set, first, end, c->batch, &own));
-    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", (void **)&all));
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));
     GG_TRY(gg_replica_at(replica, "results of all ranks", gg_allgather(transport, &own, sizeof own, all)));
     if (local != 0) goto cleanup;
     if (c->flag) {

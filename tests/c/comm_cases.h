@@ -105,8 +105,8 @@ static gg_status case_ring(gg_transport *t, int64_t *direct) {
     bool zero = true;
     for (size_t i = 0; i < CASE_LARGEST + 64; i += 997) zero = zero && ((unsigned char *)block)[i] == 0;
     CHECK(zero);
-    MUST(gg_alloc(CASE_LARGEST + 64, "ring", (void **)&plain));
-    MUST(gg_alloc(CASE_LARGEST, "ring", (void **)&landing));
+    MUST(gg_alloc(CASE_LARGEST + 64, "ring", &plain));
+    MUST(gg_alloc(CASE_LARGEST, "ring", &landing));
     int64_t bytes = t->bytes_sent, messages = t->messages_sent, expected = 0;
     for (int kind = 0; kind < 2; ++kind)
         for (size_t s = 0; s < LENGTH(case_sizes); ++s) {
@@ -201,9 +201,9 @@ static gg_status case_many(gg_transport *t) {
     unsigned char *block = NULL, *landing = NULL;
     gg_request *request = NULL;
     if (t->size == 1) return GG_OK;
-    MUST(gg_message_alloc(t, (size_t)2 * CASE_MANY * CASE_PIECE, "many", (void **)&block));
-    MUST(gg_alloc((size_t)2 * CASE_MANY * CASE_PIECE, "many", (void **)&landing));
-    MUST(gg_calloc(4 * CASE_MANY, sizeof *request, "many", (void **)&request));
+    MUST(gg_message_alloc(t, (size_t)2 * CASE_MANY * CASE_PIECE, "many", &block));
+    MUST(gg_alloc((size_t)2 * CASE_MANY * CASE_PIECE, "many", &landing));
+    MUST(gg_calloc(4 * CASE_MANY, sizeof *request, "many", &request));
     gg_request *receive = request, *send = request + 2 * CASE_MANY;
     for (int again = 0; again < 2; ++again) {
         int64_t allocations = gg_memory_allocations();
@@ -238,8 +238,8 @@ static gg_status case_collectives(gg_transport *t, uint64_t *hash) {
     static const size_t sizes[] = {1, 13, 5000, 300001};
     int p = t->size;
     unsigned char *bytes = NULL, *all = NULL;
-    MUST(gg_alloc(300001, "bytes", (void **)&bytes));
-    MUST(gg_alloc((size_t)5000 * (size_t)p, "all", (void **)&all));
+    MUST(gg_alloc(300001, "bytes", &bytes));
+    MUST(gg_alloc((size_t)5000 * (size_t)p, "all", &all));
     for (size_t s = 0; s < LENGTH(sizes); ++s)
         for (int root = 0; root<p; root += p> 8 ? 5 : 1) {
             for (size_t i = 0; i < sizes[s]; ++i) bytes[i] = case_byte(t->rank, i, root);
@@ -281,9 +281,9 @@ static gg_status case_allreduce(gg_transport *t, size_t count, bool messages, gg
     float *data = NULL, *scale = NULL;
     gg_allreduce *allreduce = NULL;
     gg_device device = {.table = &case_backend, .threads = 1};
-    if (messages) MUST(gg_message_alloc(t, count * sizeof(float), "arena", (void **)&data));
-    else MUST(gg_calloc(count, sizeof(float), "arena", (void **)&data));
-    MUST(gg_alloc((size_t)p * sizeof(float), "scale", (void **)&scale));
+    if (messages) MUST(gg_message_alloc(t, count * sizeof(float), "arena", &data));
+    else MUST(gg_calloc(count, sizeof(float), "arena", &data));
+    MUST(gg_alloc((size_t)p * sizeof(float), "scale", &scale));
     MUST(gg_allreduce_create(t, &device, count, GG_TAG_ALLREDUCE, NULL, by, &allreduce));
     for (int again = 0; again < 3; ++again) {
         for (int r = 0; r < p; ++r) scale[r] = again == 0 ? 1.0f : 1.0f / (float)(p + r);
@@ -322,9 +322,9 @@ static gg_status case_any(gg_transport *t) {
     gg_request *send = NULL, *receive = NULL;
     int *data = NULL;
     size_t p = (size_t)t->size;
-    MUST(gg_calloc(p, sizeof *send, "any", (void **)&send));
-    MUST(gg_calloc(p, sizeof *receive, "any", (void **)&receive));
-    MUST(gg_calloc(p + 1, sizeof *data, "any", (void **)&data));
+    MUST(gg_calloc(p, sizeof *send, "any", &send));
+    MUST(gg_calloc(p, sizeof *receive, "any", &receive));
+    MUST(gg_calloc(p + 1, sizeof *data, "any", &data));
     data[p] = t->rank;
     for (int again = 0; again < 20; ++again) {
         int left = 2 * (t->size - 1);

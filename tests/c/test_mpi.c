@@ -72,8 +72,8 @@ static void test_slow(int rank, int size) {
     CHECK_FAILS(gg_network_transport_create(fast, &(gg_network){.latency = -1}, &t), GG_ERROR_ARGUMENT,
                 "latency is -1");
     CHECK_OK(gg_network_transport_create(fast, &slow, &t));
-    CHECK_OK(gg_message_alloc(t, BYTES, "block", (void **)&block));
-    CHECK_OK(gg_message_alloc(t, (size_t)size * BYTES, "landing", (void **)&landing));
+    CHECK_OK(gg_message_alloc(t, BYTES, "block", &block));
+    CHECK_OK(gg_message_alloc(t, (size_t)size * BYTES, "landing", &landing));
     if (rank > 0) {
         gg_request request = {0};
         double begin = gg_clock_now();
@@ -90,7 +90,7 @@ static void test_slow(int rank, int size) {
     } else {
         gg_request *request = NULL;
         double before = 0;
-        CHECK_OK(gg_calloc((size_t)size, sizeof *request, "requests", (void **)&request));
+        CHECK_OK(gg_calloc((size_t)size, sizeof *request, "requests", &request));
         for (int r = 1; r < size; ++r) CHECK_OK(gg_receive(t, landing + r * BYTES, BYTES, r, 64, &request[r]));
         for (int r = 1; r < size; ++r) {
             double begun, now;
@@ -139,7 +139,7 @@ static void test_sums(int rank, int size) {
         members[count++] = r;
     }
     CHECK_OK(gg_subgroup_create(t, members, count, &view));
-    CHECK_OK(gg_message_alloc(t, MANY * COUNT * sizeof(float), "arena", (void **)&data));
+    CHECK_OK(gg_message_alloc(t, MANY * COUNT * sizeof(float), "arena", &data));
     for (int r = 0; r < size; ++r) share[r] = (float)(r + 1);
     for (int i = 0; i < MANY; ++i)
         CHECK_OK(
@@ -198,7 +198,7 @@ static int64_t test_sum_in_vain(int rank, int size) {
     int64_t before = gg_memory_live_bytes();
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &other));
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
-    CHECK_OK(gg_message_alloc(t, COUNT * sizeof(float), "arena", (void **)&data));
+    CHECK_OK(gg_message_alloc(t, COUNT * sizeof(float), "arena", &data));
     CHECK_OK(gg_allreduce_create(t, &device, COUNT, GG_TAG_USER, NULL, GG_COLLECTIVES_MPI, &sum));
     for (int r = 0; r < size; ++r) share[r] = 1;
     for (int again = 0; again < 2; ++again) {
@@ -295,8 +295,8 @@ static void test_size_mismatch(int rank, int size) {
     char *block = NULL, *landing = NULL;
     if (size < 2) return;
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
-    CHECK_OK(gg_message_alloc(t, 10000, "mismatch", (void **)&block));
-    CHECK_OK(gg_alloc(10000, "mismatch", (void **)&landing));
+    CHECK_OK(gg_message_alloc(t, 10000, "mismatch", &block));
+    CHECK_OK(gg_alloc(10000, "mismatch", &landing));
     for (size_t i = 0; i < LENGTH(cases); ++i) {
         gg_request request = {0};
         if (rank == 0) {
@@ -357,10 +357,10 @@ static double measure(gg_transport *t, size_t bytes, bool shared, float *sum) {
     static double seconds[ROUNDS];
     float *block[2] = {NULL, NULL}, *landing = NULL;
     for (int i = 0; i < 2; ++i) {
-        if (shared) CHECK_OK(gg_message_alloc(t, bytes, "measure", (void **)&block[i]));
-        else CHECK_OK(gg_calloc(1, bytes, "measure", (void **)&block[i]));
+        if (shared) CHECK_OK(gg_message_alloc(t, bytes, "measure", &block[i]));
+        else CHECK_OK(gg_calloc(1, bytes, "measure", &block[i]));
     }
-    CHECK_OK(gg_calloc(1, bytes, "measure", (void **)&landing));
+    CHECK_OK(gg_calloc(1, bytes, "measure", &landing));
     for (int round = 0; round < ROUNDS; ++round) {
         gg_request receive = {0}, send = {0};
         float *own = block[round % 2];

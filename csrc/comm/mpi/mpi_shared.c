@@ -84,7 +84,7 @@ static gg_status segment_create(gg_shared *shared, size_t bytes, segment **out) 
     void *base = MAP_FAILED;
     *out = NULL;
     /* Nobody may leave before all have agreed to. */
-    if (gg_calloc(1, sizeof *made, "shared segment", (void **)&made) != GG_OK) good = false;
+    if (gg_calloc(1, sizeof *made, "shared segment", &made) != GG_OK) good = false;
     if (first && good) {
         struct timespec now = {0};
         clock_gettime(CLOCK_REALTIME, &now);
@@ -129,8 +129,8 @@ static gg_status find_places(gg_shared *shared, MPI_Comm comm) {
     int *ranks = NULL;
     GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
     GG_TRY_MPI(MPI_Comm_size, comm, &size);
-    GG_TRY(gg_alloc((size_t)size * sizeof(int), "places of ranks", (void **)&shared->place_of));
-    GG_TRY(gg_alloc((size_t)shared->ranks * sizeof(int), "ranks of a node", (void **)&ranks));
+    GG_TRY(gg_alloc((size_t)size * sizeof(int), "places of ranks", &shared->place_of));
+    GG_TRY(gg_alloc((size_t)shared->ranks * sizeof(int), "ranks of a node", &ranks));
     GG_TRY_MPI(MPI_Allgather, &rank, 1, MPI_INT, ranks, 1, MPI_INT, shared->node);
     for (int r = 0; r < size; ++r) shared->place_of[r] = -1;
     for (int i = 0; i < shared->ranks; ++i) shared->place_of[ranks[i]] = i;
@@ -182,7 +182,7 @@ gg_status gg_shared_create(MPI_Comm comm, gg_shared **out) {
     bool wanted = !(choice && strcmp(choice, "0") == 0), all = false;
     *out = NULL;
     GG_TRY(read_ranks_per_node(comm, &ranks_per_node));
-    GG_TRY(gg_calloc(1, sizeof *made, "shared memory", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "shared memory", &made));
     made->node = MPI_COMM_NULL;
     GG_TRY_MPI(MPI_Comm_split_type, comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made->node);
     if (ranks_per_node > 0) GG_TRY(divide(comm, ranks_per_node, &made->node));

@@ -16,7 +16,7 @@ gg_status gg_mpi_sums_create(MPI_Comm comm, const int *members, int count, gg_su
     mpi_sums *made = NULL;
     MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *made, "sums of MPI", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "sums of MPI", &made));
     made->comm = MPI_COMM_NULL;
     if (members == NULL) {
         GG_TRY_MPI(MPI_Comm_dup, comm, &made->comm);

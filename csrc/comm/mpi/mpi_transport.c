@@ -268,7 +268,7 @@ static const gg_transport_table table = {
 static gg_status find_nodes(mpi_transport *own) {
     gg_status status = GG_OK;
     int first = gg_shared_first(own->shared);
-    GG_TRY(gg_alloc((size_t)own->transport.size * sizeof(int), "nodes of ranks", (void **)&own->node_of));
+    GG_TRY(gg_alloc((size_t)own->transport.size * sizeof(int), "nodes of ranks", &own->node_of));
     GG_TRY_MPI(MPI_Allgather, &first, 1, MPI_INT, own->node_of, 1, MPI_INT, own->comm);
     own->transport.node_of = own->node_of;
 cleanup:
@@ -292,7 +292,7 @@ gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double tim
         status = gg_fail(GG_ERROR_ARGUMENT, "the communicator with handle %d is null", fortran_handle);
         goto cleanup;
     }
-    GG_TRY(gg_calloc(1, sizeof *made, "MPI transport", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "MPI transport", &made));
     made->transport.table = &table;
     made->transport.timeout = timeout;
     made->comm = MPI_COMM_NULL;

@@ -105,12 +105,12 @@ gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out)
     gg_virtual *made = NULL;
     *out = NULL;
     GG_TRY(check_options(options));
-    GG_TRY(gg_calloc(1, sizeof *made, "virtual cluster", (void **)&made));
+    GG_TRY(gg_calloc(1, sizeof *made, "virtual cluster", &made));
     made->options = *options;
     size_t size = (size_t)options->size;
-    GG_TRY(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", (void **)&made->due.entries));
-    GG_TRY(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", (void **)&made->wire.entries));
-    GG_TRY(gg_calloc(size, sizeof *made->ranks, "virtual ranks", (void **)&made->ranks));
+    GG_TRY(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", &made->due.entries));
+    GG_TRY(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", &made->wire.entries));
+    GG_TRY(gg_calloc(size, sizeof *made->ranks, "virtual ranks", &made->ranks));
     GG_TRY(gg_baton_create(&made->caller));
     for (int r = 0; r < options->size; ++r) {
         gg_virtual_rank *rank = &made->ranks[r];
@@ -185,7 +185,7 @@ static void take_back(gg_virtual_rank *rank, const aside *kept) {
 gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context) {
     gg_status status = GG_OK;
     aside *kept = NULL;
-    GG_TRY(gg_alloc((size_t)cluster->options.size * sizeof *kept, "clocks", (void **)&kept));
+    GG_TRY(gg_alloc((size_t)cluster->options.size * sizeof *kept, "clocks", &kept));
     for (int r = 0; r < cluster->options.size; ++r) keep_aside(&cluster->ranks[r], &kept[r]);
     status = gg_virtual_run(cluster, fn, context);
     for (int r = 0; r < cluster->options.size; ++r) take_back(&cluster->ranks[r], &kept[r]);
