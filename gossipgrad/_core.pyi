@@ -217,29 +217,3 @@ def push_sum_scalar(
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...
-def run_op(
-    backend: str,
-    isa: str | None,
-    kind: str,
-    inputs: Sequence[NDArray[np.float32]],
-    output_shape: Sequence[int],
-    *,
-    weight: NDArray[np.float32] | None = None,
-    bias: NDArray[np.float32] | None = None,
-    grad_output: NDArray[np.float32] | None = None,
-    threads: int = 1,
-    **attributes: Any,  # kernel stride padding dilation groups ceil_mode count_include_pad probability activation seed rank step
-) -> dict[str, Any]:
-    """One operation of one table on plain arrays (N, ...): output, and with grad_output grad_inputs, grad_weight, grad_bias.
-    Every buffer stands between guard bytes; a damaged guard is an error."""
-
-def run_loss(
-    isa: str | None, kind: str, layout: str, prediction: NDArray[np.float32], targets: NDArray[Any]
-) -> tuple[float, int, NDArray[np.float32]]:
-    """Sum of losses, samples right, gradient of the mean."""
-
-def run_kernel(
-    isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]
-) -> Any:
-    """An arena kernel: update, mix, halve, narrow, narrow_difference, weighted_sum, narrow_sum, sum_squares,
-    all_finite."""

@@ -1,4 +1,4 @@
-"""Build the C test programs against the core's static archive; no Python in them.
+"""Build the C test programs against the core's static archive, without Python; and the module of single operations.
 
 As a program:  python tests/cbuild.py OBJECT_FOLDER OUTPUT_FOLDER   builds all and prints "RANKS PATH" lines.
 A program that wants ranks says so in a comment:  mpi ranks: 2
@@ -6,16 +6,20 @@ A program that wants ranks says so in a comment:  mpi ranks: 2
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "tests" / "c").glob("*.c"))
+MODULE_SOURCES = sorted((ROOT / "tests" / "c" / "operations").glob("*.c"))
 
 
 def wheel_library(wheel: str, name: str) -> str:
@@ -25,14 +29,55 @@ def wheel_library(wheel: str, name: str) -> str:
     raise FileNotFoundError(f"{name} of the wheel {wheel}")
 
 
+def compiling(facts: dict) -> list[str]:
+    return [*facts["cc"], *facts["cflags"], "-Wno-missing-prototypes", "-g", "-I", str(ROOT / "tests" / "c")]
+
+
+def linking(facts: dict) -> list[str]:
+    """What follows the objects: the core and what it needs."""
+    libraries = [wheel_library(wheel, name) for wheel, name in facts["wheels"].items()]
+    rpath = [f"-Wl,-rpath,{os.path.dirname(p)}" for p in libraries]
+    whole = [str(ROOT / facts["archive"]), *libraries, *rpath, *facts["libraries"], *facts["link"]]
+    return [*whole, "-Wl,--allow-shlib-undefined"]
+
+
 def command(objects: Path, source: Path, target: Path) -> list[str]:
     facts = json.loads((objects / "libgossipgrad.json").read_text())
-    libraries = [wheel_library(wheel, name) for wheel, name in facts["wheels"].items()]
-    flags = [*facts["cflags"], "-Wno-missing-prototypes", "-g"]
-    rpath = [f"-Wl,-rpath,{os.path.dirname(p)}" for p in libraries]
-    whole = [*facts["cc"], *flags, "-I", str(ROOT / "tests" / "c"), str(source), "-o", str(target)]
-    whole += [str(ROOT / facts["archive"]), *libraries, *rpath, *facts["libraries"], *facts["link"]]
-    return [*whole, "-Wl,--allow-shlib-undefined"]
+    return [*compiling(facts), str(source), "-o", str(target), *linking(facts)]
+
+
+def build_module(objects: Path) -> Path:
+    """The extension module of tests/c/operations, in OBJECTS/tests; compiled where it is stale."""
+    import numpy
+
+    facts = json.loads((objects / "libgossipgrad.json").read_text())
+    folder = objects / "tests"
+    folder.mkdir(exist_ok=True)
+    target = folder / "core_operations.so"
+    includes = [sysconfig.get_paths()["include"], sysconfig.get_paths()["platinclude"], numpy.get_include()]
+    compiler = [*compiling(facts), *(word for path in includes for word in ("-isystem", path))]
+    core = [ROOT / facts["archive"], objects / "python" / "convert.o"]
+    units = {source: folder / f"{source.stem}.o" for source in MODULE_SOURCES}
+    link = [*facts["cc"], "-shared", *map(str, units.values()), str(core[1]), "-o", str(target), *linking(facts)]
+    key = hashlib.sha256("\0".join([*compiler, *link, sys.version, numpy.__version__]).encode())
+    for path in [*MODULE_SOURCES, *MODULE_SOURCES[0].parent.glob("*.h")]:
+        key.update(path.read_bytes())
+    for path in core:  # a changed header of the core compiles some of its objects, too
+        key.update(f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    stamp = folder / "core_operations.key"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists() and stamp.exists() and stamp.read_text() == key.hexdigest():
+            return target
+        stamp.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)  # who has loaded the old file keeps it
+        commands = [[*compiler, "-c", str(source), "-o", str(into)] for source, into in units.items()]
+        for words in [*commands, link]:
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"the module of single operations:\n{done.stdout}{done.stderr}")
+        stamp.write_text(key.hexdigest())
+    return target
 
 
 def build(objects: Path, source: Path, folder: Path) -> Path:

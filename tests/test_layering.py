@@ -6,13 +6,14 @@ import re
 import subprocess
 from pathlib import Path
 
+import cbuild
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
-# A room may include headers of itself and of rooms before it.
-ROOMS = "base tensor backend cpu nn optim data comm strategy train python".split()
+# A room may include headers of itself and of rooms before it. The last one is the tests' own module.
+ROOMS = "base tensor backend cpu nn optim data comm strategy train python operations".split()
 
 # Headers of a library -> the one folder that may see them.
 PRIVATE = {
@@ -25,7 +26,7 @@ PRIVATE = {
 
 
 def breaches(name: str, text: str) -> list[str]:
-    """name: the file's path under csrc."""
+    """name: the file's path under csrc or tests/c."""
     found = []
     room = name.split("/")[0]
     if room not in ROOMS:
@@ -48,8 +49,11 @@ def files() -> list[Path]:
 
 
 def test_rooms():
-    assert files()
-    found = [b for path in files() for b in breaches(path.relative_to(CSRC).as_posix(), path.read_text())]
+    module = [*cbuild.MODULE_SOURCES, *cbuild.MODULE_SOURCES[0].parent.glob("*.h")]
+    assert files() and len(module) > 1
+    named = [(path.relative_to(CSRC).as_posix(), path) for path in files()]
+    named += [(path.relative_to(ROOT / "tests" / "c").as_posix(), path) for path in module]
+    found = [b for name, path in named for b in breaches(name, path.read_text())]
     assert not found, "\n".join(found)
 
 
@@ -60,6 +64,7 @@ def test_rooms():
         ("strategy/x.c", "#include <mpi.h>\n", "belongs to comm/mpi"),
         ("cpu/native/x.c", "# include <oneapi/dnnl/dnnl.h>\n", "belongs to cpu/onednn"),
         ("train/x.c", "#include <Python.h>\n", "belongs to python"),
+        ("python/x.c", '#include "operations/operations.h"\n', "may not know operations"),
         ("attic/x.c", "", "not a room"),
         ("base/x.c", '#include "nowhere.h"\n', "not the path"),
     ],
@@ -94,8 +99,10 @@ def object_files(folder: Path) -> list[Path]:
 
 
 def test_symbols(objects):
+    cbuild.build_module(objects)
+    module = [objects / "tests" / f"{source.stem}.o" for source in cbuild.MODULE_SOURCES]
     listing = subprocess.run(
-        ["nm", "-A", "-g", "--defined-only", *map(str, object_files(objects))],
+        ["nm", "-A", "-g", "--defined-only", *map(str, [*object_files(objects), *module])],
         check=True,
         capture_output=True,
         text=True,
@@ -105,14 +112,22 @@ def test_symbols(objects):
     assert not bad, "global symbols without the prefix gg_:\n" + "\n".join(bad)
 
 
-def test_only_the_module_leaves_the_library():
+def dynamic_symbols(library: str) -> set[str]:
+    listing = subprocess.run(["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True).stdout
+    return {line.split()[-1] for line in listing.splitlines()} - {"_init", "_fini", "_end", "_edata", "__bss_start"}
+
+
+def test_only_the_module_leaves_the_library(objects):
     from gossipgrad import _core
 
-    listing = subprocess.run(
-        ["nm", "-D", "--defined-only", _core.__file__], check=True, capture_output=True, text=True
-    ).stdout
-    names = {line.split()[-1] for line in listing.splitlines()}
-    assert names - {"_init", "_fini", "_end", "_edata", "__bss_start"} == {"PyInit__core"}
+    assert dynamic_symbols(_core.__file__) == {"PyInit__core"}
+    assert dynamic_symbols(str(cbuild.build_module(objects))) == {"PyInit_core_operations"}
+
+
+def test_the_package_holds_no_test_functions():
+    from gossipgrad import _core
+
+    assert not {"run_op", "run_loss", "run_kernel"} & set(dir(_core))
 
 
 def test_foreign_symbols_are_seen():

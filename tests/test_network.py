@@ -651,13 +651,10 @@ def main():
 
 
 main()
-for wrong in range(3):  # what fails leaves nothing either
+for wrong in range(2):  # what fails leaves nothing either
     try:
         if wrong == 0:
             gg.Sequential([gg.Conv2d(3, 9)], input=(1, 5, 5))
-        elif wrong == 1:
-            image, weight = np.ones((1, 2, 5, 5), np.float32), np.ones((4, 2, 3, 3), np.float32)
-            _core.run_op("native", None, "conv2d", [image], (4, 9, 9), weight=weight, kernel=(3, 3))
         else:
             trainer = gg.Trainer(gg.models.mlp(), loss="binary_cross_entropy")
             trainer.train_step(np.ones((2, 5), np.float32), np.ones((2, 1), np.float32))

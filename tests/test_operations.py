@@ -15,6 +15,7 @@ import sys
 import zlib
 
 import numpy as np
+import operations
 import pytest
 import reference as ref
 from conftest import ROOT
@@ -137,7 +138,7 @@ def test_conv2d(backend, isa, name):
     x, weight, bias, y, total, grad, window, groups = convolution(name)
     options = {k: v for k, v in CONVOLUTIONS[name][5].items() if k != "bias"}
     kernel = weight.shape[2:]
-    found = _core.run_op(
+    found = operations.run_op(
         backend,
         isa,
         "conv2d",
@@ -207,7 +208,7 @@ def linear(name: str):
 def test_linear(backend, isa, name):
     x, weight, bias, grad = linear(name)
     options = {k: v for k, v in LINEAR[name][3].items() if k != "bias"}
-    found = _core.run_op(
+    found = operations.run_op(
         backend, isa, "linear", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad, **options
     )
     wide = [a.astype(np.float64) for a in (x, weight, grad)]
@@ -236,9 +237,10 @@ def test_nan_passes_a_layer(request, backend, isa, activation):
         request.applymarker(pytest.mark.xfail(reason="oneDNN's ReLU of NaN is 0", raises=AssertionError, strict=False))
     x, weight, image, kernel = (np.ones(s, np.float32) for s in [(3, 5), (4, 5), (3, 2, 4, 4), (5, 2, 3, 3)])
     x[1, 2] = image[1, 1, 2, 2] = np.nan
-    y = _core.run_op(backend, isa, "linear", [x], (4,), weight=weight, activation=activation)["output"]
+    y = operations.run_op(backend, isa, "linear", [x], (4,), weight=weight, activation=activation)["output"]
     assert np.isnan(y).all(1).tolist() == [False, True, False]
-    y = _core.run_op(backend, isa, "conv2d", [image], (5, 2, 2), weight=kernel, kernel=(3, 3), activation=activation)
+    options = dict(weight=kernel, kernel=(3, 3), activation=activation)
+    y = operations.run_op(backend, isa, "conv2d", [image], (5, 2, 2), **options)
     assert np.isnan(y["output"]).all((1, 2, 3)).tolist() == [False, True, False]
 
 
@@ -287,7 +289,7 @@ def pool_input(case, kind: str) -> np.ndarray:
 
 def run_pool(backend, isa, kind, case, x, grad, output_shape):
     _, _, _, kernel, stride, padding, options = case
-    return _core.run_op(
+    return operations.run_op(
         backend,
         isa,
         kind,
@@ -398,7 +400,7 @@ def with_rounded_input(kind: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def test_activation(backend, isa, kind, shape):
     rng = seeded((kind, shape))
     x, grad = 3 * float32(rng, *shape), float32(rng, *shape)
-    found = _core.run_op(backend, isa, kind, [x], shape[1:], grad_output=grad, threads=1 + shape[0] % 2)
+    found = operations.run_op(backend, isa, kind, [x], shape[1:], grad_output=grad, threads=1 + shape[0] % 2)
     y = getattr(ref, kind)(x.astype(np.float64))
     if kind == "relu":
         same("output", found["output"], y)
@@ -417,7 +419,7 @@ def test_activation_at_the_ends(backend, isa, kind):
     """Tiny, huge, infinite, both zeros."""
     ends = [0.0, 1e-45, 1e-38, 1e-20, 1e-6, 1e-3, 0.01, 0.3, 8.9, 15.0, 17.5, 50.0, 87.0, 88.5, 89.5, 104.0, 1e4, 3e38]
     x = np.array([ends + [-e for e in ends] + [np.inf, -np.inf]], np.float32)
-    found = _core.run_op(backend, isa, kind, [x], x.shape[1:], grad_output=np.ones_like(x))
+    found = operations.run_op(backend, isa, kind, [x], x.shape[1:], grad_output=np.ones_like(x))
     y = getattr(ref, kind)(x.astype(np.float64))
     # Results too small for a normal float32 may be 0.
     close("output", found["output"], y, with_rounded_input(kind, x, y) + 2 * TINY / ROUNDING, 16)
@@ -433,7 +435,7 @@ def test_activation_of_nan_is_nan(request, backend, isa, kind):
         request.applymarker(pytest.mark.xfail(reason="oneDNN's ReLU of NaN is 0", raises=AssertionError, strict=False))
     x = np.linspace(-3, 3, 38, dtype=np.float32)[None]
     x[0, 5] = np.nan
-    y = _core.run_op(backend, isa, kind, [x], x.shape[1:])["output"]
+    y = operations.run_op(backend, isa, kind, [x], x.shape[1:])["output"]
     assert np.isnan(y[0, 5])
     assert not np.isnan(np.delete(y, 5)).any()
 
@@ -444,7 +446,7 @@ def test_activation_of_nan_is_nan(request, backend, isa, kind):
 def test_add(backend, isa, shape, count):
     rng = seeded((shape, count))
     inputs, grad = [float32(rng, *shape) for _ in range(count)], float32(rng, *shape)
-    found = _core.run_op(backend, isa, "add", inputs, shape[1:], grad_output=grad)
+    found = operations.run_op(backend, isa, "add", inputs, shape[1:], grad_output=grad)
     stack = np.array(inputs, np.float64)
     close("output", found["output"], stack.sum(0), np.abs(stack).sum(0), count)
     assert len(found["grad_inputs"]) == count
@@ -460,7 +462,7 @@ def test_concat(backend, isa, batch, channels, rest):
     rng = seeded((batch, channels, rest))
     inputs = [float32(rng, batch, c, *rest) for c in channels]
     grad = float32(rng, batch, sum(channels), *rest)
-    found = _core.run_op(backend, isa, "concat", inputs, grad.shape[1:], grad_output=grad, threads=2)
+    found = operations.run_op(backend, isa, "concat", inputs, grad.shape[1:], grad_output=grad, threads=2)
     same("output", found["output"], np.concatenate(inputs, 1))
     for part, wanted in zip(found["grad_inputs"], np.split(grad, np.cumsum(channels)[:-1], 1), strict=True):
         same("grad_input", part, wanted)
@@ -470,7 +472,7 @@ def test_concat(backend, isa, batch, channels, rest):
 
 
 def dropped(isa, x, p, grad=None, **key):
-    return _core.run_op("native", isa, "dropout", [x], x.shape[1:], probability=p, grad_output=grad, **key)
+    return operations.run_op("native", isa, "dropout", [x], x.shape[1:], probability=p, grad_output=grad, **key)
 
 
 @isas
@@ -530,7 +532,7 @@ def test_no_two_samples_share_a_mask():
 def test_what_onednn_leaves_to_the_native_table():
     x = np.ones((2, 3), np.float32)
     with pytest.raises(NotImplementedError, match="dropout"):
-        _core.run_op("onednn", None, "dropout", [x], (3,), probability=0.5)
+        operations.run_op("onednn", None, "dropout", [x], (3,), probability=0.5)
 
 
 # ---- backends against each other, repeated runs
@@ -545,7 +547,7 @@ def test_backends_agree(name):
     options = {k: v for k, v in CONVOLUTIONS[name][5].items() if k != "bias"} | {"kernel": weight.shape[2:]}
     arrays = dict(weight=weight, bias=bias, grad_output=grad)
     ours, theirs = (
-        _core.run_op(b, None, "conv2d", [x], y.shape[1:], **arrays, **options) for b in ("native", "onednn")
+        operations.run_op(b, None, "conv2d", [x], y.shape[1:], **arrays, **options) for b in ("native", "onednn")
     )
     wide = [np.abs(a.astype(np.float64)) for a in (x, weight, grad)]
     sizes = ref.conv2d_backward(*wide, **window, groups=groups)
@@ -569,7 +571,7 @@ def test_repeated_runs_give_the_same_bits(backend, isa, kind, threads):
         y, options = grad, {}
     arrays = dict(weight=weight, bias=bias, grad_output=grad)
     first, *more = [
-        _core.run_op(backend, isa, kind, [x], y.shape[1:], **arrays, threads=threads, **options) for _ in range(4)
+        operations.run_op(backend, isa, kind, [x], y.shape[1:], **arrays, threads=threads, **options) for _ in range(4)
     ]
     for one in more:
         for key in ("output", "grad_weight", "grad_bias"):
@@ -588,7 +590,7 @@ def test_more_threads_give_the_same_bits(isa, kind):
         x, weight, bias, grad = linear("two-threads")
         y, options = grad, {}
     runs = [
-        _core.run_op(
+        operations.run_op(
             "native", isa, kind, [x], y.shape[1:], weight=weight, bias=bias, grad_output=grad, threads=t, **options
         )
         for t in (1, 2, 3)
@@ -614,7 +616,7 @@ def loss_batch(kind: str, n: int, features: int, scale: float = 3.0):
 
 
 def check_loss(isa, kind, layout, x, targets):
-    total, right, grad = _core.run_loss(isa, kind, layout, x, targets)
+    total, right, grad = operations.run_loss(isa, kind, layout, x, targets)
     wide = targets if kind == "cross_entropy" else targets.astype(np.float64)
     wanted, count, gradient = ref.LOSSES[kind](x.astype(np.float64), wide)
     size = np.abs(gradient)
@@ -660,7 +662,7 @@ def test_loss_of_extreme_scores(isa, kind, layout, scale):
 def test_cross_entropy_of_the_largest_numbers(isa, layout):
     x = np.array([[3e38, -3e38, 0], [-3e38, -3e38, -3e38], [3e38, 3e38, 0], [0, -np.inf, 0]], np.float32)
     check_loss(isa, "cross_entropy", layout, x, np.array([0, 1, 1, 2], np.int32))
-    total, _, grad = _core.run_loss(isa, "cross_entropy", layout, x[:1], np.array([1], np.int32))
+    total, _, grad = operations.run_loss(isa, "cross_entropy", layout, x[:1], np.array([1], np.int32))
     assert total == pytest.approx(6e38, rel=1e-6)
     assert grad.tolist() == [[1, -1, 0]]
 
@@ -671,7 +673,7 @@ def test_the_lowest_class_wins_ties(isa, layout):
     x = np.zeros((37, 20), np.float32)
     x[:, 3] = x[:, 7] = x[:, 19] = 1
     for target, right in [(3, 37), (7, 0), (19, 0), (0, 0)]:
-        assert _core.run_loss(isa, "cross_entropy", layout, x, np.full(37, target, np.int32))[1] == right
+        assert operations.run_loss(isa, "cross_entropy", layout, x, np.full(37, target, np.int32))[1] == right
 
 
 @isas
@@ -681,7 +683,7 @@ def test_the_lowest_class_wins_ties(isa, layout):
 def test_nan_reaches_the_loss(isa, kind, layout, place):
     x, targets = loss_batch(kind, 5, 10)
     x[3, place] = np.nan
-    total, _, grad = _core.run_loss(isa, kind, layout, x, targets)
+    total, _, grad = operations.run_loss(isa, kind, layout, x, targets)
     assert math.isnan(total)
     assert np.isnan(grad[3, place])
     assert np.isfinite(np.delete(grad, 3, 0)).all()
@@ -693,7 +695,7 @@ SIZES = [16, 48, 1040, 4096 + 16]
 
 
 def kernel(isa, name, arrays, numbers=()):
-    return _core.run_kernel(isa, name, arrays, list(numbers))
+    return operations.run_kernel(isa, name, arrays, list(numbers))
 
 
 RULES = ("plain", "momentum", "nesterov", "adam")
@@ -883,9 +885,19 @@ def test_a_wrong_result_is_seen():
 def test_an_unknown_isa_or_backend_is_an_error():
     x = np.ones((1, 1), np.float32)
     with pytest.raises(ValueError, match="sse5"):
-        _core.run_op("native", "sse5", "relu", [x], (1,))
+        operations.run_op("native", "sse5", "relu", [x], (1,))
     with pytest.raises(ValueError, match="cudnn"):
-        _core.run_op("cudnn", None, "relu", [x], (1,))
+        operations.run_op("cudnn", None, "relu", [x], (1,))
+
+
+def test_single_operations_free_their_memory():
+    """What fails leaves nothing either."""
+    image, weight = np.ones((1, 2, 5, 5), np.float32), np.ones((4, 2, 3, 3), np.float32)
+    options = dict(weight=weight, kernel=(3, 3))
+    operations.run_op("native", None, "conv2d", [image], (4, 3, 3), **options, grad_output=np.ones((1, 4, 3, 3), "f4"))
+    with pytest.raises(ValueError):
+        operations.run_op("native", None, "conv2d", [image], (4, 9, 9), **options)
+    assert operations.live_bytes() == 0
 
 
 # ---- oneDNN with other instruction sets

@@ -21,7 +21,7 @@ static int execute(PyObject *module) {
     import_array1(-1);
     if (add_exceptions(module) < 0) return -1;
     if (gg_py_add_graph(module) < 0 || gg_py_add_team(module) < 0 || gg_py_add_dataset(module) < 0) return -1;
-    if (gg_py_add_trainer(module) < 0 || gg_py_add_operations(module) < 0 || gg_py_add_info(module) < 0) return -1;
+    if (gg_py_add_trainer(module) < 0 || gg_py_add_info(module) < 0) return -1;
     if (gg_py_add_schedule(module) < 0) return -1;
     return 0;
 }

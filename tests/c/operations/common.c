@@ -1,0 +1,103 @@
+#include "operations/operations.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+
+#define GUARD 256
+#define GUARD_BYTE 0xA5
+
+const gg_format gg_test_plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
+
+/* ---- guarded memory ---- */
+
+gg_status gg_test_guarded_make(gg_test_guarded *g, size_t bytes) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_alloc(bytes + 2 * GUARD, "guarded buffer", &g->block));
+    g->bytes = bytes;
+    g->data = g->block + GUARD;
+    memset(g->block, GUARD_BYTE, bytes + 2 * GUARD);
+    memset(g->data, 0xFF, bytes); /* NaN as float32 */
+cleanup:
+    return status;
+}
+
+gg_status gg_test_guarded_check(const gg_test_guarded *g, const char *what) {
+    if (g->block == NULL) return GG_OK;
+    for (size_t i = 0; i < GUARD; ++i)
+        if (g->block[i] != GUARD_BYTE || g->block[GUARD + g->bytes + i] != GUARD_BYTE)
+            return gg_fail(GG_ERROR_BACKEND, "%s: a byte next to the buffer of %zu bytes was written", what, g->bytes);
+    return GG_OK;
+}
+
+void gg_test_guarded_free(gg_test_guarded *g) {
+    gg_free(g->block);
+    memset(g, 0, sizeof *g);
+}
+
+gg_status gg_test_guarded_copy(gg_test_guarded *g, const void *data, size_t bytes) {
+    gg_status status = GG_OK;
+    if (data == NULL) return GG_OK;
+    GG_TRY(gg_test_guarded_make(g, bytes));
+    memcpy(g->data, data, bytes);
+cleanup:
+    return status;
+}
+
+/* ---- tables ---- */
+
+gg_status gg_test_devices_open(const char *backend, gg_isa isa, int threads, gg_test_devices *out) {
+    gg_status status = GG_OK;
+    const gg_backend *table = strcmp(backend, "onednn") == 0 ? gg_cpu_onednn() : &gg_backend_native;
+    if (table == NULL) GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN"));
+    GG_TRY(gg_backend_native.open(threads, isa, &out->native));
+    GG_TRY(table->open(threads, isa, &out->wanted));
+cleanup:
+    return status;
+}
+
+void gg_test_devices_close(gg_test_devices *d) {
+    if (d->wanted != NULL) d->wanted->table->close(d->wanted);
+    if (d->native != NULL) d->native->table->close(d->native);
+}
+
+gg_status gg_test_op_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    if (device->table->create[desc->kind] == NULL)
+        return gg_fail(GG_ERROR_UNSUPPORTED, "the table '%s' has no %s", device->table->name,
+                       gg_op_kind_name(desc->kind));
+    return device->table->create[desc->kind](device, desc, out);
+}
+
+/* Copies a batch from one format to another, one of them plain. */
+gg_status gg_test_convert(gg_test_devices *d, const gg_shape *shape, int64_t batch, gg_format from, gg_format to,
+                          const void *in, void *out) {
+    gg_status status = GG_OK;
+    gg_op *op = NULL;
+    void *scratch = NULL, *saved = NULL;
+    gg_op_desc desc = {.kind = GG_OP_REORDER,
+                       .batch = batch,
+                       .inputs = 1,
+                       .input = {*shape},
+                       .output = *shape,
+                       .offered = {from},
+                       .wanted_output = to};
+    if (from.layout == to.layout) {
+        memcpy(out, in, gg_format_bytes(from, shape, batch));
+        return GG_OK;
+    }
+    if (gg_test_op_create(d->wanted, &desc, &op) != GG_OK) GG_TRY(gg_test_op_create(d->native, &desc, &op));
+    GG_TRY(gg_alloc(op->scratch_bytes, "scratch", &scratch));
+    GG_TRY(gg_alloc(op->saved_bytes, "saved", &saved));
+    GG_TRY(op->type->forward(op, &(gg_op_args){.input = {in}, .output = out, .scratch = scratch, .saved = saved}));
+cleanup:
+    gg_op_destroy(op);
+    gg_free(scratch);
+    gg_free(saved);
+    return status;
+}
+
+int gg_test_isa_of(const char *name, gg_isa *out) {
+    gg_status status = gg_isa_select(name, out);
+    if (status != GG_OK) gg_py_raise(status);
+    return status == GG_OK ? 0 : -1;
+}

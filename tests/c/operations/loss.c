@@ -1,0 +1,76 @@
+/* run_loss: the loss of a batch and its gradient. */
+#include <string.h>
+
+#include "operations/operations.h"
+
+/* The loss on a batch in one of two layouts. */
+static gg_status guarded_loss(gg_test_devices *d, gg_loss_args *args, float *gradient) {
+    gg_status status = GG_OK;
+    gg_test_guarded prediction = {0}, grad = {0};
+    gg_shape shape = {1, {args->features}};
+    gg_format format = {GG_FLOAT32, args->layout};
+    size_t bytes = gg_format_bytes(format, &shape, args->batch);
+    GG_TRY(gg_test_guarded_make(&prediction, bytes));
+    GG_TRY(gg_test_guarded_make(&grad, bytes));
+    memset(prediction.data, 0, bytes);
+    GG_TRY(gg_test_convert(d, &shape, args->batch, gg_test_plain, format, args->prediction, prediction.data));
+    args->prediction = prediction.data;
+    args->gradient = grad.data;
+    d->native->table->loss(d->native, args);
+    GG_TRY(gg_test_guarded_check(&prediction, "prediction"));
+    GG_TRY(gg_test_guarded_check(&grad, "gradient"));
+    if (args->layout == GG_LAYOUT_BATCH_LAST)
+        for (int64_t f = 0, lanes = gg_lanes_padded(args->batch); f < args->features; ++f)
+            for (int64_t n = args->batch; n < lanes; ++n)
+                if (((float *)grad.data)[f * lanes + n] != 0.0f)
+                    GG_TRY(gg_fail(GG_ERROR_BACKEND, "gradient: padding lane %lld of feature %lld is not zero",
+                                   (long long)n, (long long)f));
+    GG_TRY(gg_test_convert(d, &shape, args->batch, format, gg_test_plain, grad.data, gradient));
+cleanup:
+    gg_test_guarded_free(&prediction);
+    gg_test_guarded_free(&grad);
+    return status;
+}
+
+PyObject *gg_test_run_loss(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"isa", "kind", "layout", "prediction", "targets", NULL};
+    const char *isa_name, *kind, *layout;
+    PyObject *prediction_object, *targets_object, *result = NULL;
+    PyArrayObject *prediction = NULL, *targets = NULL, *gradient = NULL;
+    gg_isa isa;
+    gg_test_devices d = {NULL, NULL};
+    gg_status status;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zssOO:run_loss", names, &isa_name, &kind, &layout,
+                                     &prediction_object, &targets_object))
+        return NULL;
+    int kind_number = gg_py_choice("kind", kind, gg_py_loss_names, GG_LOSS_COUNT);
+    int layout_number = gg_py_choice("layout", layout, gg_py_layout_names, GG_LAYOUT_COUNT);
+    if (kind_number < 0 || layout_number < 0 || gg_test_isa_of(isa_name, &isa) < 0) return NULL;
+    prediction = gg_py_array(prediction_object, NPY_FLOAT32, "prediction");
+    if (prediction == NULL) goto cleanup;
+    targets = gg_py_array(targets_object, kind_number == GG_LOSS_CROSS_ENTROPY ? NPY_INT32 : NPY_FLOAT32, "targets");
+    if (targets == NULL) goto cleanup;
+    if (PyArray_NDIM(prediction) != 2) {
+        PyErr_SetString(PyExc_ValueError, "prediction: must have two axes");
+        goto cleanup;
+    }
+    gradient = gg_py_new_array(2, PyArray_DIMS(prediction), NPY_FLOAT32);
+    if (gradient == NULL) goto cleanup;
+    gg_loss_args loss = {.kind = (gg_loss_kind)kind_number,
+                         .layout = (gg_layout)layout_number,
+                         .batch = PyArray_DIM(prediction, 0),
+                         .features = PyArray_DIM(prediction, 1),
+                         .prediction = PyArray_DATA(prediction),
+                         .targets = PyArray_DATA(targets)};
+    status = gg_test_devices_open("native", isa, 1, &d);
+    if (status == GG_OK) status = guarded_loss(&d, &loss, PyArray_DATA(gradient));
+    gg_test_devices_close(&d);
+    result =
+        status == GG_OK ? Py_BuildValue("dLO", loss.loss_sum, (long long)loss.correct, gradient) : gg_py_raise(status);
+cleanup:
+    Py_XDECREF(prediction);
+    Py_XDECREF(targets);
+    Py_XDECREF(gradient);
+    return result;
+}

@@ -1,0 +1,33 @@
+#define GG_PYTHON_MODULE
+#include "operations/operations.h"
+
+#include "base/memory.h"
+
+/* Named by csrc/python/convert.c; here a failed message is no more than a RuntimeError. */
+PyObject *gg_py_communication_error, *gg_py_cancelled;
+
+static PyObject *live_bytes(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    return PyLong_FromLongLong(gg_memory_live_bytes());
+}
+
+#define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
+
+static PyMethodDef functions[] = {
+    {"run_op", KEYWORDS(gg_test_run_op), "One operation of one table on plain arrays, between guard bytes."},
+    {"run_loss", KEYWORDS(gg_test_run_loss), "Sum of losses, samples right, gradient of the mean."},
+    {"run_kernel", KEYWORDS(gg_test_run_kernel), "A kernel on arenas."},
+    {"live_bytes", live_bytes, METH_NOARGS, "Bytes that the core holds."},
+    {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "core_operations",
+                                        .m_doc = "Single operations of the core, for tests.", .m_size = -1,
+                                        .m_methods = functions};
+
+PyMODINIT_FUNC PyInit_core_operations(void);
+PyMODINIT_FUNC PyInit_core_operations(void) {
+    import_array();
+    gg_py_communication_error = gg_py_cancelled = PyExc_RuntimeError;
+    return PyModule_Create(&definition);
+}
