@@ -1,87 +1,137 @@
-"""Checkpoints on disk: PATH, the consensus weights as safetensors, and PATH.state/, what every rank needs to go on.
+"""Saving and restoring a trainer: what of it goes into a checkpoint, and what fits here. Every function is collective.
 
-PATH.state/<name>/rank-00000.safetensors holds a rank's "weight/...", "momentum/..." and "second_moment/..."; the
-metadata of PATH says which <name> belongs to it. A save writes a new folder, then replaces PATH in one step, then
-removes the old folder: whenever it is interrupted, PATH and its folder belong together.
+checkpoint_files.py knows the files.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gossipgrad import safetensors
+from gossipgrad import agreement, notices
+from gossipgrad import checkpoint_files as files
 from gossipgrad.errors import CheckpointError
-
-FORMAT = "gossipgrad-checkpoint-1"
-PARTS = ("weight", "momentum", "second_moment")
-Arrays = dict[str, NDArray[np.float32]]
-
-
-def state_root(path: str) -> str:
-    return f"{path}.state"
+from gossipgrad.history import Record
+from gossipgrad.model import Model
+from gossipgrad.replicas import Arrays, Replicas
 
 
-def rank_file(path: str, state: str, rank: int) -> str:
-    return os.path.join(state_root(path), state, f"rank-{rank:05}.safetensors")
-
-
-def prepare(path: str, state: str) -> None:
-    """Make the folder of a new state (rank 0, before the ranks write), in the folder of PATH, which must be there."""
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise CheckpointError(f"no such folder: {folder!r}")
-    os.makedirs(os.path.join(state_root(path), state), exist_ok=True)
-
-
-def write_rank(path: str, state: str, rank: int, step: int, parts: dict[str, Arrays]) -> None:
-    """One rank's state: the arrays of each of PARTS by name."""
-    arrays = {f"{part}/{name}": array for part in PARTS for name, array in parts[part].items()}
-    metadata = {"format": FORMAT, "rank": str(rank), "step": str(step)}
-    safetensors.write(rank_file(path, state, rank), arrays, metadata)
-
-
-def commit(path: str, state: str, weights: Arrays, description: dict[str, Any]) -> None:
-    """Replace PATH (rank 0, after all ranks have written) and remove what belonged to the old one."""
-    metadata = {"format": FORMAT, "state": state, "gossipgrad": json.dumps(description)}
-    safetensors.write(path, weights, metadata)
-    root = state_root(path)
-    for name in os.listdir(root):
-        if name != state:
-            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
-
-
-def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
-    """(consensus weights, description) of PATH; the description has a key "state". CheckpointError."""
+def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
+    """Write the consensus weights to `path` and all ranks' state beside it. CheckpointError: not written."""
     path = os.fspath(path)
-    if os.path.isdir(path):
-        raise CheckpointError(f"{path}: a folder; a checkpoint is named by its .safetensors file")
-    arrays, metadata = safetensors.read(path)
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path}: weights without a trainer's state; net.load_weights({path!r}) takes them into a network"
-        )
-    try:
-        description = json.loads(metadata["gossipgrad"])
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: its description cannot be read ({error})") from error
-    return arrays, description | {"state": metadata["state"]}
+    team = replicas.team
+    replicas.core.settle()
+    step = replicas.core.step
+    token = team.broadcast(os.urandom(4)).hex()
+    state = f"step-{step:08}-{token}"
+
+    def prepare() -> None:
+        if team.rank == 0:
+            files.prepare(path, state)
+
+    def write() -> None:
+        for local in range(team.local):
+            files.write_rank(path, state, team.rank + local, step, replicas.rank_state(local))
+
+    agreement.together(team, path, prepare, replicas.where)
+    agreement.together(team, path, write, replicas.where)
+    weights = replicas.core.consensus_weights()
+    description = {
+        "model": replicas.net.config(),
+        "settings": replicas.settings(),
+        "ranks": replicas.size,
+        "step": step,
+        "epoch": replicas.epoch,
+        "epochs": replicas.history.epochs,
+    }
+
+    def commit() -> None:
+        if team.rank == 0:
+            files.commit(path, state, weights, description)
+
+    agreement.together(team, path, commit, replicas.where)
 
 
-def read_rank(path: str | os.PathLike[str], state: str, rank: int) -> dict[str, Arrays]:
-    """One rank's state as it was given to write_rank. CheckpointError if the file is missing or damaged."""
-    name = rank_file(os.fspath(path), state, rank)
-    arrays, metadata = safetensors.read(name)
-    if metadata.get("format") != FORMAT or metadata.get("rank") != str(rank):
-        raise CheckpointError(f"{name}: not the state of rank {rank}")
-    parts: dict[str, Arrays] = {part: {} for part in PARTS}
-    for key, array in arrays.items():
-        part, _, name = key.partition("/")
-        if part in parts:
-            parts[part][name] = array
-    return parts
+@dataclass
+class _Saved:
+    """What a checkpoint says of itself."""
+
+    net: Model
+    ranks: int
+    step: int
+    epoch: int
+    epochs: list[Record]
+    settings: Record
+    state: str
+
+    @classmethod
+    def of(cls, name: str, description: dict[str, Any]) -> _Saved:
+        try:
+            return cls(
+                net=Model.from_config(description["model"]),
+                ranks=int(description["ranks"]),
+                step=int(description["step"]),
+                epoch=int(description["epoch"]),
+                epochs=list(description["epochs"]),
+                settings=dict(description["settings"]),
+                state=description["state"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{name}: its description cannot be understood ({error!r})") from error
+
+    def check(self, name: str, replicas: Replicas) -> None:
+        """CheckpointError unless it is of the same network and as many ranks."""
+        net = replicas.net
+        if not net.same_network(self.net):
+            raise CheckpointError(
+                f"{name} is of another model: {self.net.name!r} with {self.net.parameters:,} parameters, here "
+                f"{net.name!r} with {net.parameters:,}{_first_difference(self.net, net)}"
+            )
+        if self.ranks != replicas.size:
+            raise CheckpointError(
+                f"{name} is of {self.ranks} ranks, here are {replicas.size}; to go on it takes as many. "
+                "net.load_weights takes its consensus weights alone"
+            )
+
+
+def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
+    """Go on from a checkpoint of the same network and number of ranks."""
+    name = os.fspath(path)
+    net, team = replicas.net, replicas.team
+    consensus, description = files.read(name)
+    saved = _Saved.of(name, description)
+    saved.check(name, replicas)
+    parts: list[dict[str, Arrays]] = []
+
+    def load() -> None:
+        for local in range(team.local):
+            part = files.read_rank(name, saved.state, team.rank + local)
+            where = f"{name}, rank {team.rank + local}"
+            checked = {key: net.check_weights(arrays, where) if arrays else {} for key, arrays in part.items()}
+            parts.append(checked | {"weight": net.check_weights(part["weight"], where)})
+
+    agreement.together(team, "resume", load, replicas.where)
+    replicas.core.settle()
+    _restore_exchange(replicas, saved.settings)
+    replicas.set_state(saved.step, parts, net.check_weights(consensus, name))
+    replicas.epoch = saved.epoch
+    replicas.history.epochs = saved.epochs
+    notices.changed_settings(team.rank, name, saved.settings, replicas.settings())
+
+
+def _restore_exchange(replicas: Replicas, saved: Record) -> None:
+    """Where "auto" may choose, what was exchanged before goes on, whatever these ranks share."""
+    if "exchange" in saved:  # before there was "auto"
+        saved.setdefault("exchange_used", saved["exchange"])
+    used = saved.get("exchange_used")
+    if getattr(replicas.strategy, "exchange", None) == "auto" and used in ("weights+momentum", "weights"):
+        replicas.set_exchange(used)
+
+
+def _first_difference(saved: Model, here: Model) -> str:
+    theirs, ours = saved.parameter_shapes(), here.parameter_shapes()
+    for name in [*theirs, *ours]:
+        if theirs.get(name) != ours.get(name):
+            return f"; {name} is {theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+    return ""

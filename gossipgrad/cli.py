@@ -24,8 +24,10 @@ from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler, VirtualCl
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import number, one_line
 from gossipgrad.history import History
+from gossipgrad.loop import check_batch
 from gossipgrad.model import Model
-from gossipgrad.trainer import BACKENDS, LOSSES, Trainer, check_batch
+from gossipgrad.replicas import BACKENDS, LOSSES
+from gossipgrad.trainer import Trainer
 
 DATASETS = (*gg_data.NAMES, "synthetic")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130

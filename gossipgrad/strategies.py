@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gossipgrad._core import Team
 from gossipgrad.errors import choice, flag, integer, number
 
 TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
@@ -185,6 +186,10 @@ class GossipGraD(Strategy):
         if self.exchange != "auto":
             return self.exchange
         return "weights+momentum" if nodes == 1 else "weights"
+
+    def partners_on(self, team: Team) -> tuple[int, int]:
+        """How many partners gossip on this team, each of how many ranks: nodes where it is hierarchical, else ranks."""
+        return team.nodes(self.ranks_per_node or 0) if self.hierarchical else (team.size, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,14 @@ places). Times are in microseconds since the first span of all, on rank 0's cloc
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from gossipgrad import safetensors
+from gossipgrad.replicas import Replicas
 
 LANES = ("compute", "exchange", "data")
 _EXCHANGE = 1
@@ -64,3 +69,23 @@ def parts(texts: Sequence[bytes], lost: Sequence[int]) -> list[bytes]:
 def encoded(some: Iterator[dict[str, Any]]) -> bytes:
     """Events as JSON, without the brackets around them."""
     return ",\n".join(json.dumps(event) for event in some).encode()
+
+
+def write(replicas: Replicas, path: str | os.PathLike[str]) -> list[int]:
+    """Write all ranks' spans; returns how many of each rank's were overwritten by newer ones. Collective."""
+    core, team = replicas.core, replicas.team
+    spans = [core.spans(local) for local in range(team.local)]
+    own = {
+        "begin": [min(span[0] for span in one) for one in spans if one],
+        "lost": [core.spans_lost(local) for local in range(team.local)],
+    }
+    facts = [json.loads(one) for one in replicas.gather(json.dumps(own).encode())]
+    zero = min((begin for one in facts for begin in one["begin"]), default=0.0)
+    lost = [number for one in facts for number in one["lost"]]
+    nodes = replicas.net.graph.nodes()
+    names, layers = [node["name"] for node in nodes], [node["name"] for node in nodes if node["parameters"]]
+    all_events = (events(team.rank + local, one, names, layers, zero) for local, one in enumerate(spans))
+    texts = team.gather(encoded(itertools.chain.from_iterable(all_events)))
+    if texts is not None:
+        safetensors.write_atomically(path, *parts(texts, lost))
+    return lost

@@ -359,7 +359,7 @@ def test_nothing_is_lost_under_mpi(shared, mpirun):
         "    trainer = gg.Trainer(test_centre.small_net(), optimizer=gg.SGD(0.05, 0.9), strategy=strategy)\n"
         "    data = gg.data.synthetic((1, 8, 8), 4, 203, 40, noise=0.3)\n"
         "    fitted = trainer.fit(*data, epochs=8, batch_size=4, callbacks=[Slow()], progress=False)\n"
-        "    same = {one for one in trainer._gather(json.dumps(fitted['validation.loss']).encode())}\n"
+        "    same = {one for one in trainer.gather(json.dumps(fitted['validation.loss']).encode())}\n"
         "    trainer.close()\n"
         "    assert len(same) == 1 and fitted.last['validation']['accuracy'] > 0.9, fitted.last\n"
     )

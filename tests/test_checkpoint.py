@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import checkpoint, safetensors
+from gossipgrad import checkpoint_files, safetensors
 
 
 def net(width=8):
@@ -246,8 +246,8 @@ def test_damaged_files_are_told(spoil, words, saved, tmp_path):
 def test_a_missing_rank_is_told(data, tmp_path):
     trainer = make()
     trainer.save(tmp_path / "c")
-    state = checkpoint.read(tmp_path / "c")[1]["state"]
-    os.unlink(checkpoint.rank_file(str(tmp_path / "c"), state, 1))
+    state = checkpoint_files.read(tmp_path / "c")[1]["state"]
+    os.unlink(checkpoint_files.rank_file(str(tmp_path / "c"), state, 1))
     with pytest.raises(gg.CheckpointError, match="rank-00001.safetensors: No such file"):
         gg.Trainer.load(tmp_path / "c")
 

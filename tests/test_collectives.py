@@ -47,7 +47,7 @@ def found(name, collectives):
     weights = {key: value.tolist() for key, value in trainer.consensus_weights().items() if key.endswith("bias")}
     last = history.last
     centre = hashlib.sha256(b"".join(value.tobytes() for value in trainer.consensus_weights().values())).digest()
-    centres = [one.hex() for one in trainer._gather(centre)]
+    centres = [one.hex() for one in trainer.gather(centre)]
     trainer.close()
     return {
         "weights": weights,
@@ -96,7 +96,7 @@ def test_the_sums_are_those_of_float64(mpirun, tmp_path):
         "    alone = gg.Trainer(test_collectives.net(), strategy=gg.NoExchange(), seed=3)\n"
         "    alone.train_step(own.samples, own.targets)\n"
         "    for key, value in alone.gradients().items():\n"
-        "        parts = [np.frombuffer(one, np.float32) for one in trainer._gather(value.tobytes())]\n"
+        "        parts = [np.frombuffer(one, np.float32) for one in trainer.gather(value.tobytes())]\n"
         "        terms = np.array([(5 + r) / 18 * part.astype(np.float64) for r, part in enumerate(parts)])\n"
         "        error = np.abs(summed[key].ravel() - terms.sum(0)) / (np.abs(terms).sum(0) + 1e-30)\n"
         "        assert error.max() < 5 * 2.0**-24, (key, error.max())\n"

@@ -1,9 +1,14 @@
-"""The rooms of csrc: who may include whom, which symbols leave, which instructions an ISA's build may use."""
+"""The rooms of csrc: who may include whom, which symbols leave, which instructions an ISA's build may use.
+
+And the modules of the package: their imports make no circle.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import cbuild
@@ -230,3 +235,80 @@ def test_forbidden_instructions_are_seen(body, flags, tmp_path):
     )
     subprocess.run(["gcc", "-O3", *flags, "-c", str(source), "-o", str(tmp_path / "k.o")], check=True)
     assert beyond_knights_landing(vector_instructions(disassemble(tmp_path / "k.o")), tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- Python modules
+
+PACKAGE = ROOT / "gossipgrad"
+
+# A callback's methods are given the trainer, which calls them: its type alone closes these circles.
+BY_TYPE_ALONE = {("gossipgrad.callbacks", "gossipgrad.trainer"), ("gossipgrad.progress", "gossipgrad.trainer")}
+
+
+def modules_of(root: Path) -> dict[str, str]:
+    """The sources of the package at `root` by the modules' names."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def imports_of(module: str, source: str, modules: Mapping[str, str]) -> Iterator[str]:
+    """Modules of the package that this one imports, wherever the statement stands, TYPE_CHECKING's included.
+
+    To import a.b.c runs a and a.b as well; they count where they are no packages that this module lies in.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{module}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            for i in range(1, len(parts) + 1):
+                prefix = ".".join(parts[:i])
+                if prefix in modules and not f"{module}.".startswith(f"{prefix}."):
+                    yield prefix
+
+
+def circles(sources: Mapping[str, str]) -> list[str]:
+    """The first circle met from each module, as "a -> b -> a"; none: empty."""
+    graph = {name: sorted(set(imports_of(name, source, sources))) for name, source in sources.items()}
+    found: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            found.append(" -> ".join([*path[path.index(name) :], name]))
+        elif name not in done:
+            for other in graph[name]:
+                if (name, other) not in BY_TYPE_ALONE:
+                    visit(other, [*path, name])
+            done.add(name)
+
+    for name in graph:
+        visit(name, [])
+    return found
+
+
+def test_the_package_imports_without_circles():
+    sources = modules_of(PACKAGE)
+    assert "gossipgrad.trainer" in sources and "gossipgrad.data.arrays" in sources
+    assert circles(sources) == []
+    for name, other in BY_TYPE_ALONE:
+        assert other in imports_of(name, sources[name], sources), f"{name} does not import {other} any more"
+        guarded = sources[name].split("if TYPE_CHECKING:")
+        assert len(guarded) == 2 and f"from {other} import" not in guarded[0]
+
+
+def test_circles_are_seen():
+    package = {"p": "from p import a", "p.a": "from p.b import x", "p.b": "def f():\n    from p import c", "p.c": ""}
+    assert circles(package) == []
+    package["p.c"] = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import p.a"
+    assert circles(package) == ["p.a -> p.b -> p.c -> p.a"]
+    nested = {"p": "", "p.q": "import p.q.r", "p.q.r": "from p.s import y", "p.s": "from p.q.r import z"}
+    assert circles(nested) == ["p.q -> p.q.r -> p.s -> p.q", "p.q.r -> p.s -> p.q.r"]

@@ -218,7 +218,7 @@ def test_single_steps_and_state(mpirun):
         "          trainer.evaluate(test), trainer.evaluate(test, replicas=True), trainer.consensus_distance()]\n"
         "if comm: print(json.dumps([own, list(map(list, zip(*losses))), common]))\n"
         "else:\n"
-        "    parts = [json.loads(one) for one in trainer._gather(json.dumps([own[0], losses, common]).encode())]\n"
+        "    parts = [json.loads(one) for one in trainer.gather(json.dumps([own[0], losses, common]).encode())]\n"
         "    assert all(part[2] == parts[0][2] for part in parts)\n"
         "    if trainer.rank == 0: print(json.dumps([[a for a, _, _ in parts], [b for _, b, _ in parts], common]))\n"
     )
@@ -392,7 +392,7 @@ def test_samples_are_where_the_virtual_cluster_has_them(shared, mpirun):
         "        trainer.core.run(1)\n"
         "        found = trainer.audit_samples()\n"
         "        assert found['ok'], found\n"
-        "held = [json.loads(one) for one in trainer._gather(json.dumps(trainer.sample_ids().tolist()).encode())]\n"
+        "held = [json.loads(one) for one in trainer.gather(json.dumps(trainer.sample_ids().tolist()).encode())]\n"
         "last = trainer.core.end_epoch()\n"
         "sent = [last[f'sample_{key}_sent'] for key in ('bytes', 'messages')]\n"
         "if trainer.rank == 0: print(json.dumps([held, found, sent]))\n"

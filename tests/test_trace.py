@@ -192,13 +192,13 @@ def test_the_file_of_mpi_ranks(tmp_path, mpirun):
     call = f"trainer, history = test_trace.write(pathlib.Path({{!r}}), {strategy})\n"
     tail = (
         "waits = sum(s[1] - s[0] for s in trainer.core.spans() if s[2] == 'wait' and s[4] == 0)\n"
-        "total = sum(float(x) for x in trainer._gather(repr(waits).encode())) / trainer.size\n"
+        "total = sum(float(x) for x in trainer.gather(repr(waits).encode())) / trainer.size\n"
         "exposed = sum(history['exposed_communication_seconds'])\n"
         "assert abs(total - exposed) <= 1e-9 * total, (total, exposed)\n"
         "data = [s for s in trainer.core.spans() if s[4] == 2]\n"
         "seconds = {n: sum(s[1] - s[0] for s in data if s[2] in n) for n in (('batch', 'settle'), ('wait',))}\n"
         "said = trainer.size * sum(history['data_wait_seconds'])\n"
-        "total = sum(float(x) for x in trainer._gather(repr(seconds['batch', 'settle']).encode()))\n"
+        "total = sum(float(x) for x in trainer.gather(repr(seconds['batch', 'settle']).encode()))\n"
         "assert abs(total - said) <= 1e-9 * said and 0 < seconds['wait',] <= seconds['batch', 'settle'], seconds\n"
     )
     mpirun(3, head + call.format(str(tmp_path)) + tail)

@@ -165,7 +165,7 @@ for name, network in (("as it is", None), ("slow", gg.Network(latency=0.002, ban
     for kind in (gg.GossipGraD, gg.LayerwiseAllReduce):
         trainer = gg.Trainer(t.net(), strategy=kind(), network=network)
         tuning = trainer.tuning
-        all_ = [json.loads(one) for one in trainer._gather(json.dumps(tuning).encode())]
+        all_ = [json.loads(one) for one in trainer.gather(json.dumps(tuning).encode())]
         assert all(one == tuning for one in all_), all_
         sizes = {{key: tuning[key] for key in t.DEFAULT}}
         history = trainer.fit(t.data(), batch_size=4, progress=False)

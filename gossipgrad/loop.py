@@ -1,0 +1,152 @@
+"""The loop of fit: epochs of steps, what is measured after each, and the callbacks between them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+
+from gossipgrad import _core, agreement
+from gossipgrad.callbacks import Callback, Progress, StopOnNaN, call
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.history import Record, ordered
+from gossipgrad.progress import ProgressBar
+from gossipgrad.replicas import Replicas
+
+CHUNK = 0.2  # seconds of training between looks at signals and progress
+
+
+def check_batch(train: Dataset, ranks: int, batch_size: int) -> None:
+    """ValueError unless every rank's shard of the set has a batch."""
+    if len(train) < ranks:
+        raise ValueError(f"train has {len(train)} samples for {ranks} ranks; allowed: at least one a rank")
+    smallest = len(train) // ranks
+    if batch_size > smallest:
+        raise ValueError(
+            f"batch_size={batch_size}: the smallest shard has {smallest} samples "
+            f"({len(train)} over {ranks} ranks); allowed: 1..{smallest}"
+        )
+
+
+def steps_of_epoch(samples: int, workers: int, batch_size: int) -> int:
+    """Steps in which the largest shard of the set is trained on once."""
+    return math.ceil(math.ceil(samples / workers) / batch_size)
+
+
+def with_defaults(callbacks: Iterable[Callback], progress: bool) -> list[Callback]:
+    """These callbacks, a StopOnNaN and, if `progress`, a ProgressBar where there is none."""
+    actors = list(callbacks)
+    for actor in actors:
+        if not isinstance(actor, Callback):
+            raise TypeError(f"callbacks: {actor!r} is no gossipgrad.callbacks.Callback")
+    if not any(isinstance(actor, StopOnNaN) for actor in actors):
+        actors.insert(0, StopOnNaN())
+    if progress and not any(isinstance(actor, ProgressBar) for actor in actors):
+        actors.insert(1, ProgressBar())
+    return actors
+
+
+class Loop:
+    """One call of fit. The trainer's core has begun its training set: `steps` to an epoch, of `batch_size` a rank."""
+
+    def __init__(
+        self,
+        trainer: Replicas,
+        callbacks: list[Callback],
+        steps: int,
+        batch_size: int,
+        validation: _core.Dataset | None,
+        validate_replicas: bool,
+    ) -> None:
+        self.trainer = trainer
+        self.callbacks = callbacks
+        self.steps = steps
+        self.batch_size = batch_size
+        self.validation = validation
+        self.validate_replicas = validate_replicas
+
+    def run(self) -> None:
+        """All epochs up to the trainer's last one, or until it is to stop."""
+        trainer = self.trainer
+        try:
+            call(self.callbacks, "on_fit_begin", trainer)
+            while trainer.epoch < trainer.last_epoch and not trainer.stop:
+                self._epoch()
+        finally:
+            call(self.callbacks, "on_fit_end", trainer)
+
+    def _epoch(self) -> None:
+        trainer = self.trainer
+        call(self.callbacks, "on_epoch_begin", trainer, trainer.epoch + 1)
+        trainer.core.epoch(trainer.epoch)
+        self._train()
+        record: Record = {"epoch": trainer.epoch + 1, **trainer.core.end_epoch()}
+        trainer.history.partitioned_fc = trainer.core.partitioned_fc()
+        for key in ("bytes", "messages"):
+            record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (trainer.size * record["steps"])
+        record = ordered(record | self._validate())
+        trainer.epoch += 1
+        trainer.history.epochs.append(record)
+        call(self.callbacks, "on_epoch_end", trainer, record)
+        trainer.stop = agreement.anywhere(trainer.team, trainer.stop, trainer.where)
+
+    def _validate(self) -> Record:
+        """The record's "validation" and "validation_replicas"."""
+        if self.validation is None:
+            return {}
+        core = self.trainer.core
+        found: Record = {"validation": dict(core.evaluate(self.validation, self.batch_size, False)[0])}
+        if self.validate_replicas:
+            replicas = core.evaluate(self.validation, self.batch_size, True)
+            found["validation_replicas"] = [dict(one) for one in replicas]
+        return found
+
+    def _train(self) -> None:
+        """One epoch's steps, in pieces of about CHUNK seconds: between them Python sees signals and shows progress.
+
+        In a virtual cluster in one piece that is watched meanwhile: what a rank has at hand when a piece ends must not
+        depend on the wall clock.
+        """
+        core, steps = self.trainer.core, self.steps
+        begin = shown = time.perf_counter()
+        if self.trainer.virtual:
+            core.run(steps, lambda: self._show(time.perf_counter() - begin))
+            self._show(time.perf_counter() - begin)
+            return
+        done, piece = 0, 1
+        while done < steps:
+            start = time.perf_counter()
+            before, done = done, core.run(min(piece, steps - done))
+            now = time.perf_counter()
+            if done == before:
+                raise RuntimeError(f"the epoch ended after {done} of {steps} steps")
+            a_step = max((now - start) / (done - before), 1e-7)
+            piece = max(1, min(int(CHUNK / a_step), 4 * piece))
+            if now - shown >= CHUNK / 2 or done == steps:
+                shown = now
+                self._show(now - begin)
+
+    def _show(self, seconds: float) -> None:
+        """Call on_progress; other ranks may be at another step, so nothing collective can be asked for there."""
+        trainer = self.trainer
+        counts = trainer.core.progress()
+        samples = int(counts["samples"])
+        progress = Progress(
+            epoch=trainer.epoch + 1,
+            epochs=trainer.last_epoch,
+            step=int(counts["steps"]),
+            steps=self.steps,
+            samples=samples,
+            loss=float(counts["loss"]),
+            accuracy=float(counts["correct"]) / samples if samples else 0.0,
+            seconds=seconds,
+            samples_per_second=samples
+            * trainer.workers
+            / min(trainer.team.local, trainer.workers)
+            / max(seconds, 1e-9),
+        )
+        trainer.team.apart = trainer.virtual or trainer.size > 1
+        try:
+            call(self.callbacks, "on_progress", trainer, progress)
+        finally:
+            trainer.team.apart = False

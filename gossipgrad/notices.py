@@ -1,0 +1,95 @@
+"""What a trainer warns of: settings without effect, and data that are not learnt well as they are.
+
+Each is said once, by rank 0, at the line that called Trainer(...) or fit.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+
+from gossipgrad._core import Team
+from gossipgrad.cluster import Network
+from gossipgrad.data.arrays import Dataset, one_sided
+from gossipgrad.history import Record
+from gossipgrad.strategies import GossipGraD, Strategy
+
+# Settings that may differ between a run and its resume without changing what is learnt, or that are no options.
+_FREE = {
+    *("epochs", "threads", "backend", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"),
+    *("validation_samples", "dataset", "model", "exchange"),
+    *("straggler_probability", "straggler_delay", "latency", "bandwidth"),
+}
+
+
+def missing_partners(team: Team, strategy: GossipGraD) -> None:
+    """The cube of p ranks that are no power of two has gaps; nodes of unlike size may have no common divisor."""
+    if team.rank != 0:
+        return
+    count, size = strategy.partners_on(team)
+    if strategy.hierarchical and size == 1 < team.size and strategy.ranks_per_node != 1:
+        warnings.warn(
+            f"hierarchical=True with {team.size} ranks: their nodes are of unlike sizes without a common divisor, "
+            "so every rank is a node of its own",
+            stacklevel=3,
+        )
+    if strategy.topology == "cube" and count & (count - 1):
+        what = "nodes" if strategy.hierarchical else "ranks"
+        warnings.warn(
+            f"topology='cube' with {count} {what}: in some steps some {what} have no partner; "
+            f"'dissemination' has partners for any number of {what}",
+            stacklevel=3,
+        )
+
+
+def one_rank(team: Team, network: Network | None, timeout: float) -> None:
+    """It sends no message that these could delay or end; most likely a launcher was meant."""
+    if team.kind == "virtual" or team.size > 1:
+        return
+    for argument, value, without in (("network", network, None), ("timeout", timeout, 0.0)):
+        if value != without:
+            warnings.warn(
+                f"{argument}={value!r}: without effect, one rank sends no messages; gossipgrad run -n P or mpiexec "
+                "starts several, a VirtualCluster (--virtual-ranks) has them",
+                stacklevel=3,
+            )
+
+
+def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) -> None:
+    """Replicas that see unlike samples drift apart, and what they learn in common suffers."""
+    if rank or not strategy.replicas_differ or getattr(strategy, "shuffle_samples", False):
+        return
+    what = one_sided(train.targets, workers)
+    if what is not None:
+        warnings.warn(
+            f"train: {what}: the samples look sorted by class, and ranks train on contiguous shards. Put the "
+            "samples into a random order, the same on every rank, or let them move (shuffle_samples=True, where "
+            "the strategy has it)",
+            stacklevel=3,
+        )
+
+
+def unscaled_pixels(rank: int, train: Dataset, validation: Dataset | None) -> None:
+    """Images are uint8, and a network that is to learn from 0..255 seldom does."""
+    for argument, one in (("train", train), ("validation", validation)):
+        if rank or one is None or one.samples.dtype != np.uint8 or one.scale != 1.0:
+            continue
+        highest = one.samples[:1000].max(initial=0)  # the set may be large
+        if highest <= 1:
+            continue
+        warnings.warn(
+            f"{argument}: uint8 samples of 0..{highest} are taken as they are; if they are pixels, "
+            "gg.data.Dataset(x, y, scale=1/255) makes them 0..1",
+            stacklevel=3,
+        )
+        return
+
+
+def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:
+    """A resume with other settings is allowed, and seldom meant. `name`: the checkpoint's."""
+    changed = [k for k in here if k not in _FREE and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]
+    if changed and rank == 0:
+        pairs = ", ".join(f"{key} {saved[key]!r} -> {here[key]!r}" for key in changed)
+        warnings.warn(f"{name}: goes on with other settings than it was saved with: {pairs}", stacklevel=4)

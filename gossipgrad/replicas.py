@@ -1,0 +1,301 @@
+"""The ranks' replicas of one network and what trains them: all of a Trainer but what it does.
+
+The loop of fit, checkpoints and traces work on this class; trainer.py gives users what they call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad import _core, agreement, cluster, environment, notices, optim, strategies
+from gossipgrad.errors import choice, integer, number
+from gossipgrad.history import History, Record
+from gossipgrad.model import Model
+
+LOSSES = ("cross_entropy", "binary_cross_entropy", "mean_squared_error")
+BACKENDS = (None, "onednn", "native")
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+def _checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
+    if optimizer is None:
+        return optim.SGD(lr=0.01, momentum=0.9)
+    if not isinstance(optimizer, optim.Optimizer) or not optimizer.name:
+        allowed = ", ".join(f"gossipgrad.{c.__name__}(...)" for c in optim.BY_NAME.values())
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: {allowed}")
+    return optimizer
+
+
+def _checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strategy:
+    if strategy is None:
+        return strategies.GossipGraD()
+    if not isinstance(strategy, strategies.Strategy) or not strategy.name:
+        allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
+        raise TypeError(f"strategy={strategy!r}: allowed: {allowed}")
+    return strategy
+
+
+class Replicas:
+    """A network, a loss, an optimiser and a strategy on the ranks of a group; Trainer says what the arguments mean."""
+
+    def __init__(
+        self,
+        net: Model,
+        *,
+        loss: str = "cross_entropy",
+        optimizer: optim.Optimizer | None = None,
+        strategy: strategies.Strategy | None = None,
+        seed: int = 0,
+        comm: Any = None,
+        threads: int | None = 1,
+        backend: str | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        trace: int = 0,
+        timeout: float = 0.0,
+        straggler: cluster.Straggler | None = None,
+        network: cluster.Network | None = None,
+    ) -> None:
+        if not isinstance(net, Model):
+            raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
+        self.net = net
+        self.loss: str = choice("loss", loss, LOSSES)
+        self.optimizer = _checked_optimizer(optimizer)
+        self.strategy = _checked_strategy(strategy)
+        self.seed = integer("seed", seed, 0, 2**64 - 1)
+        self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
+        self.backend: str | None = choice("backend", backend, BACKENDS)
+        choice("dtype", dtype, ("float32",))
+        choice("device", device, ("cpu",))
+        self.trace = integer("trace", trace, 0)
+        if self.loss == "cross_entropy" and len(net.output_shape) != 1:
+            raise ValueError(
+                f"loss='cross_entropy' wants one score a class, a network output of shape (classes,); "
+                f"{net.name!r} gives {net.output_shape}"
+            )
+        self.comm = cluster.with_circumstances(comm, straggler, network)
+        self.straggler, self.network = straggler, network
+        self.compute_time: list[float] | None = None
+        self._straggler_seed = self.seed
+        if isinstance(self.comm, cluster.VirtualCluster):
+            self.straggler = self.comm.straggler
+            self.network = cluster.Network(self.comm.latency, self.comm.bandwidth)
+            self.compute_time = self.comm.step_seconds()
+            self._straggler_seed = self.seed if self.comm.seed is None else self.comm.seed
+        self.team = cluster.make_team(self.comm, number("timeout", timeout, 0.0), network)
+        # What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
+        self.exchange: str | None = None
+        if isinstance(self.strategy, strategies.GossipGraD):
+            self.exchange = self.strategy.exchange_on(self.team.nodes()[0])
+            notices.missing_partners(self.team, self.strategy)
+        notices.one_rank(self.team, network, timeout)
+        self.stop = False
+        self.epoch = 0  # epochs done
+        self.last_epoch = 0  # number of the last epoch of this fit
+        self.validating = False
+        self.history = History(ranks=self.size)
+        self.fit_settings: Record = {}  # what fit was last called with, in terms of JSON
+        self._total: int | None = None
+        self._core: _core.Trainer | None = None
+        self._make(None)
+
+    # ---- who and where
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self.team.size
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; 0 in a virtual cluster."""
+        return self.team.rank
+
+    @property
+    def workers(self) -> int:
+        """Ranks that train, the first ones; the others only serve (ParameterServer, ElasticAveraging)."""
+        return self.strategy.workers(self.size)
+
+    @property
+    def virtual(self) -> bool:
+        """Do all ranks live in this process, as threads?"""
+        return self.team.kind == "virtual"
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self.core.step
+
+    @property
+    def core(self) -> _core.Trainer:
+        """The compiled trainer; RuntimeError after close()."""
+        if self._core is None:
+            raise RuntimeError("this trainer is closed")
+        return self._core
+
+    @property
+    def tuning(self) -> Record:
+        """What messages between the ranks cost, as measured, and the buckets and chunks made for it: docs/report.md.
+
+        Empty for strategies that have none, or whose sizes are not tuned.
+        """
+        return dict(self.core.tuning())
+
+    def __repr__(self) -> str:
+        return f"<Trainer of {self.net.name} by {self.strategy.name} on {self.size} ranks ({self.team.kind})>"
+
+    # ---- the compiled trainer
+
+    def _make(self, total: int | None) -> None:
+        """A core trainer in the initial state, or in the state of the one before it.
+
+        total: the steps of training, where the schedule's length is "auto"; None: not known yet.
+        """
+        state = self.state() if self._core is not None else None
+        self._core = None  # frees its memory first
+        self._core = _core.Trainer(
+            self.net.graph,
+            self.team,
+            loss=self.loss,
+            optimizer=self.optimizer.options(total or 1),
+            strategy=self.strategy.options() | ({} if self.exchange is None else {"exchange": self.exchange}),
+            seed=self.seed,
+            threads=self.threads,
+            backend=self.backend,
+            trace=self.trace,
+            straggler=self._straggler_options(),
+            compute_time=self.compute_time,
+        )
+        self._total = total
+        if state is not None:
+            self.set_state(*state)
+        elif self.net.loaded:
+            self._core.load_weights(self.net.weights())
+
+    def _straggler_options(self) -> tuple[float, float, int]:
+        one = self.straggler or cluster.Straggler(0.0, 0.0)
+        return float(one.probability), float(one.delay), self._straggler_seed
+
+    def set_total(self, total: int) -> None:
+        """The steps of all training, for a schedule whose length is "auto". Collective."""
+        if self.optimizer.schedule.auto and self._total != total:
+            self._make(total)
+
+    def set_exchange(self, exchange: str) -> None:
+        """What partners exchange from here on, in place of what "auto" has become. Collective."""
+        if self.exchange != exchange:
+            self.exchange = exchange
+            self._make(self._total)
+
+    # ---- state, at rest
+
+    def rank_state(self, local: int) -> dict[str, Arrays]:
+        """All that a local rank trains with, by name; empty where the optimiser has no such moment."""
+        core = self.core
+        return {
+            "weight": core.weights(local),
+            "momentum": core.momentum(local),
+            "second_moment": core.second_moment(local),
+        }
+
+    def state(self) -> tuple[int, list[dict[str, Arrays]], Arrays]:
+        """(step, rank_state of each local rank, consensus weights). Collective."""
+        parts = [self.rank_state(local) for local in range(self.team.local)]
+        return self.core.step, parts, self.core.consensus_weights()
+
+    def set_state(self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays) -> None:
+        """Go on from what state() gave. Collective."""
+        core = self.core
+        core.load_consensus(consensus)
+        for local, part in enumerate(parts):
+            core.load_weights(part["weight"], local)
+            # What another optimiser left is of no use to this one.
+            if part["momentum"] and core.momentum(local):
+                core.load_momentum(part["momentum"], local)
+            if part["second_moment"] and core.second_moment(local):
+                core.load_second_moment(part["second_moment"], local)
+        core.step = step
+
+    def weights_sha256(self) -> list[str]:
+        """One a rank: SHA-256 of its weights as little-endian float32, in the order of the network. Collective."""
+        own = []
+        self.core.settle()
+        for local in range(self.team.local):
+            digest = hashlib.sha256()
+            for array in self.core.weights(local).values():
+                digest.update(np.ascontiguousarray(array, "<f4").data)
+            own.append(digest.hexdigest())
+        return own if agreement.alone(self.team) else [one.decode() for one in self.gather(own[0].encode())]
+
+    def close(self) -> None:
+        """Free the core's memory. Collective."""
+        self.team.together()
+        self._core = None
+
+    # ---- agreement among the processes
+
+    @property
+    def where(self) -> str:
+        """How far training is, as the text of an error between epochs begins."""
+        return f"step {self.step}, between epochs"
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Every process's bytes, of any length, by rank. Collective."""
+        return agreement.gather(self.team, data, self.where)
+
+    # ---- what it is, in terms of JSON
+
+    def settings(self) -> Record:
+        """All options by their names on the command line."""
+        virtual = self.comm.settings() if isinstance(self.comm, cluster.VirtualCluster) else None
+        return {
+            "model": self.net.name,
+            **self.fit_settings,
+            **self.strategy_settings(),
+            "loss": self.loss,
+            **self.optimizer.settings(),
+            "seed": self.seed,
+            "threads": self.threads,
+            "backend": self.backend,
+            "dtype": "float32",
+            "device": "cpu",
+            "comm": self.team.kind,
+            "virtual_ranks": None if virtual is None else self.size,
+            "virtual_cluster": virtual,
+            "straggler_probability": None if self.straggler is None else self.straggler.probability,
+            "straggler_delay": None if self.straggler is None else self.straggler.delay,
+            "latency": None if self.network is None else self.network.latency,
+            "bandwidth": None if self.network is None else self.network.bandwidth,
+        }
+
+    def strategy_settings(self) -> Record:
+        """The strategy's options, and what became of those that it leaves to the trainer."""
+        return self.strategy.settings() | ({} if self.exchange is None else {"exchange_used": self.exchange})
+
+    def describe(self) -> None:
+        """Write into the history what trains: settings, environment, schedule, tuning, model."""
+        self.history.settings = self.settings()
+        used = {"backend": self.core.backend, "isa": self.core.isa}
+        self.history.environment = environment.environment(self.threads) | used
+        self.history.ranks = self.size
+        self.history.schedule = self._schedule()
+        self.history.tuning = self.tuning
+        self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
+        self.history.weights_sha256 = []
+
+    def _schedule(self) -> Record:
+        """The report's facts about who meets whom; empty where no schedule says."""
+        if not isinstance(self.strategy, strategies.GossipGraD):
+            return {}
+        topology, rotate = strategies.core_topology(self.strategy.topology), self.strategy.rotate
+        nodes = self.strategy.partners_on(self.team)
+        facts = _core.schedule(topology, nodes[0], rotate, self.seed)
+        if self.strategy.hierarchical:
+            facts |= {"nodes": nodes[0], "ranks_per_node": nodes[1]}
+        return {"topology": topology if isinstance(topology, str) else "table", "rotate": rotate, **facts}
