@@ -600,6 +600,41 @@ def test_a_layer_that_leads_nowhere_is_an_error():
         graph.finish(a)
 
 
+def test_more_batch_sizes_than_plans(rng):
+    """What is asked about the last training step is answered after its plan would have made room for another one."""
+    net = branches()
+    x, y = batch_for(net, rng, 30)
+    core = trainer_of(net).core
+    core.train_step([x[:5]], [y[:5]])
+    before = core.node_backends()
+    assert len(before) == len(core.node_seconds()) > 0
+    core.set_timing(True)
+    for n in range(6, 26):
+        core.predict(x[:n], n)
+        assert core.node_backends() == before
+    core.train_step([x[:5]], [y[:5]])
+    assert any(forward > 0 for forward, _ in core.node_seconds())  # the plan is the one that was told to take the time
+    for n in range(6, 26):
+        core.train_step([x[:n]], [y[:n]])
+        core.set_timing(True)
+        assert len(core.node_seconds()) == len(before)
+
+
+def test_batches_larger_than_any_set(rng):
+    """A batch as large as an integer can be is the whole set; no address or size of it overflows."""
+    net = branches()
+    x, y = batch_for(net, rng, 9)
+    with gg.Trainer(net, comm=gg.VirtualCluster(2), seed=3) as trainer:
+        for replicas in (False, True):
+            wanted = trainer.evaluate((x, y), batch_size=9, replicas=replicas)
+            assert trainer.evaluate((x, y), batch_size=sys.maxsize, replicas=replicas) == wanted
+        np.testing.assert_array_equal(trainer.predict(x, batch_size=sys.maxsize), trainer.predict(x, batch_size=9))
+        with pytest.raises(ValueError, match=f"{sys.maxsize}.*1..4"):
+            trainer.fit((x, y), batch_size=sys.maxsize)
+        with pytest.raises(ValueError, match=f"{sys.maxsize}.*1 to 4"):
+            trainer.core.begin(_core.Dataset(x, y), sys.maxsize)
+
+
 # ---- memory
 
 

@@ -4,7 +4,7 @@
 
 gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out) {
     gg_status status = GG_OK;
-    int place = 0;
+    int place = -1; /* of those that may go, the one that was not used for the longest time */
     gg_plan_options options = plans->options;
     *out = NULL;
     for (int i = 0; i < GG_PLANS_KEPT; ++i) {
@@ -13,7 +13,8 @@ gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **
             *out = plans->kept[i].plan;
             return GG_OK;
         }
-        if (plans->kept[i].used < plans->kept[place].used) place = i;
+        if (plans->kept[i].plan != NULL && plans->kept[i].plan == plans->pinned) continue;
+        if (place < 0 || plans->kept[i].used < plans->kept[place].used) place = i;
     }
     options.batch = batch;
     options.training = training;
@@ -38,4 +39,5 @@ size_t gg_plans_bytes(const gg_plans *plans) {
 void gg_plans_clear(gg_plans *plans) {
     for (int i = 0; i < GG_PLANS_KEPT; ++i) gg_plan_destroy(plans->kept[i].plan);
     memset(plans->kept, 0, sizeof plans->kept);
+    plans->pinned = NULL;
 }

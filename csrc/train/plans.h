@@ -16,9 +16,11 @@ typedef struct gg_plans {
         int64_t used; /* for choosing which one goes when all places are taken */
     } kept[GG_PLANS_KEPT];
     int64_t uses;
+    gg_plan *pinned; /* one of them that is not destroyed to make room; NULL: none. Set by the user of the plans. */
 } gg_plans;
 
-/* The plan for a batch size, built if it is not there. Owned by `plans`. */
+/* The plan for a batch size, built if it is not there. Owned by `plans`, and valid until the next plan is built, the
+ * pinned one until another one is pinned. */
 gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out);
 size_t gg_plans_bytes(const gg_plans *plans);
 void gg_plans_clear(gg_plans *plans);

@@ -24,8 +24,7 @@ struct gg_replica {
     gg_state state;
     gg_strategy *strategy;
     gg_tuning tuning;
-    gg_plans plans;
-    gg_plan *last_plan;
+    gg_plans plans; /* the plan of the last step is pinned */
     gg_plan_hooks hooks;
     bool failed;           /* in the middle of an exchange: nothing comes to rest any more */
     double *layer_seconds; /* modelled forward time of one sample, or of any batch; backward is twice that */
@@ -223,7 +222,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     r->strategy->share = r->share;
     r->strategy->batch = r->batches;
     r->batch = n;
-    r->last_plan = plan;
+    r->plans.pinned = plan;
     if (plan != NULL) GG_TRY(straggle(r));
     GG_TRY(table->begin(r->strategy));
     if (plan != NULL)
@@ -306,7 +305,6 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, 
                                  .shuffle = shuffle,
                                  .seed = r->options.seed};
     gg_plan *plan = NULL;
-    size_t target_bytes = (size_t)batch * (size_t)set->target_values * gg_dtype_size(set->target_dtype);
     bool ring = r->options.strategy.shuffle_samples && transport->size > 1;
 
     if (r->ring != NULL && !r->failed) GG_TRY(gg_sample_ring_settle(r->ring));
@@ -320,7 +318,9 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, 
     }
     gg_dataset_retain(set);
     r->set = *set;
-    GG_TRY(gg_alloc(target_bytes, "targets of a batch", &r->targets));
+    /* The loader has checked that the batch is no larger than a shard. */
+    const size_t target_bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
+    GG_TRY(gg_alloc((size_t)batch * target_bytes, "targets of a batch", &r->targets));
     for (int64_t t = 0; trains(r) && t < gg_loader_steps(r->loader); ++t)
         GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
 cleanup:
@@ -504,6 +504,7 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
     size_t row_bytes = (size_t)values * gg_dtype_size(set->dtype);
     size_t target_bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
     memset(out, 0, sizeof *out);
+    if (batch > end - begin) batch = end - begin; /* any larger one, and i + batch might overflow */
     for (int64_t i = begin; i < end; i += batch) {
         int64_t n = end - i < batch ? end - i : batch, correct = 0;
         double loss_sum = 0;
@@ -526,6 +527,7 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const float *s
     gg_status status = GG_OK;
     int64_t values = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_input(r->options.graph))->shape);
     int64_t results = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_output(r->options.graph))->shape);
+    if (batch > n) batch = n;
     for (int64_t i = 0; i < n; i += batch) {
         int64_t now = n - i < batch ? n - i : batch;
         gg_plan *plan = NULL;
@@ -678,7 +680,7 @@ const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
 double gg_replica_clock_offset(const gg_replica *r) { return r->clock_offset; }
 gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
 const bool *gg_replica_taken(const gg_replica *r) { return r->strategy->taken; }
-gg_plan *gg_replica_plan(const gg_replica *r) { return r->last_plan; }
+gg_plan *gg_replica_plan(const gg_replica *r) { return r->plans.pinned; }
 
 const char *gg_replica_backend_name(const gg_replica *r) {
     if (r->onednn == NULL) return "native";

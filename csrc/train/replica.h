@@ -103,7 +103,8 @@ void gg_replica_set_consensus(gg_replica *replica, const float *weights);
  * Collective. */
 gg_status gg_replica_distance(gg_replica *replica, double *distance);
 
-/* Loss and hits of `weights` on samples [begin, end) of a set. Not collective. */
+/* Loss and hits of `weights` on samples [begin, end) of a set, in batches of at most `batch`, at least 1. Not
+ * collective. */
 gg_status gg_replica_evaluate(gg_replica *replica, const float *weights, const gg_dataset *set, int64_t begin,
                               int64_t end, int64_t batch, gg_evaluation *out);
 /* Outputs of `weights` for n samples, plain to plain. Not collective. */
@@ -128,7 +129,7 @@ const char *gg_replica_backend_name(const gg_replica *replica);
 gg_isa gg_replica_isa(const gg_replica *replica);
 /* Of each layer: whether the strategy has computed the gradient of its weight in some step so far; NULL: of none. */
 const bool *gg_replica_taken(const gg_replica *replica);
-/* The plan of the last training step; NULL before the first. */
+/* The plan of the last training step, valid until the next one; NULL before the first. */
 gg_plan *gg_replica_plan(const gg_replica *replica);
 size_t gg_replica_bytes(const gg_replica *replica); /* of plans and arenas */
 
