@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import checkpoint, checkpoint_files, cluster, loop, notices, optim, safetensors, strategies, trace
+from gossipgrad._launch import launcher_world_size
 from gossipgrad.callbacks import Callback
 from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
 from gossipgrad.errors import CheckpointError, flag, integer
@@ -276,7 +277,7 @@ class Trainer(Replicas):
             settings = description["settings"]
             net = Model.from_config(description["model"])
             strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
-            if comm is None and settings["virtual_cluster"] is not None and cluster.launcher_world_size() is None:
+            if comm is None and settings["virtual_cluster"] is not None and launcher_world_size() is None:
                 comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
             if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
                 strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import types
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,15 @@ def test_mpi_starts_without_looking_for_a_fabric(mpirun):
         if times[-1] < 500:
             break
     assert min(times) < 500, times
+
+
+def test_an_editable_install_is_a_path_that_type_checkers_follow(scratch_project, tmp_path):
+    """setuptools' other way, a finder in Python, hides the package from mypy and pyright."""
+    code = f"import setuptools.build_meta as b; print(b.build_editable({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=scratch_project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = [name for name in archive.namelist() if name.endswith(".pth")]
+        assert archive.read(path).decode().split() == [str(scratch_project)]
+        assert not [name for name in archive.namelist() if name.endswith(".py")]
