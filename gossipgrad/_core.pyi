@@ -69,11 +69,11 @@ class Team:
     @property
     def local(self) -> int:
         """Ranks in this process: size for a virtual cluster, else 1."""
-    apart: bool
+    no_collectives: bool
     """Set while this process is in a callback that other ranks may have at another step, or not at all: what is
     collective then raises RuntimeError, here and in trainers of this team."""
-    def together(self) -> None:
-        """RuntimeError where the team is apart."""
+    def check_collectives(self) -> None:
+        """RuntimeError where collective calls are forbidden (no_collectives)."""
     def barrier(self) -> None: ...
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
         """MPI and single only do something; a virtual cluster returns data."""

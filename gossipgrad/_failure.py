@@ -41,7 +41,7 @@ def _mark(who: str) -> str:
     return os.path.join(folder, f"gossipgrad-told-{job}-{who}") if folder and job else ""
 
 
-def first_to_tell() -> bool:
+def first_to_report() -> bool:
     """Has no other rank of this host told what happened? The answer is yes once, and where nobody can know.
 
     The launcher gives each job a folder of its own and removes it: a file there says so, however slow the ranks are.
@@ -92,7 +92,7 @@ def end_all_ranks(say: Callable[[str], None], code: int, error: BaseException | 
     alike = not isinstance(error, _core.CommunicationError)
     if size > 1 and rank > 0 and alike:
         time.sleep(PATIENCE)
-    if size > 1 and alike and not first_to_tell():
+    if size > 1 and alike and not first_to_report():
         time.sleep(SPARED)
     else:
         say(f"rank {rank}: " if rank > 0 else "")

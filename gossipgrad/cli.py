@@ -654,7 +654,7 @@ def main(argv: list[str]) -> int:
         _failure.end_all_ranks(lambda who: None, code)
     except _Terminated:
         code = 128 + signal.SIGTERM
-        if _failure.launched_rank() == 0 and _failure.first_to_tell():
+        if _failure.launched_rank() == 0 and _failure.first_to_report():
             _say("terminated")("")
         if _failure.launched_size() > 1:  # the launcher is ending the other ranks as well
             sys.stdout.flush()

@@ -145,8 +145,8 @@ class Loop:
             / min(trainer.team.local, trainer.workers)
             / max(seconds, 1e-9),
         )
-        trainer.team.apart = trainer.virtual or trainer.size > 1
+        trainer.team.no_collectives = trainer.virtual or trainer.size > 1
         try:
             call(self.callbacks, "on_progress", trainer, progress)
         finally:
-            trainer.team.apart = False
+            trainer.team.no_collectives = False

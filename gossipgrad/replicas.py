@@ -235,7 +235,7 @@ class Replicas:
 
     def close(self) -> None:
         """Free the core's memory. Collective."""
-        self.team.together()
+        self.team.check_collectives()
         self._core = None
 
     # ---- agreement among the processes

@@ -87,7 +87,7 @@ class Trainer(Replicas):
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
         CheckpointError: `resume` does not fit. Collective.
         """
-        self.team.together()
+        self.team.check_collectives()
         train_set = as_dataset(train, "train")
         validation_set = None if validation is None else as_dataset(validation, "validation")
         epochs = integer("epochs", epochs, 1)

@@ -314,16 +314,16 @@ def test_one_line_says_it_however_the_ranks_are_scheduled(arguments, mpirun):
 
 def test_who_tells(monkeypatch, tmp_path):
     """The first of a job; all where the launcher says nothing of a folder, or it is not to be written to."""
-    from gossipgrad._failure import first_to_tell
+    from gossipgrad._failure import first_to_report
 
     monkeypatch.setenv("PMIX_NAMESPACE", "a/job@1")
     monkeypatch.setenv("PMIX_SERVER_TMPDIR", str(tmp_path))
-    assert [first_to_tell() for _ in range(3)] == [True, False, False]
+    assert [first_to_report() for _ in range(3)] == [True, False, False]
     monkeypatch.setenv("PMIX_NAMESPACE", "a/job@2")
-    assert [first_to_tell() for _ in range(2)] == [True, False]
+    assert [first_to_report() for _ in range(2)] == [True, False]
     for folder in (str(tmp_path / "gone"), ""):
         monkeypatch.setenv("PMIX_SERVER_TMPDIR", folder)
-        assert [first_to_tell() for _ in range(2)] == [True, True]
+        assert [first_to_report() for _ in range(2)] == [True, True]
 
 
 def test_more_ranks_than_data(mpirun):

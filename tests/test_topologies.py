@@ -140,7 +140,7 @@ def test_news_is_everywhere_after_log2_p_steps(p, topology):
         trainer.core.load_weights({n: a + (rank == p // 2) for n, a in zeros.items()}, rank)
     for step in range(k):
         reached = sum(bool(np.all(flat(trainer.weights(rank)) > 0)) for rank in range(p))
-        assert reached <= 2**step < p, "news doubles at most"
+        assert reached <= 2**step < p, "what is reached doubles at most"
         silent_step(trainer)
     assert all(np.all(flat(trainer.weights(rank)) > 0) for rank in range(p))
     assert _core.schedule(topology, p)["diffusion_steps"] == k

@@ -148,11 +148,11 @@ typedef enum gg_update_rule {
  *   NESTEROV   m' = mu*m + d             w' = weight - lr*(d + mu*m')
  *   ADAM       m' = mu*m + d_share*d     s' = beta2*s + square_share*d^2, but not below 0, where an average of rounded
  *              numbers may have brought it;
- *              w' = keep*weight - lr*m'/(sqrt(s')*root_scale + eps)
+ *              w' = weight_factor*weight - lr*m'/(sqrt(s')*root_scale + eps)
  *   weight   = w' + (weight_after - weight)/2         if weight_after, else w'
  *   momentum = m'                                     square = s'
  *   weight_copy, ... = weight, ...                    if given: what partners will read. It is streamed past the cache
- * and fenced: a store to lines that another core has read costs several times more What is received and copied is of
+ * and fenced: a store to lines that another core has read costs several times more. What is received and copied is of
  * type `wire`: GG_FLOAT32, or GG_BFLOAT16, rounded to nearest even. With bfloat16 the subtracted weight, momentum and
  * square are rounded too: they are what the copies of the last step said, so what one rank gains another loses, and the
  * mean over the ranks is kept.
@@ -168,7 +168,8 @@ typedef struct gg_update_args {
     void *weight_copy, *momentum_copy, *square_copy;            /* NULL: none */
     uint16_t *compute_copy;                                     /* bfloat16 copy of weight; NULL: none */
     float grad_scale, lr, mu, weight_decay;
-    float d_share, beta2, square_share, keep, root_scale, eps; /* ADAM */
+    float d_share, beta2, square_share, root_scale, eps; /* ADAM */
+    float weight_factor; /* ADAM: 1 - lr*weight decay where the decay is decoupled, else 1 */
 } gg_update_args;
 
 /* Reads samples of a data set into a batch. */

@@ -163,7 +163,7 @@ cleanup:
     return status;
 }
 
-bool gg_sample_ring_at_rest(const gg_sample_ring *ring) {
+bool gg_sample_ring_is_idle(const gg_sample_ring *ring) {
     return !ring->shard->in_flight && ring->sent[0].state == GG_REQUEST_IDLE && ring->sent[1].state == GG_REQUEST_IDLE;
 }
 

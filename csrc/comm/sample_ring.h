@@ -41,7 +41,7 @@ gg_status gg_sample_ring_poll(gg_sample_ring *ring);   /* takes in what has arri
 gg_status gg_sample_ring_finish(gg_sample_ring *ring); /* waits for it: the shard may be read */
 gg_status gg_sample_ring_settle(gg_sample_ring *ring); /* and for what was sent to be taken. Collective */
 /* Nothing of this rank's is under way: there is nothing to settle. */
-bool gg_sample_ring_at_rest(const gg_sample_ring *ring);
+bool gg_sample_ring_is_idle(const gg_sample_ring *ring);
 
 /* By this rank, since creation. */
 void gg_sample_ring_sent(const gg_sample_ring *ring, int64_t *bytes, int64_t *messages);

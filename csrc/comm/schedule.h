@@ -20,7 +20,7 @@
  * rests TABLE          table[h][rank]   who sends to it  the rows of the table; places are always the ranks
  *
  * EXPONENTIAL is the one-peer exponential graph; it is DISSEMINATION seen in a mirror (place x there is place p - x
- * here), so it mixes alike. RING alternates directions, so that news and averages spread to both sides; p - 1 steps
+ * here), so it mixes alike. RING alternates directions, so that averages spread to both sides; p - 1 steps
  * take them around. In all but some tables everybody receives as much as it sends: averaging with the half keeps the
  * mean. */
 typedef enum gg_topology {

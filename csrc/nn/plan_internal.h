@@ -62,8 +62,8 @@ typedef struct gg_step {
     bool backward;
     size_t weight_offset, bias_offset; /* in arenas, with a layer */
     bool has_bias;
-    bool taken; /* in the step under way its weight's gradient is not the plan's to compute */
-    int saved;  /* buffer */
+    bool skip_weight_gradient; /* in the step under way its weight's gradient is not the plan's to compute */
+    int saved;                 /* buffer */
     gg_place grad_input[GG_MAX_INPUTS];
     int first_sum, sums;
     gg_op_args forward_args, backward_args; /* all pointers into the plan's block are filled once */

@@ -118,16 +118,16 @@ static gg_status offer_input(const gg_plan *plan, gg_step *step, const gg_plan_h
     const gg_op *op = step->op;
     const gg_vectors input =
         vectors(op->input[0], &op->desc.input[0], plan->options.batch, step->forward_args.input[0]);
-    step->taken = false;
+    step->skip_weight_gradient = false;
     if (op->desc.kind != GG_OP_LINEAR || !step->backward || hooks == NULL || hooks->input == NULL) return GG_OK;
-    return hooks->input(hooks->context, step->layer, &input, &step->taken);
+    return hooks->input(hooks->context, step->layer, &input, &step->skip_weight_gradient);
 }
 
 static gg_status give_error(const gg_plan *plan, const gg_step *step, const gg_plan_hooks *hooks) {
     const gg_op *op = step->op;
     const gg_vectors error =
         vectors(op->output, &op->desc.output, plan->options.batch, step->backward_args.grad_output);
-    return step->taken ? hooks->error(hooks->context, step->layer, &error) : GG_OK;
+    return step->skip_weight_gradient ? hooks->error(hooks->context, step->layer, &error) : GG_OK;
 }
 
 static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training) {
@@ -194,7 +194,7 @@ static gg_status run_backward(gg_plan *plan, const float *weights, float *gradie
         if (step->layer != GG_NONE) {
             args->weight = weights + step->weight_offset;
             args->bias = step->has_bias ? weights + step->bias_offset : NULL;
-            args->grad_weight = step->taken ? NULL : gradients + step->weight_offset;
+            args->grad_weight = step->skip_weight_gradient ? NULL : gradients + step->weight_offset;
             args->grad_bias = step->has_bias ? gradients + step->bias_offset : NULL;
         }
         args->step = step_number;

@@ -39,15 +39,15 @@ typedef struct gg_optimizer {
 
 gg_status gg_optimizer_check(const gg_optimizer *optimizer); /* GG_ERROR_ARGUMENT naming the keyword */
 /* Whether it keeps a first moment, and a second. */
-bool gg_optimizer_keeps_momentum(const gg_optimizer *optimizer);
-bool gg_optimizer_keeps_square(const gg_optimizer *optimizer);
+bool gg_optimizer_has_momentum(const gg_optimizer *optimizer);
+bool gg_optimizer_has_square(const gg_optimizer *optimizer);
 
 /* The trained state of one rank: arenas in the graph's order, zeroed at creation. `weight` is what the forward
  * pass reads now; a strategy owns the arenas and has the current values here when it has settled. */
 typedef struct gg_state {
     size_t count; /* elements of each arena */
     size_t
-        kept; /* elements of each of the optimiser's: `count`, or fewer where the ranks share the updates among them */
+        owned; /* elements of each of the optimiser's: `count`, or fewer where the ranks share the updates among them */
     float *weight, *gradient;
     float *momentum;        /* SGD's momentum or Adam's first moment; NULL if the optimiser keeps none */
     float *square;          /* Adam's second moment; NULL if the optimiser keeps none */

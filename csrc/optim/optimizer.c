@@ -3,11 +3,11 @@
 
 #include "optim/optim.h"
 
-bool gg_optimizer_keeps_momentum(const gg_optimizer *optimizer) {
+bool gg_optimizer_has_momentum(const gg_optimizer *optimizer) {
     return optimizer->kind == GG_OPTIMIZER_ADAM || optimizer->momentum > 0;
 }
 
-bool gg_optimizer_keeps_square(const gg_optimizer *optimizer) { return optimizer->kind == GG_OPTIMIZER_ADAM; }
+bool gg_optimizer_has_square(const gg_optimizer *optimizer) { return optimizer->kind == GG_OPTIMIZER_ADAM; }
 
 /* Every test is written as what must hold: NaN fails too. */
 static gg_status check_sgd(const gg_optimizer *optimizer) {
@@ -71,7 +71,7 @@ static void fill_adam(const gg_optimizer *optimizer, double lr, int64_t step, gg
     args->root_scale = (float)(1 / sqrt(1 - pow(optimizer->beta2, updates)));
     args->eps = optimizer->eps;
     args->weight_decay = optimizer->decoupled ? 0.0f : optimizer->weight_decay;
-    args->keep = optimizer->decoupled ? (float)(1 - lr * (double)optimizer->weight_decay) : 1.0f;
+    args->weight_factor = optimizer->decoupled ? (float)(1 - lr * (double)optimizer->weight_decay) : 1.0f;
 }
 
 gg_update_args gg_optimizer_update(const gg_optimizer *optimizer, const gg_state *state, int64_t step, size_t offset,
@@ -109,6 +109,6 @@ float *gg_state_arena(const gg_state *state, gg_arena which) {
 int64_t gg_state_optimizer_bytes(const gg_state *state, bool whole) {
     size_t bytes = 0;
     for (int i = GG_ARENA_MOMENTUM; i < GG_ARENA_COUNT; ++i)
-        if (gg_state_arena(state, (gg_arena)i) != NULL) bytes += (whole ? state->count : state->kept) * sizeof(float);
+        if (gg_state_arena(state, (gg_arena)i) != NULL) bytes += (whole ? state->count : state->owned) * sizeof(float);
     return (int64_t)bytes;
 }

@@ -25,7 +25,7 @@ typedef struct gg_py_graph {
 
 typedef struct gg_py_team {
     PyObject_HEAD gg_team *team;
-    bool apart; /* this process is in a callback that others may have at another step, or not at all */
+    bool no_collectives; /* this process is in a callback that others may have at another step, or not at all */
 } gg_py_team;
 
 typedef struct gg_py_dataset {
@@ -45,7 +45,7 @@ int gg_py_add_schedule(PyObject *module);
 
 /* Whether something in which all ranks take part can be asked for: 0, or -1 with RuntimeError where the team is apart.
  */
-int gg_py_team_together(const gg_py_team *team);
+int gg_py_team_check_collectives(const gg_py_team *team);
 
 /* Makes a heap type and adds it under its name. */
 PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec);

@@ -111,7 +111,7 @@ static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwa
 static PyMethodDef functions[] = {
     {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
     {"schedule", KEYWORDS(schedule),
-     "The steps of a cycle, and those after which all news is everywhere, and all have met."},
+     "The steps of a cycle, and those after which every rank's data have reached all ranks, and all have met."},
     {"push_sum_scalar", KEYWORDS(push_sum_scalar), "The scalar of a rank before a step."},
     {NULL, NULL, 0, NULL}};
 

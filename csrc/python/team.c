@@ -76,20 +76,20 @@ static PyObject *get_local(PyObject *self, void *unused) {
     return PyLong_FromLong(gg_team_local(((gg_py_team *)self)->team));
 }
 
-static PyObject *get_apart(PyObject *self, void *unused) {
+static PyObject *get_no_collectives(PyObject *self, void *unused) {
     (void)unused;
-    return PyBool_FromLong(((gg_py_team *)self)->apart);
+    return PyBool_FromLong(((gg_py_team *)self)->no_collectives);
 }
 
-static int set_apart(PyObject *self, PyObject *value, void *unused) {
-    int apart = value == NULL ? 0 : PyObject_IsTrue(value);
+static int set_no_collectives(PyObject *self, PyObject *value, void *unused) {
+    int forbidden = value == NULL ? 0 : PyObject_IsTrue(value);
     (void)unused;
-    if (apart >= 0) ((gg_py_team *)self)->apart = apart;
-    return apart < 0 ? -1 : 0;
+    if (forbidden >= 0) ((gg_py_team *)self)->no_collectives = forbidden;
+    return forbidden < 0 ? -1 : 0;
 }
 
-int gg_py_team_together(const gg_py_team *team) {
-    if (!team->apart) return 0;
+int gg_py_team_check_collectives(const gg_py_team *team) {
+    if (!team->no_collectives) return 0;
     PyErr_SetString(
         PyExc_RuntimeError,
         "on_progress comes at other steps, and not as often, on other ranks, so what is collective cannot be "
@@ -97,9 +97,9 @@ int gg_py_team_together(const gg_py_team *team) {
     return -1;
 }
 
-static PyObject *together(PyObject *self, PyObject *unused) {
+static PyObject *check_collectives(PyObject *self, PyObject *unused) {
     (void)unused;
-    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
+    if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -113,7 +113,7 @@ static PyObject *barrier(PyObject *self, PyObject *unused) {
     gg_transport *transport = between_processes(self);
     gg_status status = GG_OK;
     (void)unused;
-    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
+    if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_barrier(transport);
@@ -132,7 +132,7 @@ static PyObject *broadcast(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (root < 0 || root >= gg_team_size(((gg_py_team *)self)->team))
         return PyErr_Format(PyExc_ValueError, "root: %d; must be a rank of the team, 0 to %d", root,
                             gg_team_size(((gg_py_team *)self)->team) - 1);
-    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
+    if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_NewRef(data);
     int64_t length = PyBytes_GET_SIZE(data);
     Py_BEGIN_ALLOW_THREADS;
@@ -157,7 +157,7 @@ static PyObject *allgather(PyObject *self, PyObject *data) {
     gg_transport *transport = between_processes(self);
     if (!PyBytes_Check(data))
         return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
-    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
+    if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_BuildValue("[O]", data);
     PyObject *list = PyList_New(0);
     for (int root = 0; list != NULL && root < transport->size; ++root) {
@@ -169,7 +169,7 @@ static PyObject *allgather(PyObject *self, PyObject *data) {
 }
 
 /* Rank 0: its own bytes, then those of the others as they come, in the order of ranks. */
-static PyObject *take_all(gg_transport *transport, PyObject *own, const int64_t *sizes) {
+static PyObject *receive_all(gg_transport *transport, PyObject *own, const int64_t *sizes) {
     PyObject *list = Py_BuildValue("[O]", own);
     for (int from = 1; list != NULL && from < transport->size; ++from) {
         gg_status status;
@@ -195,7 +195,7 @@ static PyObject *gather(PyObject *self, PyObject *data) {
     PyObject *result = NULL;
     if (!PyBytes_Check(data))
         return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
-    if (gg_py_team_together((gg_py_team *)self) < 0) return NULL;
+    if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_BuildValue("[O]", data);
     own = PyBytes_GET_SIZE(data);
     char *bytes = PyBytes_AS_STRING(data);
@@ -206,7 +206,7 @@ static PyObject *gather(PyObject *self, PyObject *data) {
         status = gg_transfer(transport, bytes, (size_t)own, transport->rank, 0);
     Py_END_ALLOW_THREADS;
     if (status != GG_OK) gg_py_raise(status);
-    else result = transport->rank == 0 ? take_all(transport, data, sizes) : Py_NewRef(Py_None);
+    else result = transport->rank == 0 ? receive_all(transport, data, sizes) : Py_NewRef(Py_None);
     gg_free(sizes);
     return result;
 }
@@ -223,16 +223,16 @@ static PyObject *nodes(PyObject *self, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
-static PyGetSetDef properties[] = {
-    {"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
-    {"size", get_size, NULL, "Ranks of the team.", NULL},
-    {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
-    {"local", get_local, NULL, "Ranks in this process.", NULL},
-    {"apart", get_apart, set_apart, "Other ranks may be anywhere: nothing collective.", NULL},
-    {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
+                                   {"size", get_size, NULL, "Ranks of the team.", NULL},
+                                   {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
+                                   {"local", get_local, NULL, "Ranks in this process.", NULL},
+                                   {"no_collectives", get_no_collectives, set_no_collectives,
+                                    "Other ranks may be anywhere: nothing collective.", NULL},
+                                   {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef methods[] = {
-    {"together", together, METH_NOARGS, "RuntimeError where nothing collective can be asked for."},
+    {"check_collectives", check_collectives, METH_NOARGS, "RuntimeError where nothing collective can be asked for."},
     {"barrier", barrier, METH_NOARGS, "Waits until every process has come here."},
     {"broadcast", (PyCFunction)(void (*)(void))broadcast, METH_VARARGS | METH_KEYWORDS,
      "Bytes of the root's process to all."},

@@ -101,7 +101,7 @@ bool gg_py_trainer_is_free(const gg_py_trainer *t) {
 }
 
 bool gg_py_trainer_enter(gg_py_trainer *t) {
-    if (!gg_py_trainer_is_free(t) || gg_py_team_together(t->team) < 0) return false;
+    if (!gg_py_trainer_is_free(t) || gg_py_team_check_collectives(t->team) < 0) return false;
     return t->busy = true;
 }
 

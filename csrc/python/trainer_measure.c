@@ -16,11 +16,11 @@ static PyObject *node_backends(PyObject *self, PyObject *unused) {
 
 static PyObject *partitioned_fc(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    const bool *taken = gg_replica_taken(gg_trainer_replica(t->trainer, 0));
+    const bool *partitioned = gg_replica_fc_partitioned(gg_trainer_replica(t->trainer, 0));
     (void)unused;
     PyObject *list = PyList_New(0);
-    for (int i = 0; list != NULL && taken != NULL && i < gg_graph_layers(t->graph->graph); ++i) {
-        if (!taken[i]) continue;
+    for (int i = 0; list != NULL && partitioned != NULL && i < gg_graph_layers(t->graph->graph); ++i) {
+        if (!partitioned[i]) continue;
         PyObject *name = PyUnicode_FromString(gg_graph_layer_name(t->graph->graph, i));
         if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
         Py_XDECREF(name);

@@ -86,7 +86,7 @@ static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena
         failed = gg_py_arena_load(t->graph->graph, dict, argument, whole);
         for (int i = 0; !failed && i < count; ++i) {
             gg_replica *replica = gg_trainer_replica(t->trainer, first + i);
-            gg_replica_keep(replica, which, whole);
+            gg_replica_load(replica, which, whole);
             if (which == GG_ARENA_WEIGHT && rank_object == Py_None) gg_replica_set_consensus(replica, whole);
         }
     } else if (!PyDict_Check(dict) || PyDict_Size(dict) != 0) {

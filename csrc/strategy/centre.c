@@ -50,7 +50,7 @@ void gg_scaled_difference(gg_device *device, size_t n, float scale, const float 
     device->table->weighted_sum(device, n, 1, &difference, &scale, out);
 }
 
-void gg_tell(gg_device *device, size_t n, float scale, const float *to, float *base, uint16_t *out) {
+void gg_centre_difference(gg_device *device, size_t n, float scale, const float *to, float *base, uint16_t *out) {
     _Alignas(64) float piece[GG_CENTRE_PIECE];
     for (size_t at = 0; at < n; at += GG_CENTRE_PIECE) {
         size_t m = n - at < GG_CENTRE_PIECE ? n - at : GG_CENTRE_PIECE;
@@ -154,8 +154,8 @@ static gg_status ask(gg_centre *s, int bucket) {
         GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* at once: its answer has come */
         if (server == transport->rank || !narrow(s)) s->rule->ask(s, c->offset, c->count, message);
         else
-            gg_tell(s->head.env.device, c->count, 1.0f, s->head.env.state->weight + c->offset, s->base + c->offset,
-                    (uint16_t *)message);
+            gg_centre_difference(s->head.env.device, c->count, 1.0f, s->head.env.state->weight + c->offset,
+                                 s->base + c->offset, (uint16_t *)message);
         if (server == transport->rank) {
             GG_TRY(change(s, i, server, message, message));
             s->rule->take(s, c->offset, c->count, message);
@@ -183,7 +183,7 @@ static void show(gg_centre *s, int bucket) {
                                                     .bytes = (int64_t)bytes});
 }
 
-static void take_chunk(gg_centre *s, const gg_chunk *c, const void *answer) {
+static void apply_answer(gg_centre *s, const gg_chunk *c, const void *answer) {
     gg_device *device = s->head.env.device;
     if (narrow(s)) {
         device->table->widen_add(device, c->count, answer, s->head.env.state->weight + c->offset);
@@ -209,7 +209,7 @@ static gg_status take(gg_centre *s, int bucket, bool wait) {
         if (!done) return GG_OK;
         if (answer->state == GG_REQUEST_IDLE) continue; /* its server is this rank */
         if (answer->when > flight->arrived) flight->arrived = answer->when;
-        take_chunk(s, c, answer->data);
+        apply_answer(s, c, answer->data);
         GG_TRY(gg_release(transport, answer));
     }
     if (s->head.env.trace != NULL) show(s, bucket);
@@ -262,7 +262,7 @@ gg_status gg_centre_begin(gg_strategy *strategy) {
     }
     /* At rest a worker's weights are what it took last; others may have been loaded since. */
     if (s->base != NULL && !s->stepped) memcpy(s->base, state->weight, state->count * sizeof(float));
-    s->stepped = s->untold = true;
+    s->stepped = s->unreported = true;
 cleanup:
     return status;
 }
@@ -295,7 +295,7 @@ cleanup:
 
 gg_status gg_centre_end(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
-    if (asks(s)) s->untold = false;
+    if (asks(s)) s->unreported = false;
     return GG_OK;
 }
 
@@ -314,7 +314,7 @@ cleanup:
     return gg_error_prefix(status, "the centre's parts: ");
 }
 
-static gg_status take_all(gg_centre *s) {
+static gg_status receive_all(gg_centre *s) {
     gg_status status = GG_OK;
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(take(s, bucket, true));
 cleanup:
@@ -326,11 +326,11 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
     if (!s->stepped) return GG_OK;
-    int rounds = s->rule->accumulates && trains(s) ? (narrow(s) ? NARROW_ROUNDS : 1) - !s->untold : 0;
-    GG_TRY(take_all(s));
+    int rounds = s->rule->accumulates && trains(s) ? (narrow(s) ? NARROW_ROUNDS : 1) - !s->unreported : 0;
+    GG_TRY(receive_all(s));
     for (; rounds > 0; --rounds) {
         for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(ask(s, bucket));
-        GG_TRY(take_all(s));
+        GG_TRY(receive_all(s));
     }
     for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(gg_strategy_wait(strategy, &s->asked[i]));
     /* Who has come here asks no more, and serves, in the barrier, who has not. */
@@ -341,7 +341,7 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
         GG_TRY(gather(s, s->message));
         if (!trains(s)) memcpy(strategy->env.state->weight, s->message, strategy->env.state->count * sizeof(float));
     }
-    s->stepped = s->untold = false;
+    s->stepped = s->unreported = false;
 cleanup:
     return gg_strategy_at_all(strategy, status);
 }

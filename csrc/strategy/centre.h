@@ -49,8 +49,8 @@ struct gg_centre {
     int64_t period; /* steps from one asking to the next */
     float alpha;
     int workers, servers;
-    bool stepped; /* there was a step since the last rest */
-    bool untold;  /* the centre does not know of the last steps */
+    bool stepped;    /* there was a step since the last rest */
+    bool unreported; /* the centre does not know of the last steps */
     gg_flight *flight;
 
     /* A worker's. */
@@ -97,6 +97,6 @@ void gg_add_scaled(gg_device *device, size_t n, const float *a, float scale, con
 /* out = scale*(a - b); out may be a or b. */
 void gg_scaled_difference(gg_device *device, size_t n, float scale, const float *a, const float *b, float *out);
 /* out = scale*(to - base), rounded to bfloat16; base += out. */
-void gg_tell(gg_device *device, size_t n, float scale, const float *to, float *base, uint16_t *out);
+void gg_centre_difference(gg_device *device, size_t n, float scale, const float *to, float *base, uint16_t *out);
 
 #endif

@@ -39,7 +39,7 @@ static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, c
     gg_device *device = s->head.env.device;
     _Alignas(64) float pull[GG_CENTRE_PIECE];
     device->table->widen_add(device, n, message, known);
-    gg_tell(device, n, s->alpha, weight, known, answer);
+    gg_centre_difference(device, n, s->alpha, weight, known, answer);
     device->table->widen(device, n, answer, pull);
     gg_add_scaled(device, n, weight, -1.0f, pull, weight);
 }

@@ -62,7 +62,7 @@ static bool cheaper(const gg_parameter *weight, int ranks, double samples, size_
     return samples * values * (double)sizeof(float) < (double)ranks * (double)weight->count * (double)size;
 }
 
-void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dtype wire, gg_slice *apart) {
+void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dtype wire, gg_slice *separate) {
     int ranks = env->transport->size;
     if (ranks == 1 || choice == GG_PARTITION_NONE) return;
     for (int i = 0; i < gg_graph_nodes(env->graph); ++i) {
@@ -71,7 +71,7 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dty
         const gg_parameter *weight = weight_of(env->graph, node->layer);
         /* No step has less than one sample of each rank. */
         if (choice == GG_PARTITION_ALL || cheaper(weight, ranks, ranks, gg_dtype_size(wire)))
-            apart[node->layer] = lanes_of(weight);
+            separate[node->layer] = lanes_of(weight);
     }
 }
 
@@ -97,22 +97,22 @@ cleanup:
     return status;
 }
 
-gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire, const gg_slice *apart,
+gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire, const gg_slice *separate,
                        const gg_partition *partition, int tag, gg_fc_exchange *out) {
     gg_status status = GG_OK;
     int layers = gg_graph_layers(owner->env.graph), count = 0;
-    for (int layer = 0; layer < layers; ++layer) count += apart[layer].count > 0;
+    for (int layer = 0; layer < layers; ++layer) count += separate[layer].count > 0;
     *out = (gg_fc_exchange){.owner = owner, .choice = choice, .size = gg_dtype_size(wire), .tag = tag};
     if (tag + GG_FC_WHATS * count > GG_TAG_LIMIT)
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                        "partition_fc: %d layers are more than the %d that can be told apart beside %d chunks", count,
                        (GG_TAG_LIMIT - tag) / GG_FC_WHATS, partition->chunks));
-    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->of_layer, "taken layers", &out->of_layer));
-    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->taken, "taken layers", &out->taken));
-    GG_TRY(gg_calloc((size_t)count + 1, sizeof *out->fc, "taken layers", &out->fc));
+    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->of_layer, "partitioned layers", &out->of_layer));
+    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->partitioned, "partitioned layers", &out->partitioned));
+    GG_TRY(gg_calloc((size_t)count + 1, sizeof *out->fc, "partitioned layers", &out->fc));
     for (int layer = 0; layer < layers; ++layer) {
-        out->of_layer[layer] = apart[layer].count > 0 ? out->count : -1;
-        if (apart[layer].count == 0) continue;
+        out->of_layer[layer] = separate[layer].count > 0 ? out->count : -1;
+        if (separate[layer].count == 0) continue;
         gg_fc *fc = &out->fc[out->count++];
         fc->layer = layer;
         GG_TRY(create_one(out, fc, partition));
@@ -145,7 +145,7 @@ void gg_fc_destroy(gg_fc_exchange *x) {
     }
     gg_free(x->fc);
     gg_free(x->of_layer);
-    gg_free(x->taken);
+    gg_free(x->partitioned);
     memset(x, 0, sizeof *x);
 }
 
@@ -194,10 +194,10 @@ gg_status gg_fc_begin(gg_fc_exchange *x) {
     }
     for (int i = 0; i < x->count; ++i) {
         gg_fc *fc = &x->fc[i];
-        fc->taken = x->choice == GG_PARTITION_ALL ||
-                    cheaper(weight_of(x->owner->env.graph, fc->layer), ranks_of(x), (double)samples, x->size);
-        if (!fc->taken) continue;
-        x->taken[fc->layer] = true;
+        fc->partitioned = x->choice == GG_PARTITION_ALL ||
+                          cheaper(weight_of(x->owner->env.graph, fc->layer), ranks_of(x), (double)samples, x->size);
+        if (!fc->partitioned) continue;
+        x->partitioned[fc->layer] = true;
         if (fc->room < most) GG_TRY(make_room(x, fc, most));
         fc->left = fc->own_chunks;
         fc->step = x->owner->step;
@@ -208,10 +208,10 @@ cleanup:
     return status;
 }
 
-gg_fc *gg_fc_taken(const gg_fc_exchange *x, int layer) {
+gg_fc *gg_fc_partitioned(const gg_fc_exchange *x, int layer) {
     if (layer < 0 || x->of_layer[layer] < 0) return NULL;
     gg_fc *fc = &x->fc[x->of_layer[layer]];
-    return fc->taken ? fc : NULL;
+    return fc->partitioned ? fc : NULL;
 }
 
 static gg_status check_vectors(const gg_fc_exchange *x, const gg_vectors *given, int64_t features, const char *what) {

@@ -29,7 +29,7 @@ typedef struct gg_fc {
     int64_t in, out;
     gg_fc_slice *slice; /* one a rank */
     int own_chunks;     /* of this rank's slice */
-    bool taken;         /* in the step under way */
+    bool partitioned;   /* in the step under way */
     int left;           /* own chunks whose gradients are not computed yet */
     int64_t room;       /* samples of a rank that there is memory for */
     /* Of own samples, message memory: inputs as rows; errors as rows of each rank's slice, one rank's behind the
@@ -49,14 +49,14 @@ typedef struct gg_fc_exchange {
     int tag;     /* of the first layer's inputs */
     int count;
     gg_fc *fc;
-    int *of_layer; /* -1: none */
-    bool *taken;   /* of each layer: in some step so far */
+    int *of_layer;     /* -1: none */
+    bool *partitioned; /* of each layer: in some step so far */
 } gg_fc_exchange;
 
 /* Of each layer the run of lanes of its weight, if it may be taken in some step; else count 0. One rank: none. */
-void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dtype wire, gg_slice *apart);
+void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dtype wire, gg_slice *separate);
 /* For the layers with such a run, which `partition` has set apart. `tag`: the first of two for each. */
-gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire, const gg_slice *apart,
+gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire, const gg_slice *separate,
                        const gg_partition *partition, int tag, gg_fc_exchange *out);
 void gg_fc_destroy(gg_fc_exchange *x); /* collective */
 
@@ -64,7 +64,7 @@ void gg_fc_destroy(gg_fc_exchange *x); /* collective */
  * step before. */
 gg_status gg_fc_begin(gg_fc_exchange *x);
 /* The layer's, if it is taken in the step under way; else NULL. layer -1: NULL. */
-gg_fc *gg_fc_taken(const gg_fc_exchange *x, int layer);
+gg_fc *gg_fc_partitioned(const gg_fc_exchange *x, int layer);
 
 gg_status gg_fc_input(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *input, bool send);
 gg_status gg_fc_error(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *error, bool send);

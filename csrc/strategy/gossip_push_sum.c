@@ -290,7 +290,7 @@ static void destroy(gg_strategy *strategy) {
 
 static const gg_strategy_table table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
 
-/* News that does not reach everybody cannot make a common mean, and the scalar of a rank that never receives goes to 0.
+/* What does not reach every rank cannot make a common mean, and the scalar of a rank that never receives goes to 0.
  */
 static gg_status check_reach(gg_schedule *schedule) {
     gg_status status = GG_OK;

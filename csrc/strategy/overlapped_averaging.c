@@ -33,7 +33,7 @@
 
 /* How far a chunk is: its gradients are under way, its own slice is updated but not sent yet, its weights are under
  * way. */
-typedef enum stage { AT_REST = 0, REDUCING, UPDATED, GATHERING } stage;
+typedef enum stage { IDLE = 0, REDUCING, UPDATED, GATHERING } stage;
 
 /* Its requests, of each kind one a peer. */
 enum { GRADIENT_IN, GRADIENT_OUT, WEIGHT_IN, WEIGHT_OUT, KINDS };
@@ -95,13 +95,13 @@ static void *gradient_at(const overlapped_averaging *s, size_t at) {
 }
 
 /* The layer, if the chunk is a part of the weight of one that is taken in this step; else NULL. */
-static gg_fc *taken_by(const overlapped_averaging *s, int chunk) {
-    return gg_fc_taken(&s->fc, s->partition.layer[chunk]);
+static gg_fc *fc_of_chunk(const overlapped_averaging *s, int chunk) {
+    return gg_fc_partitioned(&s->fc, s->partition.layer[chunk]);
 }
 
 /* Of a chunk's own slice: where a rank's part lands. */
 static char *landing_of(const overlapped_averaging *s, const gg_part *own, int rank) {
-    return s->landing + (own->kept * (size_t)s->head.env.transport->size + own->count * (size_t)rank) * s->size;
+    return s->landing + (own->owned_offset * (size_t)s->head.env.transport->size + own->count * (size_t)rank) * s->size;
 }
 
 /* Sends the parts of a chunk's gradient to those who add them. Peers are visited from the next rank on, so that not all
@@ -113,7 +113,7 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
     int p = transport->size, rank = transport->rank, tag = GG_TAG_USER + chunk;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
     const gg_chunk *whole = &s->buckets.chunk[chunk];
-    bool computed = taken_by(s, chunk) != NULL; /* there is no gradient to send */
+    bool computed = fc_of_chunk(s, chunk) != NULL; /* there is no gradient to send */
     if (s->wire != NULL && !computed)
         s->head.env.device->table->narrow(s->head.env.device, whole->count, state->gradient + whole->offset,
                                           s->wire + whole->offset);
@@ -167,11 +167,11 @@ static void update(overlapped_averaging *s, const gg_part *own) {
     const gg_strategy_env *env = &s->head.env;
     const gg_state *state = env->state;
     const gg_state slice = {.weight = state->weight + own->offset,
-                            .momentum = state->momentum != NULL ? state->momentum + own->kept : NULL,
-                            .square = state->square != NULL ? state->square + own->kept : NULL};
+                            .momentum = state->momentum != NULL ? state->momentum + own->owned_offset : NULL,
+                            .square = state->square != NULL ? state->square + own->owned_offset : NULL};
     gg_update_args args =
         gg_optimizer_update(env->optimizer, &slice, s->head.step, 0, own->count, state->gradient + own->offset);
-    if (s->snapshot != NULL) args.weight_copy = s->snapshot + own->kept;
+    if (s->snapshot != NULL) args.weight_copy = s->snapshot + own->owned_offset;
     env->device->table->update(env->device, &args);
 }
 
@@ -211,7 +211,7 @@ static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part
 static gg_status add_and_update(overlapped_averaging *s, int chunk) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
-    gg_fc *fc = taken_by(s, chunk);
+    gg_fc *fc = fc_of_chunk(s, chunk);
     int p = env->transport->size, rank = env->transport->rank;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
     if (own->count == 0) return GG_OK;
@@ -234,7 +234,7 @@ cleanup:
 
 /* A peer's slice of the weights has arrived: it may have landed at its place. The peer has read this rank's gradient
  * before. */
-static gg_status take_weights(overlapped_averaging *s, int chunk, int from) {
+static gg_status copy_weights(overlapped_averaging *s, int chunk, int from) {
     gg_status status = GG_OK;
     gg_request *request = request_of(s, chunk, WEIGHT_IN, from);
     float *target = s->head.env.state->weight + gg_partition_part(&s->partition, from, chunk)->offset;
@@ -250,7 +250,7 @@ cleanup:
 static int64_t bytes_of(const overlapped_averaging *s, const gg_bucket *b, bool gradients) {
     int64_t bytes = 0;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
-        if (!gradients || taken_by(s, i) == NULL)
+        if (!gradients || fc_of_chunk(s, i) == NULL)
             bytes += (int64_t)(s->buckets.chunk[i].count * (gradients ? s->size : sizeof(float)));
     return bytes;
 }
@@ -280,7 +280,7 @@ static gg_status arrive(overlapped_averaging *s, int chunk, bool wait, bool *all
     double *arrived =
         kind == GRADIENT_IN ? &s->bucket[c->bucket].gradients.arrived : &s->bucket[c->bucket].weights.arrived;
     bool own = gg_partition_part(&s->partition, transport->rank, chunk)->count > 0;
-    gg_fc *fc = own && c->stage == REDUCING ? taken_by(s, chunk) : NULL;
+    gg_fc *fc = own && c->stage == REDUCING ? fc_of_chunk(s, chunk) : NULL;
     for (*all = true; c->next < p; ++c->next) {
         int from = (transport->rank - c->next + p) % p;
         gg_request *request = request_of(s, chunk, kind, from);
@@ -289,7 +289,7 @@ static gg_status arrive(overlapped_averaging *s, int chunk, bool wait, bool *all
         else GG_TRY(gg_test(transport, request, all));
         if (!*all) return GG_OK;
         if (request->when > *arrived) *arrived = request->when;
-        if (kind == WEIGHT_IN) GG_TRY(take_weights(s, chunk, from));
+        if (kind == WEIGHT_IN) GG_TRY(copy_weights(s, chunk, from));
     }
 cleanup:
     return status;
@@ -317,7 +317,7 @@ static gg_status send_weights(overlapped_averaging *s, int chunk) {
     depart(s, &s->bucket[s->chunk[chunk].bucket].weights);
     for (int i = 1; i < p && own->count > 0; ++i) {
         int to = (rank + i) % p;
-        GG_TRY(gg_send(transport, s->snapshot + own->kept, own->count * sizeof(float), to, GG_TAG_USER + chunk,
+        GG_TRY(gg_send(transport, s->snapshot + own->owned_offset, own->count * sizeof(float), to, GG_TAG_USER + chunk,
                        request_of(s, chunk, WEIGHT_OUT, to)));
     }
     s->chunk[chunk].stage = GATHERING;
@@ -332,7 +332,7 @@ static gg_status gather(overlapped_averaging *s, int chunk, bool wait) {
     if (s->chunk[chunk].stage != GATHERING) return GG_OK;
     GG_TRY(arrive(s, chunk, wait, &all));
     if (!all) return GG_OK;
-    s->chunk[chunk].stage = AT_REST;
+    s->chunk[chunk].stage = IDLE;
     land(s, s->chunk[chunk].bucket, false);
 cleanup:
     return at_chunk(s, chunk, status);
@@ -351,19 +351,19 @@ static gg_status begin(gg_strategy *strategy) {
     return GG_OK;
 }
 
-static gg_status take_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
+static gg_status offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *partitioned) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
-    gg_fc *fc = gg_fc_taken(&s->fc, layer);
-    *taken = fc != NULL;
+    gg_fc *fc = gg_fc_partitioned(&s->fc, layer);
+    *partitioned = fc != NULL;
     return fc != NULL ? gg_fc_input(&s->fc, fc, input, s->overlap) : GG_OK;
 }
 
-static gg_status take_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
+static gg_status offer_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
-    return gg_fc_error(&s->fc, gg_fc_taken(&s->fc, layer), error, s->overlap);
+    return gg_fc_error(&s->fc, gg_fc_partitioned(&s->fc, layer), error, s->overlap);
 }
 
-static const gg_strategy_taking taking = {take_input, take_error};
+static const gg_strategy_fc_hooks fc_hooks = {offer_input, offer_error};
 
 static gg_status need(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
@@ -416,7 +416,8 @@ static gg_status end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     for (int i = 0; i < GG_FC_WHATS * s->fc.count && !s->overlap; ++i)
-        if (s->fc.fc[i / GG_FC_WHATS].taken) GG_TRY(gg_fc_send(&s->fc, &s->fc.fc[i / GG_FC_WHATS], i % GG_FC_WHATS));
+        if (s->fc.fc[i / GG_FC_WHATS].partitioned)
+            GG_TRY(gg_fc_send(&s->fc, &s->fc.fc[i / GG_FC_WHATS], i % GG_FC_WHATS));
     for (int bucket = s->buckets.count - 1; bucket >= 0 && !s->overlap; --bucket) GG_TRY(start(s, bucket));
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         GG_TRY(reduce(s, i, true));
@@ -467,7 +468,7 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
                                          gg_strategy **out) {
     gg_status status = GG_OK;
     overlapped_averaging *s = NULL;
-    gg_slice *apart = NULL;
+    gg_slice *separate = NULL;
     size_t p = (size_t)env->transport->size;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = &table;
@@ -475,14 +476,14 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     s->head.partition = &s->partition;
     s->overlap = options->overlap;
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
-    GG_TRY(gg_calloc((size_t)gg_graph_layers(env->graph) + 1, sizeof *apart, "layers set apart", &apart));
-    gg_fc_candidates(env, options->partition_fc, options->wire, apart);
-    GG_TRY(gg_partition_create(env->graph, options->chunk_bytes, apart, env->transport->rank, env->transport->size,
+    GG_TRY(gg_calloc((size_t)gg_graph_layers(env->graph) + 1, sizeof *separate, "layers cut separately", &separate));
+    gg_fc_candidates(env, options->partition_fc, options->wire, separate);
+    GG_TRY(gg_partition_create(env->graph, options->chunk_bytes, separate, env->transport->rank, env->transport->size,
                                &s->buckets, &s->partition));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
-    GG_TRY(gg_fc_create(&s->head, options->partition_fc, options->wire, apart, &s->partition,
+    GG_TRY(gg_fc_create(&s->head, options->partition_fc, options->wire, separate, &s->partition,
                         GG_TAG_USER + s->buckets.chunk_count, &s->fc));
-    if (s->fc.count > 0) s->head.taking = &taking, s->head.taken = s->fc.taken;
+    if (s->fc.count > 0) s->head.fc_hooks = &fc_hooks, s->head.fc_partitioned = s->fc.partitioned;
     size_t chunks = (size_t)s->buckets.chunk_count;
     GG_TRY(gg_calloc(chunks, sizeof *s->chunk, "states of chunks", &s->chunk));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket)
@@ -492,7 +493,7 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     GG_TRY(gg_calloc(p, sizeof *s->source, "sources", &s->source));
     GG_TRY(gg_calloc(chunks * KINDS * p, sizeof *s->request, "requests", &s->request));
     /* One size on all ranks: message memory wants it so, and then every rank or none has an arena. */
-    env->state->kept = s->partition.most;
+    env->state->owned = s->partition.most;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     s->size = gg_dtype_size(options->wire);
     if (p > 1) {
@@ -504,7 +505,7 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
                 gg_alloc(gg_chunk_elements(options->chunk_bytes) * sizeof(float), "unrounded gradient", &s->unrounded));
     }
 cleanup:
-    gg_free(apart);
+    gg_free(separate);
     if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
     *out = s ? &s->head : NULL;
     return status;

@@ -30,7 +30,7 @@ static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, c
     gg_device *device = s->head.env.device;
     device->table->widen_add(device, n, message, weight);
     device->table->widen_add(device, n, message, known);
-    gg_tell(device, n, 1.0f, weight, known, answer);
+    gg_centre_difference(device, n, 1.0f, weight, known, answer);
 }
 
 static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("parameter-server"),

@@ -28,29 +28,29 @@ static void add_run(cutter *c, size_t offset, size_t count, int layer, int owner
     }
 }
 
-static void add_bucket(cutter *c, const gg_graph *graph, const gg_bucket *bucket, const gg_slice *apart, int ranks) {
+static void add_bucket(cutter *c, const gg_graph *graph, const gg_bucket *bucket, const gg_slice *separate, int ranks) {
     const gg_slice *first = gg_graph_layer(graph, bucket->first_layer),
                    *last = gg_graph_layer(graph, bucket->last_layer);
     size_t at = first->offset;
     for (int layer = bucket->first_layer; layer <= bucket->last_layer; ++layer) {
-        if (apart[layer].count == 0) continue;
-        add_run(c, at, apart[layer].offset - at, -1, -1);
+        if (separate[layer].count == 0) continue;
+        add_run(c, at, separate[layer].offset - at, -1, -1);
         for (int r = 0; r < ranks; ++r) {
             size_t begin, end;
-            gg_parallel_split(apart[layer].count, GG_LANES, r, ranks, &begin, &end);
-            add_run(c, apart[layer].offset + begin, end - begin, layer, r);
+            gg_parallel_split(separate[layer].count, GG_LANES, r, ranks, &begin, &end);
+            add_run(c, separate[layer].offset + begin, end - begin, layer, r);
         }
-        at = apart[layer].offset + apart[layer].count;
+        at = separate[layer].offset + separate[layer].count;
     }
     add_run(c, at, last->offset + last->count - at, -1, -1);
 }
 
 /* Cuts the buckets into chunks. */
-static gg_status cut(const gg_graph *graph, size_t chunk_bytes, const gg_slice *apart, int ranks, gg_buckets *buckets,
-                     int **layer, int **owner) {
+static gg_status cut(const gg_graph *graph, size_t chunk_bytes, const gg_slice *separate, int ranks,
+                     gg_buckets *buckets, int **layer, int **owner) {
     gg_status status = GG_OK;
     cutter c = {.most = gg_chunk_elements(chunk_bytes)};
-    for (int i = 0; i < buckets->count; ++i) add_bucket(&c, graph, &buckets->bucket[i], apart, ranks);
+    for (int i = 0; i < buckets->count; ++i) add_bucket(&c, graph, &buckets->bucket[i], separate, ranks);
     gg_free(buckets->chunk);
     buckets->chunk = NULL;
     buckets->chunk_count = c.count;
@@ -60,33 +60,33 @@ static gg_status cut(const gg_graph *graph, size_t chunk_bytes, const gg_slice *
     c = (cutter){.most = c.most, .chunk = buckets->chunk, .layer = *layer, .owner = *owner};
     for (int i = 0; i < buckets->count; ++i) {
         buckets->bucket[i].first_chunk = c.count;
-        add_bucket(&c, graph, &buckets->bucket[i], apart, ranks);
+        add_bucket(&c, graph, &buckets->bucket[i], separate, ranks);
         buckets->bucket[i].end_chunk = c.count;
     }
 cleanup:
     return status;
 }
 
-gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const gg_slice *apart, int rank, int ranks,
+gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const gg_slice *separate, int rank, int ranks,
                               gg_buckets *buckets, gg_partition *out) {
     gg_status status = GG_OK;
     gg_partition made = {.ranks = ranks};
-    GG_TRY(cut(graph, chunk_bytes, apart, ranks, buckets, &made.layer, &made.owner));
+    GG_TRY(cut(graph, chunk_bytes, separate, ranks, buckets, &made.layer, &made.owner));
     made.chunks = buckets->chunk_count;
     GG_TRY(gg_calloc((size_t)ranks * (size_t)made.chunks, sizeof *made.part, "parts of the ranks", &made.part));
     for (int r = 0; r < ranks; ++r) {
-        size_t kept = 0;
+        size_t owned = 0;
         for (int i = 0; i < made.chunks; ++i) {
             const gg_chunk *chunk = &buckets->chunk[i];
             size_t begin = 0, end = 0;
             if (made.owner[i] < 0) gg_parallel_split(chunk->count, GG_LANES, r, ranks, &begin, &end);
             else if (made.owner[i] == r) end = chunk->count;
             made.part[(size_t)r * (size_t)made.chunks + (size_t)i] =
-                (gg_part){chunk->offset + begin, end - begin, kept};
-            kept += end - begin;
+                (gg_part){chunk->offset + begin, end - begin, owned};
+            owned += end - begin;
         }
-        if (kept > made.most) made.most = kept;
-        if (r == rank) made.own = kept;
+        if (owned > made.most) made.most = owned;
+        if (r == rank) made.own = owned;
     }
 cleanup:
     *out = made;
@@ -101,25 +101,25 @@ void gg_partition_destroy(gg_partition *partition) {
 }
 
 /* Copies a rank's slices from where they lie among the others to where they lie one behind the other. */
-static void take(const gg_partition *partition, int rank, const float *arena, float *kept) {
+static void pack_owned(const gg_partition *partition, int rank, const float *arena, float *owned) {
     for (int i = 0; i < partition->chunks; ++i) {
         const gg_part *part = gg_partition_part(partition, rank, i);
-        memcpy(kept + part->kept, arena + part->offset, part->count * sizeof(float));
+        memcpy(owned + part->owned_offset, arena + part->offset, part->count * sizeof(float));
     }
 }
 
 /* The other way. */
-static void put(const gg_partition *partition, int rank, const float *kept, float *arena) {
+static void unpack_owned(const gg_partition *partition, int rank, const float *owned, float *arena) {
     for (int i = 0; i < partition->chunks; ++i) {
         const gg_part *part = gg_partition_part(partition, rank, i);
-        memcpy(arena + part->offset, kept + part->kept, part->count * sizeof(float));
+        memcpy(arena + part->offset, owned + part->owned_offset, part->count * sizeof(float));
     }
 }
 
-static size_t kept_by(const gg_partition *partition, int rank) {
+static size_t owned_count(const gg_partition *partition, int rank) {
     if (partition->chunks == 0) return 0;
     const gg_part *last = gg_partition_part(partition, rank, partition->chunks - 1);
-    return last->kept + last->count;
+    return last->owned_offset + last->count;
 }
 
 gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole) {
@@ -136,21 +136,21 @@ gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole
     }
     GG_TRY(gg_alloc(partition->most * sizeof(float), "slices of one rank", &slices));
     for (int rank = 0; rank < partition->ranks; ++rank) {
-        size_t bytes = kept_by(partition, rank) * sizeof(float);
-        if (rank == transport->rank && which == GG_ARENA_GRADIENT) take(partition, rank, own, slices);
+        size_t bytes = owned_count(partition, rank) * sizeof(float);
+        if (rank == transport->rank && which == GG_ARENA_GRADIENT) pack_owned(partition, rank, own, slices);
         else if (rank == transport->rank) memcpy(slices, own, bytes);
         GG_TRY(gg_broadcast(transport, slices, bytes, rank));
-        if (whole != NULL) put(partition, rank, slices, whole);
+        if (whole != NULL) unpack_owned(partition, rank, slices, whole);
     }
 cleanup:
     gg_free(slices);
     return status;
 }
 
-void gg_strategy_keep(gg_strategy *strategy, gg_arena which, const float *whole) {
+void gg_strategy_load(gg_strategy *strategy, gg_arena which, const float *whole) {
     const gg_state *state = strategy->env.state;
     float *own = gg_state_arena(state, which);
     if (own == NULL) return;
     if (strategy->partition == NULL || which == GG_ARENA_WEIGHT) memcpy(own, whole, state->count * sizeof(float));
-    else take(strategy->partition, strategy->env.transport->rank, whole, own);
+    else pack_owned(strategy->partition, strategy->env.transport->rank, whole, own);
 }

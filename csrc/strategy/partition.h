@@ -11,7 +11,7 @@
 
 typedef struct gg_part {
     size_t offset, count; /* elements: where the slice lies in an arena, and how many; 0: none */
-    size_t kept;          /* where it lies in what its rank keeps */
+    size_t owned_offset;  /* where it lies in what its rank keeps */
 } gg_part;
 
 typedef struct gg_partition {
@@ -22,8 +22,9 @@ typedef struct gg_partition {
     size_t own, most; /* elements that this rank keeps, and that any rank keeps at most */
 } gg_partition;
 
-/* apart: of each layer a run of whole lanes that is set apart; count 0: none. Cuts the chunks of the buckets anew. */
-gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const gg_slice *apart, int rank, int ranks,
+/* separate: of each layer a run of whole lanes that is set apart; count 0: none. Cuts the chunks of the buckets anew.
+ */
+gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const gg_slice *separate, int rank, int ranks,
                               gg_buckets *buckets, gg_partition *out);
 void gg_partition_destroy(gg_partition *partition);
 

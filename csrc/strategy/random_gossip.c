@@ -39,7 +39,7 @@ enum {
 typedef enum note_kind {
     ASK = 1, /* send me what you published */
     WEIGHTS, /* chunks of weights follow, with this mass */
-    REST /* I have made my last step and need nothing any more; I have pushed so many messages to you since we last were
+    DONE /* I have made my last step and need nothing any more; I have pushed so many messages to you since we last were
             at rest */
 } note_kind;
 
@@ -74,9 +74,9 @@ typedef struct question {
 
 /* One a rank. */
 typedef struct peer_state {
-    gg_request heard, told_rest;
-    note landing, rest;
-    bool rests;      /* it has told so, and will send no more than answers */
+    gg_request heard, done_sent;
+    note landing, done_note;
+    bool done;       /* it has told so, and will send no more than answers */
     int unanswered;  /* questions to it, to which no answer is announced */
     int64_t pushed;  /* messages to it since all were at rest */
     int64_t awaited; /* messages that it has told of and that have not come, less those that came before it told */
@@ -133,12 +133,12 @@ static int draw_partner(const random_gossip *s) {
 
 /* Nobody reads it, and nobody may ask for it. */
 static int free_snapshot(const random_gossip *s) {
-    bool taken[SNAPSHOTS] = {false};
-    if (s->published >= 0) taken[s->published] = true;
+    bool in_use[SNAPSHOTS] = {false};
+    if (s->published >= 0) in_use[s->published] = true;
     for (int i = 0; i < DELIVERIES; ++i)
-        if (s->delivery[i].active) taken[s->delivery[i].snapshot] = true;
+        if (s->delivery[i].active) in_use[s->delivery[i].snapshot] = true;
     for (int i = 0; i < SNAPSHOTS; ++i)
-        if (!taken[i]) return i;
+        if (!in_use[i]) return i;
     return -1;
 }
 
@@ -273,13 +273,13 @@ static gg_status hear(random_gossip *s, int peer, bool *moved) {
         else if (heard.kind == WEIGHTS) GG_TRY(accept(s, peer, heard.mass, &done));
         if (!done) break;
         if (heard.kind == WEIGHTS && s->pulls) p->unanswered--;
-        if (heard.kind == REST) {
+        if (heard.kind == DONE) {
             p->awaited += heard.pushed;
-            p->rests = true;
+            p->done = true;
         }
         *moved = true;
         GG_TRY(gg_release(transport, &p->heard));
-        if (!p->rests || p->unanswered > 0) GG_TRY(listen_to(s, peer));
+        if (!p->done || p->unanswered > 0) GG_TRY(listen_to(s, peer));
     }
 cleanup:
     return status;
@@ -314,7 +314,7 @@ static gg_status advance(random_gossip *s, bool *moved) {
     for (int peer = 0; peer < s->head.env.transport->size; ++peer) {
         bool done;
         GG_TRY(hear(s, peer, moved));
-        GG_TRY(look(s, &s->peer[peer].told_rest, &done, moved));
+        GG_TRY(look(s, &s->peer[peer].done_sent, &done, moved));
     }
     for (int i = 0; i < ARRIVALS; ++i) {
         arrival *a = &s->arrival[i];
@@ -380,7 +380,7 @@ static gg_status begin(gg_strategy *strategy) {
     if (strategy->env.transport->size == 1 || s->listens) return GG_OK;
     s->listens = true;
     for (int peer = 0; peer < strategy->env.transport->size; ++peer) {
-        s->peer[peer].rests = false;
+        s->peer[peer].done = false;
         s->peer[peer].pushed = s->peer[peer].awaited = 0;
         if (peer != strategy->env.transport->rank) GG_TRY(listen_to(s, peer));
     }
@@ -455,8 +455,8 @@ static gg_status say_rest(random_gossip *s) {
     for (int i = 1; i < transport->size; ++i) {
         int peer = (transport->rank + i) % transport->size;
         peer_state *p = &s->peer[peer];
-        p->rest = (note){.kind = REST, .pushed = p->pushed};
-        GG_TRY(gg_send(transport, &p->rest, sizeof p->rest, peer, TAG_NOTE, &p->told_rest));
+        p->done_note = (note){.kind = DONE, .pushed = p->pushed};
+        GG_TRY(gg_send(transport, &p->done_note, sizeof p->done_note, peer, TAG_NOTE, &p->done_sent));
     }
 cleanup:
     return status;
@@ -474,7 +474,7 @@ static int missing(const random_gossip *s) {
     if (asked(s) >= 0) return asked(s);
     for (int i = 0; i < s->head.env.transport->size; ++i) {
         const peer_state *p = &s->peer[i];
-        if (p->heard.state != GG_REQUEST_IDLE || p->told_rest.state != GG_REQUEST_IDLE || p->awaited != 0) return i;
+        if (p->heard.state != GG_REQUEST_IDLE || p->done_sent.state != GG_REQUEST_IDLE || p->awaited != 0) return i;
     }
     for (int i = 0; i < DELIVERIES; ++i)
         if (s->delivery[i].active) return s->delivery[i].peer;
@@ -511,7 +511,7 @@ cleanup:
 }
 
 /* Goes on serving the others until all have made their last step and nothing is under way. A rank that pulls says that
- * it rests when it has its answers: who has heard that of all will not be asked again. */
+ * it is done when it has its answers: who has heard that of all will not be asked again. */
 static gg_status settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
@@ -560,7 +560,7 @@ static void destroy(gg_strategy *strategy) {
     gg_transport *transport = strategy->env.transport;
     for (int i = 0; s->peer != NULL && i < transport->size; ++i) {
         gg_cancel(transport, &s->peer[i].heard);
-        gg_cancel(transport, &s->peer[i].told_rest);
+        gg_cancel(transport, &s->peer[i].done_sent);
     }
     for (int i = 0; i < QUESTIONS; ++i) gg_cancel(transport, &s->question[i].asked);
     for (int i = 0; i < ARRIVALS; ++i) {

@@ -83,8 +83,8 @@ void gg_strategy_destroy(gg_strategy *strategy) {
 
 int gg_strategy_workers(const gg_strategy_options *options, int size) {
     bool serves = options->kind == GG_STRATEGY_PARAMETER_SERVER || options->kind == GG_STRATEGY_ELASTIC_AVERAGING;
-    bool apart = serves && options->dedicated && options->servers > 0 && options->servers < size;
-    return apart ? size - options->servers : size;
+    bool dedicated = serves && options->dedicated && options->servers > 0 && options->servers < size;
+    return dedicated ? size - options->servers : size;
 }
 
 static gg_status arena_create(const gg_strategy_env *env, bool shared, size_t count, const char *what, float **out) {
@@ -104,10 +104,10 @@ gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, state->count, "weights", &state->weight));
     if (!(shared & GG_OTHER_GRADIENT))
         GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, state->count, "gradients", &state->gradient));
-    if (gg_optimizer_keeps_momentum(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, state->kept, "momentum", &state->momentum));
-    if (gg_optimizer_keeps_square(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, state->kept, "second moment", &state->square));
+    if (gg_optimizer_has_momentum(env->optimizer))
+        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, state->owned, "momentum", &state->momentum));
+    if (gg_optimizer_has_square(env->optimizer))
+        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, state->owned, "second moment", &state->square));
 cleanup:
     return status;
 }

@@ -7,9 +7,10 @@
  *   end()         after the backward pass
  *   settle()      collective: completes and mixes all that is in flight; the state's arenas are current and at rest.
  *                 Evaluation, checkpoints and the end call it.
- * A strategy that computes the gradients of some linear layers' weights itself (gg_strategy_taking) is given, besides,
- * the input of each before need, and the error of its output before ready. The strategy owns the state's arenas
- * (weight, gradient, momentum) and what is exchanged, and calls the optimiser where it updates. One rank, one thread.
+ * A strategy that computes the gradients of some linear layers' weights itself (gg_strategy_fc_hooks) is given,
+ * besides, the input of each before need, and the error of its output before ready. The strategy owns the state's
+ * arenas (weight, gradient, momentum) and what is exchanged, and calls the optimiser where it updates. One rank, one
+ * thread.
  */
 #ifndef GG_STRATEGY_STRATEGY_H
 #define GG_STRATEGY_STRATEGY_H
@@ -109,23 +110,23 @@ typedef struct gg_strategy_model {
 
 /* Of a strategy that computes the gradient of linear layers' weights itself. The vectors are read before the call
  * returns. */
-typedef struct gg_strategy_taking {
-    /* *taken: it computes that of this layer in the step under way; then `error` is called, too. */
-    gg_status (*input)(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken);
+typedef struct gg_strategy_fc_hooks {
+    /* *partitioned: it computes that of this layer in the step under way; then `error` is called, too. */
+    gg_status (*input)(gg_strategy *strategy, int layer, const gg_vectors *input, bool *partitioned);
     gg_status (*error)(gg_strategy *strategy, int layer, const gg_vectors *error);
-} gg_strategy_taking;
+} gg_strategy_fc_hooks;
 
 struct gg_strategy {
     const gg_strategy_table *table;
-    const gg_strategy_model *model;   /* NULL: none */
-    const gg_strategy_taking *taking; /* NULL: it does not */
+    const gg_strategy_model *model;       /* NULL: none */
+    const gg_strategy_fc_hooks *fc_hooks; /* NULL: it does not */
     gg_strategy_env env;
-    int64_t step;           /* of the training step under way; set by begin's caller */
-    const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
-    const int64_t *batch;   /* samples of each rank in this step; set by begin's caller */
-    double exposed_seconds; /* waited in need, end and settle, since creation */
-    int64_t skipped;        /* exchanges left out since creation, so as not to wait for a rank that lags */
-    const bool *taken;      /* of each layer: whether it has been taken in some step since creation; NULL: none */
+    int64_t step;               /* of the training step under way; set by begin's caller */
+    const float *share;         /* batch of each rank / samples of all ranks in this step; set by begin's caller */
+    const int64_t *batch;       /* samples of each rank in this step; set by begin's caller */
+    double exposed_seconds;     /* waited in need, end and settle, since creation */
+    int64_t skipped;            /* exchanges left out since creation, so as not to wait for a rank that lags */
+    const bool *fc_partitioned; /* of each layer: whether it has been taken in some step since creation; NULL: none */
     /* Which slices of the gradients' sum and of the optimiser's arenas each rank keeps; NULL: every rank keeps all. */
     const struct gg_partition *partition;
 };
@@ -140,6 +141,6 @@ int gg_strategy_workers(const gg_strategy_options *options, int size);
  * none. Collective: every rank asks for the same arena; `whole` may be NULL on those that only give. */
 gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole);
 /* At rest: sets the weights or an arena of the optimiser from `count` elements, of which a rank takes what it keeps. */
-void gg_strategy_keep(gg_strategy *strategy, gg_arena which, const float *whole);
+void gg_strategy_load(gg_strategy *strategy, gg_arena which, const float *whole);
 
 #endif

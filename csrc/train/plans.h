@@ -4,7 +4,7 @@
 
 #include "nn/plan.h"
 
-#define GG_PLANS_KEPT 8
+#define GG_PLANS_CACHED 8
 
 typedef struct gg_plans {
     const gg_graph *graph;
@@ -14,7 +14,7 @@ typedef struct gg_plans {
         int64_t batch;
         bool training;
         int64_t used; /* for choosing which one goes when all places are taken */
-    } kept[GG_PLANS_KEPT];
+    } cached[GG_PLANS_CACHED];
     int64_t uses;
     gg_plan *pinned; /* one of them that is not destroyed to make room; NULL: none. Set by the user of the plans. */
 } gg_plans;

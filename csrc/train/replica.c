@@ -104,12 +104,12 @@ cleanup:
     return status;
 }
 
-static gg_status on_input(void *context, int layer, const gg_vectors *input, bool *taken) {
+static gg_status on_input(void *context, int layer, const gg_vectors *input, bool *partitioned) {
     gg_status status = GG_OK;
     gg_replica *r = context;
     double begin = gg_transport_now(r->options.transport);
-    GG_TRY(r->strategy->taking->input(r->strategy, layer, input, taken));
-    if (!*taken || r->trace == NULL) goto cleanup;
+    GG_TRY(r->strategy->fc_hooks->input(r->strategy, layer, input, partitioned));
+    if (!*partitioned || r->trace == NULL) goto cleanup;
     record(r, "give", begin, r->node);
     r->node_begin = gg_transport_now(r->options.transport);
 cleanup:
@@ -126,7 +126,7 @@ static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     GG_TRY(gg_transport_compute(r->options.transport, r->charged));
     if (r->trace != NULL) on_leave(r, node, "backward");
     double begin = gg_transport_now(r->options.transport);
-    GG_TRY(r->strategy->taking->error(r->strategy, layer, error));
+    GG_TRY(r->strategy->fc_hooks->error(r->strategy, layer, error));
     record(r, "give", begin, node);
     if (r->trace != NULL) on_enter(r, node);
 cleanup:
@@ -381,7 +381,7 @@ gg_status gg_replica_end_epoch(gg_replica *r) {
 static gg_status settle_samples(gg_replica *r) {
     gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
-    if (r->ring == NULL || gg_sample_ring_at_rest(r->ring)) goto cleanup;
+    if (r->ring == NULL || gg_sample_ring_is_idle(r->ring)) goto cleanup;
     GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_settle(r->ring)));
     spent_on_data(r, "settle", begin);
 cleanup:
@@ -405,7 +405,7 @@ cleanup:
     return status;
 }
 
-void gg_replica_keep(gg_replica *r, gg_arena which, const float *whole) { gg_strategy_keep(r->strategy, which, whole); }
+void gg_replica_load(gg_replica *r, gg_arena which, const float *whole) { gg_strategy_load(r->strategy, which, whole); }
 
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
@@ -592,7 +592,7 @@ static gg_status tune(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_replica_options *o = &r->options;
     const int layers = gg_graph_layers(o->graph), ranks = o->transport->size;
-    const int moments = gg_optimizer_keeps_momentum(&o->optimizer) + gg_optimizer_keeps_square(&o->optimizer);
+    const int moments = gg_optimizer_has_momentum(&o->optimizer) + gg_optimizer_has_square(&o->optimizer);
     double *forward = NULL, slowest = 0;
     GG_TRY(gg_alloc(((size_t)layers + 1) * sizeof *forward, "modelled times", &forward));
     for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : USUAL_BATCH);
@@ -635,7 +635,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
         GG_TRY(gg_trace_create(options->trace, &r->trace));
         GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
     }
-    r->state.count = r->state.kept = gg_graph_arena_count(options->graph);
+    r->state.count = r->state.owned = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
     GG_TRY(gg_strategy_create(&r->options.strategy,
@@ -647,7 +647,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
                                                  .seed = options->seed,
                                                  .trace = r->trace},
                               &r->strategy));
-    if (r->strategy->taking != NULL) r->hooks.input = on_input, r->hooks.error = on_error;
+    if (r->strategy->fc_hooks != NULL) r->hooks.input = on_input, r->hooks.error = on_error;
     gg_graph_initialise(options->graph, options->seed, r->state.weight);
     gg_replica_set_consensus(r, r->state.weight);
     *out = r;
@@ -679,7 +679,7 @@ gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.tran
 const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
 double gg_replica_clock_offset(const gg_replica *r) { return r->clock_offset; }
 gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
-const bool *gg_replica_taken(const gg_replica *r) { return r->strategy->taken; }
+const bool *gg_replica_fc_partitioned(const gg_replica *r) { return r->strategy->fc_partitioned; }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->plans.pinned; }
 
 const char *gg_replica_backend_name(const gg_replica *r) {

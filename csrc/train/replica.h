@@ -90,7 +90,7 @@ gg_status gg_replica_settle(gg_replica *replica); /* collective */
 /* Settles, and copies an arena of all elements; `whole` may be NULL. Collective: all ranks ask for the same. */
 gg_status gg_replica_gather(gg_replica *replica, gg_arena which, float *whole);
 /* Settled: sets the weights, or what this rank keeps of an arena of the optimiser. */
-void gg_replica_keep(gg_replica *replica, gg_arena which, const float *whole);
+void gg_replica_load(gg_replica *replica, gg_arena which, const float *whole);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
 /* The strategy's own model, where it keeps one, or else the mean of the replicas' weights; valid until the next call.
@@ -128,7 +128,7 @@ gg_status gg_replica_at(const gg_replica *replica, const char *what, gg_status s
 const char *gg_replica_backend_name(const gg_replica *replica);
 gg_isa gg_replica_isa(const gg_replica *replica);
 /* Of each layer: whether the strategy has computed the gradient of its weight in some step so far; NULL: of none. */
-const bool *gg_replica_taken(const gg_replica *replica);
+const bool *gg_replica_fc_partitioned(const gg_replica *replica);
 /* The plan of the last training step, valid until the next one; NULL before the first. */
 gg_plan *gg_replica_plan(const gg_replica *replica);
 size_t gg_replica_bytes(const gg_replica *replica); /* of plans and arenas */

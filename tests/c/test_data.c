@@ -390,21 +390,21 @@ static void test_optimizer(void) {
     CHECK(args.grad == gradient && args.weight == weight + 16 && args.momentum == momentum + 16 &&
           args.square == square + 16);
     CHECK(args.weight_copy == NULL && args.weight_after == NULL && args.compute_copy == NULL);
-    CHECK(gg_optimizer_keeps_momentum(&optimizer) && !gg_optimizer_keeps_square(&optimizer));
+    CHECK(gg_optimizer_has_momentum(&optimizer) && !gg_optimizer_has_square(&optimizer));
 
     gg_optimizer adam = {.kind = GG_OPTIMIZER_ADAM, .rate = {.lr = 0.5}, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8f};
     adam.weight_decay = 0.1f;
     CHECK_OK(gg_optimizer_check(&adam));
-    CHECK(gg_optimizer_keeps_momentum(&adam) && gg_optimizer_keeps_square(&adam));
+    CHECK(gg_optimizer_has_momentum(&adam) && gg_optimizer_has_square(&adam));
     args = gg_optimizer_update(&adam, &state, 0, 0, 32, gradient);
     CHECK_INT(args.rule, GG_UPDATE_ADAM);
     CHECK_NEAR(args.lr, 5.0, 1e-6);                   /* 0.5 / (1 - 0.9) */
     CHECK_NEAR(args.root_scale, 31.6227766, 1e-5);    /* 1 / sqrt(1 - 0.999) */
     CHECK_NEAR(args.square_share / 0.001, 1.0, 1e-7); /* not 1 - 0.999f */
-    CHECK(args.weight_decay == 0.1f && args.keep == 1.0f);
+    CHECK(args.weight_decay == 0.1f && args.weight_factor == 1.0f);
     adam.decoupled = true;
     args = gg_optimizer_update(&adam, &state, 0, 0, 32, gradient);
-    CHECK(args.weight_decay == 0.0f && args.keep == 0.95f);
+    CHECK(args.weight_decay == 0.0f && args.weight_factor == 0.95f);
 
 #define BREAK(change, text)                                                                                            \
     do {                                                                                                               \

@@ -655,7 +655,7 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         .d_share = 0.1f,
         .beta2 = 0.99f,
         .square_share = 0.01f,
-        .keep = 0.97f,
+        .weight_factor = 0.97f,
         .root_scale = 1.5f,
         .eps = 1e-3f};
     for (size_t i = 0; i < n; ++i) {
@@ -671,7 +671,8 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         const double new_m = mu * mixed_m + (adam ? (double)args.d_share : 1) * d;
         double new_w = w - lr * (rule == GG_UPDATE_PLAIN ? d : rule == GG_UPDATE_NESTEROV ? d + mu * new_m : new_m);
         if (adam)
-            new_w = (double)args.keep * w - lr * new_m / (sqrt(new_s) * (double)args.root_scale + (double)args.eps);
+            new_w = (double)args.weight_factor * w -
+                    lr * new_m / (sqrt(new_s) * (double)args.root_scale + (double)args.eps);
         wanted_w[i] = args.weight_after ? new_w + (w_in[i] - w_sent) / 2 : new_w;
         wanted_m[i] = new_m;
         wanted_s[i] = new_s;
@@ -722,7 +723,7 @@ static void test_square_below_zero(void) {
                                                        .square_before = came,
                                                        .lr = 0.1f,
                                                        .beta2 = 0.99f,
-                                                       .keep = 1,
+                                                       .weight_factor = 1,
                                                        .root_scale = 1,
                                                        .eps = 1e-3f});
     for (int i = 0; i < n; ++i) CHECK(s[i] == 0);

@@ -1,4 +1,4 @@
-/* Partner schedules: who sends to whom, how fast news and averages spread. */
+/* Partner schedules: who sends to whom, how fast averages spread. */
 #include <stdlib.h>
 
 #include "base/memory.h"

@@ -23,7 +23,7 @@ void gg_virtual_make_undue(gg_virtual *cluster, gg_virtual_rank *rank) {
 
 void gg_virtual_wake(gg_virtual *cluster, gg_request *request, double time) {
     gg_virtual_rank *rank = &cluster->ranks[gg_link_of(request)->owner];
-    rank->news = true;
+    rank->has_event = true;
     if (rank->waiting != request && !rank->polling && !rank->waits_for_any) return;
     double key = time > rank->clock ? time : rank->clock;
     rank->waiting = NULL;
@@ -115,13 +115,13 @@ gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank) {
     gg_virtual *cluster = rank->cluster;
     gg_status status = gg_virtual_still_good(rank);
     if (status != GG_OK) return status;
-    if (!rank->news) {
+    if (!rank->has_event) {
         rank->waits_for_any = true;
         if (rank->next_known < INFINITY) gg_virtual_make_due(cluster, rank, rank->next_known, false);
         gg_virtual_hand_on(cluster, rank);
         rank->waits_for_any = false;
     }
-    rank->news = false;
+    rank->has_event = false;
     rank->fruitless = 0;
     rank->next_known = INFINITY;
     return gg_virtual_still_good(rank);

@@ -157,7 +157,7 @@ gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int
 typedef struct aside {
     double clock, out_free, in_free, timeout;
     int64_t bytes_sent, messages_sent;
-    bool news;
+    bool has_event;
 } aside;
 
 static void keep_aside(gg_virtual_rank *rank, aside *out) {
@@ -168,7 +168,7 @@ static void keep_aside(gg_virtual_rank *rank, aside *out) {
                    .timeout = t->timeout,
                    .bytes_sent = t->bytes_sent,
                    .messages_sent = t->messages_sent,
-                   .news = rank->news};
+                   .has_event = rank->has_event};
     t->timeout = 0;
 }
 
@@ -176,7 +176,7 @@ static void take_back(gg_virtual_rank *rank, const aside *kept) {
     rank->clock = kept->clock;
     rank->out_free = kept->out_free;
     rank->in_free = kept->in_free;
-    rank->news = kept->news;
+    rank->has_event = kept->has_event;
     rank->transport.timeout = kept->timeout;
     rank->transport.bytes_sent = kept->bytes_sent;
     rank->transport.messages_sent = kept->messages_sent;

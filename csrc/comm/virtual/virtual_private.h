@@ -48,7 +48,7 @@ typedef struct gg_virtual_rank {
     bool polling;       /* sleeps until something happens to any of its requests, or nobody else can run */
     bool waits_for_any; /* sleeps until something happens to any of its requests */
     bool lingers;       /* its function has returned, and it serves those whose function has not */
-    bool news;          /* something has happened to one of them since it last waited for any */
+    bool has_event;     /* something has happened to one of them since it last waited for any */
     int fruitless;      /* tests in a row that found nothing */
     double next_known;  /* the first clock at which one of the requests that they asked for completes */
     /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
@@ -98,8 +98,8 @@ gg_status gg_virtual_let_others_catch_up(gg_virtual_rank *rank);
 /* A test found nothing. Puts a rank that only polls to sleep until there is something to find. */
 gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request);
 
-/* After news that came while the rank was testing other requests it returns at once: they are all to be tested again.
- */
+/* Returns at once where something has happened while the rank was testing its other requests: it must test all of them
+ * again. */
 gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank);
 
 /* ---- wire.c ---- */

@@ -18,7 +18,7 @@ GG_INLINE void publish(bool narrow, void *copy, size_t i, value v) {
 /* rule, receives and narrow are constants in every call, so each combination becomes a loop without their branches. */
 GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receives, bool narrow) {
     const size_t n = whole_lanes(args->n);
-    const bool keeps = rule != GG_UPDATE_PLAIN;
+    const bool stateful = rule != GG_UPDATE_PLAIN;
     const float *grad = args->grad;
     float *weight = args->weight, *momentum = args->momentum, *square = args->square;
     void *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy, *square_copy = args->square_copy;
@@ -28,11 +28,11 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
     uint16_t *compute_copy = args->compute_copy;
     const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
     const float d_share = args->d_share, beta2 = args->beta2, square_share = args->square_share;
-    const float keep = args->keep, root_scale = args->root_scale, eps = args->eps;
+    const float weight_factor = args->weight_factor, root_scale = args->root_scale, eps = args->eps;
     for (size_t i = 0; i < n; i += FLOATS) {
         const value w = load(weight + i), d = grad_scale * load(grad + i) + decay * w;
         value w_new, m = {0}, m_new = {0};
-        if (keeps) {
+        if (stateful) {
             const value sent = load(momentum + i);
             m = mixed(narrow, sent, sent, momentum_before, i);
         }
@@ -43,7 +43,7 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
             const value s_sum = beta2 * s + square_share * (d * d);
             const value s_new = (value)((words)s_sum & ~(words)(s_sum < 0.0f)); /* NaN stays NaN */
             m_new = mu * m + d_share * d;
-            w_new = keep * w - lr * m_new / (square_root(s_new) * root_scale + eps);
+            w_new = weight_factor * w - lr * m_new / (square_root(s_new) * root_scale + eps);
             *(floats *)(square + i) = s_new;
             publish(narrow, square_copy, i, s_new);
         } else {
@@ -54,7 +54,7 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
         *(floats *)(weight + i) = w_new;
         publish(narrow, weight_copy, i, w_new);
         if (compute_copy != NULL) *(halves *)(compute_copy + i) = narrowed(rounded_words(w_new));
-        if (!keeps) continue;
+        if (!stateful) continue;
         *(floats *)(momentum + i) = m_new;
         publish(narrow, momentum_copy, i, m_new);
     }

@@ -61,7 +61,7 @@ static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in
                                  .d_share = (float)number[6],
                                  .beta2 = (float)number[7],
                                  .square_share = (float)number[8],
-                                 .keep = (float)number[9],
+                                 .weight_factor = (float)number[9],
                                  .root_scale = (float)number[10],
                                  .eps = (float)number[11]};
     if (in[0] == NULL || in[1] == NULL || (args.rule != GG_UPDATE_PLAIN && in[2] == NULL) ||
