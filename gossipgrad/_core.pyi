@@ -131,8 +131,13 @@ class Trainer:
         """docs/report.md's "tuning"; empty for strategies without buckets, or whose sizes are not tuned."""
 
     # training
-    def begin(self, dataset: Dataset, batch: int, shuffle: bool = True) -> int:
-        """Makes the loaders and plans; returns the steps of an epoch."""
+    def begin(
+        self, dataset: Dataset | list[Dataset], batch: int, shuffle: bool = True, shard: str = "interleaved"
+    ) -> int:
+        """Makes the loaders and plans; returns the steps of an epoch.
+
+        A list: the own part of each local rank, instead of one set that all ranks have. shard: interleaved contiguous.
+        """
     def epoch(self, epoch: int, /) -> None:
         """Starts epoch `epoch` (from 0): orders the samples, zeroes the sums."""
     def run(self, steps: int, watch: Callable[[], object] | None = None) -> int:
@@ -159,7 +164,10 @@ class Trainer:
 
     # evaluation. Collective; replica: every rank's own weights on the whole set, one result a rank of the group;
     # else the consensus model, the set split over the ranks, one result.
-    def evaluate(self, dataset: Dataset, batch: int, replica: bool = False) -> list[dict[str, float]]: ...
+    # A list of sets: the own part of each local rank, one result over all of them.
+    def evaluate(
+        self, dataset: Dataset | list[Dataset], batch: int, replica: bool = False
+    ) -> list[dict[str, float]]: ...
     def predict(self, samples: NDArray[np.float32], batch: int) -> NDArray[np.float32]:
         """By the consensus model, all on every rank of MPI."""
     def consensus_distance(self) -> float: ...
@@ -198,7 +206,9 @@ def abort(code: int, /) -> None:
     """Ends all ranks of the MPI world."""
 
 def mpi_start(launched: int = 0) -> None: ...
-def shard(count: int, rank: int, size: int) -> tuple[int, int]: ...
+def shard(count: int, rank: int, size: int, seed: int = 0, contiguous: bool = False) -> NDArray[np.int32]:
+    """Which samples a rank has, in their order."""
+
 def partners(
     topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
 ) -> tuple[int, int]:

@@ -318,7 +318,7 @@ def test_bytes_of_inputs_and_errors(p):
     net = gg.Sequential([gg.Linear(7), gg.Linear(6)], input=(37,), name="ragged")
     trainer = trainer_of(p, OPTIMIZERS["plain"], gg.OverlappedAveraging(partition_fc=True), net=net)
     n = 2 * p + 1
-    sizes = [end - begin for begin, end in (_core.shard(n, rank, p) for rank in range(p))]
+    sizes = [len(_core.shard(n, rank, p)) for rank in range(p)]
     assert len(set(sizes)) == 2
     record = trainer.fit((np.zeros((n, 37), np.float32), np.zeros(n, np.int64)), batch_size=2, progress=False).last
     steps = record["steps"]

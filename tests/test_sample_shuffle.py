@@ -21,7 +21,7 @@ class Ring:
     """The definition, sample numbers a rank: rows [s, s + b) of the slots that all have go one rank down."""
 
     def __init__(self, count, p, batch):
-        self.shards = [list(range(*_core.shard(count, r, p))) for r in range(p)]
+        self.shards = [_core.shard(count, r, p).tolist() for r in range(p)]
         self.slots, self.batch, self.first = count // p, batch, 0
 
     def exchange(self):
@@ -112,7 +112,7 @@ def test_the_order_is_shuffled_and_alike_on_all_ranks():
     """Every rank's slots hold the same samples: whatever moves, nothing changes, unless ranks visit other slots."""
     p, rows = 4, 12
     net, loss, x, y = case("images", rows)
-    x, y = np.concatenate([x] * p), np.concatenate([y] * p)
+    x, y = np.repeat(x, p, axis=0), np.repeat(y, p)
     hashes = []
     for strategy in (SHUFFLED, gg.NoExchange()):
         options = {"epochs": 2, "batch_size": 5, "progress": False}
@@ -223,7 +223,7 @@ def test_ranks_that_only_serve_have_no_samples():
     trainer = trainer_of(4, served, net, loss)
     trainer.fit((x, y), batch_size=4, progress=False)
     ids = [trainer.sample_ids(r).tolist() for r in range(4)]
-    assert ids == [list(range(*_core.shard(23, r, 3))) for r in range(3)] + [[]]
+    assert ids == [_core.shard(23, r, 3).tolist() for r in range(3)] + [[]]
     assert trainer.audit_samples()["ok"] and trainer.audit_samples()["samples"] == 23
     options = {**served.options(), "shuffle_samples": True}
     with pytest.raises(ValueError, match="shuffle_samples: allowed only where all ranks train, here 3 of 4 do"):

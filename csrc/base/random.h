@@ -15,6 +15,7 @@ typedef enum gg_random_purpose {
     GG_RANDOM_SCHEDULE,    /* step = cycle; rank = 0: all ranks draw the same */
     GG_RANDOM_STRAGGLER,
     GG_RANDOM_PARTNER, /* step = training step, rank = rank */
+    GG_RANDOM_SHARD,   /* which rank has which sample; one word a round, all else 0 */
     GG_RANDOM_TEST
 } gg_random_purpose;
 

@@ -8,10 +8,11 @@
 struct gg_sample_ring {
     gg_transport *transport;
     gg_shard_copy *shard;
-    int64_t count, slots, rows; /* samples of all ranks; slots that move; of them in an exchange */
-    int64_t exchanges;          /* begun, those that a seek has skipped included; -1: the shard is not filled */
-    size_t bytes;               /* of a message */
-    void *message[2];           /* they take turns: one is packed while the other may still be read */
+    gg_sharding sharding;
+    int64_t slots, rows; /* slots that move; of them in an exchange */
+    int64_t exchanges;   /* begun, those that a seek has skipped included; -1: the shard is not filled */
+    size_t bytes;        /* of a message */
+    void *message[2];    /* they take turns: one is packed while the other may still be read */
     void *landing;
     gg_request sent[2], received;
     int64_t bytes_sent, messages_sent;
@@ -21,24 +22,23 @@ struct gg_sample_ring {
     int64_t sent_in_step;
 };
 
-int64_t gg_sample_ring_id(int64_t count, int rank, int size, int64_t slot, int64_t rows, int64_t exchanges) {
-    int64_t slots = count / size, begin, end;
+int64_t gg_sample_ring_id(const gg_sharding *sharding, int rank, int64_t slot, int64_t rows, int64_t exchanges) {
+    int64_t slots = sharding->count / sharding->size;
     /* The slots sent so far are a run from slot 0 on, around the ring: how often it has passed this one. */
     int64_t moves = slot < slots ? (exchanges * rows + slots - 1 - slot) / slots : 0;
-    gg_shard(count, (int)((rank + moves) % size), size, &begin, &end);
-    return begin + slot;
+    return gg_sharding_id(sharding, (int)((rank + moves) % sharding->size), slot);
 }
 
-gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, int64_t count, int64_t rows,
-                                gg_sample_ring **out) {
+gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, const gg_sharding *sharding,
+                                int64_t rows, gg_sample_ring **out) {
     gg_status status = GG_OK;
     gg_sample_ring *ring = NULL;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *ring, "sample ring", &ring));
     ring->transport = transport;
     ring->shard = shard;
-    ring->count = count;
-    ring->slots = count / transport->size;
+    ring->sharding = *sharding;
+    ring->slots = sharding->count / sharding->size;
     ring->rows = rows;
     ring->exchanges = -1;
     ring->bytes = (size_t)rows * gg_shard_copy_slot_bytes(shard);
@@ -74,8 +74,8 @@ gg_status gg_sample_ring_seek(gg_sample_ring *ring, const gg_dataset *source, in
     GG_TRY(gg_sample_ring_settle(ring));
     if (ring->exchanges == exchanges) goto cleanup;
     for (int64_t slot = 0; slot < shard->set.count; ++slot)
-        shard->id[slot] = (int32_t)gg_sample_ring_id(ring->count, ring->transport->rank, ring->transport->size, slot,
-                                                     ring->rows, exchanges);
+        shard->id[slot] =
+            (int32_t)gg_sample_ring_id(&ring->sharding, ring->transport->rank, slot, ring->rows, exchanges);
     gg_shard_copy_fill(shard, source);
     ring->exchanges = exchanges;
 cleanup:
@@ -199,24 +199,26 @@ static void count_ids(const char *parts, size_t part_bytes, int size, int64_t co
         if (!seen[id] && out->missing++ == 0) out->first_missing = id;
 }
 
-gg_status gg_sample_audit_run(gg_transport *transport, int holders, const gg_shard_copy *shard,
+gg_status gg_sample_audit_run(gg_transport *transport, const gg_sharding *sharding, const gg_shard_copy *shard,
                               const gg_dataset *source, gg_sample_audit *out) {
     gg_status status = GG_OK;
-    int64_t begin = 0, end = 0, zero, largest;
+    const int rank = transport->rank;
+    int64_t largest = 0;
     char *parts = NULL;
     uint8_t *seen = NULL;
-    gg_shard(source->count, 0, holders, &zero, &largest);
-    if (transport->rank < holders) gg_shard(source->count, transport->rank, holders, &begin, &end);
+    for (int holder = 0; holder < sharding->size; ++holder)
+        if (gg_sharding_slots(sharding, holder) > largest) largest = gg_sharding_slots(sharding, holder);
     size_t part_bytes = sizeof(part) + (size_t)largest * sizeof(int32_t);
     GG_TRY(gg_calloc((size_t)transport->size, part_bytes, "ids of all samples", &parts));
-    GG_TRY(gg_calloc((size_t)source->count, 1, "which samples there are", &seen));
+    GG_TRY(gg_calloc((size_t)sharding->count, 1, "which samples there are", &seen));
 
     part *own = (part *)(void *)(parts + (size_t)transport->rank * part_bytes);
-    own->slots = (int32_t)(end - begin);
-    for (int32_t slot = 0; slot < own->slots; ++slot) own->id[slot] = shard ? shard->id[slot] : (int32_t)begin + slot;
+    own->slots = rank < sharding->size ? (int32_t)gg_sharding_slots(sharding, rank) : 0;
+    for (int32_t slot = 0; slot < own->slots; ++slot)
+        own->id[slot] = shard ? shard->id[slot] : (int32_t)gg_sharding_id(sharding, rank, slot);
     if (shard != NULL) own->altered = (int32_t)gg_shard_copy_altered(shard, source, &own->first_altered);
     GG_TRY(gg_allgather(transport, own, part_bytes, parts));
-    count_ids(parts, part_bytes, transport->size, source->count, seen, out);
+    count_ids(parts, part_bytes, transport->size, sharding->count, seen, out);
 cleanup:
     gg_free(parts);
     gg_free(seen);

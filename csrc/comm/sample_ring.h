@@ -19,13 +19,13 @@
 
 typedef struct gg_sample_ring gg_sample_ring;
 
-/* The sample that a slot of rank `rank` holds after so many exchanges, of `count` samples over `size` ranks. Pure. */
-int64_t gg_sample_ring_id(int64_t count, int rank, int size, int64_t slot, int64_t rows, int64_t exchanges);
+/* The sample that a slot of rank `rank` holds after so many exchanges. Pure. */
+int64_t gg_sample_ring_id(const gg_sharding *sharding, int rank, int64_t slot, int64_t rows, int64_t exchanges);
 
-/* Collective; at least two ranks. `count`: samples of all ranks; rows: 1 to the smallest shard. The shard is this
- * rank's, outlives the ring, and is not filled before the first seek. */
-gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, int64_t count, int64_t rows,
-                                gg_sample_ring **out);
+/* Collective; at least two ranks, and not with GG_SHARD_OWN. rows: 1 to the smallest shard. The shard is this rank's,
+ * outlives the ring, and is not filled before the first seek. */
+gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, const gg_sharding *sharding,
+                                int64_t rows, gg_sample_ring **out);
 /* From now on its exchanges ("samples": sent, arrived, in their places) and waits ("wait") are in the lane of data,
  * with the step that `step` points at. Both outlive the ring; trace NULL: none. */
 void gg_sample_ring_show(gg_sample_ring *ring, gg_trace *trace, const int64_t *step);
@@ -53,9 +53,9 @@ typedef struct gg_sample_audit {
     int64_t first_missing, first_duplicate, first_altered; /* ids; -1: none */
 } gg_sample_audit;
 
-/* Collective, at rest. The first `holders` ranks share the source. shard NULL: the rank's part of it as it lies there.
- * The same result on all ranks. */
-gg_status gg_sample_audit_run(gg_transport *transport, int holders, const gg_shard_copy *shard,
+/* Collective, at rest. The first ranks, as many as the sharding has, share the source. shard NULL: the rank's part of
+ * it as it lies there, and the source is not read. The same result on all ranks. */
+gg_status gg_sample_audit_run(gg_transport *transport, const gg_sharding *sharding, const gg_shard_copy *shard,
                               const gg_dataset *source, gg_sample_audit *out);
 
 #endif

@@ -22,8 +22,33 @@ gg_status gg_dataset_check_classes(const gg_dataset *set, int64_t classes);
 void gg_dataset_retain(const gg_dataset *set);
 void gg_dataset_release(gg_dataset *set); /* zeroes it */
 
-/* Contiguous shards whose sizes differ by at most one: rank r holds [begin, end). */
+/* Contiguous parts whose sizes differ by at most one: rank r holds [begin, end). */
 void gg_shard(int64_t count, int rank, int size, int64_t *begin, int64_t *end);
+
+typedef enum gg_shard_kind {
+    /* The set is cut into rounds of `size` consecutive samples. Of each round every rank has one, rotated by a number
+     * that is drawn from (seed, GG_RANDOM_SHARD, round); of a last, shorter round the first ranks have one each.
+     * Samples that are sorted, by class or by time, are divided evenly, and a period in their order meets no period
+     * of a rank, which a plain stride would have. One rank has all in the set's order. */
+    GG_SHARD_INTERLEAVED = 0,
+    GG_SHARD_CONTIGUOUS, /* gg_shard */
+    GG_SHARD_OWN,        /* every rank brings its own samples: each has a set of its own */
+    GG_SHARD_COUNT
+} gg_shard_kind;
+
+/* Which rank has which samples. Pure: every rank can compute every rank's. In each kind a rank's slots are in the order
+ * of the set. */
+typedef struct gg_sharding {
+    gg_shard_kind kind;
+    int size; /* ranks */
+    uint64_t seed;
+    int64_t count;         /* samples of all ranks */
+    const int64_t *counts; /* OWN: samples of each rank; else NULL. Owned by the caller */
+} gg_sharding;
+
+int64_t gg_sharding_slots(const gg_sharding *sharding, int rank); /* how many samples the rank has */
+/* The number of the sample in a slot of the rank: its row in the set; with OWN the sets count one after another. */
+int64_t gg_sharding_id(const gg_sharding *sharding, int rank, int64_t slot);
 
 /* A rank's shard in memory of its own, so that rows can be replaced while the caller's set stays as it is. A slot is
  * the place of one sample with its target; which sample it holds changes, the number of slots does not. One rank, one
@@ -34,8 +59,8 @@ typedef struct gg_shard_copy {
     bool in_flight; /* some slots are being replaced: not to be read; set by whoever replaces them */
 } gg_shard_copy;
 
-/* The ids are those of rank `rank`'s shard, the rows are not filled yet. */
-gg_status gg_shard_copy_create(const gg_dataset *source, int rank, int size, gg_shard_copy **out);
+/* The ids are those of rank `rank`'s shard, the rows are not filled yet. Not with OWN. */
+gg_status gg_shard_copy_create(const gg_dataset *source, const gg_sharding *sharding, int rank, gg_shard_copy **out);
 void gg_shard_copy_destroy(gg_shard_copy *copy);                        /* NULL is fine */
 void gg_shard_copy_fill(gg_shard_copy *copy, const gg_dataset *source); /* the row of every slot, by its id */
 /* Slots whose sample or target is not bit for bit the source's of that id; *first: the id in the first of them. */
@@ -50,7 +75,8 @@ void gg_shard_copy_unpack(gg_shard_copy *copy, int64_t first, int64_t n, int64_t
  * Every rank makes the same number of steps, ceil(largest shard / batch), every sample is seen exactly once an epoch,
  * and no batch is empty: batches are full but for the last; a rank that would have nothing left for the last step moves
  * one sample from its last full batch to it (with batches of one it has none to move and sees its last sample a second
- * time).
+ * time). A rank that has too few samples for that, which happens with OWN alone, divides them evenly among the steps;
+ * with fewer samples than steps it repeats each as evenly as can be, in batches of one.
  *
  * From a shard copy, all ranks visit their slots in one common order, which does not depend on the rank: slot i, for
  * every i that all ranks have, is read by all of them in the same step. Samples may then move between slots of the same
@@ -59,14 +85,15 @@ void gg_shard_copy_unpack(gg_shard_copy *copy, int64_t first, int64_t n, int64_t
 typedef struct gg_loader gg_loader;
 
 typedef struct gg_loader_options {
-    int rank, size;
-    int64_t batch; /* samples a rank and step; at most the smallest shard */
+    gg_sharding sharding; /* its counts are copied */
+    int rank;
+    int64_t batch; /* samples a rank and step; at most the smallest shard; with OWN the largest */
     bool shuffle;  /* false: in the set's order */
     uint64_t seed;
     const gg_shard_copy *copy; /* of this rank; outlives the loader. NULL: the rows are read from the set */
 } gg_loader_options;
 
-/* Retains the set. Errors: fewer samples than ranks; batch larger than the smallest shard: both name the numbers. */
+/* Retains the set. Errors: a rank without a sample; a batch that is too large: both name the numbers. */
 gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *options, gg_loader **out);
 void gg_loader_destroy(gg_loader *loader);
 int64_t gg_loader_steps(const gg_loader *loader); /* of an epoch */

@@ -8,24 +8,62 @@
 struct gg_loader {
     gg_dataset set;
     gg_loader_options options;
-    int64_t begin, count; /* the rank's shard */
+    int64_t *counts; /* of the sharding; NULL: none */
+    int64_t count;   /* of the rank's shard */
     int64_t steps;
-    uint32_t *order; /* its samples in this epoch's order: row numbers of the whole set, or slots of the copy */
+    uint32_t *order; /* its samples in this epoch's order: rows of the set, or slots of the copy */
 };
 
-static gg_status check_options(const gg_dataset *set, const gg_loader_options *options) {
-    int64_t batch = options->batch;
-    if (options->size < 1) return gg_fail(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", options->size);
-    if (options->rank < 0 || options->rank >= options->size)
-        return gg_fail(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, options->size - 1);
-    int64_t smallest = set->count / options->size;
-    if (smallest < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
-                       options->size);
-    if (batch < 1 || batch > smallest)
+/* The least and the most samples that a rank has. */
+static void find_extremes(const gg_sharding *sharding, int64_t *smallest, int64_t *largest) {
+    *smallest = INT64_MAX;
+    *largest = 0;
+    for (int rank = 0; rank < sharding->size; ++rank) {
+        int64_t slots = gg_sharding_slots(sharding, rank);
+        if (slots < *smallest) *smallest = slots;
+        if (slots > *largest) *largest = slots;
+    }
+}
+
+static gg_status check_own(const gg_dataset *set, const gg_loader_options *options) {
+    const gg_sharding *sharding = &options->sharding;
+    int64_t all = 0;
+    for (int rank = 0; rank < sharding->size; ++rank) {
+        if (sharding->counts[rank] < 1)
+            return gg_fail(GG_ERROR_ARGUMENT, "rank %d brings %" PRId64 " samples; every rank needs at least one", rank,
+                           sharding->counts[rank]);
+        all += sharding->counts[rank];
+    }
+    if (all != sharding->count || all > INT32_MAX)
         return gg_fail(GG_ERROR_ARGUMENT,
-                       "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the smallest shard)",
-                       batch, set->count, options->size, smallest);
+                       "%" PRId64 " samples of all ranks; allowed are 1 to %d, here their sum %" PRId64,
+                       sharding->count, INT32_MAX, all);
+    if (set->count != sharding->counts[options->rank])
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d has a set of %" PRId64 " samples; %" PRId64 " were announced",
+                       options->rank, set->count, sharding->counts[options->rank]);
+    return GG_OK;
+}
+
+static gg_status check_options(const gg_dataset *set, const gg_loader_options *options) {
+    const gg_sharding *sharding = &options->sharding;
+    int64_t batch = options->batch, smallest, largest;
+    if (sharding->size < 1) return gg_fail(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", sharding->size);
+    if (options->rank < 0 || options->rank >= sharding->size)
+        return gg_fail(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, sharding->size - 1);
+    bool own = sharding->kind == GG_SHARD_OWN;
+    if (own) {
+        gg_status status = check_own(set, options);
+        if (status != GG_OK) return status;
+    } else if (set->count != sharding->count || set->count < sharding->size) {
+        return gg_fail(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
+                       sharding->size);
+    }
+    find_extremes(sharding, &smallest, &largest);
+    int64_t most = own ? largest : smallest;
+    if (batch < 1 || batch > most)
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)",
+                       batch, sharding->count, sharding->size, most, own ? "largest" : "smallest");
     return GG_OK;
 }
 
@@ -42,11 +80,16 @@ gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *optio
     loader->set = *set;
     loader->options = *options;
 
-    int64_t end, largest;
-    gg_shard(set->count, 0, options->size, &loader->begin, &end);
-    largest = end - loader->begin; /* no shard is larger than that of rank 0 */
-    gg_shard(set->count, options->rank, options->size, &loader->begin, &end);
-    loader->count = end - loader->begin;
+    gg_sharding *sharding = &loader->options.sharding;
+    int64_t smallest, largest;
+    if (sharding->counts != NULL) {
+        size_t bytes = (size_t)sharding->size * sizeof *sharding->counts;
+        GG_TRY(gg_alloc(bytes, "samples of each rank", &block));
+        loader->counts = memcpy(block, sharding->counts, bytes);
+        sharding->counts = loader->counts;
+    }
+    find_extremes(sharding, &smallest, &largest);
+    loader->count = gg_sharding_slots(sharding, options->rank);
     loader->steps = (largest + options->batch - 1) / options->batch;
     GG_TRY(gg_alloc((size_t)loader->count * sizeof *loader->order, "the order of the samples", &block));
     loader->order = block;
@@ -62,13 +105,14 @@ void gg_loader_destroy(gg_loader *loader) {
     if (!loader) return;
     gg_dataset_release(&loader->set);
     gg_free(loader->order);
+    gg_free(loader->counts);
     gg_free(loader);
 }
 
 int64_t gg_loader_steps(const gg_loader *loader) { return loader->steps; }
 
-/* 0 to n-1, or a permutation of them, each with `begin` added. */
-static void fill_order(gg_loader *loader, int64_t epoch, int rank, uint32_t begin, uint32_t n) {
+/* Slots 0 to n-1, permuted where the order is shuffled. */
+static void order_slots(gg_loader *loader, int64_t epoch, int rank, uint32_t n) {
     const gg_random_key key = {
         .seed = loader->options.seed,
         .purpose = GG_RANDOM_SHUFFLE,
@@ -76,17 +120,22 @@ static void fill_order(gg_loader *loader, int64_t epoch, int rank, uint32_t begi
         .step = (uint64_t)epoch,
     };
     if (loader->options.shuffle) gg_random_permutation(&key, n, loader->order);
-    for (uint32_t i = 0; i < n; ++i) loader->order[i] = begin + (loader->options.shuffle ? loader->order[i] : i);
+    else
+        for (uint32_t i = 0; i < n; ++i) loader->order[i] = i;
 }
 
 void gg_loader_epoch(gg_loader *loader, int64_t epoch) {
+    const gg_sharding *sharding = &loader->options.sharding;
     uint32_t count = (uint32_t)loader->count;
     if (loader->options.copy == NULL) {
-        fill_order(loader, epoch, loader->options.rank, (uint32_t)loader->begin, count);
+        order_slots(loader, epoch, loader->options.rank, count);
+        if (sharding->kind == GG_SHARD_OWN) return; /* a slot is a row of the rank's own set */
+        for (uint32_t i = 0; i < count; ++i)
+            loader->order[i] = (uint32_t)gg_sharding_id(sharding, loader->options.rank, loader->order[i]);
         return;
     }
-    uint32_t common = (uint32_t)(loader->set.count / loader->options.size);
-    fill_order(loader, epoch, 0, 0, common);
+    uint32_t common = (uint32_t)(sharding->count / sharding->size);
+    order_slots(loader, epoch, 0, common);
     if (count == common) return;
     /* The one slot more of a larger shard comes last but one: whatever the batch, no common slot then changes its step.
      */
@@ -97,18 +146,18 @@ void gg_loader_epoch(gg_loader *loader, int64_t epoch) {
 /* Where step t starts in a shard of `count` samples, for 0 <= t <= steps. */
 static int64_t batch_begin(const gg_loader *loader, int64_t count, int64_t step) {
     int64_t begin = step * loader->options.batch;
+    if (count < (loader->steps - 1) * loader->options.batch) return step * count / loader->steps;
     if (step >= loader->steps) return count;
-    /* Shards differ by one at most, so a shard that the full batches use up leaves nothing for the last step
-     * alone: that one then starts a sample earlier. */
+    /* A shard that the full batches use up leaves nothing for the last step: that one then starts a sample earlier. */
     return begin < count ? begin : count - 1;
 }
 
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
-    int64_t begin, end;
-    if (rank < 0 || rank >= loader->options.size || step < 0 || step >= loader->steps) return 0;
-    gg_shard(loader->set.count, rank, loader->options.size, &begin, &end);
-    int64_t n = batch_begin(loader, end - begin, step + 1) - batch_begin(loader, end - begin, step);
-    /* Batches of one cannot give a sample away: the smaller shards then see their last sample twice. */
+    const gg_sharding *sharding = &loader->options.sharding;
+    if (rank < 0 || rank >= sharding->size || step < 0 || step >= loader->steps) return 0;
+    int64_t count = gg_sharding_slots(sharding, rank);
+    int64_t n = batch_begin(loader, count, step + 1) - batch_begin(loader, count, step);
+    /* Batches of one cannot give a sample away: the smaller shards then see a sample more than once. */
     return n > 0 ? n : 1;
 }
 

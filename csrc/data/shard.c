@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/random.h"
 #include "data/data.h"
 
 void gg_shard(int64_t count, int rank, int size, int64_t *begin, int64_t *end) {
@@ -9,6 +10,34 @@ void gg_shard(int64_t count, int rank, int size, int64_t *begin, int64_t *end) {
     int64_t each = count / size, more = count % size;
     *begin = rank * each + (rank < more ? rank : more);
     *end = *begin + each + (rank < more);
+}
+
+int64_t gg_sharding_slots(const gg_sharding *sharding, int rank) {
+    if (sharding->kind == GG_SHARD_OWN) return sharding->counts[rank];
+    return sharding->count / sharding->size + (rank < sharding->count % sharding->size);
+}
+
+/* How far a round is rotated: the word number `round` of the stream, brought to 0..ranks-1. */
+static int64_t rotation(const gg_sharding *sharding, int64_t round, int64_t ranks) {
+    const gg_random_key key = {.seed = sharding->seed, .purpose = GG_RANDOM_SHARD};
+    uint32_t word[4];
+    gg_random_block(&key, (uint32_t)(round / 4), word);
+    return (int64_t)((uint64_t)word[round % 4] * (uint64_t)ranks >> 32);
+}
+
+int64_t gg_sharding_id(const gg_sharding *sharding, int rank, int64_t slot) {
+    int64_t begin = 0, end;
+    switch (sharding->kind) {
+    case GG_SHARD_INTERLEAVED: {
+        int64_t first = slot * sharding->size, left = sharding->count - first;
+        int64_t ranks = left < sharding->size ? left : sharding->size;
+        return first + (rank + rotation(sharding, slot, ranks)) % ranks;
+    }
+    case GG_SHARD_OWN:
+        for (int before = 0; before < rank; ++before) begin += sharding->counts[before];
+        return begin + slot;
+    default: gg_shard(sharding->count, rank, sharding->size, &begin, &end); return begin + slot;
+    }
 }
 
 /* ---- a shard in memory of its own ---- */
@@ -20,22 +49,21 @@ static size_t target_bytes(const gg_dataset *set) {
     return (size_t)set->target_values * gg_dtype_size(set->target_dtype);
 }
 
-gg_status gg_shard_copy_create(const gg_dataset *source, int rank, int size, gg_shard_copy **out) {
+gg_status gg_shard_copy_create(const gg_dataset *source, const gg_sharding *sharding, int rank, gg_shard_copy **out) {
     gg_status status = GG_OK;
     gg_shard_copy *copy = NULL;
-    int64_t begin, end;
     *out = NULL;
     GG_TRY(gg_dataset_check(source));
-    gg_shard(source->count, rank, size, &begin, &end);
     GG_TRY(gg_calloc(1, sizeof *copy, "a shard", &copy));
     copy->set = *source;
     copy->set.samples = copy->set.targets = NULL;
-    copy->set.count = end - begin;
+    copy->set.count = gg_sharding_slots(sharding, rank);
     size_t count = (size_t)copy->set.count;
     GG_TRY(gg_storage_create(count * sample_bytes(source), "a shard's samples", &copy->set.samples));
     GG_TRY(gg_storage_create(count * target_bytes(source), "a shard's targets", &copy->set.targets));
     GG_TRY(gg_alloc(count * sizeof *copy->id, "ids of a shard's samples", &copy->id));
-    for (int64_t slot = 0; slot < copy->set.count; ++slot) copy->id[slot] = (int32_t)(begin + slot);
+    for (int64_t slot = 0; slot < copy->set.count; ++slot)
+        copy->id[slot] = (int32_t)gg_sharding_id(sharding, rank, slot);
     *out = copy;
     copy = NULL;
 cleanup:

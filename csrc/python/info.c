@@ -42,16 +42,22 @@ static PyObject *memory(PyObject *module, PyObject *unused) {
 }
 
 static PyObject *shard(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"count", "rank", "size", NULL};
+    static char *names[] = {"count", "rank", "size", "seed", "contiguous", NULL};
+    unsigned long long seed = 0;
     long long count;
-    int rank, size;
-    int64_t begin, end;
+    int rank, size, contiguous = 0;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Lii:shard", names, &count, &rank, &size)) return NULL;
-    if (size < 1 || rank < 0 || rank >= size || count < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Lii|Kp:shard", names, &count, &rank, &size, &seed, &contiguous))
+        return NULL;
+    if (size < 1 || rank < 0 || rank >= size || count < 0 || count > INT32_MAX)
         return PyErr_Format(PyExc_ValueError, "rank: %d of %d ranks with %lld samples", rank, size, count);
-    gg_shard(count, rank, size, &begin, &end);
-    return Py_BuildValue("LL", (long long)begin, (long long)end);
+    gg_sharding sharding = {
+        .kind = contiguous ? GG_SHARD_CONTIGUOUS : GG_SHARD_INTERLEAVED, .size = size, .seed = seed, .count = count};
+    npy_intp slots = (npy_intp)gg_sharding_slots(&sharding, rank);
+    PyArrayObject *array = gg_py_new_array(1, &slots, NPY_INT32);
+    for (npy_intp i = 0; array != NULL && i < slots; ++i)
+        ((int32_t *)PyArray_DATA(array))[i] = (int32_t)gg_sharding_id(&sharding, rank, i);
+    return (PyObject *)array;
 }
 
 static PyObject *random_uniform(PyObject *module, PyObject *args, PyObject *kwargs) {
@@ -86,7 +92,7 @@ static PyObject *rate(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 static PyMethodDef functions[] = {{"info", info, METH_NOARGS, "compiler, cpu, isa, isas, cores, onednn, mpi{...}"},
                                   {"memory", memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
-                                  {"shard", KEYWORDS(shard), "The samples [begin, end) of a rank."},
+                                  {"shard", KEYWORDS(shard), "Which samples a rank has."},
                                   {"random_uniform", KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
                                   {"rate", KEYWORDS(rate), "The learning rate of a schedule at a step."},
                                   {NULL, NULL, 0, NULL}};

@@ -32,6 +32,11 @@ bool gg_py_trainer_enter(gg_py_trainer *t);
         if (status != GG_OK) return gg_py_raise(status);                                                               \
     } while (0)
 
+/* One set for each local rank, and whether they are the ranks' own parts: `object` is a Dataset, which all of them
+ * have, or a list with one for each. *sets is freed by PyMem_Free; -1 with an exception. The sets live as long as
+ * `object`. */
+int gg_py_trainer_sets(const gg_py_trainer *t, PyObject *object, const gg_dataset ***sets, bool *own);
+
 /* A local rank's; NULL with an exception. */
 gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank);
 

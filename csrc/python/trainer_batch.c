@@ -169,19 +169,28 @@ cleanup:
 static PyObject *evaluate(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"dataset", "batch", "replica", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *set, *list = NULL;
+    PyObject *object, *list = NULL;
+    const gg_dataset **sets = NULL;
     long long batch;
     int replicas = 0;
+    bool own;
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:evaluate", names, gg_py_dataset_type, &set, &batch,
-                                     &replicas))
-        return NULL;
-    int n = replicas ? gg_team_size(t->team->team) : 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL|p:evaluate", names, &object, &batch, &replicas)) return NULL;
+    if (gg_py_trainer_sets(t, object, &sets, &own) < 0) return NULL;
+    gg_evaluation_kind kind = own ? GG_EVALUATE_OWN : replicas ? GG_EVALUATE_REPLICAS : GG_EVALUATE_SPLIT;
+    int n = kind == GG_EVALUATE_REPLICAS ? gg_team_size(t->team->team) : 1;
     gg_evaluation *results = PyMem_Calloc((size_t)n, sizeof *results);
-    if (results == NULL) return PyErr_NoMemory();
+    if (own && replicas) {
+        PyErr_SetString(PyExc_ValueError, "replica: not allowed with a list of the ranks' own sets");
+        goto cleanup;
+    }
+    if (results == NULL) {
+        PyErr_NoMemory();
+        goto cleanup;
+    }
     if (!gg_py_trainer_enter(t)) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_evaluate(t->trainer, &((gg_py_dataset *)set)->set, batch, replicas, results);
+    status = gg_trainer_evaluate(t->trainer, sets, batch, kind, results);
     Py_END_ALLOW_THREADS;
     t->busy = false;
     if (status != GG_OK) {
@@ -199,6 +208,7 @@ static PyObject *evaluate(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
 cleanup:
     PyMem_Free(results);
+    PyMem_Free(sets);
     return list;
 }
 

@@ -3,16 +3,53 @@
 
 #include "python/trainer.h"
 
+int gg_py_trainer_sets(const gg_py_trainer *t, PyObject *object, const gg_dataset ***sets, bool *own) {
+    Py_ssize_t local = gg_team_local(t->team->team);
+    bool list = PyList_Check(object), fits = !list || PyList_GET_SIZE(object) == local;
+    for (Py_ssize_t i = 0; fits && i < local; ++i)
+        fits = PyObject_TypeCheck(list ? PyList_GET_ITEM(object, i) : object, gg_py_dataset_type);
+    if (!fits) {
+        PyErr_Format(PyExc_TypeError,
+                     "dataset: must be a _core.Dataset, or a list with one for each of %zd local ranks", local);
+        return -1;
+    }
+    *own = list;
+    *sets = PyMem_Calloc((size_t)local, sizeof **sets);
+    if (*sets == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < local; ++i)
+        (*sets)[i] = &((gg_py_dataset *)(list ? PyList_GET_ITEM(object, i) : object))->set;
+    return 0;
+}
+
 static PyObject *begin(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"dataset", "batch", "shuffle", NULL};
+    static char *names[] = {"dataset", "batch", "shuffle", "shard", NULL};
+    static const char *const shards[] = {"interleaved", "contiguous"};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *set;
+    PyObject *object;
+    const char *shard = shards[0];
+    const gg_dataset **sets = NULL;
     long long batch;
     int shuffle = 1;
+    bool own;
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L|p:begin", names, gg_py_dataset_type, &set, &batch, &shuffle))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL|ps:begin", names, &object, &batch, &shuffle, &shard))
         return NULL;
-    GG_PY_CALL(t, gg_trainer_begin(t->trainer, &((gg_py_dataset *)set)->set, batch, shuffle));
+    int kind = gg_py_choice("shard", shard, shards, 2);
+    if (kind < 0 || gg_py_trainer_sets(t, object, &sets, &own) < 0) return NULL;
+    gg_data_options data = {.shard = own ? GG_SHARD_OWN : (gg_shard_kind)kind, .batch = batch, .shuffle = shuffle};
+    if (!gg_py_trainer_enter(t)) {
+        PyMem_Free(sets);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_begin(t->trainer, sets, &data);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    PyMem_Free(sets);
+    if (status != GG_OK) return gg_py_raise(status);
     return PyLong_FromLongLong(gg_replica_epoch_steps(gg_trainer_replica(t->trainer, 0)));
 }
 

@@ -36,7 +36,9 @@ struct gg_replica {
 
     gg_loader *loader;
     gg_dataset set;
-    gg_shard_copy *shard; /* with its ring: where samples are shuffled among several ranks */
+    gg_sharding sharding;  /* of the set, over the workers */
+    int64_t *shard_counts; /* of the sharding where ranks bring their own samples */
+    gg_shard_copy *shard;  /* with its ring: where samples are shuffled among several ranks */
     gg_sample_ring *ring;
     int64_t batch;  /* samples of the step under way */
     double charged; /* of the backward pass of the layer under way, to the virtual clock */
@@ -289,38 +291,61 @@ static void drop_data(gg_replica *r) {
     gg_shard_copy_destroy(r->shard);
     gg_dataset_release(&r->set);
     gg_free(r->targets);
+    gg_free(r->shard_counts);
+    r->shard_counts = NULL;
     r->loader = NULL;
     r->ring = NULL;
     r->shard = NULL;
     r->targets = NULL;
 }
 
-gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, int64_t batch, bool shuffle) {
+/* Every rank learns how many samples the others bring. */
+static gg_status share_counts(gg_replica *r, int64_t own) {
+    gg_status status = GG_OK;
+    gg_transport *transport = r->options.transport;
+    if (r->workers < transport->size)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "sharded: allowed only where all ranks train, here %d of %d do", r->workers,
+                       transport->size));
+    if (r->options.strategy.shuffle_samples)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "sharded: not allowed with shuffle_samples, which needs the whole set on "
+                                          "every rank"));
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *r->shard_counts, "samples of each rank", &r->shard_counts));
+    GG_TRY(gg_replica_at(r, "samples of each rank", gg_allgather(transport, &own, sizeof own, r->shard_counts)));
+    r->sharding.counts = r->shard_counts;
+    r->sharding.count = 0;
+    for (int rank = 0; rank < transport->size; ++rank) r->sharding.count += r->shard_counts[rank];
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_options *data) {
     gg_status status = GG_OK;
     gg_transport *transport = r->options.transport;
     /* Who only serves keeps the books of rank 0. */
     gg_loader_options options = {.rank = trains(r) ? transport->rank : 0,
-                                 .size = r->workers,
-                                 .batch = batch,
-                                 .shuffle = shuffle,
+                                 .batch = data->batch,
+                                 .shuffle = data->shuffle,
                                  .seed = r->options.seed};
     gg_plan *plan = NULL;
     bool ring = r->options.strategy.shuffle_samples && transport->size > 1;
 
     if (r->ring != NULL && !r->failed) GG_TRY(gg_sample_ring_settle(r->ring));
     drop_data(r);
-    if (ring) GG_TRY(gg_shard_copy_create(set, options.rank, options.size, &r->shard));
+    r->sharding = (gg_sharding){.kind = data->shard, .size = r->workers, .seed = r->options.seed, .count = set->count};
+    if (data->shard == GG_SHARD_OWN) GG_TRY(share_counts(r, set->count));
+    options.sharding = r->sharding;
+    if (ring) GG_TRY(gg_shard_copy_create(set, &r->sharding, options.rank, &r->shard));
     options.copy = r->shard;
     GG_TRY(gg_loader_create(set, &options, &r->loader));
     if (ring) {
-        GG_TRY(gg_sample_ring_create(transport, r->shard, set->count, batch, &r->ring));
+        GG_TRY(gg_sample_ring_create(transport, r->shard, &r->sharding, data->batch, &r->ring));
         gg_sample_ring_show(r->ring, r->trace, &r->state.step);
     }
     gg_dataset_retain(set);
     r->set = *set;
     /* The loader has checked that the batch is no larger than a shard. */
     const size_t target_bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
-    GG_TRY(gg_alloc((size_t)batch * target_bytes, "targets of a batch", &r->targets));
+    GG_TRY(gg_alloc((size_t)data->batch * target_bytes, "targets of a batch", &r->targets));
     for (int64_t t = 0; trains(r) && t < gg_loader_steps(r->loader); ++t)
         GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
 cleanup:
@@ -411,29 +436,19 @@ gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
     if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
     GG_TRY(gg_replica_settle(r));
-    GG_TRY(gg_sample_audit_run(r->options.transport, r->workers, r->shard, &r->set, out));
+    GG_TRY(gg_sample_audit_run(r->options.transport, &r->sharding, r->shard, &r->set, out));
 cleanup:
     return status;
 }
 
-/* The rows of the set that this rank began with. */
-static void own_rows(const gg_replica *r, int64_t *begin, int64_t *end) {
-    *begin = *end = 0;
-    if (trains(r)) gg_shard(r->set.count, r->options.transport->rank, r->workers, begin, end);
-}
-
 int64_t gg_replica_slots(const gg_replica *r) {
-    int64_t begin, end;
     if (r->loader == NULL) return -1;
-    own_rows(r, &begin, &end);
-    return end - begin;
+    return trains(r) ? gg_sharding_slots(&r->sharding, r->options.transport->rank) : 0;
 }
 
 int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) {
-    int64_t begin, end;
     if (r->shard != NULL) return r->shard->id[slot];
-    own_rows(r, &begin, &end);
-    return begin + slot;
+    return gg_sharding_id(&r->sharding, r->options.transport->rank, slot);
 }
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }

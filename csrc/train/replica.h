@@ -69,8 +69,16 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
 /* Collective; NULL is fine. Settle first: what is in flight is given up, and partners may read memory that is freed. */
 void gg_replica_destroy(gg_replica *replica);
 
-/* Gives the data to train on and builds the plans of every batch size that an epoch has. Collective. */
-gg_status gg_replica_begin(gg_replica *replica, const gg_dataset *set, int64_t batch, bool shuffle);
+/* How the data are given to the ranks. */
+typedef struct gg_data_options {
+    gg_shard_kind shard; /* OWN: the set is this rank's own part; else all ranks have the same one */
+    int64_t batch;       /* samples a rank and step */
+    bool shuffle;
+} gg_data_options;
+
+/* Gives the data to train on and builds the plans of every batch size that an epoch has. Retains the set. Errors are
+ * the same on all ranks, but for those of the set itself. Collective. */
+gg_status gg_replica_begin(gg_replica *replica, const gg_dataset *set, const gg_data_options *data);
 int64_t gg_replica_epoch_steps(const gg_replica *replica);
 /* Samples that are shuffled among the ranks are where they are after epochs 0 to epoch - 1 on this set with this batch.
  * Collective. */
@@ -113,7 +121,8 @@ gg_status gg_replica_predict(gg_replica *replica, const float *weights, const fl
 
 /* Counts the samples of all ranks; GG_ERROR_STATE before there is data. Settles. Collective. */
 gg_status gg_replica_audit(gg_replica *replica, gg_sample_audit *out);
-/* How many samples this rank trains on, -1 before there is data; and which one is in a slot of its shard, at rest. */
+/* How many samples this rank trains on, -1 before there is data; and the number (gg_sharding_id) of the one in a slot
+ * of its shard, at rest. */
 int64_t gg_replica_slots(const gg_replica *replica);
 int64_t gg_replica_sample_id(const gg_replica *replica, int64_t slot);
 

@@ -18,9 +18,10 @@ struct gg_trainer {
 /* What a call does on each local rank: the arguments of whichever function runs. */
 typedef struct call {
     gg_trainer *trainer;
-    const gg_dataset *set;
+    const gg_dataset *const *sets;
+    const gg_data_options *data;
+    gg_evaluation_kind kind;
     int64_t number, batch;
-    bool flag;
     gg_arena arena;
     const float *const *samples;
     const void *const *targets;
@@ -91,13 +92,22 @@ void gg_trainer_destroy(gg_trainer *t) {
 
 static gg_status begin(void *context, int local) {
     call *c = context;
-    return gg_replica_begin(c->trainer->replica[local], c->set, c->batch, c->flag);
+    return gg_replica_begin(c->trainer->replica[local], c->sets[local], c->data);
 }
 
-gg_status gg_trainer_begin(gg_trainer *t, const gg_dataset *set, int64_t batch, bool shuffle) {
+/* Each set once: ranks of a virtual cluster that share one have it in a row. */
+static gg_status check_sets(const gg_trainer *t, const gg_dataset *const *sets) {
     gg_status status = GG_OK;
-    GG_TRY(gg_trainer_check_set(t, set));
-    GG_TRY(gg_team_run(t->team, begin, &(call){.trainer = t, .set = set, .batch = batch, .flag = shuffle}));
+    for (int i = 0; i < t->local; ++i)
+        if (i == 0 || sets[i] != sets[i - 1]) GG_TRY(gg_trainer_check_set(t, sets[i]));
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_begin(gg_trainer *t, const gg_dataset *const *sets, const gg_data_options *data) {
+    gg_status status = GG_OK;
+    GG_TRY(check_sets(t, sets));
+    GG_TRY(gg_team_run(t->team, begin, &(call){.trainer = t, .sets = sets, .data = data}));
 cleanup:
     return status;
 }
@@ -307,17 +317,18 @@ static gg_status evaluate(void *context, int local) {
     gg_replica *replica = c->trainer->replica[local];
     gg_transport *transport = gg_replica_transport(replica);
     const float *weights = NULL;
-    int64_t first = 0, end = c->set->count;
+    const gg_dataset *set = c->sets[local];
+    int64_t first = 0, end = set->count;
     gg_evaluation own = {0}, *all = NULL;
 
     GG_TRY(gg_replica_consensus(replica, &weights));
-    if (c->flag) weights = gg_replica_state(replica)->weight;
-    else gg_shard(c->set->count, transport->rank, transport->size, &first, &end);
-    GG_TRY(gg_replica_evaluate(replica, weights, c->set, first, end, c->batch, &own));
+    if (c->kind == GG_EVALUATE_REPLICAS) weights = gg_replica_state(replica)->weight;
+    if (c->kind == GG_EVALUATE_SPLIT) gg_shard(set->count, transport->rank, transport->size, &first, &end);
+    GG_TRY(gg_replica_evaluate(replica, weights, set, first, end, c->batch, &own));
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));
     GG_TRY(gg_replica_at(replica, "results of all ranks", gg_allgather(transport, &own, sizeof own, all)));
     if (local != 0) goto cleanup;
-    if (c->flag) {
+    if (c->kind == GG_EVALUATE_REPLICAS) {
         memcpy(c->evaluations, all, (size_t)transport->size * sizeof *all);
     } else {
         *c->evaluations = (gg_evaluation){0};
@@ -332,12 +343,13 @@ cleanup:
     return status;
 }
 
-gg_status gg_trainer_evaluate(gg_trainer *t, const gg_dataset *set, int64_t batch, bool replicas, gg_evaluation *out) {
+gg_status gg_trainer_evaluate(gg_trainer *t, const gg_dataset *const *sets, int64_t batch, gg_evaluation_kind kind,
+                              gg_evaluation *out) {
     gg_status status = GG_OK;
-    GG_TRY(gg_trainer_check_set(t, set));
+    GG_TRY(check_sets(t, sets));
     if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
     GG_TRY(gg_team_run(t->team, evaluate,
-                       &(call){.trainer = t, .set = set, .batch = batch, .flag = replicas, .evaluations = out}));
+                       &(call){.trainer = t, .sets = sets, .batch = batch, .kind = kind, .evaluations = out}));
 cleanup:
     return status;
 }

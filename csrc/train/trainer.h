@@ -18,7 +18,8 @@ void gg_trainer_destroy(gg_trainer *trainer);
 
 gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 
-gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool shuffle);
+/* sets: one a local rank: the same one, or with GG_SHARD_OWN each rank's own part. */
+gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *const *sets, const gg_data_options *data);
 gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch);
 /* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few
  * times a second, with all ranks at rest in the middle of their steps: it may look at counts, and nothing else. When it
@@ -48,10 +49,15 @@ gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
 gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
 /* Copies the consensus weights into an arena of the caller. */
 gg_status gg_trainer_consensus(gg_trainer *trainer, float *weights);
-/* The consensus model, the set split over the ranks, the sum over ranks in out[0]; or, with `replicas`, each rank's own
- * weights on the whole set, one result a rank of the team. */
-gg_status gg_trainer_evaluate(gg_trainer *trainer, const gg_dataset *set, int64_t batch, bool replicas,
-                              gg_evaluation *out);
+typedef enum gg_evaluation_kind {
+    GG_EVALUATE_SPLIT = 0, /* the consensus model, one set split over the ranks; one result */
+    GG_EVALUATE_OWN,       /* the consensus model, each rank's own set; one result over all of them */
+    GG_EVALUATE_REPLICAS,  /* each rank's own weights on the whole set: one result a rank of the team */
+} gg_evaluation_kind;
+
+/* sets: one a local rank; the same one but for OWN. A single result is the sum over the ranks. */
+gg_status gg_trainer_evaluate(gg_trainer *trainer, const gg_dataset *const *sets, int64_t batch,
+                              gg_evaluation_kind kind, gg_evaluation *out);
 /* The consensus model's outputs: computed by the first local rank, on every process. */
 gg_status gg_trainer_predict(gg_trainer *trainer, const float *samples, int64_t n, int64_t batch, float *output);
 

@@ -138,13 +138,72 @@ static void test_shard(void) {
     CHECK(end == INT64_MAX && begin < end);
 }
 
+/* Whatever the ranks, each sample has one place, a rank's are ascending, and sizes are those of contiguous parts. */
+static void test_sharding(void) {
+    for (int64_t count = 1; count < 70; ++count)
+        for (int size = 1; size < 20; ++size)
+            for (int kind = 0; kind < GG_SHARD_OWN; ++kind) {
+                gg_sharding sharding = {
+                    .kind = (gg_shard_kind)kind, .size = size, .seed = (uint64_t)count, .count = count};
+                int seen[70] = {0};
+                bool good = true;
+                for (int rank = 0; rank < size; ++rank) {
+                    int64_t begin, end, last = -1;
+                    gg_shard(count, rank, size, &begin, &end);
+                    good = good && gg_sharding_slots(&sharding, rank) == end - begin;
+                    for (int64_t slot = 0; slot < end - begin; ++slot) {
+                        int64_t id = gg_sharding_id(&sharding, rank, slot);
+                        good = good && id > last && id < count && seen[id]++ == 0;
+                        if (kind == GG_SHARD_CONTIGUOUS) good = good && id == begin + slot;
+                        else good = good && id / size == slot;
+                        last = id;
+                    }
+                }
+                for (int64_t id = 0; id < count; ++id) good = good && seen[id] == 1;
+                CHECK(good);
+            }
+    const int64_t counts[] = {3, 1, 5};
+    gg_sharding own = {.kind = GG_SHARD_OWN, .size = 3, .count = 9, .counts = counts};
+    CHECK_INT(gg_sharding_slots(&own, 2), 5);
+    CHECK_INT(gg_sharding_id(&own, 0, 2), 2);
+    CHECK_INT(gg_sharding_id(&own, 1, 0), 3);
+    CHECK_INT(gg_sharding_id(&own, 2, 4), 8);
+}
+
+/* Rotations are drawn: over many rounds a rank has every place of a round about as often, also in each second round. */
+static void test_rotations(void) {
+    enum { SIZE = 5, ROUNDS = 20000 };
+    for (int stride = 1; stride <= 3; ++stride) {
+        gg_sharding sharding = {.size = SIZE, .seed = 3, .count = (int64_t)SIZE * ROUNDS};
+        int found[SIZE] = {0};
+        for (int64_t slot = 0; slot < ROUNDS; slot += stride) ++found[gg_sharding_id(&sharding, 1, slot) % SIZE];
+        const double wanted = (double)ROUNDS / stride / SIZE;
+        for (int i = 0; i < SIZE; ++i) CHECK(found[i] > 0.9 * wanted && found[i] < 1.1 * wanted);
+        gg_sharding other = sharding;
+        other.seed = 4;
+        int same = 0;
+        for (int64_t slot = 0; slot < ROUNDS; ++slot)
+            same += gg_sharding_id(&sharding, 1, slot) == gg_sharding_id(&other, 1, slot);
+        CHECK(same > ROUNDS / SIZE / 2 && same < 2 * ROUNDS / SIZE);
+    }
+}
+
 /* ---------------------------------------------------------------------------------------------- batches */
 
 #define MAX_COUNT 48
 #define MAX_RANKS 9
 
+static int owner_of(const gg_sharding *sharding, int64_t id) {
+    for (int rank = 0; rank < sharding->size; ++rank)
+        for (int64_t slot = 0; slot < gg_sharding_slots(sharding, rank); ++slot)
+            if (gg_sharding_id(sharding, rank, slot) == id) return rank;
+    return -1;
+}
+
 /* One epoch of all ranks: every sample once, batches as promised. */
-static void check_epoch(gg_loader **loaders, int64_t count, int size, int64_t batch) {
+static void check_epoch(gg_loader **loaders, const gg_sharding *sharding, int64_t batch) {
+    const int64_t count = sharding->count;
+    const int size = sharding->size;
     int seen[MAX_COUNT] = {0};
     int64_t largest = (count + size - 1) / size, steps = gg_loader_steps(loaders[0]);
     bool sizes = true, owners = true, contents = true;
@@ -166,7 +225,7 @@ static void check_epoch(gg_loader **loaders, int64_t count, int size, int64_t ba
                 sizes = sizes && gg_loader_batch(loaders[other], rank, step) == n;
             CHECK_OK(gg_loader_read(loaders[rank], &device, step, GG_LAYOUT_PLAIN, samples, targets));
             for (int64_t i = 0; i < n; ++i) {
-                owners = owners && targets[i] >= begin && targets[i] < end;
+                owners = owners && owner_of(sharding, targets[i]) == rank;
                 contents = contents && samples[2 * i] == (float)(10 * targets[i]) &&
                            samples[2 * i + 1] == (float)(10 * targets[i] + 1);
                 if (targets[i] >= 0 && targets[i] < count) ++seen[targets[i]];
@@ -194,16 +253,18 @@ static void test_loader(void) {
         for (int size = 1; size <= MAX_RANKS && size <= count; ++size)
             for (int64_t batch = 1; batch <= count / size; ++batch) {
                 gg_loader *loaders[MAX_RANKS] = {0};
-                gg_loader_options options = {.size = size, .batch = batch, .seed = 3};
+                gg_loader_options options = {.batch = batch, .seed = 3};
+                options.sharding =
+                    (gg_sharding){.kind = (gg_shard_kind)((count + size) % 2), .size = size, .seed = 8, .count = count};
                 bool made = true;
                 for (int rank = 0; rank < size; ++rank) {
                     options.rank = rank;
                     options.shuffle = (count + batch) % 2 != 0;
                     made = CHECK_OK(gg_loader_create(&set, &options, &loaders[rank])) && made;
                 }
-                if (made) check_epoch(loaders, count, size, batch); /* without a call of gg_loader_epoch */
+                if (made) check_epoch(loaders, &options.sharding, batch); /* without a call of gg_loader_epoch */
                 for (int rank = 0; made && rank < size; ++rank) gg_loader_epoch(loaders[rank], 5);
-                if (made) check_epoch(loaders, count, size, batch);
+                if (made) check_epoch(loaders, &options.sharding, batch);
                 for (int rank = 0; rank < size; ++rank) gg_loader_destroy(loaders[rank]);
             }
         gg_dataset_release(&set);
@@ -222,7 +283,8 @@ static void read_order(gg_loader *loader, int64_t epoch, int32_t *order) {
 static void test_order(void) {
     gg_dataset set = {0};
     gg_loader *a = NULL, *b = NULL, *c = NULL, *plain = NULL;
-    gg_loader_options options = {.rank = 1, .size = 2, .batch = 8, .shuffle = true, .seed = 9};
+    gg_loader_options options = {.rank = 1, .batch = 8, .shuffle = true, .seed = 9};
+    options.sharding = (gg_sharding){.kind = GG_SHARD_CONTIGUOUS, .size = 2, .count = 101};
     if (!CHECK_OK(make_set(101, GG_FLOAT32, GG_INT32, &set))) return;
     bool made = CHECK_OK(gg_loader_create(&set, &options, &a));
     options.batch = 5;
@@ -265,7 +327,8 @@ static void test_order(void) {
 static void test_read_formats(void) {
     gg_dataset set = {0};
     gg_loader *loader = NULL;
-    gg_loader_options options = {.rank = 1, .size = 2, .batch = 3};
+    gg_loader_options options = {
+        .sharding = {.kind = GG_SHARD_CONTIGUOUS, .size = 2, .count = 8}, .rank = 1, .batch = 3};
     if (!CHECK_OK(make_set(8, GG_UINT8, GG_FLOAT32, &set))) return;
     set.scale = 0.5f;
     set.shift = -1;
@@ -290,16 +353,83 @@ static void test_read_formats(void) {
     CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "batch=5: 8 samples on 2 ranks");
     options.batch = 0;
     CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "batch=0");
-    options = (gg_loader_options){.rank = 0, .size = 9, .batch = 1};
+    options = (gg_loader_options){.sharding = {.size = 9, .count = 8}, .batch = 1};
     CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "8 samples for 9 ranks");
-    options = (gg_loader_options){.rank = 2, .size = 2, .batch = 1};
+    options = (gg_loader_options){.sharding = {.size = 2, .count = 8}, .rank = 2, .batch = 1};
     CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "rank 2");
-    options = (gg_loader_options){.rank = 0, .size = 0, .batch = 1};
+    options = (gg_loader_options){.sharding = {.size = 0, .count = 8}, .batch = 1};
     CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "0 ranks");
-    set.count = 7;
-    options.size = 1;
+    set.count = options.sharding.count = 7;
+    options.sharding.size = 1;
     CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_SHAPE, "bytes");
     CHECK(loader == NULL);
+    gg_dataset_release(&set);
+}
+
+/* Every rank's own samples, of any sizes: one number of steps, each sample once an epoch, no rank without a batch. */
+static void check_own(const int64_t *counts, int size, int64_t batch) {
+    gg_sharding sharding = {.kind = GG_SHARD_OWN, .size = size, .counts = counts};
+    int64_t largest = 0;
+    for (int rank = 0; rank < size; ++rank) {
+        sharding.count += counts[rank];
+        largest = counts[rank] > largest ? counts[rank] : largest;
+    }
+    const int64_t steps = (largest + batch - 1) / batch;
+    for (int rank = 0; rank < size; ++rank) {
+        gg_dataset set = {0};
+        gg_loader *loader = NULL;
+        gg_loader_options options = {
+            .sharding = sharding, .rank = rank, .batch = batch, .shuffle = batch % 2 == 0, .seed = 2};
+        int seen[MAX_COUNT] = {0};
+        int64_t least = batch, most = 0;
+        if (!CHECK_OK(make_set(counts[rank], GG_FLOAT32, GG_INT32, &set))) return;
+        if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
+            CHECK_INT(gg_loader_steps(loader), steps);
+            for (int64_t step = 0; step < steps; ++step) {
+                float samples[MAX_COUNT * 2];
+                int32_t targets[MAX_COUNT];
+                int64_t n = gg_loader_batch(loader, rank, step);
+                if (!CHECK(n >= 1 && n <= batch)) continue;
+                CHECK_OK(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, targets));
+                least = n < least ? n : least;
+                most = n > most ? n : most;
+                for (int64_t i = 0; i < n; ++i)
+                    if (CHECK(targets[i] >= 0 && targets[i] < counts[rank])) ++seen[targets[i]];
+            }
+            int fewest = INT32_MAX, often = 0;
+            for (int64_t i = 0; i < counts[rank]; ++i) {
+                fewest = seen[i] < fewest ? seen[i] : fewest;
+                often = seen[i] > often ? seen[i] : often;
+            }
+            if (counts[rank] >= steps) CHECK(fewest == 1 && often == 1);
+            else CHECK(most == 1 && fewest >= 1 && often - fewest <= 1);
+            if (counts[rank] < (steps - 1) * batch) CHECK(most - least <= 1);
+        }
+        gg_loader_destroy(loader);
+        gg_dataset_release(&set);
+    }
+}
+
+static void test_own(void) {
+    static const int64_t counts[][4] = {
+        {10, 10, 10, 10}, {11, 10, 10, 10}, {40, 1, 7, 39}, {1, 1, 1, 48}, {5, 48, 24, 2}};
+    for (int i = 0; i < 5; ++i)
+        for (int size = 1; size <= 4; ++size)
+            for (int64_t batch = 1; batch <= counts[i][0]; batch += 1 + batch / 3) check_own(counts[i], size, batch);
+    gg_dataset set = {0};
+    gg_loader *loader = NULL;
+    if (!CHECK_OK(make_set(4, GG_FLOAT32, GG_INT32, &set))) return;
+    const int64_t none[] = {4, 0}, more[] = {5, 1}, some[] = {4, 6};
+    gg_loader_options options = {.sharding = {.kind = GG_SHARD_OWN, .size = 2, .count = 4, .counts = none}, .batch = 2};
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "rank 1 brings 0 samples");
+    options.sharding.counts = more;
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "their sum 6");
+    options.sharding.count = 6;
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "5 were announced");
+    options.sharding.counts = some;
+    options.sharding.count = 10;
+    options.batch = 7;
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "allow 1 to 6 (the largest shard)");
     gg_dataset_release(&set);
 }
 
@@ -432,7 +562,10 @@ static void test_optimizer(void) {
 int main(void) {
     test_dataset();
     test_shard();
+    test_sharding();
+    test_rotations();
     test_loader();
+    test_own();
     test_order();
     test_read_formats();
     test_rate();

@@ -68,11 +68,12 @@ static void test_places(void) {
                                         {3, 4, 2, 5, 6, 0, 1},
                                         {5, 4, 2, 0, 6, 3, 1},
                                         {5, 6, 2, 0, 1, 3, 4}};
+    const gg_sharding sharding = {.kind = GG_SHARD_CONTIGUOUS, .size = 3, .count = 7};
     for (int64_t exchanges = 0; exchanges < 5; ++exchanges)
         for (int64_t place = 0; place < 7; ++place) {
             int rank = place < 3 ? 0 : place < 5 ? 1 : 2;
             int64_t slot = place - (rank == 0 ? 0 : rank == 1 ? 3 : 5);
-            CHECK_INT(gg_sample_ring_id(7, rank, 3, slot, 1, exchanges), wanted[exchanges][place]);
+            CHECK_INT(gg_sample_ring_id(&sharding, rank, slot, 1, exchanges), wanted[exchanges][place]);
         }
 }
 
@@ -82,7 +83,8 @@ static void test_messages(void) {
     char message[4 * (VALUES * 4 + TARGETS * 4 + 4)];
     int32_t first = -1;
     if (!CHECK_OK(make_set(11, GG_FLOAT32, GG_FLOAT32, &set))) return;
-    if (CHECK_OK(gg_shard_copy_create(&set, 1, 2, &copy))) { /* samples 6 to 10 */
+    const gg_sharding sharding = {.kind = GG_SHARD_CONTIGUOUS, .size = 2, .count = 11};
+    if (CHECK_OK(gg_shard_copy_create(&set, &sharding, 1, &copy))) { /* samples 6 to 10 */
         gg_shard_copy_fill(copy, &set);
         CHECK_INT(gg_shard_copy_slot_bytes(copy), sizeof message / 4);
         CHECK_INT(gg_shard_copy_altered(copy, &set, &first), 0);
@@ -105,6 +107,7 @@ static void test_messages(void) {
 typedef struct setup {
     gg_virtual *cluster;
     gg_dataset set;
+    gg_sharding sharding;
     int64_t batch;
     bool shuffle, audits;
     int seen[EPOCHS][MOST];
@@ -154,7 +157,7 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
         }
         if (!s->audits) continue;
         MUST(gg_sample_ring_settle(ring));
-        MUST(gg_sample_audit_run(transport, transport->size, shard, &s->set, &audit));
+        MUST(gg_sample_audit_run(transport, &s->sharding, shard, &s->set, &audit));
         CHECK(audit.missing == 0 && audit.duplicate == 0 && audit.altered == 0);
         CHECK_INT(audit.samples, s->set.count);
     }
@@ -166,7 +169,7 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
     int32_t moved[MOST], first;
     memcpy(moved, shard->id, (size_t)shard->set.count * sizeof *moved);
     MUST(gg_sample_ring_seek(ring, &s->set, 3));
-    CHECK_INT(shard->id[0], gg_sample_ring_id(s->set.count, rank, transport->size, 0, s->batch, 3));
+    CHECK_INT(shard->id[0], gg_sample_ring_id(&s->sharding, rank, 0, s->batch, 3));
     MUST(gg_sample_ring_seek(ring, &s->set, EPOCHS * steps));
     CHECK(memcmp(moved, shard->id, (size_t)shard->set.count * sizeof *moved) == 0);
     CHECK_INT(gg_shard_copy_altered(shard, &s->set, &first), 0);
@@ -177,14 +180,14 @@ static gg_status run(void *context, int rank) {
     setup *s = context;
     gg_transport *transport = gg_virtual_transport(s->cluster, rank);
     gg_loader_options options = {
-        .rank = rank, .size = transport->size, .batch = s->batch, .shuffle = s->shuffle, .seed = 5};
+        .sharding = s->sharding, .rank = rank, .batch = s->batch, .shuffle = s->shuffle, .seed = 5};
     gg_shard_copy *shard = NULL;
     gg_loader *loader = NULL;
     gg_sample_ring *ring = NULL;
-    MUST(gg_shard_copy_create(&s->set, rank, transport->size, &shard));
+    MUST(gg_shard_copy_create(&s->set, &s->sharding, rank, &shard));
     options.copy = shard;
     MUST(gg_loader_create(&s->set, &options, &loader));
-    MUST(gg_sample_ring_create(transport, shard, s->set.count, s->batch, &ring));
+    MUST(gg_sample_ring_create(transport, shard, &s->sharding, s->batch, &ring));
     gg_status status = train(s, rank, shard, loader, ring);
     gg_sample_ring_destroy(ring);
     gg_loader_destroy(loader);
@@ -211,6 +214,8 @@ static void test_epochs(void) {
             for (int64_t batch = 1; batch <= count / sizes[i]; ++batch) {
                 int kind = (int)(count + batch) % 4;
                 setup s = {.batch = batch, .shuffle = kind != 0, .audits = count % 3 == 0};
+                s.sharding =
+                    (gg_sharding){.kind = (gg_shard_kind)(count / 2 % 2), .size = sizes[i], .seed = 4, .count = count};
                 gg_virtual_options options = {
                     .size = sizes[i], .network.latency = kind < 2 ? 0 : 5e-6, .compute_rate = 1};
                 if (!CHECK_OK(
@@ -230,11 +235,12 @@ static gg_status spoil(void *context, int rank) {
     gg_transport *transport = gg_virtual_transport(s->cluster, rank);
     gg_shard_copy *shard = NULL;
     gg_sample_audit audit;
-    MUST(gg_shard_copy_create(&s->set, rank, transport->size, &shard));
+    gg_sharding sharding = s->sharding;
+    MUST(gg_shard_copy_create(&s->set, &sharding, rank, &shard));
     gg_shard_copy_fill(shard, &s->set);
     if (rank == 1) shard->id[2] = 1;                                         /* rank 0 has it, too; 6 is nowhere */
     if (rank == 2) ((uint8_t *)gg_storage_data(shard->set.samples))[1] ^= 1; /* of sample 7 */
-    MUST(gg_sample_audit_run(transport, transport->size, shard, &s->set, &audit));
+    MUST(gg_sample_audit_run(transport, &sharding, shard, &s->set, &audit));
     CHECK_INT(audit.samples, 10);
     CHECK_INT(audit.missing, 1);
     CHECK_INT(audit.first_missing, 6);
@@ -243,7 +249,8 @@ static gg_status spoil(void *context, int rank) {
     CHECK_INT(audit.altered, 2);
     CHECK_INT(audit.first_altered, 1);
     for (int holders = 1; holders <= 3; ++holders) { /* the others only serve */
-        MUST(gg_sample_audit_run(transport, holders, NULL, &s->set, &audit));
+        sharding.size = holders;
+        MUST(gg_sample_audit_run(transport, &sharding, NULL, &s->set, &audit));
         CHECK(audit.samples == 10 && audit.missing == 0 && audit.duplicate == 0 && audit.first_missing == -1);
     }
     gg_shard_copy_destroy(shard);
@@ -251,7 +258,7 @@ static gg_status spoil(void *context, int rank) {
 }
 
 static void test_audit(void) {
-    setup s = {0};
+    setup s = {.sharding = {.kind = GG_SHARD_CONTIGUOUS, .size = 3, .count = 10}};
     gg_virtual_options options = {.size = 3, .compute_rate = 1};
     if (!CHECK_OK(make_set(10, GG_UINT8, GG_INT32, &s.set)) || !CHECK_OK(gg_virtual_create(&options, &s.cluster)))
         return;
