@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from gossipgrad import _core, schedules
 from gossipgrad.errors import choice, flag, integer, number
+from gossipgrad.keywords import about
 
 
 class Optimizer:
@@ -40,6 +41,13 @@ class Optimizer:
         return _core.rate(self.options(total)["schedule"], integer("step", step, 0))
 
 
+_LR = "learning rate; used as given, not multiplied by the ranks"
+
+
+def _weight_decay() -> Any:
+    return field(default=0.0, metadata=about("times the weights, added to the gradients"))
+
+
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent in PyTorch's form: g += weight_decay * w; v = momentum * v + g; w -= lr * v.
@@ -49,10 +57,10 @@ class SGD(Optimizer):
     """
 
     name: ClassVar[str] = "sgd"
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
+    lr: float = field(metadata=about(_LR))
+    momentum: float = field(default=0.0, metadata=about("share of the last update that is added to the next"))
+    weight_decay: float = _weight_decay()
+    nesterov: bool = field(default=False, metadata=about("Nesterov's momentum"))
     schedule: schedules.Schedule = field(default_factory=schedules.Constant)
 
     def __post_init__(self) -> None:
@@ -82,12 +90,12 @@ class Adam(Optimizer):
     """
 
     name: ClassVar[str] = "adam"
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    decoupled: bool = False
+    lr: float = field(default=1e-3, metadata=about(_LR))
+    beta1: float = field(default=0.9, metadata=about("decay of the first moment"))
+    beta2: float = field(default=0.999, metadata=about("decay of the second moment"))
+    eps: float = field(default=1e-8, metadata=about("added to the root of the second moment"))
+    weight_decay: float = _weight_decay()
+    decoupled: bool = field(default=False, metadata=about("weight decay of the weights themselves: AdamW"))
     schedule: schedules.Schedule = field(default_factory=schedules.Constant)
 
     def __post_init__(self) -> None:

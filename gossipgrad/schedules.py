@@ -6,10 +6,11 @@ after them). Where there is a `total`, it is in steps after the warm-up, and "au
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 from gossipgrad.errors import choice, integer, number
+from gossipgrad.keywords import about
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class Schedule:
     """The base: a constant rate after the warm-up."""
 
     kind: ClassVar[str] = "constant"
-    warmup: int = 0
-    warmup_start: float = 0.0
+    warmup: int = field(default=0, metadata=about("steps of linear rise"))
+    warmup_start: float = field(default=0.0, metadata=about("where the rise starts, as a share of lr"))
 
     def __post_init__(self) -> None:
         integer("warmup", self.warmup, 0)
@@ -53,13 +54,21 @@ class StepDecay(Schedule):
     """lr * gamma^(t // every)."""
 
     kind: ClassVar[str] = "step"
-    every: int
-    gamma: float = 0.1
+    every: int = field(metadata=about("steps between two decays"))
+    gamma: float = field(default=0.1, metadata=about("factor of a decay"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         integer("every", self.every, 1)
         number("gamma", self.gamma, None, 1.0, above=0.0)
+
+
+def _total() -> Any:
+    return field(default="auto", metadata=about("steps after the warm-up; auto: all of the run"))
+
+
+def _final() -> Any:
+    return field(default=0.0, metadata=about("the rate at the end"))
 
 
 def _check_total(total: Any) -> None:
@@ -74,8 +83,8 @@ class Cosine(Schedule):
     """From lr to final in half a cosine over `total` steps, then final (Loshchilov and Hutter 2017)."""
 
     kind: ClassVar[str] = "cosine"
-    total: int | str = "auto"
-    final: float = 0.0
+    total: int | Literal["auto"] = _total()
+    final: float = _final()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,9 +97,9 @@ class Polynomial(Schedule):
     """final + (lr - final) * (1 - t/total)^power over `total` steps, then final."""
 
     kind: ClassVar[str] = "polynomial"
-    total: int | str = "auto"
-    power: float = 1.0
-    final: float = 0.0
+    total: int | Literal["auto"] = _total()
+    power: float = field(default=1.0, metadata=about("exponent"))
+    final: float = _final()
 
     def __post_init__(self) -> None:
         super().__post_init__()

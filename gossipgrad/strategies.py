@@ -2,23 +2,70 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad._core import Team
 from gossipgrad.errors import choice, flag, integer, number
+from gossipgrad.keywords import about
 
-TOPOLOGIES = ("dissemination", "cube", "ring", "exponential", "random")
-Topology = str | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
-EXCHANGES = ("auto", "weights+momentum", "weights", "gradients")
-MIXES = ("displacement", "halves")
+TopologyName = Literal["dissemination", "cube", "ring", "exponential", "random"]
+Topology = TopologyName | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
+Exchange = Literal["auto", "weights+momentum", "weights", "gradients"]
+Mix = Literal["displacement", "halves"]
+WireDtype = Literal["float32", "bfloat16"]
+Collectives = Literal["own", "mpi"]
+
+TOPOLOGIES = get_args(TopologyName)
+EXCHANGES = get_args(Exchange)
+MIXES = get_args(Mix)
+WIRES = get_args(WireDtype)
+COLLECTIVES = get_args(Collectives)
 PARTITIONS = ("auto", True, False)
-WIRES = ("float32", "bfloat16")
-COLLECTIVES = ("own", "mpi")
+
+
+# Keywords that several strategies share: each call makes a field, with its help for the command line.
+
+
+def _wire_dtype() -> Any:
+    return field(default="float32", metadata=about("type of what is sent"))
+
+
+def _collectives() -> Any:
+    return field(default="own", metadata=about("who adds over all ranks: this package, or the MPI library"))
+
+
+_TUNED = "tuned at the start"
+
+
+def _bucket_bytes(default: str = _TUNED) -> Any:
+    return field(default=None, metadata=about("layers are joined to buckets of at least this size", default=default))
+
+
+def _chunk_bytes(default: str = _TUNED) -> Any:
+    return field(default=None, metadata=about("the longest message", default=default))
+
+
+def _shuffle_samples() -> Any:
+    return field(default=False, metadata=about("move the samples from rank to rank while they are trained on"))
+
+
+def _push_sum() -> Any:
+    return field(default=False, metadata=about("keep the mean of the replicas, whoever sends to whom"))
+
+
+def _servers() -> Any:
+    return field(default=1, metadata=about("the last N ranks hold the centre"))
+
+
+def _dedicated() -> Any:
+    return field(default=False, metadata=about("these ranks do not train"))
 
 
 @dataclass(frozen=True)
@@ -56,7 +103,20 @@ def check_topology(topology: Any) -> str | tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(partner) for partner in row) for row in table)
 
 
-def core_topology(topology: Topology) -> str | NDArray[np.int64]:
+def read_topology(text: str) -> str | tuple[tuple[int, ...], ...]:
+    """A topology's name, or the table in a file: .npy, .json, or text with a line a step. ValueError, OSError."""
+    kind = os.path.splitext(text)[1]
+    if kind == ".npy":
+        return check_topology(np.load(text))
+    if kind == ".json":
+        with open(text, encoding="utf-8") as file:
+            return check_topology(json.load(file))
+    if kind:
+        return check_topology(np.loadtxt(text, dtype=np.int64, ndmin=2))
+    return check_topology(text)
+
+
+def core_topology(topology: Topology | str) -> str | NDArray[np.int64]:
     """What the core wants for what check_topology gave."""
     return topology if isinstance(topology, str) else np.array(topology, np.int64, ndmin=2)
 
@@ -133,19 +193,30 @@ class GossipGraD(Strategy):
     """
 
     name: ClassVar[str] = "gossipgrad"
-    topology: Topology = "dissemination"
-    rotate: bool = True
-    staleness: int = 0
-    exchange: str = "auto"
-    mix: str = "displacement"
-    hierarchical: bool = False
-    ranks_per_node: int | None = None
-    collectives: str = "own"
-    push_sum: bool = False
-    wire_dtype: str = "float32"
-    bucket_bytes: int | None = None
-    chunk_bytes: int | None = None
-    shuffle_samples: bool = False
+    topology: Topology = field(
+        default="dissemination",
+        metadata=about(
+            f"who sends to whom: {', '.join(TOPOLOGIES)}, or a file with a table [period, ranks]: .npy, .json, text",
+            metavar="NAME|FILE",
+            read=read_topology,
+        ),
+    )
+    rotate: bool = field(default=True, metadata=about("ranks change places after each cycle of partners"))
+    staleness: Literal[0, 1] = field(
+        default=0, metadata=about("steps from sending to mixing; 1 hides the exchange behind a whole step")
+    )
+    exchange: Exchange = field(default="auto", metadata=about("what partners send"))
+    mix: Mix = field(default="displacement", metadata=about("how received weights are mixed in"))
+    hierarchical: bool = field(default=False, metadata=about("all-reduce inside a node, gossip between nodes"))
+    ranks_per_node: int | None = field(
+        default=None, metadata=about("with --hierarchical: the size of a node", default="the ranks that share memory")
+    )
+    collectives: Collectives = _collectives()
+    push_sum: bool = _push_sum()
+    wire_dtype: WireDtype = _wire_dtype()
+    bucket_bytes: int | None = _bucket_bytes()
+    chunk_bytes: int | None = _chunk_bytes()
+    shuffle_samples: bool = _shuffle_samples()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "topology", check_topology(self.topology))
@@ -209,8 +280,8 @@ class AllReduce(Strategy):
 
     name: ClassVar[str] = "allreduce"
     replicas_differ: ClassVar[bool] = False
-    wire_dtype: str = "float32"
-    collectives: str = "own"
+    wire_dtype: WireDtype = _wire_dtype()
+    collectives: Collectives = _collectives()
 
     def __post_init__(self) -> None:
         choice("wire_dtype", self.wire_dtype, WIRES)
@@ -230,10 +301,10 @@ class LayerwiseAllReduce(Strategy):
 
     name: ClassVar[str] = "layerwise-allreduce"
     replicas_differ: ClassVar[bool] = False
-    wire_dtype: str = "float32"
-    collectives: str = "own"
-    bucket_bytes: int | None = None
-    chunk_bytes: int | None = None
+    wire_dtype: WireDtype = _wire_dtype()
+    collectives: Collectives = _collectives()
+    bucket_bytes: int | None = _bucket_bytes()
+    chunk_bytes: int | None = _chunk_bytes()
 
     def __post_init__(self) -> None:
         choice("wire_dtype", self.wire_dtype, WIRES)
@@ -255,10 +326,12 @@ class PeriodicAllReduce(Strategy):
     """
 
     name: ClassVar[str] = "periodic-allreduce"
-    period: int | str = "log2"
-    wire_dtype: str = "float32"
-    collectives: str = "own"
-    shuffle_samples: bool = False
+    period: int | Literal["log2"] = field(
+        default="log2", metadata=about("steps from one averaging to the next; log2: ceil(log2 ranks)")
+    )
+    wire_dtype: WireDtype = _wire_dtype()
+    collectives: Collectives = _collectives()
+    shuffle_samples: bool = _shuffle_samples()
 
     def __post_init__(self) -> None:
         flag("shuffle_samples", self.shuffle_samples)
@@ -273,11 +346,11 @@ class PeriodicAllReduce(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class _RandomGossip(Strategy):
-    interval: int = 1
-    probability: float = 1.0
-    push_sum: bool = False
-    wire_dtype: str = "float32"
-    chunk_bytes: int | None = None
+    interval: int = field(default=1, metadata=about("steps from one exchange to the next"))
+    probability: float = field(default=1.0, metadata=about("of an exchange that is due"))
+    push_sum: bool = _push_sum()
+    wire_dtype: WireDtype = _wire_dtype()
+    chunk_bytes: int | None = _chunk_bytes("2 MiB")
 
     def __post_init__(self) -> None:
         integer("interval", self.interval, 1)
@@ -378,11 +451,13 @@ class OverlappedAveraging(Strategy):
 
     name: ClassVar[str] = "overlapped-averaging"
     replicas_differ: ClassVar[bool] = False
-    overlap: bool = True
-    partition_fc: bool | str = "auto"
-    wire_dtype: str = "float32"
-    bucket_bytes: int | None = None
-    chunk_bytes: int | None = None
+    overlap: bool = field(default=True, metadata=about("exchange while computing"))
+    partition_fc: bool | Literal["auto"] = field(
+        default="auto", metadata=about("linear layers exchange inputs and errors instead of gradients")
+    )
+    wire_dtype: WireDtype = _wire_dtype()
+    bucket_bytes: int | None = _bucket_bytes()
+    chunk_bytes: int | None = _chunk_bytes()
 
     def __post_init__(self) -> None:
         flag("overlap", self.overlap)
@@ -426,15 +501,18 @@ class ElasticAveraging(Strategy):
     """
 
     name: ClassVar[str] = "elastic-averaging"
-    period: int = 10
-    alpha: float | None = None
-    synchronous: bool = True
-    wire_dtype: str = "float32"
-    collectives: str = "own"
-    servers: int = 1
-    dedicated: bool = False
-    bucket_bytes: int | None = None
-    chunk_bytes: int | None = None
+    period: int = field(default=10, metadata=about("steps from one exchange with the centre to the next"))
+    alpha: float | None = field(
+        default=None,
+        metadata=about("the share of the way to the centre", default="0.8 / ranks, or 0.9 / ranks if not synchronous"),
+    )
+    synchronous: bool = field(default=True, metadata=about("all ranks meet the centre at once"))
+    wire_dtype: WireDtype = _wire_dtype()
+    collectives: Collectives = _collectives()
+    servers: int = _servers()
+    dedicated: bool = _dedicated()
+    bucket_bytes: int | None = _bucket_bytes("1 MiB")
+    chunk_bytes: int | None = _chunk_bytes("2 MiB")
 
     def __post_init__(self) -> None:
         integer("period", self.period, 1)
@@ -485,12 +563,12 @@ class ParameterServer(Strategy):
     """
 
     name: ClassVar[str] = "parameter-server"
-    period: int = 1
-    servers: int = 1
-    dedicated: bool = False
-    wire_dtype: str = "float32"
-    bucket_bytes: int | None = None
-    chunk_bytes: int | None = None
+    period: int = field(default=1, metadata=about("steps from one exchange with the centre to the next"))
+    servers: int = _servers()
+    dedicated: bool = _dedicated()
+    wire_dtype: WireDtype = _wire_dtype()
+    bucket_bytes: int | None = _bucket_bytes("1 MiB")
+    chunk_bytes: int | None = _chunk_bytes("2 MiB")
 
     def __post_init__(self) -> None:
         integer("period", self.period, 1)
@@ -510,7 +588,7 @@ class NoExchange(Strategy):
     """
 
     name: ClassVar[str] = "no-exchange"
-    shuffle_samples: bool = False
+    shuffle_samples: bool = _shuffle_samples()
 
     def __post_init__(self) -> None:
         flag("shuffle_samples", self.shuffle_samples)

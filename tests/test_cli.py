@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from typing import ClassVar, Literal
 
 import pytest
 from conftest import DEADLINE, end_group, run_group
 
+import gossipgrad as gg
 from gossipgrad import cli, data
+from gossipgrad.cli import options
+from gossipgrad.keywords import about, keywords
 
 QUICK = ["--dataset", "synthetic", "--model", "mlp", "--epochs", "2", "--batch-size", "50"]
 
@@ -36,6 +43,79 @@ def test_help_and_version(capsys):
         assert code == 0 and "usage: gossipgrad" in out
     assert cli_run(capsys, "--version")[1].startswith("gossipgrad 0.")
     assert "RANKS" in cli_run(capsys, "run", "--help")[1]
+
+
+def actions(command):
+    return cli.parser()._subparsers._group_actions[0].choices[command]._actions
+
+
+def test_help_shows_every_default(capsys):
+    """Of every option with a value, in the words of the constructor's field where it feeds one."""
+    for command in ("train", "bench", "compare"):
+        _, out, _ = cli_run(capsys, command, "--help")
+        blocks = re.split(r"\n  (?=-)", " ".join(out.split("\n\n")[1:]))
+        for action in actions(command):
+            block = next(one for one in blocks if one.startswith(action.option_strings[0]))
+            switch = action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction)
+            assert switch or action.required or "default:" in " ".join(block.split()), block
+    _, out, _ = cli_run(capsys, "train", "--help")
+    out = " ".join(out.split())
+    for words in (
+        "default: log2 (periodic-allreduce); 10 (elastic-averaging); 1 (parameter-server)",
+        "default: 0.03 (sgd); 0.001 (adam)",
+        "(pull-gossip, push-gossip); default: 1",
+        "--every N steps between two decays (step); default: none, it must be given",
+        "--shuffle, --no-shuffle another order in each epoch; default: on",
+    ):
+        assert words in out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Novel(gg.Strategy):
+    """A strategy that the command line has never heard of."""
+
+    name: ClassVar[str] = "novel"
+    colour: Literal["red", "blue"] = dataclasses.field(default="red", metadata=about("a choice"))
+    depth: int | Literal["deep"] = dataclasses.field(default=3, metadata=about("a union", metavar="D"))
+    bold: bool = dataclasses.field(default=True, metadata=about("a switch"))
+    share: float | None = dataclasses.field(default=None, metadata=about("a number", default="100% of it"))
+    period: int = dataclasses.field(default=7, metadata=about("shared"))
+
+
+def test_a_new_strategys_keywords_are_options(monkeypatch, capsys):
+    monkeypatch.setitem(gg.strategies.BY_NAME, "novel", Novel)
+    for command in ("train", "bench"):
+        _, out, _ = cli_run(capsys, command, "--help")
+        out = " ".join(out.split())
+        for words in (
+            "--colour {red,blue} a choice (novel); default: red",
+            "--depth deep|D a union (novel); default: 3",
+            "--bold, --no-bold a switch (novel); default: on",
+            "--share X a number (novel); default: 100% of it",
+            "1 (parameter-server); 7 (novel)",
+        ):
+            assert words in out, out
+    words = "train --strategy novel --colour blue --depth deep --no-bold --share 0.5 --period 2"
+    arguments = cli.parser().parse_args(words.split())
+    assert options.make_strategy(arguments) == Novel(colour="blue", depth="deep", bold=False, share=0.5, period=2)
+    assert options.make_strategy(cli.parser().parse_args(["train", "--strategy", "novel"])) == Novel()
+    code, _, err = cli_run(capsys, "train", "--depth", "x")
+    assert code == 2 and "--depth: 'x': allowed: deep, or an integer" in err
+
+
+def test_a_keyword_wants_help_and_a_type():
+    @dataclasses.dataclass
+    class Bare:
+        one: int = 1
+
+    @dataclasses.dataclass
+    class Odd:
+        one: bytes = dataclasses.field(default=b"", metadata=about("no form"))
+
+    with pytest.raises(TypeError, match="Bare.one: no help"):
+        keywords({"bare": Bare})
+    with pytest.raises(TypeError, match=r"one: .*bytes.* has no form on the command line"):
+        keywords({"odd": Odd})
 
 
 def test_train_writes_all_it_was_asked_for(capsys, tmp_path):
@@ -97,7 +177,7 @@ def test_resume_goes_on(capsys, tmp_path):
         ("train --strat allreduce", 2, "unrecognized arguments: --strat"),
         ("train --strategy allreduce --staleness 1", 2, "staleness: not an option of strategy='allreduce'"),
         ("train --period 5", 2, "; period is one of periodic-allreduce, elastic-averaging, parameter-server"),
-        ("train --period foo", 2, "--period: 'foo': allowed: log2, or an integer of at least 1"),
+        ("train --period foo", 2, "--period: 'foo': allowed: log2, or an integer"),
         ("train --total x", 2, "--total: 'x': allowed: auto, or an integer"),
         ("train --straggler-probability 0.1", 2, "--straggler-probability 0.1: --straggler-delay is missing"),
         ("train --schedule cosine --gamma 0.5", 2, "gamma: not an option of schedule='cosine'"),

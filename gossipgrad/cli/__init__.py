@@ -1,0 +1,7 @@
+"""The command line: train, run, compare, info, bench. An option is the keyword of the constructor that it feeds."""
+
+from gossipgrad.cli.commands import main, parser
+from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, UsageError
+from gossipgrad.cli.train import TRACE_SPANS
+
+__all__ = ["FAILURE", "INTERRUPTED", "TRACE_SPANS", "USAGE", "UsageError", "main", "parser"]

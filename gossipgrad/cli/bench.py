@@ -1,0 +1,91 @@
+"""gossipgrad bench, and gossipgrad info."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from gossipgrad import _failure, _launch, bench, environment, strategies
+from gossipgrad.cli.options import (
+    CIRCUMSTANCES,
+    UsageError,
+    add_circumstances,
+    add_machine,
+    add_model,
+    add_strategy,
+    check_least,
+    checked,
+    circumstances,
+    given,
+    make_strategy,
+    option_of,
+    strategy_keys,
+)
+
+_BLOCKS = 5  # of --exchange
+
+
+def add_info_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def info(arguments: argparse.Namespace) -> int:
+    facts = environment.environment()
+    if _failure.launched_rank() == 0:
+        print(json.dumps(facts, indent=1) if arguments.json else environment.table(facts), flush=True)
+    return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--batch-size", type=int, metavar="N", help="samples a rank and step; default: the model's")
+    parser.add_argument(
+        "--steps", type=int, default=60, metavar="N", help="that are timed, with --exchange in each block"
+    )
+    parser.add_argument("--warmup", type=int, default=5, metavar="N", help="steps before them")
+    add_machine(parser)
+    _add_exchange(parser)
+    add_circumstances(parser, virtual=False)
+
+
+def _add_exchange(parser: argparse.ArgumentParser) -> None:
+    """bench --exchange [WHAT]: the bare flag times the strategy against no exchange."""
+    group = parser.add_argument_group("what exchange costs (under gossipgrad run -n P)")
+    group.add_argument(
+        "--exchange",
+        nargs="?",
+        const="",
+        choices=("", *strategies.EXCHANGES),
+        metavar="WHAT",
+        help="time the strategy against no exchange, in alternating blocks; WHAT: what partners exchange",
+    )
+    group.add_argument("--blocks", type=int, metavar="N", help=f"of each; default: {_BLOCKS}")
+    add_strategy(group, without=("exchange", "shuffle_samples"))  # a step of bench reads no samples
+
+
+def time_it(arguments: argparse.Namespace) -> int:
+    threads = environment.default_threads() if arguments.threads is None else arguments.threads
+    common: dict[str, Any] = {"model": arguments.model, "batch_size": arguments.batch_size, "threads": threads}
+    common |= {"steps": arguments.steps, "warmup": arguments.warmup, "backend": arguments.backend}
+    check_least(arguments, {"batch_size": 1, "steps": 1, "warmup": 0, "threads": 1, "blocks": 1})
+    straggler, network = checked(lambda: circumstances(arguments))
+    if arguments.exchange is None:
+        of_exchange = ("strategy", "blocks", *strategy_keys(), *CIRCUMSTANCES)
+        without_use = ", ".join(option_of(key) for key in given(arguments, of_exchange))
+        if without_use:
+            raise UsageError(
+                f"{without_use}: only with --exchange; without it one rank's step is timed, which sends nothing"
+            )
+        result: dict[str, Any] | None = bench.step(**common)
+        if _failure.launched_rank() != 0:
+            result = None
+    else:
+        strategy = make_strategy(arguments, exchange=arguments.exchange or None)
+        if (_launch.launcher_world_size() or 1) < 2:
+            raise UsageError("--exchange: one rank has nobody to exchange with; allowed: gossipgrad run -n P, P > 1")
+        blocks = _BLOCKS if arguments.blocks is None else arguments.blocks
+        result = bench.exchange(strategy, blocks=blocks, straggler=straggler, network=network, **common)
+    if result is not None:
+        print(json.dumps(result), flush=True)
+    return 0

@@ -1,0 +1,101 @@
+"""The parser of all commands, and how an error ends one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from gossipgrad import _failure, _launch, environment
+from gossipgrad.cli import bench, compare, train
+from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, Parser, UsageError
+from gossipgrad.errors import one_line
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: what a launcher sends to end a rank."""
+
+
+_COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int], str]] = {
+    "train": (train.add_options, train.train, "train a network"),
+    "info": (bench.add_info_options, bench.info, "versions, CPU, MPI, libraries"),
+    "bench": (bench.add_options, bench.time_it, "time a training step; prints one line of JSON"),
+    "compare": (compare.add_options, compare.side_by_side, "strategies side by side, on virtual ranks"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all sub-commands but run, whose words belong to the launcher."""
+    how = {"prog": "gossipgrad", "usage": "%(prog)s COMMAND [options]"}
+    top = Parser(**how, description="Data-parallel training that communicates by gossip.")
+    top.add_argument("--version", action="version", version=f"gossipgrad {environment.VERSION}")
+    commands = top.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=Parser, prog="gossipgrad"
+    )
+    commands.add_parser("run", help="start ranks with mpiexec: gossipgrad run -n 4 train ...", add_help=False)
+    for name, (add_options, _, help_) in _COMMANDS.items():
+        add_options(commands.add_parser(name, help=help_))
+    return top
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"gossipgrad: warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+
+def _say(text: str) -> Callable[[str], None]:
+    def say(who: str) -> None:
+        if os.environ.get("GOSSIPGRAD_TRACEBACK", "0") not in ("", "0") and sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        print(f"gossipgrad: {'' if who in text else who}{text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def main(argv: list[str]) -> int:
+    """Run a command; returns the exit code: 0, 1 after an error, 2 for wrong options, 130 when interrupted.
+
+    An error is one line on stderr, with the traceback before it if GOSSIPGRAD_TRACEBACK=1. Under MPI it ends all ranks.
+    """
+    if argv[:1] == ["run"]:
+        return _launch.main(argv[1:])
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        arguments = parser().parse_args(argv)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return _COMMANDS[arguments.command][1](arguments)
+    except UsageError as error:
+        code = USAGE
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _failure.end_all_ranks(_say(f"error: {error}"), code)
+    except BrokenPipeError:  # the reader of our output has gone
+        code = FAILURE
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, Python flushes it at the end
+        _failure.end_all_ranks(lambda who: None, code)
+    except _Terminated:
+        code = 128 + signal.SIGTERM
+        if _failure.launched_rank() == 0 and _failure.first_to_report():
+            _say("terminated")("")
+        if _failure.launched_size() > 1:  # the launcher is ending the other ranks as well
+            sys.stdout.flush()
+            os._exit(code)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        _failure.end_all_ranks(_say("interrupted"), code)
+    except Exception as error:
+        code = FAILURE
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
+        plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
+        text = one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
+        _failure.end_all_ranks(_say(f"error: {text}"), code, error)
+    return code

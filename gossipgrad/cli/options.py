@@ -1,0 +1,284 @@
+"""Options that several commands share, and how their texts become values."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from gossipgrad import data as gg_data
+from gossipgrad import models, optim, schedules, strategies
+from gossipgrad.cluster import Network, Straggler
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.errors import one_line
+from gossipgrad.keywords import Keyword, keywords
+from gossipgrad.model import Model
+from gossipgrad.replicas import BACKENDS
+
+DATASETS = (*gg_data.NAMES, "synthetic")
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+DEFAULT_STRATEGY = strategies.GossipGraD.name
+OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
+CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
+
+
+_T = TypeVar("_T")
+
+
+class UsageError(Exception):
+    """Options that cannot be; exit code 2."""
+
+
+class _Help(argparse.HelpFormatter):
+    """Every option says its default, whether its help text does or not."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # names stay whole
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        switch = action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction)
+        if not action.option_strings or switch or action.required or "default: " in text:
+            return text
+        value = action.default
+        if isinstance(value, (tuple, list)):
+            value = ",".join(map(str, value))
+        elif isinstance(value, bool):
+            value = "on" if value else "off"
+        shown = "none" if value is None else str(value).replace("%", "%%")
+        return f"{text}; default: {shown}" if text else f"default: {shown}"
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line, and through the same door as all others."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **how})
+        self.usage = how.get("usage", "%(prog)s [options]")
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+# ---- values
+
+
+def reader(make: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
+    """The type of an option: what `make` gives for its text; `allowed` is for the error."""
+
+    def read(text: str) -> Any:
+        try:
+            return make(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: allowed: {allowed}") from None
+
+    return read
+
+
+def checked(make: Callable[[], _T]) -> _T:
+    """What an option is turned into; a value it cannot have is a usage error."""
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        raise UsageError(one_line(error)) from error
+
+
+def given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, Any]:
+    """The values of these options, those that were given."""
+    return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
+
+
+def option_of(key: str) -> str:
+    """The option of a keyword."""
+    return f"--{key.replace('_', '-')}"
+
+
+def check_least(arguments: argparse.Namespace, least: Mapping[str, int]) -> None:
+    """UsageError for an option below the value that it has at least."""
+    for key, low in least.items():
+        value = getattr(arguments, key)
+        if value is not None and value < low:
+            raise UsageError(f"{option_of(key)} {value}: allowed: at least {low}")
+
+
+# ---- options from the keywords of constructors
+
+
+def _kind(word: Keyword) -> dict[str, Any]:
+    """How argparse reads a keyword's value."""
+    if word.read is not None:
+        read = word.read
+
+        def from_text(text: str) -> Any:
+            try:
+                return read(text)
+            except (OSError, ValueError) as error:
+                raise argparse.ArgumentTypeError(one_line(error)) from error
+
+        return {"type": from_text, "metavar": word.metavar}
+    if word.types == [bool] and not word.values:
+        return {"action": argparse.BooleanOptionalAction}
+    if not word.types:
+        return {"choices": word.values, "type": type(word.values[0]), "metavar": word.metavar}
+    number = float if float in word.types else int if int in word.types else None
+    metavar = word.metavar or {float: "X", int: "N", None: ""}[number]
+    if not word.values and number is not None:
+        return {"type": number, "metavar": metavar}
+    texts = {str(one): one for one in word.values} | ({"true": True, "false": False} if bool in word.types else {})
+    allowed = [*texts, *({float: ["a number"], int: ["an integer"], None: []}[number])]
+
+    def value(text: str) -> Any:
+        if text in texts:
+            return texts[text]
+        if number is None:
+            raise ValueError(text)
+        return number(text)
+
+    return {
+        "type": reader(value, ", or ".join(allowed)),
+        "metavar": "|".join([*texts, *([metavar] if metavar else [])]),
+    }
+
+
+def _owners(word: Keyword, makers: Mapping[str, type]) -> str:
+    """Which of them have this keyword, in few words; "": all."""
+    missing = [name for name in makers if name not in word.defaults]
+    if not missing:
+        return ""
+    return f"all but {', '.join(missing)}" if len(missing) < len(word.defaults) else ", ".join(word.defaults)
+
+
+def _defaults(word: Keyword) -> str:
+    owners: dict[str, list[str]] = {}
+    for owner in word.defaults:
+        owners.setdefault(word.default(owner), []).append(owner)
+    if len(owners) == 1:
+        return next(iter(owners))
+    return "; ".join(f"{text} ({', '.join(names)})" for text, names in owners.items())
+
+
+def add_keywords(
+    group: argparse._ActionsContainer,
+    makers: Mapping[str, type],
+    without: tuple[str, ...] = (),
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """An option for each keyword of these dataclasses: type, choices, help and defaults are the fields'.
+
+    without: keywords that get none; defaults: in place of the fields', by class and keyword.
+    """
+    for word in keywords(makers, without, defaults).values():
+        owners = _owners(word, makers)
+        help_ = f"{word.help}{f' ({owners})' if owners else ''}; default: {_defaults(word)}"
+        how = _kind(word)
+        if "metavar" in how and how["metavar"] is None:
+            del how["metavar"]
+        group.add_argument(option_of(word.name), default=None, help=help_.replace("%", "%%"), **how)
+
+
+def strategy_keys() -> tuple[str, ...]:
+    """The keywords of all strategies."""
+    return tuple(keywords(strategies.BY_NAME))
+
+
+# ---- groups of options, and what they make
+
+
+def add_strategy(group: argparse._ActionsContainer, without: tuple[str, ...] = ()) -> None:
+    """--strategy, None where it is not given, and the keywords of all strategies."""
+    help_ = f"how the replicas are kept together; default: {DEFAULT_STRATEGY}"
+    group.add_argument("--strategy", choices=strategies.BY_NAME, help=help_)
+    add_keywords(group, strategies.BY_NAME, without)
+
+
+def make_strategy(arguments: argparse.Namespace, **others: Any) -> strategies.Strategy:
+    """The strategy, with these keywords in place of options; UsageError: values or keywords that it does not have."""
+    how = {key: value for key, value in (given(arguments, strategy_keys()) | others).items() if value is not None}
+    return checked(lambda: strategies.by_name(arguments.strategy or DEFAULT_STRATEGY, **how))
+
+
+def add_schedule(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("learning rate (steps; see gossipgrad.schedules)")
+    group.add_argument("--schedule", choices=schedules.BY_NAME, default="constant", help="how the rate changes")
+    add_keywords(group, schedules.BY_NAME)
+
+
+def add_optimizer(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("optimiser")
+    group.add_argument("--optimizer", choices=optim.BY_NAME, default="sgd", help="how gradients become updates")
+    add_keywords(group, optim.BY_NAME, ("schedule",), OPTIMIZER_DEFAULTS)
+
+
+def make_optimizer(arguments: argparse.Namespace) -> optim.Optimizer:
+    """The optimiser with its schedule; ValueError, TypeError: values or keywords that it does not have."""
+    schedule = schedules.by_name(arguments.schedule, **given(arguments, tuple(keywords(schedules.BY_NAME))))
+    own = given(arguments, tuple(keywords(optim.BY_NAME, ("schedule",))))
+    how: dict[str, Any] = OPTIMIZER_DEFAULTS[arguments.optimizer] | own
+    return optim.by_name(arguments.optimizer, schedule=schedule, **how)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=models.BY_NAME, default="lenet", help="the network")
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument(
+        "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, 12,000 digits in the package"
+    )
+    parser.add_argument(
+        "--data", metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
+    )
+
+
+def load_data(arguments: argparse.Namespace, net: Model) -> tuple[Dataset, Dataset]:
+    """(train, validation) of --dataset."""
+    if arguments.data is not None and arguments.dataset not in ("mnist", "cifar10"):
+        raise UsageError(
+            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
+            "--dataset mnist or cifar10"
+        )
+    return gg_data.for_network(net, arguments.dataset, arguments.data, arguments.seed, progress=not arguments.quiet)
+
+
+def add_circumstances(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
+    group = parser.add_argument_group("stragglers and slow networks")
+    group.add_argument("--straggler-probability", type=float, metavar="X", help="that a rank comes late to a step")
+    group.add_argument("--straggler-delay", type=float, metavar="SECONDS", help="by how much")
+    group.add_argument("--latency", type=float, metavar="SECONDS", help="of a message; default: the machine's")
+    group.add_argument(
+        "--bandwidth",
+        type=float,
+        metavar="BYTES",
+        help="a second, of each rank's links; 0: unlimited; default: the machine's",
+    )
+    if virtual:
+        group.add_argument(
+            "--compute-time", type=float, metavar="SECONDS", help="a step, in virtual time; default: by the flops"
+        )
+
+
+def circumstances(arguments: argparse.Namespace) -> tuple[Straggler | None, Network | None]:
+    """What these options describe; ValueError, TypeError: values that cannot be."""
+    late = given(arguments, ("straggler_probability", "straggler_delay"))
+    if len(late) == 1:
+        (key, value), *_ = late.items()
+        missing = "delay" if key == "straggler_probability" else "probability"
+        raise ValueError(f"{option_of(key)} {value}: --straggler-{missing} is missing; allowed: both or neither")
+    straggler = Straggler(*late.values()) if late else None
+    links = given(arguments, ("latency", "bandwidth"))
+    return straggler, Network(**links) if links else None
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    allowed = [one for one in BACKENDS if one is not None]
+    parser.add_argument("--backend", choices=allowed, help="default: $GOSSIPGRAD_BACKEND, else the faster of both")
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, metavar="N", help="of each rank; default: OMP_NUM_THREADS, else 1")
+    add_backend(parser)

@@ -1,0 +1,206 @@
+"""gossipgrad train."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from gossipgrad import _launch, models
+from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
+from gossipgrad.cli.options import (
+    UsageError,
+    add_circumstances,
+    add_data,
+    add_machine,
+    add_optimizer,
+    add_schedule,
+    add_strategy,
+    check_least,
+    checked,
+    circumstances,
+    load_data,
+    make_optimizer,
+    make_strategy,
+    option_of,
+)
+from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.errors import number
+from gossipgrad.history import History
+from gossipgrad.loop import check_batch
+from gossipgrad.replicas import LOSSES
+from gossipgrad.trainer import Trainer
+
+TRACE_SPANS = 200_000  # kept a rank
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_data(parser)
+    parser.add_argument("--epochs", type=int, default=8, metavar="N", help="how often the samples are gone through")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="samples a rank and step; default: the model's")
+    parser.add_argument("--loss", choices=LOSSES, help="default: the model's")
+    add_optimizer(parser)
+    parser.add_argument(
+        "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="another order in each epoch"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, orders and draws")
+    add_machine(parser)
+    parser.add_argument(
+        "--virtual-ranks",
+        type=int,
+        metavar="P",
+        help="train P ranks in this process; default: those of mpiexec, else 1",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="seconds to wait for another rank, with --virtual-ranks virtual ones; default: 0, for ever",
+    )
+    add_circumstances(parser)
+    add_strategy(parser.add_argument_group("strategy"))
+    add_schedule(parser)
+    files = parser.add_argument_group("what comes out")
+    files.add_argument("--validate-replicas", action="store_true", help="validate every rank's own weights as well")
+    files.add_argument("--report", metavar="FILE", help="write the history as JSON")
+    files.add_argument("--trace", metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
+    files.add_argument("--checkpoint", metavar="FILE", help="save after every epoch; the best beside it, as *.best.*")
+    files.add_argument("--resume", metavar="FILE", help="go on from a checkpoint, up to --epochs in all")
+    files.add_argument(
+        "--early-stopping", type=int, metavar="N", help="stop after N epochs without a lower validation loss"
+    )
+    files.add_argument("--log-csv", metavar="FILE", help="one row an epoch")
+    files.add_argument("--log-jsonl", metavar="FILE", help="one line of JSON an epoch")
+    files.add_argument("--quiet", action="store_true", help="print errors only")
+
+
+def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
+    chosen: list[Callback] = [StopOnNaN()]
+    if arguments.log_csv:
+        chosen.append(CSVLogger(arguments.log_csv))
+    if arguments.log_jsonl:
+        chosen.append(JSONLLogger(arguments.log_jsonl))
+    if arguments.early_stopping is not None:
+        chosen.append(checked(lambda: EarlyStopping(patience=arguments.early_stopping)))
+    if arguments.checkpoint:
+        chosen.append(Checkpoint(arguments.checkpoint))
+    return chosen
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """A path that cannot be written is an error before training, not after it."""
+    for key in ("report", "trace", "checkpoint", "log_csv", "log_jsonl"):
+        path = getattr(arguments, key)
+        if path is None:
+            continue
+        folder = os.path.dirname(path) or "."
+        option = f"{option_of(key)} {path}"
+        if not os.path.isdir(folder):
+            raise UsageError(f"{option}: no such folder: {folder}")
+        if os.path.isdir(path):
+            raise UsageError(f"{option}: is a folder")
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"{option}: {folder} cannot be written to")
+
+
+def train(arguments: argparse.Namespace) -> int:
+    entry = models.by_name(arguments.model)
+    strategy = make_strategy(arguments)
+    optimizer = checked(lambda: make_optimizer(arguments))
+    launched = _launch.launcher_world_size()
+    comm = None
+    if arguments.virtual_ranks is not None:
+        if launched is not None and launched > 1:
+            raise UsageError(
+                f"--virtual-ranks {arguments.virtual_ranks}: not under mpiexec, which started {launched} ranks"
+            )
+        if not 1 <= arguments.virtual_ranks <= MOST_VIRTUAL_RANKS:
+            raise UsageError(f"--virtual-ranks {arguments.virtual_ranks}: allowed: 1..{MOST_VIRTUAL_RANKS}")
+        comm = checked(lambda: VirtualCluster(arguments.virtual_ranks, compute_time=arguments.compute_time))
+    elif arguments.compute_time is not None:
+        raise UsageError(f"--compute-time {arguments.compute_time}: goes with --virtual-ranks")
+    straggler, network = checked(lambda: circumstances(arguments))
+    check_least(arguments, {"epochs": 1, "batch_size": 1, "threads": 1, "seed": 0})
+    timeout = checked(lambda: number("timeout", arguments.timeout, 0.0))
+    _check_outputs(arguments)
+    callbacks = _callbacks(arguments)
+
+    net = entry.make()
+    train_set, validation_set = load_data(arguments, net)
+    batch_size = arguments.batch_size or entry.batch
+    ranks = arguments.virtual_ranks or launched or 1
+    check_batch(train_set, max(strategy.workers(ranks), 1), batch_size)  # before all replicas are made
+    trainer = Trainer(
+        net,
+        loss=arguments.loss or entry.loss,
+        optimizer=optimizer,
+        strategy=strategy,
+        seed=arguments.seed,
+        comm=comm,
+        threads=arguments.threads,
+        backend=arguments.backend,
+        trace=TRACE_SPANS if arguments.trace else 0,
+        timeout=timeout,
+        straggler=straggler,
+        network=network,
+    )
+    speaks = trainer.rank == 0 and not arguments.quiet
+    if speaks:
+        callbacks.append(_Headline(train_set, validation_set))
+    history = trainer.fit(
+        train_set,
+        validation_set,
+        epochs=arguments.epochs,
+        batch_size=batch_size,
+        callbacks=callbacks,
+        validate_replicas=arguments.validate_replicas,
+        shuffle=arguments.shuffle,
+        progress=not arguments.quiet,
+        resume=arguments.resume,
+    )
+    if arguments.report and trainer.rank == 0:
+        history.write(arguments.report)
+    if arguments.trace:
+        trainer.write_trace(arguments.trace)
+    if speaks:
+        print(_closing(history, arguments), flush=True)
+    trainer.close()
+    return 0
+
+
+class _Headline(Callback):
+    """Says what will be trained when nothing stands in its way any more: fit has checked all it was given."""
+
+    def __init__(self, train_set: Dataset, validation_set: Dataset) -> None:
+        self.sets = (train_set, validation_set)
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        print(_headline(trainer, *self.sets), flush=True)
+
+
+def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> str:
+    ranks = "1 rank" if trainer.size == 1 else f"{trainer.size} ranks"
+    where = {"mpi": " under MPI", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
+    threads = "1 thread" if trainer.threads == 1 else f"{trainer.threads} threads"
+    settings, shown = trainer.strategy_settings(), ("topology", "exchange_used")
+    how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
+    words = f" ({', '.join(how)})" if how else ""
+    return (
+        f"{trainer.net.name}, {trainer.net.parameters:,} parameters, on {train_set.name}, {len(train_set):,} + "
+        f"{len(validation_set):,} samples; {trainer.strategy.name}{words}; {ranks}{where}, {threads} each; "
+        f"{trainer.core.backend}, {trainer.core.isa}"
+    )
+
+
+def _closing(history: History, arguments: argparse.Namespace) -> str:
+    if not history.epochs:
+        return "nothing to do"
+    last = history.last
+    parts = [f"done: {len(history)} epochs in {sum(history['seconds']):.1f} s of training"]
+    if "accuracy" in last.get("validation", {}):
+        parts.append(f"validation accuracy {100 * last['validation']['accuracy']:.2f} %")
+    parts += [
+        f"{key} {getattr(arguments, key)}" for key in ("report", "trace", "checkpoint") if getattr(arguments, key)
+    ]
+    return ", ".join(parts)
