@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from gossipgrad.errors import choice, integer, number
 from gossipgrad.history import Record, flat, lookup
+from gossipgrad.outputs import best_path
 
 if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer
@@ -151,8 +152,7 @@ class Checkpoint(_Monitor):
         super().__init__(monitor or "validation.loss", mode, 0.0)
         self._given = monitor is not None
         self.path = os.fspath(path)
-        stem, extension = os.path.splitext(self.path)
-        self.best_path = f"{stem}.best{extension}"
+        self.best_path = best_path(self.path)
         self.save_last, self.save_best = save_last, save_best
 
     def on_fit_begin(self, trainer: Trainer) -> None:

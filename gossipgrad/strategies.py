@@ -105,6 +105,8 @@ def check_topology(topology: Any) -> str | tuple[tuple[int, ...], ...]:
 
 def read_topology(text: str) -> str | tuple[tuple[int, ...], ...]:
     """A topology's name, or the table in a file: .npy, .json, or text with a line a step. ValueError, OSError."""
+    if not text:
+        raise ValueError(f"empty; allowed: {', '.join(TOPOLOGIES)}, or a file")
     kind = os.path.splitext(text)[1]
     if kind == ".npy":
         return check_topology(np.load(text))

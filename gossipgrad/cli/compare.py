@@ -22,6 +22,7 @@ from gossipgrad.cli.options import (
     given,
     load_data,
     make_optimizer,
+    path,
     reader,
 )
 from gossipgrad.errors import one_line
@@ -42,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--virtual-ranks", type=_NUMBERS, default=(2, 4, 8), metavar="P,P,...", help="numbers of ranks")
     add_data(parser)
     parser.add_argument(
-        "--report-dir", required=True, metavar="DIR", help="where the files go; made if need be (required)"
+        "--report-dir", type=path, required=True, metavar="DIR", help="where the files go; made if need be (required)"
     )
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--samples", type=int, metavar="N", help="trained on by each configuration; default: 20000")

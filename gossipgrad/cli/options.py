@@ -67,6 +67,13 @@ class Parser(argparse.ArgumentParser):
 # ---- values
 
 
+def path(text: str) -> str:
+    """The type of an option that is a path."""
+    if not text:
+        raise argparse.ArgumentTypeError("empty; allowed: a path")
+    return text
+
+
 def reader(make: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
     """The type of an option: what `make` gives for its text; `allowed` is for the error."""
 
@@ -231,7 +238,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, 12,000 digits in the package"
     )
     parser.add_argument(
-        "--data", metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
+        "--data", type=path, metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
     )
 
 

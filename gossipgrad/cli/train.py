@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from gossipgrad import _launch, models
+from gossipgrad import _failure, _launch, models, outputs
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cli.options import (
     UsageError,
@@ -18,10 +17,12 @@ from gossipgrad.cli.options import (
     check_least,
     checked,
     circumstances,
+    given,
     load_data,
     make_optimizer,
     make_strategy,
     option_of,
+    path,
 )
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
 from gossipgrad.data.arrays import Dataset
@@ -32,6 +33,7 @@ from gossipgrad.replicas import LOSSES
 from gossipgrad.trainer import Trainer
 
 TRACE_SPANS = 200_000  # kept a rank
+_OUTPUTS = ("report", "trace", "checkpoint", "log_csv", "log_jsonl")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -63,15 +65,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser)
     files = parser.add_argument_group("what comes out")
     files.add_argument("--validate-replicas", action="store_true", help="validate every rank's own weights as well")
-    files.add_argument("--report", metavar="FILE", help="write the history as JSON")
-    files.add_argument("--trace", metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
-    files.add_argument("--checkpoint", metavar="FILE", help="save after every epoch; the best beside it, as *.best.*")
-    files.add_argument("--resume", metavar="FILE", help="go on from a checkpoint, up to --epochs in all")
+    files.add_argument("--report", type=path, metavar="FILE", help="write the history as JSON")
+    files.add_argument("--trace", type=path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
+    files.add_argument(
+        "--checkpoint", type=path, metavar="FILE", help="save after every epoch; the best beside it, as *.best.*"
+    )
+    files.add_argument("--resume", type=path, metavar="FILE", help="go on from a checkpoint, up to --epochs in all")
     files.add_argument(
         "--early-stopping", type=int, metavar="N", help="stop after N epochs without a lower validation loss"
     )
-    files.add_argument("--log-csv", metavar="FILE", help="one row an epoch")
-    files.add_argument("--log-jsonl", metavar="FILE", help="one line of JSON an epoch")
+    files.add_argument("--log-csv", type=path, metavar="FILE", help="one row an epoch")
+    files.add_argument("--log-jsonl", type=path, metavar="FILE", help="one line of JSON an epoch")
     files.add_argument("--quiet", action="store_true", help="print errors only")
 
 
@@ -89,19 +93,14 @@ def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    """A path that cannot be written is an error before training, not after it."""
-    for key in ("report", "trace", "checkpoint", "log_csv", "log_jsonl"):
-        path = getattr(arguments, key)
-        if path is None:
-            continue
-        folder = os.path.dirname(path) or "."
-        option = f"{option_of(key)} {path}"
-        if not os.path.isdir(folder):
-            raise UsageError(f"{option}: no such folder: {folder}")
-        if os.path.isdir(path):
-            raise UsageError(f"{option}: is a folder")
-        if not os.access(folder, os.W_OK):
-            raise UsageError(f"{option}: {folder} cannot be written to")
+    """A path that cannot be written, or that another output goes to, is an error before training."""
+    if _failure.launched_rank() != 0:  # which alone writes most of them
+        return
+    wanted = [
+        outputs.Output(option_of(key), path, checkpoint=key == "checkpoint")
+        for key, path in given(arguments, _OUTPUTS).items()
+    ]
+    checked(lambda: outputs.check(wanted, {} if arguments.resume is None else {"--resume": arguments.resume}))
 
 
 def train(arguments: argparse.Namespace) -> int:

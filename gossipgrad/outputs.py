@@ -1,0 +1,115 @@
+"""Paths that a run is to write to, checked before it starts: they are no use at its end if they cannot be written."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that will be written.
+
+    argument    what the caller calls it: "report" in Python, "--report" on the command line.
+    checkpoint  it is a checkpoint: beside it come the best one's file, and a folder of the ranks' state for each.
+    """
+
+    argument: str
+    path: Path
+    checkpoint: bool = False
+
+    def __str__(self) -> str:
+        path = os.fspath(self.path)
+        return f"{self.argument} {path}" if self.argument.startswith("-") else f"{self.argument}={path!r}"
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """(path, what it is) of all that is written; "": the file that was asked for."""
+        path = os.fspath(self.path)
+        yield path, ""
+        if self.checkpoint:
+            best = best_path(path)
+            yield best, "its best epoch's file"
+            for one in (path, best):
+                yield f"{one}.state", "its folder of the ranks' state"
+
+
+def best_path(path: Path) -> str:
+    """Where the best epoch's checkpoint goes: "run.best.safetensors" for "run.safetensors"."""
+    stem, extension = os.path.splitext(os.fspath(path))
+    return f"{stem}.best{extension}"
+
+
+def check(outputs: Sequence[Output], inputs: Mapping[str, Path] | None = None) -> None:
+    """ValueError unless every output can be written, and none overwrites another one or an input.
+
+    inputs: files that are read, by argument; a checkpoint may replace the one that is resumed. Links are followed. What
+    is there and is no regular file (a device, a pipe) is written to as it is, by several outputs if need be.
+    """
+    for one in outputs:
+        _check_path(one)
+    seen: list[tuple[str, str, Output]] = []
+    for output in outputs:
+        for path, what in output.files():
+            if _is_special(path):
+                continue
+            for other_path, other_what, other in seen:
+                if other is not output and _same(path, other_path):
+                    mine, theirs = f" ({what})" if what else "", f", {other_what}" if other_what else ""
+                    raise ValueError(
+                        f"{output}: the same file{mine} as {other}{theirs}; allowed: a file of its own for each"
+                    )
+            for argument, source in (inputs or {}).items():
+                if _same(path, os.fspath(source)) and not output.checkpoint:
+                    raise ValueError(f"{output}: would overwrite {Output(argument, source)}, which is read")
+            seen.append((path, what, output))
+
+
+def check_path(argument: str, path: Path) -> str:
+    """The path as a text; ValueError for an empty one, as an unset variable of a shell gives."""
+    text = os.fspath(path)
+    if not text:
+        raise ValueError(f"{Output(argument, text)}: empty; allowed: a path")
+    return text
+
+
+def _check_path(output: Output) -> None:
+    path = check_path(output.argument, output.path)
+    if path.endswith(os.sep) or os.path.isdir(path):
+        raise ValueError(f"{output}: is a folder; allowed: a file")
+    if os.path.exists(path):
+        if not os.access(path, os.W_OK):
+            raise ValueError(f"{output}: cannot be written to: permission denied")
+        if _is_special(path):
+            return
+    folder = os.path.dirname(os.path.realpath(path)) or "."
+    if not os.path.isdir(folder):
+        raise ValueError(f"{output}: no such folder: {folder}")
+    try:  # what the rights say is not all: a file system may be read-only, or another machine's
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{output}: {folder} cannot be written to: {error.strerror or error}") from None
+
+
+def _is_special(path: str) -> bool:
+    """Is it there, and neither a regular file nor a folder?"""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _same(one: str, other: str) -> bool:
+    """Do both name the same file, there or not, through links too?"""
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False

@@ -1,0 +1,99 @@
+"""Paths that are written to are checked before training: they can be written, and none overwrites another."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from test_cli import QUICK, cli_run
+
+from gossipgrad import outputs
+from gossipgrad.outputs import Output
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "what"),
+    [
+        ("x", "x", ""),
+        ("x.best", "x", ", its best epoch's file"),
+        ("run.best.st", "run.st", ", its best epoch's file"),
+        ("x.state", "x", ", its folder of the ranks' state"),
+        ("x.best.state", "x", ", its folder of the ranks' state"),
+        ("./sub/../x", "x", ""),
+        ("link", "x", ""),
+        ("hard", "there", ""),
+        ("inside/x", "x", ""),
+    ],
+)
+def test_no_output_overwrites_another(one, other, what, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to("x")
+    (tmp_path / "there").write_text("")
+    os.link(tmp_path / "there", tmp_path / "hard")
+    (tmp_path / "inside").symlink_to(".")
+    pair = [Output("report", tmp_path / one), Output("checkpoint", tmp_path / other, checkpoint=True)]
+    for both in (pair, pair[::-1]):
+        with pytest.raises(ValueError, match=r"^(report|checkpoint)='.*the same file") as caught:
+            outputs.check(both)
+        assert all(word in str(caught.value) for word in ("report=", "checkpoint=", what.strip(", ")))
+    outputs.check([Output("report", tmp_path / "y"), pair[1]])  # and others do not
+
+
+def test_an_input_is_not_overwritten(tmp_path):
+    path = tmp_path / "c"
+    outputs.check([Output("checkpoint", path, checkpoint=True)], {"resume": path})
+    with pytest.raises(ValueError, match=r"^report='.*/c': would overwrite resume='.*/c', which is read"):
+        outputs.check([Output("report", path)], {"resume": path})
+
+
+def test_what_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, words in (
+        ("", "report='': empty; allowed: a path"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "x", f"no such folder: {tmp_path / 'none'}"),
+        (tmp_path / "file" / "x", "no such folder"),
+        ("/proc/x", "/proc cannot be written to"),  # also by root
+    ):
+        with pytest.raises(ValueError) as caught:
+            outputs.check([Output("report", path)])
+        assert words in str(caught.value)
+    assert not [one for one in tmp_path.iterdir() if one.name != "file"]  # trying leaves nothing
+
+
+def test_devices_and_pipes_are_written_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        outputs.check([Output("report", path), Output("log", path)])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--report x --checkpoint x", "--checkpoint {0}/x: the same file as --report {0}/x"),
+        ("--report x --trace x", "--trace {0}/x: the same file as --report {0}/x"),
+        ("--log-csv x --log-jsonl x", "--log-jsonl {0}/x: the same file as --log-csv {0}/x"),
+        ("--report x.best --checkpoint x", "--checkpoint {0}/x: the same file (its best epoch's file) as --report"),
+        ("--report x --resume x", "--report {0}/x: would overwrite --resume {0}/x"),
+        ("--report none/x", "--report {0}/none/x: no such folder"),
+        ("--trace .", "is a folder"),
+        ("--checkpoint /proc/c", "--checkpoint /proc/c: /proc cannot be written to"),
+    ],
+)
+def test_the_command_line_says_so_before_training(words, text, capsys, tmp_path):
+    paths = [str(tmp_path / word) if not word.startswith(("--", "/")) else word for word in words.split()]
+    code, out, err = cli_run(capsys, "train", *QUICK, *paths)
+    assert code == 2 and text.format(tmp_path) in err and len(err.splitlines()) == 1 and out == "", err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", ["report", "trace", "checkpoint", "resume", "log-csv", "log-jsonl", "data", "topology"])
+def test_an_empty_path_is_a_wrong_option(key, capsys):
+    code, _, err = cli_run(capsys, "train", *QUICK, f"--{key}", "")
+    assert code == 2 and f"--{key}" in err and "empty; allowed: " in err, err
+
+
+def test_an_empty_path_of_compare(capsys):
+    for words in (["--report-dir", ""], ["--report-dir", "x", "--data", ""]):
+        code, _, err = cli_run(capsys, "compare", *words)
+        assert code == 2 and f"{words[-2]}: empty; allowed: a path" in err
