@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gossipgrad.safetensors import write_atomically
+from gossipgrad.files import write_atomically
 
 SCHEMA = 1
 Record = dict[str, Any]

@@ -2,14 +2,19 @@
 
 Format: https://github.com/huggingface/safetensors. Only what weights need: F32 is written; F64, F32, F16, BF16 and
 integers are read (BF16 as float32). Files are written beside their place and moved into it in one step.
+
+With checksums the metadata hold the SHA-256 of each array ("gossipgrad_sha256", a JSON object by name) and that of the
+header itself ("gossipgrad_header_sha256"), which covers the others: so it is a checksum of the whole file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import stat
 import struct
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,40 +22,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad.errors import CheckpointError
+from gossipgrad.files import write_atomically
 
 _DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U8": "|u1",
 }  # fmt: skip
 _HEADER_LIMIT = 100_000_000  # bytes, the format's own
+_MOST_DIMENSIONS = 32  # what every NumPy can hold
+_ARRAYS, _HEADER = "gossipgrad_sha256", "gossipgrad_header_sha256"  # names in the metadata
 
 
-def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:
-    """Write these bytes to a file that appears, or replaces the old one, only when all of them are on the disk."""
-    path = os.fspath(path)
-    folder = os.path.dirname(path) or "."
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(path)}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+def _header_digest(header: Mapping[str, Any]) -> str:
+    """Of the header without its own digest, whatever its spaces and the order of its keys."""
+    metadata = {key: value for key, value in header["__metadata__"].items() if key != _HEADER}
+    text = json.dumps(dict(header) | {"__metadata__": metadata}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write(
-    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write float32 arrays by name, with text by name in the header. Atomic."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, NDArray[np.float32]],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    checksums: bool = False,
+) -> str:
+    """Write float32 arrays by name, with text by name in the header. Atomic.
+
+    With `checksums` the metadata get them, and the header's is returned, which stands for the whole file; else "".
+    """
+    header: dict[str, Any] = {}
     offset = 0
     blocks = []
     for name, array in arrays.items():
@@ -58,12 +59,40 @@ def write(
         header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [offset, offset + block.nbytes]}
         offset += block.nbytes
         blocks.append(block.reshape(-1).view(np.uint8).data)
+    digest = ""
+    texts = dict(metadata or {})
+    if checksums:
+        each = {name: hashlib.sha256(block).hexdigest() for name, block in zip(header, blocks, strict=True)}
+        texts[_ARRAYS] = json.dumps(each)
+        texts[_HEADER] = digest = _header_digest(header | {"__metadata__": texts})
+    if texts:
+        header = {"__metadata__": texts, **header}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     write_atomically(path, struct.pack("<Q", len(text)), text, *blocks)
+    return digest
 
 
-def _header(path: str, content: Any) -> tuple[dict[str, Any], int]:
+def _content(path: str) -> bytes:
+    try:
+        # A named pipe that nobody writes to would be waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CheckpointError(f"{path}: not a regular file")
+            return file.read()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def _header(path: str, content: bytes) -> tuple[dict[str, Any], int]:
+    """(the header, where the arrays begin)."""
     if len(content) < 8:
         raise CheckpointError(f"{path}: truncated: {len(content)} bytes are no safetensors file")
     (length,) = struct.unpack("<Q", content[:8])
@@ -72,39 +101,87 @@ def _header(path: str, content: Any) -> tuple[dict[str, Any], int]:
     if 8 + length > len(content):
         raise CheckpointError(f"{path}: truncated: the header alone has {length} bytes, the file {len(content)}")
     try:
-        header = json.loads(bytes(content[8 : 8 + length]))
-    except ValueError as error:
+        header = json.loads(content[8 : 8 + length], object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: no safetensors file: its header is no JSON ({error})") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: no safetensors file: its header is no JSON object")
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError(f"{path}: its metadata are not an object of texts")
     return header, 8 + length
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """(arrays by name in the file's order, metadata). CheckpointError: missing, truncated or not of this format."""
-    path = os.fspath(path)
+def _sizes(value: Any) -> list[int]:
+    """A list of integers of at least 0; TypeError."""
+    if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value):
+        raise TypeError
+    return value
+
+
+def _array(path: str, name: str, entry: Any, content: bytes, base: int) -> tuple[NDArray[Any], int]:
+    """(an array on the bytes of the file, where it ends)."""
     try:
-        with open(path, "rb") as file:
-            content = file.read()
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+        dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(_sizes(entry["shape"]))
+        begin, end = _sizes(entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: {name}: an entry of the header that is not understood: {str(entry)[:200]}"
+        ) from error
+    if len(shape) > _MOST_DIMENSIONS:
+        raise CheckpointError(f"{path}: {name}: {len(shape)} dimensions; allowed: at most {_MOST_DIMENSIONS}")
+    count = math.prod(shape)
+    if end - begin != count * dtype.itemsize:
+        raise CheckpointError(f"{path}: {name}: {end - begin} bytes for shape {shape} of {entry['dtype']}")
+    if base + end > len(content):
+        raise CheckpointError(f"{path}: truncated: {name} ends at byte {base + end}, the file at {len(content)}")
+    return np.frombuffer(content, dtype, count, base + begin).reshape(shape), base + end
+
+
+def _check_array(path: str, name: str, array: NDArray[Any], digests: Mapping[str, Any]) -> None:
+    if hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest() != digests.get(name):
+        raise CheckpointError(f"{path}: {name} is damaged: its bytes do not have the checksum they were saved with")
+
+
+def _digests(path: str, header: Mapping[str, Any], metadata: Mapping[str, str], needed: bool) -> dict[str, Any]:
+    """The arrays' checksums, after the header's own was compared; empty without checksums."""
+    if _HEADER not in metadata and _ARRAYS not in metadata and not needed:
+        return {}
+    if metadata.get(_HEADER) != _header_digest(header):
+        raise CheckpointError(f"{path}: its header is damaged: it does not have the checksum that it was saved with")
+    digests = json.loads(metadata[_ARRAYS])
+    assert isinstance(digests, dict)
+    return digests
+
+
+def read(path: str | os.PathLike[str], *, checksums: bool = False) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """(arrays by name in the file's order, metadata). CheckpointError: missing, truncated or not of this format.
+
+    Checksums are compared where the file has them; with `checksums` a file without is an error.
+    """
+    path = os.fspath(path)
+    content = _content(path)
     header, base = _header(path, content)
-    metadata = header.pop("__metadata__", {})
+    metadata: dict[str, str] = header.get("__metadata__", {})
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    found = {name: _array(path, name, entry, content, base) for name, entry in entries.items()}
+    last = max((end for _, end in found.values()), default=base)
+    if last < len(content):
+        raise CheckpointError(f"{path}: {len(content) - last} bytes behind the last array")
+    if checksums and "__metadata__" not in header:
+        raise CheckpointError(f"{path}: without checksums")
+    digests = _digests(path, header, metadata, checksums)
     arrays = {}
-    for name, entry in header.items():
-        try:
-            dtype = np.dtype(_DTYPES[entry["dtype"]])
-            shape = tuple(int(n) for n in entry["shape"])
-            begin, end = (base + int(n) for n in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: {name}: an entry of the header that is not understood: {entry}") from error
-        if end > len(content):
-            raise CheckpointError(f"{path}: truncated: {name} ends at byte {end}, the file at {len(content)}")
-        count = int(np.prod(shape, dtype=np.int64))
-        if begin < base or end - begin != count * dtype.itemsize:
-            raise CheckpointError(f"{path}: {name}: {end - begin} bytes for shape {shape} of {entry['dtype']}")
-        array: NDArray[Any] = np.frombuffer(content, dtype, count, begin).reshape(shape)
-        if entry["dtype"] == "BF16":
-            array = (array.astype(np.uint32) << 16).view(np.float32)
-        arrays[name] = array
+    for name, (array, _) in found.items():
+        if digests:
+            _check_array(path, name, array, digests)
+        bfloat16 = entries[name]["dtype"] == "BF16"
+        arrays[name] = (array.astype(np.uint32) << 16).view(np.float32) if bfloat16 else array
     return arrays, metadata
+
+
+def header_digest(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> str:
+    """The checksum of a file that `read` gave these metadata of, as `write` returned it; CheckpointError: none."""
+    if _HEADER not in metadata:
+        raise CheckpointError(f"{os.fspath(path)}: without checksums")
+    return metadata[_HEADER]

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gossipgrad import safetensors
+from gossipgrad.files import write_atomically
 from gossipgrad.replicas import Replicas
 
 LANES = ("compute", "exchange", "data")
@@ -87,5 +87,5 @@ def write(replicas: Replicas, path: str | os.PathLike[str]) -> list[int]:
     all_events = (events(team.rank + local, one, names, layers, zero) for local, one in enumerate(spans))
     texts = team.gather(encoded(itertools.chain.from_iterable(all_events)))
     if texts is not None:
-        safetensors.write_atomically(path, *parts(texts, lost))
+        write_atomically(path, *parts(texts, lost))
     return lost

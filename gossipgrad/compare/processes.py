@@ -22,8 +22,8 @@ from gossipgrad.cluster import VirtualCluster
 from gossipgrad.compare.plan import Comparison, Entry, Record
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import integer, one_line
+from gossipgrad.files import write_atomically
 from gossipgrad.progress import Bar
-from gossipgrad.safetensors import write_atomically
 from gossipgrad.trainer import Trainer
 
 # Of a point: after so many samples of all ranks; sums since the start.

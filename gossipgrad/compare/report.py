@@ -13,7 +13,7 @@ from typing import Any
 from gossipgrad import environment, plots
 from gossipgrad.compare.plan import Comparison, Record
 from gossipgrad.compare.processes import POINT, final_loss
-from gossipgrad.safetensors import write_atomically
+from gossipgrad.files import write_atomically
 
 SCHEMA = 1
 

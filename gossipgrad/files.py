@@ -1,0 +1,100 @@
+"""Files that appear complete or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import os
+import secrets
+import stat
+import time
+from typing import Any
+
+STALE = 60.0  # seconds: a younger temporary file may have been made just now, and not be locked yet
+
+
+def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:
+    """Write these bytes to a file that appears, or replaces the old one, only when all of them are on the disk.
+
+    A link is followed: its target is replaced, the link stays. What is there and no regular file, as /dev/stdout or a
+    named pipe, is written to and never replaced. A file that is replaced hands on its mode; a new one has that of the
+    umask. Temporary files beside `path` that a killed process left are removed. OSError: nothing is changed.
+    """
+    path = os.path.realpath(os.fspath(path))
+    try:
+        before = os.stat(path)
+    except FileNotFoundError:
+        before = None
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        _write_through(path, parts)
+        return
+    _remove_stale(path)
+    file, temporary = _temporary(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # says that its writer is alive
+    except OSError:  # a file system without locks
+        pass
+    try:
+        with os.fdopen(file, "wb") as stream:
+            for part in parts:
+                stream.write(part)
+            stream.flush()
+            if before is not None:
+                with contextlib.suppress(OSError):  # a file system without modes
+                    os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode))
+            os.fsync(stream.fileno())
+            os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def sync_folder(folder: str) -> None:
+    """Bring the names in this folder to the disk, so that a new file is found after a loss of power."""
+    try:
+        handle = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # may be written and not read
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):  # a file system that cannot
+            raise
+    finally:
+        os.close(handle)
+
+
+def _write_through(path: str, parts: tuple[Any, ...]) -> None:
+    """To a device, a pipe or a socket's name; a folder is an OSError, as open says it."""
+    with open(path, "wb", buffering=0) as stream:
+        for part in parts:
+            rest = memoryview(part).cast("B")
+            while len(rest):
+                rest = rest[stream.write(rest) :]
+
+
+def _temporary(path: str) -> tuple[int, str]:
+    """A new file beside `path`, with the mode of the umask."""
+    folder, name = os.path.split(path)
+    while True:
+        temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.tmp")
+        try:
+            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
+        except FileExistsError:
+            continue
+
+
+def _remove_stale(path: str) -> None:
+    """What writers of `path` left that were killed: temporary files that nobody has locked."""
+    folder, name = os.path.split(path)
+    for left in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(name[:200])}.*.tmp")):
+        with contextlib.suppress(OSError):
+            if time.time() - os.stat(left).st_mtime < STALE:
+                continue
+            with open(left, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(left)

@@ -1,0 +1,171 @@
+"""Files on disk: complete or not at all, and what is no safetensors file is refused with a word."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import struct
+import threading
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import files, safetensors
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "target").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("there/target")
+    files.write_atomically(tmp_path / "link", b"n", b"ew")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "there" / "target").read_bytes() == b"new"
+    assert sorted(os.listdir(tmp_path)) == ["link", "there"] and os.listdir(tmp_path / "there") == ["target"]
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
+    reader.start()
+    files.write_atomically(path, b"a" * 100_000, b"b")
+    reader.join()
+    assert read == [b"a" * 100_000 + b"b"] and stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+def test_a_device_stays_a_device(tmp_path):
+    """Also behind a link; /dev/full fails as a full disk does, and is not replaced either."""
+    (tmp_path / "null").symlink_to("/dev/null")
+    gg.History().write(tmp_path / "null")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode) and (tmp_path / "null").is_symlink()
+    with pytest.raises(OSError, match="No space left"):
+        files.write_atomically("/dev/full", b"x")
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        files.write_atomically(tmp_path, b"x")
+    assert os.listdir(tmp_path) == []
+
+
+def test_modes(tmp_path):
+    """A new file has the umask's, a replaced one its own."""
+    before = os.umask(0o027)
+    try:
+        files.write_atomically(tmp_path / "f", b"x")
+        assert stat.S_IMODE(os.stat(tmp_path / "f").st_mode) == 0o640
+        os.chmod(tmp_path / "f", 0o604)
+        files.write_atomically(tmp_path / "f", b"y")
+        assert stat.S_IMODE(os.stat(tmp_path / "f").st_mode) == 0o604
+    finally:
+        os.umask(before)
+
+
+def test_what_killed_writers_left_is_removed(tmp_path):
+    """Old and not locked; what lives, is young or belongs to another file stays."""
+    names = [".f.00000001.tmp", ".f.00000002.tmp", ".f.00000003.tmp", ".g.00000001.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, (1e9, 1e9))
+    os.utime(tmp_path / names[2])
+    with open(tmp_path / names[1]) as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        files.write_atomically(tmp_path / "f", b"x")
+    assert sorted(os.listdir(tmp_path)) == [*names[1:], "f"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    (tmp_path / "f").write_bytes(b"old")
+    with pytest.raises(TypeError):
+        files.write_atomically(tmp_path / "f", b"new", "no bytes")
+    assert (tmp_path / "f").read_bytes() == b"old" and os.listdir(tmp_path) == ["f"]
+
+
+# ------------------------------------------------------------------------------------------------ safetensors
+
+ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.zeros((0, 4), np.float32), "s": np.float32(3)}
+
+
+def test_checksums_cover_every_bit(tmp_path):
+    """Whichever byte of the file has a flipped bit, it is not read as if nothing had happened."""
+    path = tmp_path / "f"
+    digest = safetensors.write(path, ARRAYS, {"key": "text"}, checksums=True)
+    good = path.read_bytes()
+    arrays, metadata = safetensors.read(path, checksums=True)
+    assert metadata["key"] == "text" and safetensors.header_digest(path, metadata) == digest
+    assert all(np.array_equal(arrays[name], array) for name, array in ARRAYS.items())
+    unseen = []
+    for byte in range(len(good)):
+        bad = bytearray(good)
+        bad[byte] ^= 1 << byte % 8
+        path.write_bytes(bad)
+        try:
+            found, read = safetensors.read(path, checksums=True)
+        except gg.CheckpointError:
+            continue
+        unseen.append(byte)
+        assert read == metadata and all(np.array_equal(found[name], array) for name, array in ARRAYS.items())
+    assert all(good[byte : byte + 1] == b" " for byte in unseen)  # blanks behind the header
+
+
+def with_header(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(shape: object = (1,), offsets: object = (0, 4), dtype: object = "F32") -> dict:
+    return {"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (with_header(b"[" * 100_000), "no JSON"),
+        (with_header(b'{"a":' * 100_000), "no JSON"),
+        (with_header(b'{"a": {"dtype": "F32", "shape": [1e400], "data_offsets": [0, 4]}}', b"1234"), "not understood"),
+        (with_header(entry([2**70], [0, 4]), b"1234"), "4 bytes for shape"),
+        (with_header(entry([2**32, 2**32], [0, 0])), "0 bytes for shape"),
+        (with_header(entry([1] * 70), b"1234"), "70 dimensions"),
+        (with_header(entry([-1], [4, 0]), b"1234"), "not understood"),
+        (with_header(entry([2.9], [0, 8]), b"12345678"), "not understood"),
+        (with_header(entry([True]), b"1234"), "not understood"),
+        (with_header(entry([1], [4, 0]), b"1234"), "-4 bytes for shape"),
+        (with_header(entry("1"), b"1234"), "not understood"),
+        (with_header(entry([1], [0, 4, 4]), b"1234"), "not understood"),
+        (with_header(entry(dtype=[]), b"1234"), "not understood"),
+        (with_header({"a": 3}), "not understood"),
+        (with_header({"__metadata__": [], **entry()}, b"1234"), "metadata"),
+        (with_header({"__metadata__": {"k": 3}, **entry()}, b"1234"), "metadata"),
+        (with_header(b'{"a": 1, "a": 2}'), "twice"),
+        (with_header([]), "no JSON object"),
+        (with_header(entry(), b"12345"), "1 bytes behind the last array"),
+        (with_header(entry(), b"123"), "truncated"),
+        (b"", "truncated"),
+    ],
+)
+def test_malformed_files_are_refused(content, words, tmp_path):
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(gg.CheckpointError, match=words) as caught:
+        safetensors.read(tmp_path / "f")
+    assert len(str(caught.value)) < 600 + len(str(tmp_path))
+
+
+def test_only_regular_files_are_read(tmp_path):
+    """An endless device is no file to read; nor is a pipe that nobody writes to."""
+    with pytest.raises(gg.CheckpointError, match="/dev/zero: not a regular file"):
+        safetensors.read("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(gg.CheckpointError, match="pipe: not a regular file"):
+        safetensors.read(tmp_path / "pipe")
+
+
+def test_checksums_can_be_demanded(tmp_path):
+    for metadata in (None, {"about": "x"}):
+        safetensors.write(tmp_path / "f", ARRAYS, metadata)
+        assert set(safetensors.read(tmp_path / "f")[0]) == set(ARRAYS)
+        with pytest.raises(gg.CheckpointError, match="checksum"):
+            safetensors.read(tmp_path / "f", checksums=True)
