@@ -85,10 +85,18 @@ class Team:
 
 @final
 class Dataset:
-    """A set in memory: samples (n, ...) uint8 or float32, targets (n,) int32 or (n, k) float32. No copy of C-contiguous arrays."""
+    """A set in memory: samples (n, ...) uint8 or float32, targets (n,) int32 or (n, k) float32. No copy of C-contiguous arrays.
+
+    sample_weights: (n,) float32, what the loss of each sample counts; None: 1.
+    """
 
     def __init__(
-        self, samples: NDArray[Any], targets: NDArray[Any], scale: float = 1.0, shift: float = 0.0
+        self,
+        samples: NDArray[Any],
+        targets: NDArray[Any],
+        scale: float = 1.0,
+        shift: float = 0.0,
+        sample_weights: NDArray[np.float32] | None = None,
     ) -> None: ...
     def __len__(self) -> int: ...
     @property

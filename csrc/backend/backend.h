@@ -118,8 +118,10 @@ typedef enum gg_loss_kind {
     GG_LOSS_COUNT
 } gg_loss_kind;
 
-/* A loss over the first `batch` samples of a prediction of `features` values a sample.
- * targets: CROSS_ENTROPY int32 class of each sample (checked by the caller), others float32 (batch, features), plain.
+/* A loss over the first `batch` samples of a prediction of `features` values a sample. With weights it is
+ * sum(weight * loss of the sample) / batch: divided by the number of samples, not by the sum of the weights, so that
+ * what a sample counts for does not depend on which others are in its batch or on its rank. targets: CROSS_ENTROPY
+ * int32 class of each sample (checked by the caller), others float32 (batch, features), plain.
  */
 typedef struct gg_loss_args {
     gg_loss_kind kind;
@@ -127,8 +129,9 @@ typedef struct gg_loss_args {
     int64_t batch, features;
     const float *prediction;
     const void *targets;
-    float *gradient; /* of the batch's mean loss; NULL: evaluation only. Padding lanes get zeros. */
-    double loss_sum; /* out: sum over samples (for the float losses: of the mean over features) */
+    const float *sample_weights; /* one a sample; NULL: all 1, with the same bits as ones */
+    float *gradient;             /* of the batch's mean loss; NULL: evaluation only. Padding lanes get zeros. */
+    double loss_sum;             /* out: weighted sum over samples (for the float losses: of the mean over features) */
     int64_t correct; /* out: samples classified right (argmax, lowest index on ties; sign for binary; 0 for MSE) */
 } gg_loss_args;
 

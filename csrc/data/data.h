@@ -4,11 +4,12 @@
 
 #include "backend/backend.h"
 
-/* A set in memory; both storages are retained by whoever keeps a copy of this struct (gg_dataset_retain/release). */
+/* A set in memory; the storages are retained by whoever keeps a copy of this struct (gg_dataset_retain/release). */
 typedef struct gg_dataset {
     gg_storage *samples, *targets;
-    gg_dtype dtype; /* of samples: GG_UINT8 or GG_FLOAT32, row-major (count, shape) */
-    gg_shape shape; /* of one sample */
+    gg_storage *sample_weights; /* float32, one a sample: what its loss counts; NULL: all 1 */
+    gg_dtype dtype;             /* of samples: GG_UINT8 or GG_FLOAT32, row-major (count, shape) */
+    gg_shape shape;             /* of one sample */
     int64_t count;
     gg_dtype target_dtype; /* GG_INT32: one class a sample; GG_FLOAT32: target_values numbers a sample */
     int64_t target_values;
@@ -54,7 +55,7 @@ int64_t gg_sharding_id(const gg_sharding *sharding, int rank, int64_t slot);
  * the place of one sample with its target; which sample it holds changes, the number of slots does not. One rank, one
  * thread. */
 typedef struct gg_shard_copy {
-    gg_dataset set; /* its count is the number of slots; both storages are the copy's own */
+    gg_dataset set; /* its count is the number of slots; the storages are the copy's own */
     int32_t *id;    /* of each slot: the row of the source that it holds */
     bool in_flight; /* some slots are being replaced: not to be read; set by whoever replaces them */
 } gg_shard_copy;
@@ -63,9 +64,10 @@ typedef struct gg_shard_copy {
 gg_status gg_shard_copy_create(const gg_dataset *source, const gg_sharding *sharding, int rank, gg_shard_copy **out);
 void gg_shard_copy_destroy(gg_shard_copy *copy);                        /* NULL is fine */
 void gg_shard_copy_fill(gg_shard_copy *copy, const gg_dataset *source); /* the row of every slot, by its id */
-/* Slots whose sample or target is not bit for bit the source's of that id; *first: the id in the first of them. */
+/* Slots whose sample, target or weight is not bit for bit the source's of that id; *first: the id in the first of them.
+ */
 int64_t gg_shard_copy_altered(const gg_shard_copy *copy, const gg_dataset *source, int32_t *first);
-/* What a slot takes in a message: sample, target and id. */
+/* What a slot takes in a message: sample, target, weight where the set has them, and id. */
 size_t gg_shard_copy_slot_bytes(const gg_shard_copy *copy);
 /* n <= ring slots from `first` on, going on at slot 0 after slot ring - 1, to a message of n * slot_bytes, and back. */
 void gg_shard_copy_pack(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, void *message);
@@ -101,9 +103,9 @@ int64_t gg_loader_steps(const gg_loader *loader); /* of an epoch */
 void gg_loader_epoch(gg_loader *loader, int64_t epoch);
 /* Samples of rank `rank` (any rank, pure) in step t of an epoch. */
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step);
-/* Writes batch t of the epoch: samples as float32 in this layout, targets as gg_loss_args wants them. GG_ERROR_STATE
- * while slots are being replaced. */
+/* Writes batch t of the epoch: samples as float32 in this layout, targets and weights as gg_loss_args wants them; where
+ * the set has no weights, `sample_weights` is not touched. GG_ERROR_STATE while slots are being replaced. */
 gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples,
-                         void *targets);
+                         void *targets, float *sample_weights);
 
 #endif

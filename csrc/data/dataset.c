@@ -59,6 +59,8 @@ gg_status gg_dataset_check(const gg_dataset *set) {
                        (double)set->shift));
     GG_TRY(check_storage("samples", set->samples, set->dtype, set->count, values));
     GG_TRY(check_storage("targets", set->targets, set->target_dtype, set->count, set->target_values));
+    if (set->sample_weights != NULL)
+        GG_TRY(check_storage("sample weights", set->sample_weights, GG_FLOAT32, set->count, 1));
 cleanup:
     return status;
 }
@@ -79,10 +81,12 @@ gg_status gg_dataset_check_classes(const gg_dataset *set, int64_t classes) {
 void gg_dataset_retain(const gg_dataset *set) {
     if (set->samples) gg_storage_retain(set->samples);
     if (set->targets) gg_storage_retain(set->targets);
+    if (set->sample_weights) gg_storage_retain(set->sample_weights);
 }
 
 void gg_dataset_release(gg_dataset *set) {
     gg_storage_release(set->samples);
     gg_storage_release(set->targets);
+    gg_storage_release(set->sample_weights);
     memset(set, 0, sizeof *set);
 }

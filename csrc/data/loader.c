@@ -162,7 +162,7 @@ int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
 }
 
 gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples,
-                         void *targets) {
+                         void *targets, float *sample_weights) {
     const gg_shard_copy *copy = loader->options.copy;
     const gg_dataset *set = copy ? &copy->set : &loader->set;
     int64_t n = gg_loader_batch(loader, loader->options.rank, step);
@@ -188,5 +188,8 @@ gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_
     const char *from = gg_storage_data(set->targets);
     char *to = targets;
     for (int64_t i = 0; i < n; ++i) memcpy(to + (size_t)i * bytes, from + (size_t)index[i] * bytes, bytes);
+    if (set->sample_weights == NULL) return GG_OK;
+    const float *weight = gg_storage_data(set->sample_weights);
+    for (int64_t i = 0; i < n; ++i) sample_weights[i] = weight[index[i]];
     return GG_OK;
 }

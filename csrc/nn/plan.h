@@ -49,12 +49,13 @@ float *gg_plan_input(gg_plan *plan);
 gg_layout gg_plan_input_layout(const gg_plan *plan);
 
 /* Forward, loss and backward of the batch at gg_plan_input. `weights` is read, `gradients` written, both arenas in the
- * graph's order. loss_sum is over samples. targets as in gg_loss_args. NULL hooks: none. */
-gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const void *targets, uint64_t step,
-                        const gg_plan_hooks *hooks, double *loss_sum, int64_t *correct);
+ * graph's order. loss_sum is over samples. targets and sample_weights as in gg_loss_args. NULL hooks: none. */
+gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const void *targets,
+                        const float *sample_weights, uint64_t step, const gg_plan_hooks *hooks, double *loss_sum,
+                        int64_t *correct);
 /* Forward and loss. */
-gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, double *loss_sum,
-                           int64_t *correct);
+gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, const float *sample_weights,
+                           double *loss_sum, int64_t *correct);
 /* Forward; the output of the first n samples is written plain: n x output shape. */
 gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *output);
 

@@ -216,7 +216,8 @@ cleanup:
     return status;
 }
 
-static void run_loss(gg_plan *plan, const void *targets, bool training, double *loss_sum, int64_t *correct) {
+static void run_loss(gg_plan *plan, const void *targets, const float *sample_weights, bool training, double *loss_sum,
+                     int64_t *correct) {
     gg_loss_args args = {
         .kind = plan->options.loss,
         .layout = plan->value[plan->loss_value].format.layout,
@@ -224,6 +225,7 @@ static void run_loss(gg_plan *plan, const void *targets, bool training, double *
         .features = plan->features,
         .prediction = plan->output_at,
         .targets = targets,
+        .sample_weights = sample_weights,
         .gradient = training ? plan->output_gradient_at : NULL,
     };
     plan->loss_device->table->loss(plan->loss_device, &args);
@@ -236,28 +238,29 @@ static gg_status check_arena(const gg_plan *plan, const void *arena, const char 
     return gg_fail(GG_ERROR_ARGUMENT, "no %s given", what);
 }
 
-gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const void *targets, uint64_t step,
-                        const gg_plan_hooks *hooks, double *loss_sum, int64_t *correct) {
+gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const void *targets,
+                        const float *sample_weights, uint64_t step, const gg_plan_hooks *hooks, double *loss_sum,
+                        int64_t *correct) {
     gg_status status = GG_OK;
     if (!plan->options.training) return gg_fail(GG_ERROR_STATE, "this plan was not made for training");
     if (targets == NULL) return gg_fail(GG_ERROR_ARGUMENT, "no targets given");
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
     GG_TRY(run_forward(plan, weights, step, true, hooks));
-    run_loss(plan, targets, true, loss_sum, correct);
+    run_loss(plan, targets, sample_weights, true, loss_sum, correct);
     GG_TRY(run_backward(plan, weights, gradients, step, hooks));
 cleanup:
     return status;
 }
 
-gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, double *loss_sum,
-                           int64_t *correct) {
+gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, const float *sample_weights,
+                           double *loss_sum, int64_t *correct) {
     gg_status status = GG_OK;
     if (targets == NULL) return gg_fail(GG_ERROR_ARGUMENT, "no targets given");
     GG_TRY(gg_plan_check_loss(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(run_forward(plan, weights, 0, false, NULL));
-    run_loss(plan, targets, false, loss_sum, correct);
+    run_loss(plan, targets, sample_weights, false, loss_sum, correct);
 cleanup:
     return status;
 }

@@ -21,7 +21,7 @@ static int wrap(PyArrayObject *array, gg_storage **out) {
     return 0;
 }
 
-static int fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets) {
+static int fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets, PyArrayObject *weights) {
     int dims = PyArray_NDIM(samples);
     if (dims < 2 || dims - 1 > GG_MAX_DIMS) {
         PyErr_Format(PyExc_ValueError, "samples: has %d axes; the first counts samples, and 1 to %d more are allowed",
@@ -40,7 +40,12 @@ static int fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets)
     set->target_dtype = PyArray_TYPE(targets) == NPY_INT32 ? GG_INT32 : GG_FLOAT32;
     set->target_values = 1;
     for (int i = 1; i < PyArray_NDIM(targets); ++i) set->target_values *= PyArray_DIM(targets, i);
-    return wrap(samples, &set->samples) < 0 || wrap(targets, &set->targets) < 0 ? -1 : 0;
+    if (weights != NULL && (PyArray_NDIM(weights) != 1 || PyArray_DIM(weights, 0) != set->count)) {
+        PyErr_Format(PyExc_ValueError, "sample_weights: must be of shape (%lld,), one a sample", (long long)set->count);
+        return -1;
+    }
+    if (wrap(samples, &set->samples) < 0 || wrap(targets, &set->targets) < 0) return -1;
+    return weights != NULL ? wrap(weights, &set->sample_weights) : 0;
 }
 
 /* The array with one of two element types, C-contiguous. */
@@ -50,17 +55,22 @@ static PyArrayObject *either(PyObject *object, int first, int second, const char
 }
 
 static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"samples", "targets", "scale", "shift", NULL};
-    PyObject *samples_object, *targets_object;
+    static char *names[] = {"samples", "targets", "scale", "shift", "sample_weights", NULL};
+    PyObject *samples_object, *targets_object, *weights_object = Py_None;
+    PyArrayObject *weights = NULL;
     gg_dataset made = {.scale = 1.0f};
     int result = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ff:Dataset", names, &samples_object, &targets_object,
-                                     &made.scale, &made.shift))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ffO:Dataset", names, &samples_object, &targets_object,
+                                     &made.scale, &made.shift, &weights_object))
         return -1;
     PyArrayObject *samples = either(samples_object, NPY_UINT8, NPY_FLOAT32, "samples");
     PyArrayObject *targets = samples ? either(targets_object, NPY_INT32, NPY_FLOAT32, "targets") : NULL;
     if (targets == NULL) goto cleanup;
-    if (fill(&made, samples, targets) < 0) goto cleanup;
+    if (weights_object != Py_None) {
+        weights = gg_py_array(weights_object, NPY_FLOAT32, "sample_weights");
+        if (weights == NULL) goto cleanup;
+    }
+    if (fill(&made, samples, targets, weights) < 0) goto cleanup;
     gg_status status = gg_dataset_check(&made);
     if (status != GG_OK) {
         gg_py_raise(status);
@@ -73,6 +83,7 @@ cleanup:
     if (result < 0) gg_dataset_release(&made);
     Py_XDECREF(samples);
     Py_XDECREF(targets);
+    Py_XDECREF(weights);
     return result;
 }
 
@@ -94,7 +105,7 @@ static PyGetSetDef properties[] = {{"shape", get_shape, NULL, "The shape of one 
                                    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "A set in memory: samples uint8 or float32, targets int32 classes or float32 values."},
+    {Py_tp_doc, "A set in memory: samples uint8 or float32, targets int32 classes or float32 values, weights float32."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, init},
     {Py_tp_dealloc, dealloc},

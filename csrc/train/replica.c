@@ -40,9 +40,10 @@ struct gg_replica {
     int64_t *shard_counts; /* of the sharding where ranks bring their own samples */
     gg_shard_copy *shard;  /* with its ring: where samples are shuffled among several ranks */
     gg_sample_ring *ring;
-    int64_t batch;  /* samples of the step under way */
-    double charged; /* of the backward pass of the layer under way, to the virtual clock */
-    void *targets;  /* of one batch */
+    int64_t batch;         /* samples of the step under way */
+    double charged;        /* of the backward pass of the layer under way, to the virtual clock */
+    void *targets;         /* of one batch */
+    float *sample_weights; /* of one batch; NULL: the set has none */
     float *share;
     int64_t *batches;          /* of each rank in this step */
     gg_progress_counts counts; /* since the epoch began */
@@ -198,7 +199,8 @@ static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
     gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
     if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_finish(r->ring)));
-    GG_TRY(gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets));
+    GG_TRY(gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets,
+                          r->sample_weights));
     if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_begin(r->ring)));
     spent_on_data(r, "batch", begin);
 cleanup:
@@ -215,8 +217,8 @@ static void count_batches(gg_replica *r) {
 
 /* Trains on the batch that lies in the plan's input; r->batches and r->share are set. plan NULL: this rank has no
  * batch, it only serves. */
-static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *targets, double *loss_sum,
-                         int64_t *correct) {
+static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *targets, const float *sample_weights,
+                         double *loss_sum, int64_t *correct) {
     gg_status status = GG_OK;
     const gg_strategy_table *table = r->strategy->table;
     double begin = gg_transport_now(r->options.transport);
@@ -228,8 +230,8 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     if (plan != NULL) GG_TRY(straggle(r));
     GG_TRY(table->begin(r->strategy));
     if (plan != NULL)
-        GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, (uint64_t)r->state.step, &r->hooks,
-                             loss_sum, correct));
+        GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, sample_weights, (uint64_t)r->state.step,
+                             &r->hooks, loss_sum, correct));
     GG_TRY(table->end(r->strategy));
     record(r, "step", begin, -1);
     r->state.step++;
@@ -252,7 +254,7 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
             GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
             GG_TRY(read_batch(r, plan, t));
         }
-        GG_TRY(step_on(r, plan, n, r->targets, &loss_sum, &correct));
+        GG_TRY(step_on(r, plan, n, r->targets, r->sample_weights, &loss_sum, &correct));
         r->counts.steps++;
         r->counts.samples += n;
         r->counts.loss_sum += loss_sum;
@@ -277,7 +279,7 @@ gg_status gg_replica_step(gg_replica *r, const float *samples, const void *targe
         GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
         read_rows(r, plan, GG_FLOAT32, samples, n, 1.0f, 0.0f);
     }
-    GG_TRY(step_on(r, plan, n, targets, &loss_sum, &correct));
+    GG_TRY(step_on(r, plan, n, targets, NULL, &loss_sum, &correct));
     *loss = plan != NULL ? loss_sum / (double)n : NAN;
 cleanup:
     return status;
@@ -291,6 +293,8 @@ static void drop_data(gg_replica *r) {
     gg_shard_copy_destroy(r->shard);
     gg_dataset_release(&r->set);
     gg_free(r->targets);
+    gg_free(r->sample_weights);
+    r->sample_weights = NULL;
     gg_free(r->shard_counts);
     r->shard_counts = NULL;
     r->loader = NULL;
@@ -346,6 +350,8 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_o
     /* The loader has checked that the batch is no larger than a shard. */
     const size_t target_bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
     GG_TRY(gg_alloc((size_t)data->batch * target_bytes, "targets of a batch", &r->targets));
+    if (set->sample_weights != NULL)
+        GG_TRY(gg_alloc((size_t)data->batch * sizeof(float), "weights of a batch", &r->sample_weights));
     for (int64_t t = 0; trains(r) && t < gg_loader_steps(r->loader); ++t)
         GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
 cleanup:
@@ -527,8 +533,9 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
         GG_TRY(gg_plans_get(&r->plans, n, false, &plan));
         const char *rows = (const char *)gg_storage_data(set->samples) + (size_t)i * row_bytes;
         read_rows(r, plan, set->dtype, rows, n, set->scale, set->shift);
-        GG_TRY(gg_plan_evaluate(plan, weights, (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes,
-                                &loss_sum, &correct));
+        const char *targets = (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes;
+        const float *each = set->sample_weights != NULL ? gg_storage_data(set->sample_weights) : NULL;
+        GG_TRY(gg_plan_evaluate(plan, weights, targets, each != NULL ? each + i : NULL, &loss_sum, &correct));
         out->loss_sum += loss_sum;
         out->correct += correct;
         out->samples += n;

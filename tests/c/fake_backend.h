@@ -416,6 +416,7 @@ static gg_status fake_create_reorder(gg_device *device, const gg_op_desc *desc, 
 
 static void fake_loss(gg_device *device, gg_loss_args *args) {
     (void)device;
+    CHECK(args->sample_weights == NULL);
     gg_shape shape = {1, {args->features}};
     double *p = fake_load(args->layout, &shape, args->batch, args->prediction);
     double *grad = fake_load(GG_LAYOUT_PLAIN, &shape, args->batch, NULL);

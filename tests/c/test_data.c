@@ -223,7 +223,7 @@ static void check_epoch(gg_loader **loaders, const gg_sharding *sharding, int64_
             sizes = sizes && n == wanted && n >= 1 && n <= batch;
             for (int other = 0; other < size; ++other)
                 sizes = sizes && gg_loader_batch(loaders[other], rank, step) == n;
-            CHECK_OK(gg_loader_read(loaders[rank], &device, step, GG_LAYOUT_PLAIN, samples, targets));
+            CHECK_OK(gg_loader_read(loaders[rank], &device, step, GG_LAYOUT_PLAIN, samples, targets, NULL));
             for (int64_t i = 0; i < n; ++i) {
                 owners = owners && owner_of(sharding, targets[i]) == rank;
                 contents = contents && samples[2 * i] == (float)(10 * targets[i]) &&
@@ -275,7 +275,7 @@ static void read_order(gg_loader *loader, int64_t epoch, int32_t *order) {
     float samples[2 * 8];
     gg_loader_epoch(loader, epoch);
     for (int64_t step = 0; step < gg_loader_steps(loader); ++step) {
-        CHECK_OK(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, order));
+        CHECK_OK(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, order, NULL));
         order += gg_loader_batch(loader, 1, step);
     }
 }
@@ -315,7 +315,7 @@ static void test_order(void) {
         CHECK_INT(gg_loader_batch(a, 0, gg_loader_steps(a)), 0);
         CHECK_INT(gg_loader_batch(a, 2, 0), 0);
         CHECK_INT(gg_loader_batch(a, -1, 0), 0);
-        CHECK_OK(gg_loader_read(a, &device, gg_loader_steps(a), GG_LAYOUT_PLAIN, NULL, NULL));
+        CHECK_OK(gg_loader_read(a, &device, gg_loader_steps(a), GG_LAYOUT_PLAIN, NULL, NULL, NULL));
     }
     gg_loader_destroy(a);
     gg_loader_destroy(b);
@@ -334,14 +334,14 @@ static void test_read_formats(void) {
     set.shift = -1;
     if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
         float samples[2 * GG_LANES], targets[9];
-        CHECK_OK(gg_loader_read(loader, &device, 0, GG_LAYOUT_BATCH_LAST, samples, targets));
+        CHECK_OK(gg_loader_read(loader, &device, 0, GG_LAYOUT_BATCH_LAST, samples, targets, NULL));
         for (int i = 0; i < 3; ++i) {
             CHECK_NEAR(samples[i], 0.5 * (2 * (4 + i)) - 1, 0);
             CHECK_NEAR(samples[GG_LANES + i], 2.5, 0);
             for (int v = 0; v < 3; ++v) CHECK_NEAR(targets[3 * i + v], 100 * (4 + i) + v, 0);
         }
         CHECK_NEAR(samples[3], 0, 0);
-        CHECK_OK(gg_loader_read(loader, &device, 1, GG_LAYOUT_PLAIN, samples, targets));
+        CHECK_OK(gg_loader_read(loader, &device, 1, GG_LAYOUT_PLAIN, samples, targets, NULL));
         CHECK_INT(gg_loader_batch(loader, 1, 1), 1);
         CHECK_NEAR(samples[0], 6, 0);
         CHECK_NEAR(targets[2], 702, 0);
@@ -390,7 +390,7 @@ static void check_own(const int64_t *counts, int size, int64_t batch) {
                 int32_t targets[MAX_COUNT];
                 int64_t n = gg_loader_batch(loader, rank, step);
                 if (!CHECK(n >= 1 && n <= batch)) continue;
-                CHECK_OK(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, targets));
+                CHECK_OK(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, targets, NULL));
                 least = n < least ? n : least;
                 most = n > most ? n : most;
                 for (int64_t i = 0; i < n; ++i)

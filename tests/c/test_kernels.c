@@ -494,10 +494,11 @@ static void test_pool(void) {
 
 /* ------------------------------------------------------------------------------------------ losses */
 
-static void check_loss(gg_loss_kind kind, gg_layout layout, int64_t batch, int64_t features) {
+static void check_loss(gg_loss_kind kind, gg_layout layout, int64_t batch, int64_t features, bool weighted) {
     const int64_t n = elements(layout, batch, features);
     float *x = uniform(n, -5, 5), *gradient = floats(n);
-    float *wanted_target = uniform(batch * features, 0, 1);
+    float *wanted_target = uniform(batch * features, 0, 1), *weight = uniform(batch, 0, 4);
+    if (batch > 2) weight[1] = 0;
     int32_t *class = guarded((size_t)batch * sizeof *class);
     double *wanted = guarded((size_t)n * sizeof *wanted);
     double sum = 0;
@@ -517,6 +518,7 @@ static void check_loss(gg_loss_kind kind, gg_layout layout, int64_t batch, int64
             if (v > top) top = v, best = f;
         }
         for (int64_t f = 0; f < features; ++f) total += exp((double)x[place(layout, batch, features, s, f)] - top);
+        const double share = weighted ? (double)weight[s] : 1;
         for (int64_t f = 0; f < features; ++f) {
             const int64_t at = place(layout, batch, features, s, f);
             const double v = (double)x[at], t = (double)wanted_target[s * features + f];
@@ -532,13 +534,15 @@ static void check_loss(gg_loss_kind kind, gg_layout layout, int64_t batch, int64
                 wanted[at] = 2 * (v - t) / (double)(batch * features);
                 mean += (v - t) * (v - t) / (double)features;
             }
+            wanted[at] *= share;
         }
-        sum += mean;
+        sum += share * mean;
         correct += kind == GG_LOSS_CROSS_ENTROPY ? best == class[s] : kind == GG_LOSS_BINARY_CROSS_ENTROPY ? right : 0;
     }
     gg_loss_args args = {.kind = kind, .layout = layout, .batch = batch, .features = features, .prediction = x};
     args.targets = kind == GG_LOSS_CROSS_ENTROPY ? (const void *)class : wanted_target;
     args.gradient = gradient;
+    if (weighted) args.sample_weights = weight;
     gg_backend_native.loss(device, &args);
     CHECK_NEAR(args.loss_sum, sum, 1e-6 * (1 + fabs(sum)));
     CHECK_INT(args.correct, correct);
@@ -552,6 +556,14 @@ static void check_loss(gg_loss_kind kind, gg_layout layout, int64_t batch, int64
     args.gradient = NULL;
     gg_backend_native.loss(device, &args);
     CHECK(args.loss_sum == before && args.correct == correct);
+    if (!weighted) { /* no weights are the same as ones, to the bit */
+        float *same = floats(n);
+        for (int64_t s = 0; s < batch; ++s) weight[s] = 1;
+        args.sample_weights = weight;
+        args.gradient = same;
+        gg_backend_native.loss(device, &args);
+        CHECK(args.loss_sum == before && memcmp(same, gradient, (size_t)n * sizeof *same) == 0);
+    }
     /* What is not finite must show. */
     x[place(layout, batch, features, batch - 1, features - 1)] = NAN;
     gg_backend_native.loss(device, &args);
@@ -566,10 +578,11 @@ static void test_losses(void) {
         for (int b = 0; b < 4; ++b)
             for (int f = 0; f < 5; ++f)
                 for (int k = 0; k < GG_LOSS_COUNT; ++k)
-                    check_loss((gg_loss_kind)k, layouts[l], batches[b], features[f]);
+                    for (int weighted = 0; weighted < 2; ++weighted)
+                        check_loss((gg_loss_kind)k, layouts[l], batches[b], features[f], weighted);
     /* Enough for several threads. */
-    check_loss(GG_LOSS_CROSS_ENTROPY, GG_LAYOUT_BATCH_LAST, 120, 1000);
-    check_loss(GG_LOSS_CROSS_ENTROPY, GG_LAYOUT_PLAIN, 120, 1000);
+    check_loss(GG_LOSS_CROSS_ENTROPY, GG_LAYOUT_BATCH_LAST, 120, 1000, true);
+    check_loss(GG_LOSS_CROSS_ENTROPY, GG_LAYOUT_PLAIN, 120, 1000, false);
     /* Logits far apart neither overflow nor give -0 or NaN. */
     float *x = floats(32), *gradient = floats(32);
     int32_t class[2] = {1, 0};

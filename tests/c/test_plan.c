@@ -352,17 +352,17 @@ static bool compare(const problem *p, const tables *t, bool dropout, double tole
         fill_input(plan, p);
         for (int again = 0; again < 2; again++) {
             for (size_t i = 0; i < arena; i++) p->gradients[i] = 0;
-            CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, p->targets, step, NULL, &loss, &correct));
+            CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, p->targets, NULL, step, NULL, &loss, &correct));
             CHECK_NEAR(loss, train.loss, tolerance * (double)p->batch);
             CHECK(p->loss == GG_LOSS_BINARY_CROSS_ENTROPY || correct == train.correct);
             CHECK_NEAR(distance(p->gradients, train.gradient, arena), 0, tolerance);
         }
-        CHECK_OK(gg_plan_evaluate(plan, p->weights, p->targets, &loss, &correct));
+        CHECK_OK(gg_plan_evaluate(plan, p->weights, p->targets, NULL, &loss, &correct));
         CHECK_NEAR(loss, plain.loss, tolerance * (double)p->batch);
     }
     if (CHECK_OK(make(p, t->device, t->fallback, t->choose, false, &still))) {
         fill_input(still, p);
-        CHECK_OK(gg_plan_evaluate(still, p->weights, p->targets, &loss, &correct));
+        CHECK_OK(gg_plan_evaluate(still, p->weights, p->targets, NULL, &loss, &correct));
         CHECK_NEAR(loss, plain.loss, tolerance * (double)p->batch);
         CHECK(p->loss == GG_LOSS_BINARY_CROSS_ENTROPY || correct == plain.correct);
         int64_t some = (p->batch + 1) / 2;
@@ -663,7 +663,7 @@ static void test_hooks(void) {
         int layers = gg_graph_layers(p.graph);
         CHECK_OK(make(&p, fakes[t].device, fakes[t].fallback, false, true, &plan));
         fill_input(plan, &p);
-        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, &hooks, NULL, NULL));
+        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, &hooks, NULL, NULL));
         CHECK_INT(seen.needs, layers);
         CHECK_INT(seen.readies, layers);
         for (int i = 0; i < layers; i++) {
@@ -672,16 +672,16 @@ static void test_hooks(void) {
         }
         CHECK(seen.polls > 2 * layers);
         seen.fail_at = seen.polls + 3;
-        CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, &hooks, NULL, NULL), GG_ERROR_CANCELLED,
-                    "enough");
+        CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, &hooks, NULL, NULL),
+                    GG_ERROR_CANCELLED, "enough");
         hooks = (gg_plan_hooks){0};
-        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, &hooks, NULL, NULL));
+        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, &hooks, NULL, NULL));
 
         int64_t made = gg_memory_allocations();
         double forward, backward;
         gg_plan_set_timing(plan, true);
         for (int i = 0; i < 3; i++)
-            CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL));
+            CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, NULL, NULL, NULL));
         CHECK_INT(gg_memory_allocations(), made);
         gg_plan_node_seconds(plan, gg_graph_output(p.graph), &forward, &backward);
         CHECK(forward > 0 && backward > 0);
@@ -737,7 +737,7 @@ static void test_refusals(void) {
     gg_plan_destroy(plan);
     table.create[GG_OP_ADD] = create_broken;
     CHECK_OK(make(&p, &device, NULL, false, true, &plan));
-    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL), GG_ERROR_BACKEND,
+    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, NULL, NULL, NULL), GG_ERROR_BACKEND,
                 "(add), backward: smoke");
     gg_plan_destroy(plan);
     table = fake_plain_table;
@@ -747,10 +747,10 @@ static void test_refusals(void) {
                 "from float32 batch_last to float32 plain: a pity");
 
     CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
-    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, 1, NULL, NULL, NULL), GG_ERROR_STATE,
+    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, NULL, NULL, NULL), GG_ERROR_STATE,
                 "not made for");
-    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, NULL, NULL, NULL), GG_ERROR_ARGUMENT, "no targets");
-    CHECK_FAILS(gg_plan_evaluate(plan, NULL, p.targets, NULL, NULL), GG_ERROR_ARGUMENT, "no weights");
+    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, NULL, NULL, NULL, NULL), GG_ERROR_ARGUMENT, "no targets");
+    CHECK_FAILS(gg_plan_evaluate(plan, NULL, p.targets, NULL, NULL, NULL), GG_ERROR_ARGUMENT, "no weights");
     CHECK_FAILS(gg_plan_predict(plan, p.weights, 4, out), GG_ERROR_ARGUMENT, "0 to the plan's batch of 3, got 4");
     gg_plan_destroy(plan);
     problem_free(&p);
@@ -766,7 +766,7 @@ static void test_refusals(void) {
     CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_SHAPE,
                 "at least 2 of them, got (2, 5, 4) from 'n");
     CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
-    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, p.targets, NULL, NULL), GG_ERROR_SHAPE, "cross-entropy");
+    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, p.targets, NULL, NULL, NULL), GG_ERROR_SHAPE, "cross-entropy");
     gg_plan_destroy(plan);
     problem_free(&p);
 

@@ -34,6 +34,7 @@ static gg_device device = {.table = &backend, .threads = 1};
 /* Every value of a sample and of its target tells which one it is. */
 static float value_of(int64_t id, int64_t v) { return (float)((7 * id + v) % 256); }
 static float target_of(int64_t id, int64_t v) { return (float)(100 * id + v); }
+static float weight_of(int64_t id) { return (float)(3 * id + 1); }
 
 static gg_status make_set(int64_t count, gg_dtype dtype, gg_dtype target_dtype, gg_dataset *out) {
     gg_status status = GG_OK;
@@ -42,7 +43,9 @@ static gg_status make_set(int64_t count, gg_dtype dtype, gg_dtype target_dtype, 
     set.target_values = target_dtype == GG_INT32 ? 1 : TARGETS;
     GG_TRY(gg_storage_create((size_t)(count * VALUES) * gg_dtype_size(dtype), "samples", &set.samples));
     GG_TRY(gg_storage_create((size_t)(count * set.target_values) * 4, "targets", &set.targets));
+    if (dtype == GG_UINT8) GG_TRY(gg_storage_create((size_t)count * sizeof(float), "weights", &set.sample_weights));
     for (int64_t i = 0; i < count; ++i) {
+        if (set.sample_weights != NULL) ((float *)gg_storage_data(set.sample_weights))[i] = weight_of(i);
         for (int64_t v = 0; v < VALUES; ++v) {
             if (dtype == GG_UINT8) ((uint8_t *)gg_storage_data(set.samples))[i * VALUES + v] = (uint8_t)value_of(i, v);
             else ((float *)gg_storage_data(set.samples))[i * VALUES + v] = value_of(i, v);
@@ -115,12 +118,12 @@ typedef struct setup {
 
 /* Reads a batch, checks what is in it, counts it. */
 static gg_status read(setup *s, gg_loader *loader, int rank, int64_t step, int *seen) {
-    float samples[MOST * VALUES];
+    float samples[MOST * VALUES], weights[MOST];
     union {
         int32_t id[MOST];
         float value[MOST * TARGETS];
     } targets;
-    gg_status status = gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, &targets);
+    gg_status status = gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, &targets, weights);
     bool same = true;
     if (status != GG_OK) return status;
     for (int64_t i = 0; i < gg_loader_batch(loader, rank, step); ++i) {
@@ -130,6 +133,7 @@ static gg_status read(setup *s, gg_loader *loader, int rank, int64_t step, int *
         for (int64_t v = 0; v < VALUES; ++v) same = same && samples[i * VALUES + v] == value_of(id, v);
         for (int64_t v = 0; v < TARGETS && !classes; ++v)
             same = same && targets.value[i * TARGETS + v] == target_of(id, v);
+        same = same && (s->set.sample_weights == NULL || weights[i] == weight_of(id));
         seen[id]++;
     }
     CHECK(same);
@@ -147,7 +151,7 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
         MUST(gg_sample_ring_finish(ring));
         MUST(read(s, loader, rank, step, s->seen[epoch]));
         MUST(gg_sample_ring_begin(ring));
-        CHECK_FAILS(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, NULL, NULL), GG_ERROR_STATE,
+        CHECK_FAILS(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, NULL, NULL, NULL), GG_ERROR_STATE,
                     "being replaced");
         CHECK_FAILS(gg_sample_ring_begin(ring), GG_ERROR_STATE, "not finished");
         MUST(gg_transport_compute(transport, 1e-6 * (rank + 1)));

@@ -12,6 +12,10 @@ static int64_t sample_stride(const gg_loss_args *args) {
     return args->layout == GG_LAYOUT_BATCH_LAST ? 1 : args->features;
 }
 
+static double weight_of(const gg_loss_args *args, int64_t sample) {
+    return args->sample_weights != NULL ? (double)args->sample_weights[sample] : 1.0;
+}
+
 /* The lanes behind the last sample. */
 static void clear_padding(const gg_loss_args *args, int64_t end) {
     if (args->gradient == NULL || args->layout != GG_LAYOUT_BATCH_LAST || end != args->batch) return;
@@ -27,6 +31,7 @@ static void cross_entropy_row(const gg_loss_args *args, int64_t sample, double *
     const int64_t features = args->features;
     const float *x = args->prediction + sample * features;
     const int32_t target = ((const int32_t *)args->targets)[sample];
+    const double weight = weight_of(args, sample);
     float best[GG_LANES];
     double sum[GG_LANES] = {0};
     for (int i = 0; i < GG_LANES; ++i) best[i] = x[0];
@@ -54,12 +59,12 @@ static void cross_entropy_row(const gg_loss_args *args, int64_t sample, double *
     }
     double total = 0;
     for (int i = 0; i < GG_LANES; ++i) total += sum[i];
-    *loss_sum += log(total) - ((double)x[target] - (double)top);
+    *loss_sum += weight * (log(total) - ((double)x[target] - (double)top));
     if (gradient == NULL) return;
-    const float share = (float)(1.0 / (total * (double)args->batch));
+    const float share = (float)(weight / (total * (double)args->batch));
     for (f = 0; f < features; ++f) gradient[f] *= share;
     /* The last step of p - 1 anew: rounding p*share first would leave its error in a difference. */
-    gradient[target] = (float)((exp((double)x[target] - (double)top) / total - 1.0) / (double)args->batch);
+    gradient[target] = (float)(weight * (exp((double)x[target] - (double)top) / total - 1.0) / (double)args->batch);
 }
 
 /* The same for up to sixteen samples of a BATCH_LAST prediction, one a lane. */
@@ -89,9 +94,10 @@ static void cross_entropy_lanes(const gg_loss_args *args, int64_t sample, double
     }
     _Alignas(64) float share[GG_LANES] = {0};
     for (int i = 0; i < count; ++i) {
-        *loss_sum += log(sum[i]) - ((double)x[target[i] * stride + i] - (double)top[i]);
+        const double weight = weight_of(args, sample + i);
+        *loss_sum += weight * (log(sum[i]) - ((double)x[target[i] * stride + i] - (double)top[i]));
         *correct += first[i] == target[i];
-        share[i] = (float)(1.0 / (sum[i] * (double)args->batch));
+        share[i] = (float)(weight / (sum[i] * (double)args->batch));
     }
     if (args->gradient == NULL) return;
     float *gradient = GG_ALIGNED(args->gradient + sample);
@@ -101,7 +107,7 @@ static void cross_entropy_lanes(const gg_loss_args *args, int64_t sample, double
     }
     for (int i = 0; i < count; ++i) {
         const double p = exp((double)x[target[i] * stride + i] - (double)top[i]) / sum[i];
-        gradient[target[i] * stride + i] = (float)((p - 1.0) / (double)args->batch);
+        gradient[target[i] * stride + i] = (float)(weight_of(args, sample + i) * (p - 1.0) / (double)args->batch);
     }
 }
 
@@ -120,6 +126,7 @@ static void binary_cross_entropy(const gg_loss_args *args, int64_t begin, int64_
     const double share = 1.0 / ((double)args->batch * (double)features);
     for (int64_t n = begin; n < end; ++n) {
         const float *target = (const float *)args->targets + n * features;
+        const double weight = weight_of(args, n), weighted_share = weight * share;
         double sum = 0;
         bool right = true;
         for (int64_t f = 0; f < features; ++f) {
@@ -129,9 +136,10 @@ static void binary_cross_entropy(const gg_loss_args *args, int64_t begin, int64_
             /* Written so that NaN stays NaN. */
             sum += (x < 0 ? 0 : x) - x * t + log1p(e);
             right = right && (x > 0) == (t > 0.5);
-            if (args->gradient != NULL) args->gradient[at] = (float)(((x < 0 ? e : 1.0) / (1.0 + e) - t) * share);
+            if (args->gradient != NULL)
+                args->gradient[at] = (float)(((x < 0 ? e : 1.0) / (1.0 + e) - t) * weighted_share);
         }
-        *loss_sum += sum / (double)features;
+        *loss_sum += weight * (sum / (double)features);
         *correct += right;
     }
     clear_padding(args, end);
@@ -144,14 +152,15 @@ static void mean_squared_error(const gg_loss_args *args, int64_t begin, int64_t 
     (void)correct;
     for (int64_t n = begin; n < end; ++n) {
         const float *target = (const float *)args->targets + n * features;
+        const double weight = weight_of(args, n), weighted_share = weight * share;
         double sum = 0;
         for (int64_t f = 0; f < features; ++f) {
             const int64_t at = n * sample + f * step;
             const double d = (double)args->prediction[at] - (double)target[f];
             sum += d * d;
-            if (args->gradient != NULL) args->gradient[at] = (float)(d * share);
+            if (args->gradient != NULL) args->gradient[at] = (float)(d * weighted_share);
         }
-        *loss_sum += sum / (double)features;
+        *loss_sum += weight * (sum / (double)features);
     }
     clear_padding(args, end);
 }
