@@ -19,4 +19,4 @@ train, test = gg.data.load("mnist-10k")
 trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.02, momentum=0.9), strategy=gg.GossipGraD(topology="dissemination"))
 if trainer.rank == 0:
     print(net.summary())
-trainer.fit(train, validation=test, epochs=3, batch_size=64)
+trainer.fit(train, validation=test, epochs=2, batch_size=64)

@@ -1,0 +1,103 @@
+"""The package's docstrings as reStructuredText.
+
+They are written for help(): paragraphs, and lists of keywords in two columns, a name and what it means. Here names
+become the terms of a definition list, paragraphs are escaped, and what is indented by four columns is shown as code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+_NAMES = r"[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*"
+_COLUMNS = re.compile(rf"({_NAMES})(?:  +|: )(\S.*)")
+_TWO_COLUMNS = re.compile(rf"({_NAMES})  +(\S.*)")
+_ALONE = re.compile(rf"{_NAMES}")
+
+
+def escaped(text: str) -> str:
+    """`text` with nothing that reStructuredText would read as markup, but `code` in backticks."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return _escape(text.replace("`", "'"))
+    return "".join(f"``{part}``" if i % 2 and part.strip() == part != "" else _escape(part)
+                   for i, part in enumerate(parts))
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([\\*|])|_(?!\w)", lambda found: "\\" + found.group(0), text)
+
+
+def _paragraph(lines: list[str]) -> str:
+    text = escaped(" ".join(line.strip() for line in lines))
+    return "\\" + text if re.match(r"[-+•>:.=~#]|\w+[.)] |\(\w+\) ", text) else text
+
+
+def _term(line: str, following: str, ended: bool, parameters: set[str]) -> tuple[str, str] | None:
+    """(names, the text behind them), where this line begins the description of a keyword."""
+    found = _TWO_COLUMNS.fullmatch(line)
+    if found:
+        return found.group(1), found.group(2)
+    found = _COLUMNS.fullmatch(line)
+    if found and ended and set(found.group(1).split(", ")) <= parameters:
+        return found.group(1), found.group(2)
+    if _ALONE.fullmatch(line) and following.startswith("  ") and set(line.split(", ")) <= parameters:
+        return line, ""
+    return None
+
+
+def converted(lines: list[str], parameters: set[str]) -> list[str]:
+    """The docstring's lines as reStructuredText; parameters: the names of the object's arguments and fields."""
+    made: list[str] = []
+    gathered: list[str] = []
+    term: str | None = None
+    ended = True  # the line before ended a sentence
+
+    def close() -> None:
+        nonlocal term
+        if term is not None:
+            made.extend([", ".join(f"``{name}``" for name in term.split(", ")), f"    {_paragraph(gathered)}", ""])
+        elif gathered:
+            made.extend([_paragraph(gathered), ""])
+        gathered.clear()
+        term = None
+
+    for i, line in enumerate([*lines, ""]):
+        following = lines[i + 1] if i + 1 < len(lines) else ""
+        if not line.strip():
+            close()
+            ended = True
+            continue
+        if line.startswith("    ") and not gathered and term is None:
+            if not (made and made[-1].startswith("    ")):
+                made.extend(["::", ""])
+            made.extend([f"    {line}", ""] if not following.startswith("    ") else [f"    {line}"])
+            continue
+        begins = None if line.startswith(" ") else _term(line, following, ended, parameters)
+        if begins is not None:
+            close()
+            term = begins[0]
+            gathered.extend([begins[1]] if begins[1] else [])
+        else:
+            if term is not None and not line.startswith(" "):
+                close()
+            gathered.append(line)
+        ended = line.rstrip().endswith((".", ":"))
+    return made
+
+
+def _parameters(thing: Any) -> set[str]:
+    try:
+        return set(inspect.signature(thing).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def _process(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = converted(list(lines), _parameters(thing))
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", _process)
+    return {"version": "1", "parallel_read_safe": True}

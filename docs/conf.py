@@ -1,0 +1,29 @@
+"""The documentation site. From the repository's root: sphinx-build -W docs build/docs"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+import gossipgrad
+
+project = "gossipgrad"
+author = "The gossipgrad authors"
+copyright = "2026, the gossipgrad authors, Apache 2.0"
+version = release = gossipgrad.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "house_docstrings", "command_help"]
+exclude_patterns = ["_build"]
+default_role = "code"
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+add_module_names = False
+
+html_theme = "furo"
+html_title = f"gossipgrad {release}"

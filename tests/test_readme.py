@@ -1,0 +1,172 @@
+"""The documents: every command and every Python block of README runs, the commands of docs/ parse, its Python runs, and
+the site builds without a warning."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import DEADLINE, end_group
+
+import gossipgrad
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(ROOT.glob("docs/**/*.md"))
+INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -e "
+
+# What is added to commands that would take long. The rest run as they stand.
+REDUCED = {
+    "gossipgrad run -n 2 train": "--epochs 1",
+    "gossipgrad run -n 4 train --strategy layerwise-allreduce --report run.json": "--epochs 1",
+    "gossipgrad compare --virtual-ranks 2,4 --report-dir comparison": "--strategies allreduce,gossipgrad --samples 640",
+    "python -m pytest -q": "--collect-only tests/test_readme.py",
+}
+# Blocks with these are somebody else's code, shown beside ours.
+FOREIGN = re.compile(r"^\s*(import|from) (torch|horovod|tensorflow|keras)\b", re.MULTILINE)
+
+
+def blocks(path: Path) -> Iterator[tuple[str, str]]:
+    """(language, text) of the fenced blocks of a page."""
+    for found in re.finditer(r"^```([^\n`]*)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        yield found.group(1).strip(), found.group(2)
+
+
+def commands(path: Path) -> list[str]:
+    """The lines of the shell blocks, continued lines joined, comments left out."""
+    text = "\n".join(text for language, text in blocks(path) if language in ("", "sh", "bash"))
+    lines = (line.partition("#")[0].strip() for line in text.replace("\\\n", "").splitlines())
+    return [" ".join(line.split()) for line in lines if line]
+
+
+def run_here(command: str, folder: Path) -> str:
+    """Run a command of this environment in `folder`; its output, both streams."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=DEADLINE)
+    except subprocess.TimeoutExpired:
+        end_group(process)
+        raise
+    assert process.returncode == 0, f"{command}\n{output}"
+    return output
+
+
+def readme_commands() -> list[str]:
+    """The commands of README; of the two that install, what they run when that is done."""
+    lines = commands(ROOT / "README.md")
+    return [line.rpartition("&&")[2].strip() if line.startswith(INSTALL) else line for line in lines]
+
+
+def test_the_two_commands_that_install():
+    lines = [line for line in commands(ROOT / "README.md") if "pip install" in line]
+    assert lines == [f"{INSTALL}. && gossipgrad run -n 2 train", f"{INSTALL}'.[test]' && python -m pytest -q"]
+
+
+def test_reductions_are_of_commands_that_are_there():
+    assert set(REDUCED) <= set(readme_commands())
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_commands_of_readme(command, tmp_path):
+    for name in ("examples", "tests", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    output = run_here(f"{command} {REDUCED.get(command, '')}", tmp_path)
+    if " train" in command:
+        assert "validation accuracy" in output
+    if "--report run.json" in command:
+        assert len(gossipgrad.History.read(tmp_path / "run.json")) == 1
+    if "compare" in command:
+        assert (tmp_path / "comparison" / "compare.csv").exists()
+
+
+def test_python_of_readme(tmp_path):
+    text = "\n".join(text for language, text in blocks(ROOT / "README.md") if language == "python")
+    (tmp_path / "readme.py").write_text(text)
+    run_here("python readme.py", tmp_path)
+    assert (tmp_path / "lenet.safetensors").exists()
+
+
+def test_shape_of_readme():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 130 and max(map(len, lines)) <= 120
+
+
+def test_links_of_documents():
+    """What a link inside the repository points at is there; Sphinx checks anchors."""
+    for page in [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")] + PAGES:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if not re.match(r"https?://", target):
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
+
+
+def gossipgrad_lines() -> list[tuple[str, str]]:
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+    return [(p.relative_to(ROOT).as_posix(), line) for p in documents for line in commands(p) if "gossipgrad " in line]
+
+
+def test_options_of_commands_in_documents():
+    """Every gossipgrad command of every page is one that the parser accepts."""
+    from gossipgrad.cli import parser
+
+    checked = 0
+    for page, line in gossipgrad_lines():
+        words = shlex.split(line.rpartition("&&")[2].rpartition(";")[2])
+        words = words[words.index("gossipgrad") + 1 :]
+        if words[0] == "run":
+            while words and words[0] not in ("train", "bench", "compare", "info") and not words[0].endswith(".py"):
+                words.pop(0)
+        if words and not words[0].endswith(".py") and "..." not in words:
+            try:
+                parser().parse_args(words)
+            except (Exception, SystemExit) as error:
+                pytest.fail(f"{page}: {line}: {error}")
+            checked += 1
+    assert checked > 20
+
+
+def python_pages() -> list[str]:
+    return [p.relative_to(ROOT).as_posix() for p in PAGES if any(language == "python" for language, _ in blocks(p))]
+
+
+@pytest.mark.parametrize("page", python_pages())
+def test_python_of_documents(page, tmp_path):
+    """A page's blocks run one after the other, on one rank; those that show another library are compiled."""
+    mine = []
+    for language, text in blocks(ROOT / page):
+        if language == "python":
+            compile(text, page, "exec")
+            mine += [] if FOREIGN.search(text) else [text]
+    (tmp_path / "page.py").write_text("\n".join(mine))
+    run_here("python page.py", tmp_path)
+
+
+def test_reference_is_complete():
+    """What the package exports is in the reference."""
+    text = "\n".join(p.read_text(encoding="utf-8") for p in ROOT.glob("docs/api/*.md"))
+    named = set(re.findall(r"^\.\. auto\w+:: (?:gossipgrad\.)?([\w.]+)", text, re.MULTILINE))
+    assert set(gossipgrad.__all__) - {"__version__", "data"} <= named | {"data"}, set(gossipgrad.__all__) - named
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx")
+    run_here(f"{sys.executable} -m sphinx -q -W --keep-going -b html {ROOT / 'docs'} site", tmp_path)
+    page = (tmp_path / "site" / "api" / "strategies.html").read_text(encoding="utf-8")
+    assert "dissemination" in page and "gossipgrad.GossipGraD" in page
+    # Keywords of docstrings became terms, none was left in its column.
+    assert re.search(r"<dt>.*staleness.*</dt>", page)
