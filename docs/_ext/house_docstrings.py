@@ -13,6 +13,7 @@ from typing import Any
 _NAMES = r"[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*"
 _COLUMNS = re.compile(rf"({_NAMES})(?:  +|: )(\S.*)")
 _TWO_COLUMNS = re.compile(rf"({_NAMES})  +(\S.*)")
+_VALUE = re.compile(r"\s+(\"[^\"]+\"|None|True|False|\d|A table)(: |, )")
 _ALONE = re.compile(rf"{_NAMES}")
 
 
@@ -21,8 +22,8 @@ def escaped(text: str) -> str:
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return _escape(text.replace("`", "'"))
-    return "".join(f"``{part}``" if i % 2 and part.strip() == part != "" else _escape(part)
-                   for i, part in enumerate(parts))
+    code = (i % 2 == 1 and part.strip() == part != "" for i, part in enumerate(parts))
+    return "".join(f"``{part}``" if is_code else _escape(part) for is_code, part in zip(code, parts, strict=True))
 
 
 def _escape(text: str) -> str:
@@ -34,8 +35,14 @@ def _paragraph(lines: list[str]) -> str:
     return "\\" + text if re.match(r"[-+•>:.=~#]|\w+[.)] |\(\w+\) ", text) else text
 
 
-def _term(line: str, following: str, ended: bool, parameters: set[str]) -> tuple[str, str] | None:
-    """(names, the text behind them), where this line begins the description of a keyword."""
+def _term(line: str, following: str, ended: bool, column: int, parameters: set[str]) -> tuple[str, str] | None:
+    """(names, the text behind them), where this line begins the description of a keyword.
+
+    column: where the text of the keyword before begins; a long name may leave one space before it.
+    """
+    names = line[:column].strip()
+    if column and line[column - 1 : column] == " " and names in parameters:
+        return names, line[column:]
     found = _TWO_COLUMNS.fullmatch(line)
     if found:
         return found.group(1), found.group(2)
@@ -52,12 +59,15 @@ def converted(lines: list[str], parameters: set[str]) -> list[str]:
     made: list[str] = []
     gathered: list[str] = []
     term: str | None = None
+    column = 0  # of the text of the keyword before
     ended = True  # the line before ended a sentence
 
     def close() -> None:
         nonlocal term
         if term is not None:
-            made.extend([", ".join(f"``{name}``" for name in term.split(", ")), f"    {_paragraph(gathered)}", ""])
+            made.append(", ".join(f"``{name}``" for name in term.split(", ")))
+            for part in _values(gathered):
+                made.extend([f"    {_paragraph(part)}", ""])
         elif gathered:
             made.extend([_paragraph(gathered), ""])
         gathered.clear()
@@ -74,10 +84,11 @@ def converted(lines: list[str], parameters: set[str]) -> list[str]:
                 made.extend(["::", ""])
             made.extend([f"    {line}", ""] if not following.startswith("    ") else [f"    {line}"])
             continue
-        begins = None if line.startswith(" ") else _term(line, following, ended, parameters)
+        begins = None if line.startswith(" ") else _term(line, following, ended, column, parameters)
         if begins is not None:
             close()
             term = begins[0]
+            column = len(line) - len(begins[1]) if begins[1] else len(following) - len(following.lstrip())
             gathered.extend([begins[1]] if begins[1] else [])
         else:
             if term is not None and not line.startswith(" "):
@@ -85,6 +96,16 @@ def converted(lines: list[str], parameters: set[str]) -> list[str]:
             gathered.append(line)
         ended = line.rstrip().endswith((".", ":"))
     return made
+
+
+def _values(lines: list[str]) -> list[list[str]]:
+    """The lines of a keyword, parted where a sentence about one of its values begins."""
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if parts[-1] and parts[-1][-1].endswith(".") and _VALUE.match(line):
+            parts.append([])
+        parts[-1].append(line)
+    return parts
 
 
 def _parameters(thing: Any) -> set[str]:
