@@ -8,7 +8,7 @@ from typing import Any
 
 from gossipgrad import _core, _failure, _preload
 from gossipgrad._launch import launcher_world_size
-from gossipgrad.errors import integer, number
+from gossipgrad.errors import integer, number, store
 
 MOST_VIRTUAL_RANKS = 4096
 
@@ -26,8 +26,11 @@ class Straggler:
     delay: float
 
     def __post_init__(self) -> None:
-        number("probability", self.probability, 0.0, 1.0)
-        number("delay", self.delay, 0.0)
+        store(
+            self,
+            probability=number("probability", self.probability, 0.0, 1.0),
+            delay=number("delay", self.delay, 0.0),
+        )
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,11 @@ class Network:
     bandwidth: float = 0.0
 
     def __post_init__(self) -> None:
-        number("latency", self.latency, 0.0)
-        number("bandwidth", self.bandwidth, 0.0)
+        store(
+            self,
+            latency=number("latency", self.latency, 0.0),
+            bandwidth=number("bandwidth", self.bandwidth, 0.0),
+        )
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,19 @@ class VirtualCluster:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        integer("p", self.p, 1, MOST_VIRTUAL_RANKS)
-        number("latency", self.latency, 0.0)
-        number("bandwidth", self.bandwidth, 0.0)
-        number("compute_rate", self.compute_rate, 0.0)
-        self.step_seconds()
-        _checked("straggler", self.straggler, Straggler)
-        if self.seed is not None:
-            integer("seed", self.seed, 0, 2**64 - 1)
+        store(
+            self,
+            p=integer("p", self.p, 1, MOST_VIRTUAL_RANKS),
+            latency=number("latency", self.latency, 0.0),
+            bandwidth=number("bandwidth", self.bandwidth, 0.0),
+            compute_rate=number("compute_rate", self.compute_rate, 0.0),
+            straggler=_checked("straggler", self.straggler, Straggler),
+            seed=None if self.seed is None else integer("seed", self.seed, 0, 2**64 - 1),
+        )
+        seconds = self.step_seconds()
+        if seconds is not None:
+            alike = not hasattr(self.compute_time, "__len__")
+            store(self, compute_time=seconds[0] if alike else tuple(seconds))
 
     def step_seconds(self) -> list[float] | None:
         """compute_time of every rank; None: by the flops."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from gossipgrad._core import Cancelled, CommunicationError
 
@@ -20,29 +23,84 @@ class CheckpointError(ValueError):
     """A checkpoint is damaged, incomplete, or of another model or group of ranks."""
 
 
+# What other libraries call it.
+_ELSEWHERE = {
+    "mse": "mean_squared_error",
+    "l2": "mean_squared_error",
+    "mseloss": "mean_squared_error",
+    "bce": "binary_cross_entropy",
+    "binarycrossentropy": "binary_cross_entropy",
+    "bcewithlogitsloss": "binary_cross_entropy",
+    "ce": "cross_entropy",
+    "categoricalcrossentropy": "cross_entropy",
+    "sparsecategoricalcrossentropy": "cross_entropy",
+    "crossentropyloss": "cross_entropy",
+    "softmax": "cross_entropy",
+    "valloss": "validation.loss",
+    "valaccuracy": "validation.accuracy",
+    "valacc": "validation.accuracy",
+    "loss": "train_loss",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "ddp": "layerwise-allreduce",
+    "horovod": "layerwise-allreduce",
+    "localsgd": "periodic-allreduce",
+    "easgd": "elastic-averaging",
+    "downpour": "parameter-server",
+    "none": "no-exchange",
+    "mkldnn": "onednn",
+    "cifar": "cifar10",
+}
+
+
+def did_you_mean(value: Any, allowed: Iterable[Any]) -> str:
+    """ "; did you mean 'x'?" for a name that is much like one of the allowed ones, or another library's; else ""."""
+    if not isinstance(value, str):
+        return ""
+
+    def plain(name: str) -> str:
+        return "".join(c for c in name.lower() if c.isalnum())
+
+    names = {plain(one): one for one in allowed if isinstance(one, str)}
+    known = _ELSEWHERE.get(plain(value))
+    near = [known] if known in names.values() else [names[one] for one in _near(plain(value), names)]
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _near(name: str, names: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+
+
 def choice(argument: str, value: Any, allowed: Iterable[Any]) -> Any:
-    """`value`, if it is one of `allowed`."""
+    """`value` as it is among `allowed`; a scalar of NumPy counts as Python's."""
     allowed = list(allowed)
-    if not any(type(value) is type(a) and value == a for a in allowed):
-        listed = ", ".join(repr(a) for a in allowed)
-        raise ValueError(f"{argument}={value!r}: allowed: {listed}")
-    return value
+    plain = value.item() if isinstance(value, np.generic) else value
+    for one in allowed:
+        if type(plain) is type(one) and plain == one:
+            return one
+    listed = ", ".join(repr(a) for a in allowed)
+    raise ValueError(f"{argument}={value!r}: allowed: {listed}{did_you_mean(value, allowed)}")
 
 
 def flag(argument: str, value: Any) -> bool:
     """`value`, if it is True or False."""
-    if not isinstance(value, bool) and type(value).__name__ != "bool_":
+    if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{argument}={value!r}: allowed: True or False")
     return bool(value)
 
 
-def integer(argument: str, value: Any, low: int, high: int | None = None) -> int:
-    """`value` as an int in low..high (high None: no limit)."""
-    allowed = f"an integer of at least {low}" if high is None else f"an integer in {low}..{high}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+HIGHEST = 2**63 - 1  # integer that the core counts with
+
+
+def integer(argument: str, value: Any, low: int, high: int = HIGHEST) -> int:
+    """`value` as an int in low..high."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    unlimited = high == HIGHEST and not (whole and value > high)
+    allowed = f"an integer of at least {low}" if unlimited else f"an integer in {low}..{high}"
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{argument}={value!r}: allowed: {allowed}")
     number = int(value.__index__())
-    if number < low or (high is not None and number > high):
+    if not low <= number <= high:
         raise ValueError(f"{argument}={value!r}: allowed: {allowed}")
     return number
 
@@ -62,11 +120,11 @@ def number(
     limits += [f"<= {high:g}"] if high is not None else []
     limits += [f"< {below:g}"] if below is not None else []
     allowed = " ".join(["a finite number", " and ".join(limits)]).strip()
-    if isinstance(value, (bool, str, bytes)) or value is None:
+    if isinstance(value, (bool, np.bool_, str, bytes)) or value is None:
         raise TypeError(f"{argument}={value!r}: allowed: {allowed}")
     try:
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{argument}={value!r}: allowed: {allowed}") from None
     good = math.isfinite(result)
     good = good and (low is None or result >= low) and (high is None or result <= high)
@@ -74,6 +132,12 @@ def number(
     if not good:
         raise ValueError(f"{argument}={value!r}: allowed: {allowed}")
     return result
+
+
+def store(instance: Any, **checked: Any) -> None:
+    """Give fields of a frozen dataclass their checked values: plain Python ones, whatever the caller gave."""
+    for key, value in checked.items():
+        object.__setattr__(instance, key, value)
 
 
 def pair(argument: str, value: Any, low: int) -> tuple[int, int]:

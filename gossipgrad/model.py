@@ -166,7 +166,7 @@ class Model:
         """The weights training starts from: those loaded, else the initial ones of this seed. Copies, by name."""
         if self._loaded is not None:
             return {name: array.copy() for name, array in self._loaded.items()}
-        return self.graph.initial_weights(integer("seed", seed, 0))
+        return self.graph.initial_weights(integer("seed", seed, 0, 2**64 - 1))
 
     @property
     def loaded(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from gossipgrad import _core, schedules
-from gossipgrad.errors import choice, flag, integer, number
+from gossipgrad.errors import choice, flag, integer, number, store
 from gossipgrad.keywords import about
 
 
@@ -19,7 +19,7 @@ class Optimizer:
     schedule: schedules.Schedule
 
     def __post_init__(self) -> None:
-        number("lr", self.lr, 0.0)
+        store(self, lr=number("lr", self.lr, 0.0))
         if not isinstance(self.schedule, schedules.Schedule):
             raise TypeError(f"schedule={self.schedule!r}: allowed: an object of gossipgrad.schedules")
 
@@ -65,9 +65,12 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("momentum", self.momentum, 0.0, below=1.0)
-        number("weight_decay", self.weight_decay, 0.0)
-        flag("nesterov", self.nesterov)
+        store(
+            self,
+            momentum=number("momentum", self.momentum, 0.0, below=1.0),
+            weight_decay=number("weight_decay", self.weight_decay, 0.0),
+            nesterov=flag("nesterov", self.nesterov),
+        )
         if self.nesterov and not self.momentum:
             raise ValueError(f"nesterov=True: allowed only with momentum > 0; momentum={self.momentum!r}")
 
@@ -100,11 +103,14 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("beta1", "beta2"):
-            number(key, getattr(self, key), 0.0, below=1.0)
-        number("eps", self.eps, 2.0**-126)
-        number("weight_decay", self.weight_decay, 0.0)
-        flag("decoupled", self.decoupled)
+        store(
+            self,
+            beta1=number("beta1", self.beta1, 0.0, below=1.0),
+            beta2=number("beta2", self.beta2, 0.0, below=1.0),
+            eps=number("eps", self.eps, 2.0**-126),
+            weight_decay=number("weight_decay", self.weight_decay, 0.0),
+            decoupled=flag("decoupled", self.decoupled),
+        )
 
 
 BY_NAME: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from gossipgrad.errors import choice, integer, number
+from gossipgrad.errors import choice, integer, number, store
 from gossipgrad.keywords import about
 
 
@@ -22,8 +22,11 @@ class Schedule:
     warmup_start: float = field(default=0.0, metadata=about("where the rise starts, as a share of lr"))
 
     def __post_init__(self) -> None:
-        integer("warmup", self.warmup, 0)
-        number("warmup_start", self.warmup_start, 0.0, 1.0)
+        store(
+            self,
+            warmup=integer("warmup", self.warmup, 0),
+            warmup_start=number("warmup_start", self.warmup_start, 0.0, 1.0),
+        )
 
     @property
     def auto(self) -> bool:
@@ -59,8 +62,7 @@ class StepDecay(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer("every", self.every, 1)
-        number("gamma", self.gamma, None, 1.0, above=0.0)
+        store(self, every=integer("every", self.every, 1), gamma=number("gamma", self.gamma, None, 1.0, above=0.0))
 
 
 def _total() -> Any:
@@ -71,11 +73,12 @@ def _final() -> Any:
     return field(default=0.0, metadata=about("the rate at the end"))
 
 
-def _check_total(total: Any) -> None:
+def _checked_total(total: Any) -> Any:
+    if not isinstance(total, str):
+        return integer("total", total, 1)
     if total != "auto":
-        if isinstance(total, str):
-            raise ValueError(f"total={total!r}: allowed: 'auto', or a number of steps")
-        integer("total", total, 1)
+        raise ValueError(f"total={total!r}: allowed: 'auto', or a number of steps")
+    return str(total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +91,7 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_total(self.total)
-        number("final", self.final, 0.0)
+        store(self, total=_checked_total(self.total), final=number("final", self.final, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +105,12 @@ class Polynomial(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_total(self.total)
-        number("power", self.power, above=0.0)
-        number("final", self.final, 0.0)
+        store(
+            self,
+            total=_checked_total(self.total),
+            power=number("power", self.power, above=0.0),
+            final=number("final", self.final, 0.0),
+        )
 
 
 BY_NAME: dict[str, type[Schedule]] = {c.kind: c for c in (Constant, StepDecay, Cosine, Polynomial)}

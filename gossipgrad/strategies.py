@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad._core import Team
-from gossipgrad.errors import choice, flag, integer, number
+from gossipgrad.errors import choice, flag, integer, number, store
 from gossipgrad.keywords import about
 
 TopologyName = Literal["dissemination", "cube", "ring", "exponential", "random"]
@@ -123,18 +123,25 @@ def core_topology(topology: Topology | str) -> str | NDArray[np.int64]:
     return topology if isinstance(topology, str) else np.array(topology, np.int64, ndmin=2)
 
 
-def _check_sizes(bucket_bytes: int | None, chunk_bytes: int | None) -> None:
-    for key, value in (("bucket_bytes", bucket_bytes), ("chunk_bytes", chunk_bytes)):
-        if value is not None:
-            integer(key, value, 1)
-
-
-def _check_collectives(collectives: str, wire_dtype: str) -> None:
-    if choice("collectives", collectives, COLLECTIVES) == "mpi" and wire_dtype != "float32":
-        raise ValueError(
-            f"wire_dtype={wire_dtype!r} with collectives='mpi': MPI has no sum of {wire_dtype}; "
-            "allowed: 'float32', or collectives='own'"
-        )
+def _check_shared(strategy: Any) -> None:
+    """Check the keywords that several strategies have, those that this one has."""
+    for key in ("bucket_bytes", "chunk_bytes"):
+        if getattr(strategy, key, None) is not None:
+            store(strategy, **{key: integer(key, getattr(strategy, key), 1)})
+    for key in ("push_sum", "shuffle_samples", "dedicated"):
+        if hasattr(strategy, key):
+            store(strategy, **{key: flag(key, getattr(strategy, key))})
+    if hasattr(strategy, "wire_dtype"):
+        store(strategy, wire_dtype=choice("wire_dtype", strategy.wire_dtype, WIRES))
+    if hasattr(strategy, "servers"):
+        store(strategy, servers=integer("servers", strategy.servers, 1, 4096))
+    if hasattr(strategy, "collectives"):
+        store(strategy, collectives=choice("collectives", strategy.collectives, COLLECTIVES))
+        if strategy.collectives == "mpi" and strategy.wire_dtype != "float32":
+            raise ValueError(
+                f"wire_dtype={strategy.wire_dtype!r} with collectives='mpi': MPI has no sum of {strategy.wire_dtype}; "
+                "allowed: 'float32', or collectives='own'"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,29 +228,29 @@ class GossipGraD(Strategy):
     shuffle_samples: bool = _shuffle_samples()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "topology", check_topology(self.topology))
-        flag("rotate", self.rotate)
-        choice("staleness", self.staleness, (0, 1))
-        choice("exchange", self.exchange, EXCHANGES)
-        choice("mix", self.mix, MIXES)
+        store(
+            self,
+            topology=check_topology(self.topology),
+            rotate=flag("rotate", self.rotate),
+            staleness=choice("staleness", self.staleness, (0, 1)),
+            exchange=choice("exchange", self.exchange, EXCHANGES),
+            mix=choice("mix", self.mix, MIXES),
+            hierarchical=flag("hierarchical", self.hierarchical),
+        )
+        _check_shared(self)
         if self.ranks_per_node is not None:
-            integer("ranks_per_node", self.ranks_per_node, 1)
+            store(self, ranks_per_node=integer("ranks_per_node", self.ranks_per_node, 1))
             if not self.hierarchical:
                 raise ValueError(f"ranks_per_node={self.ranks_per_node}: allowed only with hierarchical=True")
-        flag("hierarchical", self.hierarchical)
-        choice("wire_dtype", self.wire_dtype, WIRES)
-        _check_collectives(self.collectives, self.wire_dtype)
         if self.collectives != "own" and not self.hierarchical:
             raise ValueError(f"collectives={self.collectives!r}: allowed only with hierarchical=True")
-        if flag("push_sum", self.push_sum):
+        if self.push_sum:
             if self.exchange == "gradients":
                 raise ValueError(
                     "push_sum=True with exchange='gradients': allowed: 'auto', 'weights+momentum', 'weights'"
                 )
             if self.mix == "halves":
                 raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
-        flag("shuffle_samples", self.shuffle_samples)
-        _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
     def settings(self) -> dict[str, Any]:
         made = super().settings()
@@ -286,8 +293,7 @@ class AllReduce(Strategy):
     collectives: Collectives = _collectives()
 
     def __post_init__(self) -> None:
-        choice("wire_dtype", self.wire_dtype, WIRES)
-        _check_collectives(self.collectives, self.wire_dtype)
+        _check_shared(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,9 +315,7 @@ class LayerwiseAllReduce(Strategy):
     chunk_bytes: int | None = _chunk_bytes()
 
     def __post_init__(self) -> None:
-        choice("wire_dtype", self.wire_dtype, WIRES)
-        _check_collectives(self.collectives, self.wire_dtype)
-        _check_sizes(self.bucket_bytes, self.chunk_bytes)
+        _check_shared(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,14 +340,11 @@ class PeriodicAllReduce(Strategy):
     shuffle_samples: bool = _shuffle_samples()
 
     def __post_init__(self) -> None:
-        flag("shuffle_samples", self.shuffle_samples)
-        choice("wire_dtype", self.wire_dtype, WIRES)
-        _check_collectives(self.collectives, self.wire_dtype)
-        if self.period == "log2":
-            return
-        if isinstance(self.period, str):
+        _check_shared(self)
+        if not isinstance(self.period, str):
+            store(self, period=integer("period", self.period, 1))
+        elif self.period != "log2":
             raise ValueError(f"period={self.period!r}: allowed: 'log2', or an integer of at least 1")
-        integer("period", self.period, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,11 +356,12 @@ class _RandomGossip(Strategy):
     chunk_bytes: int | None = _chunk_bytes("2 MiB")
 
     def __post_init__(self) -> None:
-        integer("interval", self.interval, 1)
-        choice("wire_dtype", self.wire_dtype, WIRES)
-        number("probability", self.probability, above=0, high=1)
-        flag("push_sum", self.push_sum)
-        _check_sizes(None, self.chunk_bytes)
+        _check_shared(self)
+        store(
+            self,
+            interval=integer("interval", self.interval, 1),
+            probability=number("probability", self.probability, above=0, high=1),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -462,15 +464,12 @@ class OverlappedAveraging(Strategy):
     chunk_bytes: int | None = _chunk_bytes()
 
     def __post_init__(self) -> None:
-        flag("overlap", self.overlap)
-        choice("partition_fc", self.partition_fc, PARTITIONS)
-        choice("wire_dtype", self.wire_dtype, WIRES)
-        _check_sizes(self.bucket_bytes, self.chunk_bytes)
-
-
-def _check_servers(servers: int, dedicated: bool) -> None:
-    integer("servers", servers, 1, 4096)
-    flag("dedicated", dedicated)
+        _check_shared(self)
+        store(
+            self,
+            overlap=flag("overlap", self.overlap),
+            partition_fc=choice("partition_fc", self.partition_fc, PARTITIONS),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -517,19 +516,18 @@ class ElasticAveraging(Strategy):
     chunk_bytes: int | None = _chunk_bytes("2 MiB")
 
     def __post_init__(self) -> None:
-        integer("period", self.period, 1)
-        if self.alpha is not None:
-            number("alpha", self.alpha, above=0.0, below=1.0)
-        flag("synchronous", self.synchronous)
-        choice("wire_dtype", self.wire_dtype, WIRES)
-        _check_collectives(self.collectives, self.wire_dtype)
+        _check_shared(self)
+        store(
+            self,
+            period=integer("period", self.period, 1),
+            alpha=None if self.alpha is None else number("alpha", self.alpha, above=0.0, below=1.0),
+            synchronous=flag("synchronous", self.synchronous),
+        )
         if self.collectives != "own" and not self.synchronous:
             raise ValueError(f"collectives={self.collectives!r}: allowed only with synchronous=True")
-        _check_servers(self.servers, self.dedicated)
         for key, value, free in (("servers", self.servers, 1), ("dedicated", self.dedicated, False)):
             if self.synchronous and value != free:
                 raise ValueError(f"{key}={value!r}: allowed: {free!r}; only synchronous=False has servers")
-        _check_sizes(self.bucket_bytes, self.chunk_bytes)
 
     def workers(self, ranks: int) -> int:
         return ranks - self.servers if self.dedicated else ranks
@@ -573,10 +571,8 @@ class ParameterServer(Strategy):
     chunk_bytes: int | None = _chunk_bytes("2 MiB")
 
     def __post_init__(self) -> None:
-        integer("period", self.period, 1)
-        choice("wire_dtype", self.wire_dtype, WIRES)
-        _check_servers(self.servers, self.dedicated)
-        _check_sizes(self.bucket_bytes, self.chunk_bytes)
+        _check_shared(self)
+        store(self, period=integer("period", self.period, 1))
 
     def workers(self, ranks: int) -> int:
         return ranks - self.servers if self.dedicated else ranks
@@ -593,7 +589,7 @@ class NoExchange(Strategy):
     shuffle_samples: bool = _shuffle_samples()
 
     def __post_init__(self) -> None:
-        flag("shuffle_samples", self.shuffle_samples)
+        _check_shared(self)
 
 
 BY_NAME: dict[str, type[Strategy]] = {

@@ -90,10 +90,10 @@ class Trainer(Replicas):
         self.team.check_collectives()
         train_set = as_dataset(train, "train")
         validation_set = None if validation is None else as_dataset(validation, "validation")
-        epochs = integer("epochs", epochs, 1)
+        epochs = integer("epochs", epochs, 1, 2**31 - 1)
         batch_size = integer("batch_size", batch_size, 1)
-        flag("validate_replicas", validate_replicas)
-        flag("shuffle", shuffle)
+        validate_replicas = flag("validate_replicas", validate_replicas)
+        shuffle = flag("shuffle", shuffle)
         if validate_replicas and validation_set is None:
             raise ValueError("validate_replicas=True: allowed only with validation data")
         shapes = (self.loss, self.net.input_shape, self.net.output_shape)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import typing
 
+import numpy as np
 import pytest
 
 import gossipgrad as gg
@@ -134,3 +138,140 @@ def test_settings_make_the_same_objects():
     assert strategies.from_settings({"strategy": "gossipgrad", "staleness": 1, "lr": 2}) == gg.GossipGraD(staleness=1)
     cluster = gg.VirtualCluster(3, 1e-6, 1e9, 2.0)
     assert gg.VirtualCluster.from_settings(cluster.settings()) == cluster
+
+
+# ---- whatever kind of number the caller has
+
+
+def fields_of(kind):
+    """Of all dataclasses that users construct: (class, other keywords it wants, keyword) where it allows this type."""
+    made = [*strategies.BY_NAME.values(), *optim.BY_NAME.values(), *schedules.BY_NAME.values()]
+    others = {gg.SGD: {"lr": 0.5, "momentum": 0.5}, schedules.StepDecay: {"every": 3}}
+    others |= {gg.Straggler: {"probability": 0.5, "delay": 1.0}, gg.VirtualCluster: {"p": 2}}
+    found = []
+    for one in dict.fromkeys([*made, gg.Network, *others]):
+        for key, annotation in typing.get_type_hints(one).items():
+            allowed = typing.get_args(annotation) or (annotation,)
+            if key in {field.name for field in dataclasses.fields(one)} and kind in allowed:
+                own = dict(others.get(one, {}))
+                if key == "ranks_per_node":
+                    own["hierarchical"] = True
+                if one is gg.ElasticAveraging and key in ("servers", "dedicated", "bucket_bytes", "chunk_bytes"):
+                    own["synchronous"] = False
+                found.append(pytest.param(one, own, key, id=f"{one.__name__}-{key}"))
+    return found
+
+
+def plain(value):
+    """No NumPy anywhere in it."""
+    if isinstance(value, dict):
+        return all(map(plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(plain, value))
+    return type(value) in (int, float, bool, str, type(None))
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+@pytest.mark.parametrize(("made", "others", "key"), fields_of(int))
+def test_numpy_integers_become_pythons(made, others, key, kind):
+    one = made(**others | {key: kind(2)})
+    assert one == made(**others | {key: 2}) and type(getattr(one, key)) is int
+    json.dumps(dataclasses.asdict(one))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize(("made", "others", "key"), fields_of(float))
+def test_numpy_floats_become_pythons(made, others, key, kind):
+    one = made(**others | {key: kind(0.5)})
+    assert one == made(**others | {key: 0.5}) and type(getattr(one, key)) is float
+    json.dumps(dataclasses.asdict(one))
+
+
+@pytest.mark.parametrize(("made", "others", "key"), fields_of(bool))
+def test_numpy_truths_become_pythons(made, others, key):
+    for value in (True, False):
+        one = made(**others | {key: np.bool_(value)})
+        assert one == made(**others | {key: value}) and type(getattr(one, key)) is bool
+        json.dumps(dataclasses.asdict(one))
+
+
+@pytest.mark.parametrize(("made", "others", "key"), fields_of(int))
+def test_an_integer_that_the_core_cannot_hold_is_named(made, others, key):
+    for value in (2**64, 10**30):
+        with pytest.raises(ValueError, match=f"^{key}={value}: allowed: an integer in [01]..[0-9]+$"):
+            made(**others | {key: value})
+
+
+def test_every_keyword_is_among_those():
+    found = {(p.values[0], p.values[2]) for kind in (int, float, bool) for p in fields_of(kind)}
+    assert len(found) > 40 and (gg.GossipGraD, "bucket_bytes") in found and (gg.VirtualCluster, "p") in found
+
+
+def test_numpy_scalars_of_choices_and_sequences():
+    assert gg.GossipGraD(staleness=np.int64(1)) == gg.GossipGraD(staleness=1)
+    assert type(gg.GossipGraD(staleness=np.int64(1)).staleness) is int
+    assert gg.AllReduce(wire_dtype=np.str_("bfloat16")).settings()["wire_dtype"] == "bfloat16"
+    cluster = gg.VirtualCluster(2, compute_time=np.array([1, 2], np.float32))
+    assert cluster == gg.VirtualCluster(2, compute_time=(1.0, 2.0)) and plain(cluster.settings())
+    assert gg.VirtualCluster.from_settings(json.loads(json.dumps(cluster.settings()))) == cluster
+
+
+def test_numpy_scalars_train_and_report(tmp_path):
+    """From end to end: a report and a checkpoint are JSON."""
+    trainer = gg.Trainer(
+        gg.Sequential([gg.Linear(np.int64(3))], input=(np.int64(4),)),
+        optimizer=gg.SGD(lr=np.float32(0.1), schedule=schedules.Cosine(warmup=np.int64(1))),
+        strategy=gg.PeriodicAllReduce(period=np.int64(2), shuffle_samples=np.True_),
+        comm=gg.VirtualCluster(np.int64(2), straggler=gg.Straggler(np.float32(0.5), np.int64(1))),
+        seed=np.uint64(3),
+        threads=np.int32(1),
+    )
+    train, _ = gg.data.synthetic((4,), 3, 40, 8)
+    train = gg.data.Dataset(train.samples, train.targets, scale=np.float32(1), shift=np.float16(0))
+    history = trainer.fit(train, epochs=np.int64(1), batch_size=np.int32(5), shuffle=np.True_, progress=False)
+    history.write(tmp_path / "r")
+    trainer.save(tmp_path / "c")
+    assert plain(history.settings) and gg.Trainer.load(tmp_path / "c").weights_sha256() == trainer.weights_sha256()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: gg.models.lenet().weights(2**64), "seed=18446744073709551616"),
+        (lambda: trainer_of_nothing().evaluate(([[0.0] * 4], [0]), batch_size=2**64), "batch_size="),
+        (lambda: trainer_of_nothing().predict(np.zeros((2, 4), np.float32), batch_size=2**64), "batch_size="),
+        (lambda: trainer_of_nothing().fit(([[0.0] * 4], [0]), epochs=2**40), "epochs="),
+        (lambda: gg.SGD(lr=0.1).rate(2**64), "step="),
+        (lambda: gg.SGD(lr=10**400), "lr="),
+        (lambda: gg.Linear(2**64), "out="),
+    ],
+)
+def test_numbers_beyond_all_measure_are_named(make, words):
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
+        make()
+    assert "allowed: " in str(caught.value) and "too big" not in str(caught.value)
+
+
+def trainer_of_nothing():
+    return gg.Trainer(gg.Sequential([gg.Linear(3)], input=(4,)))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: gg.Trainer(gg.models.mlp(), loss="mse"), "mean_squared_error"),
+        (lambda: gg.Trainer(gg.models.mlp(), loss="BCEWithLogitsLoss"), "binary_cross_entropy"),
+        (lambda: strategies.by_name("gossip-grad"), "gossipgrad"),
+        (lambda: strategies.by_name("all_reduce"), "allreduce"),
+        (lambda: optim.by_name("Adam"), "adam"),
+        (lambda: gg.data.load("minst"), "mnist"),
+        (lambda: gg.models.by_name("LeNet5"), "lenet"),
+        (lambda: gg.GossipGraD(topology="Ring"), "ring"),
+    ],
+)
+def test_a_name_that_is_nearly_right(make, name):
+    with pytest.raises(ValueError, match=f"; did you mean '{name}'\\?$"):
+        make()
+    with pytest.raises(ValueError) as caught:
+        strategies.by_name("xyz")
+    assert "did you mean" not in str(caught.value)

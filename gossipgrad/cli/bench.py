@@ -14,7 +14,7 @@ from gossipgrad.cli.options import (
     add_machine,
     add_model,
     add_strategy,
-    check_least,
+    check_limits,
     checked,
     circumstances,
     given,
@@ -22,6 +22,7 @@ from gossipgrad.cli.options import (
     option_of,
     strategy_keys,
 )
+from gossipgrad.errors import HIGHEST
 
 _BLOCKS = 5  # of --exchange
 
@@ -68,7 +69,8 @@ def time_it(arguments: argparse.Namespace) -> int:
     threads = environment.default_threads() if arguments.threads is None else arguments.threads
     common: dict[str, Any] = {"model": arguments.model, "batch_size": arguments.batch_size, "threads": threads}
     common |= {"steps": arguments.steps, "warmup": arguments.warmup, "backend": arguments.backend}
-    check_least(arguments, {"batch_size": 1, "steps": 1, "warmup": 0, "threads": 1, "blocks": 1})
+    limits = {"batch_size": (1, HIGHEST), "steps": (1, HIGHEST), "warmup": (0, HIGHEST), "blocks": (1, HIGHEST)}
+    check_limits(arguments, limits | {"threads": (1, 4096)})
     straggler, network = checked(lambda: circumstances(arguments))
     if arguments.exchange is None:
         of_exchange = ("strategy", "blocks", *strategy_keys(), *CIRCUMSTANCES)

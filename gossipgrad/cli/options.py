@@ -104,12 +104,13 @@ def option_of(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
-def check_least(arguments: argparse.Namespace, least: Mapping[str, int]) -> None:
-    """UsageError for an option below the value that it has at least."""
-    for key, low in least.items():
+def check_limits(arguments: argparse.Namespace, limits: Mapping[str, tuple[int, int]]) -> None:
+    """UsageError for an option below its first limit or above its second."""
+    for key, (low, high) in limits.items():
         value = getattr(arguments, key)
-        if value is not None and value < low:
-            raise UsageError(f"{option_of(key)} {value}: allowed: at least {low}")
+        if value is not None and not low <= value <= high:
+            allowed = f"at least {low}" if value < low else f"at most {high}"
+            raise UsageError(f"{option_of(key)} {value}: allowed: {allowed}")
 
 
 # ---- options from the keywords of constructors

@@ -14,7 +14,7 @@ from gossipgrad.cli.options import (
     add_optimizer,
     add_schedule,
     add_strategy,
-    check_least,
+    check_limits,
     checked,
     circumstances,
     given,
@@ -26,7 +26,7 @@ from gossipgrad.cli.options import (
 )
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import number
+from gossipgrad.errors import HIGHEST, number
 from gossipgrad.history import History
 from gossipgrad.loop import check_batch
 from gossipgrad.replicas import LOSSES
@@ -120,7 +120,8 @@ def train(arguments: argparse.Namespace) -> int:
     elif arguments.compute_time is not None:
         raise UsageError(f"--compute-time {arguments.compute_time}: goes with --virtual-ranks")
     straggler, network = checked(lambda: circumstances(arguments))
-    check_least(arguments, {"epochs": 1, "batch_size": 1, "threads": 1, "seed": 0})
+    limits = {"epochs": (1, 2**31 - 1), "batch_size": (1, HIGHEST), "threads": (1, 4096), "seed": (0, 2**64 - 1)}
+    check_limits(arguments, limits)
     timeout = checked(lambda: number("timeout", arguments.timeout, 0.0))
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
