@@ -5,7 +5,7 @@
 #define ROUNDS 10
 #define TWO_PI 6.283185307179586476925286766559
 
-static void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
+static void random_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < ROUNDS; ++round) {
@@ -34,7 +34,7 @@ void gg_random_block(const gg_random_key *key, uint32_t index, uint32_t out[4]) 
         ((uint32_t)(key->step >> 32) & 0xFFFFFFu) | key->purpose << 24,
         key->rank,
     };
-    philox(counter, words, out);
+    random_philox(counter, words, out);
 }
 
 void gg_random_uniform(const gg_random_key *key, size_t n, float low, float high, float *out) {
@@ -81,7 +81,7 @@ static uint32_t next_word(word_stream *stream) {
 
 /* Uniform in 0..bound-1 (Lemire 2019): the high word of a product, drawn again in the few cases (2^32 mod
  * bound of 2^32) that would favour some values. */
-static uint32_t bounded(word_stream *stream, uint32_t bound) {
+static uint32_t random_bounded(word_stream *stream, uint32_t bound) {
     uint64_t product = (uint64_t)next_word(stream) * bound;
     if ((uint32_t)product < bound) {
         uint32_t unfair = (0u - bound) % bound;
@@ -94,7 +94,7 @@ void gg_random_permutation(const gg_random_key *key, uint32_t n, uint32_t *out) 
     word_stream stream = {.key = key, .used = 4};
     for (uint32_t i = 0; i < n; ++i) out[i] = i;
     for (uint32_t i = n; i > 1; --i) {
-        uint32_t j = bounded(&stream, i);
+        uint32_t j = random_bounded(&stream, i);
         uint32_t kept = out[i - 1];
         out[i - 1] = out[j];
         out[j] = kept;

@@ -16,7 +16,7 @@ enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER };
 #define CLOCK_ROUNDS 10
 
 /* Waits for an arrived message, copies it to `target` unless it landed there, and releases it. */
-static gg_status take(gg_transport *transport, gg_request *request, void *target) {
+static gg_status collective_take(gg_transport *transport, gg_request *request, void *target) {
     gg_status status = GG_OK;
     if (request->state == GG_REQUEST_IDLE) return GG_OK;
     GG_TRY(gg_wait(transport, request));
@@ -27,7 +27,7 @@ cleanup:
 }
 
 /* Requests that live on the stack must not outlive a failure. */
-static void give_up(gg_transport *transport, gg_request *requests, int n) {
+static void collective_give_up(gg_transport *transport, gg_request *requests, int n) {
     for (int i = 0; i < n; ++i) gg_cancel(transport, &requests[i]);
 }
 
@@ -40,12 +40,12 @@ gg_status gg_barrier(gg_transport *transport) {
         int to = (int)((rank + hop) % p), from = (int)((rank - hop + p) % p);
         GG_TRY(gg_receive(transport, &landing, 1, from, TAG_BARRIER, &request[0]));
         GG_TRY(gg_send(transport, &token, 1, to, TAG_BARRIER, &request[1]));
-        GG_TRY(take(transport, &request[0], &landing));
+        GG_TRY(collective_take(transport, &request[0], &landing));
         GG_TRY(gg_wait(transport, &request[1]));
     }
 cleanup:
     if (status != GG_OK) {
-        give_up(transport, request, 2);
+        collective_give_up(transport, request, 2);
         gg_error_prefix(status, "barrier: ");
     }
     return status;
@@ -62,7 +62,7 @@ static gg_status broadcast_piece(gg_transport *transport, char *data, size_t byt
     if (place) {
         int parent = (int)((place - bit + root) % p);
         GG_TRY(gg_receive(transport, data, bytes, parent, TAG_BROADCAST, &up));
-        GG_TRY(take(transport, &up, data));
+        GG_TRY(collective_take(transport, &up, data));
     }
     for (bit /= 2; bit >= 1; bit /= 2) {
         if (place + bit >= p) continue;
@@ -72,8 +72,8 @@ static gg_status broadcast_piece(gg_transport *transport, char *data, size_t byt
     for (int i = 0; i < children; ++i) GG_TRY(gg_wait(transport, &down[i]));
 cleanup:
     if (status != GG_OK) {
-        give_up(transport, &up, 1);
-        give_up(transport, down, ROUNDS);
+        collective_give_up(transport, &up, 1);
+        collective_give_up(transport, down, ROUNDS);
     }
     return status;
 }
@@ -117,13 +117,14 @@ gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, 
         for (int i = 0; i < parts; ++i)
             GG_TRY(gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, TAG_GATHER,
                            &sends[i]));
-        for (int i = 0; i < 2; ++i) GG_TRY(take(transport, &receives[i], blocks + (size_t)received[i] * bytes));
+        for (int i = 0; i < 2; ++i)
+            GG_TRY(collective_take(transport, &receives[i], blocks + (size_t)received[i] * bytes));
         for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(transport, &sends[i]));
     }
 cleanup:
     if (status != GG_OK) {
-        give_up(transport, receives, 2);
-        give_up(transport, sends, 2);
+        collective_give_up(transport, receives, 2);
+        collective_give_up(transport, sends, 2);
         gg_error_prefix(status, "allgather: ");
     }
     return status;
@@ -146,7 +147,7 @@ gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
                 GG_TRY(
                     gg_receive(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM, &request[posted % WINDOW]));
             double *own = landing[r % WINDOW];
-            GG_TRY(take(transport, &request[r % WINDOW], own));
+            GG_TRY(collective_take(transport, &request[r % WINDOW], own));
             for (int i = 0; i < n; ++i) values[i] += own[i];
         }
     } else {
@@ -156,7 +157,7 @@ gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
     GG_TRY(gg_broadcast(transport, values, bytes, 0));
 cleanup:
     if (status != GG_OK) {
-        give_up(transport, request, WINDOW);
+        collective_give_up(transport, request, WINDOW);
         gg_error_prefix(status, "allreduce of %d doubles: ", n);
     }
     return status;
@@ -173,11 +174,11 @@ gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int fro
             GG_TRY(gg_wait(transport, &request));
         } else if (transport->rank == to) {
             GG_TRY(gg_receive(transport, at, n, from, TAG_TRANSFER, &request));
-            GG_TRY(take(transport, &request, at));
+            GG_TRY(collective_take(transport, &request, at));
         }
     }
 cleanup:
-    if (status != GG_OK) give_up(transport, &request, 1);
+    if (status != GG_OK) collective_give_up(transport, &request, 1);
     return gg_error_prefix(status, "transfer from rank %d to rank %d: ", from, to);
 }
 
@@ -227,7 +228,7 @@ struct gg_allreduce {
     void *context;
 };
 
-static size_t slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
+static size_t collective_slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
     size_t end = 0;
     gg_parallel_split(allreduce->count, GG_LANES, rank, allreduce->transport->size, begin, &end);
     return end - *begin;
@@ -258,7 +259,7 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     made->tag = tag;
     if (wire != NULL) made->wire = *wire;
     made->size = gg_dtype_size(wire != NULL ? GG_BFLOAT16 : GG_FLOAT32);
-    made->own = slice(made, transport->rank, &begin);
+    made->own = collective_slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", &made->source));
     if (p > 1 && !made->by_mpi) {
         GG_TRY(gg_alloc(p * made->own * made->size, "allreduce landing", &made->landing));
@@ -281,24 +282,24 @@ cleanup:
 }
 
 /* Gives up what is in flight: requests must not outlive their memory. */
-static void stop(gg_allreduce *allreduce) {
+static void collective_stop(gg_allreduce *allreduce) {
     int p = allreduce->transport->size;
-    if (allreduce->receives) give_up(allreduce->transport, allreduce->receives, p);
-    if (allreduce->scattered) give_up(allreduce->transport, allreduce->scattered, p);
-    if (allreduce->gathered) give_up(allreduce->transport, allreduce->gathered, p);
-    give_up(allreduce->transport, &allreduce->sum, 1);
+    if (allreduce->receives) collective_give_up(allreduce->transport, allreduce->receives, p);
+    if (allreduce->scattered) collective_give_up(allreduce->transport, allreduce->scattered, p);
+    if (allreduce->gathered) collective_give_up(allreduce->transport, allreduce->gathered, p);
+    collective_give_up(allreduce->transport, &allreduce->sum, 1);
     allreduce->stage = IDLE;
 }
 
-static gg_status failed(gg_allreduce *allreduce, gg_status status) {
+static gg_status collective_failed(gg_allreduce *allreduce, gg_status status) {
     if (status == GG_OK) return status;
-    stop(allreduce);
+    collective_stop(allreduce);
     return gg_error_prefix(status, "allreduce of %zu values: ", allreduce->count);
 }
 
 void gg_allreduce_destroy(gg_allreduce *allreduce) {
     if (!allreduce) return;
-    stop(allreduce);
+    collective_stop(allreduce);
     gg_message_free(allreduce->transport, allreduce->reply);
     gg_free(allreduce->exact);
     gg_free(allreduce->landing);
@@ -316,7 +317,7 @@ static char *sent_at(const gg_allreduce *allreduce, size_t at) {
 }
 
 /* Puts n elements of the sum, as they travel, into the data. */
-static void accept(gg_allreduce *allreduce, size_t at, size_t n, const uint16_t *sum) {
+static void collective_accept(gg_allreduce *allreduce, size_t at, size_t n, const uint16_t *sum) {
     gg_device *device = allreduce->device;
     float *data = allreduce->data + at;
     if (allreduce->wire.displaces) device->table->widen_add(device, n, sum, data);
@@ -325,7 +326,7 @@ static void accept(gg_allreduce *allreduce, size_t at, size_t n, const uint16_t 
 
 /* The sum of the own slice for rank `to`, as it travels. */
 static const char *sum_for(const gg_allreduce *allreduce, int to) {
-    size_t begin = 0, own = slice(allreduce, allreduce->transport->rank, &begin);
+    size_t begin = 0, own = collective_slice(allreduce, allreduce->transport->rank, &begin);
     return allreduce->wire.displaces ? (const char *)(allreduce->reply + (size_t)to * own) : sent_at(allreduce, begin);
 }
 
@@ -345,7 +346,7 @@ static void round_own(gg_allreduce *allreduce, size_t begin, size_t n) {
 static void sum_own(gg_allreduce *allreduce) {
     gg_device *device = allreduce->device;
     const int p = allreduce->transport->size;
-    size_t begin = 0, own = slice(allreduce, allreduce->transport->rank, &begin);
+    size_t begin = 0, own = collective_slice(allreduce, allreduce->transport->rank, &begin);
     const uint16_t *const *narrow = (const uint16_t *const *)allreduce->source;
     float *data = allreduce->data + begin;
     if (allreduce->wire.memory == NULL) {
@@ -361,17 +362,17 @@ static void sum_own(gg_allreduce *allreduce) {
         for (int r = 0; r < p; ++r)
             device->table->narrow_difference(device, own, allreduce->exact, narrow[r],
                                              allreduce->reply + (size_t)r * own);
-        accept(allreduce, begin, own, (const uint16_t *)sum_for(allreduce, allreduce->transport->rank));
+        collective_accept(allreduce, begin, own, (const uint16_t *)sum_for(allreduce, allreduce->transport->rank));
     }
 }
 
 /* The same for a slice that a peer has sent. */
 static gg_status take_sum(gg_allreduce *allreduce, gg_request *request, size_t at, size_t n) {
     gg_status status = GG_OK;
-    if (allreduce->wire.memory == NULL) return take(allreduce->transport, request, allreduce->data + at);
+    if (allreduce->wire.memory == NULL) return collective_take(allreduce->transport, request, allreduce->data + at);
     if (request->state == GG_REQUEST_IDLE) return GG_OK;
     GG_TRY(gg_wait(allreduce->transport, request));
-    accept(allreduce, at, n, request->data);
+    collective_accept(allreduce, at, n, request->data);
     GG_TRY(gg_release(allreduce->transport, request));
 cleanup:
     return status;
@@ -412,7 +413,7 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
     }
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
-        size_t at = 0, n = slice(allreduce, to, &at);
+        size_t at = 0, n = collective_slice(allreduce, to, &at);
         if (n == 0) continue;
         GG_TRY(gg_send(transport, sent_at(allreduce, at), n * allreduce->size, to, allreduce->tag,
                        &allreduce->scattered[to]));
@@ -420,7 +421,7 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
     allreduce->stage = SCATTERING;
     allreduce->next = 1;
 cleanup:
-    return failed(allreduce, status);
+    return collective_failed(allreduce, status);
 }
 
 /* All peers' parts of the own slice are there: adds them in the order of ranks and sends the sum to all. */
@@ -428,7 +429,7 @@ static gg_status add_own(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
-    size_t begin = 0, own = slice(allreduce, rank, &begin);
+    size_t begin = 0, own = collective_slice(allreduce, rank, &begin);
     if (own == 0) return GG_OK;
     for (int i = 0; i < p; ++i)
         allreduce->source[i] = i == rank ? sent_at(allreduce, begin) : allreduce->receives[i].data;
@@ -450,7 +451,7 @@ void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *contex
 }
 
 /* Waits for a request, or only looks at it. */
-static gg_status reach(gg_allreduce *allreduce, gg_request *request, bool wait, bool *done) {
+static gg_status collective_reach(gg_allreduce *allreduce, gg_request *request, bool wait, bool *done) {
     gg_status status = GG_OK;
     GG_TRY(gg_test(allreduce->transport, request, done));
     if (*done || !wait) return GG_OK;
@@ -463,14 +464,14 @@ cleanup:
 }
 
 /* Goes on until the data holds the sum; without `wait`, until something is not there yet. */
-static gg_status advance(gg_allreduce *allreduce, bool wait) {
+static gg_status collective_advance(gg_allreduce *allreduce, bool wait) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     while (allreduce->stage != IDLE && allreduce->stage != GATHERED) {
         bool done = true;
         if (allreduce->stage == LEFT_TO_MPI) {
-            GG_TRY(reach(allreduce, &allreduce->sum, wait, &done));
+            GG_TRY(collective_reach(allreduce, &allreduce->sum, wait, &done));
             if (done) allreduce->stage = IDLE;
             return GG_OK;
         }
@@ -481,43 +482,44 @@ static gg_status advance(gg_allreduce *allreduce, bool wait) {
             continue;
         }
         int from = (rank - allreduce->next + p) % p;
-        size_t at = 0, n = slice(allreduce, from, &at);
+        size_t at = 0, n = collective_slice(allreduce, from, &at);
         switch (allreduce->stage) {
-        case SCATTERING: GG_TRY(reach(allreduce, &allreduce->receives[from], wait, &done)); break;
+        case SCATTERING: GG_TRY(collective_reach(allreduce, &allreduce->receives[from], wait, &done)); break;
         case READ_BY_PEERS:
             /* The slice may be written only after `from` has read it. */
-            GG_TRY(reach(allreduce, &allreduce->scattered[from], wait, &done));
+            GG_TRY(collective_reach(allreduce, &allreduce->scattered[from], wait, &done));
             if (done && n > 0)
                 GG_TRY(gg_receive(transport, sent_at(allreduce, at), n * allreduce->size, from, allreduce->tag,
                                   &allreduce->receives[from]));
             break;
         default:
-            GG_TRY(reach(allreduce, &allreduce->receives[from], wait, &done));
+            GG_TRY(collective_reach(allreduce, &allreduce->receives[from], wait, &done));
             if (done) GG_TRY(take_sum(allreduce, &allreduce->receives[from], at, n));
         }
         if (!done) return GG_OK;
         allreduce->next++;
     }
 cleanup:
-    return failed(allreduce, status);
+    return collective_failed(allreduce, status);
 }
 
 gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed) {
-    gg_status status = advance(allreduce, false);
+    gg_status status = collective_advance(allreduce, false);
     *summed = allreduce->stage == IDLE || allreduce->stage == GATHERED;
     return status;
 }
 
-gg_status gg_allreduce_wait(gg_allreduce *allreduce) { return advance(allreduce, true); }
+gg_status gg_allreduce_wait(gg_allreduce *allreduce) { return collective_advance(allreduce, true); }
 
 gg_status gg_allreduce_finish(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
-    if ((status = advance(allreduce, true)) != GG_OK || allreduce->stage == IDLE) return status;
+    if ((status = collective_advance(allreduce, true)) != GG_OK || allreduce->stage == IDLE) return status;
     bool read = false;
-    for (int i = 0; i < allreduce->transport->size; ++i) GG_TRY(reach(allreduce, &allreduce->gathered[i], true, &read));
+    for (int i = 0; i < allreduce->transport->size; ++i)
+        GG_TRY(collective_reach(allreduce, &allreduce->gathered[i], true, &read));
     allreduce->stage = IDLE;
 cleanup:
-    return failed(allreduce, status);
+    return collective_failed(allreduce, status);
 }
 
 gg_status gg_allreduce_run(gg_allreduce *allreduce, float *data, const float *scale) {

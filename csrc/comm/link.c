@@ -31,13 +31,13 @@ typedef struct ring {
     gg_request sent[BURST], received[BURST];
 } ring;
 
-static void give_up(gg_transport *transport, gg_request *requests, int n) {
+static void link_give_up(gg_transport *transport, gg_request *requests, int n) {
     for (int i = 0; i < n; ++i) gg_cancel(transport, &requests[i]);
 }
 
 /* The greatest of all ranks' values, on all of them. A value that has come twice does no harm, so a barrier's messages
  * suffice. */
-static gg_status agree(gg_transport *transport, double values[VALUES]) {
+static gg_status link_agree(gg_transport *transport, double values[VALUES]) {
     gg_status status = GG_OK;
     gg_request request[2] = {0};
     double out[VALUES], landing[VALUES], in[VALUES];
@@ -54,7 +54,7 @@ static gg_status agree(gg_transport *transport, double values[VALUES]) {
             if (in[i] > values[i]) values[i] = in[i];
     }
 cleanup:
-    if (status != GG_OK) give_up(transport, request, 2);
+    if (status != GG_OK) link_give_up(transport, request, 2);
     return status;
 }
 
@@ -116,7 +116,7 @@ static gg_status measure_small(ring *r, double values[VALUES]) {
         values[LATENCY] = latency;
         values[MESSAGE] = fmax(burst - latency, 0) / (BURST - 1);
         values[ELAPSED] = first + second + together;
-        GG_TRY(agree(r->transport, values));
+        GG_TRY(link_agree(r->transport, values));
         /* What takes exactly as long a second time is virtual time, of which there is nothing more to learn. */
         again = values[ELAPSED] != before;
         before = values[ELAPSED];
@@ -141,7 +141,7 @@ static gg_status measure_large(ring *r, size_t limit, double values[VALUES]) {
         values[BYTE] = fmax((arrived - values[LATENCY]) / (double)bytes - NOTHING, 0);
         values[READ] = read / (double)bytes;
         values[ELAPSED] = ROUNDS * (arrived + read);
-        GG_TRY(agree(r->transport, values));
+        GG_TRY(link_agree(r->transport, values));
         if (bytes == limit || values[ELAPSED] == 0 || values[ELAPSED] > LONG) break;
     }
 cleanup:
@@ -165,15 +165,15 @@ gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out) {
     r.out = out_block;
     r.landing = landing;
     memset(r.out, 1, limit); /* pages that nobody has written are all the same one */
-    GG_TRY(agree(transport, values));
+    GG_TRY(link_agree(transport, values));
     GG_TRY(measure_small(&r, values));
     GG_TRY(measure_large(&r, limit, values));
     *out =
         (gg_link){.latency = values[LATENCY], .message = values[MESSAGE], .byte = values[BYTE], .read = values[READ]};
 cleanup:
     if (status != GG_OK) {
-        give_up(transport, r.sent, BURST);
-        give_up(transport, r.received, BURST);
+        link_give_up(transport, r.sent, BURST);
+        link_give_up(transport, r.received, BURST);
         gg_error_prefix(status, "measuring the link: ");
     }
     gg_free(landing);

@@ -25,20 +25,22 @@ typedef struct slow_transport {
 static slow_transport *slow_of(gg_transport *transport) { return (slow_transport *)transport; }
 static waiting *waiting_of(gg_request *request) { return (waiting *)request->private_; }
 
-static double transfer(const slow_transport *own, size_t bytes) {
+static double network_transfer(const slow_transport *own, size_t bytes) {
     return own->network.bandwidth > 0 ? (double)bytes / own->network.bandwidth : 0;
 }
 
-static void destroy(gg_transport *transport) {
+static void network_destroy(gg_transport *transport) {
     gg_transport_destroy(slow_of(transport)->inner);
     gg_free(transport);
 }
 
-static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+static gg_status network_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
     return gg_message_alloc(slow_of(transport)->inner, bytes, what, out);
 }
 
-static void free_block(gg_transport *transport, void *block) { gg_message_free(slow_of(transport)->inner, block); }
+static void network_free_block(gg_transport *transport, void *block) {
+    gg_message_free(slow_of(transport)->inner, block);
+}
 
 /* Gives on what is due. */
 static gg_status give_on(slow_transport *own) {
@@ -55,12 +57,13 @@ cleanup:
     return status;
 }
 
-static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+static gg_status network_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
+                              gg_request *request) {
     gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     (void)peer, (void)tag;
     GG_TRY(give_on(own));
-    own->out_free = fmax(own->out_free, gg_clock_now()) + transfer(own, bytes);
+    own->out_free = fmax(own->out_free, gg_clock_now()) + network_transfer(own, bytes);
     *waiting_of(request) = (waiting){.data = data, .due = own->out_free + own->network.latency};
     request->held = true;
     if (own->first) waiting_of(own->last)->next = request;
@@ -70,7 +73,8 @@ cleanup:
     return status;
 }
 
-static gg_status receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+static gg_status network_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
+                                 gg_request *request) {
     gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     GG_TRY(give_on(own));
@@ -80,7 +84,7 @@ cleanup:
     return status;
 }
 
-static gg_status test(gg_transport *transport, gg_request *request, bool *done) {
+static gg_status network_test(gg_transport *transport, gg_request *request, bool *done) {
     gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     bool receiving = request->state == GG_REQUEST_RECEIVING;
@@ -95,7 +99,7 @@ static gg_status test(gg_transport *transport, gg_request *request, bool *done) 
             goto cleanup;
         }
         /* It has come at some time since the last look. To take the earliest never makes the link slower than it is. */
-        own->in_free = request->when = fmax(own->in_free + transfer(own, request->bytes), looked);
+        own->in_free = request->when = fmax(own->in_free + network_transfer(own, request->bytes), looked);
         request->held = true;
         request->state = GG_REQUEST_RECEIVING;
     }
@@ -108,12 +112,12 @@ cleanup:
     return status;
 }
 
-static gg_status release(gg_transport *transport, gg_request *request) {
+static gg_status network_release(gg_transport *transport, gg_request *request) {
     gg_transport *inner = slow_of(transport)->inner;
     return inner->table->release(inner, request);
 }
 
-static void cancel(gg_transport *transport, gg_request *request) {
+static void network_cancel(gg_transport *transport, gg_request *request) {
     slow_transport *own = slow_of(transport);
     if (!request->held) {
         own->inner->table->cancel(own->inner, request);
@@ -129,7 +133,7 @@ static void cancel(gg_transport *transport, gg_request *request) {
     request->held = false;
 }
 
-static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
+static gg_status network_pause_round(gg_transport *transport, int round, gg_request *request) {
     gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     GG_TRY(give_on(own));
@@ -138,7 +142,7 @@ cleanup:
     return status;
 }
 
-static gg_status progress(gg_transport *transport) {
+static gg_status network_progress(gg_transport *transport) {
     gg_status status = GG_OK;
     GG_TRY(give_on(slow_of(transport)));
     GG_TRY(gg_progress(slow_of(transport)->inner));
@@ -146,14 +150,14 @@ cleanup:
     return status;
 }
 
-static double now(gg_transport *transport) { return gg_transport_now(slow_of(transport)->inner); }
+static double network_now(gg_transport *transport) { return gg_transport_now(slow_of(transport)->inner); }
 
-static gg_status compute(gg_transport *transport, double seconds) {
+static gg_status network_compute(gg_transport *transport, double seconds) {
     return gg_transport_compute(slow_of(transport)->inner, seconds);
 }
 
 /* The links work while the rank sleeps. */
-static gg_status idle(gg_transport *transport, double seconds) {
+static gg_status network_idle(gg_transport *transport, double seconds) {
     gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     double end = gg_clock_now() + seconds;
@@ -168,19 +172,19 @@ cleanup:
 
 static const gg_transport_table table = {
     .name = "slow network",
-    .destroy = destroy,
-    .alloc = alloc,
-    .free = free_block,
-    .send = send,
-    .receive = receive,
-    .test = test,
-    .release = release,
-    .cancel = cancel,
-    .pause = pause_round,
-    .progress = progress,
-    .now = now,
-    .compute = compute,
-    .idle = idle,
+    .destroy = network_destroy,
+    .alloc = network_alloc,
+    .free = network_free_block,
+    .send = network_send,
+    .receive = network_receive,
+    .test = network_test,
+    .release = network_release,
+    .cancel = network_cancel,
+    .pause = network_pause_round,
+    .progress = network_progress,
+    .now = network_now,
+    .compute = network_compute,
+    .idle = network_idle,
 };
 
 gg_status gg_network_check(const gg_network *network) {

@@ -82,10 +82,12 @@ cleanup:
     return status;
 }
 
-static int before(const gg_transport *transport) { return (transport->rank + transport->size - 1) % transport->size; }
-static int after(const gg_transport *transport) { return (transport->rank + 1) % transport->size; }
+static int ring_before(const gg_transport *transport) {
+    return (transport->rank + transport->size - 1) % transport->size;
+}
+static int ring_after(const gg_transport *transport) { return (transport->rank + 1) % transport->size; }
 
-static gg_status wait_for(gg_sample_ring *ring, gg_request *request) {
+static gg_status ring_wait_for(gg_sample_ring *ring, gg_request *request) {
     if (ring->trace == NULL || request->state == GG_REQUEST_IDLE) return gg_wait(ring->transport, request);
     gg_trace_span span = {.name = "wait", .lane = GG_LANE_DATA, .index = -1, .step = *ring->step};
     span.begin = gg_transport_now(ring->transport);
@@ -100,7 +102,7 @@ gg_status gg_sample_ring_begin(gg_sample_ring *ring) {
     gg_transport *transport = ring->transport;
     if (ring->shard->in_flight) GG_TRY(gg_fail(GG_ERROR_STATE, "the one before is not finished"));
     int turn = (int)(ring->exchanges % 2);
-    GG_TRY(wait_for(ring, &ring->sent[turn]));
+    GG_TRY(ring_wait_for(ring, &ring->sent[turn]));
     gg_shard_copy_pack(ring->shard, first_slot(ring, ring->exchanges), ring->rows, ring->slots, ring->message[turn]);
     ring->shard->in_flight = true;
     ring->exchanges++;
@@ -108,8 +110,9 @@ gg_status gg_sample_ring_begin(gg_sample_ring *ring) {
         ring->sent_at = gg_transport_now(transport);
         ring->sent_in_step = *ring->step;
     }
-    GG_TRY(gg_receive(transport, ring->landing, ring->bytes, after(transport), GG_TAG_SAMPLES, &ring->received));
-    GG_TRY(gg_send(transport, ring->message[turn], ring->bytes, before(transport), GG_TAG_SAMPLES, &ring->sent[turn]));
+    GG_TRY(gg_receive(transport, ring->landing, ring->bytes, ring_after(transport), GG_TAG_SAMPLES, &ring->received));
+    GG_TRY(gg_send(transport, ring->message[turn], ring->bytes, ring_before(transport), GG_TAG_SAMPLES,
+                   &ring->sent[turn]));
     ring->bytes_sent += (int64_t)ring->bytes;
     ring->messages_sent++;
 cleanup:
@@ -131,7 +134,7 @@ static gg_status take_in(gg_sample_ring *ring) {
                                                    .lane = GG_LANE_DATA,
                                                    .index = -1,
                                                    .last = -1,
-                                                   .peer = after(ring->transport),
+                                                   .peer = ring_after(ring->transport),
                                                    .bytes = (int64_t)ring->bytes});
     return gg_release(ring->transport, &ring->received);
 }
@@ -149,7 +152,7 @@ cleanup:
 gg_status gg_sample_ring_finish(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     if (!ring->shard->in_flight) goto cleanup;
-    GG_TRY(wait_for(ring, &ring->received));
+    GG_TRY(ring_wait_for(ring, &ring->received));
     GG_TRY(take_in(ring));
 cleanup:
     return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
@@ -158,7 +161,7 @@ cleanup:
 gg_status gg_sample_ring_settle(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     GG_TRY(gg_sample_ring_finish(ring));
-    for (int i = 0; i < 2; ++i) GG_TRY(wait_for(ring, &ring->sent[i]));
+    for (int i = 0; i < 2; ++i) GG_TRY(ring_wait_for(ring, &ring->sent[i]));
 cleanup:
     return status;
 }

@@ -7,14 +7,14 @@
 
 /* ---- life ---- */
 
-static bool turns(const gg_schedule *schedule) {
+static bool schedule_turns(const gg_schedule *schedule) {
     const gg_schedule_options *o = &schedule->options;
     return o->topology == GG_TOPOLOGY_RANDOM || (o->rotate && o->topology != GG_TOPOLOGY_TABLE);
 }
 
 static void turn_to(gg_schedule *schedule, int64_t cycle) {
     uint32_t size = (uint32_t)schedule->size;
-    if (!turns(schedule) || (cycle == 0 && schedule->options.topology != GG_TOPOLOGY_RANDOM)) {
+    if (!schedule_turns(schedule) || (cycle == 0 && schedule->options.topology != GG_TOPOLOGY_RANDOM)) {
         for (uint32_t i = 0; i < size; ++i) schedule->rank_at[i] = i;
     } else {
         const gg_random_key key = {
@@ -94,9 +94,9 @@ static int in_table(const gg_schedule *schedule, int64_t step, int rank) {
 }
 
 /* The partner in step `step` of all but tables: the one that is sent to, or the one that sends. */
-static int partner(gg_schedule *schedule, int64_t step, int rank, bool sends) {
+static int schedule_partner(gg_schedule *schedule, int64_t step, int rank, bool sends) {
     int64_t cycle = step / schedule->stages, size = schedule->size;
-    if (turns(schedule) && cycle != schedule->cycle) turn_to(schedule, cycle);
+    if (schedule_turns(schedule) && cycle != schedule->cycle) turn_to(schedule, cycle);
     int64_t place = schedule->place_of[rank], hop = 1, peer;
     if (schedule->options.topology != GG_TOPOLOGY_RING)
         hop <<= step % schedule->stages; /* below size: nobody meets himself */
@@ -110,24 +110,24 @@ static int partner(gg_schedule *schedule, int64_t step, int rank, bool sends) {
     return (int)schedule->rank_at[(place + (sends ? hop : -hop) + size) % size];
 }
 
-static bool nobody(const gg_schedule *schedule, int64_t step, int rank) {
+static bool schedule_nobody(const gg_schedule *schedule, int64_t step, int rank) {
     return schedule->stages == 0 || step < 0 || rank < 0 || rank >= schedule->size;
 }
 
 int gg_schedule_send_to(gg_schedule *schedule, int64_t step, int rank) {
-    if (nobody(schedule, step, rank)) return -1;
+    if (schedule_nobody(schedule, step, rank)) return -1;
     if (schedule->options.topology == GG_TOPOLOGY_TABLE) return in_table(schedule, step, rank);
-    return partner(schedule, step, rank, true);
+    return schedule_partner(schedule, step, rank, true);
 }
 
 int gg_schedule_next_sender(gg_schedule *schedule, int64_t step, int rank, int after) {
-    if (nobody(schedule, step, rank)) return -1;
+    if (schedule_nobody(schedule, step, rank)) return -1;
     if (schedule->options.topology == GG_TOPOLOGY_TABLE) {
         for (int from = after + 1; from < schedule->size; ++from)
             if (in_table(schedule, step, from) == rank) return from;
         return -1;
     }
-    int from = partner(schedule, step, rank, false);
+    int from = schedule_partner(schedule, step, rank, false);
     return from > after ? from : -1;
 }
 

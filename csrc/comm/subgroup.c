@@ -11,90 +11,96 @@ typedef struct subgroup {
 } subgroup;
 
 static subgroup *view_of(gg_transport *transport) { return (subgroup *)transport; }
-static gg_transport *whole_of(gg_transport *transport) { return view_of(transport)->whole; }
+static gg_transport *subgroup_whole_of(gg_transport *transport) { return view_of(transport)->whole; }
 
-static void destroy(gg_transport *transport) {
+static void subgroup_destroy(gg_transport *transport) {
     gg_free(view_of(transport)->member);
     gg_free(transport);
 }
 
-static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
-    return gg_message_alloc(whole_of(transport), bytes, what, out);
+static gg_status subgroup_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    return gg_message_alloc(subgroup_whole_of(transport), bytes, what, out);
 }
 
-static void free_block(gg_transport *transport, void *block) { gg_message_free(whole_of(transport), block); }
+static void subgroup_free_block(gg_transport *transport, void *block) {
+    gg_message_free(subgroup_whole_of(transport), block);
+}
 
 /* The request becomes one of the whole group: from here on it names ranks of that. */
-static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+static gg_status subgroup_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
+                               gg_request *request) {
     request->state = GG_REQUEST_IDLE;
-    return gg_send(whole_of(transport), data, bytes, view_of(transport)->member[peer], tag, request);
+    return gg_send(subgroup_whole_of(transport), data, bytes, view_of(transport)->member[peer], tag, request);
 }
 
-static gg_status receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+static gg_status subgroup_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
+                                  gg_request *request) {
     request->state = GG_REQUEST_IDLE;
-    return gg_receive(whole_of(transport), landing, bytes, view_of(transport)->member[peer], tag, request);
+    return gg_receive(subgroup_whole_of(transport), landing, bytes, view_of(transport)->member[peer], tag, request);
 }
 
-static gg_status test(gg_transport *transport, gg_request *request, bool *done) {
-    return gg_test(whole_of(transport), request, done);
+static gg_status subgroup_test(gg_transport *transport, gg_request *request, bool *done) {
+    return gg_test(subgroup_whole_of(transport), request, done);
 }
 
-static gg_status release(gg_transport *transport, gg_request *request) {
-    return gg_release(whole_of(transport), request);
+static gg_status subgroup_release(gg_transport *transport, gg_request *request) {
+    return gg_release(subgroup_whole_of(transport), request);
 }
-static void cancel(gg_transport *transport, gg_request *request) { gg_cancel(whole_of(transport), request); }
-
-static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
-    return whole_of(transport)->table->pause(whole_of(transport), round, request);
+static void subgroup_cancel(gg_transport *transport, gg_request *request) {
+    gg_cancel(subgroup_whole_of(transport), request);
 }
 
-static gg_status wait_for(gg_transport *transport, gg_request *request) {
-    return gg_wait(whole_of(transport), request);
-}
-static gg_status progress(gg_transport *transport) { return gg_progress(whole_of(transport)); }
-static double now(gg_transport *transport) { return gg_transport_now(whole_of(transport)); }
-static gg_status compute(gg_transport *transport, double seconds) {
-    return gg_transport_compute(whole_of(transport), seconds);
-}
-static gg_status idle(gg_transport *transport, double seconds) {
-    return gg_transport_idle(whole_of(transport), seconds);
+static gg_status subgroup_pause_round(gg_transport *transport, int round, gg_request *request) {
+    return subgroup_whole_of(transport)->table->pause(subgroup_whole_of(transport), round, request);
 }
 
-static gg_status sums_open(gg_transport *transport, const int *members, int count, gg_sums **out) {
-    gg_transport *whole = whole_of(transport);
+static gg_status subgroup_wait_for(gg_transport *transport, gg_request *request) {
+    return gg_wait(subgroup_whole_of(transport), request);
+}
+static gg_status subgroup_progress(gg_transport *transport) { return gg_progress(subgroup_whole_of(transport)); }
+static double subgroup_now(gg_transport *transport) { return gg_transport_now(subgroup_whole_of(transport)); }
+static gg_status subgroup_compute(gg_transport *transport, double seconds) {
+    return gg_transport_compute(subgroup_whole_of(transport), seconds);
+}
+static gg_status subgroup_idle(gg_transport *transport, double seconds) {
+    return gg_transport_idle(subgroup_whole_of(transport), seconds);
+}
+
+static gg_status subgroup_sums_open(gg_transport *transport, const int *members, int count, gg_sums **out) {
+    gg_transport *whole = subgroup_whole_of(transport);
     (void)members, (void)count;                                        /* all of the view: nobody wants less */
     if (whole->table->sums_open == NULL) return gg_sum_prepare(whole); /* says so */
     return whole->table->sums_open(whole, view_of(transport)->member, transport->size, out);
 }
 
-static void sums_close(gg_transport *transport, gg_sums *sums) {
-    whole_of(transport)->table->sums_close(whole_of(transport), sums);
+static void subgroup_sums_close(gg_transport *transport, gg_sums *sums) {
+    subgroup_whole_of(transport)->table->sums_close(subgroup_whole_of(transport), sums);
 }
 
-static gg_status sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
+static gg_status subgroup_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
     request->state = GG_REQUEST_IDLE;
-    return gg_sum(whole_of(transport), sums, data, count, request);
+    return gg_sum(subgroup_whole_of(transport), sums, data, count, request);
 }
 
 static const gg_transport_table table = {
     .name = "subgroup",
-    .destroy = destroy,
-    .alloc = alloc,
-    .free = free_block,
-    .send = send,
-    .receive = receive,
-    .test = test,
-    .release = release,
-    .cancel = cancel,
-    .pause = pause_round,
-    .wait = wait_for,
-    .progress = progress,
-    .now = now,
-    .compute = compute,
-    .idle = idle,
-    .sums_open = sums_open,
-    .sums_close = sums_close,
-    .sum = sum,
+    .destroy = subgroup_destroy,
+    .alloc = subgroup_alloc,
+    .free = subgroup_free_block,
+    .send = subgroup_send,
+    .receive = subgroup_receive,
+    .test = subgroup_test,
+    .release = subgroup_release,
+    .cancel = subgroup_cancel,
+    .pause = subgroup_pause_round,
+    .wait = subgroup_wait_for,
+    .progress = subgroup_progress,
+    .now = subgroup_now,
+    .compute = subgroup_compute,
+    .idle = subgroup_idle,
+    .sums_open = subgroup_sums_open,
+    .sums_close = subgroup_sums_close,
+    .sum = subgroup_sum,
 };
 
 gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count, gg_transport **out) {
@@ -117,7 +123,7 @@ gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count,
     *out = &made->transport;
     made = NULL;
 cleanup:
-    if (made != NULL) destroy(&made->transport);
+    if (made != NULL) subgroup_destroy(&made->transport);
     return status;
 }
 

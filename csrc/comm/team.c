@@ -18,7 +18,7 @@ struct gg_team {
     gg_link link;
 };
 
-static gg_status make(const char *kind, gg_team **out) {
+static gg_status team_make(const char *kind, gg_team **out) {
     gg_status status = GG_OK;
     GG_TRY(gg_calloc(1, sizeof **out, "team", out));
     (*out)->kind = kind;
@@ -37,7 +37,7 @@ static void set_checks(gg_team *team) {
 gg_status gg_team_create_single(gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
-    GG_TRY(make("single", &team));
+    GG_TRY(team_make("single", &team));
     GG_TRY(gg_local_transport_create(&team->transport));
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
@@ -50,7 +50,7 @@ gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_networ
     gg_status status = GG_OK;
     gg_team *team = NULL;
     gg_transport *slow = NULL;
-    GG_TRY(make("mpi", &team));
+    GG_TRY(team_make("mpi", &team));
     GG_TRY(gg_mpi_transport_create(use_world, fortran_handle, timeout, &team->transport));
     team->size = team->transport->size;
     if (network != NULL) {
@@ -67,7 +67,7 @@ cleanup:
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
-    GG_TRY(make("virtual", &team));
+    GG_TRY(team_make("virtual", &team));
     GG_TRY(gg_virtual_create(options, &team->cluster));
     team->size = team->local = options->size;
     set_checks(team);
@@ -104,7 +104,7 @@ typedef struct measurement {
     size_t bytes;
 } measurement;
 
-static gg_status measure(void *context, int local) {
+static gg_status team_measure(void *context, int local) {
     gg_status status = GG_OK;
     const measurement *m = context;
     gg_link link;
@@ -120,7 +120,7 @@ static gg_status measure_alone(measurement *m) {
     const int64_t bytes = transport->bytes_sent, messages = transport->messages_sent;
     const double timeout = transport->timeout;
     transport->timeout = 0;
-    gg_status status = measure(m, 0);
+    gg_status status = team_measure(m, 0);
     transport->timeout = timeout;
     transport->bytes_sent = bytes;
     transport->messages_sent = messages;
@@ -130,7 +130,8 @@ static gg_status measure_alone(measurement *m) {
 gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out) {
     gg_status status = GG_OK;
     measurement m = {.team = team, .bytes = bytes};
-    if (!team->measured) GG_TRY(team->cluster ? gg_virtual_run_aside(team->cluster, measure, &m) : measure_alone(&m));
+    if (!team->measured)
+        GG_TRY(team->cluster ? gg_virtual_run_aside(team->cluster, team_measure, &m) : measure_alone(&m));
     team->measured = true;
     *out = team->link;
 cleanup:

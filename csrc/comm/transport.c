@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-static gg_status check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
-                       const gg_request *request, const char *verb) {
+static gg_status transport_check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
+                                 const gg_request *request, const char *verb) {
     if (!memory) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
     if (bytes == 0)
         return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb);
@@ -19,12 +19,12 @@ static gg_status check(const gg_transport *transport, const void *memory, size_t
     return GG_OK;
 }
 
-static void begin(gg_request *request, gg_request_state state, size_t bytes, int peer, int tag) {
+static void transport_begin(gg_request *request, gg_request_state state, size_t bytes, int peer, int tag) {
     *request = (gg_request){.state = state, .peer = peer, .tag = tag, .bytes = bytes};
 }
 
 /* Any change of one word changes it: each step is a bijection of the sum. */
-static uint64_t checksum(const void *data, size_t bytes) {
+static uint64_t transport_checksum(const void *data, size_t bytes) {
     const unsigned char *at = data;
     uint64_t sum = bytes;
     for (size_t i = 0; i < bytes; i += sizeof sum) {
@@ -37,7 +37,7 @@ static uint64_t checksum(const void *data, size_t bytes) {
 }
 
 static gg_status check_unwritten(const gg_transport *transport, const gg_request *request, bool sent) {
-    if (checksum(request->data, request->bytes) == request->checksum) return GG_OK;
+    if (transport_checksum(request->data, request->bytes) == request->checksum) return GG_OK;
     return gg_fail(GG_ERROR_STATE, "rank %d: a buffer in flight was written: %zu bytes %s rank %d with tag %d (%s)",
                    transport->rank, request->bytes, sent ? "sent to" : "received from", request->peer, request->tag,
                    transport->table->name);
@@ -55,11 +55,11 @@ void gg_message_free(gg_transport *transport, void *block) {
 }
 
 gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
-    gg_status status = check(transport, data, bytes, peer, tag, request, "send");
+    gg_status status = transport_check(transport, data, bytes, peer, tag, request, "send");
     if (status != GG_OK) return status;
-    begin(request, GG_REQUEST_SENDING, bytes, peer, tag);
+    transport_begin(request, GG_REQUEST_SENDING, bytes, peer, tag);
     request->data = data;
-    if (transport->check_buffers) request->checksum = checksum(data, bytes);
+    if (transport->check_buffers) request->checksum = transport_checksum(data, bytes);
     status = transport->table->send(transport, data, bytes, peer, tag, request);
     if (status == GG_OK) {
         transport->bytes_sent += (int64_t)bytes;
@@ -71,9 +71,9 @@ gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int p
 }
 
 gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
-    gg_status status = check(transport, landing, bytes, peer, tag, request, "receive");
+    gg_status status = transport_check(transport, landing, bytes, peer, tag, request, "receive");
     if (status != GG_OK) return status;
-    begin(request, GG_REQUEST_RECEIVING, bytes, peer, tag);
+    transport_begin(request, GG_REQUEST_RECEIVING, bytes, peer, tag);
     request->landing = landing;
     status = transport->table->receive(transport, landing, bytes, peer, tag, request);
     if (status != GG_OK) request->state = GG_REQUEST_IDLE;
@@ -87,7 +87,7 @@ gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
     gg_status status = transport->table->test(transport, request, done);
     if (!transport->check_buffers || status != GG_OK || !*done || summed) return status;
     if (sent) return check_unwritten(transport, request, sent);
-    request->checksum = checksum(request->data, request->bytes);
+    request->checksum = transport_checksum(request->data, request->bytes);
     return GG_OK;
 }
 
@@ -162,7 +162,7 @@ gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t cou
     const size_t bytes = count * sizeof *data;
     if (request->state != GG_REQUEST_IDLE)
         return gg_fail(GG_ERROR_STATE, "rank %d: sum of %zu values: the request is in use", transport->rank, count);
-    begin(request, GG_REQUEST_SUMMING, bytes, -1, sums->ranks);
+    transport_begin(request, GG_REQUEST_SUMMING, bytes, -1, sums->ranks);
     request->data = data;
     gg_status status = transport->table->sum(transport, sums, data, count, request);
     if (status == GG_OK) {

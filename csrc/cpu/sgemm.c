@@ -26,7 +26,7 @@ static int64_t packed_row(const gg_gemm_kernels *kernels, int64_t cols) {
 
 static int64_t block_size(const gg_gemm_kernels *kernels) { return kernels->tile_rows * BLOCK_ROW; }
 
-static void pack_part(void *context, int thread, int threads) {
+static void sgemm_pack_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
     size_t begin, end;
@@ -105,7 +105,7 @@ void gg_sgemm_run(const gg_gemm_kernels *kernels, const gg_sgemm *p, int threads
         for (int64_t part = 0; part < parts; ++part) {
             j.k = gg_block_begin(p->k, parts, part);
             j.terms = gg_block_begin(p->k, parts, part + 1) - j.k;
-            gg_parallel_run(threads, pack_part, &j);
+            gg_parallel_run(threads, sgemm_pack_part, &j);
             gg_parallel_run(threads, multiply_part, &j);
         }
     }

@@ -58,7 +58,7 @@ int gg_cpu_threads_for(const gg_device *device, size_t work) {
     return useful < (size_t)device->threads ? (int)useful : device->threads;
 }
 
-static void run(job *j, size_t work, gg_parallel_fn fn) {
+static void cpu_run(job *j, size_t work, gg_parallel_fn fn) {
     gg_parallel_run(gg_cpu_threads_for(&j->device->head, work), fn, j);
 }
 
@@ -86,7 +86,7 @@ void gg_cpu_loss(gg_device *device, gg_loss_args *args) {
     }
 }
 
-static const float *offset(const float *p, size_t n) { return p != NULL ? p + n : NULL; }
+static const float *cpu_offset(const float *p, size_t n) { return p != NULL ? p + n : NULL; }
 
 /* n elements of type `wire` further on. */
 static const void *wire_offset(gg_dtype wire, const void *p, size_t n) {
@@ -115,7 +115,7 @@ static void update_part(void *context, int thread, int threads) {
 
 void gg_cpu_update(gg_device *device, const gg_update_args *args) {
     job j = {.device = (gg_cpu_device *)device, .args = args};
-    run(&j, args->n, update_part);
+    cpu_run(&j, args->n, update_part);
 }
 
 static void mix_part(void *context, int thread, int threads) {
@@ -136,7 +136,7 @@ void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const f
              .received = received,
              .b = sent,
              .out = out};
-    run(&j, n, mix_part);
+    cpu_run(&j, n, mix_part);
 }
 
 static void halve_part(void *context, int thread, int threads) {
@@ -149,7 +149,7 @@ static void halve_part(void *context, int thread, int threads) {
 
 void gg_cpu_halve(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received, float *out) {
     job j = {.device = (gg_cpu_device *)device, .n = n, .wire = wire, .a = own, .received = received, .out = out};
-    run(&j, n, halve_part);
+    cpu_run(&j, n, halve_part);
 }
 
 static void narrow_part(void *context, int thread, int threads) {
@@ -161,7 +161,7 @@ static void narrow_part(void *context, int thread, int threads) {
 
 void gg_cpu_narrow(gg_device *device, size_t n, const float *in, uint16_t *out) {
     job j = {.device = (gg_cpu_device *)device, .n = n, .a = in, .narrow_out = out};
-    run(&j, n, narrow_part);
+    cpu_run(&j, n, narrow_part);
 }
 
 static void widen_part(void *context, int thread, int threads) {
@@ -173,7 +173,7 @@ static void widen_part(void *context, int thread, int threads) {
 
 void gg_cpu_widen(gg_device *device, size_t n, const uint16_t *in, float *out) {
     job j = {.device = (gg_cpu_device *)device, .n = n, .received = in, .out = out};
-    run(&j, n, widen_part);
+    cpu_run(&j, n, widen_part);
 }
 
 static void widen_add_part(void *context, int thread, int threads) {
@@ -185,7 +185,7 @@ static void widen_add_part(void *context, int thread, int threads) {
 
 void gg_cpu_widen_add(gg_device *device, size_t n, const uint16_t *in, float *out) {
     job j = {.device = (gg_cpu_device *)device, .n = n, .received = in, .out = out};
-    run(&j, n, widen_add_part);
+    cpu_run(&j, n, widen_add_part);
 }
 
 static void weighted_sum_part(void *context, int thread, int threads) {
@@ -199,14 +199,15 @@ void gg_cpu_weighted_sum(gg_device *device, size_t n, int sources, const float *
                          float *out) {
     job j = {
         .device = (gg_cpu_device *)device, .n = n, .sources = sources, .source = source, .scale = scale, .out = out};
-    run(&j, n, weighted_sum_part);
+    cpu_run(&j, n, weighted_sum_part);
 }
 
 static void sum_squares_part(void *context, int thread, int threads) {
     const job *j = context;
     size_t begin, end;
     gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->partial[thread] = j->device->kernels->arena->sum_squares(end - begin, j->a + begin, offset(j->b, begin));
+    j->device->partial[thread] =
+        j->device->kernels->arena->sum_squares(end - begin, j->a + begin, cpu_offset(j->b, begin));
 }
 
 static void narrow_sum_part(void *context, int thread, int threads) {
@@ -225,7 +226,7 @@ void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t 
              .scale = scale,
              .out = out,
              .narrow_out = rounded};
-    run(&j, n, narrow_sum_part);
+    cpu_run(&j, n, narrow_sum_part);
 }
 
 static void narrow_difference_part(void *context, int thread, int threads) {
@@ -238,7 +239,7 @@ static void narrow_difference_part(void *context, int thread, int threads) {
 
 void gg_cpu_narrow_difference(gg_device *device, size_t n, const float *a, const uint16_t *b, uint16_t *out) {
     job j = {.device = (gg_cpu_device *)device, .n = n, .a = a, .received = b, .narrow_out = out};
-    run(&j, n, narrow_difference_part);
+    cpu_run(&j, n, narrow_difference_part);
 }
 
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b) {
@@ -279,7 +280,7 @@ void gg_cpu_gather(gg_device *device, const gg_gather_args *args) {
     job j = {.device = (gg_cpu_device *)device, .args = args};
     j.n = (size_t)(lanes ? args->values : args->n);
     j.grain = lanes ? GG_LANES : 1;
-    run(&j, (size_t)(args->n * args->values), gather_part);
+    cpu_run(&j, (size_t)(args->n * args->values), gather_part);
 }
 
 static void transpose_part(void *context, int thread, int threads) {
@@ -295,5 +296,5 @@ static void transpose_part(void *context, int thread, int threads) {
 void gg_cpu_transpose(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out) {
     job j = {
         .device = (gg_cpu_device *)device, .samples = n, .values = values, .to_lanes = to_lanes, .a = in, .out = out};
-    run(&j, (size_t)(n * values), transpose_part);
+    cpu_run(&j, (size_t)(n * values), transpose_part);
 }

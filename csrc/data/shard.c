@@ -18,7 +18,7 @@ int64_t gg_sharding_slots(const gg_sharding *sharding, int rank) {
 }
 
 /* How far a round is rotated: the word number `round` of the stream, brought to 0..ranks-1. */
-static int64_t rotation(const gg_sharding *sharding, int64_t round, int64_t ranks) {
+static int64_t shard_rotation(const gg_sharding *sharding, int64_t round, int64_t ranks) {
     const gg_random_key key = {.seed = sharding->seed, .purpose = GG_RANDOM_SHARD};
     uint32_t word[4];
     gg_random_block(&key, (uint32_t)(round / 4), word);
@@ -31,7 +31,7 @@ int64_t gg_sharding_id(const gg_sharding *sharding, int rank, int64_t slot) {
     case GG_SHARD_INTERLEAVED: {
         int64_t first = slot * sharding->size, left = sharding->count - first;
         int64_t ranks = left < sharding->size ? left : sharding->size;
-        return first + (rank + rotation(sharding, slot, ranks)) % ranks;
+        return first + (rank + shard_rotation(sharding, slot, ranks)) % ranks;
     }
     case GG_SHARD_OWN:
         for (int before = 0; before < rank; ++before) begin += sharding->counts[before];
@@ -91,7 +91,7 @@ static char *target_of(const gg_dataset *set, int64_t i) {
 }
 
 /* Only where there are weights. */
-static char *weight_of(const gg_dataset *set, int64_t i) {
+static char *shard_weight_of(const gg_dataset *set, int64_t i) {
     return (char *)gg_storage_data(set->sample_weights) + (size_t)i * sizeof(float);
 }
 
@@ -100,14 +100,14 @@ void gg_shard_copy_fill(gg_shard_copy *copy, const gg_dataset *source) {
         memcpy(sample_of(&copy->set, slot), sample_of(source, copy->id[slot]), sample_bytes(source));
         memcpy(target_of(&copy->set, slot), target_of(source, copy->id[slot]), target_bytes(source));
         if (source->sample_weights != NULL)
-            memcpy(weight_of(&copy->set, slot), weight_of(source, copy->id[slot]), sizeof(float));
+            memcpy(shard_weight_of(&copy->set, slot), shard_weight_of(source, copy->id[slot]), sizeof(float));
     }
 }
 
 static bool is_same(const gg_dataset *a, int64_t i, const gg_dataset *b, int64_t j) {
     return memcmp(sample_of(a, i), sample_of(b, j), sample_bytes(b)) == 0 &&
            memcmp(target_of(a, i), target_of(b, j), target_bytes(b)) == 0 &&
-           (b->sample_weights == NULL || memcmp(weight_of(a, i), weight_of(b, j), sizeof(float)) == 0);
+           (b->sample_weights == NULL || memcmp(shard_weight_of(a, i), shard_weight_of(b, j), sizeof(float)) == 0);
 }
 
 int64_t gg_shard_copy_altered(const gg_shard_copy *copy, const gg_dataset *source, int32_t *first) {
@@ -138,7 +138,7 @@ static int find_runs(const gg_shard_copy *copy, int64_t first, int64_t n, int64_
     const gg_dataset *set = &copy->set;
     const bool weighted = set->sample_weights != NULL;
     char *const column[MOST_COLUMNS] = {sample_of(set, 0), target_of(set, 0), (char *)copy->id,
-                                        weighted ? weight_of(set, 0) : NULL};
+                                        weighted ? shard_weight_of(set, 0) : NULL};
     const size_t bytes[MOST_COLUMNS] = {sample_bytes(set), target_bytes(set), sizeof *copy->id, weight_bytes(set)};
     const int columns = weighted ? MOST_COLUMNS : MOST_COLUMNS - 1;
     size_t head = (size_t)(n < ring - first ? n : ring - first);

@@ -104,8 +104,8 @@ static gg_status check_name(const gg_graph *graph, const char name[GG_NAME_LENGT
     return GG_OK;
 }
 
-static gg_status infer(const gg_graph *graph, const gg_layer_type *type, const gg_layer_desc *desc,
-                       const gg_shape *shape, int inputs, const int *input, gg_shape *out) {
+static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, const gg_layer_desc *desc,
+                             const gg_shape *shape, int inputs, const int *input, gg_shape *out) {
     const gg_node *node[GG_MAX_INPUTS] = {0};
     if (desc->kind == GG_LAYER_INPUT) {
         if (inputs != 0) return gg_fail(GG_ERROR_ARGUMENT, "takes no inputs, got %d", inputs);
@@ -144,7 +144,7 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
     gg_node made = {.desc = *desc, .inputs = inputs, .layer = -1};
 
     GG_TRY(check_name(graph, desc->name));
-    status = infer(graph, type, desc, shape, inputs, input, &made.shape);
+    status = graph_infer(graph, type, desc, shape, inputs, input, &made.shape);
     GG_TRY(gg_error_prefix(status, "layer '%s' (%s): ", desc->name, type->name));
     GG_TRY(reserve_node(graph));
     for (int i = 0; i < inputs; i++) made.input[i] = input[i];

@@ -20,7 +20,7 @@ static void fill_uniform(const gg_random_key *key, size_t n, double bound, float
     gg_random_uniform(key, n, (float)-bound, (float)bound, out);
 }
 
-static void fill(const gg_parameter *parameter, const gg_random_key *key, float *out) {
+static void init_fill(const gg_parameter *parameter, const gg_random_key *key, float *out) {
     size_t n = parameter->count;
     double in = (double)parameter->fan_in, both = in + (double)parameter->fan_out;
     switch (parameter->init.kind) {
@@ -44,6 +44,6 @@ void gg_graph_initialise(const gg_graph *graph, uint64_t seed, float *weights) {
     for (int i = 0; i < gg_graph_parameters(graph); i++) {
         const gg_parameter *parameter = gg_graph_parameter(graph, i);
         gg_random_key key = {.seed = seed, .purpose = GG_RANDOM_WEIGHTS, .rank = 0, .step = (uint64_t)i};
-        fill(parameter, &key, weights + parameter->offset);
+        init_fill(parameter, &key, weights + parameter->offset);
     }
 }

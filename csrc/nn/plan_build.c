@@ -10,7 +10,7 @@ static const gg_format plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
 static bool same_format(gg_format a, gg_format b) { return a.dtype == b.dtype && a.layout == b.layout; }
 
 /* Layouts in which the values of a sample keep their order, so that its shape does not matter. */
-static bool shapeless(gg_layout layout) { return layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST; }
+static bool plan_shapeless(gg_layout layout) { return layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST; }
 
 gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, void **out) {
     gg_status status = GG_OK;
@@ -59,7 +59,7 @@ static gg_status add_step(gg_plan *plan, const gg_step *made) {
     return GG_OK;
 }
 
-static void decide(gg_plan *plan, int value, gg_format format) {
+static void plan_decide(gg_plan *plan, int value, gg_format format) {
     gg_value *it = &plan->value[value];
     it->undecided = false;
     it->format = format;
@@ -130,7 +130,7 @@ static int find_copy(const gg_plan *plan, int value, gg_format format) {
 }
 
 /* The same activation in another format: an existing copy, a reorder of the value, or two by way of PLAIN. */
-static gg_status convert(gg_plan *plan, int node, int value, gg_format format, int *out) {
+static gg_status plan_convert(gg_plan *plan, int node, int value, gg_format format, int *out) {
     gg_status status = GG_OK;
     int found = find_copy(plan, value, format);
     if (found != GG_NONE) {
@@ -144,23 +144,23 @@ static gg_status convert(gg_plan *plan, int node, int value, gg_format format, i
         return gg_error_prefix(status, "from %s %s to %s %s: ", gg_dtype_name(from.dtype), gg_layout_name(from.layout),
                                gg_dtype_name(format.dtype), gg_layout_name(format.layout));
     int between = GG_NONE;
-    GG_TRY(convert(plan, node, value, plain, &between));
-    GG_TRY(convert(plan, node, between, format, out));
+    GG_TRY(plan_convert(plan, node, value, plain, &between));
+    GG_TRY(plan_convert(plan, node, between, format, out));
 cleanup:
     return status;
 }
 
 /* The value of node `source` as its reader `node` takes it. The plan's input takes the format of its first reader. */
-static gg_status resolve(gg_plan *plan, int node, int source, gg_format format, int *out) {
+static gg_status plan_resolve(gg_plan *plan, int node, int source, gg_format format, int *out) {
     int value = plan->node[source].value;
     if (plan->value[value].undecided) {
-        bool taken = format.dtype == GG_FLOAT32 && shapeless(format.layout);
-        decide(plan, value, taken ? format : plain);
+        bool taken = format.dtype == GG_FLOAT32 && plan_shapeless(format.layout);
+        plan_decide(plan, value, taken ? format : plain);
     }
-    if (!shapeless(format.layout) && gg_graph_node(plan->graph, source)->shape.dims != 3)
+    if (!plan_shapeless(format.layout) && gg_graph_node(plan->graph, source)->shape.dims != 3)
         return gg_fail(GG_ERROR_BACKEND, "layout %s is for images only, but was asked for the output of '%s'",
                        gg_layout_name(format.layout), gg_graph_node(plan->graph, source)->desc.name);
-    return convert(plan, node, value, format, out);
+    return plan_convert(plan, node, value, format, out);
 }
 
 /* Nodes ---------------------------------------------------------------------------------------------------- */
@@ -173,7 +173,7 @@ static uint64_t dropout_seed(uint64_t seed, int node) {
     return seed ^ z ^ (z >> 31);
 }
 
-static void describe(const gg_plan *plan, int node, gg_op_desc *desc) {
+static void plan_describe(const gg_plan *plan, int node, gg_op_desc *desc) {
     const gg_node *it = gg_graph_node(plan->graph, node);
     const gg_layer_type *type = gg_layer_type_of(it->desc.kind);
     memset(desc, 0, sizeof *desc);
@@ -197,7 +197,7 @@ static gg_status create_op(gg_plan *plan, int node, gg_op **out) {
     gg_status status = GG_ERROR_UNSUPPORTED;
     int *fused = &plan->node[node].fused;
     gg_op_desc desc;
-    describe(plan, node, &desc);
+    plan_describe(plan, node, &desc);
     for (int i = 0; i < plan->devices && status == GG_ERROR_UNSUPPORTED; i++) {
         desc.activation = *fused != GG_NONE ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
         status = create_from(plan->order[i], &desc, out);
@@ -264,7 +264,7 @@ static gg_status build_op(gg_plan *plan, int node) {
                      .producer = GG_NONE};
 
     GG_TRY(create_op(plan, node, &op));
-    for (int i = 0; i < it->inputs; i++) GG_TRY(resolve(plan, node, it->input[i], op->input[i], &step.input[i]));
+    for (int i = 0; i < it->inputs; i++) GG_TRY(plan_resolve(plan, node, it->input[i], op->input[i], &step.input[i]));
     made.format = op->output;
     if (is_view(plan, op, it->inputs, step.input)) {
         GG_TRY(add_value(plan, &made, &step.output));
@@ -290,9 +290,9 @@ static gg_status build_flatten(gg_plan *plan, int node) {
     gg_status status = GG_OK;
     int source = gg_graph_node(plan->graph, node)->input[0];
     int value = plan->node[source].value;
-    if (!shapeless(plan->value[value].format.layout)) {
+    if (!plan_shapeless(plan->value[value].format.layout)) {
         gg_format format = {plan->value[value].format.dtype, GG_LAYOUT_PLAIN};
-        GG_TRY(convert(plan, node, value, format, &value));
+        GG_TRY(plan_convert(plan, node, value, format, &value));
     }
     plan->node[node].value = value;
 cleanup:
@@ -360,8 +360,8 @@ gg_status gg_plan_build(gg_plan *plan) {
     gg_value *value = &plan->value[plan->node[output].value];
     if (value->undecided) value->undecided = false;
     gg_format format = value->format;
-    if (format.dtype != GG_FLOAT32 || !shapeless(format.layout)) format = plain;
-    status = convert(plan, output, plan->node[output].value, format, &plan->loss_value);
+    if (format.dtype != GG_FLOAT32 || !plan_shapeless(format.layout)) format = plain;
+    status = plan_convert(plan, output, plan->node[output].value, format, &plan->loss_value);
     GG_TRY(gg_error_prefix(status, "the loss on '%s': ", gg_graph_node(plan->graph, output)->desc.name));
 cleanup:
     return status;

@@ -31,7 +31,7 @@ cleanup:
     return status;
 }
 
-static void extend(gg_buffer *buffer, int time) {
+static void plan_extend(gg_buffer *buffer, int time) {
     if (time < buffer->first) buffer->first = time;
     if (time > buffer->last) buffer->last = time;
 }
@@ -84,7 +84,7 @@ static gg_status place_activations(gg_plan *plan) {
         gg_value *out = &plan->value[plan->step[s].output];
         if (forward_in_place(plan, &plan->step[s], s)) {
             out->buffer = plan->value[plan->step[s].input[0]].buffer;
-            extend(&plan->buffer[out->buffer], out->last);
+            plan_extend(&plan->buffer[out->buffer], out->last);
             continue;
         }
         gg_value *root = &plan->value[gg_plan_root(plan, plan->step[s].output, NULL)];
@@ -121,7 +121,7 @@ static gg_status grad_place(gg_plan *plan, int value, int time, gg_place *out) {
     size_t offset = 0;
     gg_value *root = &plan->value[gg_plan_root(plan, value, &offset)];
     if (root->grad_buffer == GG_NONE) GG_TRY(add_buffer(plan, root->bytes, time, time, &root->grad_buffer));
-    extend(&plan->buffer[root->grad_buffer], time);
+    plan_extend(&plan->buffer[root->grad_buffer], time);
     *out = (gg_place){root->grad_buffer, offset};
 cleanup:
     return status;
@@ -268,7 +268,7 @@ cleanup:
     return status;
 }
 
-static void *at(const gg_plan *plan, gg_place place) {
+static void *plan_at(const gg_plan *plan, gg_place place) {
     if (place.buffer == GG_NONE) return NULL;
     return plan->block + plan->buffer[place.buffer].offset + place.offset;
 }
@@ -277,43 +277,43 @@ static void *activation_at(const gg_plan *plan, int value) {
     gg_place place = {0};
     int root = gg_plan_root(plan, value, &place.offset);
     place.buffer = plan->value[root].buffer;
-    return at(plan, place);
+    return plan_at(plan, place);
 }
 
-static void *gradient_at(const gg_plan *plan, int value) {
+static void *plan_gradient_at(const gg_plan *plan, int value) {
     gg_place place = {0};
     int root = gg_plan_root(plan, value, &place.offset);
     place.buffer = plan->value[root].grad_buffer;
-    return at(plan, place);
+    return plan_at(plan, place);
 }
 
 /* Backward sees only what its operation says it reads: everything else may have been overwritten. */
-static void bind(gg_plan *plan) {
+static void plan_bind(gg_plan *plan) {
     gg_place scratch = {plan->scratch_buffer, 0}, copy = {plan->plain_buffer, 0};
     plan->input_at = activation_at(plan, plan->input_value);
     plan->output_at = activation_at(plan, plan->loss_value);
-    plan->output_gradient_at = gradient_at(plan, plan->loss_value);
-    plan->plain_at = at(plan, copy);
+    plan->output_gradient_at = plan_gradient_at(plan, plan->loss_value);
+    plan->plain_at = plan_at(plan, copy);
     for (int i = 0; i < plan->sums; i++) {
-        plan->sum[i].target_at = at(plan, plan->sum[i].target);
-        plan->sum[i].term_at = at(plan, plan->sum[i].term);
+        plan->sum[i].target_at = plan_at(plan, plan->sum[i].target);
+        plan->sum[i].term_at = plan_at(plan, plan->sum[i].term);
     }
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
         gg_op_args *forward = &step->forward_args, *backward = &step->backward_args;
         gg_place saved = {step->saved, 0};
-        forward->saved = at(plan, saved);
-        forward->scratch = at(plan, scratch);
+        forward->saved = plan_at(plan, saved);
+        forward->scratch = plan_at(plan, scratch);
         forward->rank = plan->options.rank;
         *backward = *forward;
         forward->output = activation_at(plan, step->output);
         for (int i = 0; i < step->inputs; i++) forward->input[i] = activation_at(plan, step->input[i]);
         if (!step->backward) continue;
         if (step->op->backward_needs_output) backward->output = forward->output;
-        backward->grad_output = gradient_at(plan, step->output);
+        backward->grad_output = plan_gradient_at(plan, step->output);
         for (int i = 0; i < step->inputs; i++) {
             if (step->op->backward_needs_input) backward->input[i] = forward->input[i];
-            backward->grad_input[i] = at(plan, step->grad_input[i]);
+            backward->grad_input[i] = plan_at(plan, step->grad_input[i]);
         }
     }
 }
@@ -330,7 +330,7 @@ gg_status gg_plan_layout(gg_plan *plan) {
     /* Zeroed, so that lanes nobody has written yet are finite. */
     GG_TRY(gg_calloc(plan->block_bytes, 1, "activations and gradients of the plan", &block));
     plan->block = block;
-    bind(plan);
+    plan_bind(plan);
 cleanup:
     return status;
 }

@@ -7,7 +7,7 @@
 
 /* Creating -------------------------------------------------------------------------------------------------- */
 
-static gg_status check_options(const gg_graph *graph, const gg_plan_options *options) {
+static gg_status plan_check_options(const gg_graph *graph, const gg_plan_options *options) {
     if (gg_graph_output(graph) < 0) return gg_fail(GG_ERROR_STATE, "a plan needs a finished graph");
     if (options->batch < 1 || options->batch > GG_MAX_BATCH)
         return gg_fail(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
@@ -49,7 +49,7 @@ gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, 
     void *block = NULL;
     gg_plan *plan = NULL;
     *out = NULL;
-    GG_TRY(check_options(graph, options));
+    GG_TRY(plan_check_options(graph, options));
     GG_TRY(gg_calloc(1, sizeof(gg_plan), "plan", &block));
     plan = block;
     plan->graph = graph;
@@ -82,17 +82,17 @@ void gg_plan_destroy(gg_plan *plan) {
 
 /* Running --------------------------------------------------------------------------------------------------- */
 
-static gg_status poll(const gg_plan_hooks *hooks, const gg_step *step) {
+static gg_status plan_poll(const gg_plan_hooks *hooks, const gg_step *step) {
     /* Reorders belong to the node behind them, or to the loss. */
     if (hooks == NULL || hooks->poll == NULL || step->op->desc.kind == GG_OP_REORDER) return GG_OK;
     return hooks->poll(hooks->context);
 }
 
-static void enter(const gg_plan_hooks *hooks, const gg_step *step) {
+static void plan_enter(const gg_plan_hooks *hooks, const gg_step *step) {
     if (hooks != NULL && hooks->enter != NULL) hooks->enter(hooks->context, step->node);
 }
 
-static void leave(const gg_plan_hooks *hooks, const gg_step *step, const char *what) {
+static void plan_leave(const gg_plan_hooks *hooks, const gg_step *step, const char *what) {
     if (hooks == NULL || hooks->leave == NULL) return;
     hooks->leave(hooks->context, step->node, step->op->desc.kind == GG_OP_REORDER ? "reorder" : what);
 }
@@ -110,14 +110,14 @@ static void copy_values(const gg_plan *plan, size_t bytes, const float *from, fl
     if (from != to) plan->sum_device->table->weighted_sum(plan->sum_device, count, 1, source, &one, to);
 }
 
-static gg_vectors vectors(gg_format format, const gg_shape *shape, int64_t batch, const void *data) {
+static gg_vectors plan_vectors(gg_format format, const gg_shape *shape, int64_t batch, const void *data) {
     return (gg_vectors){.data = data, .layout = format.layout, .batch = batch, .features = gg_shape_count(shape)};
 }
 
-static gg_status offer_input(const gg_plan *plan, gg_step *step, const gg_plan_hooks *hooks) {
+static gg_status plan_offer_input(const gg_plan *plan, gg_step *step, const gg_plan_hooks *hooks) {
     const gg_op *op = step->op;
     const gg_vectors input =
-        vectors(op->input[0], &op->desc.input[0], plan->options.batch, step->forward_args.input[0]);
+        plan_vectors(op->input[0], &op->desc.input[0], plan->options.batch, step->forward_args.input[0]);
     step->skip_weight_gradient = false;
     if (op->desc.kind != GG_OP_LINEAR || !step->backward || hooks == NULL || hooks->input == NULL) return GG_OK;
     return hooks->input(hooks->context, step->layer, &input, &step->skip_weight_gradient);
@@ -126,7 +126,7 @@ static gg_status offer_input(const gg_plan *plan, gg_step *step, const gg_plan_h
 static gg_status give_error(const gg_plan *plan, const gg_step *step, const gg_plan_hooks *hooks) {
     const gg_op *op = step->op;
     const gg_vectors error =
-        vectors(op->output, &op->desc.output, plan->options.batch, step->backward_args.grad_output);
+        plan_vectors(op->output, &op->desc.output, plan->options.batch, step->backward_args.grad_output);
     return step->skip_weight_gradient ? hooks->error(hooks->context, step->layer, &error) : GG_OK;
 }
 
@@ -154,8 +154,8 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
     gg_status status = GG_OK;
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
-        enter(hooks, step);
-        GG_TRY(offer_input(plan, step, hooks));
+        plan_enter(hooks, step);
+        GG_TRY(plan_offer_input(plan, step, hooks));
         if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE)
             GG_TRY(hooks->need(hooks->context, step->layer));
         double begin = plan->timing ? gg_clock_now() : 0;
@@ -165,8 +165,8 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
             goto cleanup;
         }
         if (plan->timing) plan->node[step->node].forward_seconds += gg_clock_now() - begin;
-        leave(hooks, step, "forward");
-        GG_TRY(poll(hooks, step));
+        plan_leave(hooks, step, "forward");
+        GG_TRY(plan_poll(hooks, step));
     }
 cleanup:
     return status;
@@ -189,7 +189,7 @@ static gg_status run_backward(gg_plan *plan, const float *weights, float *gradie
     for (int s = plan->steps - 1; s >= 0; s--) {
         gg_step *step = &plan->step[s];
         if (!step->backward) continue;
-        enter(hooks, step);
+        plan_enter(hooks, step);
         gg_op_args *args = &step->backward_args;
         if (step->layer != GG_NONE) {
             args->weight = weights + step->weight_offset;
@@ -209,8 +209,8 @@ static gg_status run_backward(gg_plan *plan, const float *weights, float *gradie
         GG_TRY(give_error(plan, step, hooks));
         if (hooks != NULL && hooks->ready != NULL && step->layer != GG_NONE)
             GG_TRY(hooks->ready(hooks->context, step->layer));
-        leave(hooks, step, "backward");
-        GG_TRY(poll(hooks, step));
+        plan_leave(hooks, step, "backward");
+        GG_TRY(plan_poll(hooks, step));
     }
 cleanup:
     return status;

@@ -170,7 +170,7 @@ cleanup:
     return result;
 }
 
-static int number(PyObject *dict, const char *name, double *out) {
+static int py_convert_number(PyObject *dict, const char *name, double *out) {
     PyObject *item = PyDict_GetItemString(dict, name);
     if (item == NULL) return 0;
     double value = PyFloat_AsDouble(item);
@@ -179,7 +179,7 @@ static int number(PyObject *dict, const char *name, double *out) {
     return 0;
 }
 
-static int whole(PyObject *dict, const char *name, int64_t *out) {
+static int py_convert_whole(PyObject *dict, const char *name, int64_t *out) {
     PyObject *item = PyDict_GetItemString(dict, name);
     if (item == NULL) return 0;
     long long value = PyLong_AsLongLong(item);
@@ -197,12 +197,12 @@ int gg_py_rate(PyObject *dict, gg_rate *out) {
         if (choice < 0) return -1;
         out->kind = (gg_schedule_kind)choice;
     }
-    if (number(dict, "lr", &out->lr) < 0 || number(dict, "final", &out->final) < 0 ||
-        number(dict, "gamma", &out->gamma) < 0 || number(dict, "power", &out->power) < 0 ||
-        number(dict, "warmup_start", &out->warmup_start) < 0)
+    if (py_convert_number(dict, "lr", &out->lr) < 0 || py_convert_number(dict, "final", &out->final) < 0 ||
+        py_convert_number(dict, "gamma", &out->gamma) < 0 || py_convert_number(dict, "power", &out->power) < 0 ||
+        py_convert_number(dict, "warmup_start", &out->warmup_start) < 0)
         return -1;
-    return whole(dict, "every", &out->every) < 0 || whole(dict, "total", &out->total) < 0 ||
-                   whole(dict, "warmup", &out->warmup) < 0
+    return py_convert_whole(dict, "every", &out->every) < 0 || py_convert_whole(dict, "total", &out->total) < 0 ||
+                   py_convert_whole(dict, "warmup", &out->warmup) < 0
                ? -1
                : 0;
 }

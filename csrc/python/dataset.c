@@ -11,7 +11,7 @@ static void drop_array(void *array) {
 }
 
 /* Shows an array's memory to the core; the storage holds a reference to the array. */
-static int wrap(PyArrayObject *array, gg_storage **out) {
+static int py_dataset_wrap(PyArrayObject *array, gg_storage **out) {
     gg_status status = gg_storage_wrap(PyArray_DATA(array), (size_t)PyArray_NBYTES(array), array, drop_array, out);
     if (status != GG_OK) {
         gg_py_raise(status);
@@ -21,7 +21,7 @@ static int wrap(PyArrayObject *array, gg_storage **out) {
     return 0;
 }
 
-static int fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets, PyArrayObject *weights) {
+static int py_dataset_fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets, PyArrayObject *weights) {
     int dims = PyArray_NDIM(samples);
     if (dims < 2 || dims - 1 > GG_MAX_DIMS) {
         PyErr_Format(PyExc_ValueError, "samples: has %d axes; the first counts samples, and 1 to %d more are allowed",
@@ -44,17 +44,17 @@ static int fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets,
         PyErr_Format(PyExc_ValueError, "sample_weights: must be of shape (%lld,), one a sample", (long long)set->count);
         return -1;
     }
-    if (wrap(samples, &set->samples) < 0 || wrap(targets, &set->targets) < 0) return -1;
-    return weights != NULL ? wrap(weights, &set->sample_weights) : 0;
+    if (py_dataset_wrap(samples, &set->samples) < 0 || py_dataset_wrap(targets, &set->targets) < 0) return -1;
+    return weights != NULL ? py_dataset_wrap(weights, &set->sample_weights) : 0;
 }
 
 /* The array with one of two element types, C-contiguous. */
-static PyArrayObject *either(PyObject *object, int first, int second, const char *argument) {
+static PyArrayObject *py_dataset_either(PyObject *object, int first, int second, const char *argument) {
     bool is_first = PyArray_Check(object) && PyArray_TYPE((PyArrayObject *)object) == first;
     return gg_py_array(object, is_first ? first : second, argument);
 }
 
-static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
+static int py_dataset_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"samples", "targets", "scale", "shift", "sample_weights", NULL};
     PyObject *samples_object, *targets_object, *weights_object = Py_None;
     PyArrayObject *weights = NULL;
@@ -63,14 +63,14 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ffO:Dataset", names, &samples_object, &targets_object,
                                      &made.scale, &made.shift, &weights_object))
         return -1;
-    PyArrayObject *samples = either(samples_object, NPY_UINT8, NPY_FLOAT32, "samples");
-    PyArrayObject *targets = samples ? either(targets_object, NPY_INT32, NPY_FLOAT32, "targets") : NULL;
+    PyArrayObject *samples = py_dataset_either(samples_object, NPY_UINT8, NPY_FLOAT32, "samples");
+    PyArrayObject *targets = samples ? py_dataset_either(targets_object, NPY_INT32, NPY_FLOAT32, "targets") : NULL;
     if (targets == NULL) goto cleanup;
     if (weights_object != Py_None) {
         weights = gg_py_array(weights_object, NPY_FLOAT32, "sample_weights");
         if (weights == NULL) goto cleanup;
     }
-    if (fill(&made, samples, targets, weights) < 0) goto cleanup;
+    if (py_dataset_fill(&made, samples, targets, weights) < 0) goto cleanup;
     gg_status status = gg_dataset_check(&made);
     if (status != GG_OK) {
         gg_py_raise(status);
@@ -87,14 +87,14 @@ cleanup:
     return result;
 }
 
-static void dealloc(PyObject *self) {
+static void py_dataset_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     gg_dataset_release(&((gg_py_dataset *)self)->set);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-static Py_ssize_t length(PyObject *self) { return (Py_ssize_t)((gg_py_dataset *)self)->set.count; }
+static Py_ssize_t py_dataset_length(PyObject *self) { return (Py_ssize_t)((gg_py_dataset *)self)->set.count; }
 
 static PyObject *get_shape(PyObject *self, void *unused) {
     (void)unused;
@@ -107,10 +107,10 @@ static PyGetSetDef properties[] = {{"shape", get_shape, NULL, "The shape of one 
 static PyType_Slot slots[] = {
     {Py_tp_doc, "A set in memory: samples uint8 or float32, targets int32 classes or float32 values, weights float32."},
     {Py_tp_new, PyType_GenericNew},
-    {Py_tp_init, init},
-    {Py_tp_dealloc, dealloc},
+    {Py_tp_init, py_dataset_init},
+    {Py_tp_dealloc, py_dataset_dealloc},
     {Py_tp_getset, properties},
-    {Py_sq_length, length},
+    {Py_sq_length, py_dataset_length},
     {0, NULL}};
 
 static PyType_Spec spec = {"gossipgrad._core.Dataset", sizeof(gg_py_dataset), 0, Py_TPFLAGS_DEFAULT, slots};

@@ -12,7 +12,7 @@ static const char *const init_names[GG_INIT_COUNT] = {"default",    "xavier_unif
                                                       "he_uniform", "he_normal",      "caffe_xavier",
                                                       "uniform",    "normal",         "constant"};
 
-static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+static PyObject *py_graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Graph", names)) return NULL;
     PyObject *self = type->tp_alloc(type, 0);
@@ -22,7 +22,7 @@ static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     return gg_py_raise(status);
 }
 
-static void dealloc(PyObject *self) {
+static void py_graph_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     gg_graph_destroy(((gg_py_graph *)self)->graph);
     type->tp_free(self);
@@ -98,7 +98,7 @@ static PyObject *add_layer(PyObject *self, PyObject *args, PyObject *kwargs) {
     return status == GG_OK ? PyLong_FromLong(node) : gg_py_raise(status);
 }
 
-static PyObject *finish(PyObject *self, PyObject *argument) {
+static PyObject *py_graph_finish(PyObject *self, PyObject *argument) {
     gg_py_graph *g = (gg_py_graph *)self;
     long node = PyLong_AsLong(argument);
     if (node == -1 && PyErr_Occurred()) return NULL;
@@ -108,7 +108,7 @@ static PyObject *finish(PyObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-static PyObject *shape(PyObject *self, PyObject *argument) {
+static PyObject *py_graph_shape(PyObject *self, PyObject *argument) {
     const gg_graph *graph = ((gg_py_graph *)self)->graph;
     long node = PyLong_AsLong(argument);
     if (node == -1 && PyErr_Occurred()) return NULL;
@@ -123,7 +123,7 @@ static bool is_finished(PyObject *self) {
     return ((gg_py_graph *)self)->finished;
 }
 
-static PyObject *nodes(PyObject *self, PyObject *unused) {
+static PyObject *py_graph_nodes(PyObject *self, PyObject *unused) {
     const gg_graph *graph = ((gg_py_graph *)self)->graph;
     (void)unused;
     if (!is_finished(self)) return NULL;
@@ -151,7 +151,7 @@ static PyObject *nodes(PyObject *self, PyObject *unused) {
     return list;
 }
 
-static PyObject *parameters(PyObject *self, PyObject *unused) {
+static PyObject *py_graph_parameters(PyObject *self, PyObject *unused) {
     const gg_graph *graph = ((gg_py_graph *)self)->graph;
     (void)unused;
     if (!is_finished(self)) return NULL;
@@ -183,17 +183,17 @@ static PyMethodDef methods[] = {
     {"input", (PyCFunction)(void (*)(void))add_input, METH_VARARGS | METH_KEYWORDS, "Adds the input node."},
     {"layer", (PyCFunction)(void (*)(void))add_layer, METH_VARARGS | METH_KEYWORDS,
      "Adds a layer; returns its node number."},
-    {"finish", finish, METH_O, "finish($self, output, /)\n--\n\nNames the output and closes the graph."},
-    {"shape", shape, METH_O, "shape($self, node, /)\n--\n\nThe shape of one sample's output."},
-    {"nodes", nodes, METH_NOARGS, "One dict a node: name, kind, inputs, shape, parameters (count), macs."},
-    {"parameters", parameters, METH_NOARGS, "Names and shapes of the trained tensors."},
+    {"finish", py_graph_finish, METH_O, "finish($self, output, /)\n--\n\nNames the output and closes the graph."},
+    {"shape", py_graph_shape, METH_O, "shape($self, node, /)\n--\n\nThe shape of one sample's output."},
+    {"nodes", py_graph_nodes, METH_NOARGS, "One dict a node: name, kind, inputs, shape, parameters (count), macs."},
+    {"parameters", py_graph_parameters, METH_NOARGS, "Names and shapes of the trained tensors."},
     {"initial_weights", initial_weights, METH_O,
      "initial_weights($self, seed, /)\n--\n\nThe weights that training starts from."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot slots[] = {{Py_tp_doc, "Layers as nodes. Node numbers start at 0; the input is a node."},
-                              {Py_tp_new, new},
-                              {Py_tp_dealloc, dealloc},
+                              {Py_tp_new, py_graph_new},
+                              {Py_tp_dealloc, py_graph_dealloc},
                               {Py_tp_methods, methods},
                               {0, NULL}};
 

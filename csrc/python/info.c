@@ -16,7 +16,7 @@ static PyObject *mpi_info(void) {
                          "init_seconds", mpi.init_seconds);
 }
 
-static PyObject *info(PyObject *module, PyObject *unused) {
+static PyObject *py_info_info(PyObject *module, PyObject *unused) {
     gg_isa isa;
     (void)module, (void)unused;
     gg_status status = gg_isa_select(NULL, &isa);
@@ -36,12 +36,12 @@ static PyObject *info(PyObject *module, PyObject *unused) {
                          "isas", isas, "cores", gg_cpu_count(), "onednn", gg_onednn_version(), "mpi", mpi);
 }
 
-static PyObject *memory(PyObject *module, PyObject *unused) {
+static PyObject *py_info_memory(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return Py_BuildValue("LL", (long long)gg_memory_live_bytes(), (long long)gg_memory_allocations());
 }
 
-static PyObject *shard(PyObject *module, PyObject *args, PyObject *kwargs) {
+static PyObject *py_info_shard(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"count", "rank", "size", "seed", "contiguous", NULL};
     unsigned long long seed = 0;
     long long count;
@@ -76,7 +76,7 @@ static PyObject *random_uniform(PyObject *module, PyObject *args, PyObject *kwar
     return (PyObject *)array;
 }
 
-static PyObject *rate(PyObject *module, PyObject *args, PyObject *kwargs) {
+static PyObject *py_info_rate(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"schedule", "step", NULL};
     PyObject *dict;
     long long step;
@@ -90,11 +90,12 @@ static PyObject *rate(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
-static PyMethodDef functions[] = {{"info", info, METH_NOARGS, "compiler, cpu, isa, isas, cores, onednn, mpi{...}"},
-                                  {"memory", memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
-                                  {"shard", KEYWORDS(shard), "Which samples a rank has."},
-                                  {"random_uniform", KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
-                                  {"rate", KEYWORDS(rate), "The learning rate of a schedule at a step."},
-                                  {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {
+    {"info", py_info_info, METH_NOARGS, "compiler, cpu, isa, isas, cores, onednn, mpi{...}"},
+    {"memory", py_info_memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
+    {"shard", KEYWORDS(py_info_shard), "Which samples a rank has."},
+    {"random_uniform", KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
+    {"rate", KEYWORDS(py_info_rate), "The learning rate of a schedule at a step."},
+    {NULL, NULL, 0, NULL}};
 
 int gg_py_add_info(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -13,7 +13,7 @@ static int add_exceptions(PyObject *module) {
     return PyModule_AddObjectRef(module, "Cancelled", gg_py_cancelled);
 }
 
-static int execute(PyObject *module) {
+static int py_module_execute(PyObject *module) {
     if (gg_py_communication_error != NULL) {
         PyErr_SetString(PyExc_ImportError, "gossipgrad._core can be loaded by one interpreter of a process only");
         return -1;
@@ -26,7 +26,7 @@ static int execute(PyObject *module) {
     return 0;
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, py_module_execute}, {0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "gossipgrad._core",
                                         .m_doc = "The compiled core. Not public: the package's own modules use it.",

@@ -9,7 +9,7 @@ static const char *text_of(PyObject *dict, const char *name, const char *otherwi
     return PyUnicode_AsUTF8(item); /* NULL with TypeError if it is none */
 }
 
-static long long whole_of(PyObject *dict, const char *name, long long otherwise) {
+static long long py_options_whole_of(PyObject *dict, const char *name, long long otherwise) {
     PyObject *item = PyDict_GetItemString(dict, name);
     return item ? PyLong_AsLongLong(item) : otherwise;
 }
@@ -26,7 +26,7 @@ static bool flag_of(PyObject *dict, const char *name) {
 
 /* 0 where it is not given: to be tuned. */
 static int size_of(PyObject *dict, const char *name, long long *out) {
-    *out = whole_of(dict, name, 0);
+    *out = py_options_whole_of(dict, name, 0);
     if (PyErr_Occurred()) return -1;
     if (*out >= 1 || PyDict_GetItemString(dict, name) == NULL) return 0;
     PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", name, *out);
@@ -73,14 +73,15 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
     static const char *const collectives[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
     int by = choice_of(dict, "collectives", "own", collectives, GG_COLLECTIVES_COUNT);
     int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
-    long long staleness = whole_of(dict, "staleness", 0), rotate = whole_of(dict, "rotate", 1);
-    long long overlap = whole_of(dict, "overlap", 1);
+    long long staleness = py_options_whole_of(dict, "staleness", 0), rotate = py_options_whole_of(dict, "rotate", 1);
+    long long overlap = py_options_whole_of(dict, "overlap", 1);
     long long bucket = 0, chunk = 0;
-    long long synchronous = whole_of(dict, "synchronous", 1), servers = whole_of(dict, "servers", 1);
+    long long synchronous = py_options_whole_of(dict, "synchronous", 1),
+              servers = py_options_whole_of(dict, "servers", 1);
     double alpha = number_of(dict, "alpha", 0);
-    long long period = period_of(dict), interval = whole_of(dict, "interval", 1);
+    long long period = period_of(dict), interval = py_options_whole_of(dict, "interval", 1);
     int partition_fc = partition_of(dict);
-    long long ranks_per_node = whole_of(dict, "ranks_per_node", 0);
+    long long ranks_per_node = py_options_whole_of(dict, "ranks_per_node", 0);
     double probability = number_of(dict, "probability", 1.0);
     if (size_of(dict, "bucket_bytes", &bucket) < 0 || size_of(dict, "chunk_bytes", &chunk) < 0) return -1;
     if (PyErr_Occurred()) return -1;

@@ -40,7 +40,7 @@ static void arguments_free(arguments *a) {
 }
 
 /* False with an exception. */
-static bool parse(PyObject *args, PyObject *kwargs, bool of_rank, arguments *out) {
+static bool py_schedule_parse(PyObject *args, PyObject *kwargs, bool of_rank, arguments *out) {
     static char *whole_names[] = {"topology", "size", "rotate", "seed", NULL};
     static char *rank_names[] = {"topology", "size", "step", "rank", "rotate", "seed", NULL};
     gg_schedule_options options = {0};
@@ -63,11 +63,11 @@ static bool parse(PyObject *args, PyObject *kwargs, bool of_rank, arguments *out
     return false;
 }
 
-static PyObject *partners(PyObject *module, PyObject *args, PyObject *kwargs) {
+static PyObject *py_schedule_partners(PyObject *module, PyObject *args, PyObject *kwargs) {
     arguments a;
     int send_to, receive_from;
     (void)module;
-    if (!parse(args, kwargs, true, &a)) return NULL;
+    if (!py_schedule_parse(args, kwargs, true, &a)) return NULL;
     gg_schedule_at(&a.schedule, a.step, a.rank, &send_to, &receive_from);
     arguments_free(&a);
     return Py_BuildValue("ii", send_to, receive_from);
@@ -75,11 +75,11 @@ static PyObject *partners(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 static PyObject *steps_or_none(int64_t steps) { return steps < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(steps); }
 
-static PyObject *schedule(PyObject *module, PyObject *args, PyObject *kwargs) {
+static PyObject *py_schedule_schedule(PyObject *module, PyObject *args, PyObject *kwargs) {
     arguments a;
     int64_t diffusion = 0, meeting = 0;
     (void)module;
-    if (!parse(args, kwargs, false, &a)) return NULL;
+    if (!py_schedule_parse(args, kwargs, false, &a)) return NULL;
     long long stages = a.schedule.stages;
     gg_status status = gg_schedule_diffusion(&a.schedule, &diffusion);
     if (status == GG_OK) status = gg_schedule_meeting(&a.schedule, &meeting);
@@ -92,7 +92,7 @@ static PyObject *schedule(PyObject *module, PyObject *args, PyObject *kwargs) {
 static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwargs) {
     arguments a;
     (void)module;
-    if (!parse(args, kwargs, true, &a)) return NULL;
+    if (!py_schedule_parse(args, kwargs, true, &a)) return NULL;
     size_t size = (size_t)a.schedule.size;
     double *scalar = PyMem_Calloc(size * 2, sizeof *scalar), *after = scalar + size;
     for (size_t r = 0; scalar != NULL && r < size; ++r) scalar[r] = 1;
@@ -109,8 +109,8 @@ static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwa
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 static PyMethodDef functions[] = {
-    {"partners", KEYWORDS(partners), "(send to, receive from); -1: nobody."},
-    {"schedule", KEYWORDS(schedule),
+    {"partners", KEYWORDS(py_schedule_partners), "(send to, receive from); -1: nobody."},
+    {"schedule", KEYWORDS(py_schedule_schedule),
      "The steps of a cycle, and those after which every rank's data have reached all ranks, and all have met."},
     {"push_sum_scalar", KEYWORDS(push_sum_scalar), "The scalar of a rank before a step."},
     {NULL, NULL, 0, NULL}};

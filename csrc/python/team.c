@@ -7,7 +7,7 @@
 
 PyTypeObject *gg_py_team_type;
 
-static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
+static int py_team_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"kind",      "size",         "fortran_handle", "launched", "latency",
                             "bandwidth", "compute_rate", "timeout",        NULL};
     static const char *const kinds[] = {"single", "mpi", "virtual"};
@@ -46,7 +46,7 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-static void dealloc(PyObject *self) {
+static void py_team_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     gg_team *team = ((gg_py_team *)self)->team;
     Py_BEGIN_ALLOW_THREADS;
@@ -109,7 +109,7 @@ static gg_transport *between_processes(PyObject *self) {
     return gg_team_local(team) == gg_team_size(team) ? NULL : gg_team_transport(team, 0);
 }
 
-static PyObject *barrier(PyObject *self, PyObject *unused) {
+static PyObject *py_team_barrier(PyObject *self, PyObject *unused) {
     gg_transport *transport = between_processes(self);
     gg_status status = GG_OK;
     (void)unused;
@@ -122,7 +122,7 @@ static PyObject *barrier(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-static PyObject *broadcast(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *py_team_broadcast(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"data", "root", NULL};
     PyObject *data, *result = NULL;
     int root = 0;
@@ -153,7 +153,7 @@ static PyObject *broadcast(PyObject *self, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
-static PyObject *allgather(PyObject *self, PyObject *data) {
+static PyObject *py_team_allgather(PyObject *self, PyObject *data) {
     gg_transport *transport = between_processes(self);
     if (!PyBytes_Check(data))
         return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
@@ -169,7 +169,7 @@ static PyObject *allgather(PyObject *self, PyObject *data) {
 }
 
 /* Rank 0: its own bytes, then those of the others as they come, in the order of ranks. */
-static PyObject *receive_all(gg_transport *transport, PyObject *own, const int64_t *sizes) {
+static PyObject *py_team_receive_all(gg_transport *transport, PyObject *own, const int64_t *sizes) {
     PyObject *list = Py_BuildValue("[O]", own);
     for (int from = 1; list != NULL && from < transport->size; ++from) {
         gg_status status;
@@ -189,7 +189,7 @@ static PyObject *receive_all(gg_transport *transport, PyObject *own, const int64
     return list;
 }
 
-static PyObject *gather(PyObject *self, PyObject *data) {
+static PyObject *py_team_gather(PyObject *self, PyObject *data) {
     gg_transport *transport = between_processes(self);
     int64_t own, *sizes = NULL;
     PyObject *result = NULL;
@@ -206,12 +206,12 @@ static PyObject *gather(PyObject *self, PyObject *data) {
         status = gg_transfer(transport, bytes, (size_t)own, transport->rank, 0);
     Py_END_ALLOW_THREADS;
     if (status != GG_OK) gg_py_raise(status);
-    else result = transport->rank == 0 ? receive_all(transport, data, sizes) : Py_NewRef(Py_None);
+    else result = transport->rank == 0 ? py_team_receive_all(transport, data, sizes) : Py_NewRef(Py_None);
     gg_free(sizes);
     return result;
 }
 
-static PyObject *nodes(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *py_team_nodes(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"ranks_per_node", NULL};
     int ranks_per_node = 0;
     gg_nodes nodes;
@@ -233,17 +233,24 @@ static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virt
 
 static PyMethodDef methods[] = {
     {"check_collectives", check_collectives, METH_NOARGS, "RuntimeError where nothing collective can be asked for."},
-    {"barrier", barrier, METH_NOARGS, "Waits until every process has come here."},
-    {"broadcast", (PyCFunction)(void (*)(void))broadcast, METH_VARARGS | METH_KEYWORDS,
+    {"barrier", py_team_barrier, METH_NOARGS, "Waits until every process has come here."},
+    {"broadcast", (PyCFunction)(void (*)(void))py_team_broadcast, METH_VARARGS | METH_KEYWORDS,
      "Bytes of the root's process to all."},
-    {"nodes", (PyCFunction)(void (*)(void))nodes, METH_VARARGS | METH_KEYWORDS, "How many nodes of how many ranks."},
-    {"allgather", allgather, METH_O, "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
-    {"gather", gather, METH_O, "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
+    {"nodes", (PyCFunction)(void (*)(void))py_team_nodes, METH_VARARGS | METH_KEYWORDS,
+     "How many nodes of how many ranks."},
+    {"allgather", py_team_allgather, METH_O,
+     "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
+    {"gather", py_team_gather, METH_O,
+     "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
     {NULL, NULL, 0, NULL}};
 
-static PyType_Slot slots[] = {
-    {Py_tp_doc, "A group of ranks."}, {Py_tp_new, PyType_GenericNew}, {Py_tp_init, init}, {Py_tp_dealloc, dealloc},
-    {Py_tp_methods, methods},         {Py_tp_getset, properties},     {0, NULL}};
+static PyType_Slot slots[] = {{Py_tp_doc, "A group of ranks."},
+                              {Py_tp_new, PyType_GenericNew},
+                              {Py_tp_init, py_team_init},
+                              {Py_tp_dealloc, py_team_dealloc},
+                              {Py_tp_methods, methods},
+                              {Py_tp_getset, properties},
+                              {0, NULL}};
 
 static PyType_Spec spec = {"gossipgrad._core.Team", sizeof(gg_py_team), 0, Py_TPFLAGS_DEFAULT, slots};
 

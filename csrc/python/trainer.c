@@ -3,7 +3,7 @@
 
 PyTypeObject *gg_py_trainer_type;
 
-static void clear(gg_py_trainer *t) {
+static void py_trainer_clear(gg_py_trainer *t) {
     gg_trainer *trainer = t->trainer;
     t->trainer = NULL;
     Py_BEGIN_ALLOW_THREADS;
@@ -31,7 +31,7 @@ static int parse_compute_time(PyObject *sequence, int size, double **out) {
     return -1;
 }
 
-static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
+static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"graph",   "team",    "loss",  "optimizer", "strategy",     "seed",
                             "threads", "backend", "trace", "straggler", "compute_time", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
@@ -55,7 +55,7 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
         PyErr_SetString(PyExc_RuntimeError, "the graph is not finished yet");
         return -1;
     }
-    clear(t);
+    py_trainer_clear(t);
     int loss_kind = gg_py_choice("loss", loss, gg_py_loss_names, GG_LOSS_COUNT);
     if (loss_kind < 0 || gg_py_optimizer(optimizer, &options.optimizer) < 0 ||
         gg_py_strategy_options(strategy, &options.strategy, &t->topology) < 0 ||
@@ -86,9 +86,9 @@ static int init(PyObject *self, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-static void dealloc(PyObject *self) {
+static void py_trainer_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    clear((gg_py_trainer *)self);
+    py_trainer_clear((gg_py_trainer *)self);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -156,8 +156,8 @@ static PyMethodDef methods[MOST_METHODS + 1];
 
 static PyType_Slot slots[] = {{Py_tp_doc, "The ranks of this process, each with its plan, state, strategy and loader."},
                               {Py_tp_new, PyType_GenericNew},
-                              {Py_tp_init, init},
-                              {Py_tp_dealloc, dealloc},
+                              {Py_tp_init, py_trainer_init},
+                              {Py_tp_dealloc, py_trainer_dealloc},
                               {Py_tp_methods, methods},
                               {Py_tp_getset, properties},
                               {0, NULL}};

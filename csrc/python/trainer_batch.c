@@ -124,7 +124,7 @@ cleanup:
     return list;
 }
 
-static PyObject *bench(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *py_trainer_bench(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"samples", "targets", "warmup", "steps", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *samples_object, *targets_object, *list = NULL;
@@ -166,7 +166,7 @@ cleanup:
     return list;
 }
 
-static PyObject *evaluate(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *py_trainer_evaluate(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"dataset", "batch", "replica", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *object, *list = NULL;
@@ -212,7 +212,7 @@ cleanup:
     return list;
 }
 
-static PyObject *predict(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *py_trainer_predict(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"samples", "batch", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *object;
@@ -249,7 +249,7 @@ cleanup:
 
 PyMethodDef gg_py_trainer_batches[] = {
     {"train_step", GG_PY_KEYWORDS(train_step), "One step, one batch a local rank; each rank's mean loss."},
-    {"bench", GG_PY_KEYWORDS(bench), "Seconds of each of `steps` training steps on one batch."},
-    {"evaluate", GG_PY_KEYWORDS(evaluate), "The consensus model, or every replica, on a set."},
-    {"predict", GG_PY_KEYWORDS(predict), "Outputs of the consensus model."},
+    {"bench", GG_PY_KEYWORDS(py_trainer_bench), "Seconds of each of `steps` training steps on one batch."},
+    {"evaluate", GG_PY_KEYWORDS(py_trainer_evaluate), "The consensus model, or every replica, on a set."},
+    {"predict", GG_PY_KEYWORDS(py_trainer_predict), "Outputs of the consensus model."},
     {NULL, NULL, 0, NULL}};

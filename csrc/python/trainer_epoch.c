@@ -24,7 +24,7 @@ int gg_py_trainer_sets(const gg_py_trainer *t, PyObject *object, const gg_datase
     return 0;
 }
 
-static PyObject *begin(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *py_trainer_begin(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"dataset", "batch", "shuffle", "shard", NULL};
     static const char *const shards[] = {"interleaved", "contiguous"};
     gg_py_trainer *t = (gg_py_trainer *)self;
@@ -53,7 +53,7 @@ static PyObject *begin(PyObject *self, PyObject *args, PyObject *kwargs) {
     return PyLong_FromLongLong(gg_replica_epoch_steps(gg_trainer_replica(t->trainer, 0)));
 }
 
-static PyObject *epoch(PyObject *self, PyObject *argument) {
+static PyObject *py_trainer_epoch(PyObject *self, PyObject *argument) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     long long number = PyLong_AsLongLong(argument);
     gg_status status;
@@ -69,7 +69,7 @@ typedef struct watcher {
     PyObject *kind, *value, *trace;
 } watcher;
 
-static bool watch(void *context) {
+static bool py_trainer_watch(void *context) {
     watcher *w = context;
     if (w->failed) return false;
     PyGILState_STATE gil = PyGILState_Ensure();
@@ -83,7 +83,7 @@ static bool watch(void *context) {
     return !w->failed;
 }
 
-static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"steps", "watch", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     watcher w = {.trainer = t, .callable = Py_None};
@@ -93,7 +93,7 @@ static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|O:run", names, &steps, &w.callable)) return NULL;
     if (!gg_py_trainer_enter(t)) return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_run(t->trainer, steps, w.callable == Py_None ? NULL : watch, &w);
+    status = gg_trainer_run(t->trainer, steps, w.callable == Py_None ? NULL : py_trainer_watch, &w);
     Py_END_ALLOW_THREADS;
     t->busy = false;
     if (w.failed) {
@@ -105,7 +105,7 @@ static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
     return PyLong_FromLongLong(counts.steps);
 }
 
-static PyObject *progress(PyObject *self, PyObject *unused) {
+static PyObject *py_trainer_progress(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     double loss = 0, samples = 0, correct = 0;
     gg_progress_counts counts = {0};
@@ -124,13 +124,13 @@ static PyObject *progress(PyObject *self, PyObject *unused) {
 }
 
 /* Puts a new value into a dict; both references are taken. NULL with an exception if there is no dict or no value. */
-static PyObject *with(PyObject *dict, const char *key, PyObject *value) {
+static PyObject *py_trainer_with(PyObject *dict, const char *key, PyObject *value) {
     if (dict == NULL || value == NULL || PyDict_SetItemString(dict, key, value) < 0) Py_CLEAR(dict);
     Py_XDECREF(value);
     return dict;
 }
 
-static PyObject *end_epoch(PyObject *self, PyObject *unused) {
+static PyObject *py_trainer_end_epoch(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_epoch_summary s = {0};
     gg_status status;
@@ -147,14 +147,14 @@ static PyObject *end_epoch(PyObject *self, PyObject *unused) {
         (long long)s.sum.messages_sent, "exchanges_skipped", (long long)s.sum.skipped, "sample_bytes_sent",
         (long long)s.sum.sample_bytes_sent, "sample_messages_sent", (long long)s.sum.sample_messages_sent,
         "consensus_distance", s.consensus_distance);
-    dict = with(dict, "optimizer_state_bytes", PyLong_FromLongLong(s.sum.optimizer_bytes));
-    dict = with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
+    dict = py_trainer_with(dict, "optimizer_state_bytes", PyLong_FromLongLong(s.sum.optimizer_bytes));
+    dict = py_trainer_with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
     if (strcmp(gg_team_kind(t->team->team), "virtual") == 0)
-        dict = with(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
+        dict = py_trainer_with(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
     return dict;
 }
 
-static PyObject *settle(PyObject *self, PyObject *unused) {
+static PyObject *py_trainer_settle(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_status status;
     (void)unused;
@@ -202,13 +202,14 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 PyMethodDef gg_py_trainer_epochs[] = {
-    {"begin", GG_PY_KEYWORDS(begin), "Makes the loaders and plans; returns the steps of an epoch."},
-    {"epoch", epoch, METH_O, "epoch($self, epoch, /)\n--\n\nStarts an epoch: orders the samples, zeroes the sums."},
-    {"run", (PyCFunction)(void (*)(void))run, METH_VARARGS | METH_KEYWORDS,
+    {"begin", GG_PY_KEYWORDS(py_trainer_begin), "Makes the loaders and plans; returns the steps of an epoch."},
+    {"epoch", py_trainer_epoch, METH_O,
+     "epoch($self, epoch, /)\n--\n\nStarts an epoch: orders the samples, zeroes the sums."},
+    {"run", (PyCFunction)(void (*)(void))py_trainer_run, METH_VARARGS | METH_KEYWORDS,
      "run($self, steps, watch=None)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
-    {"progress", progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
-    {"end_epoch", end_epoch, METH_NOARGS, "Settles, and sums up the epoch over the ranks."},
-    {"settle", settle, METH_NOARGS, "Completes and mixes all that is in flight."},
+    {"progress", py_trainer_progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
+    {"end_epoch", py_trainer_end_epoch, METH_NOARGS, "Settles, and sums up the epoch over the ranks."},
+    {"settle", py_trainer_settle, METH_NOARGS, "Completes and mixes all that is in flight."},
     {"audit_samples", audit_samples, METH_NOARGS, "Counts the samples that all ranks hold. Settles."},
     {"sample_ids", GG_PY_KEYWORDS(sample_ids), "Which sample is in each slot of a local rank."},
     {NULL, NULL, 0, NULL}};

@@ -52,7 +52,7 @@ static PyObject *node_seconds(PyObject *self, PyObject *unused) {
     return list;
 }
 
-static PyObject *spans(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *py_trainer_spans(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     int rank = 0;
@@ -81,7 +81,7 @@ static PyObject *spans_lost(PyObject *self, PyObject *args, PyObject *kwargs) {
     return replica ? PyLong_FromSize_t(gg_trace_lost(gg_replica_trace(replica))) : NULL;
 }
 
-static PyObject *bytes(PyObject *self, PyObject *unused) {
+static PyObject *py_trainer_bytes(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     size_t total = 0;
     (void)unused;
@@ -94,7 +94,7 @@ static PyObject *number_or_none(bool known, double value) {
     return known && value < INFINITY ? PyFloat_FromDouble(value) : Py_NewRef(Py_None);
 }
 
-static PyObject *tuning(PyObject *self, PyObject *unused) {
+static PyObject *py_trainer_tuning(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     const gg_tuning *tuned = gg_replica_tuning(gg_trainer_replica(t->trainer, 0));
     const bool known = tuned->measured;
@@ -113,8 +113,8 @@ PyMethodDef gg_py_trainer_measures[] = {
      "Names of the layers whose inputs and errors were exchanged in some step so far."},
     {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},
     {"set_timing", set_timing, METH_O, "set_timing($self, on, /)\n--\n\nTimes each node from now on, or stops."},
-    {"spans", GG_PY_KEYWORDS(spans), "The trace of a local rank, on rank 0's clock."},
+    {"spans", GG_PY_KEYWORDS(py_trainer_spans), "The trace of a local rank, on rank 0's clock."},
     {"spans_lost", GG_PY_KEYWORDS(spans_lost), "Spans of a local rank that newer ones have overwritten."},
-    {"bytes", bytes, METH_NOARGS, "Memory of plans and arenas."},
-    {"tuning", tuning, METH_NOARGS, "What messages cost, and the buckets and chunks that were made for it."},
+    {"bytes", py_trainer_bytes, METH_NOARGS, "Memory of plans and arenas."},
+    {"tuning", py_trainer_tuning, METH_NOARGS, "What messages cost, and the buckets and chunks that were made for it."},
     {NULL, NULL, 0, NULL}};

@@ -10,7 +10,7 @@ static float *new_arena(const gg_py_trainer *t) {
     return arena;
 }
 
-static PyObject *show(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena which) {
+static PyObject *py_trainer_show(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena which) {
     static char *names[] = {"rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     int rank = 0;
@@ -33,18 +33,18 @@ cleanup:
     return dict;
 }
 
-static PyObject *weights(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return show(self, args, kwargs, GG_ARENA_WEIGHT);
+static PyObject *py_trainer_weights(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return py_trainer_show(self, args, kwargs, GG_ARENA_WEIGHT);
 }
-static PyObject *gradients(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return show(self, args, kwargs, GG_ARENA_GRADIENT);
+static PyObject *py_trainer_gradients(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return py_trainer_show(self, args, kwargs, GG_ARENA_GRADIENT);
 }
-static PyObject *momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return show(self, args, kwargs, GG_ARENA_MOMENTUM);
+static PyObject *py_trainer_momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return py_trainer_show(self, args, kwargs, GG_ARENA_MOMENTUM);
 }
 
 static PyObject *second_moment(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return show(self, args, kwargs, GG_ARENA_SQUARE);
+    return py_trainer_show(self, args, kwargs, GG_ARENA_SQUARE);
 }
 
 static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
@@ -65,7 +65,7 @@ static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     return dict;
 }
 
-static PyObject *load(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena which) {
+static PyObject *py_trainer_load(PyObject *self, PyObject *args, PyObject *kwargs, gg_arena which) {
     const char *argument = arena_names[which];
     char *names[] = {(char *)argument, "rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
@@ -113,15 +113,15 @@ static PyObject *load_consensus(PyObject *self, PyObject *dict) {
 }
 
 static PyObject *load_weights(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return load(self, args, kwargs, GG_ARENA_WEIGHT);
+    return py_trainer_load(self, args, kwargs, GG_ARENA_WEIGHT);
 }
 
 static PyObject *load_momentum(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return load(self, args, kwargs, GG_ARENA_MOMENTUM);
+    return py_trainer_load(self, args, kwargs, GG_ARENA_MOMENTUM);
 }
 
 static PyObject *load_second_moment(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return load(self, args, kwargs, GG_ARENA_SQUARE);
+    return py_trainer_load(self, args, kwargs, GG_ARENA_SQUARE);
 }
 
 static PyObject *consensus_distance(PyObject *self, PyObject *unused) {
@@ -135,13 +135,13 @@ static PyObject *consensus_distance(PyObject *self, PyObject *unused) {
 
 PyMethodDef gg_py_trainer_state[] = {
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
-    {"weights", GG_PY_KEYWORDS(weights), "Copies of a local rank's weights, by name."},
+    {"weights", GG_PY_KEYWORDS(py_trainer_weights), "Copies of a local rank's weights, by name."},
     {"consensus_weights", consensus_weights, METH_NOARGS,
      "The mean of the replicas, or the strategy's own model, by name."},
     {"load_consensus", load_consensus, METH_O,
      "load_consensus($self, weights, /)\n--\n\nSets the strategy's own model, where it keeps one."},
-    {"gradients", GG_PY_KEYWORDS(gradients), "Copies of a local rank's last gradients."},
-    {"momentum", GG_PY_KEYWORDS(momentum), "Copies of a local rank's momentum, or Adam's first moment."},
+    {"gradients", GG_PY_KEYWORDS(py_trainer_gradients), "Copies of a local rank's last gradients."},
+    {"momentum", GG_PY_KEYWORDS(py_trainer_momentum), "Copies of a local rank's momentum, or Adam's first moment."},
     {"second_moment", GG_PY_KEYWORDS(second_moment), "Copies of a local rank's second moment (Adam)."},
     {"load_weights", GG_PY_KEYWORDS(load_weights), "Sets the weights of one local rank or of all."},
     {"load_momentum", GG_PY_KEYWORDS(load_momentum), "Sets the momentum of one local rank or of all."},

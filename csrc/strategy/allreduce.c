@@ -11,7 +11,7 @@ typedef struct allreduce {
     uint16_t *wire;
 } allreduce;
 
-static gg_status end(gg_strategy *strategy) {
+static gg_status allreduce_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &strategy->env;
     if (env->transport->size > 1) {
@@ -31,7 +31,7 @@ cleanup:
     return gg_strategy_at_all(strategy, status);
 }
 
-static void destroy(gg_strategy *strategy) {
+static void allreduce_destroy(gg_strategy *strategy) {
     allreduce *s = (allreduce *)strategy;
     gg_allreduce_destroy(s->reduction);
     gg_message_free(strategy->env.transport, s->wire);
@@ -39,10 +39,9 @@ static void destroy(gg_strategy *strategy) {
     gg_free(strategy);
 }
 
-static const gg_strategy_table table = {"allreduce",          gg_strategy_nothing,
-                                        gg_strategy_no_layer, gg_strategy_no_layer,
-                                        gg_strategy_progress, end,
-                                        gg_strategy_nothing,  destroy};
+static const gg_strategy_table table = {"allreduce",          gg_strategy_nothing,  gg_strategy_no_layer,
+                                        gg_strategy_no_layer, gg_strategy_progress, allreduce_end,
+                                        gg_strategy_nothing,  allreduce_destroy};
 
 gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                        gg_strategy **out) {
@@ -58,7 +57,7 @@ gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const
                                &made->reduction));
     gg_strategy_watch(&made->head, made->reduction);
 cleanup:
-    if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
+    if (status != GG_OK && made != NULL) allreduce_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;
     return status;
 }

@@ -13,7 +13,7 @@
 #define MODEL_BYTES_PER_SECOND 10e9
 #define MODEL_BYTES_PER_ELEMENT 16
 
-static bool trains(const gg_centre *s) { return s->head.env.transport->rank < s->workers; }
+static bool centre_trains(const gg_centre *s) { return s->head.env.transport->rank < s->workers; }
 static int first_server(const gg_centre *s) { return s->head.env.transport->size - s->servers; }
 
 /* Where the chunk's middle lies, if every server has an equal part. */
@@ -33,7 +33,7 @@ static size_t part_of(const gg_centre *s, int server, int *first, int *end, size
     return last->offset + last->count - *begin;
 }
 
-static gg_status at_bucket(const gg_centre *s, int bucket, gg_status status) {
+static gg_status centre_at_bucket(const gg_centre *s, int bucket, gg_status status) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     return gg_strategy_at(&s->head, b->first_layer, b->last_layer, status);
 }
@@ -60,17 +60,19 @@ void gg_centre_difference(gg_device *device, size_t n, float scale, const float 
     }
 }
 
-static bool narrow(const gg_centre *s) { return s->wire == GG_BFLOAT16; }
+static bool centre_narrow(const gg_centre *s) { return s->wire == GG_BFLOAT16; }
 
 /* Of a chunk, as it travels. */
-static size_t bytes_of(const gg_centre *s, int chunk) { return s->buckets.chunk[chunk].count * gg_dtype_size(s->wire); }
+static size_t centre_bytes_of(const gg_centre *s, int chunk) {
+    return s->buckets.chunk[chunk].count * gg_dtype_size(s->wire);
+}
 
 /* ---- the server ---- */
 
 /* worker: who asks; this rank itself: in float32. */
-static gg_status change(gg_centre *s, int chunk, int worker, const void *message, void *answer) {
+static gg_status centre_change(gg_centre *s, int chunk, int worker, const void *message, void *answer) {
     const gg_chunk *c = &s->buckets.chunk[chunk];
-    const bool rounded = narrow(s) && worker != s->head.env.transport->rank;
+    const bool rounded = centre_narrow(s) && worker != s->head.env.transport->rank;
     float *weight = s->weight + (c->offset - s->begin);
     float *known = rounded ? s->known + (size_t)worker * s->count + (c->offset - s->begin) : NULL;
     for (size_t at = 0; at < c->count; at += GG_CENTRE_PIECE) {
@@ -94,7 +96,7 @@ static gg_request *served_of(const gg_centre *s, int chunk) {
 }
 
 /* The worker whose message came first; -1: there is none. */
-static int earliest(const gg_centre *s, const gg_request *served) {
+static int centre_earliest(const gg_centre *s, const gg_request *served) {
     int found = -1;
     for (int worker = 0; worker < s->workers; ++worker)
         if (served[worker].state == GG_REQUEST_ARRIVED && (found < 0 || served[worker].when < served[found].when))
@@ -106,7 +108,7 @@ static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     gg_request *served = served_of(s, chunk);
-    size_t bytes = bytes_of(s, chunk);
+    size_t bytes = centre_bytes_of(s, chunk);
     int tag = GG_TAG_USER + chunk;
     for (int worker = 0; worker < s->workers; ++worker) {
         bool done = false;
@@ -116,12 +118,12 @@ static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
         GG_TRY(gg_receive(transport, room_of(s, chunk, worker), bytes, worker, tag, &served[worker]));
         *busy = true;
     }
-    for (int worker; (worker = earliest(s, served)) >= 0; *busy = true) {
+    for (int worker; (worker = centre_earliest(s, served)) >= 0; *busy = true) {
         const void *message = served[worker].data;
         void *answer = room_of(s, chunk, worker);
         bool landed = message == answer; /* it stays where it is, and the answer takes its place */
         if (landed) GG_TRY(gg_release(transport, &served[worker]));
-        GG_TRY(change(s, chunk, worker, message, answer));
+        GG_TRY(centre_change(s, chunk, worker, message, answer));
         if (!landed) GG_TRY(gg_release(transport, &served[worker]));
         GG_TRY(gg_send(transport, answer, bytes, worker, tag, &served[worker]));
     }
@@ -129,7 +131,7 @@ cleanup:
     return status;
 }
 
-static gg_status serve(void *context, bool *busy) {
+static gg_status centre_serve(void *context, bool *busy) {
     gg_status status = GG_OK;
     gg_centre *s = context;
     int chunk = s->first_chunk;
@@ -140,7 +142,7 @@ cleanup:
 
 /* ---- the worker ---- */
 
-static gg_status ask(gg_centre *s, int bucket) {
+static gg_status centre_ask(gg_centre *s, int bucket) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     const gg_bucket *b = &s->buckets.bucket[bucket];
@@ -152,27 +154,27 @@ static gg_status ask(gg_centre *s, int bucket) {
         float *message = s->message + c->offset;
         int server = server_of(s, i);
         GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* at once: its answer has come */
-        if (server == transport->rank || !narrow(s)) s->rule->ask(s, c->offset, c->count, message);
+        if (server == transport->rank || !centre_narrow(s)) s->rule->ask(s, c->offset, c->count, message);
         else
             gg_centre_difference(s->head.env.device, c->count, 1.0f, s->head.env.state->weight + c->offset,
                                  s->base + c->offset, (uint16_t *)message);
         if (server == transport->rank) {
-            GG_TRY(change(s, i, server, message, message));
+            GG_TRY(centre_change(s, i, server, message, message));
             s->rule->take(s, c->offset, c->count, message);
         } else {
-            GG_TRY(gg_receive(transport, (char *)s->landing + c->offset * gg_dtype_size(s->wire), bytes_of(s, i),
+            GG_TRY(gg_receive(transport, (char *)s->landing + c->offset * gg_dtype_size(s->wire), centre_bytes_of(s, i),
                               server, GG_TAG_USER + i, &s->answered[i]));
-            GG_TRY(gg_send(transport, message, bytes_of(s, i), server, GG_TAG_USER + i, &s->asked[i]));
+            GG_TRY(gg_send(transport, message, centre_bytes_of(s, i), server, GG_TAG_USER + i, &s->asked[i]));
         }
     }
 cleanup:
-    return at_bucket(s, bucket, status);
+    return centre_at_bucket(s, bucket, status);
 }
 
-static void show(gg_centre *s, int bucket) {
+static void centre_show(gg_centre *s, int bucket) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     size_t bytes = 0;
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) bytes += bytes_of(s, i);
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) bytes += centre_bytes_of(s, i);
     gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = s->flight[bucket].sent,
                                                     .arrived = s->flight[bucket].arrived,
                                                     .name = "centre",
@@ -185,7 +187,7 @@ static void show(gg_centre *s, int bucket) {
 
 static void apply_answer(gg_centre *s, const gg_chunk *c, const void *answer) {
     gg_device *device = s->head.env.device;
-    if (narrow(s)) {
+    if (centre_narrow(s)) {
         device->table->widen_add(device, c->count, answer, s->head.env.state->weight + c->offset);
         device->table->widen_add(device, c->count, answer, s->base + c->offset);
     } else {
@@ -194,7 +196,7 @@ static void apply_answer(gg_centre *s, const gg_chunk *c, const void *answer) {
 }
 
 /* Takes the answers that have come; with `wait`, all that are on the way. */
-static gg_status take(gg_centre *s, int bucket, bool wait) {
+static gg_status centre_take(gg_centre *s, int bucket, bool wait) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     const gg_bucket *b = &s->buckets.bucket[bucket];
@@ -212,15 +214,15 @@ static gg_status take(gg_centre *s, int bucket, bool wait) {
         apply_answer(s, c, answer->data);
         GG_TRY(gg_release(transport, answer));
     }
-    if (s->head.env.trace != NULL) show(s, bucket);
+    if (s->head.env.trace != NULL) centre_show(s, bucket);
 cleanup:
-    return at_bucket(s, bucket, status);
+    return centre_at_bucket(s, bucket, status);
 }
 
 /* ---- the strategy ---- */
 
 /* Every worker gives every server the weights that it begins with. */
-static gg_status introduce(gg_centre *s) {
+static gg_status centre_introduce(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     for (int worker = 0; worker < s->workers; ++worker)
@@ -242,9 +244,9 @@ static gg_status begin_together(gg_centre *s) {
     gg_transport *transport = s->head.env.transport;
     const double from = gg_transport_now(transport);
     transport->service = (gg_service){0};
-    if (narrow(s)) GG_TRY(introduce(s));
+    if (centre_narrow(s)) GG_TRY(centre_introduce(s));
     GG_TRY(gg_barrier(transport));
-    transport->service = (gg_service){.serve = serve, .context = s};
+    transport->service = (gg_service){.serve = centre_serve, .context = s};
     gg_strategy_waited(&s->head, from);
 cleanup:
     return gg_strategy_at_all(&s->head, status);
@@ -255,7 +257,7 @@ gg_status gg_centre_begin(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     const gg_state *state = strategy->env.state;
     /* On another rank the receives of a centre before this one may still be posted. */
-    if (strategy->env.transport->service.serve == NULL || (narrow(s) && !s->stepped)) GG_TRY(begin_together(s));
+    if (strategy->env.transport->service.serve == NULL || (centre_narrow(s) && !s->stepped)) GG_TRY(begin_together(s));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         s->waiting[bucket] = b->last_layer - b->first_layer + 1;
@@ -269,17 +271,17 @@ cleanup:
 
 gg_status gg_centre_need(gg_strategy *strategy, int layer) {
     gg_centre *s = (gg_centre *)strategy;
-    return take(s, s->buckets.bucket_of_layer[layer], true);
+    return centre_take(s, s->buckets.bucket_of_layer[layer], true);
 }
 
-static bool asks(const gg_centre *s) { return (s->head.step + 1) % s->period == 0; }
+static bool centre_asks(const gg_centre *s) { return (s->head.step + 1) % s->period == 0; }
 
 gg_status gg_centre_ready(gg_strategy *strategy, int layer) {
     gg_centre *s = (gg_centre *)strategy;
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     int bucket = s->buckets.bucket_of_layer[layer];
     gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
-    return --s->waiting[bucket] == 0 && asks(s) ? ask(s, bucket) : GG_OK;
+    return --s->waiting[bucket] == 0 && centre_asks(s) ? centre_ask(s, bucket) : GG_OK;
 }
 
 gg_status gg_centre_poll(gg_strategy *strategy) {
@@ -287,20 +289,20 @@ gg_status gg_centre_poll(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     bool busy = false;
     GG_TRY(gg_progress(strategy->env.transport));
-    GG_TRY(serve(s, &busy));
-    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(take(s, bucket, false));
+    GG_TRY(centre_serve(s, &busy));
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(centre_take(s, bucket, false));
 cleanup:
     return status;
 }
 
 gg_status gg_centre_end(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
-    if (asks(s)) s->unreported = false;
+    if (centre_asks(s)) s->unreported = false;
     return GG_OK;
 }
 
 /* Writes the centre to `out`, the same on all ranks; nothing may be on the way. */
-static gg_status gather(gg_centre *s, float *out) {
+static gg_status centre_gather(gg_centre *s, float *out) {
     gg_status status = GG_OK;
     if (s->count > 0) memcpy(out + s->begin, s->weight, s->count * sizeof(float));
     for (int i = 0, end; i < s->buckets.chunk_count; i = end) {
@@ -314,9 +316,9 @@ cleanup:
     return gg_error_prefix(status, "the centre's parts: ");
 }
 
-static gg_status receive_all(gg_centre *s) {
+static gg_status centre_receive_all(gg_centre *s) {
     gg_status status = GG_OK;
-    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(take(s, bucket, true));
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(centre_take(s, bucket, true));
 cleanup:
     return status;
 }
@@ -326,11 +328,11 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
     if (!s->stepped) return GG_OK;
-    int rounds = s->rule->accumulates && trains(s) ? (narrow(s) ? NARROW_ROUNDS : 1) - !s->unreported : 0;
-    GG_TRY(receive_all(s));
+    int rounds = s->rule->accumulates && centre_trains(s) ? (centre_narrow(s) ? NARROW_ROUNDS : 1) - !s->unreported : 0;
+    GG_TRY(centre_receive_all(s));
     for (; rounds > 0; --rounds) {
-        for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(ask(s, bucket));
-        GG_TRY(receive_all(s));
+        for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(centre_ask(s, bucket));
+        GG_TRY(centre_receive_all(s));
     }
     for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(gg_strategy_wait(strategy, &s->asked[i]));
     /* Who has come here asks no more, and serves, in the barrier, who has not. */
@@ -338,27 +340,30 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     GG_TRY(gg_barrier(transport));
     gg_strategy_waited(strategy, begin);
     if (s->workers < transport->size) {
-        GG_TRY(gather(s, s->message));
-        if (!trains(s)) memcpy(strategy->env.state->weight, s->message, strategy->env.state->count * sizeof(float));
+        GG_TRY(centre_gather(s, s->message));
+        if (!centre_trains(s))
+            memcpy(strategy->env.state->weight, s->message, strategy->env.state->count * sizeof(float));
     }
     s->stepped = s->unreported = false;
 cleanup:
     return gg_strategy_at_all(strategy, status);
 }
 
-static gg_status read_model(gg_strategy *strategy, float *out) { return gather((gg_centre *)strategy, out); }
+static gg_status centre_read_model(gg_strategy *strategy, float *out) {
+    return centre_gather((gg_centre *)strategy, out);
+}
 
-static void write_model(gg_strategy *strategy, const float *weights) {
+static void centre_write_model(gg_strategy *strategy, const float *weights) {
     gg_centre *s = (gg_centre *)strategy;
     if (s->count > 0) memcpy(s->weight, weights + s->begin, s->count * sizeof(float));
 }
 
-static const gg_strategy_model model = {read_model, write_model};
+static const gg_strategy_model model = {centre_read_model, centre_write_model};
 
 /* ---- life ---- */
 
 /* Requests must not outlive their memory. */
-static void give_up(gg_centre *s, gg_request *requests, int count) {
+static void centre_give_up(gg_centre *s, gg_request *requests, int count) {
     for (int i = 0; requests != NULL && i < count; ++i) gg_cancel(s->head.env.transport, &requests[i]);
 }
 
@@ -366,9 +371,9 @@ void gg_centre_destroy(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
     if (transport->service.context == s) transport->service = (gg_service){0};
-    give_up(s, s->asked, s->buckets.chunk_count);
-    give_up(s, s->answered, s->buckets.chunk_count);
-    give_up(s, s->served, (s->end_chunk - s->first_chunk) * s->workers);
+    centre_give_up(s, s->asked, s->buckets.chunk_count);
+    centre_give_up(s, s->answered, s->buckets.chunk_count);
+    centre_give_up(s, s->served, (s->end_chunk - s->first_chunk) * s->workers);
     gg_message_free(transport, s->message);
     gg_state_destroy(&strategy->env, 0);
     gg_free(s->landing);
@@ -404,7 +409,8 @@ static gg_status make_worker(gg_centre *s) {
            buckets = (size_t)s->buckets.count;
     GG_TRY(gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", &s->message));
     GG_TRY(gg_calloc(count, gg_dtype_size(s->wire), "landing arena", &s->landing));
-    if (s->rule->accumulates || narrow(s)) GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", &s->base));
+    if (s->rule->accumulates || centre_narrow(s))
+        GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", &s->base));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->asked));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->answered));
     GG_TRY(gg_calloc(buckets, sizeof(int), "counts of layers", &s->waiting));
@@ -421,7 +427,7 @@ static gg_status make_server(gg_centre *s) {
     if (s->count == 0) goto cleanup;
     GG_TRY(gg_calloc(s->count, sizeof(float), "centre", &s->weight));
     GG_TRY(gg_calloc((size_t)s->workers * s->count, gg_dtype_size(s->wire), "answers of the centre", &s->room));
-    if (narrow(s))
+    if (centre_narrow(s))
         GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "what workers have taken", &s->known));
     GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request),
                      "requests of a server", &s->served));

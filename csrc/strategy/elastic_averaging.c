@@ -18,24 +18,24 @@
 
 /* ---- asynchronous ---- */
 
-static void ask(gg_centre *s, size_t at, size_t n, float *message) {
+static void elastic_ask(gg_centre *s, size_t at, size_t n, float *message) {
     memcpy(message, s->head.env.state->weight + at, n * sizeof(float));
 }
 
-static void answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
+static void elastic_answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
     gg_device *device = s->head.env.device;
     gg_scaled_difference(device, n, s->alpha, message, weight, answer);
     gg_add_scaled(device, n, weight, 1.0f, answer, weight);
 }
 
-static void take(gg_centre *s, size_t at, size_t n, const float *answer) {
+static void elastic_take(gg_centre *s, size_t at, size_t n, const float *answer) {
     float *weight = s->head.env.state->weight + at;
     gg_add_scaled(s->head.env.device, n, weight, -1.0f, answer, weight);
 }
 
 /* The answer is -s, of which no more is rounded away than the centre keeps: c and w change by the same. */
-static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message,
-                          uint16_t *answer) {
+static void elastic_answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message,
+                                  uint16_t *answer) {
     gg_device *device = s->head.env.device;
     _Alignas(64) float pull[GG_CENTRE_PIECE];
     device->table->widen_add(device, n, message, known);
@@ -45,10 +45,10 @@ static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, c
 }
 
 static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("elastic-averaging"),
-                                    .ask = ask,
-                                    .answer = answer,
-                                    .take = take,
-                                    .answer_narrow = answer_narrow};
+                                    .ask = elastic_ask,
+                                    .answer = elastic_answer,
+                                    .take = elastic_take,
+                                    .answer_narrow = elastic_answer_narrow};
 
 /* ---- synchronous ---- */
 
@@ -63,13 +63,13 @@ typedef struct elastic {
     float alpha;
 } elastic;
 
-static gg_status ready(gg_strategy *strategy, int layer) {
+static gg_status elastic_ready(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
     return GG_OK;
 }
 
-static gg_status end(gg_strategy *strategy) {
+static gg_status elastic_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     elastic *s = (elastic *)strategy;
     const gg_strategy_env *env = &strategy->env;
@@ -94,18 +94,18 @@ cleanup:
     return gg_strategy_at_all(strategy, status);
 }
 
-static gg_status read_model(gg_strategy *strategy, float *out) {
+static gg_status elastic_read_model(gg_strategy *strategy, float *out) {
     memcpy(out, ((elastic *)strategy)->centre, strategy->env.state->count * sizeof(float));
     return GG_OK;
 }
 
-static void write_model(gg_strategy *strategy, const float *weights) {
+static void elastic_write_model(gg_strategy *strategy, const float *weights) {
     memcpy(((elastic *)strategy)->centre, weights, strategy->env.state->count * sizeof(float));
 }
 
-static const gg_strategy_model model = {read_model, write_model};
+static const gg_strategy_model model = {elastic_read_model, elastic_write_model};
 
-static void destroy(gg_strategy *strategy) {
+static void elastic_destroy(gg_strategy *strategy) {
     elastic *s = (elastic *)strategy;
     gg_allreduce_destroy(s->reduction);
     gg_message_free(strategy->env.transport, s->wire);
@@ -116,10 +116,9 @@ static void destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table synchronous = {"elastic-averaging",  gg_strategy_nothing,
-                                              gg_strategy_no_layer, ready,
-                                              gg_strategy_progress, end,
-                                              gg_strategy_nothing,  destroy};
+static const gg_strategy_table synchronous = {"elastic-averaging", gg_strategy_nothing,  gg_strategy_no_layer,
+                                              elastic_ready,       gg_strategy_progress, elastic_end,
+                                              gg_strategy_nothing, elastic_destroy};
 
 static gg_status create_synchronous(float alpha, const gg_strategy_options *options, const gg_strategy_env *env,
                                     gg_strategy **out) {
@@ -150,7 +149,7 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     gg_strategy_watch(&s->head, s->reduction);
     *out = &s->head;
 cleanup:
-    if (status != GG_OK && s != NULL) destroy(&s->head);
+    if (status != GG_OK && s != NULL) elastic_destroy(&s->head);
     return status;
 }
 

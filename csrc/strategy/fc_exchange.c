@@ -17,7 +17,7 @@ static int ranks_of(const gg_fc_exchange *x) { return x->owner->env.transport->s
 static int rank_of(const gg_fc_exchange *x) { return x->owner->env.transport->rank; }
 static gg_fc_slice *own_slice(const gg_fc_exchange *x, const gg_fc *fc) { return &fc->slice[rank_of(x)]; }
 
-static gg_request *request_of(const gg_fc_exchange *x, gg_request *requests, int what, int rank) {
+static gg_request *fc_request_of(const gg_fc_exchange *x, gg_request *requests, int what, int rank) {
     return &requests[(size_t)what * (size_t)ranks_of(x) + (size_t)rank];
 }
 
@@ -27,7 +27,7 @@ static gg_status at_layer(const gg_fc_exchange *x, const gg_fc *fc, gg_status st
 
 /* ---- which layers ---- */
 
-static const gg_parameter *weight_of(const gg_graph *graph, int layer) {
+static const gg_parameter *fc_weight_of(const gg_graph *graph, int layer) {
     for (int i = 0; i < gg_graph_parameters(graph); ++i)
         if (gg_graph_parameter(graph, i)->layer == layer) return gg_graph_parameter(graph, i);
     return NULL;
@@ -52,7 +52,7 @@ static gg_fc_slice slice_of(const gg_parameter *weight, int rank, int ranks, int
 
 /* Whether `samples` of all ranks make the exchange of inputs and errors send fewer bytes. Both ways leave out, of what
  * there is, the p-th part that a rank need not send to itself. The same numbers on every rank. */
-static bool cheaper(const gg_parameter *weight, int ranks, double samples, size_t size) {
+static bool fc_cheaper(const gg_parameter *weight, int ranks, double samples, size_t size) {
     double values = 0;
     if (weight->count * sizeof(float) < LEAST_BYTES) return false;
     for (int r = 0; r < ranks; ++r) {
@@ -68,9 +68,9 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dty
     for (int i = 0; i < gg_graph_nodes(env->graph); ++i) {
         const gg_node *node = gg_graph_node(env->graph, i);
         if (node->desc.kind != GG_LAYER_LINEAR) continue;
-        const gg_parameter *weight = weight_of(env->graph, node->layer);
+        const gg_parameter *weight = fc_weight_of(env->graph, node->layer);
         /* No step has less than one sample of each rank. */
-        if (choice == GG_PARTITION_ALL || cheaper(weight, ranks, ranks, gg_dtype_size(wire)))
+        if (choice == GG_PARTITION_ALL || fc_cheaper(weight, ranks, ranks, gg_dtype_size(wire)))
             separate[node->layer] = lanes_of(weight);
     }
 }
@@ -79,7 +79,7 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dty
 
 static gg_status create_one(gg_fc_exchange *x, gg_fc *fc, const gg_partition *partition) {
     gg_status status = GG_OK;
-    const gg_parameter *weight = weight_of(x->owner->env.graph, fc->layer);
+    const gg_parameter *weight = fc_weight_of(x->owner->env.graph, fc->layer);
     size_t p = (size_t)ranks_of(x);
     int64_t rows = 0;
     fc->out = weight->shape.size[0];
@@ -153,7 +153,8 @@ void gg_fc_destroy(gg_fc_exchange *x) {
 
 static gg_status wait_sent(gg_fc_exchange *x, gg_fc *fc, int what) {
     gg_status status = GG_OK;
-    for (int r = 0; r < ranks_of(x); ++r) GG_TRY(gg_strategy_wait(x->owner, request_of(x, fc->out_request, what, r)));
+    for (int r = 0; r < ranks_of(x); ++r)
+        GG_TRY(gg_strategy_wait(x->owner, fc_request_of(x, fc->out_request, what, r)));
 cleanup:
     return at_layer(x, fc, status);
 }
@@ -194,8 +195,8 @@ gg_status gg_fc_begin(gg_fc_exchange *x) {
     }
     for (int i = 0; i < x->count; ++i) {
         gg_fc *fc = &x->fc[i];
-        fc->partitioned = x->choice == GG_PARTITION_ALL ||
-                          cheaper(weight_of(x->owner->env.graph, fc->layer), ranks_of(x), (double)samples, x->size);
+        fc->partitioned = x->choice == GG_PARTITION_ALL || fc_cheaper(fc_weight_of(x->owner->env.graph, fc->layer),
+                                                                      ranks_of(x), (double)samples, x->size);
         if (!fc->partitioned) continue;
         x->partitioned[fc->layer] = true;
         if (fc->room < most) GG_TRY(make_room(x, fc, most));
@@ -251,7 +252,7 @@ cleanup:
     return status;
 }
 
-static float *landing_of(const gg_fc_exchange *x, const gg_fc *fc, int what, int rank) {
+static float *fc_landing_of(const gg_fc_exchange *x, const gg_fc *fc, int what, int rank) {
     return fc->landing[what] + (int64_t)rank * fc->room * landed_values(x, fc, what);
 }
 
@@ -265,8 +266,8 @@ gg_status gg_fc_send(gg_fc_exchange *x, gg_fc *fc, int what) {
     for (int i = 1; i < p && own_slice(x, fc)->count > 0; ++i) {
         int from = (rank - i + p) % p;
         size_t bytes = (size_t)(batch[from] * landed_values(x, fc, what)) * sizeof(float);
-        GG_TRY(gg_receive(transport, landing_of(x, fc, what, from), bytes, from, layer_tag,
-                          request_of(x, fc->in_request, what, from)));
+        GG_TRY(gg_receive(transport, fc_landing_of(x, fc, what, from), bytes, from, layer_tag,
+                          fc_request_of(x, fc->in_request, what, from)));
         fc->bytes[what] += (int64_t)bytes;
     }
     for (int i = 1; i < p; ++i) {
@@ -276,7 +277,7 @@ gg_status gg_fc_send(gg_fc_exchange *x, gg_fc *fc, int what) {
         size_t values = (size_t)(batch[rank] * (what == GG_FC_INPUT ? fc->in : theirs->rows));
         if (theirs->count > 0)
             GG_TRY(gg_send(transport, data, values * sizeof(float), to, layer_tag,
-                           request_of(x, fc->out_request, what, to)));
+                           fc_request_of(x, fc->out_request, what, to)));
     }
 cleanup:
     return at_layer(x, fc, status);
@@ -286,7 +287,7 @@ gg_status gg_fc_arrive(gg_fc_exchange *x, gg_fc *fc, int peer, bool wait, bool *
     gg_status status = GG_OK;
     *all = true;
     for (int what = 0; what < GG_FC_WHATS && *all; ++what) {
-        gg_request *request = request_of(x, fc->in_request, what, peer);
+        gg_request *request = fc_request_of(x, fc->in_request, what, peer);
         if (wait) GG_TRY(gg_strategy_wait(x->owner, request));
         else GG_TRY(gg_test(x->owner->env.transport, request, all));
         if (!*all) break;
@@ -301,8 +302,8 @@ void gg_fc_gradient(const gg_fc_exchange *x, const gg_fc *fc, int rank, size_t f
     gg_device *device = x->owner->env.device;
     const gg_fc_slice *own = own_slice(x, fc);
     bool mine = rank == rank_of(x);
-    const float *input = mine ? fc->packed[GG_FC_INPUT] : request_of(x, fc->in_request, GG_FC_INPUT, rank)->data;
-    const float *error = mine ? errors_for(x, fc, rank) : request_of(x, fc->in_request, GG_FC_ERROR, rank)->data;
+    const float *input = mine ? fc->packed[GG_FC_INPUT] : fc_request_of(x, fc->in_request, GG_FC_INPUT, rank)->data;
+    const float *error = mine ? errors_for(x, fc, rank) : fc_request_of(x, fc->in_request, GG_FC_ERROR, rank)->data;
     int64_t left = own->first + own->count - (int64_t)first, real = left < (int64_t)count ? left : (int64_t)count;
     const gg_weight_gradient_args args = {.batch = x->owner->batch[rank],
                                           .in = fc->in,

@@ -23,9 +23,9 @@ typedef struct gossip_gradients {
     int turn;         /* the arena of this step's gradients */
 } gossip_gradients;
 
-static bool stale(const gossip_gradients *g) { return g->gossip.options.staleness == 1; }
+static bool gossip_gradients_stale(const gossip_gradients *g) { return g->gossip.options.staleness == 1; }
 
-static void update(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
+static void gossip_gradients_update(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
     const gg_strategy_env *env = &g->gossip.head.env;
     const gg_update_args args =
         gg_optimizer_update(env->optimizer, env->state, step, piece->offset, piece->count, gradient);
@@ -33,25 +33,27 @@ static void update(gossip_gradients *g, int64_t step, const gg_chunk *piece, con
 }
 
 /* staleness 0: whether a chunk of a bucket is under way; the next one. */
-static bool pending(const gossip_gradients *g, int bucket) { return g->mixed[bucket] < g->gossip.posted[bucket]; }
+static bool gossip_gradients_pending(const gossip_gradients *g, int bucket) {
+    return g->mixed[bucket] < g->gossip.posted[bucket];
+}
 
-static int next(const gossip_gradients *g, int bucket) {
+static int gossip_gradients_next(const gossip_gradients *g, int bucket) {
     return gg_gossip_posted(&g->gossip, bucket, g->mixed[bucket]);
 }
 
 /* staleness 0: mixes the next chunk of a bucket, which has arrived, and makes the update that waited for it. */
-static gg_status update_next(gossip_gradients *g, int bucket) {
-    int i = next(g, bucket);
+static gg_status gossip_gradients_update_next(gossip_gradients *g, int bucket) {
+    int i = gossip_gradients_next(g, bucket);
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
     const float *own = g->own[g->in_flight[bucket]] + chunk->offset;
     float *mixed = g->gradients + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&g->gradient, i, chunk->offset), own, mixed);
-    update(g, g->sent_at, chunk, mixed);
+    gossip_gradients_update(g, g->sent_at, chunk, mixed);
     g->mixed[bucket]++;
     return gg_stream_release(&g->gradient, i);
 }
 
-static gg_status begin(gg_strategy *strategy) {
+static gg_status gossip_gradients_begin(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
     gg_gossip_begin(&g->gossip);
@@ -63,29 +65,29 @@ cleanup:
     return status;
 }
 
-static gg_status need(gg_strategy *strategy, int layer) {
+static gg_status gossip_gradients_need(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
-    while (!stale(g) && pending(g, bucket)) {
-        GG_TRY(gg_stream_wait_chunk(&g->gradient, bucket, next(g, bucket)));
-        GG_TRY(update_next(g, bucket));
+    while (!gossip_gradients_stale(g) && gossip_gradients_pending(g, bucket)) {
+        GG_TRY(gg_stream_wait_chunk(&g->gradient, bucket, gossip_gradients_next(g, bucket)));
+        GG_TRY(gossip_gradients_update_next(g, bucket));
     }
 cleanup:
     return status;
 }
 
-static gg_status poll(gg_strategy *strategy) {
+static gg_status gossip_gradients_poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    if (stale(g)) return GG_OK;
+    if (gossip_gradients_stale(g)) return GG_OK;
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) {
-        while (pending(g, bucket)) {
+        while (gossip_gradients_pending(g, bucket)) {
             bool arrived = false;
-            GG_TRY(gg_stream_test(&g->gradient, next(g, bucket), &arrived));
+            GG_TRY(gg_stream_test(&g->gradient, gossip_gradients_next(g, bucket), &arrived));
             if (!arrived) break;
-            GG_TRY(update_next(g, bucket));
+            GG_TRY(gossip_gradients_update_next(g, bucket));
         }
     }
 cleanup:
@@ -93,9 +95,9 @@ cleanup:
 }
 
 /* Before the gradients of a bucket are used in a step. */
-static gg_status prepare(gossip_gradients *g, int bucket) {
+static gg_status gossip_gradients_prepare(gossip_gradients *g, int bucket) {
     gg_status status = GG_OK;
-    if (stale(g)) GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
+    if (gossip_gradients_stale(g)) GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
     else g->in_flight[bucket] = gg_gossip_exchanges(&g->gossip) ? g->turn : NOTHING;
     g->gossip.posted[bucket] = g->mixed[bucket] = 0;
     g->sent_at = g->gossip.head.step;
@@ -112,16 +114,16 @@ static void update_now(gossip_gradients *g, int bucket, int chunk, const gg_chun
         gg_gossip_mix(&g->gossip, piece->count, gradient, received, sent, g->gradients + piece->offset);
         gradient = g->gradients + piece->offset;
     }
-    update(g, g->gossip.head.step, piece, gradient);
+    gossip_gradients_update(g, g->gossip.head.step, piece, gradient);
 }
 
 /* All gradients of a chunk are final, and at staleness 1 used: what was mixed in is let go, and they are sent. */
-static gg_status finish(gossip_gradients *g, int bucket, int i) {
+static gg_status gossip_gradients_finish(gossip_gradients *g, int bucket, int i) {
     gg_status status = GG_OK;
     gg_gossip *gossip = &g->gossip;
     gg_device *device = gossip->head.env.device;
     const gg_chunk *chunk = &gossip->buckets.chunk[i];
-    if (stale(g) && g->in_flight[bucket] != NOTHING) GG_TRY(gg_stream_release(&g->gradient, i));
+    if (gossip_gradients_stale(g) && g->in_flight[bucket] != NOTHING) GG_TRY(gg_stream_release(&g->gradient, i));
     if (!gg_gossip_exchanges(gossip)) return GG_OK;
     if (g->gradient.wire == GG_BFLOAT16)
         device->table->narrow(device, chunk->count, g->own[g->turn] + chunk->offset,
@@ -132,7 +134,7 @@ cleanup:
     return status;
 }
 
-static gg_status ready(gg_strategy *strategy, int layer) {
+static gg_status gossip_gradients_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
@@ -140,19 +142,20 @@ static gg_status ready(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     const bool exchanges = gg_gossip_exchanges(&g->gossip);
 
-    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(prepare(g, bucket));
+    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(gossip_gradients_prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
-        if (stale(g) || !exchanges) update_now(g, bucket, i, &piece);
-        if (--g->gossip.left[i] == 0) GG_TRY(finish(g, bucket, i));
+        if (gossip_gradients_stale(g) || !exchanges) update_now(g, bucket, i, &piece);
+        if (--g->gossip.left[i] == 0) GG_TRY(gossip_gradients_finish(g, bucket, i));
     }
-    if (--g->gossip.waiting[bucket] == 0 && stale(g)) g->in_flight[bucket] = exchanges ? g->turn : NOTHING;
+    if (--g->gossip.waiting[bucket] == 0 && gossip_gradients_stale(g))
+        g->in_flight[bucket] = exchanges ? g->turn : NOTHING;
 cleanup:
     return status;
 }
 
-static gg_status end(gg_strategy *strategy) {
+static gg_status gossip_gradients_end(gg_strategy *strategy) {
     (void)strategy;
     return GG_OK;
 }
@@ -185,11 +188,12 @@ cleanup:
     return status;
 }
 
-static gg_status settle(gg_strategy *strategy) {
+static gg_status gossip_gradients_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
-    if (!stale(g)) {
-        for (int layer = 0; layer < gg_graph_layers(strategy->env.graph); ++layer) GG_TRY(need(strategy, layer));
+    if (!gossip_gradients_stale(g)) {
+        for (int layer = 0; layer < gg_graph_layers(strategy->env.graph); ++layer)
+            GG_TRY(gossip_gradients_need(strategy, layer));
     } else {
         for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
             if (g->in_flight[bucket] != NOTHING) GG_TRY(add_late(g, bucket));
@@ -199,7 +203,7 @@ cleanup:
     return status;
 }
 
-static void destroy(gg_strategy *strategy) {
+static void gossip_gradients_destroy(gg_strategy *strategy) {
     gossip_gradients *g = (gossip_gradients *)strategy;
     if (g->gradient.wire == GG_BFLOAT16)
         for (int i = 0; i < 2; ++i) gg_free(g->own[i]);
@@ -212,7 +216,9 @@ static void destroy(gg_strategy *strategy) {
     gg_free(g);
 }
 
-static const gg_strategy_table table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
+static const gg_strategy_table table = {
+    "gossipgrad",          gossip_gradients_begin, gossip_gradients_need,   gossip_gradients_ready,
+    gossip_gradients_poll, gossip_gradients_end,   gossip_gradients_settle, gossip_gradients_destroy};
 
 gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                      gg_strategy **out) {
@@ -236,7 +242,7 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     GG_TRY(gg_state_create(env, GG_OTHER_GRADIENT));
     state->gradient = g->own[g->turn];
 cleanup:
-    if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;
+    if (status != GG_OK && g != NULL) gossip_gradients_destroy(&g->gossip.head), g = NULL;
     *out = g ? &g->gossip.head : NULL;
     return status;
 }

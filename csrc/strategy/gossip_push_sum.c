@@ -52,9 +52,9 @@ typedef struct gossip_push_sum {
     int64_t scalar_step;
 } gossip_push_sum;
 
-static bool stale(const gossip_push_sum *g) { return g->gossip.options.staleness == 1; }
+static bool push_sum_stale(const gossip_push_sum *g) { return g->gossip.options.staleness == 1; }
 
-static float *arena(const gossip_push_sum *g, int kind) {
+static float *push_sum_arena(const gossip_push_sum *g, int kind) {
     const gg_state *state = g->gossip.head.env.state;
     float *const arenas[KINDS] = {state->weight, state->momentum, state->square};
     return arenas[kind];
@@ -76,7 +76,7 @@ static void turn_scalars_to(gossip_push_sum *g, int64_t step) {
     }
 }
 
-static gg_status begin(gg_strategy *strategy) {
+static gg_status push_sum_begin(gg_strategy *strategy) {
     gossip_push_sum *g = (gossip_push_sum *)strategy;
     gg_schedule *schedule = &g->gossip.schedule;
     arrivals *in = &g->arrivals[g->turn];
@@ -99,7 +99,7 @@ static gg_status begin(gg_strategy *strategy) {
 static void keep_rounding(gossip_push_sum *g, const arrivals *in, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
     for (int kind = 0; kind < g->kinds && g->gossip.options.wire == GG_BFLOAT16; ++kind) {
-        float *own = arena(g, kind) + piece->offset, *rounded = g->rounded[kind] + piece->offset;
+        float *own = push_sum_arena(g, kind) + piece->offset, *rounded = g->rounded[kind] + piece->offset;
         device->table->widen(device, piece->count, gg_stream_snapshot(g->stream[kind], in->turn, piece->offset),
                              rounded);
         device->table->weighted_sum(device, piece->count, 2, (const float *[]){own, rounded},
@@ -108,10 +108,10 @@ static void keep_rounding(gossip_push_sum *g, const arrivals *in, const gg_chunk
 }
 
 /* Mixes what has come for a piece of a chunk into the arena. */
-static void mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, const gg_chunk *piece) {
+static void push_sum_mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
     const gg_dtype wire = g->gossip.options.wire;
-    float *own = arena(g, kind) + piece->offset;
+    float *own = push_sum_arena(g, kind) + piece->offset;
     const float *sent = wire == GG_BFLOAT16 ? g->rounded[kind] + piece->offset
                                             : gg_stream_snapshot(g->stream[kind], in->turn, piece->offset);
     for (int i = 0; i < in->count; ++i)
@@ -119,7 +119,7 @@ static void mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, con
                            gg_stream_received(&g->stream[kind][i], chunk, piece->offset), sent, own);
 }
 
-static gg_status release(gossip_push_sum *g, const arrivals *in, int chunk) {
+static gg_status push_sum_release(gossip_push_sum *g, const arrivals *in, int chunk) {
     gg_status status = GG_OK;
     for (int kind = 0; kind < g->kinds; ++kind)
         for (int i = 0; i < in->count; ++i) GG_TRY(gg_stream_release(&g->stream[kind][i], chunk));
@@ -128,13 +128,13 @@ cleanup:
 }
 
 /* Mixes the next chunk of a bucket, all of which has arrived; the arena is what was sent. */
-static gg_status mix_next(gossip_push_sum *g, int bucket) {
+static gg_status push_sum_mix_next(gossip_push_sum *g, int bucket) {
     const arrivals *in = g->pending[bucket];
     int chunk = g->next[bucket]++;
     keep_rounding(g, in, &g->gossip.buckets.chunk[chunk]);
-    for (int kind = 0; kind < g->kinds; ++kind) mix(g, in, kind, chunk, &g->gossip.buckets.chunk[chunk]);
+    for (int kind = 0; kind < g->kinds; ++kind) push_sum_mix(g, in, kind, chunk, &g->gossip.buckets.chunk[chunk]);
     if (g->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->pending[bucket] = NULL;
-    return release(g, in, chunk);
+    return push_sum_release(g, in, chunk);
 }
 
 static gg_status wait_received(gossip_push_sum *g, int bucket) {
@@ -146,22 +146,22 @@ cleanup:
     return status;
 }
 
-static gg_status complete(gossip_push_sum *g, int bucket) {
+static gg_status push_sum_complete(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     if (g->pending[bucket] == NULL) return GG_OK;
     GG_TRY(wait_received(g, bucket));
-    while (g->pending[bucket] != NULL) GG_TRY(mix_next(g, bucket));
+    while (g->pending[bucket] != NULL) GG_TRY(push_sum_mix_next(g, bucket));
 cleanup:
     return status;
 }
 
-static gg_status need(gg_strategy *strategy, int layer) {
+static gg_status push_sum_need(gg_strategy *strategy, int layer) {
     gossip_push_sum *g = (gossip_push_sum *)strategy;
-    return stale(g) ? GG_OK : complete(g, g->gossip.buckets.bucket_of_layer[layer]);
+    return push_sum_stale(g) ? GG_OK : push_sum_complete(g, g->gossip.buckets.bucket_of_layer[layer]);
 }
 
 /* Whether all of a bucket's next chunk has arrived. */
-static gg_status arrived(gossip_push_sum *g, int bucket, bool *all) {
+static gg_status push_sum_arrived(gossip_push_sum *g, int bucket, bool *all) {
     gg_status status = GG_OK;
     int chunk = g->next[bucket];
     *all = true;
@@ -172,16 +172,16 @@ cleanup:
     return status;
 }
 
-static gg_status poll(gg_strategy *strategy) {
+static gg_status push_sum_poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_push_sum *g = (gossip_push_sum *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    for (int bucket = 0; !stale(g) && bucket < g->gossip.buckets.count; ++bucket)
+    for (int bucket = 0; !push_sum_stale(g) && bucket < g->gossip.buckets.count; ++bucket)
         while (g->pending[bucket] != NULL) {
             bool all = false;
-            GG_TRY(arrived(g, bucket, &all));
+            GG_TRY(push_sum_arrived(g, bucket, &all));
             if (!all) break;
-            GG_TRY(mix_next(g, bucket));
+            GG_TRY(push_sum_mix_next(g, bucket));
         }
 cleanup:
     return status;
@@ -191,7 +191,7 @@ cleanup:
 
 /* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any
  * more, and what is mixed in with the update must have arrived. */
-static gg_status prepare(gossip_push_sum *g, int bucket) {
+static gg_status push_sum_prepare(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     for (int kind = 0; kind < g->kinds; ++kind) GG_TRY(gg_stream_wait_sent(g->stream[kind], bucket, g->turn));
     if (g->pending[bucket] != NULL) GG_TRY(wait_received(g, bucket));
@@ -200,16 +200,16 @@ cleanup:
 }
 
 /* Updates a piece of a layer that lies within one chunk, and takes its snapshot. */
-static void update(gossip_push_sum *g, int bucket, int chunk, const gg_chunk *piece) {
+static void push_sum_update(gossip_push_sum *g, int bucket, int chunk, const gg_chunk *piece) {
     gg_strategy *strategy = &g->gossip.head;
     gg_device *device = strategy->env.device;
     const arrivals *in = g->pending[bucket];
     if (in != NULL) keep_rounding(g, in, piece);
-    for (int kind = MOMENTUM; in != NULL && kind < g->kinds; ++kind) mix(g, in, kind, chunk, piece);
+    for (int kind = MOMENTUM; in != NULL && kind < g->kinds; ++kind) push_sum_mix(g, in, kind, chunk, piece);
     gg_strategy_update(strategy, piece->offset, piece->count, strategy->env.state->gradient + piece->offset);
-    if (in != NULL) mix(g, in, WEIGHT, chunk, piece);
+    if (in != NULL) push_sum_mix(g, in, WEIGHT, chunk, piece);
     for (int kind = 0; kind < g->kinds; ++kind) {
-        float *own = arena(g, kind) + piece->offset;
+        float *own = push_sum_arena(g, kind) + piece->offset;
         void *snapshot = gg_stream_snapshot(g->stream[kind], g->turn, piece->offset);
         if (g->gossip.options.wire == GG_BFLOAT16) device->table->narrow(device, piece->count, own, snapshot);
         else memcpy(snapshot, own, piece->count * sizeof(float));
@@ -217,12 +217,12 @@ static void update(gossip_push_sum *g, int bucket, int chunk, const gg_chunk *pi
 }
 
 /* After the last update of a bucket in a step: what was mixed in is let go, and the new snapshot is sent. */
-static gg_status finish(gossip_push_sum *g, int bucket) {
+static gg_status push_sum_finish(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const arrivals *in = &g->arrivals[g->turn];
     for (int i = b->first_chunk; g->pending[bucket] != NULL && i < b->end_chunk; ++i)
-        GG_TRY(release(g, g->pending[bucket], i));
+        GG_TRY(push_sum_release(g, g->pending[bucket], i));
     g->pending[bucket] =
         in->count > 0 || g->gossip.send_to >= 0 ? in : NULL; /* who only sends still has what rounding left */
     g->next[bucket] = b->first_chunk;
@@ -234,33 +234,33 @@ cleanup:
     return status;
 }
 
-static gg_status ready(gg_strategy *strategy, int layer) {
+static gg_status push_sum_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_push_sum *g = (gossip_push_sum *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(prepare(g, bucket));
+    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(push_sum_prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (gg_gossip_piece(&g->gossip, i, gg_graph_layer(strategy->env.graph, layer), &piece))
-            update(g, bucket, i, &piece);
+            push_sum_update(g, bucket, i, &piece);
     }
-    if (--g->gossip.waiting[bucket] == 0) GG_TRY(finish(g, bucket));
+    if (--g->gossip.waiting[bucket] == 0) GG_TRY(push_sum_finish(g, bucket));
 cleanup:
     return status;
 }
 
-static gg_status end(gg_strategy *strategy) {
+static gg_status push_sum_end(gg_strategy *strategy) {
     gossip_push_sum *g = (gossip_push_sum *)strategy;
     g->turn = 1 - g->turn;
     return GG_OK;
 }
 
 /* What was sent is still in the arena: no update has come between. */
-static gg_status settle(gg_strategy *strategy) {
+static gg_status push_sum_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_push_sum *g = (gossip_push_sum *)strategy;
-    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) GG_TRY(complete(g, bucket));
+    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) GG_TRY(push_sum_complete(g, bucket));
     for (int kind = 0; kind < g->kinds; ++kind) GG_TRY(gg_stream_wait_all_sent(g->stream[kind]));
 cleanup:
     return status;
@@ -268,7 +268,7 @@ cleanup:
 
 /* ---- life ---- */
 
-static void destroy(gg_strategy *strategy) {
+static void push_sum_destroy(gg_strategy *strategy) {
     gossip_push_sum *g = (gossip_push_sum *)strategy;
     for (int kind = KINDS - 1; kind >= 0; --kind) {
         for (int i = g->most - 1; g->stream[kind] != NULL && i >= 0; --i) gg_stream_destroy(&g->stream[kind][i]);
@@ -288,7 +288,8 @@ static void destroy(gg_strategy *strategy) {
     gg_free(g);
 }
 
-static const gg_strategy_table table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
+static const gg_strategy_table table = {"gossipgrad",  push_sum_begin, push_sum_need,   push_sum_ready,
+                                        push_sum_poll, push_sum_end,   push_sum_settle, push_sum_destroy};
 
 /* What does not reach every rank cannot make a common mean, and the scalar of a rank that never receives goes to 0.
  */
@@ -356,7 +357,7 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
         if (env->state->square != NULL) GG_TRY(create_streams(g, SQUARE, "second moment"));
     }
 cleanup:
-    if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;
+    if (status != GG_OK && g != NULL) push_sum_destroy(&g->gossip.head), g = NULL;
     *out = g ? &g->gossip.head : NULL;
     return status;
 }

@@ -37,20 +37,20 @@ typedef struct gossip_weights {
     int turn; /* the snapshot arena that this step writes */
 } gossip_weights;
 
-static bool stale(const gossip_weights *g) { return g->gossip.options.staleness == 1; }
+static bool gossip_weights_stale(const gossip_weights *g) { return g->gossip.options.staleness == 1; }
 
-static bool pending(const gossip_weights *g, const exchanged *part, int bucket) {
+static bool gossip_weights_pending(const gossip_weights *g, const exchanged *part, int bucket) {
     return part->mixed[bucket] < g->gossip.posted[bucket];
 }
 
 /* The chunk of a bucket that is to be mixed next. */
-static int next(const gossip_weights *g, const exchanged *part, int bucket) {
+static int gossip_weights_next(const gossip_weights *g, const exchanged *part, int bucket) {
     return gg_gossip_posted(&g->gossip, bucket, part->mixed[bucket]);
 }
 
 /* Mixes the next chunk of a bucket, which has arrived. */
-static gg_status mix_next(gossip_weights *g, exchanged *part, int bucket) {
-    int i = next(g, part, bucket);
+static gg_status gossip_weights_mix_next(gossip_weights *g, exchanged *part, int bucket) {
+    int i = gossip_weights_next(g, part, bucket);
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
     float *own = part->own + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&part->stream, i, chunk->offset), own, own);
@@ -59,13 +59,13 @@ static gg_status mix_next(gossip_weights *g, exchanged *part, int bucket) {
 }
 
 /* Mixes what has arrived of a bucket. */
-static gg_status advance(gossip_weights *g, exchanged *part, int bucket) {
+static gg_status gossip_weights_advance(gossip_weights *g, exchanged *part, int bucket) {
     gg_status status = GG_OK;
-    while (pending(g, part, bucket)) {
+    while (gossip_weights_pending(g, part, bucket)) {
         bool arrived = false;
-        GG_TRY(gg_stream_test(&part->stream, next(g, part, bucket), &arrived));
+        GG_TRY(gg_stream_test(&part->stream, gossip_weights_next(g, part, bucket), &arrived));
         if (!arrived) break;
-        GG_TRY(mix_next(g, part, bucket));
+        GG_TRY(gossip_weights_mix_next(g, part, bucket));
     }
 cleanup:
     return status;
@@ -75,53 +75,53 @@ cleanup:
 static gg_status advance_weights(gossip_weights *g) {
     gg_status status = GG_OK;
     for (int bucket = 0; g->parts > 0 && bucket < g->gossip.buckets.count; ++bucket)
-        GG_TRY(advance(g, &g->part[WEIGHT], bucket));
+        GG_TRY(gossip_weights_advance(g, &g->part[WEIGHT], bucket));
 cleanup:
     return status;
 }
 
 /* Mixes what is pending of a bucket. Between waits it mixes what weights have come of others, which are then out of the
  * way. */
-static gg_status complete(gossip_weights *g, exchanged *part, int bucket) {
+static gg_status gossip_weights_complete(gossip_weights *g, exchanged *part, int bucket) {
     gg_status status = GG_OK;
-    GG_TRY(advance(g, part, bucket));
-    while (pending(g, part, bucket)) {
-        GG_TRY(gg_stream_wait_chunk(&part->stream, bucket, next(g, part, bucket)));
-        GG_TRY(advance(g, part, bucket));
-        if (pending(g, part, bucket)) GG_TRY(advance_weights(g));
+    GG_TRY(gossip_weights_advance(g, part, bucket));
+    while (gossip_weights_pending(g, part, bucket)) {
+        GG_TRY(gg_stream_wait_chunk(&part->stream, bucket, gossip_weights_next(g, part, bucket)));
+        GG_TRY(gossip_weights_advance(g, part, bucket));
+        if (gossip_weights_pending(g, part, bucket)) GG_TRY(advance_weights(g));
     }
 cleanup:
     return status;
 }
 
-static gg_status begin(gg_strategy *strategy) {
+static gg_status gossip_weights_begin(gg_strategy *strategy) {
     gg_gossip_begin((gg_gossip *)strategy);
     return GG_OK;
 }
 
-static gg_status need(gg_strategy *strategy, int layer) {
+static gg_status gossip_weights_need(gg_strategy *strategy, int layer) {
     gossip_weights *g = (gossip_weights *)strategy;
-    if (stale(g) || g->parts == 0) return GG_OK;
-    return complete(g, &g->part[WEIGHT], g->gossip.buckets.bucket_of_layer[layer]);
+    if (gossip_weights_stale(g) || g->parts == 0) return GG_OK;
+    return gossip_weights_complete(g, &g->part[WEIGHT], g->gossip.buckets.bucket_of_layer[layer]);
 }
 
-static gg_status poll(gg_strategy *strategy) {
+static gg_status gossip_weights_poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    if (!stale(g)) GG_TRY(advance_weights(g));
+    if (!gossip_weights_stale(g)) GG_TRY(advance_weights(g));
 cleanup:
     return status;
 }
 
 /* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any
  * more, and what the update works on or mixes in must have arrived. */
-static gg_status prepare(gossip_weights *g, int bucket) {
+static gg_status gossip_weights_prepare(gossip_weights *g, int bucket) {
     gg_status status = GG_OK;
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_sent(&g->part[i].stream, bucket, g->turn));
     for (int i = 0; i < g->parts; ++i) {
         exchanged *part = &g->part[i];
-        if (i == WEIGHT && !stale(g)) GG_TRY(complete(g, part, bucket));
+        if (i == WEIGHT && !gossip_weights_stale(g)) GG_TRY(gossip_weights_complete(g, part, bucket));
         else GG_TRY(gg_stream_wait_received(&part->stream, bucket));
     }
     g->gossip.posted[bucket] = 0;
@@ -152,35 +152,35 @@ static void update_halves(gossip_weights *g, gg_update_args *args) {
 
 /* What came for elements of a chunk that the update mixes in, and where the update puts their snapshot; NULL: nothing.
  */
-static const void *received(const exchanged *part, int chunk, size_t offset) {
+static const void *gossip_weights_received(const exchanged *part, int chunk, size_t offset) {
     if (part->stream.owner == NULL || part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
     return gg_stream_received(&part->stream, chunk, offset);
 }
 
-static void *copy(const gossip_weights *g, const exchanged *part, size_t offset) {
+static void *gossip_weights_copy(const gossip_weights *g, const exchanged *part, size_t offset) {
     if (part->stream.owner == NULL || !gg_gossip_exchanges(&g->gossip)) return NULL;
     return gg_stream_snapshot(&part->stream, g->turn, offset);
 }
 
 /* Updates a piece of a layer that lies within one chunk. */
-static void update(gossip_weights *g, int chunk, const gg_chunk *piece) {
+static void gossip_weights_update(gossip_weights *g, int chunk, const gg_chunk *piece) {
     const gg_strategy_env *env = &g->gossip.head.env;
     const size_t at = piece->offset;
     gg_update_args args = gg_optimizer_update(env->optimizer, env->state, g->gossip.head.step, at, piece->count,
                                               env->state->gradient + at);
     args.wire = g->gossip.options.wire;
-    args.weight_after = received(&g->part[WEIGHT], chunk, at);
-    args.momentum_before = received(&g->part[MOMENTUM], chunk, at);
-    args.square_before = received(&g->part[SQUARE], chunk, at);
-    args.square_copy = copy(g, &g->part[SQUARE], at);
-    args.weight_copy = copy(g, &g->part[WEIGHT], at);
-    args.momentum_copy = copy(g, &g->part[MOMENTUM], at);
+    args.weight_after = gossip_weights_received(&g->part[WEIGHT], chunk, at);
+    args.momentum_before = gossip_weights_received(&g->part[MOMENTUM], chunk, at);
+    args.square_before = gossip_weights_received(&g->part[SQUARE], chunk, at);
+    args.square_copy = gossip_weights_copy(g, &g->part[SQUARE], at);
+    args.weight_copy = gossip_weights_copy(g, &g->part[WEIGHT], at);
+    args.momentum_copy = gossip_weights_copy(g, &g->part[MOMENTUM], at);
     if (g->gossip.options.mix == GG_MIX_HALVES) update_halves(g, &args);
     else env->device->table->update(env->device, &args);
 }
 
 /* After the last update of a chunk in a step: what was mixed in is let go, and the new snapshot is sent. */
-static gg_status finish(gossip_weights *g, int bucket, int chunk) {
+static gg_status gossip_weights_finish(gossip_weights *g, int bucket, int chunk) {
     gg_status status = GG_OK;
     gg_gossip *gossip = &g->gossip;
     for (int i = 0; i < g->parts; ++i)
@@ -194,44 +194,45 @@ cleanup:
     return status;
 }
 
-static gg_status ready(gg_strategy *strategy, int layer) {
+static gg_status gossip_weights_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
 
-    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(prepare(g, bucket));
+    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(gossip_weights_prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
-        update(g, i, &piece);
-        if (--g->gossip.left[i] == 0) GG_TRY(finish(g, bucket, i));
+        gossip_weights_update(g, i, &piece);
+        if (--g->gossip.left[i] == 0) GG_TRY(gossip_weights_finish(g, bucket, i));
     }
     --g->gossip.waiting[bucket];
 cleanup:
     return status;
 }
 
-static gg_status end(gg_strategy *strategy) {
+static gg_status gossip_weights_end(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
     g->turn = 1 - g->turn;
     return GG_OK;
 }
 
 /* Mixes what is pending into the private arenas, whose values are still those that were sent. */
-static gg_status settle(gg_strategy *strategy) {
+static gg_status gossip_weights_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
     for (int i = 0; i < g->parts; ++i)
-        for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) GG_TRY(complete(g, &g->part[i], bucket));
+        for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
+            GG_TRY(gossip_weights_complete(g, &g->part[i], bucket));
     /* All that we received is let go, and so do the partners with what we sent: nobody waits in a circle. */
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_all_sent(&g->part[i].stream));
 cleanup:
     return status;
 }
 
-static void destroy(gg_strategy *strategy) {
+static void gossip_weights_destroy(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
     for (int i = PARTS - 1; i >= 0; --i) {
         gg_stream_destroy(&g->part[i].stream);
@@ -242,7 +243,9 @@ static void destroy(gg_strategy *strategy) {
     gg_free(g);
 }
 
-static const gg_strategy_table table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
+static const gg_strategy_table table = {"gossipgrad",          gossip_weights_begin,  gossip_weights_need,
+                                        gossip_weights_ready,  gossip_weights_poll,   gossip_weights_end,
+                                        gossip_weights_settle, gossip_weights_destroy};
 
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
@@ -268,7 +271,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
         g->part[i].stream.name = (const char *const[]){"weights", "momentum", "second moment"}[i];
     }
 cleanup:
-    if (status != GG_OK && g != NULL) destroy(&g->gossip.head), g = NULL;
+    if (status != GG_OK && g != NULL) gossip_weights_destroy(&g->gossip.head), g = NULL;
     *out = g ? &g->gossip.head : NULL;
     return status;
 }

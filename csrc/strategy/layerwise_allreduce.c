@@ -43,7 +43,7 @@ static gg_status by_gossip(layerwise_allreduce *s, gg_status status) {
 }
 
 /* Before the backward pass writes gradients again, the peers must have read those of the last step. */
-static gg_status rest(gg_strategy *strategy) {
+static gg_status layerwise_rest(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) {
@@ -65,7 +65,7 @@ static void set_node_share(layerwise_allreduce *s) {
     for (int i = 0; i < size; ++i) s->node_share[i] = (float)((double)share[member[first + i]] / whole);
 }
 
-static gg_status begin(gg_strategy *strategy) {
+static gg_status layerwise_begin(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
@@ -73,7 +73,7 @@ static gg_status begin(gg_strategy *strategy) {
         s->waiting[bucket] = b->last_layer - b->first_layer + 1;
     }
     s->started = s->buckets.count;
-    GG_TRY(rest(strategy));
+    GG_TRY(layerwise_rest(strategy));
     if (s->gossip != NULL) {
         set_node_share(s);
         s->gossip->step = strategy->step;
@@ -84,12 +84,12 @@ cleanup:
     return status;
 }
 
-static gg_status need(gg_strategy *strategy, int layer) {
+static gg_status layerwise_need(gg_strategy *strategy, int layer) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     return s->gossip != NULL ? by_gossip(s, s->gossip->table->need(s->gossip, layer)) : GG_OK;
 }
 
-static gg_status ready(gg_strategy *strategy, int layer) {
+static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     int bucket = s->buckets.bucket_of_layer[layer];
@@ -112,7 +112,7 @@ cleanup:
 }
 
 /* The next chunk of a bucket is reduced: updates it, or gives the bucket on with its last chunk. */
-static gg_status update_next(layerwise_allreduce *s, int bucket) {
+static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
     const gg_chunk *chunk = &s->buckets.chunk[s->next[bucket]++];
@@ -146,13 +146,13 @@ static gg_status poll_bucket(layerwise_allreduce *s, int bucket) {
     for (int i = s->next[bucket]; i < b->end_chunk; ++i) {
         bool summed = false;
         GG_TRY(gg_allreduce_poll(s->reduction[i], &summed));
-        if (summed && i == s->next[bucket]) GG_TRY(update_next(s, bucket));
+        if (summed && i == s->next[bucket]) GG_TRY(layerwise_update_next(s, bucket));
     }
 cleanup:
     return at_layers(s, bucket, status);
 }
 
-static gg_status poll(gg_strategy *strategy) {
+static gg_status layerwise_poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
@@ -167,14 +167,14 @@ static gg_status wait_bucket(layerwise_allreduce *s, int bucket) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     while (s->next[bucket] < b->end_chunk) {
         GG_TRY(gg_allreduce_wait(s->reduction[s->next[bucket]]));
-        GG_TRY(update_next(s, bucket));
+        GG_TRY(layerwise_update_next(s, bucket));
     }
 cleanup:
     return at_layers(s, bucket, status);
 }
 
 /* In the order in which all ranks started them, so that no two wait for each other. */
-static gg_status end(gg_strategy *strategy) {
+static gg_status layerwise_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(wait_bucket(s, bucket));
@@ -183,16 +183,16 @@ cleanup:
     return status;
 }
 
-static gg_status settle(gg_strategy *strategy) {
+static gg_status layerwise_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    GG_TRY(rest(strategy));
+    GG_TRY(layerwise_rest(strategy));
     if (s->gossip != NULL) GG_TRY(by_gossip(s, s->gossip->table->settle(s->gossip)));
 cleanup:
     return status;
 }
 
-static void destroy(gg_strategy *strategy) {
+static void layerwise_destroy(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int i = 0; s->reduction != NULL && i < s->buckets.chunk_count; ++i) gg_allreduce_destroy(s->reduction[i]);
     gg_free(s->reduction);
@@ -210,9 +210,12 @@ static void destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table layerwise_table = {
-    "layerwise-allreduce", begin, need, ready, poll, end, settle, destroy};
-static const gg_strategy_table hierarchical_table = {"gossipgrad", begin, need, ready, poll, end, settle, destroy};
+static const gg_strategy_table layerwise_table = {"layerwise-allreduce", layerwise_begin,  layerwise_need,
+                                                  layerwise_ready,       layerwise_poll,   layerwise_end,
+                                                  layerwise_settle,      layerwise_destroy};
+static const gg_strategy_table hierarchical_table = {"gossipgrad",     layerwise_begin,  layerwise_need,
+                                                     layerwise_ready,  layerwise_poll,   layerwise_end,
+                                                     layerwise_settle, layerwise_destroy};
 
 /* Divides the ranks into nodes, and makes the gossip between them, which allocates the state. */
 static gg_status create_gossip(layerwise_allreduce *s, const gg_strategy_options *options) {
@@ -235,8 +238,8 @@ cleanup:
     return status;
 }
 
-static gg_status create(const gg_strategy_options *options, const gg_strategy_env *env, bool hierarchical,
-                        gg_strategy **out) {
+static gg_status layerwise_create(const gg_strategy_options *options, const gg_strategy_env *env, bool hierarchical,
+                                  gg_strategy **out) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = NULL;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
@@ -261,17 +264,17 @@ static gg_status create(const gg_strategy_options *options, const gg_strategy_en
         gg_strategy_watch(&s->head, s->reduction[i]);
     }
 cleanup:
-    if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
+    if (status != GG_OK && s != NULL) layerwise_destroy(&s->head), s = NULL;
     *out = s ? &s->head : NULL;
     return status;
 }
 
 gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                         gg_strategy **out) {
-    return create(options, env, false, out);
+    return layerwise_create(options, env, false, out);
 }
 
 gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                         gg_strategy **out) {
-    return create(options, env, true, out);
+    return layerwise_create(options, env, true, out);
 }

@@ -78,7 +78,7 @@ typedef struct overlapped_averaging {
     bucket_state *bucket;
 } overlapped_averaging;
 
-static gg_request *request_of(const overlapped_averaging *s, int chunk, int kind, int rank) {
+static gg_request *overlapped_request_of(const overlapped_averaging *s, int chunk, int kind, int rank) {
     int ranks = s->head.env.transport->size;
     return &s->request[((size_t)chunk * KINDS + (size_t)kind) * (size_t)ranks + (size_t)rank];
 }
@@ -90,7 +90,7 @@ static gg_status at_chunk(const overlapped_averaging *s, int chunk, gg_status st
 }
 
 /* Where element `at` of the gradients lies as it travels. */
-static void *gradient_at(const overlapped_averaging *s, size_t at) {
+static void *overlapped_gradient_at(const overlapped_averaging *s, size_t at) {
     return s->wire != NULL ? (void *)(s->wire + at) : (void *)(s->head.env.state->gradient + at);
 }
 
@@ -100,7 +100,7 @@ static gg_fc *fc_of_chunk(const overlapped_averaging *s, int chunk) {
 }
 
 /* Of a chunk's own slice: where a rank's part lands. */
-static char *landing_of(const overlapped_averaging *s, const gg_part *own, int rank) {
+static char *overlapped_landing_of(const overlapped_averaging *s, const gg_part *own, int rank) {
     return s->landing + (own->owned_offset * (size_t)s->head.env.transport->size + own->count * (size_t)rank) * s->size;
 }
 
@@ -121,18 +121,18 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
         int from = (rank - i + p) % p;
         const gg_part *theirs = gg_partition_part(&s->partition, from, chunk);
         if (own->count > 0 && !computed)
-            GG_TRY(gg_receive(transport, landing_of(s, own, from), own->count * s->size, from, tag,
-                              request_of(s, chunk, GRADIENT_IN, from)));
+            GG_TRY(gg_receive(transport, overlapped_landing_of(s, own, from), own->count * s->size, from, tag,
+                              overlapped_request_of(s, chunk, GRADIENT_IN, from)));
         if (theirs->count > 0)
             GG_TRY(gg_receive(transport, state->weight + theirs->offset, theirs->count * sizeof(float), from, tag,
-                              request_of(s, chunk, WEIGHT_IN, from)));
+                              overlapped_request_of(s, chunk, WEIGHT_IN, from)));
     }
     for (int i = 1; i < p && !computed; ++i) {
         int to = (rank + i) % p;
         const gg_part *theirs = gg_partition_part(&s->partition, to, chunk);
         if (theirs->count > 0)
-            GG_TRY(gg_send(transport, gradient_at(s, theirs->offset), theirs->count * s->size, to, tag,
-                           request_of(s, chunk, GRADIENT_OUT, to)));
+            GG_TRY(gg_send(transport, overlapped_gradient_at(s, theirs->offset), theirs->count * s->size, to, tag,
+                           overlapped_request_of(s, chunk, GRADIENT_OUT, to)));
     }
     s->chunk[chunk].stage = REDUCING;
     s->chunk[chunk].next = 1;
@@ -140,12 +140,12 @@ cleanup:
     return at_chunk(s, chunk, status);
 }
 
-static void depart(const overlapped_averaging *s, passage *one) {
+static void overlapped_depart(const overlapped_averaging *s, passage *one) {
     if (s->head.env.trace != NULL && one->sent == 0) one->sent = gg_transport_now(s->head.env.transport);
 }
 
 /* Chunks that one rank keeps go out in the order of those ranks, from the next one on: not all send to one. */
-static gg_status start(overlapped_averaging *s, int bucket) {
+static gg_status overlapped_start(overlapped_averaging *s, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &s->buckets.bucket[bucket];
     int p = s->head.env.transport->size, rank = s->head.env.transport->rank;
@@ -153,7 +153,7 @@ static gg_status start(overlapped_averaging *s, int bucket) {
                                        .step = s->head.step,
                                        .gradients = {.left = b->end_chunk - b->first_chunk},
                                        .weights = {.left = b->end_chunk - b->first_chunk}};
-    depart(s, &s->bucket[bucket].gradients);
+    overlapped_depart(s, &s->bucket[bucket].gradients);
     for (int turn = 0; turn <= p; ++turn)
         for (int i = b->first_chunk; i < b->end_chunk; ++i)
             if (s->partition.owner[i] == (turn == 0 ? -1 : (rank + turn) % p)) GG_TRY(start_chunk(s, i));
@@ -163,7 +163,7 @@ cleanup:
 
 /* The optimiser's step on an own slice, which it also writes to the snapshot. The optimiser's arenas hold own slices
  * alone: the slice is a state of its own. */
-static void update(overlapped_averaging *s, const gg_part *own) {
+static void overlapped_update(overlapped_averaging *s, const gg_part *own) {
     const gg_strategy_env *env = &s->head.env;
     const gg_state *state = env->state;
     const gg_state slice = {.weight = state->weight + own->offset,
@@ -197,7 +197,7 @@ static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part
     for (size_t at = own->offset - weight, end = at + own->count; at < end;) {
         size_t next = (at / block + 1) * block, count = (next < end ? next : end) - at;
         for (int r = 0; r < env->transport->size; ++r) {
-            void *part = landing_of(s, own, 0) + (size_t)r * count * s->size;
+            void *part = overlapped_landing_of(s, own, 0) + (size_t)r * count * s->size;
             gg_fc_gradient(&s->fc, fc, r, at, count, s->wire != NULL ? s->unrounded : part);
             if (s->wire != NULL) env->device->table->narrow(env->device, count, s->unrounded, part);
             s->source[r] = part;
@@ -220,14 +220,15 @@ static gg_status add_and_update(overlapped_averaging *s, int chunk) {
         GG_TRY(gg_fc_used(&s->fc, fc));
     } else {
         for (int r = 0; r < p; ++r)
-            s->source[r] = r == rank ? gradient_at(s, own->offset) : request_of(s, chunk, GRADIENT_IN, r)->data;
+            s->source[r] = r == rank ? overlapped_gradient_at(s, own->offset)
+                                     : overlapped_request_of(s, chunk, GRADIENT_IN, r)->data;
         add_sources(s, own->offset, own->count);
     }
     for (int r = 0; r < p; ++r) {
-        GG_TRY(gg_release(env->transport, request_of(s, chunk, GRADIENT_IN, r)));
-        GG_TRY(gg_strategy_wait(&s->head, request_of(s, chunk, WEIGHT_OUT, r))); /* of the last step */
+        GG_TRY(gg_release(env->transport, overlapped_request_of(s, chunk, GRADIENT_IN, r)));
+        GG_TRY(gg_strategy_wait(&s->head, overlapped_request_of(s, chunk, WEIGHT_OUT, r))); /* of the last step */
     }
-    update(s, own);
+    overlapped_update(s, own);
 cleanup:
     return status;
 }
@@ -236,18 +237,18 @@ cleanup:
  * before. */
 static gg_status copy_weights(overlapped_averaging *s, int chunk, int from) {
     gg_status status = GG_OK;
-    gg_request *request = request_of(s, chunk, WEIGHT_IN, from);
+    gg_request *request = overlapped_request_of(s, chunk, WEIGHT_IN, from);
     float *target = s->head.env.state->weight + gg_partition_part(&s->partition, from, chunk)->offset;
     if (request->state == GG_REQUEST_IDLE) return GG_OK;
     if (request->data != target) memcpy(target, request->data, request->bytes);
     GG_TRY(gg_release(s->head.env.transport, request));
-    GG_TRY(gg_strategy_wait(&s->head, request_of(s, chunk, GRADIENT_OUT, from)));
+    GG_TRY(gg_strategy_wait(&s->head, overlapped_request_of(s, chunk, GRADIENT_OUT, from)));
 cleanup:
     return status;
 }
 
 /* Bytes of a bucket's gradients that travel, or of its weights. */
-static int64_t bytes_of(const overlapped_averaging *s, const gg_bucket *b, bool gradients) {
+static int64_t overlapped_bytes_of(const overlapped_averaging *s, const gg_bucket *b, bool gradients) {
     int64_t bytes = 0;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
         if (!gradients || fc_of_chunk(s, i) == NULL)
@@ -256,7 +257,7 @@ static int64_t bytes_of(const overlapped_averaging *s, const gg_bucket *b, bool 
 }
 
 /* A chunk's gradients, or weights, are through; those of a bucket are with its last one. */
-static void land(overlapped_averaging *s, int bucket, bool gradients) {
+static void overlapped_land(overlapped_averaging *s, int bucket, bool gradients) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     bucket_state *state = &s->bucket[bucket];
     passage *one = gradients ? &state->gradients : &state->weights;
@@ -268,11 +269,11 @@ static void land(overlapped_averaging *s, int bucket, bool gradients) {
                                                     .index = b->first_layer,
                                                     .last = b->last_layer,
                                                     .peer = -1,
-                                                    .bytes = bytes_of(s, b, gradients)});
+                                                    .bytes = overlapped_bytes_of(s, b, gradients)});
 }
 
 /* Goes on with what the chunk's stage waits for, until all is there or, without `wait`, until something is not. */
-static gg_status arrive(overlapped_averaging *s, int chunk, bool wait, bool *all) {
+static gg_status overlapped_arrive(overlapped_averaging *s, int chunk, bool wait, bool *all) {
     gg_status status = GG_OK;
     chunk_state *c = &s->chunk[chunk];
     gg_transport *transport = s->head.env.transport;
@@ -283,7 +284,7 @@ static gg_status arrive(overlapped_averaging *s, int chunk, bool wait, bool *all
     gg_fc *fc = own && c->stage == REDUCING ? fc_of_chunk(s, chunk) : NULL;
     for (*all = true; c->next < p; ++c->next) {
         int from = (transport->rank - c->next + p) % p;
-        gg_request *request = request_of(s, chunk, kind, from);
+        gg_request *request = overlapped_request_of(s, chunk, kind, from);
         if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, from, wait, all, arrived));
         else if (wait) GG_TRY(gg_strategy_wait(&s->head, request));
         else GG_TRY(gg_test(transport, request, all));
@@ -295,15 +296,15 @@ cleanup:
     return status;
 }
 
-static gg_status reduce(overlapped_averaging *s, int chunk, bool wait) {
+static gg_status overlapped_reduce(overlapped_averaging *s, int chunk, bool wait) {
     gg_status status = GG_OK;
     bool all = false;
     if (s->chunk[chunk].stage != REDUCING) return GG_OK;
-    GG_TRY(arrive(s, chunk, wait, &all));
+    GG_TRY(overlapped_arrive(s, chunk, wait, &all));
     if (!all) return GG_OK;
     GG_TRY(add_and_update(s, chunk));
     s->chunk[chunk].stage = UPDATED;
-    land(s, s->chunk[chunk].bucket, true);
+    overlapped_land(s, s->chunk[chunk].bucket, true);
 cleanup:
     return at_chunk(s, chunk, status);
 }
@@ -314,11 +315,11 @@ static gg_status send_weights(overlapped_averaging *s, int chunk) {
     int p = transport->size, rank = transport->rank;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
     if (s->chunk[chunk].stage != UPDATED) return GG_OK;
-    depart(s, &s->bucket[s->chunk[chunk].bucket].weights);
+    overlapped_depart(s, &s->bucket[s->chunk[chunk].bucket].weights);
     for (int i = 1; i < p && own->count > 0; ++i) {
         int to = (rank + i) % p;
         GG_TRY(gg_send(transport, s->snapshot + own->owned_offset, own->count * sizeof(float), to, GG_TAG_USER + chunk,
-                       request_of(s, chunk, WEIGHT_OUT, to)));
+                       overlapped_request_of(s, chunk, WEIGHT_OUT, to)));
     }
     s->chunk[chunk].stage = GATHERING;
     s->chunk[chunk].next = 1;
@@ -326,19 +327,19 @@ cleanup:
     return at_chunk(s, chunk, status);
 }
 
-static gg_status gather(overlapped_averaging *s, int chunk, bool wait) {
+static gg_status overlapped_gather(overlapped_averaging *s, int chunk, bool wait) {
     gg_status status = GG_OK;
     bool all = false;
     if (s->chunk[chunk].stage != GATHERING) return GG_OK;
-    GG_TRY(arrive(s, chunk, wait, &all));
+    GG_TRY(overlapped_arrive(s, chunk, wait, &all));
     if (!all) return GG_OK;
     s->chunk[chunk].stage = IDLE;
-    land(s, s->chunk[chunk].bucket, false);
+    overlapped_land(s, s->chunk[chunk].bucket, false);
 cleanup:
     return at_chunk(s, chunk, status);
 }
 
-static gg_status begin(gg_strategy *strategy) {
+static gg_status overlapped_begin(gg_strategy *strategy) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     if (s->fc.count > 0) {
         gg_status status = gg_fc_begin(&s->fc);
@@ -351,7 +352,7 @@ static gg_status begin(gg_strategy *strategy) {
     return GG_OK;
 }
 
-static gg_status offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *partitioned) {
+static gg_status overlapped_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *partitioned) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     gg_fc *fc = gg_fc_partitioned(&s->fc, layer);
     *partitioned = fc != NULL;
@@ -363,21 +364,21 @@ static gg_status offer_error(gg_strategy *strategy, int layer, const gg_vectors 
     return gg_fc_error(&s->fc, gg_fc_partitioned(&s->fc, layer), error, s->overlap);
 }
 
-static const gg_strategy_fc_hooks fc_hooks = {offer_input, offer_error};
+static const gg_strategy_fc_hooks fc_hooks = {overlapped_offer_input, offer_error};
 
-static gg_status need(gg_strategy *strategy, int layer) {
+static gg_status overlapped_need(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     const gg_bucket *b = &s->buckets.bucket[s->buckets.bucket_of_layer[layer]];
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gather(s, i, true));
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(overlapped_gather(s, i, true));
 cleanup:
     return status;
 }
 
-static gg_status ready(gg_strategy *strategy, int layer) {
+static gg_status overlapped_ready(gg_strategy *strategy, int layer) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     int bucket = s->buckets.bucket_of_layer[layer];
-    return --s->bucket[bucket].waiting == 0 && s->overlap ? start(s, bucket) : GG_OK;
+    return --s->bucket[bucket].waiting == 0 && s->overlap ? overlapped_start(s, bucket) : GG_OK;
 }
 
 /* Gradients that were sent before the last poll and are not here yet tell that the network is busy with them. */
@@ -389,16 +390,16 @@ static bool network_is_busy(const overlapped_averaging *s) {
 
 /* The front first, whose weights are needed first. While gradients fill the network, weights that are sent would only
  * delay them and weights needed sooner: they are held, at most to the end of the step. */
-static gg_status poll(gg_strategy *strategy) {
+static gg_status overlapped_poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     s->polls++;
     GG_TRY(gg_progress(strategy->env.transport));
-    for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(reduce(s, i, false));
+    for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(overlapped_reduce(s, i, false));
     bool hold = network_is_busy(s);
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         if (!hold) GG_TRY(send_weights(s, i));
-        GG_TRY(gather(s, i, false));
+        GG_TRY(overlapped_gather(s, i, false));
     }
 cleanup:
     return status;
@@ -406,21 +407,21 @@ cleanup:
 
 static gg_status gather_all(overlapped_averaging *s) {
     gg_status status = GG_OK;
-    for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(gather(s, i, true));
+    for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(overlapped_gather(s, i, true));
 cleanup:
     return status;
 }
 
 /* The learning rate and the shares of the samples are those of this step: all own slices are updated before it ends. */
-static gg_status end(gg_strategy *strategy) {
+static gg_status overlapped_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     for (int i = 0; i < GG_FC_WHATS * s->fc.count && !s->overlap; ++i)
         if (s->fc.fc[i / GG_FC_WHATS].partitioned)
             GG_TRY(gg_fc_send(&s->fc, &s->fc.fc[i / GG_FC_WHATS], i % GG_FC_WHATS));
-    for (int bucket = s->buckets.count - 1; bucket >= 0 && !s->overlap; --bucket) GG_TRY(start(s, bucket));
+    for (int bucket = s->buckets.count - 1; bucket >= 0 && !s->overlap; --bucket) GG_TRY(overlapped_start(s, bucket));
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
-        GG_TRY(reduce(s, i, true));
+        GG_TRY(overlapped_reduce(s, i, true));
         GG_TRY(send_weights(s, i));
     }
     if (!s->overlap) GG_TRY(gather_all(s));
@@ -429,19 +430,19 @@ cleanup:
 }
 
 /* Afterwards peers read nothing of this rank's any more. */
-static gg_status settle(gg_strategy *strategy) {
+static gg_status overlapped_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     GG_TRY(gather_all(s));
     for (int i = 0; i < s->buckets.chunk_count; ++i)
         for (int r = 0; r < strategy->env.transport->size; ++r)
-            GG_TRY(at_chunk(s, i, gg_strategy_wait(strategy, request_of(s, i, WEIGHT_OUT, r))));
+            GG_TRY(at_chunk(s, i, gg_strategy_wait(strategy, overlapped_request_of(s, i, WEIGHT_OUT, r))));
     GG_TRY(gg_fc_settle(&s->fc));
 cleanup:
     return status;
 }
 
-static void destroy(gg_strategy *strategy) {
+static void overlapped_destroy(gg_strategy *strategy) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     gg_transport *transport = strategy->env.transport;
     size_t requests = (size_t)s->buckets.chunk_count * KINDS * (size_t)transport->size;
@@ -462,7 +463,9 @@ static void destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table table = {"overlapped-averaging", begin, need, ready, poll, end, settle, destroy};
+static const gg_strategy_table table = {"overlapped-averaging", overlapped_begin,  overlapped_need,
+                                        overlapped_ready,       overlapped_poll,   overlapped_end,
+                                        overlapped_settle,      overlapped_destroy};
 
 gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                          gg_strategy **out) {
@@ -506,7 +509,7 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     }
 cleanup:
     gg_free(separate);
-    if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
+    if (status != GG_OK && s != NULL) overlapped_destroy(&s->head), s = NULL;
     *out = s ? &s->head : NULL;
     return status;
 }

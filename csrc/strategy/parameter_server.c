@@ -11,22 +11,22 @@
 #include "strategy/centre.h"
 #include "strategy/tables.h"
 
-static void ask(gg_centre *s, size_t at, size_t n, float *message) {
+static void parameter_server_ask(gg_centre *s, size_t at, size_t n, float *message) {
     gg_add_scaled(s->head.env.device, n, s->head.env.state->weight + at, -1.0f, s->base + at, message);
 }
 
-static void answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
+static void parameter_server_answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
     gg_add_scaled(s->head.env.device, n, weight, 1.0f, message, weight);
     memcpy(answer, weight, n * sizeof(float));
 }
 
-static void take(gg_centre *s, size_t at, size_t n, const float *answer) {
+static void parameter_server_take(gg_centre *s, size_t at, size_t n, const float *answer) {
     memcpy(s->head.env.state->weight + at, answer, n * sizeof(float));
     memcpy(s->base + at, answer, n * sizeof(float));
 }
 
-static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message,
-                          uint16_t *answer) {
+static void parameter_server_answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message,
+                                           uint16_t *answer) {
     gg_device *device = s->head.env.device;
     device->table->widen_add(device, n, message, weight);
     device->table->widen_add(device, n, message, known);
@@ -35,10 +35,10 @@ static void answer_narrow(gg_centre *s, size_t n, float *weight, float *known, c
 
 static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("parameter-server"),
                                     .accumulates = true,
-                                    .ask = ask,
-                                    .answer = answer,
-                                    .take = take,
-                                    .answer_narrow = answer_narrow};
+                                    .ask = parameter_server_ask,
+                                    .answer = parameter_server_answer,
+                                    .take = parameter_server_take,
+                                    .answer_narrow = parameter_server_answer_narrow};
 
 gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                      gg_strategy **out) {

@@ -46,8 +46,8 @@ static void add_bucket(cutter *c, const gg_graph *graph, const gg_bucket *bucket
 }
 
 /* Cuts the buckets into chunks. */
-static gg_status cut(const gg_graph *graph, size_t chunk_bytes, const gg_slice *separate, int ranks,
-                     gg_buckets *buckets, int **layer, int **owner) {
+static gg_status partition_cut(const gg_graph *graph, size_t chunk_bytes, const gg_slice *separate, int ranks,
+                               gg_buckets *buckets, int **layer, int **owner) {
     gg_status status = GG_OK;
     cutter c = {.most = gg_chunk_elements(chunk_bytes)};
     for (int i = 0; i < buckets->count; ++i) add_bucket(&c, graph, &buckets->bucket[i], separate, ranks);
@@ -71,7 +71,7 @@ gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const g
                               gg_buckets *buckets, gg_partition *out) {
     gg_status status = GG_OK;
     gg_partition made = {.ranks = ranks};
-    GG_TRY(cut(graph, chunk_bytes, separate, ranks, buckets, &made.layer, &made.owner));
+    GG_TRY(partition_cut(graph, chunk_bytes, separate, ranks, buckets, &made.layer, &made.owner));
     made.chunks = buckets->chunk_count;
     GG_TRY(gg_calloc((size_t)ranks * (size_t)made.chunks, sizeof *made.part, "parts of the ranks", &made.part));
     for (int r = 0; r < ranks; ++r) {

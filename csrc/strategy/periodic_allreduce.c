@@ -15,13 +15,13 @@ typedef struct periodic_allreduce {
 
 enum { SHARED = GG_SHARED_WEIGHT | GG_SHARED_MOMENTUM | GG_SHARED_SQUARE };
 
-static gg_status ready(gg_strategy *strategy, int layer) {
+static gg_status periodic_ready(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
     return GG_OK;
 }
 
-static gg_status end(gg_strategy *strategy) {
+static gg_status periodic_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     const gg_state *state = strategy->env.state;
@@ -42,7 +42,7 @@ cleanup:
     return gg_strategy_at_all(strategy, gg_error_prefix(status, "mean of the replicas: "));
 }
 
-static void destroy(gg_strategy *strategy) {
+static void periodic_destroy(gg_strategy *strategy) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     gg_allreduce_destroy(s->averaging);
     gg_message_free(strategy->env.transport, s->wire);
@@ -51,10 +51,9 @@ static void destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table table = {"periodic-allreduce", gg_strategy_nothing,
-                                        gg_strategy_no_layer, ready,
-                                        gg_strategy_progress, end,
-                                        gg_strategy_nothing,  destroy};
+static const gg_strategy_table table = {"periodic-allreduce", gg_strategy_nothing,  gg_strategy_no_layer,
+                                        periodic_ready,       gg_strategy_progress, periodic_end,
+                                        gg_strategy_nothing,  periodic_destroy};
 
 gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                        gg_strategy **out) {
@@ -78,7 +77,7 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
                                options->collectives, &made->averaging));
     gg_strategy_watch(&made->head, made->averaging);
 cleanup:
-    if (status != GG_OK && made != NULL) destroy(&made->head), made = NULL;
+    if (status != GG_OK && made != NULL) periodic_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;
     return status;
 }

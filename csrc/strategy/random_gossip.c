@@ -110,7 +110,7 @@ static size_t chunk_bytes(const random_gossip *s, int chunk) {
 }
 
 /* Where element `offset` of the weights lies in an arena of what travels. */
-static void *travelling(const random_gossip *s, void *arena, size_t offset) {
+static void *random_gossip_travelling(const random_gossip *s, void *arena, size_t offset) {
     return (char *)arena + offset * gg_dtype_size(s->wire);
 }
 
@@ -143,7 +143,7 @@ static int free_snapshot(const random_gossip *s) {
 }
 
 /* Whether a rank has still to deal with what was sent to it before. */
-static bool lags(const random_gossip *s, int peer) {
+static bool random_gossip_lags(const random_gossip *s, int peer) {
     int left = 0;
     for (int i = 0; !s->pulls && i < DELIVERIES; ++i) left += s->delivery[i].active && s->delivery[i].peer == peer;
     for (int i = 0; s->pulls && i < QUESTIONS; ++i) left += s->question[i].open && s->question[i].peer == peer;
@@ -153,7 +153,7 @@ static bool lags(const random_gossip *s, int peer) {
 /* ---- what goes out ---- */
 
 /* Chunk i of what travels, in float32. */
-static const float *widened(random_gossip *s, const void *travelled, int i) {
+static const float *random_gossip_widened(random_gossip *s, const void *travelled, int i) {
     gg_device *device = s->head.env.device;
     if (s->wire == GG_FLOAT32) return travelled;
     device->table->widen(device, s->cut.chunk[i].count, travelled, s->wide);
@@ -170,13 +170,14 @@ static void give_half(random_gossip *s, int snapshot) {
     for (int i = 0; i < s->cut.chunk_count; ++i) {
         const gg_chunk *chunk = &s->cut.chunk[i];
         float *weight = env->state->weight + chunk->offset;
-        const float *const source[2] = {weight, widened(s, travelling(s, s->snapshot[snapshot], chunk->offset), i)};
+        const float *const source[2] = {
+            weight, random_gossip_widened(s, random_gossip_travelling(s, s->snapshot[snapshot], chunk->offset), i)};
         env->device->table->weighted_sum(env->device, chunk->count, 2, source, scale, weight);
     }
 }
 
 /* Starts to send a snapshot. *done false: too much is under way. */
-static gg_status deliver(random_gossip *s, int peer, int snapshot, bool *done) {
+static gg_status random_gossip_deliver(random_gossip *s, int peer, int snapshot, bool *done) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     delivery *d = s->delivery;
@@ -191,8 +192,8 @@ static gg_status deliver(random_gossip *s, int peer, int snapshot, bool *done) {
     d->note = (note){.kind = WEIGHTS, .mass = s->mass};
     GG_TRY(gg_send(transport, &d->note, sizeof d->note, peer, TAG_NOTE, &d->announced));
     for (int i = 0; i < s->cut.chunk_count; ++i)
-        GG_TRY(gg_send(transport, travelling(s, s->snapshot[snapshot], s->cut.chunk[i].offset), chunk_bytes(s, i), peer,
-                       TAG_CHUNK + i, &d->chunk[i]));
+        GG_TRY(gg_send(transport, random_gossip_travelling(s, s->snapshot[snapshot], s->cut.chunk[i].offset),
+                       chunk_bytes(s, i), peer, TAG_CHUNK + i, &d->chunk[i]));
     s->peer[peer].pushed += !s->pulls;
 cleanup:
     return status;
@@ -203,10 +204,10 @@ static gg_status listen_to(random_gossip *s, int peer) {
     return gg_receive(s->head.env.transport, &p->landing, sizeof p->landing, peer, TAG_NOTE, &p->heard);
 }
 
-static gg_status ask(random_gossip *s, int peer, bool *done) {
+static gg_status random_gossip_ask(random_gossip *s, int peer, bool *done) {
     gg_status status = GG_OK;
     *done = false;
-    if (lags(s, peer)) return GG_OK;
+    if (random_gossip_lags(s, peer)) return GG_OK;
     for (int i = 0; i < QUESTIONS && !*done; ++i) {
         question *q = &s->question[i];
         if (q->open || q->asked.state != GG_REQUEST_IDLE) continue;
@@ -224,7 +225,7 @@ cleanup:
 /* ---- what comes in ---- */
 
 /* Makes room for announced weights. *done false: there is none now. */
-static gg_status accept(random_gossip *s, int peer, double mass, bool *done) {
+static gg_status random_gossip_accept(random_gossip *s, int peer, double mass, bool *done) {
     gg_status status = GG_OK;
     arrival *a = s->arrival;
     while (a < s->arrival + ARRIVALS && a->active) ++a;
@@ -236,22 +237,22 @@ static gg_status accept(random_gossip *s, int peer, double mass, bool *done) {
     a->mass = mass;
     a->announced = gg_transport_now(s->head.env.transport);
     for (int i = 0; i < s->cut.chunk_count; ++i)
-        GG_TRY(gg_receive(s->head.env.transport, travelling(s, a->landing, s->cut.chunk[i].offset), chunk_bytes(s, i),
-                          peer, TAG_CHUNK + i, &a->chunk[i]));
+        GG_TRY(gg_receive(s->head.env.transport, random_gossip_travelling(s, a->landing, s->cut.chunk[i].offset),
+                          chunk_bytes(s, i), peer, TAG_CHUNK + i, &a->chunk[i]));
 cleanup:
     return status;
 }
 
 /* Mass that is given away must go with the weights that it counts for, so with push_sum a snapshot that is no longer
  * the weights waits for the next one. */
-static gg_status answer(random_gossip *s, int peer, bool *done) {
+static gg_status random_gossip_answer(random_gossip *s, int peer, bool *done) {
     *done = false;
     if (s->published < 0 || (s->push_sum && !s->fresh)) return GG_OK;
-    return deliver(s, peer, s->published, done);
+    return random_gossip_deliver(s, peer, s->published, done);
 }
 
 /* gg_test, which tells in *moved whether it has just become done: whoever pauses must have seen nothing move. */
-static gg_status look(random_gossip *s, gg_request *request, bool *done, bool *moved) {
+static gg_status random_gossip_look(random_gossip *s, gg_request *request, bool *done, bool *moved) {
     bool under_way = request->state == GG_REQUEST_SENDING || request->state == GG_REQUEST_RECEIVING;
     gg_status status = gg_test(s->head.env.transport, request, done);
     *moved |= under_way && *done;
@@ -259,18 +260,18 @@ static gg_status look(random_gossip *s, gg_request *request, bool *done, bool *m
 }
 
 /* Notes of one rank, in their order: one that cannot be followed now stays, and those behind it. */
-static gg_status hear(random_gossip *s, int peer, bool *moved) {
+static gg_status random_gossip_hear(random_gossip *s, int peer, bool *moved) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     peer_state *p = &s->peer[peer];
     while (p->heard.state != GG_REQUEST_IDLE) {
         bool done = false;
         note heard;
-        GG_TRY(look(s, &p->heard, &done, moved));
+        GG_TRY(random_gossip_look(s, &p->heard, &done, moved));
         if (!done) break;
         memcpy(&heard, p->heard.data, sizeof heard);
-        if (heard.kind == ASK) GG_TRY(answer(s, peer, &done));
-        else if (heard.kind == WEIGHTS) GG_TRY(accept(s, peer, heard.mass, &done));
+        if (heard.kind == ASK) GG_TRY(random_gossip_answer(s, peer, &done));
+        else if (heard.kind == WEIGHTS) GG_TRY(random_gossip_accept(s, peer, heard.mass, &done));
         if (!done) break;
         if (heard.kind == WEIGHTS && s->pulls) p->unanswered--;
         if (heard.kind == DONE) {
@@ -286,7 +287,7 @@ cleanup:
 }
 
 /* A message is whole: one less to wait for. */
-static void arrived(random_gossip *s, arrival *a) {
+static void random_gossip_arrived(random_gossip *s, arrival *a) {
     a->arrived = gg_transport_now(s->head.env.transport);
     s->peer[a->peer].awaited -= !s->pulls;
     for (int i = 0; s->pulls && i < QUESTIONS; ++i)
@@ -300,7 +301,7 @@ static void arrived(random_gossip *s, arrival *a) {
 static gg_status test_chunks(random_gossip *s, gg_request *chunk, int *next, bool *moved) {
     gg_status status = GG_OK;
     for (bool done = true; *next < s->cut.chunk_count;) {
-        GG_TRY(look(s, &chunk[*next], &done, moved));
+        GG_TRY(random_gossip_look(s, &chunk[*next], &done, moved));
         if (!done) break;
         ++*next;
     }
@@ -309,37 +310,37 @@ cleanup:
 }
 
 /* Tests all that is under way, and goes on with it. */
-static gg_status advance(random_gossip *s, bool *moved) {
+static gg_status random_gossip_advance(random_gossip *s, bool *moved) {
     gg_status status = GG_OK;
     for (int peer = 0; peer < s->head.env.transport->size; ++peer) {
         bool done;
-        GG_TRY(hear(s, peer, moved));
-        GG_TRY(look(s, &s->peer[peer].done_sent, &done, moved));
+        GG_TRY(random_gossip_hear(s, peer, moved));
+        GG_TRY(random_gossip_look(s, &s->peer[peer].done_sent, &done, moved));
     }
     for (int i = 0; i < ARRIVALS; ++i) {
         arrival *a = &s->arrival[i];
         if (!a->active || a->next == s->cut.chunk_count) continue;
         GG_TRY(test_chunks(s, a->chunk, &a->next, moved));
-        if (a->next == s->cut.chunk_count) arrived(s, a);
+        if (a->next == s->cut.chunk_count) random_gossip_arrived(s, a);
     }
     for (int i = 0; i < DELIVERIES; ++i) {
         delivery *d = &s->delivery[i];
         bool done;
         if (!d->active) continue;
-        GG_TRY(look(s, &d->announced, &done, moved));
+        GG_TRY(random_gossip_look(s, &d->announced, &done, moved));
         GG_TRY(test_chunks(s, d->chunk, &d->next, moved));
         d->active = !done || d->next < s->cut.chunk_count;
     }
     for (int i = 0; i < QUESTIONS; ++i) {
         bool done;
-        GG_TRY(look(s, &s->question[i].asked, &done, moved));
+        GG_TRY(random_gossip_look(s, &s->question[i].asked, &done, moved));
     }
 cleanup:
     return status;
 }
 
 /* Mixes all that has arrived whole. */
-static gg_status mix(random_gossip *s, bool *moved) {
+static gg_status random_gossip_mix(random_gossip *s, bool *moved) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
     double whole = s->mass;
@@ -350,7 +351,7 @@ static gg_status mix(random_gossip *s, bool *moved) {
         for (int c = 0; c < s->cut.chunk_count; ++c) {
             float *weight = env->state->weight + s->cut.chunk[c].offset;
             env->device->table->mix(env->device, s->cut.chunk[c].count, GG_FLOAT32, (float)(a->mass / whole), weight,
-                                    widened(s, a->chunk[c].data, c), weight, weight);
+                                    random_gossip_widened(s, a->chunk[c].data, c), weight, weight);
             GG_TRY(gg_release(env->transport, &a->chunk[c]));
         }
         a->active = s->fresh = false;
@@ -371,7 +372,7 @@ cleanup:
 
 /* ---- the step ---- */
 
-static gg_status begin(gg_strategy *strategy) {
+static gg_status random_gossip_begin(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
     s->chosen = false;
@@ -388,46 +389,46 @@ cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
 
-static gg_status poll(gg_strategy *strategy) {
+static gg_status random_gossip_poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
     bool moved = false;
     GG_TRY(gg_progress(strategy->env.transport));
-    if (s->listens) GG_TRY(advance(s, &moved));
+    if (s->listens) GG_TRY(random_gossip_advance(s, &moved));
 cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
 
 /* As late as may be: just before the first update of the step. */
-static gg_status choose(random_gossip *s) {
+static gg_status random_gossip_choose(random_gossip *s) {
     gg_status status = GG_OK;
     bool moved = false;
     s->chosen = true;
     if (!s->listens) return GG_OK;
-    GG_TRY(advance(s, &moved));
+    GG_TRY(random_gossip_advance(s, &moved));
     s->fresh = false;
     s->partner = draw_partner(s);
-    if (s->pulls || (s->partner >= 0 && !lags(s, s->partner))) s->writing = free_snapshot(s);
+    if (s->pulls || (s->partner >= 0 && !random_gossip_lags(s, s->partner))) s->writing = free_snapshot(s);
 cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
 
-static gg_status ready(gg_strategy *strategy, int layer) {
+static gg_status random_gossip_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
     const gg_strategy_env *env = &strategy->env;
     const gg_slice *slice = gg_graph_layer(env->graph, layer);
     gg_update_args args = gg_optimizer_update(env->optimizer, env->state, strategy->step, slice->offset, slice->count,
                                               env->state->gradient + slice->offset);
-    if (!s->chosen) GG_TRY(choose(s));
+    if (!s->chosen) GG_TRY(random_gossip_choose(s));
     args.wire = s->wire;
-    if (s->writing >= 0) args.weight_copy = travelling(s, s->snapshot[s->writing], slice->offset);
+    if (s->writing >= 0) args.weight_copy = random_gossip_travelling(s, s->snapshot[s->writing], slice->offset);
     env->device->table->update(env->device, &args);
 cleanup:
     return status;
 }
 
-static gg_status end(gg_strategy *strategy) {
+static gg_status random_gossip_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
     bool moved = false, done = false;
@@ -436,13 +437,13 @@ static gg_status end(gg_strategy *strategy) {
         s->published = s->writing;
         s->fresh = true;
     }
-    GG_TRY(advance(s, &moved));
+    GG_TRY(random_gossip_advance(s, &moved));
     if (s->partner >= 0) {
-        if (s->pulls) GG_TRY(ask(s, s->partner, &done));
-        else if (s->writing >= 0) GG_TRY(deliver(s, s->partner, s->writing, &done));
+        if (s->pulls) GG_TRY(random_gossip_ask(s, s->partner, &done));
+        else if (s->writing >= 0) GG_TRY(random_gossip_deliver(s, s->partner, s->writing, &done));
         strategy->skipped += !done;
     }
-    GG_TRY(mix(s, &moved));
+    GG_TRY(random_gossip_mix(s, &moved));
 cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
@@ -463,15 +464,15 @@ cleanup:
 }
 
 /* Whom it has asked and has no whole answer of; -1: nobody. */
-static int asked(const random_gossip *s) {
+static int random_gossip_asked(const random_gossip *s) {
     for (int i = 0; i < QUESTIONS; ++i)
         if (s->question[i].open || s->question[i].asked.state != GG_REQUEST_IDLE) return s->question[i].peer;
     return -1;
 }
 
 /* A rank from which something is still to come, or that has still to take something; -1: nobody. */
-static int missing(const random_gossip *s) {
-    if (asked(s) >= 0) return asked(s);
+static int random_gossip_missing(const random_gossip *s) {
+    if (random_gossip_asked(s) >= 0) return random_gossip_asked(s);
     for (int i = 0; i < s->head.env.transport->size; ++i) {
         const peer_state *p = &s->peer[i];
         if (p->heard.state != GG_REQUEST_IDLE || p->done_sent.state != GG_REQUEST_IDLE || p->awaited != 0) return i;
@@ -482,7 +483,7 @@ static int missing(const random_gossip *s) {
 }
 
 /* With push_sum, publishes the weights as they are, if somebody may ask for them. */
-static void refresh(random_gossip *s) {
+static void random_gossip_refresh(random_gossip *s) {
     const gg_state *state = s->head.env.state;
     int snapshot = s->pulls && s->push_sum && !s->fresh ? free_snapshot(s) : -1;
     if (snapshot < 0) return;
@@ -512,7 +513,7 @@ cleanup:
 
 /* Goes on serving the others until all have made their last step and nothing is under way. A rank that pulls says that
  * it is done when it has its answers: who has heard that of all will not be asked again. */
-static gg_status settle(gg_strategy *strategy) {
+static gg_status random_gossip_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
     gg_transport *transport = strategy->env.transport;
@@ -521,14 +522,14 @@ static gg_status settle(gg_strategy *strategy) {
     if (!s->listens) return GG_OK;
     for (int round = 0;; ++round) {
         bool moved = false;
-        refresh(s);
-        GG_TRY(advance(s, &moved));
-        GG_TRY(mix(s, &moved));
-        if (!said && asked(s) < 0) {
+        random_gossip_refresh(s);
+        GG_TRY(random_gossip_advance(s, &moved));
+        GG_TRY(random_gossip_mix(s, &moved));
+        if (!said && random_gossip_asked(s) < 0) {
             GG_TRY(say_rest(s));
             said = moved = true;
         }
-        int peer = missing(s);
+        int peer = random_gossip_missing(s);
         if (peer < 0) break;
         double now = gg_transport_now(transport);
         if (moved) {
@@ -551,11 +552,11 @@ cleanup:
 
 /* ---- life ---- */
 
-static void give_up(gg_transport *transport, gg_request *requests, int n) {
+static void random_gossip_give_up(gg_transport *transport, gg_request *requests, int n) {
     for (int i = 0; requests != NULL && i < n; ++i) gg_cancel(transport, &requests[i]);
 }
 
-static void destroy(gg_strategy *strategy) {
+static void random_gossip_destroy(gg_strategy *strategy) {
     random_gossip *s = (random_gossip *)strategy;
     gg_transport *transport = strategy->env.transport;
     for (int i = 0; s->peer != NULL && i < transport->size; ++i) {
@@ -564,13 +565,13 @@ static void destroy(gg_strategy *strategy) {
     }
     for (int i = 0; i < QUESTIONS; ++i) gg_cancel(transport, &s->question[i].asked);
     for (int i = 0; i < ARRIVALS; ++i) {
-        give_up(transport, s->arrival[i].chunk, s->cut.chunk_count);
+        random_gossip_give_up(transport, s->arrival[i].chunk, s->cut.chunk_count);
         gg_free(s->arrival[i].chunk);
         gg_free(s->arrival[i].landing);
     }
     for (int i = 0; i < DELIVERIES; ++i) {
         gg_cancel(transport, &s->delivery[i].announced);
-        give_up(transport, s->delivery[i].chunk, s->cut.chunk_count);
+        random_gossip_give_up(transport, s->delivery[i].chunk, s->cut.chunk_count);
         gg_free(s->delivery[i].chunk);
     }
     gg_allreduce_destroy(s->shift);
@@ -613,10 +614,12 @@ cleanup:
     return status;
 }
 
-static const gg_strategy_table pull_table = {"pull-gossip", begin,  gg_strategy_no_layer, ready, poll, end,
-                                             settle,        destroy};
-static const gg_strategy_table push_table = {"push-gossip", begin,  gg_strategy_no_layer, ready, poll, end,
-                                             settle,        destroy};
+static const gg_strategy_table pull_table = {"pull-gossip",        random_gossip_begin,  gg_strategy_no_layer,
+                                             random_gossip_ready,  random_gossip_poll,   random_gossip_end,
+                                             random_gossip_settle, random_gossip_destroy};
+static const gg_strategy_table push_table = {"push-gossip",        random_gossip_begin,  gg_strategy_no_layer,
+                                             random_gossip_ready,  random_gossip_poll,   random_gossip_end,
+                                             random_gossip_settle, random_gossip_destroy};
 
 gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
@@ -634,7 +637,7 @@ gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_s
     GG_TRY(gg_state_create(env, 0));
     if (env->transport->size > 1) GG_TRY(create_exchange(s, options, env));
 cleanup:
-    if (status != GG_OK && s != NULL) destroy(&s->head), s = NULL;
+    if (status != GG_OK && s != NULL) random_gossip_destroy(&s->head), s = NULL;
     *out = s ? &s->head : NULL;
     return status;
 }

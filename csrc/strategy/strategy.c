@@ -10,7 +10,7 @@ static gg_status check_sizes(const gg_strategy_options *options) {
     return GG_OK;
 }
 
-static gg_status check(const gg_strategy_options *options) {
+static gg_status strategy_check(const gg_strategy_options *options) {
     if (options->staleness != 0 && options->staleness != 1)
         return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
     if (options->push_sum && options->exchange == GG_EXCHANGE_GRADIENTS)
@@ -39,7 +39,7 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
     *out = NULL;
     switch (options->kind) {
     case GG_STRATEGY_GOSSIPGRAD: {
-        gg_status status = check(options);
+        gg_status status = strategy_check(options);
         if (status != GG_OK) return status;
         return options->hierarchical ? gg_hierarchical_gossip_create(options, env, out)
                                      : gg_gossip_create(options, env, out);
@@ -156,10 +156,10 @@ void gg_strategy_waited(gg_strategy *strategy, double begin) {
             .begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE, .index = -1});
 }
 
-static void waited(void *context, double begin) { gg_strategy_waited(context, begin); }
+static void strategy_waited(void *context, double begin) { gg_strategy_waited(context, begin); }
 
 void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) {
-    gg_allreduce_watch(reduction, waited, strategy);
+    gg_allreduce_watch(reduction, strategy_waited, strategy);
 }
 
 gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status) {

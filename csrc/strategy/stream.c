@@ -29,7 +29,7 @@ cleanup:
 }
 
 /* Requests must not outlive their memory. */
-static void give_up(gg_stream *stream, gg_request *requests) {
+static void stream_give_up(gg_stream *stream, gg_request *requests) {
     for (int i = 0; requests != NULL && i < stream->buckets->chunk_count; ++i)
         gg_cancel(stream->owner->env.transport, &requests[i]);
 }
@@ -37,9 +37,9 @@ static void give_up(gg_stream *stream, gg_request *requests) {
 void gg_stream_destroy(gg_stream *stream) {
     if (stream->owner == NULL) return;
     gg_transport *transport = stream->owner->env.transport;
-    give_up(stream, stream->sent[0]);
-    give_up(stream, stream->sent[1]);
-    give_up(stream, stream->received);
+    stream_give_up(stream, stream->sent[0]);
+    stream_give_up(stream, stream->sent[1]);
+    stream_give_up(stream, stream->received);
     gg_message_free(transport, stream->arena[1]);
     gg_message_free(transport, stream->arena[0]);
     gg_free(stream->landing);
@@ -50,12 +50,12 @@ void gg_stream_destroy(gg_stream *stream) {
     memset(stream, 0, sizeof *stream);
 }
 
-static gg_status at_bucket(const gg_stream *stream, int bucket, gg_status status) {
+static gg_status stream_at_bucket(const gg_stream *stream, int bucket, gg_status status) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     return gg_strategy_at(stream->owner, b->first_layer, b->last_layer, status);
 }
 
-static int bucket_of(const gg_stream *stream, int chunk) {
+static int stream_bucket_of(const gg_stream *stream, int chunk) {
     int bucket = 0;
     while (chunk >= stream->buckets->bucket[bucket].end_chunk) ++bucket;
     return bucket;
@@ -92,7 +92,7 @@ gg_status gg_stream_receive(gg_stream *stream, int bucket, int receive_from) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(receive_chunk(stream, bucket, i, receive_from));
 cleanup:
-    return at_bucket(stream, bucket, status);
+    return stream_at_bucket(stream, bucket, status);
 }
 
 gg_status gg_stream_send(gg_stream *stream, int bucket, int which, int send_to) {
@@ -100,7 +100,7 @@ gg_status gg_stream_send(gg_stream *stream, int bucket, int which, int send_to) 
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(send_chunk(stream, i, which, send_to));
 cleanup:
-    return at_bucket(stream, bucket, status);
+    return stream_at_bucket(stream, bucket, status);
 }
 
 gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from) {
@@ -117,7 +117,7 @@ gg_status gg_stream_post_chunk(gg_stream *stream, int bucket, int chunk, int whi
     GG_TRY(receive_chunk(stream, bucket, chunk, receive_from));
     GG_TRY(send_chunk(stream, chunk, which, send_to));
 cleanup:
-    return at_bucket(stream, bucket, status);
+    return stream_at_bucket(stream, bucket, status);
 }
 
 gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
@@ -138,7 +138,7 @@ static gg_status wait_all(gg_stream *stream, int bucket, gg_request *requests) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_strategy_wait(stream->owner, &requests[i]));
 cleanup:
-    return at_bucket(stream, bucket, status);
+    return stream_at_bucket(stream, bucket, status);
 }
 
 gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which) {
@@ -154,14 +154,14 @@ cleanup:
 }
 
 gg_status gg_stream_wait_chunk(gg_stream *stream, int bucket, int chunk) {
-    return at_bucket(stream, bucket, gg_strategy_wait(stream->owner, &stream->received[chunk]));
+    return stream_at_bucket(stream, bucket, gg_strategy_wait(stream->owner, &stream->received[chunk]));
 }
 
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket) { return wait_all(stream, bucket, stream->received); }
 
 gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived) {
     gg_status status = gg_test(stream->owner->env.transport, &stream->received[chunk], arrived);
-    return status == GG_OK ? status : at_bucket(stream, bucket_of(stream, chunk), status);
+    return status == GG_OK ? status : stream_at_bucket(stream, stream_bucket_of(stream, chunk), status);
 }
 
 const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset) {
@@ -195,7 +195,7 @@ static void show_end(gg_stream *stream, int bucket, const gg_request *request) {
 
 gg_status gg_stream_release(gg_stream *stream, int chunk) {
     const gg_strategy_env *env = &stream->owner->env;
-    int bucket = bucket_of(stream, chunk);
+    int bucket = stream_bucket_of(stream, chunk);
     if (env->trace != NULL) show_end(stream, bucket, &stream->received[chunk]);
-    return at_bucket(stream, bucket, gg_release(env->transport, &stream->received[chunk]));
+    return stream_at_bucket(stream, bucket, gg_release(env->transport, &stream->received[chunk]));
 }

@@ -24,7 +24,7 @@ typedef struct model {
     bool at_end, hidden;
 } model;
 
-static bool cuts(const gg_strategy_options *options) {
+static bool tuning_cuts(const gg_strategy_options *options) {
     return options->kind == GG_STRATEGY_GOSSIPGRAD || options->kind == GG_STRATEGY_LAYERWISE_ALLREDUCE ||
            options->kind == GG_STRATEGY_OVERLAPPED_AVERAGING;
 }
@@ -32,7 +32,7 @@ static bool cuts(const gg_strategy_options *options) {
 bool gg_strategy_tunes(const gg_strategy_options *options, int ranks) {
     const bool open = options->bucket_bytes == 0 || options->chunk_bytes == 0;
     const bool modelled = options->collectives == GG_COLLECTIVES_OWN && !options->hierarchical;
-    return ranks > 1 && cuts(options) && open && modelled;
+    return ranks > 1 && tuning_cuts(options) && open && modelled;
 }
 
 static model model_of(const gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks,
@@ -77,7 +77,7 @@ static double finish_all(const model *m, const gg_buckets *buckets, const double
 
 /* Seconds from the start of the backward pass until the next forward pass is over, where computing takes `pace` times
  * what is given. `there`: room for a number a bucket. */
-static double foresee(const model *m, double pace, const gg_buckets *buckets, double *there) {
+static double tuning_foresee(const model *m, double pace, const gg_buckets *buckets, double *there) {
     const int layers = gg_graph_layers(m->graph);
     const double quicker = fmin(m->link.byte, USE_READS * m->link.read);
     const double copies = m->at_end ? m->copies / 2 : m->copies, hops = m->at_end ? 1 : m->hops;
@@ -104,7 +104,8 @@ static double foresee(const model *m, double pace, const gg_buckets *buckets, do
 
 /* The steps that computing in full, and in the least time, make; INFINITY: there would be more chunks than can be told
  * apart. */
-static gg_status judge(const model *m, size_t bucket_bytes, size_t chunk_bytes, double *there, double seconds[2]) {
+static gg_status tuning_judge(const model *m, size_t bucket_bytes, size_t chunk_bytes, double *there,
+                              double seconds[2]) {
     gg_status status = GG_OK;
     gg_buckets buckets = {0};
     const size_t most = (GG_TAG_LIMIT - GG_TAG_USER) / STREAMS;
@@ -112,14 +113,14 @@ static gg_status judge(const model *m, size_t bucket_bytes, size_t chunk_bytes, 
     if (gg_graph_arena_count(m->graph) * sizeof(float) / chunk_bytes > most) return GG_OK;
     GG_TRY(gg_buckets_create(m->graph, bucket_bytes, chunk_bytes, &buckets));
     if ((size_t)buckets.chunk_count > most) goto cleanup;
-    seconds[0] = foresee(m, 1.0, &buckets, there);
-    seconds[1] = foresee(m, m->least, &buckets, there);
+    seconds[0] = tuning_foresee(m, 1.0, &buckets, there);
+    seconds[1] = tuning_foresee(m, m->least, &buckets, there);
 cleanup:
     gg_buckets_destroy(&buckets);
     return status;
 }
 
-static gg_status choose(const model *m, gg_strategy_options *options) {
+static gg_status tuning_choose(const model *m, gg_strategy_options *options) {
     static const size_t bucket_sizes[] = {
         GG_DEFAULT_BUCKET_BYTES, 1, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 4096 * KIB, 16384 * KIB};
     static const size_t chunk_sizes[] = {
@@ -133,7 +134,7 @@ static gg_status choose(const model *m, gg_strategy_options *options) {
             const size_t bucket = asked_bucket > 0 ? asked_bucket : bucket_sizes[i];
             const size_t chunk = asked_chunk > 0 ? asked_chunk : chunk_sizes[k];
             double seconds[2];
-            GG_TRY(judge(m, bucket, chunk, there, seconds));
+            GG_TRY(tuning_judge(m, bucket, chunk, there, seconds));
             if (i == 0 && k == 0) {
                 usual[0] = seconds[0];
                 usual[1] = seconds[1];
@@ -155,10 +156,10 @@ gg_status gg_strategy_tune(gg_strategy_options *options, const gg_graph *graph, 
                            const double *forward, double least, const gg_link *link, gg_tuning *out) {
     gg_status status = GG_OK;
     gg_buckets buckets = {0};
-    *out = (gg_tuning){.cuts = cuts(options)};
+    *out = (gg_tuning){.cuts = tuning_cuts(options)};
     if (link != NULL && gg_strategy_tunes(options, ranks)) {
         const model m = model_of(options, graph, momenta, ranks, forward, least, link);
-        GG_TRY(choose(&m, options));
+        GG_TRY(tuning_choose(&m, options));
         out->measured = true;
         out->link = *link;
     }

@@ -56,15 +56,15 @@ struct gg_replica {
     float *equal_share; /* of each worker */
 };
 
-static bool trains(const gg_replica *r) { return r->options.transport->rank < r->workers; }
+static bool replica_trains(const gg_replica *r) { return r->options.transport->rank < r->workers; }
 
 /* ---- the step ---- */
 
-static double modelled(const gg_replica *r, int layer) {
+static double replica_modelled(const gg_replica *r, int layer) {
     return r->layer_seconds[layer] * (r->any_batch ? 1.0 : (double)r->batch);
 }
 
-static void record(gg_replica *r, const char *name, double begin, int index) {
+static void replica_record(gg_replica *r, const char *name, double begin, int index) {
     if (r->trace == NULL) return;
     gg_trace_add(r->trace, &(gg_trace_span){.begin = begin,
                                             .end = gg_transport_now(r->options.transport),
@@ -93,7 +93,7 @@ static void on_enter(void *context, int node) {
 
 static void on_leave(void *context, int node, const char *what) {
     gg_replica *r = context;
-    if (r->node >= 0) record(r, what, r->node_begin, node);
+    if (r->node >= 0) replica_record(r, what, r->node_begin, node);
     r->node = -1;
 }
 
@@ -102,7 +102,7 @@ static gg_status on_need(void *context, int layer) {
     gg_replica *r = context;
     GG_TRY(r->strategy->table->need(r->strategy, layer));
     if (r->trace != NULL) r->node_begin = gg_transport_now(r->options.transport); /* waiting is no computing */
-    GG_TRY(gg_transport_compute(r->options.transport, modelled(r, layer)));
+    GG_TRY(gg_transport_compute(r->options.transport, replica_modelled(r, layer)));
 cleanup:
     return status;
 }
@@ -113,7 +113,7 @@ static gg_status on_input(void *context, int layer, const gg_vectors *input, boo
     double begin = gg_transport_now(r->options.transport);
     GG_TRY(r->strategy->fc_hooks->input(r->strategy, layer, input, partitioned));
     if (!*partitioned || r->trace == NULL) goto cleanup;
-    record(r, "give", begin, r->node);
+    replica_record(r, "give", begin, r->node);
     r->node_begin = gg_transport_now(r->options.transport);
 cleanup:
     return status;
@@ -125,12 +125,12 @@ static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     gg_status status = GG_OK;
     gg_replica *r = context;
     int node = r->node;
-    r->charged = modelled(r, layer);
+    r->charged = replica_modelled(r, layer);
     GG_TRY(gg_transport_compute(r->options.transport, r->charged));
     if (r->trace != NULL) on_leave(r, node, "backward");
     double begin = gg_transport_now(r->options.transport);
     GG_TRY(r->strategy->fc_hooks->error(r->strategy, layer, error));
-    record(r, "give", begin, node);
+    replica_record(r, "give", begin, node);
     if (r->trace != NULL) on_enter(r, node);
 cleanup:
     return status;
@@ -141,7 +141,7 @@ static gg_status on_ready(void *context, int layer) {
     gg_replica *r = context;
     int node = -1;
     double begin = 0;
-    GG_TRY(gg_transport_compute(r->options.transport, 2 * modelled(r, layer) - r->charged));
+    GG_TRY(gg_transport_compute(r->options.transport, 2 * replica_modelled(r, layer) - r->charged));
     r->charged = 0;
     if (r->trace != NULL) {
         node = r->node;
@@ -149,7 +149,7 @@ static gg_status on_ready(void *context, int layer) {
         begin = gg_transport_now(r->options.transport);
     }
     GG_TRY(r->strategy->table->ready(r->strategy, layer));
-    record(r, "update", begin, node);
+    replica_record(r, "update", begin, node);
 cleanup:
     return status;
 }
@@ -163,7 +163,7 @@ cleanup:
     return status;
 }
 
-static gg_status straggle(gg_replica *r) {
+static gg_status replica_straggle(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_straggler *straggler = &r->options.straggler;
     const gg_random_key key = {.seed = straggler->seed,
@@ -175,7 +175,7 @@ static gg_status straggle(gg_replica *r) {
     if (straggler->probability > 0) gg_random_uniform(&key, 1, 0.0f, 1.0f, &draw);
     if (draw >= straggler->probability) goto cleanup;
     GG_TRY(gg_transport_idle(r->options.transport, straggler->delay));
-    record(r, "late", begin, -1);
+    replica_record(r, "late", begin, -1);
 cleanup:
     return status;
 }
@@ -227,13 +227,13 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     r->strategy->batch = r->batches;
     r->batch = n;
     r->plans.pinned = plan;
-    if (plan != NULL) GG_TRY(straggle(r));
+    if (plan != NULL) GG_TRY(replica_straggle(r));
     GG_TRY(table->begin(r->strategy));
     if (plan != NULL)
         GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, sample_weights, (uint64_t)r->state.step,
                              &r->hooks, loss_sum, correct));
     GG_TRY(table->end(r->strategy));
-    record(r, "step", begin, -1);
+    replica_record(r, "step", begin, -1);
     r->state.step++;
 cleanup:
     if (status != GG_OK) r->failed = true;
@@ -275,7 +275,7 @@ gg_status gg_replica_step(gg_replica *r, const float *samples, const void *targe
 
     for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = batches ? batches[rank] : n;
     count_batches(r);
-    if (trains(r)) {
+    if (replica_trains(r)) {
         GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
         read_rows(r, plan, GG_FLOAT32, samples, n, 1.0f, 0.0f);
     }
@@ -326,7 +326,7 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_o
     gg_status status = GG_OK;
     gg_transport *transport = r->options.transport;
     /* Who only serves keeps the books of rank 0. */
-    gg_loader_options options = {.rank = trains(r) ? transport->rank : 0,
+    gg_loader_options options = {.rank = replica_trains(r) ? transport->rank : 0,
                                  .batch = data->batch,
                                  .shuffle = data->shuffle,
                                  .seed = r->options.seed};
@@ -352,7 +352,7 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_o
     GG_TRY(gg_alloc((size_t)data->batch * target_bytes, "targets of a batch", &r->targets));
     if (set->sample_weights != NULL)
         GG_TRY(gg_alloc((size_t)data->batch * sizeof(float), "weights of a batch", &r->sample_weights));
-    for (int64_t t = 0; trains(r) && t < gg_loader_steps(r->loader); ++t)
+    for (int64_t t = 0; replica_trains(r) && t < gg_loader_steps(r->loader); ++t)
         GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
 cleanup:
     if (status != GG_OK) { /* nobody trains on a part of it; what is collective goes with the replica */
@@ -449,7 +449,7 @@ cleanup:
 
 int64_t gg_replica_slots(const gg_replica *r) {
     if (r->loader == NULL) return -1;
-    return trains(r) ? gg_sharding_slots(&r->sharding, r->options.transport->rank) : 0;
+    return replica_trains(r) ? gg_sharding_slots(&r->sharding, r->options.transport->rank) : 0;
 }
 
 int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) {
@@ -475,7 +475,7 @@ cleanup:
 }
 
 /* The mean of the replicas that train. */
-static gg_status average(gg_replica *r, const float **weights) {
+static gg_status replica_average(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
     if (r->options.transport->size == 1) {
@@ -492,7 +492,7 @@ cleanup:
 
 gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
-    if (r->strategy->model == NULL) return average(r, weights);
+    if (r->strategy->model == NULL) return replica_average(r, weights);
     GG_TRY(gg_replica_settle(r));
     GG_TRY(make_consensus(r));
     GG_TRY(gg_replica_at(r, "the strategy's model", r->strategy->model->read(r->strategy, r->consensus)));
@@ -508,8 +508,9 @@ void gg_replica_set_consensus(gg_replica *r, const float *weights) {
 gg_status gg_replica_distance(gg_replica *r, double *distance) {
     gg_status status = GG_OK;
     const float *mean = NULL;
-    GG_TRY(average(r, &mean));
-    double apart = trains(r) ? r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean) : 0;
+    GG_TRY(replica_average(r, &mean));
+    double apart =
+        replica_trains(r) ? r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean) : 0;
     double whole = r->device->table->sum_squares(r->device, r->state.count, mean, NULL);
     double own = whole != 0 ? sqrt(apart / whole) : 0; /* NaN stays NaN */
     GG_TRY(gg_replica_at(r, "consensus distance", gg_allreduce_doubles(r->options.transport, &own, 1)));
@@ -610,7 +611,7 @@ cleanup:
 }
 
 /* All ranks choose the same sizes, so with times that are the same on all: where they are given, the slowest rank's. */
-static gg_status tune(gg_replica *r) {
+static gg_status replica_tune(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_replica_options *o = &r->options;
     const int layers = gg_graph_layers(o->graph), ranks = o->transport->size;
@@ -642,7 +643,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
                        options->straggler.probability, options->straggler.delay));
     GG_TRY(open_devices(r));
     GG_TRY(model_costs(r));
-    GG_TRY(tune(r));
+    GG_TRY(replica_tune(r));
     r->options.step_seconds = NULL;
     r->options.link = NULL;
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->share));

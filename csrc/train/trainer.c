@@ -40,7 +40,7 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local) { return tr
 
 /* ---- life ---- */
 
-static gg_status create(void *context, int local) {
+static gg_status trainer_create(void *context, int local) {
     gg_trainer *t = ((call *)context)->trainer;
     gg_replica_options options = t->options;
     options.transport = gg_team_transport(t->team, local);
@@ -62,7 +62,7 @@ gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg
         GG_TRY(gg_team_link(team, gg_graph_arena_count(options->graph) * sizeof(float), &link));
         t->options.link = &link;
     }
-    GG_TRY(gg_team_run(team, create, &(call){.trainer = t}));
+    GG_TRY(gg_team_run(team, trainer_create, &(call){.trainer = t}));
     t->options.step_seconds = NULL;
     t->options.link = NULL;
     *out = t;
@@ -90,7 +90,7 @@ void gg_trainer_destroy(gg_trainer *t) {
 
 /* ---- the epoch ---- */
 
-static gg_status begin(void *context, int local) {
+static gg_status trainer_begin(void *context, int local) {
     call *c = context;
     return gg_replica_begin(c->trainer->replica[local], c->sets[local], c->data);
 }
@@ -107,18 +107,18 @@ cleanup:
 gg_status gg_trainer_begin(gg_trainer *t, const gg_dataset *const *sets, const gg_data_options *data) {
     gg_status status = GG_OK;
     GG_TRY(check_sets(t, sets));
-    GG_TRY(gg_team_run(t->team, begin, &(call){.trainer = t, .sets = sets, .data = data}));
+    GG_TRY(gg_team_run(t->team, trainer_begin, &(call){.trainer = t, .sets = sets, .data = data}));
 cleanup:
     return status;
 }
 
-static gg_status epoch(void *context, int local) {
+static gg_status trainer_epoch(void *context, int local) {
     call *c = context;
     return gg_replica_epoch(c->trainer->replica[local], c->number);
 }
 
 gg_status gg_trainer_epoch(gg_trainer *t, int64_t number) {
-    return gg_team_run(t->team, epoch, &(call){.trainer = t, .number = number});
+    return gg_team_run(t->team, trainer_epoch, &(call){.trainer = t, .number = number});
 }
 
 static int64_t steps_done(gg_trainer *t, int local) {
@@ -127,7 +127,7 @@ static int64_t steps_done(gg_trainer *t, int local) {
     return counts.steps;
 }
 
-static gg_status run(void *context, int local) {
+static gg_status trainer_run(void *context, int local) {
     gg_status status = GG_OK;
     call *c = context;
     while (steps_done(c->trainer, local) < c->number) GG_TRY(gg_replica_run(c->trainer->replica[local], 1));
@@ -150,7 +150,7 @@ gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *conte
     call c = {.trainer = t, .number = done + (steps < left ? steps : left), .watch = watch, .context = context};
     if (gg_replica_epoch_steps(t->replica[0]) == 0)
         GG_TRY(gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet"));
-    GG_TRY(gg_team_run_watched(t->team, run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS}));
+    GG_TRY(gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS}));
 cleanup:
     return status;
 }
@@ -189,7 +189,7 @@ cleanup:
     return status;
 }
 
-static gg_status end_epoch(void *context, int local) {
+static gg_status trainer_end_epoch(void *context, int local) {
     gg_status status = GG_OK;
     call *c = context;
     gg_replica *replica = c->trainer->replica[local];
@@ -205,12 +205,12 @@ cleanup:
 }
 
 gg_status gg_trainer_end_epoch(gg_trainer *t, gg_epoch_summary *out) {
-    return gg_team_run(t->team, end_epoch, &(call){.trainer = t, .summary = out});
+    return gg_team_run(t->team, trainer_end_epoch, &(call){.trainer = t, .summary = out});
 }
 
 /* ---- single steps ---- */
 
-static gg_status step(void *context, int local) {
+static gg_status trainer_step(void *context, int local) {
     gg_status status = GG_OK;
     call *c = context;
     gg_replica *replica = c->trainer->replica[local];
@@ -227,11 +227,11 @@ cleanup:
 
 gg_status gg_trainer_step(gg_trainer *t, const float *const *samples, const void *const *targets, const int64_t *n,
                           double *losses) {
-    return gg_team_run(t->team, step,
+    return gg_team_run(t->team, trainer_step,
                        &(call){.trainer = t, .samples = samples, .targets = targets, .n = n, .doubles = losses});
 }
 
-static gg_status bench(void *context, int local) {
+static gg_status trainer_bench(void *context, int local) {
     gg_status status = GG_OK;
     call *c = context;
     gg_replica *replica = c->trainer->replica[local];
@@ -248,28 +248,29 @@ cleanup:
 gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targets, int64_t n, int steps,
                            double *seconds) {
     return gg_team_run(
-        t->team, bench,
+        t->team, trainer_bench,
         &(call){.trainer = t, .samples = &samples, .targets = &targets, .n = &n, .steps = steps, .doubles = seconds});
 }
 
 /* ---- at rest ---- */
 
-static gg_status settle(void *context, int local) {
+static gg_status trainer_settle(void *context, int local) {
     return gg_replica_settle(((call *)context)->trainer->replica[local]);
 }
 
-gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, settle, &(call){.trainer = t}); }
+gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, trainer_settle, &(call){.trainer = t}); }
 
-static gg_status gather(void *context, int local) {
+static gg_status trainer_gather(void *context, int local) {
     const call *c = context;
     return gg_replica_gather(c->trainer->replica[local], c->arena, local == c->number ? c->floats : NULL);
 }
 
 gg_status gg_trainer_gather(gg_trainer *t, gg_arena which, int local, float *whole) {
-    return gg_team_run(t->team, gather, &(call){.trainer = t, .arena = which, .number = local, .floats = whole});
+    return gg_team_run(t->team, trainer_gather,
+                       &(call){.trainer = t, .arena = which, .number = local, .floats = whole});
 }
 
-static gg_status audit(void *context, int local) {
+static gg_status trainer_audit(void *context, int local) {
     gg_status status = GG_OK;
     call *c = context;
     gg_sample_audit found;
@@ -280,10 +281,10 @@ cleanup:
 }
 
 gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
-    return gg_team_run(t->team, audit, &(call){.trainer = t, .audit = out});
+    return gg_team_run(t->team, trainer_audit, &(call){.trainer = t, .audit = out});
 }
 
-static gg_status distance(void *context, int local) {
+static gg_status trainer_distance(void *context, int local) {
     gg_status status = GG_OK;
     call *c = context;
     double own = 0;
@@ -294,10 +295,10 @@ cleanup:
 }
 
 gg_status gg_trainer_distance(gg_trainer *t, double *out) {
-    return gg_team_run(t->team, distance, &(call){.trainer = t, .doubles = out});
+    return gg_team_run(t->team, trainer_distance, &(call){.trainer = t, .doubles = out});
 }
 
-static gg_status consensus(void *context, int local) {
+static gg_status trainer_consensus(void *context, int local) {
     gg_status status = GG_OK;
     call *c = context;
     const float *mean = NULL;
@@ -308,10 +309,10 @@ cleanup:
 }
 
 gg_status gg_trainer_consensus(gg_trainer *t, float *weights) {
-    return gg_team_run(t->team, consensus, &(call){.trainer = t, .floats = weights});
+    return gg_team_run(t->team, trainer_consensus, &(call){.trainer = t, .floats = weights});
 }
 
-static gg_status evaluate(void *context, int local) {
+static gg_status trainer_evaluate(void *context, int local) {
     gg_status status = GG_OK;
     call *c = context;
     gg_replica *replica = c->trainer->replica[local];
@@ -348,13 +349,13 @@ gg_status gg_trainer_evaluate(gg_trainer *t, const gg_dataset *const *sets, int6
     gg_status status = GG_OK;
     GG_TRY(check_sets(t, sets));
     if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
-    GG_TRY(gg_team_run(t->team, evaluate,
+    GG_TRY(gg_team_run(t->team, trainer_evaluate,
                        &(call){.trainer = t, .sets = sets, .batch = batch, .kind = kind, .evaluations = out}));
 cleanup:
     return status;
 }
 
-static gg_status predict(void *context, int local) {
+static gg_status trainer_predict(void *context, int local) {
     gg_status status = GG_OK;
     call *c = context;
     const float *weights = NULL;
@@ -368,7 +369,7 @@ cleanup:
 gg_status gg_trainer_predict(gg_trainer *t, const float *samples, int64_t n, int64_t batch, float *output) {
     gg_status status = GG_OK;
     if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
-    GG_TRY(gg_team_run(t->team, predict,
+    GG_TRY(gg_team_run(t->team, trainer_predict,
                        &(call){.trainer = t, .samples = &samples, .n = &n, .batch = batch, .floats = output}));
 cleanup:
     return status;

@@ -55,7 +55,7 @@ static bool enough_room(int file, size_t bytes, int ranks) {
 }
 
 /* Reserves real memory, so that a full system says so here and not by a signal later. */
-static bool reserve(int file, off_t offset, size_t bytes) {
+static bool mpi_shared_reserve(int file, off_t offset, size_t bytes) {
     int code = 0;
     do code = posix_fallocate(file, offset, (off_t)bytes);
     while (code == EINTR);
@@ -97,7 +97,7 @@ static gg_status segment_create(gg_shared *shared, size_t bytes, segment **out) 
     if (!all) goto cleanup;
     GG_TRY_MPI(MPI_Bcast, name, (int)sizeof name, MPI_CHAR, 0, shared->node);
     if (!first && good) file = shm_open(name, O_RDWR, 0);
-    good = good && file >= 0 && reserve(file, (off_t)(part * (size_t)shared->place), part);
+    good = good && file >= 0 && mpi_shared_reserve(file, (off_t)(part * (size_t)shared->place), part);
     if (good) base = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     GG_TRY(all_agree(shared, base != MAP_FAILED, &all));
     if (!all) goto cleanup;
@@ -140,7 +140,7 @@ cleanup:
 }
 
 /* Ranks of `node` whose number in `comm` divided by this is one: for tests, which make several nodes of a machine. */
-static gg_status divide(MPI_Comm comm, int ranks_per_node, MPI_Comm *node) {
+static gg_status mpi_shared_divide(MPI_Comm comm, int ranks_per_node, MPI_Comm *node) {
     gg_status status = GG_OK;
     MPI_Comm whole = *node;
     int rank = 0;
@@ -185,7 +185,7 @@ gg_status gg_shared_create(MPI_Comm comm, gg_shared **out) {
     GG_TRY(gg_calloc(1, sizeof *made, "shared memory", &made));
     made->node = MPI_COMM_NULL;
     GG_TRY_MPI(MPI_Comm_split_type, comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made->node);
-    if (ranks_per_node > 0) GG_TRY(divide(comm, ranks_per_node, &made->node));
+    if (ranks_per_node > 0) GG_TRY(mpi_shared_divide(comm, ranks_per_node, &made->node));
     GG_TRY_MPI(MPI_Comm_set_errhandler, made->node, MPI_ERRORS_RETURN);
     GG_TRY_MPI(MPI_Comm_rank, made->node, &made->place);
     GG_TRY_MPI(MPI_Comm_size, made->node, &made->ranks);

@@ -102,7 +102,7 @@ static void set_defaults(void) {
 #endif
 }
 
-static gg_status alive(bool *initialised, bool *finalised) {
+static gg_status mpi_alive(bool *initialised, bool *finalised) {
     gg_status status = GG_OK;
     int flag = 0;
     GG_TRY_MPI(MPI_Initialized, &flag);
@@ -118,7 +118,7 @@ gg_status gg_mpi_start(int launched) {
     bool initialised = false, finalised = false;
     int size = 0, level = 0;
     GG_TRY(check_library());
-    GG_TRY(alive(&initialised, &finalised));
+    GG_TRY(mpi_alive(&initialised, &finalised));
     if (finalised) {
         status = gg_fail(GG_ERROR_STATE, "MPI has been finalised in this process and cannot be started again");
         goto cleanup;
@@ -162,7 +162,7 @@ gg_status gg_mpi_query(gg_mpi_info *info) {
     info->fault_tolerance = true;
 #endif
     GG_TRY(library_version(info->library, sizeof info->library));
-    GG_TRY(alive(&info->initialised, &finalised));
+    GG_TRY(mpi_alive(&info->initialised, &finalised));
     if (!info->initialised || finalised) goto cleanup;
     GG_TRY_MPI(MPI_Comm_rank, MPI_COMM_WORLD, &info->rank);
     GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &info->size);
@@ -179,7 +179,7 @@ void gg_mpi_be_patient(double seconds) { patience = seconds; }
 
 void gg_mpi_stop(void) {
     bool initialised = false, finalised = false;
-    if (ours && alive(&initialised, &finalised) == GG_OK && initialised && !finalised) {
+    if (ours && mpi_alive(&initialised, &finalised) == GG_OK && initialised && !finalised) {
         /* Nobody is left to whom a failure could be told, and other ranks may have work of their own to end. */
         if (patience > 0) (void)gg_mpi_meet(MPI_COMM_WORLD, patience, "MPI_Finalize", true);
         (void)MPI_Finalize();
@@ -189,5 +189,6 @@ void gg_mpi_stop(void) {
 
 void gg_mpi_abort(int code) {
     bool initialised = false, finalised = false;
-    if (alive(&initialised, &finalised) == GG_OK && initialised && !finalised) (void)MPI_Abort(MPI_COMM_WORLD, code);
+    if (mpi_alive(&initialised, &finalised) == GG_OK && initialised && !finalised)
+        (void)MPI_Abort(MPI_COMM_WORLD, code);
 }

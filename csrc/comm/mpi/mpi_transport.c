@@ -34,7 +34,7 @@ static request_link *link_of(gg_request *request) { return (request_link *)reque
 static mpi_transport *mpi_of(gg_transport *transport) { return (mpi_transport *)transport; }
 
 /* Names the message in MPI's own error. */
-static gg_status check(gg_transport *transport, int code, const char *function, const gg_request *request) {
+static gg_status mpi_check(gg_transport *transport, int code, const char *function, const gg_request *request) {
     if (code == MPI_SUCCESS) return GG_OK;
     mpi_of(transport)->broken = true;
     if (request->state == GG_REQUEST_SUMMING)
@@ -45,14 +45,14 @@ static gg_status check(gg_transport *transport, int code, const char *function, 
                            request->tag);
 }
 
-static gg_status fits(const gg_transport *transport, const gg_request *request) {
+static gg_status mpi_fits(const gg_transport *transport, const gg_request *request) {
     if (request->bytes <= INT_MAX) return GG_OK;
     return gg_fail(GG_ERROR_UNSUPPORTED,
                    "rank %d: a message of %zu bytes (peer %d, tag %d): at most %d go in one message", transport->rank,
                    request->bytes, request->peer, request->tag, INT_MAX);
 }
 
-static void destroy(gg_transport *transport) {
+static void mpi_destroy(gg_transport *transport) {
     mpi_transport *own = mpi_of(transport);
     int finalised = 0;
     bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && !own->broken;
@@ -62,22 +62,23 @@ static void destroy(gg_transport *transport) {
     gg_free(own);
 }
 
-static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+static gg_status mpi_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
     gg_status status = gg_shared_alloc(mpi_of(transport)->shared, bytes, what, transport->timeout, out);
     if (status == GG_ERROR_COMM) mpi_of(transport)->broken = true;
     if (status == GG_OK && !*out) status = gg_calloc(1, bytes, what, out);
     return status;
 }
 
-static void free_block(gg_transport *transport, void *block) {
+static void mpi_free_block(gg_transport *transport, void *block) {
     if (mpi_of(transport)->unfinished) return;
     if (!gg_shared_free(mpi_of(transport)->shared, block)) gg_free(block);
 }
 
-static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+static gg_status mpi_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
+                          gg_request *request) {
     mpi_transport *own = mpi_of(transport);
     request_link *link = link_of(request);
-    gg_status status = fits(transport, request);
+    gg_status status = mpi_fits(transport, request);
     if (status != GG_OK) return status;
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
     link->described = gg_shared_describe(own->shared, peer, data, bytes, &link->descriptor);
@@ -85,17 +86,19 @@ static gg_status send(gg_transport *transport, const void *data, size_t bytes, i
         data = &link->descriptor;
         bytes = sizeof link->descriptor;
     }
-    return check(transport, MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, own->comm, &link->mpi), "MPI_Isend",
-                 request);
+    return mpi_check(transport, MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, own->comm, &link->mpi), "MPI_Isend",
+                     request);
 }
 
-static gg_status receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+static gg_status mpi_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
+                             gg_request *request) {
     request_link *link = link_of(request);
-    gg_status status = fits(transport, request);
+    gg_status status = mpi_fits(transport, request);
     if (status != GG_OK) return status;
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
-    return check(transport, MPI_Irecv(landing, (int)bytes, MPI_BYTE, peer, tag, mpi_of(transport)->comm, &link->mpi),
-                 "MPI_Irecv", request);
+    return mpi_check(transport,
+                     MPI_Irecv(landing, (int)bytes, MPI_BYTE, peer, tag, mpi_of(transport)->comm, &link->mpi),
+                     "MPI_Irecv", request);
 }
 
 static gg_status wrong_size(gg_transport *transport, const gg_request *request, unsigned long long received,
@@ -105,12 +108,12 @@ static gg_status wrong_size(gg_transport *transport, const gg_request *request, 
 }
 
 /* MPI has the message: is it the payload, or a descriptor that says where it lies? */
-static gg_status arrived(gg_transport *transport, gg_request *request, const MPI_Status *result) {
+static gg_status mpi_arrived(gg_transport *transport, gg_request *request, const MPI_Status *result) {
     gg_status status = GG_OK;
     mpi_transport *own = mpi_of(transport);
     request_link *link = link_of(request);
     int count = 0;
-    status = check(transport, MPI_Get_count(result, MPI_BYTE, &count), "MPI_Get_count", request);
+    status = mpi_check(transport, MPI_Get_count(result, MPI_BYTE, &count), "MPI_Get_count", request);
     if (status != GG_OK) goto cleanup;
     request->data = request->landing;
     if ((size_t)count != request->bytes) {
@@ -132,7 +135,7 @@ cleanup:
     return status;
 }
 
-static gg_status progress(gg_transport *transport) {
+static gg_status mpi_progress(gg_transport *transport) {
     mpi_transport *own = mpi_of(transport);
     int flag = 0;
     int code = MPI_Iprobe(MPI_ANY_SOURCE, TAG_NOBODY, own->comm, &flag, MPI_STATUS_IGNORE);
@@ -140,7 +143,7 @@ static gg_status progress(gg_transport *transport) {
     return gg_mpi_check(code, "MPI_Iprobe");
 }
 
-static gg_status test(gg_transport *transport, gg_request *request, bool *done) {
+static gg_status mpi_test(gg_transport *transport, gg_request *request, bool *done) {
     gg_status status = GG_OK;
     mpi_transport *own = mpi_of(transport);
     request_link *link = link_of(request);
@@ -157,14 +160,15 @@ static gg_status test(gg_transport *transport, gg_request *request, bool *done) 
             own->broken = true;
             goto cleanup;
         }
-        GG_TRY(check(transport, code, "MPI_Test", request));
+        GG_TRY(mpi_check(transport, code, "MPI_Test", request));
     }
     if (!flag) goto cleanup;
     if (request->state == GG_REQUEST_RECEIVING) {
-        GG_TRY(arrived(transport, request, &result));
+        GG_TRY(mpi_arrived(transport, request, &result));
     } else {
         if (link->described && !gg_shared_acknowledged(own->shared, link->descriptor.slot)) {
-            if (!pending) GG_TRY(progress(transport)); /* nobody else would: peers may want other things of this rank */
+            if (!pending)
+                GG_TRY(mpi_progress(transport)); /* nobody else would: peers may want other things of this rank */
             goto cleanup;
         }
         request->state = GG_REQUEST_IDLE;
@@ -174,20 +178,20 @@ cleanup:
     return status;
 }
 
-static gg_status release(gg_transport *transport, gg_request *request) {
+static gg_status mpi_release(gg_transport *transport, gg_request *request) {
     const request_link *link = link_of(request);
     if (link->described) gg_shared_acknowledge(mpi_of(transport)->shared, &link->descriptor);
     return GG_OK;
 }
 
-static void cancel(gg_transport *transport, gg_request *request) {
+static void mpi_cancel(gg_transport *transport, gg_request *request) {
     mpi_transport *own = mpi_of(transport);
     request_link *link = link_of(request);
     int finalised = 0;
     bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && link->mpi != MPI_REQUEST_NULL;
     int unused = 0; /* a receive that no message had come for */
     if (request->state == GG_REQUEST_ARRIVED) {
-        (void)release(transport, request);
+        (void)mpi_release(transport, request);
     } else if (request->state == GG_REQUEST_RECEIVING && touch) {
         /* Cancelling a receive is local: after the wait nothing is written to its landing any more. */
         MPI_Status result;
@@ -203,65 +207,65 @@ static void cancel(gg_transport *transport, gg_request *request) {
     if (!unused) own->broken = true;
 }
 
-static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
+static gg_status mpi_pause_round(gg_transport *transport, int round, gg_request *request) {
     (void)transport, (void)request;
     gg_mpi_pause(round);
     return GG_OK;
 }
 
-static double now(gg_transport *transport) {
+static double mpi_now(gg_transport *transport) {
     (void)transport;
     return gg_clock_now();
 }
 
-static gg_status compute(gg_transport *transport, double seconds) {
+static gg_status mpi_compute(gg_transport *transport, double seconds) {
     (void)transport, (void)seconds;
     return GG_OK;
 }
 
-static gg_status idle(gg_transport *transport, double seconds) {
+static gg_status mpi_idle(gg_transport *transport, double seconds) {
     (void)transport;
     gg_clock_sleep(seconds);
     return GG_OK;
 }
 
-static gg_status sums_open(gg_transport *transport, const int *members, int count, gg_sums **out) {
+static gg_status mpi_sums_open(gg_transport *transport, const int *members, int count, gg_sums **out) {
     return gg_mpi_sums_create(mpi_of(transport)->comm, members, count, out);
 }
 
-static void sums_close(gg_transport *transport, gg_sums *sums) {
+static void mpi_sums_close(gg_transport *transport, gg_sums *sums) {
     int finalised = 0;
     bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && !mpi_of(transport)->broken;
     gg_mpi_sums_destroy(sums, touch);
 }
 
-static gg_status sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
+static gg_status mpi_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
     request_link *link = link_of(request);
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
     if (count > INT_MAX)
         return gg_fail(GG_ERROR_UNSUPPORTED, "rank %d: sum of %zu values: at most %d go in one of MPI", transport->rank,
                        count, INT_MAX);
-    return check(transport, gg_mpi_sums_start(sums, data, (int)count, &link->mpi), "MPI_Iallreduce", request);
+    return mpi_check(transport, gg_mpi_sums_start(sums, data, (int)count, &link->mpi), "MPI_Iallreduce", request);
 }
 
 static const gg_transport_table table = {
     .name = "mpi",
-    .destroy = destroy,
-    .alloc = alloc,
-    .free = free_block,
-    .send = send,
-    .receive = receive,
-    .test = test,
-    .release = release,
-    .cancel = cancel,
-    .pause = pause_round,
-    .progress = progress,
-    .now = now,
-    .compute = compute,
-    .idle = idle,
-    .sums_open = sums_open,
-    .sums_close = sums_close,
-    .sum = sum,
+    .destroy = mpi_destroy,
+    .alloc = mpi_alloc,
+    .free = mpi_free_block,
+    .send = mpi_send,
+    .receive = mpi_receive,
+    .test = mpi_test,
+    .release = mpi_release,
+    .cancel = mpi_cancel,
+    .pause = mpi_pause_round,
+    .progress = mpi_progress,
+    .now = mpi_now,
+    .compute = mpi_compute,
+    .idle = mpi_idle,
+    .sums_open = mpi_sums_open,
+    .sums_close = mpi_sums_close,
+    .sum = mpi_sum,
 };
 
 /* Which ranks share memory, for all ranks. Collective. */
@@ -314,7 +318,7 @@ gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double tim
 cleanup:
     if (made) {
         made->broken = status == GG_ERROR_COMM;
-        destroy(&made->transport);
+        mpi_destroy(&made->transport);
     }
     return status;
 }

@@ -8,7 +8,7 @@
 
 #define MAX_SIZE 4096
 
-static void record(gg_virtual *cluster, int rank, gg_status status, const char *text) {
+static void cluster_record(gg_virtual *cluster, int rank, gg_status status, const char *text) {
     char who[32];
     snprintf(who, sizeof who, "rank %d: ", rank);
     const char *said = strstr(text, who); /* the transport's own messages name the rank as well */
@@ -18,12 +18,12 @@ static void record(gg_virtual *cluster, int rank, gg_status status, const char *
     snprintf(cluster->text, sizeof cluster->text, "%s%.*s%.990s", who, said ? (int)(said - text) : 0, text, rest);
 }
 
-static void finish(gg_virtual_rank *rank, gg_status status) {
+static void cluster_finish(gg_virtual_rank *rank, gg_status status) {
     gg_virtual *cluster = rank->cluster;
     rank->finished = true;
     cluster->unfinished--;
     if (status == GG_OK) return;
-    if (!cluster->recorded) record(cluster, rank->transport.rank, status, gg_error_message());
+    if (!cluster->recorded) cluster_record(cluster, rank->transport.rank, status, gg_error_message());
     if (cluster->failed) return;
     cluster->failed_rank = rank->transport.rank;
     gg_virtual_fail_all(cluster);
@@ -40,7 +40,7 @@ static void release_lingering(gg_virtual *cluster) {
 }
 
 /* The rank's function has returned: goes on serving until all have, so that nobody waits for it in vain. */
-static gg_status linger(gg_virtual_rank *rank) {
+static gg_status cluster_linger(gg_virtual_rank *rank) {
     gg_status status = GG_OK;
     gg_virtual *cluster = rank->cluster;
     const gg_service *service = &rank->transport.service;
@@ -63,13 +63,13 @@ static void *thread_main(void *context) {
         if (cluster->quit) return NULL;
         gg_status status = cluster->fn(cluster->context, rank->transport.rank);
         if (--cluster->working == 0) release_lingering(cluster);
-        if (status == GG_OK) status = linger(rank);
-        finish(rank, status);
+        if (status == GG_OK) status = cluster_linger(rank);
+        cluster_finish(rank, status);
         gg_virtual_hand_on(cluster, NULL);
     }
 }
 
-static gg_status check_options(const gg_virtual_options *options) {
+static gg_status cluster_check_options(const gg_virtual_options *options) {
     if (options->size < 1 || options->size > MAX_SIZE)
         return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: size is %d, expected 1 to %d", options->size, MAX_SIZE);
     gg_status status = gg_network_check(&options->network);
@@ -104,7 +104,7 @@ gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out)
     gg_status status = GG_OK;
     gg_virtual *made = NULL;
     *out = NULL;
-    GG_TRY(check_options(options));
+    GG_TRY(cluster_check_options(options));
     GG_TRY(gg_calloc(1, sizeof *made, "virtual cluster", &made));
     made->options = *options;
     size_t size = (size_t)options->size;
@@ -221,6 +221,6 @@ gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *cont
     atomic_store(&cluster->watch_due, false);
     cluster->running = false;
     /* A deadlock is a failure of the run even if every function ignored it. */
-    if (cluster->deadlock && !cluster->recorded) record(cluster, 0, GG_ERROR_COMM, cluster->deadlock_text);
+    if (cluster->deadlock && !cluster->recorded) cluster_record(cluster, 0, GG_ERROR_COMM, cluster->deadlock_text);
     return cluster->recorded ? gg_fail(cluster->status, "%s", cluster->text) : GG_OK;
 }

@@ -6,7 +6,9 @@
 
 /* ---- queues of unmatched messages and receives ---- */
 
-static unsigned bucket_of(int source, int tag) { return ((unsigned)source * 31u + (unsigned)tag) % GG_VIRTUAL_BUCKETS; }
+static unsigned virtual_bucket_of(int source, int tag) {
+    return ((unsigned)source * 31u + (unsigned)tag) % GG_VIRTUAL_BUCKETS;
+}
 
 static void queue_append(gg_virtual_queue *q, gg_request *request) {
     gg_virtual_request *own = gg_link_of(request);
@@ -26,7 +28,7 @@ static void queue_remove(gg_virtual_queue *q, gg_request *request) {
     own->next = own->previous = NULL;
 }
 
-static void match(gg_virtual *cluster, gg_request *send, gg_request *receive) {
+static void virtual_match(gg_virtual *cluster, gg_request *send, gg_request *receive) {
     gg_virtual_request *from = gg_link_of(send), *to = gg_link_of(receive);
     from->partner = receive;
     to->partner = send;
@@ -35,53 +37,55 @@ static void match(gg_virtual *cluster, gg_request *send, gg_request *receive) {
 
 /* ---- the table ---- */
 
-static void destroy(gg_transport *transport) { (void)transport; } /* the cluster's */
+static void virtual_destroy(gg_transport *transport) { (void)transport; } /* the cluster's */
 
-static gg_status alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+static gg_status virtual_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
     (void)transport;
     return gg_calloc(1, bytes, what, out);
 }
 
-static void free_block(gg_transport *transport, void *block) {
+static void virtual_free_block(gg_transport *transport, void *block) {
     (void)transport;
     gg_free(block);
 }
 
-static gg_status send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+static gg_status virtual_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
+                              gg_request *request) {
     (void)bytes; /* the request's */
     gg_virtual_rank *rank = gg_rank_of(transport), *to = &rank->cluster->ranks[peer];
     gg_status status = gg_virtual_still_good(rank);
     if (status != GG_OK) return status;
     gg_virtual_put_on_wire(rank, data, request);
-    unsigned bucket = bucket_of(transport->rank, tag);
+    unsigned bucket = virtual_bucket_of(transport->rank, tag);
     for (gg_request *r = to->receives[bucket].first; r; r = gg_link_of(r)->next) {
         if (r->peer != transport->rank || r->tag != tag) continue;
         queue_remove(&to->receives[bucket], r);
-        match(rank->cluster, request, r);
+        virtual_match(rank->cluster, request, r);
         return GG_OK;
     }
     queue_append(&to->sends[bucket], request);
     return GG_OK;
 }
 
-static gg_status receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+static gg_status virtual_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
+                                 gg_request *request) {
     (void)landing, (void)bytes;
     gg_virtual_rank *rank = gg_rank_of(transport);
     gg_status status = gg_virtual_still_good(rank);
     if (status != GG_OK) return status;
     *gg_link_of(request) = (gg_virtual_request){.owner = transport->rank};
-    unsigned bucket = bucket_of(peer, tag);
+    unsigned bucket = virtual_bucket_of(peer, tag);
     for (gg_request *s = rank->sends[bucket].first; s; s = gg_link_of(s)->next) {
         if (gg_link_of(s)->owner != peer || s->tag != tag) continue;
         queue_remove(&rank->sends[bucket], s);
-        match(rank->cluster, s, request);
+        virtual_match(rank->cluster, s, request);
         return GG_OK;
     }
     queue_append(&rank->receives[bucket], request);
     return GG_OK;
 }
 
-static gg_status test(gg_transport *transport, gg_request *request, bool *done) {
+static gg_status virtual_test(gg_transport *transport, gg_request *request, bool *done) {
     gg_status status = GG_OK;
     gg_virtual_rank *rank = gg_rank_of(transport);
     gg_virtual_request *own = gg_link_of(request);
@@ -128,13 +132,13 @@ static void let_go(gg_virtual_rank *rank, gg_request *request) {
     gg_virtual_wake(rank->cluster, send_request, rank->clock);
 }
 
-static gg_status release(gg_transport *transport, gg_request *request) {
+static gg_status virtual_release(gg_transport *transport, gg_request *request) {
     gg_status status = gg_virtual_still_good(gg_rank_of(transport));
     if (status == GG_OK) let_go(gg_rank_of(transport), request);
     return status;
 }
 
-static void cancel(gg_transport *transport, gg_request *request) {
+static void virtual_cancel(gg_transport *transport, gg_request *request) {
     gg_virtual_rank *rank = gg_rank_of(transport);
     gg_virtual *cluster = rank->cluster;
     gg_virtual_request *own = gg_link_of(request);
@@ -142,18 +146,18 @@ static void cancel(gg_transport *transport, gg_request *request) {
     if (request->state == GG_REQUEST_SENDING && !own->arrived) gg_virtual_off_wire(cluster, rank, request);
     if (request->state != GG_REQUEST_SENDING) {
         if (own->partner) let_go(rank, request);
-        else if (!own->broken) queue_remove(&rank->receives[bucket_of(request->peer, request->tag)], request);
+        else if (!own->broken) queue_remove(&rank->receives[virtual_bucket_of(request->peer, request->tag)], request);
     } else if (own->partner) {
         gg_virtual_request *theirs = gg_link_of(own->partner);
         theirs->broken = true;
         theirs->partner = NULL;
         gg_virtual_wake(cluster, own->partner, rank->clock);
     } else if (!own->known) {
-        queue_remove(&cluster->ranks[request->peer].sends[bucket_of(transport->rank, request->tag)], request);
+        queue_remove(&cluster->ranks[request->peer].sends[virtual_bucket_of(transport->rank, request->tag)], request);
     }
 }
 
-static gg_status pause_round(gg_transport *transport, int round, gg_request *request) {
+static gg_status virtual_pause_round(gg_transport *transport, int round, gg_request *request) {
     gg_virtual_rank *rank = gg_rank_of(transport);
     if (request == NULL) return gg_virtual_wait_for_any(rank);
     gg_virtual *cluster = rank->cluster;
@@ -183,11 +187,13 @@ static gg_status pause_round(gg_transport *transport, int round, gg_request *req
     return gg_virtual_still_good(rank);
 }
 
-static gg_status progress(gg_transport *transport) { return gg_virtual_let_others_catch_up(gg_rank_of(transport)); }
+static gg_status virtual_progress(gg_transport *transport) {
+    return gg_virtual_let_others_catch_up(gg_rank_of(transport));
+}
 
-static double now(gg_transport *transport) { return gg_rank_of(transport)->clock; }
+static double virtual_now(gg_transport *transport) { return gg_rank_of(transport)->clock; }
 
-static gg_status idle(gg_transport *transport, double seconds) {
+static gg_status virtual_idle(gg_transport *transport, double seconds) {
     gg_virtual_rank *rank = gg_rank_of(transport);
     double after = rank->clock + seconds;
     if (!(after < INFINITY)) return gg_fail(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
@@ -199,24 +205,24 @@ static gg_status idle(gg_transport *transport, double seconds) {
     return rank->cluster->failed ? gg_virtual_still_good(rank) : GG_OK;
 }
 
-static gg_status compute(gg_transport *transport, double seconds) {
-    return idle(transport, seconds * gg_rank_of(transport)->cluster->options.compute_rate);
+static gg_status virtual_compute(gg_transport *transport, double seconds) {
+    return virtual_idle(transport, seconds * gg_rank_of(transport)->cluster->options.compute_rate);
 }
 
 const gg_transport_table gg_virtual_table = {
     .name = "virtual",
     .one_clock = true,
-    .destroy = destroy,
-    .alloc = alloc,
-    .free = free_block,
-    .send = send,
-    .receive = receive,
-    .test = test,
-    .release = release,
-    .cancel = cancel,
-    .pause = pause_round,
-    .progress = progress,
-    .now = now,
-    .compute = compute,
-    .idle = idle,
+    .destroy = virtual_destroy,
+    .alloc = virtual_alloc,
+    .free = virtual_free_block,
+    .send = virtual_send,
+    .receive = virtual_receive,
+    .test = virtual_test,
+    .release = virtual_release,
+    .cancel = virtual_cancel,
+    .pause = virtual_pause_round,
+    .progress = virtual_progress,
+    .now = virtual_now,
+    .compute = virtual_compute,
+    .idle = virtual_idle,
 };

@@ -9,17 +9,17 @@ void gg_virtual_announce(gg_virtual *cluster, gg_request *receive, double time) 
     gg_virtual_wake(cluster, receive, time);
 }
 
-static double transfer(const gg_virtual *cluster, size_t bytes) {
+static double wire_transfer(const gg_virtual *cluster, size_t bytes) {
     double bandwidth = cluster->options.network.bandwidth;
     return bandwidth > 0 ? (double)bytes / bandwidth : 0;
 }
 
 /* The first byte of a message is at its receiver. */
-static void arrive(gg_virtual *cluster, gg_request *send) {
+static void wire_arrive(gg_virtual *cluster, gg_request *send) {
     gg_virtual_request *own = gg_link_of(send);
     gg_virtual_rank *to = &cluster->ranks[send->peer];
     if (cluster->options.network.bandwidth > 0) {
-        to->in_free = fmax(to->in_free, own->time) + transfer(cluster, send->bytes);
+        to->in_free = fmax(to->in_free, own->time) + wire_transfer(cluster, send->bytes);
         own->time = to->in_free;
     }
     own->arrived = true;
@@ -39,12 +39,12 @@ static void wire_append(gg_virtual *cluster, gg_virtual_rank *from, gg_request *
 void gg_virtual_put_on_wire(gg_virtual_rank *from, const void *data, gg_request *send) {
     gg_virtual *cluster = from->cluster;
     double leaves = fmax(from->clock, from->out_free);
-    from->out_free = leaves + transfer(cluster, send->bytes);
+    from->out_free = leaves + wire_transfer(cluster, send->bytes);
     *gg_link_of(send) = (gg_virtual_request){
         .data = data, .owner = from->transport.rank, .time = leaves + cluster->options.network.latency};
     /* Where bandwidth is unlimited no other message can come between. */
     if (cluster->options.network.bandwidth > 0) wire_append(cluster, from, send);
-    else arrive(cluster, send);
+    else wire_arrive(cluster, send);
 }
 
 void gg_virtual_off_wire(gg_virtual *cluster, gg_virtual_rank *from, gg_request *send) {
@@ -64,6 +64,6 @@ void gg_virtual_deliver(gg_virtual *cluster, double until) {
         gg_virtual_rank *from = &cluster->ranks[first->rank];
         gg_request *send = from->wire_first;
         gg_virtual_off_wire(cluster, from, send);
-        arrive(cluster, send);
+        wire_arrive(cluster, send);
     }
 }

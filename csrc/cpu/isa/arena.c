@@ -7,8 +7,8 @@
 /* Elements between two looks at what is not in the main loop. */
 #define STRETCH ((size_t)2048)
 
-static void mix(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent,
-                float *out) {
+static void arena_mix(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent,
+                      float *out) {
     n = whole_lanes(n);
     if (wire == GG_BFLOAT16) {
         const uint16_t *r = received;
@@ -21,7 +21,7 @@ static void mix(size_t n, gg_dtype wire, float share, const float *base, const v
     }
 }
 
-static void halve(size_t n, gg_dtype wire, const float *own, const void *received, float *out) {
+static void arena_halve(size_t n, gg_dtype wire, const float *own, const void *received, float *out) {
     n = whole_lanes(n);
     if (wire == GG_BFLOAT16) {
         const uint16_t *r = received;
@@ -32,12 +32,12 @@ static void halve(size_t n, gg_dtype wire, const float *own, const void *receive
     }
 }
 
-static void narrow(size_t n, const float *in, uint16_t *out) {
+static void arena_narrow(size_t n, const float *in, uint16_t *out) {
     n = whole_lanes(n);
     for (size_t i = 0; i < n; i += FLOATS) *(halves *)(out + i) = narrowed(rounded_words(load(in + i)));
 }
 
-static void widen(size_t n, const uint16_t *in, float *out) {
+static void arena_widen(size_t n, const uint16_t *in, float *out) {
     n = whole_lanes(n);
     for (size_t i = 0; i < n; i += FLOATS) *(floats *)(out + i) = load_narrow(in + i);
 }
@@ -90,7 +90,7 @@ typedef float half_vector __attribute__((vector_size(VECTOR_BYTES / 2)));
 #define WIDTH (VECTOR_BYTES / 8)
 #define VECTORS (GG_LANES / WIDTH)
 
-static inline vector widened(const float *p) {
+static inline vector arena_widened(const float *p) {
     half_vector v;
     memcpy(&v, p, sizeof v);
     return __builtin_convertvector(v, vector);
@@ -103,13 +103,13 @@ static double sum_squares(size_t n, const float *a, const float *b) {
     if (b == NULL) {
         for (size_t i = 0; i < n; i += GG_LANES)
             for (int v = 0; v < VECTORS; ++v) {
-                const vector d = widened(a + i + v * WIDTH);
+                const vector d = arena_widened(a + i + v * WIDTH);
                 sum[v] += d * d;
             }
     } else {
         for (size_t i = 0; i < n; i += GG_LANES)
             for (int v = 0; v < VECTORS; ++v) {
-                const vector d = widened(a + i + v * WIDTH) - widened(b + i + v * WIDTH);
+                const vector d = arena_widened(a + i + v * WIDTH) - arena_widened(b + i + v * WIDTH);
                 sum[v] += d * d;
             }
     }
@@ -132,10 +132,10 @@ static bool all_finite(size_t n, const float *a) {
 
 const gg_cpu_arena GG_VARIANT(gg_cpu_arena) = {
     .update = GG_VARIANT(gg_cpu_update),
-    .mix = mix,
-    .halve = halve,
-    .narrow = narrow,
-    .widen = widen,
+    .mix = arena_mix,
+    .halve = arena_halve,
+    .narrow = arena_narrow,
+    .widen = arena_widen,
     .widen_add = widen_add,
     .weighted_sum = weighted_sum,
     .narrow_sum = narrow_sum,

@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #endif
 
-static void relu(size_t n, const float *x, float *y) {
+static void elementwise_relu(size_t n, const float *x, float *y) {
     GG_INDEPENDENT
     for (size_t i = 0; i < n; ++i) y[i] = x[i] <= 0.0f ? 0.0f : x[i]; /* false for NaN */
 }
@@ -39,7 +39,7 @@ static void sigmoid_backward(size_t n, const float *y, const float *dy, float *d
     for (size_t i = 0; i < n; ++i) dx[i] = dy[i] * ((1.0f - y[i]) * y[i]);
 }
 
-static void add(size_t n, const float *a, const float *b, float *out) {
+static void elementwise_add(size_t n, const float *a, const float *b, float *out) {
     GG_INDEPENDENT
     for (size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
 }
@@ -77,8 +77,8 @@ static inline words low_product(words a, words b) {
 }
 
 /* keep[i]: of block index + i*stride, byte w is 1 if word w is at least the threshold, else 0. */
-static inline void draw(const gg_random_key *key, uint32_t index, uint32_t stride, uint32_t threshold,
-                        uint32_t keep[BLOCKS]) {
+static inline void elementwise_draw(const gg_random_key *key, uint32_t index, uint32_t stride, uint32_t threshold,
+                                    uint32_t keep[BLOCKS]) {
     const words zero = {0}, first = zero + 0xD2511F53u, second = zero + 0xCD9E8D57u;
     words c0[CHAINS], c1[CHAINS], c2[CHAINS], c3[CHAINS];
     words step = zero;
@@ -117,7 +117,7 @@ static void keep_mask(const gg_random_key *key, uint32_t first, uint32_t stride,
     uint32_t keep[BLOCKS];
     for (size_t at = 0; at < n; at += BLOCKS) {
         const size_t count = n - at < BLOCKS ? n - at : BLOCKS;
-        draw(key, first + (uint32_t)at * stride, stride, threshold, keep);
+        elementwise_draw(key, first + (uint32_t)at * stride, stride, threshold, keep);
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
         if (step == 4 && count == BLOCKS) {
             memcpy(rows[0] + 4 * at, keep, sizeof keep);
@@ -132,13 +132,13 @@ static void keep_mask(const gg_random_key *key, uint32_t first, uint32_t stride,
 }
 
 const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise) = {
-    .relu = relu,
+    .relu = elementwise_relu,
     .relu_backward = relu_backward,
     .tanh = tanh_forward,
     .tanh_backward = tanh_backward,
     .sigmoid = sigmoid_forward,
     .sigmoid_backward = sigmoid_backward,
-    .add = add,
+    .add = elementwise_add,
     .masked_scale = masked_scale,
     .keep_mask = keep_mask,
 };

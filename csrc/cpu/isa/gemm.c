@@ -3,7 +3,7 @@
 
 #ifndef GG_VECTOR
 
-static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
+static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
     for (int64_t i = block_begin; i < block_end; ++i) { /* a block is one row here */
         float *c = p->c + i * p->c_row;
         if (!p->add)
@@ -17,8 +17,8 @@ static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_en
     }
 }
 
-static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
-                      int64_t out_row) {
+static void gemm_transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
+                           int64_t out_row) {
     for (int64_t j = 0; j < cols; ++j) {
         for (int64_t i = 0; i < rows; ++i) out[j * out_row + i] = in[i * in_row + j];
         for (int64_t i = rows; i < padded; ++i) out[j * out_row + i] = 0;
@@ -77,7 +77,7 @@ static void edge(const gg_tile *tile, gg_tile_fn run, int64_t rows, int64_t cols
         for (int64_t j = 0; j < cols; ++j) tile->y[i * tile->y_row + j] = beside[i][j];
 }
 
-static void multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
+static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
     static const gg_tap whole = {0, 0};
     const bool across = p->a_step == 1 && p->part_of == 0;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS);
@@ -176,8 +176,8 @@ GG_INLINE void square(const float *in, int64_t in_row, float *out, int64_t out_r
 #endif
 }
 
-static void transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
-                      int64_t out_row) {
+static void gemm_transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
+                           int64_t out_row) {
     const int64_t whole_rows = rows - rows % GG_VECTOR, whole_cols = cols - cols % GG_VECTOR;
     for (int64_t i = 0; i < whole_rows; i += GG_VECTOR)
         for (int64_t j = 0; j < whole_cols; j += GG_VECTOR)
@@ -229,7 +229,7 @@ const gg_gemm_kernels GG_TILE_NAME(gg_gemm_kernels) = {
     .dot_rows = DOT_ROWS,
     .conv = GG_TILE_NAME(gg_kernel_conv),
     .dot = GG_TILE_NAME(gg_kernel_dot),
-    .multiply = multiply,
-    .transpose = transpose,
+    .multiply = gemm_multiply,
+    .transpose = gemm_transpose,
     .mask_sum = mask_sum,
 };

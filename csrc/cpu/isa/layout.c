@@ -163,7 +163,7 @@ static void gather_block(const gg_gather_args *args, int64_t sample, int64_t val
     }
 }
 
-static void gather(const gg_gather_args *args, int64_t begin, int64_t end) {
+static void layout_gather(const gg_gather_args *args, int64_t begin, int64_t end) {
     if (args->layout != GG_LAYOUT_BATCH_LAST) {
         for (int64_t s = begin; s < end; ++s) {
             const int64_t at = (args->index != NULL ? (int64_t)args->index[s] : s) * args->values;
@@ -197,4 +197,5 @@ static void gather(const gg_gather_args *args, int64_t begin, int64_t end) {
     }
 }
 
-const gg_cpu_layout GG_VARIANT(gg_cpu_layout) = {.gather = gather, .to_lanes = to_lanes, .from_lanes = from_lanes};
+const gg_cpu_layout GG_VARIANT(gg_cpu_layout) = {
+    .gather = layout_gather, .to_lanes = to_lanes, .from_lanes = from_lanes};

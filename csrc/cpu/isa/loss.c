@@ -12,7 +12,7 @@ static int64_t sample_stride(const gg_loss_args *args) {
     return args->layout == GG_LAYOUT_BATCH_LAST ? 1 : args->features;
 }
 
-static double weight_of(const gg_loss_args *args, int64_t sample) {
+static double loss_weight_of(const gg_loss_args *args, int64_t sample) {
     return args->sample_weights != NULL ? (double)args->sample_weights[sample] : 1.0;
 }
 
@@ -31,7 +31,7 @@ static void cross_entropy_row(const gg_loss_args *args, int64_t sample, double *
     const int64_t features = args->features;
     const float *x = args->prediction + sample * features;
     const int32_t target = ((const int32_t *)args->targets)[sample];
-    const double weight = weight_of(args, sample);
+    const double weight = loss_weight_of(args, sample);
     float best[GG_LANES];
     double sum[GG_LANES] = {0};
     for (int i = 0; i < GG_LANES; ++i) best[i] = x[0];
@@ -94,7 +94,7 @@ static void cross_entropy_lanes(const gg_loss_args *args, int64_t sample, double
     }
     _Alignas(64) float share[GG_LANES] = {0};
     for (int i = 0; i < count; ++i) {
-        const double weight = weight_of(args, sample + i);
+        const double weight = loss_weight_of(args, sample + i);
         *loss_sum += weight * (log(sum[i]) - ((double)x[target[i] * stride + i] - (double)top[i]));
         *correct += first[i] == target[i];
         share[i] = (float)(weight / (sum[i] * (double)args->batch));
@@ -107,7 +107,7 @@ static void cross_entropy_lanes(const gg_loss_args *args, int64_t sample, double
     }
     for (int i = 0; i < count; ++i) {
         const double p = exp((double)x[target[i] * stride + i] - (double)top[i]) / sum[i];
-        gradient[target[i] * stride + i] = (float)(weight_of(args, sample + i) * (p - 1.0) / (double)args->batch);
+        gradient[target[i] * stride + i] = (float)(loss_weight_of(args, sample + i) * (p - 1.0) / (double)args->batch);
     }
 }
 
@@ -126,7 +126,7 @@ static void binary_cross_entropy(const gg_loss_args *args, int64_t begin, int64_
     const double share = 1.0 / ((double)args->batch * (double)features);
     for (int64_t n = begin; n < end; ++n) {
         const float *target = (const float *)args->targets + n * features;
-        const double weight = weight_of(args, n), weighted_share = weight * share;
+        const double weight = loss_weight_of(args, n), weighted_share = weight * share;
         double sum = 0;
         bool right = true;
         for (int64_t f = 0; f < features; ++f) {
@@ -152,7 +152,7 @@ static void mean_squared_error(const gg_loss_args *args, int64_t begin, int64_t 
     (void)correct;
     for (int64_t n = begin; n < end; ++n) {
         const float *target = (const float *)args->targets + n * features;
-        const double weight = weight_of(args, n), weighted_share = weight * share;
+        const double weight = loss_weight_of(args, n), weighted_share = weight * share;
         double sum = 0;
         for (int64_t f = 0; f < features; ++f) {
             const int64_t at = n * sample + f * step;

@@ -180,7 +180,7 @@ static void max_backward(const gg_pool_shape *s, int64_t begin, int64_t end, con
     else max_any_backward(s, begin, end, saved, dy, dx);
 }
 
-static void average(const gg_pool_shape *s, int64_t begin, int64_t end, const float *x, float *y) {
+static void pool_average(const gg_pool_shape *s, int64_t begin, int64_t end, const float *x, float *y) {
     const size_t lanes = (size_t)s->lanes, row = (size_t)s->in[1] * lanes;
     y += (size_t)(begin * s->out[0] * s->out[1]) * lanes;
     for (int64_t c = begin; c < end; ++c) {
@@ -231,6 +231,6 @@ static void average_backward(const gg_pool_shape *s, int64_t begin, int64_t end,
 const gg_cpu_pool GG_VARIANT(gg_cpu_pool) = {
     .max = max_forward,
     .max_backward = max_backward,
-    .average = average,
+    .average = pool_average,
     .average_backward = average_backward,
 };

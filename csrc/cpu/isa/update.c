@@ -3,20 +3,20 @@
 #include "cpu/isa/vectors.h"
 
 /* `now` and half of what a partner is ahead of `sent`, the value that it was sent for. */
-GG_INLINE value mixed(bool narrow, value now, value sent, const void *received, size_t i) {
+GG_INLINE value update_mixed(bool narrow, value now, value sent, const void *received, size_t i) {
     if (received == NULL) return now;
     if (narrow) return now + (load_narrow((const uint16_t *)received + i) - rounded(sent)) * 0.5f;
     return now + (load((const float *)received + i) - sent) * 0.5f;
 }
 
-GG_INLINE void publish(bool narrow, void *copy, size_t i, value v) {
+GG_INLINE void update_publish(bool narrow, void *copy, size_t i, value v) {
     if (copy == NULL) return;
     if (narrow) stream_narrow((uint16_t *)copy + i, narrowed(rounded_words(v)));
     else stream((float *)copy + i, v);
 }
 
 /* rule, receives and narrow are constants in every call, so each combination becomes a loop without their branches. */
-GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receives, bool narrow) {
+GG_INLINE void update_run(const gg_update_args *args, gg_update_rule rule, bool receives, bool narrow) {
     const size_t n = whole_lanes(args->n);
     const bool stateful = rule != GG_UPDATE_PLAIN;
     const float *grad = args->grad;
@@ -34,29 +34,29 @@ GG_INLINE void run(const gg_update_args *args, gg_update_rule rule, bool receive
         value w_new, m = {0}, m_new = {0};
         if (stateful) {
             const value sent = load(momentum + i);
-            m = mixed(narrow, sent, sent, momentum_before, i);
+            m = update_mixed(narrow, sent, sent, momentum_before, i);
         }
         if (rule == GG_UPDATE_PLAIN) {
             w_new = w - lr * d;
         } else if (rule == GG_UPDATE_ADAM) {
-            const value sent = load(square + i), s = mixed(narrow, sent, sent, square_before, i);
+            const value sent = load(square + i), s = update_mixed(narrow, sent, sent, square_before, i);
             const value s_sum = beta2 * s + square_share * (d * d);
             const value s_new = (value)((words)s_sum & ~(words)(s_sum < 0.0f)); /* NaN stays NaN */
             m_new = mu * m + d_share * d;
             w_new = weight_factor * w - lr * m_new / (square_root(s_new) * root_scale + eps);
             *(floats *)(square + i) = s_new;
-            publish(narrow, square_copy, i, s_new);
+            update_publish(narrow, square_copy, i, s_new);
         } else {
             m_new = mu * m + d;
             w_new = w - lr * (rule == GG_UPDATE_NESTEROV ? d + mu * m_new : m_new);
         }
-        w_new = mixed(narrow, w_new, w, weight_after, i);
+        w_new = update_mixed(narrow, w_new, w, weight_after, i);
         *(floats *)(weight + i) = w_new;
-        publish(narrow, weight_copy, i, w_new);
+        update_publish(narrow, weight_copy, i, w_new);
         if (compute_copy != NULL) *(halves *)(compute_copy + i) = narrowed(rounded_words(w_new));
         if (!stateful) continue;
         *(floats *)(momentum + i) = m_new;
-        publish(narrow, momentum_copy, i, m_new);
+        update_publish(narrow, momentum_copy, i, m_new);
     }
     fence();
 }
@@ -66,7 +66,7 @@ void GG_VARIANT(gg_cpu_update)(const gg_update_args *args) {
     switch ((int)args->rule << 2 | (int)receives << 1 | (args->wire == GG_BFLOAT16)) {
 #define CASE(rule, receives, narrow)                                                                                   \
     case (rule) << 2 | (receives) << 1 | (narrow):                                                                     \
-        run(args, rule, receives, narrow);                                                                             \
+        update_run(args, rule, receives, narrow);                                                                      \
         break
 #define CASES(rule)                                                                                                    \
     CASE(rule, false, false);                                                                                          \

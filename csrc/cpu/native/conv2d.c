@@ -205,7 +205,7 @@ typedef struct job {
 
 /* Weights in the order in which tiles read them: for each group, part of the terms and block of rows, places of the
  * window, then terms, then rows. */
-static void pack_part(void *context, int thread, int threads) {
+static void native_conv2d_pack_part(void *context, int thread, int threads) {
     const job *j = context;
     const conv_op *conv = j->conv;
     const conv_walk *walk = j->walk;
@@ -279,14 +279,15 @@ static void walk_part(void *context, int thread, int threads) {
 
 static void walk_run(const conv_op *conv, const gg_op_args *args, bool forward) {
     job j = {.conv = conv, .args = args, .walk = forward ? &conv->forward : &conv->backward, .forward = forward};
-    gg_parallel_run(conv->threads, pack_part, &j);
+    gg_parallel_run(conv->threads, native_conv2d_pack_part, &j);
     gg_parallel_run(conv->threads, walk_part, &j);
 }
 
 /* ------------------------------------------------------------------------------------------ weight gradients */
 
 /* The output gradient of one channel, rows [begin, end), put through the activation and summed for the bias. */
-static void prepare(const conv_op *conv, const gg_op_args *args, int64_t channel, int64_t begin, int64_t end) {
+static void native_conv2d_prepare(const conv_op *conv, const gg_op_args *args, int64_t channel, int64_t begin,
+                                  int64_t end) {
     const int64_t *out = conv->op.desc.output.size;
     const int64_t at = (channel * out[1] + begin) * out[2] * conv->lanes, n = (end - begin) * out[2] * conv->lanes;
     const bool relu = conv->op.desc.activation == GG_ACTIVATION_RELU;
@@ -323,7 +324,7 @@ static void copy_slab(const conv_op *conv, const float *x, int64_t channel, int6
     }
 }
 
-static void weights_part(void *context, int thread, int threads) {
+static void native_conv2d_weights_part(void *context, int thread, int threads) {
     const job *j = context;
     const conv_op *conv = j->conv;
     const gg_op_args *args = j->args;
@@ -374,7 +375,7 @@ static void weights_part(void *context, int thread, int threads) {
                     if (c == 0)
                         for (int64_t m = gg_block_begin(conv->out_channels, blocks, b);
                              m < gg_block_begin(conv->out_channels, blocks, b + 1); ++m)
-                            prepare(conv, args, group * conv->out_channels + m, r, r_end);
+                            native_conv2d_prepare(conv, args, group * conv->out_channels + m, r, r_end);
                     conv->kernels->dot(&dot, b, b + 1);
                 }
             }
@@ -384,20 +385,20 @@ static void weights_part(void *context, int thread, int threads) {
 
 /* -------------------------------------------------------------------------------------------------- operation */
 
-static gg_status forward(gg_op *op, const gg_op_args *args) {
+static gg_status native_conv2d_forward(gg_op *op, const gg_op_args *args) {
     walk_run((const conv_op *)op, args, true);
     return GG_OK;
 }
 
-static gg_status backward(gg_op *op, const gg_op_args *args) {
+static gg_status native_conv2d_backward(gg_op *op, const gg_op_args *args) {
     const conv_op *conv = (const conv_op *)op;
     job j = {.conv = conv, .args = args};
-    gg_parallel_run(conv->threads, weights_part, &j);
+    gg_parallel_run(conv->threads, native_conv2d_weights_part, &j);
     if (op->desc.input_grad && args->grad_input[0] != NULL) walk_run(conv, args, false);
     return GG_OK;
 }
 
-static void destroy(gg_op *op) {
+static void native_conv2d_destroy(gg_op *op) {
     conv_op *conv = (conv_op *)op;
     walk_destroy(&conv->forward);
     walk_destroy(&conv->backward);
@@ -405,9 +406,10 @@ static void destroy(gg_op *op) {
     gg_native_op_free(op);
 }
 
-static const gg_op_class conv_class = {.forward = forward, .backward = backward, .destroy = destroy};
+static const gg_op_class conv_class = {
+    .forward = native_conv2d_forward, .backward = native_conv2d_backward, .destroy = native_conv2d_destroy};
 
-static gg_status check(const gg_op_desc *desc) {
+static gg_status native_conv2d_check(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     char text[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
@@ -436,7 +438,7 @@ static gg_status check(const gg_op_desc *desc) {
 
 gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     *out = NULL;
-    gg_status status = check(desc);
+    gg_status status = native_conv2d_check(desc);
     if (status != GG_OK) return status;
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
@@ -467,6 +469,6 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     *out = &conv->op;
     return GG_OK;
 cleanup:
-    destroy(&conv->op);
+    native_conv2d_destroy(&conv->op);
     return status;
 }

@@ -26,14 +26,14 @@ typedef struct element_job {
     bool draw;
 } element_job;
 
-static void run(const element_op *op, gg_parallel_fn fn, element_job *job) {
+static void native_elementwise_run(const element_op *op, gg_parallel_fn fn, element_job *job) {
     gg_parallel_run(gg_cpu_threads_for(op->device, op->n), fn, job);
 }
 
-static void destroy(gg_op *op) { gg_native_op_free(op); }
+static void native_elementwise_destroy(gg_op *op) { gg_native_op_free(op); }
 
-static gg_status create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_layout layout,
-                        gg_op **out) {
+static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type,
+                                           gg_layout layout, gg_op **out) {
     gg_op *head;
     gg_status status = gg_native_op_create(desc, type, sizeof(element_op), &head);
     *out = NULL;
@@ -58,7 +58,7 @@ static gg_status create(gg_device *device, const gg_op_desc *desc, const gg_op_c
 
 /* ------------------------------------------------------------------------------------------ activations */
 
-static void forward_part(void *context, int thread, int threads) {
+static void native_elementwise_forward_part(void *context, int thread, int threads) {
     const element_job *job = context;
     size_t begin, end;
     gg_parallel_split(job->op->n, GG_LANES, thread, threads, &begin, &end);
@@ -81,7 +81,7 @@ static gg_status activation_forward(gg_op *head, const gg_op_args *args) {
     job.forward = head->desc.kind == GG_OP_RELU   ? kernels->relu
                   : head->desc.kind == GG_OP_TANH ? kernels->tanh
                                                   : kernels->sigmoid;
-    run(op, forward_part, &job);
+    native_elementwise_run(op, native_elementwise_forward_part, &job);
     return GG_OK;
 }
 
@@ -93,18 +93,18 @@ static gg_status activation_backward(gg_op *head, const gg_op_args *args) {
     job.backward = head->desc.kind == GG_OP_RELU   ? kernels->relu_backward
                    : head->desc.kind == GG_OP_TANH ? kernels->tanh_backward
                                                    : kernels->sigmoid_backward;
-    run(op, backward_part, &job);
+    native_elementwise_run(op, backward_part, &job);
     return GG_OK;
 }
 
-static const gg_op_class activation_class = {activation_forward, activation_backward, destroy};
+static const gg_op_class activation_class = {activation_forward, activation_backward, native_elementwise_destroy};
 
 gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_layout layout = desc->offered[0].layout;
     /* sigmoid(0) = 1/2: what pads the channels would not be zero any more. */
     const int64_t block = layout == GG_LAYOUT_CHANNELS16 ? 16 : layout == GG_LAYOUT_CHANNELS8 ? 8 : 1;
     if (desc->kind == GG_OP_SIGMOID && desc->output.size[0] % block != 0) layout = GG_LAYOUT_PLAIN;
-    const gg_status status = create(device, desc, &activation_class, layout, out);
+    const gg_status status = native_elementwise_create(device, desc, &activation_class, layout, out);
     if (status == GG_OK) (*out)->backward_needs_output = true;
     return status;
 }
@@ -131,13 +131,13 @@ static void add_part(void *context, int thread, int threads) {
     }
 }
 
-static gg_status add_forward(gg_op *head, const gg_op_args *args) {
+static gg_status native_elementwise_add_forward(gg_op *head, const gg_op_args *args) {
     element_job job = {.op = (element_op *)head, .args = args};
-    run(job.op, add_part, &job);
+    native_elementwise_run(job.op, add_part, &job);
     return GG_OK;
 }
 
-static gg_status add_backward(gg_op *head, const gg_op_args *args) {
+static gg_status native_elementwise_add_backward(gg_op *head, const gg_op_args *args) {
     const element_op *op = (element_op *)head;
     for (int i = 0; i < head->desc.inputs; ++i)
         if (args->grad_input[i] != NULL && args->grad_input[i] != args->grad_output)
@@ -145,12 +145,13 @@ static gg_status add_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class add_class = {add_forward, add_backward, destroy};
+static const gg_op_class add_class = {native_elementwise_add_forward, native_elementwise_add_backward,
+                                      native_elementwise_destroy};
 
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     *out = NULL;
     if (desc->inputs < 2) return gg_fail(GG_ERROR_ARGUMENT, "add takes at least 2 inputs, not %d", desc->inputs);
-    return create(device, desc, &add_class, desc->offered[0].layout, out);
+    return native_elementwise_create(device, desc, &add_class, desc->offered[0].layout, out);
 }
 
 /* ------------------------------------------------------------------------------------------ dropout */
@@ -211,14 +212,14 @@ static void dropout_part(void *context, int thread, int threads) {
     }
 }
 
-static bool copies(const gg_op *op) { return !op->desc.training || op->desc.probability == 0.0f; }
+static bool native_elementwise_copies(const gg_op *op) { return !op->desc.training || op->desc.probability == 0.0f; }
 
 /* Zeroing all has no scale: 1/(1 - 1). */
 static gg_status dropout_run(const element_op *op, const gg_op_args *args, bool draw) {
     const float *in = draw ? args->input[0] : args->grad_output;
     float *out = draw ? args->output : args->grad_input[0];
     if (out == NULL) return GG_OK;
-    if (copies(&op->head)) {
+    if (native_elementwise_copies(&op->head)) {
         if (out != in) memcpy(out, in, op->n * sizeof(float));
         return GG_OK;
     }
@@ -227,7 +228,7 @@ static gg_status dropout_run(const element_op *op, const gg_op_args *args, bool 
         return GG_OK;
     }
     element_job job = {.op = op, .args = args, .draw = draw};
-    run(op, dropout_part, &job);
+    native_elementwise_run(op, dropout_part, &job);
     return GG_OK;
 }
 
@@ -238,7 +239,7 @@ static gg_status dropout_backward(gg_op *op, const gg_op_args *args) {
     return dropout_run((element_op *)op, args, false);
 }
 
-static const gg_op_class dropout_class = {dropout_forward, dropout_backward, destroy};
+static const gg_op_class dropout_class = {dropout_forward, dropout_backward, native_elementwise_destroy};
 
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     const bool plain = desc->offered[0].layout == GG_LAYOUT_PLAIN;
@@ -249,13 +250,14 @@ gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg
     if (features > (INT64_C(1) << 32) / (blocks > 0 ? blocks : 1))
         return gg_fail(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
                        (long long)features, (long long)desc->batch);
-    const gg_status status = create(device, desc, &dropout_class, plain ? GG_LAYOUT_PLAIN : GG_LAYOUT_BATCH_LAST, out);
+    const gg_status status =
+        native_elementwise_create(device, desc, &dropout_class, plain ? GG_LAYOUT_PLAIN : GG_LAYOUT_BATCH_LAST, out);
     if (status != GG_OK) return status;
     element_op *op = (element_op *)*out;
     op->features = features;
     op->blocks = blocks;
     op->threshold = p < 1 ? (uint32_t)(p * 0x1p32) : 0;
     op->scale = p < 1 ? (float)(1.0 / (1.0 - p)) : 0.0f;
-    op->head.saved_bytes = copies(&op->head) || p >= 1 ? 0 : op->n;
+    op->head.saved_bytes = native_elementwise_copies(&op->head) || p >= 1 ? 0 : op->n;
     return GG_OK;
 }

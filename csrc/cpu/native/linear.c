@@ -27,7 +27,7 @@ static void split_blocks(const linear_op *linear, int64_t rows, int thread, int 
     *end = (int64_t)to;
 }
 
-static void forward_part(void *context, int thread, int threads) {
+static void native_linear_forward_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
     const gg_multiply product = {
@@ -86,7 +86,7 @@ static void turn_part(void *context, int thread, int threads) {
     }
 }
 
-static void weights_part(void *context, int thread, int threads) {
+static void native_linear_weights_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
     const gg_multiply product = {
@@ -126,21 +126,22 @@ static void data_part(void *context, int thread, int threads) {
     if (begin < end) linear->kernels->multiply(&product, begin, end);
 }
 
-static gg_status forward(gg_op *op, const gg_op_args *args) {
+static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
-    gg_parallel_run(j.linear->threads, forward_part, &j);
+    gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
     return GG_OK;
 }
 
-static gg_status backward(gg_op *op, const gg_op_args *args) {
+static gg_status native_linear_backward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
     gg_parallel_run(j.linear->threads, turn_part, &j);
-    if (args->grad_weight != NULL) gg_parallel_run(j.linear->threads, weights_part, &j);
+    if (args->grad_weight != NULL) gg_parallel_run(j.linear->threads, native_linear_weights_part, &j);
     if (op->desc.input_grad && args->grad_input[0] != NULL) gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
 }
 
-static const gg_op_class linear_class = {.forward = forward, .backward = backward, .destroy = gg_native_op_free};
+static const gg_op_class linear_class = {
+    .forward = native_linear_forward, .backward = native_linear_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     *out = NULL;

@@ -74,7 +74,7 @@ static int64_t output_size(int64_t in, const gg_window *w, int axis) {
     return out;
 }
 
-static gg_status check(const gg_op_desc *desc) {
+static gg_status native_pool_check(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     const char *name = gg_op_kind_name(desc->kind);
     static const char *const axes[2] = {"height", "width"};
@@ -146,7 +146,7 @@ static size_t axis_entries(const gg_op_desc *desc, int axis) {
 }
 
 /* Elements of a window that count, along one axis: those inside the image, or inside its padding too. */
-static int64_t extent(const gg_pool_shape *shape, const gg_window *w, int axis, int64_t o) {
+static int64_t native_pool_extent(const gg_pool_shape *shape, const gg_window *w, int axis, int64_t o) {
     if (!w->count_include_pad) return shape->count[axis][o];
     const int64_t corner = o * w->stride[axis] - w->padding[axis];
     const int64_t end = shape->in[axis] + w->padding[axis];
@@ -154,7 +154,7 @@ static int64_t extent(const gg_pool_shape *shape, const gg_window *w, int axis, 
 }
 
 gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = check(desc);
+    gg_status status = native_pool_check(desc);
     *out = NULL;
     if (status != GG_OK) return status;
     gg_op *head = NULL;
@@ -192,7 +192,7 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
         for (int64_t h = 0; h < shape->out[0]; ++h) {
             for (int64_t v = 0; v < shape->out[1]; ++v) {
                 const bool empty = shape->count[0][h] == 0 || shape->count[1][v] == 0;
-                const int64_t divisor = extent(shape, w, 0, h) * extent(shape, w, 1, v);
+                const int64_t divisor = native_pool_extent(shape, w, 0, h) * native_pool_extent(shape, w, 1, v);
                 op->scale[h * shape->out[1] + v] = empty ? 0.0f : (float)(1.0 / (double)divisor);
             }
         }

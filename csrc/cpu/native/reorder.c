@@ -8,11 +8,11 @@ typedef struct move_op {
     gg_device *device;
 } move_op;
 
-static void destroy(gg_op *op) { gg_native_op_free(op); }
+static void native_reorder_destroy(gg_op *op) { gg_native_op_free(op); }
 
 /* ------------------------------------------------------------------------------------------ reorder */
 
-static void move(const gg_op *op, gg_layout from, gg_layout to, const void *in, void *out) {
+static void native_reorder_move(const gg_op *op, gg_layout from, gg_layout to, const void *in, void *out) {
     const gg_op_desc *desc = &op->desc;
     if (from != to)
         gg_cpu_transpose(((const move_op *)op)->device, desc->batch, gg_shape_count(&desc->input[0]),
@@ -21,25 +21,27 @@ static void move(const gg_op *op, gg_layout from, gg_layout to, const void *in, 
 }
 
 static gg_status reorder_forward(gg_op *op, const gg_op_args *args) {
-    move(op, op->input[0].layout, op->output.layout, args->input[0], args->output);
+    native_reorder_move(op, op->input[0].layout, op->output.layout, args->input[0], args->output);
     return GG_OK;
 }
 
 static gg_status reorder_backward(gg_op *op, const gg_op_args *args) {
     if (args->grad_input[0] != NULL)
-        move(op, op->output.layout, op->input[0].layout, args->grad_output, args->grad_input[0]);
+        native_reorder_move(op, op->output.layout, op->input[0].layout, args->grad_output, args->grad_input[0]);
     return GG_OK;
 }
 
-static const gg_op_class reorder_class = {reorder_forward, reorder_backward, destroy};
+static const gg_op_class reorder_class = {reorder_forward, reorder_backward, native_reorder_destroy};
 
-static bool known(gg_layout layout) { return layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST; }
+static bool native_reorder_known(gg_layout layout) {
+    return layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST;
+}
 
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     const gg_format from = desc->offered[0], to = desc->wanted_output;
     *out = NULL;
     if (from.dtype != GG_FLOAT32 || to.dtype != GG_FLOAT32 ||
-        (from.layout != to.layout && !(known(from.layout) && known(to.layout))))
+        (from.layout != to.layout && !(native_reorder_known(from.layout) && native_reorder_known(to.layout))))
         return gg_fail(GG_ERROR_UNSUPPORTED, "native reorder: not from %s %s to %s %s", gg_dtype_name(from.dtype),
                        gg_layout_name(from.layout), gg_dtype_name(to.dtype), gg_layout_name(to.layout));
     const gg_status status = gg_native_op_create(desc, &reorder_class, sizeof(move_op), out);
@@ -75,7 +77,7 @@ static gg_status concat_backward(gg_op *op, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class concat_class = {concat_forward, concat_backward, destroy};
+static const gg_op_class concat_class = {concat_forward, concat_backward, native_reorder_destroy};
 
 gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     const gg_status status = gg_native_op_create(desc, &concat_class, sizeof(move_op), out);

@@ -16,7 +16,7 @@ gg_status gg_dnn_check(dnnl_status_t status, const char *call) {
 
 /* ------------------------------------------------------------------------------------------- running */
 
-static const void *pointer(const gg_op_args *args, const gg_dnn_place *place) {
+static const void *onednn_pointer(const gg_op_args *args, const gg_dnn_place *place) {
     switch (place->slot) {
     case GG_DNN_INPUT: return args->input[place->index];
     case GG_DNN_OUTPUT: return args->output;
@@ -33,7 +33,7 @@ static const void *pointer(const gg_op_args *args, const gg_dnn_place *place) {
     }
 }
 
-static gg_status run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
+static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
     gg_status status = GG_OK;
     gg_dnn_op *op = (gg_dnn_op *)head;
     /* OpenMP keeps its number of threads for each calling thread, and an operation may be run by another one
@@ -41,12 +41,13 @@ static gg_status run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
     gg_parallel_set_threads(op->threads);
     for (int i = 0; i < op->steps[pass]; i++) {
         const gg_dnn_step *step = &op->step[pass][i];
-        if (step->needs.slot != GG_DNN_ALWAYS && pointer(args, &step->needs) == NULL) continue;
-        if (step->copy && pointer(args, &op->place[step->first]) == pointer(args, &op->place[step->first + 1]))
+        if (step->needs.slot != GG_DNN_ALWAYS && onednn_pointer(args, &step->needs) == NULL) continue;
+        if (step->copy &&
+            onednn_pointer(args, &op->place[step->first]) == onednn_pointer(args, &op->place[step->first + 1]))
             continue;
         for (int k = step->first; k < step->first + step->arguments; k++) {
             /* oneDNN's memory has no const; what it only reads it does not write. */
-            void *data = (void *)(uintptr_t)pointer(args, &op->place[k]);
+            void *data = (void *)(uintptr_t)onednn_pointer(args, &op->place[k]);
             if (data == NULL)
                 return gg_fail(GG_ERROR_STATE, "%s: argument %d of '%s' has no memory",
                                gg_op_kind_name(head->desc.kind), op->argument[k].arg, step->what);
@@ -62,14 +63,14 @@ cleanup:
     return status;
 }
 
-static gg_status forward(gg_op *head, const gg_op_args *args) { return run(head, args, GG_DNN_FORWARD); }
+static gg_status onednn_forward(gg_op *head, const gg_op_args *args) { return onednn_run(head, args, GG_DNN_FORWARD); }
 
-static gg_status backward(gg_op *head, const gg_op_args *args) {
+static gg_status onednn_backward(gg_op *head, const gg_op_args *args) {
     if (!head->desc.training)
         return gg_fail(GG_ERROR_STATE, "%s was created without training and has no backward pass",
                        gg_op_kind_name(head->desc.kind));
     gg_dnn_op *op = (gg_dnn_op *)head;
-    gg_status status = run(head, args, GG_DNN_BACKWARD);
+    gg_status status = onednn_run(head, args, GG_DNN_BACKWARD);
     if (status == GG_OK && op->behind != NULL) op->behind(op->device, op, args);
     return status;
 }
@@ -83,7 +84,7 @@ static void drop_descriptors(gg_dnn_op *op) {
     op->plain_attr = op->relu_attr = NULL;
 }
 
-static void destroy(gg_op *head) {
+static void onednn_destroy(gg_op *head) {
     gg_dnn_op *op = (gg_dnn_op *)head;
     drop_descriptors(op);
     for (int i = 0; i < op->arguments; i++)
@@ -95,7 +96,7 @@ static void destroy(gg_op *head) {
     gg_free(op);
 }
 
-static const gg_op_class op_class = {forward, backward, destroy};
+static const gg_op_class op_class = {onednn_forward, onednn_backward, onednn_destroy};
 
 /* ------------------------------------------------------------------------------------------ creating */
 
@@ -147,17 +148,17 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     *out = op;
     op = NULL;
 cleanup:
-    if (op != NULL) destroy(&op->head);
+    if (op != NULL) onednn_destroy(&op->head);
     return status;
 }
 
-static size_t align(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT; }
+static size_t onednn_align(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT; }
 
 gg_status gg_dnn_op_finish(gg_status status, gg_dnn_op *op, gg_op **out) {
     *out = NULL;
     if (op == NULL) return status;
     if (status != GG_OK) {
-        destroy(&op->head);
+        onednn_destroy(&op->head);
         return status;
     }
     for (int pass = 0; pass < GG_DNN_PASSES; pass++) {
@@ -304,7 +305,7 @@ bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd) {
 
 gg_dnn_place gg_dnn_temporary(gg_dnn_op *op, gg_dnn_pass pass, const_dnnl_memory_desc_t md) {
     gg_dnn_place place = {GG_DNN_SCRATCH, 0, op->temporaries[pass]};
-    op->temporaries[pass] += align(dnnl_memory_desc_get_size(md));
+    op->temporaries[pass] += onednn_align(dnnl_memory_desc_get_size(md));
     return place;
 }
 

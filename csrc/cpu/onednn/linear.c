@@ -18,7 +18,7 @@ typedef struct linear {
 
 /* The forward pass as a product of matrices, whose kernels read large plain weights up to 2.4 times faster than the
  * inner product's (for backward data it is the other way round); NULL where there are none for this CPU. */
-static gg_status product(linear *it, const_dnnl_primitive_attr_t attr, dnnl_primitive_desc_t *out) {
+static gg_status onednn_linear_product(linear *it, const_dnnl_primitive_attr_t attr, dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     GG_DNN_PD(op, out, dnnl_matmul_primitive_desc_create, op->engine, it->input, it->weight_turned, it->bias_row,
@@ -28,7 +28,7 @@ cleanup:
     return status == GG_ERROR_UNSUPPORTED ? GG_OK : status;
 }
 
-static gg_status add_forward(linear *it) {
+static gg_status onednn_linear_add_forward(linear *it) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const gg_op_desc *desc = &op->head.desc;
@@ -38,7 +38,7 @@ static gg_status add_forward(linear *it) {
     GG_DNN_PD(op, &it->forward, dnnl_inner_product_forward_primitive_desc_create, op->engine,
               desc->training ? dnnl_forward_training : dnnl_forward_inference, it->input, it->weight, it->bias,
               it->output, attr);
-    GG_TRY(product(it, attr, &fast));
+    GG_TRY(onednn_linear_product(it, attr, &fast));
     const gg_dnn_bind bind[4] = {
         {DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
         {DNNL_ARG_WEIGHTS, fast != NULL ? it->weight_turned : it->weight, gg_dnn_at(GG_DNN_WEIGHT)},
@@ -72,7 +72,7 @@ static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg
     gg_cpu_weight_gradient(device, &all);
 }
 
-static gg_status add_backward(linear *it) {
+static gg_status onednn_linear_add_backward(linear *it) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const gg_dnn_place grad_input = gg_dnn_at(GG_DNN_GRAD_INPUT);
@@ -120,8 +120,8 @@ gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op 
         GG_TRY(gg_dnn_md(it.op, 1, &given, GG_FLOAT32, dnnl_a, &it.bias));
         GG_TRY(gg_dnn_md(it.op, 2, row, GG_FLOAT32, dnnl_ab, &it.bias_row));
     }
-    GG_TRY(add_forward(&it));
-    if (desc->training) GG_TRY(add_backward(&it));
+    GG_TRY(onednn_linear_add_forward(&it));
+    if (desc->training) GG_TRY(onednn_linear_add_backward(&it));
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);
 }

@@ -3,7 +3,7 @@
 
 /* The algorithm whose divisor is PyTorch's: with the padding counted PyTorch clips a window at the padding's edge,
  * which only differs from oneDNN's full window in a last one that reaches beyond it (ceil_mode). */
-static gg_status algorithm(const gg_op_desc *desc, const int64_t right[2], dnnl_alg_kind_t *out) {
+static gg_status onednn_pool_algorithm(const gg_op_desc *desc, const int64_t right[2], dnnl_alg_kind_t *out) {
     const gg_window *window = &desc->window;
     bool beyond = right[0] > window->padding[0] || right[1] > window->padding[1];
     bool padded = window->padding[0] > 0 || window->padding[1] > 0;
@@ -44,7 +44,7 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
             return gg_fail(GG_ERROR_ARGUMENT, "%s: the padding %lld must be at most half of the kernel %lld", name,
                            (long long)left[i], (long long)kernel[i]);
     }
-    GG_TRY(algorithm(desc, right, &kind));
+    GG_TRY(onednn_pool_algorithm(desc, right, &kind));
     GG_TRY(gg_dnn_op_create(device, desc, &op));
     gg_layout layout = desc->offered[0].layout;
     if (layout == GG_LAYOUT_BATCH_LAST) layout = GG_LAYOUT_PLAIN;

@@ -1,7 +1,7 @@
 /* Element-wise functions of one input, any shape. */
 #include "nn/layer.h"
 
-static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status activation_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     (void)desc;
     (void)inputs;
     *out = input[0]->shape;
@@ -9,10 +9,10 @@ static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *con
 }
 
 const gg_layer_type gg_layer_relu = {
-    .name = "relu", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_RELU, .infer = infer};
+    .name = "relu", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_RELU, .infer = activation_infer};
 
 const gg_layer_type gg_layer_tanh = {
-    .name = "tanh", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_TANH, .infer = infer};
+    .name = "tanh", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_TANH, .infer = activation_infer};
 
 const gg_layer_type gg_layer_sigmoid = {
-    .name = "sigmoid", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_SIGMOID, .infer = infer};
+    .name = "sigmoid", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_SIGMOID, .infer = activation_infer};

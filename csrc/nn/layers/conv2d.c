@@ -3,7 +3,7 @@
 
 #include "nn/layer.h"
 
-static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status conv2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
@@ -29,7 +29,7 @@ cleanup:
     return status;
 }
 
-static int parameters(const gg_node *node, const gg_shape *input, gg_parameter out[2]) {
+static int conv2d_parameters(const gg_node *node, const gg_shape *input, gg_parameter out[2]) {
     const gg_layer_desc *desc = &node->desc;
     int64_t channels = input->size[0] / desc->groups, window = desc->window.kernel[0] * desc->window.kernel[1];
     gg_parameter weight = {
@@ -48,13 +48,13 @@ static int parameters(const gg_node *node, const gg_shape *input, gg_parameter o
     return desc->bias ? 2 : 1;
 }
 
-static int64_t macs(const gg_node *node, const gg_shape *input) {
+static int64_t conv2d_macs(const gg_node *node, const gg_shape *input) {
     const gg_layer_desc *desc = &node->desc;
     return gg_shape_count(&node->shape) * (input->size[0] / desc->groups) * desc->window.kernel[0] *
            desc->window.kernel[1];
 }
 
-static void describe(const gg_layer_desc *desc, gg_op_desc *out) {
+static void conv2d_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     out->window = desc->window;
     out->groups = desc->groups;
     out->bias = desc->bias;
@@ -65,8 +65,8 @@ const gg_layer_type gg_layer_conv2d = {
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_CONV2D,
-    .infer = infer,
-    .parameters = parameters,
-    .macs = macs,
-    .describe = describe,
+    .infer = conv2d_infer,
+    .parameters = conv2d_parameters,
+    .macs = conv2d_macs,
+    .describe = conv2d_describe,
 };

@@ -1,7 +1,7 @@
 /* Flatten: any shape -> (values). A view wherever the layout allows it. */
 #include "nn/layer.h"
 
-static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status flatten_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     (void)desc;
     (void)inputs;
     *out = (gg_shape){1, {gg_shape_count(&input[0]->shape)}};
@@ -9,4 +9,4 @@ static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *con
 }
 
 const gg_layer_type gg_layer_flatten = {
-    .name = "flatten", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_COUNT, .infer = infer};
+    .name = "flatten", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_COUNT, .infer = flatten_infer};

@@ -3,7 +3,7 @@
 
 #include "nn/layer.h"
 
-static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status linear_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
@@ -22,7 +22,7 @@ cleanup:
     return status;
 }
 
-static int parameters(const gg_node *node, const gg_shape *input, gg_parameter out[2]) {
+static int linear_parameters(const gg_node *node, const gg_shape *input, gg_parameter out[2]) {
     const gg_layer_desc *desc = &node->desc;
     gg_parameter weight = {
         .name = ".weight",
@@ -40,17 +40,17 @@ static int parameters(const gg_node *node, const gg_shape *input, gg_parameter o
     return desc->bias ? 2 : 1;
 }
 
-static int64_t macs(const gg_node *node, const gg_shape *input) { return node->desc.outputs * input->size[0]; }
+static int64_t linear_macs(const gg_node *node, const gg_shape *input) { return node->desc.outputs * input->size[0]; }
 
-static void describe(const gg_layer_desc *desc, gg_op_desc *out) { out->bias = desc->bias; }
+static void linear_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->bias = desc->bias; }
 
 const gg_layer_type gg_layer_linear = {
     .name = "linear",
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_LINEAR,
-    .infer = infer,
-    .parameters = parameters,
-    .macs = macs,
-    .describe = describe,
+    .infer = linear_infer,
+    .parameters = linear_parameters,
+    .macs = linear_macs,
+    .describe = linear_describe,
 };

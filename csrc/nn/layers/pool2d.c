@@ -1,7 +1,7 @@
 /* Maximum and average pooling: (C, H, W) -> (C, H', W'). */
 #include "nn/layer.h"
 
-static gg_status infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     gg_status status = GG_OK;
     const gg_window *window = &desc->window;
     (void)inputs;
@@ -22,15 +22,15 @@ cleanup:
     return status;
 }
 
-static void describe(const gg_layer_desc *desc, gg_op_desc *out) { out->window = desc->window; }
+static void pool2d_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->window = desc->window; }
 
 const gg_layer_type gg_layer_max_pool2d = {
     .name = "max_pool2d",
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_MAX_POOL2D,
-    .infer = infer,
-    .describe = describe,
+    .infer = pool2d_infer,
+    .describe = pool2d_describe,
 };
 
 const gg_layer_type gg_layer_avg_pool2d = {
@@ -38,6 +38,6 @@ const gg_layer_type gg_layer_avg_pool2d = {
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_AVG_POOL2D,
-    .infer = infer,
-    .describe = describe,
+    .infer = pool2d_infer,
+    .describe = pool2d_describe,
 };
