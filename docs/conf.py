@@ -25,5 +25,7 @@ maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 add_module_names = False
 
+smartquotes = False  # quotes in the docstrings are those of strings
+
 html_theme = "furo"
 html_title = f"gossipgrad {release}"
