@@ -18,7 +18,7 @@ class CommandHelp(Directive):
 
     def run(self) -> list[nodes.Node]:
         words = [word for word in self.arguments if word != "gossipgrad"]
-        environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+        environment = {**os.environ, "COLUMNS": "86", "NO_COLOR": "1"}
         command = [sys.executable, "-m", "gossipgrad", *words, "--help"]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode or not done.stdout:
