@@ -114,7 +114,7 @@ class Trainer:
         loss: str,  # cross_entropy binary_cross_entropy mean_squared_error
         optimizer: dict[
             str, Any
-        ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup}
+        ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup, first values of kind table}
         strategy: dict[
             str, Any
         ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
@@ -186,6 +186,8 @@ class Trainer:
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
     def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None:
         """Sets the strategy's own model, where it keeps one (a centre)."""
+    def set_schedule(self, schedule: dict[str, Any], /) -> None:
+        """The learning rates of the steps from here on, at rest: schedule{kind ...} as in the optimizer's options."""
     def gradients(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def momentum(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
     def load_weights(self, weights: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:

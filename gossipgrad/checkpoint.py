@@ -44,6 +44,7 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         "step": step,
         "epoch": replicas.epoch,
         "epochs": replicas.history.epochs,
+        "learning_rate": replicas.set_rate,
     }
 
     def commit() -> None:
@@ -64,6 +65,7 @@ class _Saved:
     epochs: list[Record]
     settings: Record
     state: str
+    learning_rate: float | None  # set by hand or by a plateau; None: by the schedule
 
     @classmethod
     def of(cls, name: str, description: dict[str, Any]) -> _Saved:
@@ -76,6 +78,7 @@ class _Saved:
                 epochs=list(description["epochs"]),
                 settings=dict(description["settings"]),
                 state=description["state"],
+                learning_rate=None if description.get("learning_rate") is None else float(description["learning_rate"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{name}: its description cannot be understood ({error!r})") from error
@@ -115,6 +118,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     replicas.core.settle()
     _restore_exchange(replicas, saved.settings)
     replicas.set_state(saved.step, parts, net.check_weights(consensus, name))
+    _restore_rate(replicas, saved)
     replicas.epoch = saved.epoch
     replicas.history.epochs = saved.epochs
     notices.changed_settings(team.rank, name, saved.settings, replicas.settings())
@@ -127,6 +131,13 @@ def _restore_exchange(replicas: Replicas, saved: Record) -> None:
     used = saved.get("exchange_used")
     if getattr(replicas.strategy, "exchange", None) == "auto" and used in ("weights+momentum", "weights"):
         replicas.set_exchange(used)
+
+
+def _restore_rate(replicas: Replicas, saved: _Saved) -> None:
+    """A rate that was set goes on, unless another lr or schedule is wanted from here on, which is warned of."""
+    here = replicas.optimizer.settings()
+    same = all(saved.settings.get(key) == here[key] for key in ("lr", *replicas.optimizer.timing.settings()))
+    replicas.set_rate = saved.learning_rate if same else None
 
 
 def _first_difference(saved: Model, here: Model) -> str:

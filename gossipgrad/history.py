@@ -22,6 +22,8 @@ _ORDER = (
     "samples",
     "samples_per_second",
     "train_loss",
+    "train_accuracy",
+    "learning_rate",
     "validation",
     "validation_replicas",
     "compute_seconds",

@@ -78,9 +78,11 @@ class Loop:
     def _epoch(self) -> None:
         trainer = self.trainer
         call(self.callbacks, "on_epoch_begin", trainer, trainer.epoch + 1)
+        rate = trainer.prepare_rates(self.steps)
         trainer.core.epoch(trainer.epoch)
         self._train()
-        record: Record = {"epoch": trainer.epoch + 1, **trainer.core.end_epoch()}
+        rate = rate if trainer.set_rate is None else trainer.set_rate
+        record: Record = {"epoch": trainer.epoch + 1, "learning_rate": rate, **trainer.core.end_epoch()}
         trainer.history.partitioned_fc = trainer.core.partitioned_fc()
         for key in ("bytes", "messages"):
             record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (trainer.size * record["steps"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -16,12 +17,27 @@ class Optimizer:
 
     name: ClassVar[str] = ""
     lr: float
-    schedule: schedules.Schedule
+    schedule: Any  # a Schedule, once it is made
+    _total = None  # steps of all training, where a trainer has said so
 
     def __post_init__(self) -> None:
-        store(self, lr=number("lr", self.lr, 0.0))
-        if not isinstance(self.schedule, schedules.Schedule):
-            raise TypeError(f"schedule={self.schedule!r}: allowed: an object of gossipgrad.schedules")
+        store(self, lr=number("lr", self.lr, 0.0), schedule=schedules.of(self.schedule))
+
+    @property
+    def timing(self) -> schedules.Schedule:
+        """The schedule; a function that was given as one is a schedules.Function here."""
+        return schedules.of(self.schedule)
+
+    @property
+    def total(self) -> int | None:
+        """Steps of all training, which schedules of total="auto" need; a trainer's optimiser knows them within fit."""
+        return self._total
+
+    def of_total(self, total: int | None) -> Optimizer:
+        """The same that knows the steps of all training."""
+        known = copy.copy(self)
+        store(known, _total=total)
+        return known
 
     def _own(self) -> dict[str, Any]:
         """The keywords but schedule."""
@@ -29,16 +45,24 @@ class Optimizer:
 
     def settings(self) -> dict[str, Any]:
         """The keywords, with the name as "optimizer", in terms of JSON."""
-        return {"optimizer": self.name, **self._own(), **self.schedule.settings()}
+        return {"optimizer": self.name, **self._own(), **self.timing.settings()}
 
-    def options(self, total: int | None = None) -> dict[str, Any]:
-        """What the core wants; `total`: the steps of training where the schedule's length is "auto"."""
-        schedule = self.schedule.options(total) | {"lr": float(self.lr)}
-        return {"name": self.name, **self._own(), "schedule": schedule}
+    def options(self) -> dict[str, Any]:
+        """What the core wants, the learning rate aside."""
+        return {"name": self.name, **self._own()}
+
+    def rates(self, first: int, count: int) -> dict[str, Any]:
+        """What the core wants to know the learning rates of `count` steps from step `first` on."""
+        return self.timing.rates(self.lr, first, count, self.total)
 
     def rate(self, step: int, total: int | None = None) -> float:
-        """The learning rate at this step."""
-        return _core.rate(self.options(total)["schedule"], integer("step", step, 0))
+        """The learning rate that the schedule gives for this step, from 0.
+
+        total: the steps of all training, for schedules of total="auto"; trainer.optimizer knows them within fit.
+        """
+        step = integer("step", step, 0)
+        known = self if total is None else self.of_total(integer("total", total, 1))
+        return _core.rate(known.rates(step, 1), step)
 
 
 _LR = "learning rate; used as given, not multiplied by the ranks"
@@ -53,7 +77,8 @@ class SGD(Optimizer):
     """Stochastic gradient descent in PyTorch's form: g += weight_decay * w; v = momentum * v + g; w -= lr * v.
 
     nesterov: w -= lr * (g + momentum * v). The rate is used as given: with p ranks of batch b, as for a batch of p*b,
-    lr * p is the usual choice (Goyal et al. 2017), and the user's. schedule: one of gossipgrad.schedules.
+    lr * p is the usual choice (Goyal et al. 2017), and the user's. schedule: one of gossipgrad.schedules, or a
+    function of the step whose value multiplies lr.
     """
 
     name: ClassVar[str] = "sgd"
@@ -61,7 +86,7 @@ class SGD(Optimizer):
     momentum: float = field(default=0.0, metadata=about("share of the last update that is added to the next"))
     weight_decay: float = _weight_decay()
     nesterov: bool = field(default=False, metadata=about("Nesterov's momentum"))
-    schedule: schedules.Schedule = field(default_factory=schedules.Constant)
+    schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +110,7 @@ class Adam(Optimizer):
     eps        at least 1.2e-38, the smallest normal float32.
     decoupled  decays the weights themselves, w -= lr * weight_decay * w, in place of the gradient (Loshchilov and
                Hutter 2019).
-    schedule   one of gossipgrad.schedules.
+    schedule   one of gossipgrad.schedules, or a function of the step whose value multiplies lr.
 
     GossipGraD's exchange="weights+momentum" means both moments, as does PeriodicAllReduce: a first moment that is mixed
     without its second is divided by almost nothing. exchange="weights" learns as well on LeNet and MNIST with 4 and 8
@@ -99,7 +124,7 @@ class Adam(Optimizer):
     eps: float = field(default=1e-8, metadata=about("added to the root of the second moment"))
     weight_decay: float = _weight_decay()
     decoupled: bool = field(default=False, metadata=about("weight decay of the weights themselves: AdamW"))
-    schedule: schedules.Schedule = field(default_factory=schedules.Constant)
+    schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,6 +159,4 @@ def by_name(name: str, schedule: schedules.Schedule | None = None, **options: An
 def from_settings(settings: Mapping[str, Any]) -> Optimizer:
     """The optimiser that settings() described; other keys are ignored."""
     made = BY_NAME[choice("optimizer", settings["optimizer"], BY_NAME)]
-    kind = schedules.BY_NAME[choice("schedule", settings["schedule"], schedules.BY_NAME)]
-    schedule = kind(**{one.name: settings[one.name] for one in fields(kind)})
-    return made(**{key: settings[key] for key in keywords(made)}, schedule=schedule)
+    return made(**{key: settings[key] for key in keywords(made)}, schedule=schedules.from_settings(settings))

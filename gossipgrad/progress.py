@@ -28,6 +28,8 @@ def duration(seconds: float) -> str:
 def epoch_line(record: Record, epochs: int) -> str:
     """One epoch in words."""
     parts = [f"loss {record['train_loss']:.4f}"]
+    if "train_accuracy" in record:
+        parts.append(f"training accuracy {100 * record['train_accuracy']:.2f} %")
     validation = record.get("validation")
     if validation is not None:
         parts.append(f"validation loss {validation['loss']:.4f}")
@@ -36,6 +38,7 @@ def epoch_line(record: Record, epochs: int) -> str:
     for i, replica in enumerate(record.get("validation_replicas", [])):
         if "accuracy" in replica:
             parts.append(f"rank {i} {100 * replica['accuracy']:.2f} %")
+    parts.append(f"lr {record['learning_rate']:.3g}")
     parts.append(f"{record['samples_per_second']:,.0f} samples/s")
     parts.append(f"{record['seconds']:.2f} s")
     parts.append(f"consensus distance {record['consensus_distance']:.2g}")

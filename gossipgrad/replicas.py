@@ -5,7 +5,9 @@ The loop of fit, checkpoints and traces work on this class; trainer.py gives use
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,14 @@ BACKENDS = (None, "onednn", "native")
 
 Arrays = dict[str, NDArray[np.float32]]
 
+# What a trainer is made of: the core has been built for it, so another value would be believed and not used.
+_FIXED = frozenset(
+    {
+        *("net", "loss", "optimizer", "strategy", "seed", "comm", "team", "threads", "backend", "trace"),
+        *("straggler", "network", "compute_time"),
+    }
+)
+
 
 def _checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
     if optimizer is None:
@@ -29,7 +39,7 @@ def _checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
     if not isinstance(optimizer, optim.Optimizer) or not optimizer.name:
         allowed = ", ".join(f"gossipgrad.{c.__name__}(...)" for c in optim.BY_NAME.values())
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: {allowed}")
-    return optimizer
+    return copy.copy(optimizer)  # it gets to know the steps of this training
 
 
 def _checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strategy:
@@ -80,14 +90,11 @@ class Replicas:
                 f"{net.name!r} gives {net.output_shape}"
             )
         self.comm = cluster.with_circumstances(comm, straggler, network)
-        self.straggler, self.network = straggler, network
-        self.compute_time: list[float] | None = None
-        self._straggler_seed = self.seed
-        if isinstance(self.comm, cluster.VirtualCluster):
-            self.straggler = self.comm.straggler
-            self.network = cluster.Network(self.comm.latency, self.comm.bandwidth)
-            self.compute_time = self.comm.step_seconds()
-            self._straggler_seed = self.seed if self.comm.seed is None else self.comm.seed
+        virtual = self.comm if isinstance(self.comm, cluster.VirtualCluster) else None
+        self.straggler = virtual.straggler if virtual else straggler
+        self.network = cluster.Network(virtual.latency, virtual.bandwidth) if virtual else network
+        self.compute_time = virtual.step_seconds() if virtual else None
+        self._straggler_seed = virtual.seed if virtual and virtual.seed is not None else self.seed
         self.team = cluster.make_team(self.comm, number("timeout", timeout, 0.0), network)
         # What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
         self.exchange: str | None = None
@@ -101,9 +108,17 @@ class Replicas:
         self.validating = False
         self.history = History(ranks=self.size)
         self.fit_settings: Record = {}  # what fit was last called with, in terms of JSON
-        self._total: int | None = None
+        self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule says
         self._core: _core.Trainer | None = None
-        self._make(None)
+        self._make()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and name in self.__dict__:
+            raise AttributeError(
+                f"trainer.{name} = ...: what a trainer was made of stays; allowed: a new "
+                f"gossipgrad.Trainer(..., {name}=...)" + (", trainer.learning_rate" if name == "optimizer" else "")
+            )
+        super().__setattr__(name, value)
 
     # ---- who and where
 
@@ -152,18 +167,16 @@ class Replicas:
 
     # ---- the compiled trainer
 
-    def _make(self, total: int | None) -> None:
-        """A core trainer in the initial state, or in the state of the one before it.
-
-        total: the steps of training, where the schedule's length is "auto"; None: not known yet.
-        """
+    def _make(self) -> None:
+        """A core trainer in the initial state, or in the state of the one before it."""
+        schedule = self.optimizer.timing.options(self.optimizer.total or 1) | {"lr": self.optimizer.lr}
         state = self.state() if self._core is not None else None
         self._core = None  # frees its memory first
         self._core = _core.Trainer(
             self.net.graph,
             self.team,
             loss=self.loss,
-            optimizer=self.optimizer.options(total or 1),
+            optimizer=self.optimizer.options() | {"schedule": schedule},
             strategy=self.strategy.options() | ({} if self.exchange is None else {"exchange": self.exchange}),
             seed=self.seed,
             threads=self.threads,
@@ -172,7 +185,6 @@ class Replicas:
             straggler=self._straggler_options(),
             compute_time=self.compute_time,
         )
-        self._total = total
         if state is not None:
             self.set_state(*state)
         elif self.net.loaded:
@@ -182,16 +194,58 @@ class Replicas:
         one = self.straggler or cluster.Straggler(0.0, 0.0)
         return float(one.probability), float(one.delay), self._straggler_seed
 
-    def set_total(self, total: int) -> None:
-        """The steps of all training, for a schedule whose length is "auto". Collective."""
-        if self.optimizer.schedule.auto and self._total != total:
-            self._make(total)
-
     def set_exchange(self, exchange: str) -> None:
         """What partners exchange from here on, in place of what "auto" has become. Collective."""
         if self.exchange != exchange:
             self.exchange = exchange
-            self._make(self._total)
+            self._make()
+
+    # ---- the learning rate
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step; to be set between epochs and steps, by callbacks too, to the same on every rank.
+
+        Once set, it stays until it is set again, in place of the optimiser's schedule. It is saved with checkpoints.
+        """
+        return self.optimizer.rate(self.step) if self.set_rate is None else self.set_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        rate = number("learning_rate", rate, 0.0)
+        self.core.set_schedule({"kind": "constant", "lr": rate})
+        self.set_rate = rate
+
+    def set_total(self, total: int) -> None:
+        """The steps of all training: schedules with total="auto" need them."""
+        self.__dict__["optimizer"] = self.optimizer.of_total(total)
+
+    def prepare_rates(self, steps: int, agree: bool = True) -> float:
+        """Give the core the rates of the next steps; returns the last one's.
+
+        agree: compare them first, ValueError on all ranks where they differ; collective.
+        """
+        last = self.step + steps - 1
+        if self.set_rate is None:
+            first = max(self.step - 1, 0)  # what is in flight may still belong to the step before
+            rates = self.optimizer.rates(first, last + 1 - first)
+        else:
+            rates = {"kind": "constant", "lr": self.set_rate}
+        if agree:
+            self._agree_on_rates(rates, last)
+        self.core.set_schedule(rates)
+        return _core.rate(rates, last)
+
+    def _agree_on_rates(self, rates: Record, last: int) -> None:
+        said = json.dumps(rates | {"values": np.asarray(rates.get("values", ())).tolist()}, sort_keys=True)
+        here = [_core.rate(rates, self.step), _core.rate(rates, last), hashlib.sha256(said.encode()).hexdigest()]
+        ranks = [json.loads(one) for one in self.gather(json.dumps(here).encode())]
+        for rank, there in enumerate(ranks):
+            if there != ranks[0]:
+                raise ValueError(
+                    f"learning_rate: {there[0]:g} to {there[1]:g} in the next epoch on rank {rank}, {ranks[0][0]:g} to "
+                    f"{ranks[0][1]:g} on rank 0; allowed: the same rates on every rank"
+                )
 
     # ---- state, at rest
 

@@ -130,8 +130,6 @@ class Trainer(Replicas):
 
         In a virtual cluster x and y are lists with one batch a rank, and a list comes back. Collective.
         """
-        if self.optimizer.schedule.auto and self._total is None:
-            raise ValueError("total='auto' is known only in fit; give the schedule's total in steps")
         if self.virtual:
             for argument, value in (("x", x), ("y", y)):
                 if not isinstance(value, (list, tuple)) or len(value) != self.size:
@@ -146,6 +144,7 @@ class Trainer(Replicas):
             targets.append(targets_array(answers, self.loss, self.net.output_shape, "y"))
             if len(samples[-1]) != len(targets[-1]):
                 raise ValueError(f"x has {len(samples[-1])} samples, y {len(targets[-1])}")
+        self.prepare_rates(1, agree=False)
         losses = self.core.train_step(samples, targets)
         return losses if self.virtual else losses[0]
 

@@ -165,7 +165,7 @@ def test_traffic_is_that_of_allreduce(p):
 
 def test_the_core_checks_too():
     team = _core.Team("virtual", size=2)
-    optimizer = gg.SGD(lr=0.1).options(1)
+    optimizer = gg.SGD(lr=0.1).options()
     for options, word in [
         ({"name": "layerwise-allreduce", "chunk_bytes": 0}, "chunk_bytes"),
         ({"name": "periodic-allreduce", "period": 0}, "period"),

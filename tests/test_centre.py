@@ -321,7 +321,7 @@ def test_what_cannot_be_is_refused(strategy, p, words):
 
 def test_the_core_checks_too():
     team = _core.Team("virtual", size=3)
-    optimizer = gg.SGD(lr=0.1).options(1)
+    optimizer = gg.SGD(lr=0.1).options()
     for options, word in [
         ({"name": "parameter-server", "period": "log2"}, "period"),
         ({"name": "parameter-server", "period": 1, "servers": 2**40}, "servers"),

@@ -122,7 +122,7 @@ def test_waits_in_calls_of_mpi(mpirun):
         assert len(re.findall(waited, done.stderr)) == 1, done.stderr
     assert "rank 1: " not in done.stderr and "Traceback" not in done.stderr
     text = text.replace("if late: time.sleep(3)\n", "") + (
-        "if late: time.sleep(30)\nif trainer.rank == 0: gg.Trainer(small_net(), timeout=1.0)\ntrainer._make(None)\n"
+        "if late: time.sleep(30)\nif trainer.rank == 0: gg.Trainer(small_net(), timeout=1.0)\ntrainer._make()\n"
     )
     done = mpirun(3, text, check=False, timeout=40)
     assert done.returncode != 0

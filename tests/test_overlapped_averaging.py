@@ -422,7 +422,7 @@ def test_what_cannot_be():
             small_net().graph,
             _core.Team("virtual", size=2),
             loss="cross_entropy",
-            optimizer=gg.SGD(lr=0.1).options(1),
+            optimizer=gg.SGD(lr=0.1).options(),
             strategy={"name": "overlapped-averaging", "partition_fc": 1},
         )
     net = gg.Sequential([gg.Linear(4000)], input=(200,), name="wide")
@@ -434,6 +434,6 @@ def test_what_cannot_be():
             small_net().graph,
             _core.Team("virtual", size=2),
             loss="cross_entropy",
-            optimizer=gg.SGD(lr=0.1).options(1),
+            optimizer=gg.SGD(lr=0.1).options(),
             strategy=options,
         )

@@ -176,7 +176,7 @@ def test_what_cannot_be(options, words):
     with pytest.raises(ValueError, match=words):
         gg.GossipGraD(push_sum=True, **options)
     core = {"name": "gossipgrad", "push_sum": True, **options}
-    optimizer = OPTIMIZERS["plain"].options(1)
+    optimizer = OPTIMIZERS["plain"].options()
     with pytest.raises(ValueError, match="push_sum: True with"):
         _core.Trainer(small_net().graph, _core.Team("single"), loss="cross_entropy", optimizer=optimizer, strategy=core)
 

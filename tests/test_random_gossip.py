@@ -204,7 +204,7 @@ def test_more_chunks_than_can_be_told_apart(kind):
 
 @pytest.mark.parametrize("name", ["pull-gossip", "push-gossip"])
 def test_the_core_checks_too(name):
-    optimizer = gg.SGD(lr=0.1).options(1)
+    optimizer = gg.SGD(lr=0.1).options()
     for option, value in [("interval", 0), ("probability", 0.0), ("probability", float("nan")), ("chunk_bytes", 0)]:
         with pytest.raises(ValueError, match=option):
             _core.Trainer(

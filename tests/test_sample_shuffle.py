@@ -227,7 +227,7 @@ def test_ranks_that_only_serve_have_no_samples():
     assert trainer.audit_samples()["ok"] and trainer.audit_samples()["samples"] == 23
     options = {**served.options(), "shuffle_samples": True}
     with pytest.raises(ValueError, match="shuffle_samples: allowed only where all ranks train, here 3 of 4 do"):
-        _core.Trainer(net.graph, trainer.team, loss=loss, optimizer=gg.SGD(lr=0.1).options(1), strategy=options)
+        _core.Trainer(net.graph, trainer.team, loss=loss, optimizer=gg.SGD(lr=0.1).options(), strategy=options)
 
 
 def test_a_neighbour_that_does_not_send_is_named():

@@ -352,7 +352,7 @@ def test_options_out_of_range(options, words):
 
 def test_the_core_checks_too():
     team = _core.Team("virtual", size=2)
-    optimizer = gg.SGD(lr=0.1).options(1)
+    optimizer = gg.SGD(lr=0.1).options()
     for options, word in [
         ({"name": "gossipgrad", "staleness": 2}, "staleness"),
         ({"name": "gossipgrad", "topology": "torus"}, "topology"),

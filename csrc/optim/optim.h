@@ -10,6 +10,7 @@ typedef enum gg_schedule_kind {
     GG_SCHEDULE_STEP,       /* lr * gamma^(t / every) */
     GG_SCHEDULE_COSINE,     /* from lr to final over `total` steps */
     GG_SCHEDULE_POLYNOMIAL, /* final + (lr - final) * (1 - t/total)^power */
+    GG_SCHEDULE_TABLE,      /* table[t - first], of the nearest end outside of it; no warm-up */
     GG_SCHEDULE_COUNT
 } gg_schedule_kind;
 
@@ -19,6 +20,8 @@ typedef struct gg_rate {
     gg_schedule_kind kind;
     double lr, final, gamma, power, warmup_start;
     int64_t every, total, warmup;
+    const double *table; /* GG_SCHEDULE_TABLE: `count` rates, lr included; outlives the gg_rate */
+    int64_t first, count;
 } gg_rate;
 
 gg_status gg_rate_check(const gg_rate *rate); /* GG_ERROR_ARGUMENT naming the field */

@@ -35,11 +35,21 @@ gg_status gg_rate_check(const gg_rate *rate) {
     }
     if (rate->kind == GG_SCHEDULE_POLYNOMIAL && !(rate->power > 0 && rate->power <= DBL_MAX))
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "power=%g: must be finite and above 0", rate->power));
+    if (rate->kind == GG_SCHEDULE_TABLE) {
+        if (rate->count < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "values: empty; must be at least one rate"));
+        for (int64_t i = 0; i < rate->count; ++i) GG_TRY(check_rate_value("learning rate", rate->table[i]));
+    }
 cleanup:
     return status;
 }
 
+static double table_entry(const gg_rate *rate, int64_t step) {
+    int64_t i = step - rate->first;
+    return rate->table[i < 0 ? 0 : i < rate->count ? i : rate->count - 1];
+}
+
 double gg_rate_at(const gg_rate *rate, int64_t step) {
+    if (rate->kind == GG_SCHEDULE_TABLE) return table_entry(rate, step);
     if (step < rate->warmup) {
         double share = (double)step / (double)rate->warmup;
         return rate->lr * (rate->warmup_start + (1 - rate->warmup_start) * share);

@@ -188,8 +188,20 @@ static int py_convert_whole(PyObject *dict, const char *name, int64_t *out) {
     return 0;
 }
 
+static int py_convert_rate_table(PyObject *dict, gg_rate *out) {
+    PyObject *values = PyDict_GetItemString(dict, "values");
+    if (values == NULL || !PyArray_Check(values) || PyArray_TYPE((PyArrayObject *)values) != NPY_FLOAT64 ||
+        PyArray_NDIM((PyArrayObject *)values) != 1 || !PyArray_ISCARRAY_RO((PyArrayObject *)values)) {
+        PyErr_SetString(PyExc_TypeError, "values: must be a C-contiguous array of float64 with one axis");
+        return -1;
+    }
+    out->table = PyArray_DATA((PyArrayObject *)values);
+    out->count = PyArray_SIZE((PyArrayObject *)values);
+    return 0;
+}
+
 int gg_py_rate(PyObject *dict, gg_rate *out) {
-    static const char *const kinds[GG_SCHEDULE_COUNT] = {"constant", "step", "cosine", "polynomial"};
+    static const char *const kinds[GG_SCHEDULE_COUNT] = {"constant", "step", "cosine", "polynomial", "table"};
     PyObject *kind = PyDict_GetItemString(dict, "kind");
     if (kind != NULL) {
         const char *text = PyUnicode_AsUTF8(kind);
@@ -201,8 +213,8 @@ int gg_py_rate(PyObject *dict, gg_rate *out) {
         py_convert_number(dict, "gamma", &out->gamma) < 0 || py_convert_number(dict, "power", &out->power) < 0 ||
         py_convert_number(dict, "warmup_start", &out->warmup_start) < 0)
         return -1;
-    return py_convert_whole(dict, "every", &out->every) < 0 || py_convert_whole(dict, "total", &out->total) < 0 ||
-                   py_convert_whole(dict, "warmup", &out->warmup) < 0
-               ? -1
-               : 0;
+    if (py_convert_whole(dict, "every", &out->every) < 0 || py_convert_whole(dict, "total", &out->total) < 0 ||
+        py_convert_whole(dict, "warmup", &out->warmup) < 0 || py_convert_whole(dict, "first", &out->first) < 0)
+        return -1;
+    return out->kind == GG_SCHEDULE_TABLE ? py_convert_rate_table(dict, out) : 0;
 }

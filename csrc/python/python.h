@@ -85,7 +85,7 @@ int gg_py_optimizer(PyObject *dict, gg_optimizer *out);
 int gg_py_backend_choice(const char *backend, gg_backend_choice *out);
 
 /* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields keep their defaults. -1 with an
- * exception. */
+ * exception. A table's values are read in the dict's array, which must live as long as the rate. */
 int gg_py_rate(PyObject *dict, gg_rate *out);
 
 #endif

@@ -12,6 +12,7 @@ static void py_trainer_clear(gg_py_trainer *t) {
     Py_CLEAR(t->graph);
     Py_CLEAR(t->team);
     Py_CLEAR(t->topology);
+    Py_CLEAR(t->schedule);
 }
 
 /* One number a rank of the team, owned by the caller (PyMem_Free); *out stays NULL for None. */
@@ -74,6 +75,7 @@ static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     options.step_seconds = step_seconds;
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->team = (gg_py_team *)Py_NewRef(team);
+    t->schedule = Py_XNewRef(PyDict_GetItemString(optimizer, "schedule"));
     t->loss = options.loss;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_create(&options, t->team->team, &t->trainer);

@@ -9,6 +9,7 @@ typedef struct gg_py_trainer {
     gg_py_graph *graph;
     gg_py_team *team;
     PyArrayObject *topology; /* the table that the strategies read; NULL: none */
+    PyObject *schedule;      /* the dict that the optimisers' rates were made of, and its array; NULL: none */
     gg_loss_kind loss;
     bool busy; /* a call has released the GIL; only read and written with the GIL held */
 } gg_py_trainer;

@@ -151,6 +151,8 @@ static PyObject *py_trainer_end_epoch(PyObject *self, PyObject *unused) {
     dict = py_trainer_with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
     if (strcmp(gg_team_kind(t->team->team), "virtual") == 0)
         dict = py_trainer_with(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
+    if (t->loss != GG_LOSS_MEAN_SQUARED_ERROR && samples > 0)
+        dict = py_trainer_with(dict, "train_accuracy", PyFloat_FromDouble((double)s.sum.correct / samples));
     return dict;
 }
 

@@ -133,7 +133,26 @@ static PyObject *consensus_distance(PyObject *self, PyObject *unused) {
     return PyFloat_FromDouble(distance);
 }
 
+static PyObject *py_trainer_set_schedule(PyObject *self, PyObject *schedule) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_rate rate = {.lr = 0.01, .gamma = 0.1, .power = 1.0};
+    if (!PyDict_Check(schedule)) {
+        PyErr_SetString(PyExc_TypeError, "schedule: must be a dict");
+        return NULL;
+    }
+    if (!gg_py_trainer_is_free(t) || gg_py_team_check_collectives(t->team) < 0 || gg_py_rate(schedule, &rate) < 0)
+        return NULL;
+    gg_status status = gg_rate_check(&rate);
+    if (status != GG_OK) return gg_py_raise(status);
+    for (int i = 0; i < gg_team_local(t->team->team); ++i)
+        gg_replica_set_rate(gg_trainer_replica(t->trainer, i), &rate);
+    Py_XSETREF(t->schedule, Py_NewRef(schedule));
+    Py_RETURN_NONE;
+}
+
 PyMethodDef gg_py_trainer_state[] = {
+    {"set_schedule", py_trainer_set_schedule, METH_O,
+     "set_schedule($self, schedule, /)\n--\n\nThe learning rates from here on, of every local rank."},
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
     {"weights", GG_PY_KEYWORDS(py_trainer_weights), "Copies of a local rank's weights, by name."},
     {"consensus_weights", consensus_weights, METH_NOARGS,

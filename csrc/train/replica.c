@@ -501,6 +501,8 @@ cleanup:
     return status;
 }
 
+void gg_replica_set_rate(gg_replica *r, const gg_rate *rate) { r->options.optimizer.rate = *rate; }
+
 void gg_replica_set_consensus(gg_replica *r, const float *weights) {
     if (r->strategy->model != NULL) r->strategy->model->write(r->strategy, weights);
 }

@@ -104,6 +104,9 @@ bool gg_replica_failed(const gg_replica *replica);
 /* The strategy's own model, where it keeps one, or else the mean of the replicas' weights; valid until the next call.
  * Settles. Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
+/* The learning rates of the steps from here on, checked by the caller; a table is not copied. At rest; all ranks give
+ * the same. */
+void gg_replica_set_rate(gg_replica *replica, const gg_rate *rate);
 /* The strategy's own model, where it keeps one, becomes this. At rest; all ranks give the same, but need not call
  * together. */
 void gg_replica_set_consensus(gg_replica *replica, const float *weights);

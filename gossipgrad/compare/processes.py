@@ -51,7 +51,7 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
     whole, validation = data.for_network(net, comparison.dataset, comparison.folder, comparison.seed, progress=False)
     count, size = comparison.parts(len(whole))
     batch = comparison.batch(p)
-    schedule = comparison.optimizer.schedule
+    schedule = comparison.optimizer.timing
     if schedule.auto:
         schedule = replace(schedule, total=count * math.ceil(math.ceil(size / entry.strategy.workers(p)) / batch))  # type: ignore[call-arg]
     optimizer = replace(comparison.optimizer, lr=comparison.rate(entry, p), schedule=schedule)  # type: ignore[type-var]
