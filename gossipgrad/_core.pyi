@@ -215,6 +215,9 @@ def memory() -> tuple[int, int]:
 def abort(code: int, /) -> None:
     """Ends all ranks of the MPI world."""
 
+def first_to_report() -> bool:
+    """Has no rank of this job on this host reported a failure yet? True once, and where nobody can know."""
+
 def mpi_start(launched: int = 0) -> None: ...
 def shard(count: int, rank: int, size: int, seed: int = 0, contiguous: bool = False) -> NDArray[np.int32]:
     """Which samples a rank has, in their order."""

@@ -1,4 +1,12 @@
-"""An error on one rank ends all ranks, and is said once."""
+"""One rank that fails ends all ranks, and its error is on the screen once.
+
+How each way to end is seen:
+
+an exception that nobody catches    the hooks of guard(): they print it and call MPI_Abort
+an exit code other than 0           the core, at the end of the process (csrc/comm/mpi/mpi_end.c)
+an exit code of 0 while others wait the core: who waits asks, who has ended answers
+a signal, os._exit                  the launcher; before MPI_Init has returned: starting()
+"""
 
 from __future__ import annotations
 
@@ -14,15 +22,23 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from gossipgrad import _core
+from gossipgrad._core import first_to_report as first_to_report
 from gossipgrad._launch import launcher_rank, launcher_world_size
 
-# An error that all ranks meet alike is told by rank 0, if it comes within this time, else by the first one of a host.
-PATIENCE = 1.0
-# Who has been spared the telling is ended by the one that told; if not, after this time by itself.
-SPARED = 30.0
-# Ranks that wait in vain give up one after the other; each says for whom it waited, for which this is the time. It is
-# not needed where all but one of them have.
-LAST_WORDS = 3.0
+# Seconds. An error that all ranks meet alike is reported by rank 0 if it comes within this time, else by the first rank
+# of a host that can.
+HEAD_START = 1.0
+# A rank that need not report waits so long to be ended by the one that did; then it ends by itself.
+TO_BE_ENDED = 30.0
+# Ranks that wait in vain fail one after the other, and each says for whom it waited: so long the first one waits for
+# the others' reports before it ends them.
+OTHER_REPORTS = 3.0
+# MPI_Abort talks to the launcher, which may be gone: this ends the process anyway.
+TO_ABORT = 10.0
+# A launcher that has started no further rank of a host for so long has started all of them.
+ALL_STARTED = 5.0
+# A rank that waits in MPI_Init says so after the first time, then every so often.
+FIRST_NOTICE, NEXT_NOTICE = 10.0, 60.0
 
 
 def launched_size() -> int:
@@ -35,31 +51,18 @@ def launched_rank() -> int:
     return launcher_rank() or 0
 
 
-def _mark(who: str) -> str:
-    """The file in the job's folder that says that `who` has told what happened; "": the launcher gives none."""
+def _mark(name: str) -> str:
+    """A file in the folder that the launcher gives the job on this host, by which ranks see each other; "": none."""
     folder, job = os.environ.get("PMIX_SERVER_TMPDIR"), os.environ.get("PMIX_NAMESPACE", "").replace("/", "-")
-    return os.path.join(folder, f"gossipgrad-told-{job}-{who}") if folder and job else ""
+    return os.path.join(folder, f"gossipgrad-{job}-{name}") if folder and job else ""
 
 
-def first_to_report() -> bool:
-    """Has no other rank of this host told what happened? The answer is yes once, and where nobody can know.
-
-    The launcher gives each job a folder of its own and removes it: a file there says so, however slow the ranks are.
-    """
-    mark = _mark("all")
-    try:
-        if mark:
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        return False
-    except OSError:  # not ours to write
-        return True
-    return True
+# ------------------------------------------------------------------------------------ reporting, and ending all
 
 
-def _wait_until_taken(patience: float) -> None:
+def _wait_until_read(seconds: float) -> None:
     """Until whoever reads our pipes, as the launcher does, has read all that we wrote."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + seconds
     for stream in (1, 2):
         try:
             while stat.S_ISFIFO(os.fstat(stream).st_mode) and time.monotonic() < end:
@@ -70,77 +73,187 @@ def _wait_until_taken(patience: float) -> None:
             pass
 
 
-def _wait_for_others(size: int, rank: int, patience: float) -> None:
-    """Until all ranks but one, for which they wait, have told what they waited for; or so long."""
-    end = time.monotonic() + patience
+def _wait_for_reports(size: int, rank: int, seconds: float) -> None:
+    """Until all ranks but one, for which they wait, have said what they waited for; or so long."""
+    end = time.monotonic() + seconds
     try:
-        with open(_mark(str(rank)), "w"):
+        with open(_mark(f"waited-{rank}"), "w"):
             pass
-        while time.monotonic() < end and sum(os.path.exists(_mark(str(r))) for r in range(size)) < size - 1:
+        while time.monotonic() < end:
+            if sum(os.path.exists(_mark(f"waited-{other}")) for other in range(size)) >= size - 1:
+                return
             time.sleep(0.02)
     except OSError:  # no such folder
-        time.sleep(patience)
+        time.sleep(seconds)
 
 
-def end_all_ranks(say: Callable[[str], None], code: int, error: BaseException | None = None) -> None:
-    """Say what happened (`say` gets "" or "rank 3: "), then end every rank of the MPI world with this exit code.
+def _flush() -> None:
+    for file in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # gone, closed, None
+            file.flush()
 
-    A CommunicationError is not the same on all ranks: each says its own before the first one ends them all.
+
+_reported = False
+
+
+def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException | None = None) -> None:
+    """Say what happened (`report` gets "" or "rank 3: "), then end every rank of the MPI world with this exit code.
+
+    A CommunicationError is not the same on all ranks: each reports its own before the first one ends them all.
     Returns if there is no MPI world to end: a single process, or MPI not started yet.
     """
+    global _reported
     size, rank = launched_size(), launched_rank()
     alike = not isinstance(error, _core.CommunicationError)
-    if size > 1 and rank > 0 and alike:
-        time.sleep(PATIENCE)
-    if size > 1 and alike and not first_to_report():
-        time.sleep(SPARED)
-    else:
-        say(f"rank {rank}: " if rank > 0 else "")
-    sys.stdout.flush()
-    sys.stderr.flush()
+    again, _reported = _reported, True  # an error while this process reports one must not wait for itself
+    if size > 1 and rank > 0 and alike and not again:
+        time.sleep(HEAD_START)
+    if size > 1 and alike and not again and not first_to_report():
+        time.sleep(TO_BE_ENDED)
+    elif not again:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
+            report(f"rank {rank}: " if rank > 0 else "")
+    _flush()
     if size > 1:
         # The launcher forwards the text before it ends us.
-        _wait_until_taken(5 * PATIENCE)
-        if not alike:
-            _wait_for_others(size, rank, LAST_WORDS)
-        time.sleep(PATIENCE / 10)
+        _wait_until_read(5 * HEAD_START)
+        if not alike and not again:
+            _wait_for_reports(size, rank, OTHER_REPORTS)
+        time.sleep(HEAD_START / 10)
+        end = threading.Timer(TO_ABORT, os._exit, (code,))
+        end.daemon = True
+        end.start()
         _core.abort(code)
+        end.cancel()
 
 
-@contextlib.contextmanager
-def patience(seconds: float, what: str) -> Iterator[None]:
-    """Says on stderr when the inside takes longer than this, because it waits for other ranks and never fails.
-
-    0: it never says so.
-    """
-
-    def say() -> None:
-        words = f"gossipgrad: rank {launched_rank()}: has waited {seconds:g} s in {what} for other ranks; waits on"
-        print(words, file=sys.stderr, flush=True)
-
-    timer = threading.Timer(seconds, say)
-    timer.daemon = True
-    if seconds > 0:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+# ------------------------------------------------------------------------------------ exceptions
 
 
-_installed = False
+def _from_this_package(trace: TracebackType | None) -> bool:
+    """Did the exception leave a function of this package?"""
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "gossipgrad":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+_guarded = 0  # the process whose hooks are set
 
 
 def guard() -> None:
-    """From now on an exception that nobody catches ends all ranks instead of leaving the others waiting."""
-    global _installed
-    if _installed or launched_size() < 2:
+    """From now on an exception that nobody catches ends all ranks instead of leaving the others waiting.
+
+    In the main thread any, as it ends the process. In another thread one that has left a function of this package, such
+    as fit: the others are in that function and wait.
+    """
+    global _guarded
+    if _guarded or launched_size() < 2:
         return
-    _installed = True
-    before = sys.excepthook
+    _guarded = os.getpid()
+    before, before_in_thread = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != _guarded:  # a forked process ends alone
+            before(kind, error, trace)
+            return
         code = 130 if issubclass(kind, KeyboardInterrupt) else 1
         end_all_ranks(lambda who: before(kind, error, trace), code, error)
 
-    sys.excepthook = hook
+    def thread_hook(arguments: threading.ExceptHookArgs) -> None:
+        if os.getpid() != _guarded or not _from_this_package(arguments.exc_traceback):
+            before_in_thread(arguments)
+            return
+
+        def report(who: str) -> None:
+            before_in_thread(arguments)  # which is silent about SystemExit
+            if issubclass(arguments.exc_type, SystemExit):
+                name = arguments.thread.name if arguments.thread is not None else "a thread"
+                print(f"gossipgrad: {who}{name} left training by sys.exit", file=sys.stderr, flush=True)
+
+        code = getattr(arguments.exc_value, "code", None)
+        end_all_ranks(report, code if isinstance(code, int) and code != 0 else 1, arguments.exc_value)
+
+    sys.excepthook, threading.excepthook = hook, thread_hook
+
+
+# ------------------------------------------------------------------------------------ MPI_Init
+
+
+def _ranks_here() -> set[int]:
+    """The ranks of this job of which a process lives on this host."""
+    job, found = f"PMIX_NAMESPACE={os.environ.get('PMIX_NAMESPACE')}".encode(), set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    variables = file.read().split(b"\0")
+            except OSError:  # another user's, or it has just ended
+                continue
+            if job in variables:
+                found |= {int(v[10:]) for v in variables if v.startswith(b"PMIX_RANK=") and v[10:].isdigit()}
+    return found
+
+
+def lost_ranks(here: set[int], seen: set[int], size: int, all_here: bool, all_started: bool) -> set[int]:
+    """Ranks whose processes have ended, of those `here` now and those `seen` before.
+
+    all_here: all ranks are to run on this host. The launcher starts them in order, so where a later one lives an
+    earlier one that does not has lived. all_started: so much time has passed that all of them have.
+    """
+    started = set(seen)
+    if all_here:
+        started = set(range(size if all_started else max(here | seen, default=-1) + 1))
+    return started - here
+
+
+def _watch_start(done: threading.Event, timeout: float) -> None:
+    """Says when MPI_Init waits for long; ends this rank where another has ended and can never come."""
+    size, rank = launched_size(), launched_rank()
+    all_here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
+    begin, notice = time.monotonic(), timeout or FIRST_NOTICE
+    seen: set[int] = set()
+    lost: set[int] = set()
+    newest = begin  # when a rank was first seen
+    while not done.wait(min(0.5, notice)):
+        waited = time.monotonic() - begin
+        if waited >= 1 and "PMIX_NAMESPACE" in os.environ:
+            here, before = _ranks_here(), lost
+            if here - seen:
+                newest = time.monotonic()
+            all_started = time.monotonic() - newest > ALL_STARTED
+            lost = lost_ranks(here, seen, size, all_here, all_started) if rank in here else set()
+            seen |= here
+            if lost & before and not done.is_set():
+                report = f"gossipgrad: rank {min(lost & before)} ended before it had started MPI: this ends all ranks"
+                if first_to_report():
+                    with contextlib.suppress(OSError, ValueError):
+                        print(report, file=sys.stderr, flush=True)
+                _wait_until_read(HEAD_START)
+                os._exit(1)  # MPI does not run yet; the launcher ends the others
+        if waited >= notice:
+            words = f"gossipgrad: rank {rank}: has waited {waited:.0f} s in MPI_Init for other ranks; waits on"
+            with contextlib.suppress(OSError, ValueError):
+                print(words, file=sys.stderr, flush=True)
+            notice += NEXT_NOTICE
+
+
+@contextlib.contextmanager
+def starting(timeout: float) -> Iterator[None]:
+    """Around MPI_Init, which waits for all ranks and never fails.
+
+    Says on stderr after `timeout` seconds (0: 10) that it waits, and every minute again. Where a rank of this host has
+    ended, so that MPI_Init would never return, says so and ends the job.
+    """
+    if launched_size() < 2:
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_watch_start, args=(done, timeout), name="gossipgrad-start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

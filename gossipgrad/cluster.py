@@ -173,7 +173,7 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
             return _core.Team("single")
         _preload.mpi_environment()
         _failure.guard()
-        with _failure.patience(timeout, "MPI_Init"):
+        with _failure.starting(timeout):
             _core.mpi_start(launched)
         return _core.Team("mpi", launched=launched, timeout=timeout, **links)
     if not callable(getattr(comm, "py2f", None)):

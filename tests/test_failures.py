@@ -63,6 +63,123 @@ def test_an_exception_on_one_rank_ends_all(where, staleness, mpirun):
     assert done.stderr.count("RuntimeError: on purpose") == 1 and done.stderr.count("Traceback") == 1, done.stderr
 
 
+# How rank 1 ends -> (where, the exit code of all, what is on the screen)
+ENDS = {
+    "sys.exit(0)": ("in a callback", 1, "rank 0 waits for rank 1, which has ended"),
+    "sys.exit(3)": ("in a callback", 3, "gossipgrad: rank 1 ended with exit code 3: this ends all ranks"),
+    "sys.exit('some text')": ("between calls", 1, "some text"),
+    "os._exit(0)": ("at the very start", 1, "rank 1"),
+    "os.kill(os.getpid(), signal.SIGKILL)": ("in a callback", 137, "rank 1"),
+    "thread(RuntimeError('on purpose'))": ("in a callback", 1, "RuntimeError: on purpose"),
+    "thread(SystemExit(5))": ("in a callback", 5, "rank 1: Thread-1 (train) left training by sys.exit"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_however_one_rank_ends_all_end(end, mpirun):
+    where, code, words = ENDS[end]
+    text = (
+        "import os, signal, sys, threading, time\n"
+        f"where, threaded = {where!r}, {end.startswith('thread')}\n"
+        "def thread(error): raise error\n"
+        f"def end(): {end}\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1' and where == 'at the very start': end()\n"
+        + HEAD
+        + "class Ends(gg.Callback):\n"
+        "    def on_epoch_end(self, trainer, record):\n"
+        "        if trainer.rank == 1 and where == 'in a callback' and record['epoch'] == 2: end()\n"
+        "def train():\n"
+        "    trainer = gg.Trainer(small_net())\n"
+        "    data = np.zeros((60, 1, 8, 8), np.float32), np.zeros(60, np.int64)\n"
+        "    trainer.fit(data, epochs=5, batch_size=5, callbacks=[Ends()], progress=False)\n"
+        "    if trainer.rank == 1: end()\n"
+        "    trainer.evaluate(data)\n"
+        "threading.Thread(target=train).start() if threaded else train()\n"
+    )
+    done = mpirun(2, text, check=False)
+    assert done.returncode == code and words in done.stderr, done.stderr
+
+
+def test_ranks_may_end_at_different_times(mpirun):
+    """Rank 2 has long ended when the others, who need it no more, exchange messages of their own."""
+    text = HEAD + (
+        "trainer = gg.Trainer(small_net())\n"
+        "x, y = small_batches(np.random.default_rng(0), 1)\n"
+        "trainer.train_step(x[0], y[0])\n"
+        "trainer.weights_sha256()\n"
+        "time.sleep(2.5 * (trainer.rank == 0))\n"
+        "print('end of', trainer.rank)\n"
+    )
+    done = mpirun(3, text)
+    assert sorted(done.stdout.split()) == ["0", "1", "2", "end", "end", "end", "of", "of", "of"] and not done.stderr
+
+
+def test_all_ranks_that_end_with_a_code_say_it_once(mpirun):
+    done = mpirun(3, HEAD + "trainer = gg.Trainer(small_net())\nsys.exit(9)\n", check=False)
+    assert done.returncode == 9 and len(messages(done)) == 1, done.stderr
+
+
+def test_a_rank_that_ended_before_mpi_is_noticed():
+    from gossipgrad._failure import lost_ranks
+
+    assert lost_ranks({0, 1, 2}, {0, 1, 2}, 3, True, True) == set()
+    assert lost_ranks({0, 2}, {0}, 3, True, False) == {1}, "started in order: 1 was there before 2"
+    assert lost_ranks({0, 1}, {0, 1}, 3, True, False) == set(), "2 may not have been started yet"
+    assert lost_ranks({0, 1}, {0, 1}, 3, True, True) == {2}
+    assert lost_ranks({0, 1}, {2}, 3, True, False) == {2}
+    assert lost_ranks({4, 6}, {4}, 8, False, True) == set(), "which ranks are to be on this host is not known"
+    assert lost_ranks({4, 6}, {4, 5}, 8, False, False) == {5}
+
+
+# ---- a forked process
+
+FORKS = (
+    HEAD
+    + """
+import multiprocessing, os
+data = np.zeros((60, 1, 8, 8), np.float32), np.zeros(60, np.int64)
+trainer = gg.Trainer(small_net(), comm=COMM)
+trainer.fit(data, batch_size=5, progress=False)
+child = os.fork()
+if child == 0:
+    calls = [lambda: trainer.fit(data, progress=False), lambda: trainer.evaluate(data), trainer.weights]
+    calls += [trainer.consensus_distance, lambda: trainer.team.barrier(), lambda: trainer.predict(data[0])]
+    if COMM is None: calls += [lambda: gg.Trainer(small_net())]
+    for call in calls:
+        try: call()
+        except RuntimeError as error: assert f"belongs to process {os.getppid()}" in str(error), error
+        else: raise AssertionError("it used the trainer of its parent")
+    gg.Trainer(small_net(), comm=gg.VirtualCluster(2)).fit(data, batch_size=5, progress=False)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+with multiprocessing.get_context("fork").Pool(2) as pool: assert pool.map(len, ["a", "bb"]) == [1, 2]
+trainer.fit(data, batch_size=5, progress=False)
+print("epochs", trainer.epoch)
+"""
+)
+
+
+def test_a_forked_process_ends_alone(mpirun):
+    for done in (
+        mpirun(2, FORKS.replace("COMM", "None")),
+        command("-c", FORKS.replace("COMM", "gg.VirtualCluster(3)")),
+    ):
+        assert done.returncode == 0 and "epochs 2" in done.stdout and not done.stderr, done.stderr
+
+
+def test_threads_that_start_mpi_at_once(mpirun):
+    text = (
+        "import threading\nfrom gossipgrad import _core\n"
+        "together, done = threading.Barrier(4), []\n"
+        "def start():\n    together.wait()\n    _core.mpi_start(2)\n    done.append(1)\n"
+        "threads = [threading.Thread(target=start) for _ in range(4)]\n"
+        "for one in threads: one.start()\n"
+        "for one in threads: one.join()\n"
+        "assert len(done) == 4 and _core.info()['mpi']['size'] == 2\n"
+    )
+    assert not mpirun(2, text).stderr
+
+
 def test_a_batch_that_is_wrong_on_one_rank(mpirun):
     text = HEAD + (
         "trainer = gg.Trainer(small_net())\n"
@@ -306,7 +423,7 @@ def test_one_line_says_it_under_mpi(options, words, mpirun):
 @pytest.mark.parametrize("arguments", [["train", "--speed", "9"], ["train", "--resume", "nowhere"]])
 def test_one_line_says_it_however_the_ranks_are_scheduled(arguments, mpirun):
     """All at the same moment, without the time that rank 0 has for being the first."""
-    text = "import sys\nfrom gossipgrad import _failure, cli\n_failure.PATIENCE = 0\n"
+    text = "import sys\nfrom gossipgrad import _failure, cli\n_failure.HEAD_START = 0\n"
     done = mpirun(4, text + f"sys.exit(cli.main({arguments}))\n", check=False)
     assert done.returncode in (1, 2) and len(messages(done)) == 1, done.stderr
     assert arguments[-1] in messages(done)[0] or "--speed" in messages(done)[0]

@@ -142,6 +142,11 @@ cleanup:
     return status;
 }
 
+static gg_status network_check_peer(gg_transport *transport, const gg_request *request) {
+    gg_transport *inner = slow_of(transport)->inner;
+    return inner->table->check_peer != NULL ? inner->table->check_peer(inner, request) : GG_OK;
+}
+
 static gg_status network_progress(gg_transport *transport) {
     gg_status status = GG_OK;
     GG_TRY(give_on(slow_of(transport)));
@@ -181,6 +186,7 @@ static const gg_transport_table table = {
     .release = network_release,
     .cancel = network_cancel,
     .pause = network_pause_round,
+    .check_peer = network_check_peer,
     .progress = network_progress,
     .now = network_now,
     .compute = network_compute,

@@ -121,6 +121,8 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
             if (round == 0) start = now;
             if (now - start >= transport->timeout) GG_TRY(waited_in_vain(transport, request, now - start));
         }
+        if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1 && transport->table->check_peer != NULL)
+            GG_TRY(transport->table->check_peer(transport, request));
         GG_TRY(transport->table->pause(transport, round, serves ? NULL : request));
     }
 cleanup:

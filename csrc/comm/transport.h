@@ -46,6 +46,9 @@ typedef struct gg_sums {
     int ranks;
 } gg_sums;
 
+/* Rounds of a wait between two questions whether the peer is still there. */
+#define GG_CHECK_ROUNDS 4096
+
 typedef struct gg_transport_table {
     const char *name;
     bool one_clock; /* `now` counts from the same moment on all ranks */
@@ -60,6 +63,9 @@ typedef struct gg_transport_table {
     /* Called by gg_wait and gg_pause between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the
      * baton on until something happens to the request; NULL: to any request of this rank. */
     gg_status (*pause)(gg_transport *transport, int round, gg_request *request);
+    /* Called by gg_wait every GG_CHECK_ROUNDS rounds, which take about a second: GG_ERROR_COMM where the request's peer
+     * has come to its end, so that the wait would last for ever. NULL: peers do not end. */
+    gg_status (*check_peer)(gg_transport *transport, const gg_request *request);
     /* In place of gg_wait's own loop; NULL: that loop. For views: who waits is then called by its name in the whole
      * group. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);

@@ -14,6 +14,7 @@
 #define NO_IMPORT_ARRAY
 #endif
 #include <numpy/arrayobject.h>
+#include <sys/types.h>
 
 #include "nn/graph.h"
 #include "train/trainer.h"
@@ -25,6 +26,7 @@ typedef struct gg_py_graph {
 
 typedef struct gg_py_team {
     PyObject_HEAD gg_team *team;
+    pid_t process;       /* that made it; a process forked from it cannot use it, and frees nothing */
     bool no_collectives; /* this process is in a callback that others may have at another step, or not at all */
 } gg_py_team;
 
@@ -43,9 +45,14 @@ int gg_py_add_trainer(PyObject *module);
 int gg_py_add_info(PyObject *module);
 int gg_py_add_schedule(PyObject *module);
 
-/* Whether something in which all ranks take part can be asked for: 0, or -1 with RuntimeError where the team is apart.
+/* Whether something in which all ranks take part can be asked for: 0, or -1 with RuntimeError where it cannot.
  */
 int gg_py_team_check_collectives(const gg_py_team *team);
+
+/* Whether this process made the team; false in one that was forked from it. The second form: 0, or -1 with RuntimeError
+ * there. */
+bool gg_py_team_is_here(const gg_py_team *team);
+int gg_py_team_check_process(const gg_py_team *team);
 
 /* Makes a heap type and adds it under its name. */
 PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec);

@@ -1,4 +1,6 @@
 /* _core.Team, and starting and ending MPI. */
+#include <unistd.h>
+
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "comm/mpi/mpi_transport.h"
@@ -6,6 +8,17 @@
 #include "python/python.h"
 
 PyTypeObject *gg_py_team_type;
+
+bool gg_py_team_is_here(const gg_py_team *team) { return team->process == getpid(); }
+
+int gg_py_team_check_process(const gg_py_team *team) {
+    if (gg_py_team_is_here(team)) return 0;
+    PyErr_Format(PyExc_RuntimeError,
+                 "this trainer belongs to process %ld; process %ld, forked from it, cannot use it (multiprocessing: "
+                 "use the start method 'spawn')",
+                 (long)team->process, (long)getpid());
+    return -1;
+}
 
 static int py_team_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"kind",      "size",         "fortran_handle", "launched", "latency",
@@ -28,8 +41,10 @@ static int py_team_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         fortran = (int)PyLong_AsLong(handle);
         if (PyErr_Occurred()) return -1;
     }
+    if (t->team != NULL && gg_py_team_check_process(t) < 0) return -1;
     gg_team_release(t->team);
     t->team = NULL;
+    t->process = getpid();
     Py_BEGIN_ALLOW_THREADS;
     if (choice == 0) status = gg_team_create_single(&t->team);
     if (choice == 1) status = gg_mpi_start(launched);
@@ -48,7 +63,8 @@ static int py_team_init(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 static void py_team_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    gg_team *team = ((gg_py_team *)self)->team;
+    /* A forked process has neither the threads nor the part in MPI that the team's memory speaks of. */
+    gg_team *team = gg_py_team_is_here((gg_py_team *)self) ? ((gg_py_team *)self)->team : NULL;
     Py_BEGIN_ALLOW_THREADS;
     gg_team_release(team);
     Py_END_ALLOW_THREADS;
@@ -89,6 +105,7 @@ static int set_no_collectives(PyObject *self, PyObject *value, void *unused) {
 }
 
 int gg_py_team_check_collectives(const gg_py_team *team) {
+    if (gg_py_team_check_process(team) < 0) return -1;
     if (!team->no_collectives) return 0;
     PyErr_SetString(
         PyExc_RuntimeError,
@@ -216,6 +233,7 @@ static PyObject *py_team_nodes(PyObject *self, PyObject *args, PyObject *kwargs)
     int ranks_per_node = 0;
     gg_nodes nodes;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:nodes", names, &ranks_per_node)) return NULL;
+    if (gg_py_team_check_process((gg_py_team *)self) < 0) return NULL;
     gg_status status = gg_nodes_create(gg_team_transport(((gg_py_team *)self)->team, 0), ranks_per_node, &nodes);
     if (status != GG_OK) return gg_py_raise(status);
     PyObject *result = Py_BuildValue("ii", nodes.count, nodes.size);
@@ -275,13 +293,19 @@ static PyObject *mpi_abort(PyObject *module, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
+static PyObject *py_first_to_report(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyBool_FromLong(gg_mpi_first_to_report());
+}
+
 static PyMethodDef functions[] = {
+    {"first_to_report", py_first_to_report, METH_NOARGS,
+     "Has no rank of this job on this host reported a failure yet? True once, and where nobody can know."},
     {"mpi_start", (PyCFunction)(void (*)(void))mpi_start, METH_VARARGS | METH_KEYWORDS, "Starts MPI if nobody has."},
     {"abort", mpi_abort, METH_O, "abort($module, code, /)\n--\n\nEnds all ranks of the MPI world."},
     {NULL, NULL, 0, NULL}};
 
 int gg_py_add_team(PyObject *module) {
     gg_py_team_type = gg_py_add_type(module, &spec);
-    if (gg_py_team_type == NULL || PyModule_AddFunctions(module, functions) < 0) return -1;
-    return Py_AtExit(gg_mpi_stop);
+    return gg_py_team_type == NULL ? -1 : PyModule_AddFunctions(module, functions);
 }

@@ -6,6 +6,7 @@ PyTypeObject *gg_py_trainer_type;
 static void py_trainer_clear(gg_py_trainer *t) {
     gg_trainer *trainer = t->trainer;
     t->trainer = NULL;
+    if (t->team != NULL && !gg_py_team_is_here(t->team)) trainer = NULL; /* of no use in a forked process, nor freed */
     Py_BEGIN_ALLOW_THREADS;
     gg_trainer_destroy(trainer);
     Py_END_ALLOW_THREADS;
@@ -96,6 +97,7 @@ static void py_trainer_dealloc(PyObject *self) {
 }
 
 bool gg_py_trainer_is_free(const gg_py_trainer *t) {
+    if (t->team != NULL && gg_py_team_check_process(t->team) < 0) return false;
     if (t->busy) PyErr_SetString(PyExc_RuntimeError, "this trainer is in use by another thread");
     else if (t->trainer == NULL) PyErr_SetString(PyExc_RuntimeError, "this trainer was not initialised");
     else return true;
@@ -109,6 +111,7 @@ bool gg_py_trainer_enter(gg_py_trainer *t) {
 
 gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank) {
     int local = gg_team_local(t->team->team);
+    if (gg_py_team_check_process(t->team) < 0) return NULL;
     if (rank >= 0 && rank < local) return gg_trainer_replica(t->trainer, rank);
     PyErr_Format(PyExc_ValueError, "rank: %d; this process has local ranks 0 to %d", rank, local - 1);
     return NULL;

@@ -12,12 +12,31 @@ gg_status gg_mpi_check(int code, const char *function);
 
 /* Returns after a while, longer from round to round: between tests of what is waited for. */
 void gg_mpi_pause(int round);
+/* A process that was forked from the one that started MPI has no part in it. */
+bool gg_mpi_is_ours(void);
+
+/* Messages by which a rank that has waited for long learns that another has come to its end. Open: collective over the
+ * world, after MPI_Init where it was called here; without it nobody is ever found to have ended. */
+gg_status gg_mpi_questions_open(void);
+/* Asks `peer`, a rank of `comm`; called about once a second while this rank waits for it. GG_ERROR_COMM: it has ended.
+ * The other form: for every rank of `comm`. */
+gg_status gg_mpi_check_rank(MPI_Comm comm, int peer);
+gg_status gg_mpi_check_ranks(MPI_Comm comm);
+/* Called again and again by a rank that has come to its end. */
+gg_status gg_mpi_questions_answer(void);
+/* Collective over the world. */
+void gg_mpi_questions_close(void);
+
+/* From now on the end of the process stops MPI; with an exit code other than 0 it ends all ranks. */
+gg_status gg_mpi_stop_at_exit(void);
+
 /* Returns when all ranks of `comm` have come here. Before MPI's own collective calls, which wait for ever, without a
- * word. After `timeout` seconds (0: never) either GG_ERROR_COMM that names `what`, and the communicator is of no use
- * any more, or, with `insists`, that is said on stderr and waiting goes on. */
-gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool insists);
-/* How long gg_mpi_stop waits before it says so; 0: it never does. */
-void gg_mpi_be_patient(double seconds);
+ * word. After `timeout` seconds (0: never), or where a rank has ended, GG_ERROR_COMM that names `what`, and the
+ * communicator is of no use any more. With `ends` this rank has come to its own end: it answers those who ask, and
+ * after `timeout` seconds it says on stderr that it waits, and goes on waiting. */
+gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool ends);
+/* After how many seconds gg_mpi_stop says that it waits for other ranks; 0: it never does. */
+void gg_mpi_set_stop_timeout(double seconds);
 
 #define GG_TRY_MPI(function, ...) GG_TRY(gg_mpi_check(function(__VA_ARGS__), #function))
 

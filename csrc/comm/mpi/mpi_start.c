@@ -1,9 +1,11 @@
 /* Starting and ending MPI, and what can be told about it. */
 #include <ctype.h>
 #include <dirent.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "comm/mpi/mpi_private.h"
@@ -30,8 +32,21 @@
 #define BUILT_AGAINST ""
 #endif
 
-static bool ours;
-static double init_seconds, patience;
+/* Threads may make their first trainers at the same time. */
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+static bool ours;     /* MPI was started here, and is to be finalised here */
+static pid_t process; /* that first called gg_mpi_start; a fork of it has no part in MPI */
+static double init_seconds, stop_timeout;
+
+bool gg_mpi_is_ours(void) { return ours && process == getpid(); }
+
+static gg_status check_process(void) {
+    if (process == 0 || process == getpid()) return GG_OK;
+    return gg_fail(GG_ERROR_STATE,
+                   "MPI belongs to process %ld; process %ld, forked from it, cannot use it (multiprocessing: use the "
+                   "start method 'spawn')",
+                   (long)process, (long)getpid());
+}
 
 gg_status gg_mpi_check(int code, const char *function) {
     if (code == MPI_SUCCESS) return GG_OK;
@@ -114,9 +129,11 @@ cleanup:
 }
 
 gg_status gg_mpi_start(int launched) {
-    gg_status status = GG_OK;
     bool initialised = false, finalised = false;
     int size = 0, level = 0;
+    gg_status status = check_process();
+    if (status != GG_OK) return status; /* the lock of a forked process may never be free again */
+    pthread_mutex_lock(&starting);
     GG_TRY(check_library());
     GG_TRY(mpi_alive(&initialised, &finalised));
     if (finalised) {
@@ -129,19 +146,26 @@ gg_status gg_mpi_start(int launched) {
         GG_TRY_MPI(MPI_Init_thread, NULL, NULL, MPI_THREAD_FUNNELED, &level);
         init_seconds = gg_clock_now() - begin;
         ours = true;
+        process = getpid();
+        GG_TRY(gg_mpi_stop_at_exit());
         if (level < MPI_THREAD_FUNNELED) {
             status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library does not allow threads (level %d, wanted %d)",
                              level, MPI_THREAD_FUNNELED);
             goto cleanup;
         }
     }
+    process = getpid();
     GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &size);
-    if (launched > 0 && launched != size)
+    if (launched > 0 && launched != size) {
         status = gg_fail(
             GG_ERROR_COMM,
             "the launcher started %d ranks, but MPI sees %d: mpiexec and the MPI library do not belong together",
             launched, size);
+        goto cleanup;
+    }
+    if (!initialised) GG_TRY(gg_mpi_questions_open());
 cleanup:
+    pthread_mutex_unlock(&starting);
     return status;
 }
 
@@ -175,13 +199,15 @@ cleanup:
     return status;
 }
 
-void gg_mpi_be_patient(double seconds) { patience = seconds; }
+void gg_mpi_set_stop_timeout(double seconds) { stop_timeout = seconds; }
 
 void gg_mpi_stop(void) {
     bool initialised = false, finalised = false;
-    if (ours && mpi_alive(&initialised, &finalised) == GG_OK && initialised && !finalised) {
-        /* Nobody is left to whom a failure could be told, and other ranks may have work of their own to end. */
-        if (patience > 0) (void)gg_mpi_meet(MPI_COMM_WORLD, patience, "MPI_Finalize", true);
+    if (!gg_mpi_is_ours()) return;
+    if (mpi_alive(&initialised, &finalised) == GG_OK && initialised && !finalised) {
+        /* No caller is left who could handle a failure. Other ranks may have work of their own to do. */
+        (void)gg_mpi_meet(MPI_COMM_WORLD, stop_timeout, "MPI_Finalize", true);
+        gg_mpi_questions_close();
         (void)MPI_Finalize();
     }
     ours = false;
@@ -189,6 +215,7 @@ void gg_mpi_stop(void) {
 
 void gg_mpi_abort(int code) {
     bool initialised = false, finalised = false;
+    if (check_process() != GG_OK) return;
     if (mpi_alive(&initialised, &finalised) == GG_OK && initialised && !finalised)
         (void)MPI_Abort(MPI_COMM_WORLD, code);
 }

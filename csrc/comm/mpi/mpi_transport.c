@@ -1,6 +1,7 @@
 #include "comm/mpi/mpi_transport.h"
 
 #include <limits.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -213,6 +214,13 @@ static gg_status mpi_pause_round(gg_transport *transport, int round, gg_request 
     return GG_OK;
 }
 
+static gg_status mpi_check_peer(gg_transport *transport, const gg_request *request) {
+    mpi_transport *own = mpi_of(transport);
+    gg_status status = request->peer >= 0 ? gg_mpi_check_rank(own->comm, request->peer) : gg_mpi_check_ranks(own->comm);
+    if (status != GG_OK) own->broken = true;
+    return status;
+}
+
 static double mpi_now(gg_transport *transport) {
     (void)transport;
     return gg_clock_now();
@@ -259,6 +267,7 @@ static const gg_transport_table table = {
     .release = mpi_release,
     .cancel = mpi_cancel,
     .pause = mpi_pause_round,
+    .check_peer = mpi_check_peer,
     .progress = mpi_progress,
     .now = mpi_now,
     .compute = mpi_compute,
@@ -279,7 +288,7 @@ cleanup:
     return status;
 }
 
-gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double timeout, gg_transport **out) {
+static gg_status mpi_transport_create(bool use_world, int fortran_handle, double timeout, gg_transport **out) {
     gg_status status = GG_OK;
     mpi_transport *made = NULL;
     int initialised = 0, finalised = 0, flag = 0;
@@ -301,7 +310,7 @@ gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double tim
     made->transport.timeout = timeout;
     made->comm = MPI_COMM_NULL;
     GG_TRY(gg_mpi_meet(given, timeout, "making the group", false));
-    gg_mpi_be_patient(timeout);
+    gg_mpi_set_stop_timeout(timeout);
     GG_TRY_MPI(MPI_Comm_dup, given, &made->comm);
     GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
     GG_TRY_MPI(MPI_Comm_rank, made->comm, &made->transport.rank);
@@ -320,5 +329,14 @@ cleanup:
         made->broken = status == GG_ERROR_COMM;
         mpi_destroy(&made->transport);
     }
+    return status;
+}
+
+gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double timeout, gg_transport **out) {
+    /* Its collective calls must not mix with those of another thread's. */
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&one_at_a_time);
+    gg_status status = mpi_transport_create(use_world, fortran_handle, timeout, out);
+    pthread_mutex_unlock(&one_at_a_time);
     return status;
 }

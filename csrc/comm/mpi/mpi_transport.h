@@ -15,16 +15,21 @@ typedef struct gg_mpi_info {
     double init_seconds;
 } gg_mpi_info;
 
-/* Starts MPI if nobody has (THREAD_FUNNELED at least). Refuses a library other than the one built against, and a world
- * whose size differs from `launched` (what the launcher said; 0: not known). */
+/* Any thread. Starts MPI if nobody has (THREAD_FUNNELED at least). Refuses a library other than the one built against,
+ * and a world whose size differs from `launched` (what the launcher said; 0: not known). */
 gg_status gg_mpi_start(int launched);
 /* Fills info; works before start too (library version, built_against). */
 gg_status gg_mpi_query(gg_mpi_info *info);
 /* Finalises if started here, which waits for all ranks of the world: for ever, but after the timeout of the last
- * transport it says so on stderr. */
+ * transport it says so on stderr. The end of the process calls it; with an exit code other than 0 that ends all ranks
+ * instead. */
 void gg_mpi_stop(void);
-/* Ends all ranks of the world with this exit code; returns only if MPI does not run. */
+/* Ends all ranks of the world with this exit code; returns only if MPI does not run, or belongs to the process that
+ * this one was forked from. */
 void gg_mpi_abort(int code);
+
+/* Whether no rank of this job has reported yet on this host why the job ends: true once, and where nobody can know. */
+bool gg_mpi_first_to_report(void);
 
 /* A transport over a duplicate of the communicator with this Fortran handle (MPI_Comm_c2f); world if use_world.
  * Collective: fails where ranks have not come after `timeout` seconds (0: for ever), which is then the transport's. */

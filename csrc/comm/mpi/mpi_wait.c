@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "comm/mpi/mpi_private.h"
+#include "comm/transport.h"
 
 /* Rounds of a wait that only yield the processor, half a millisecond or so: partners in step differ by less, and a
  * sleep takes 0.07 ms at least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
@@ -20,7 +21,7 @@ void gg_mpi_pause(int round) {
     gg_clock_sleep(seconds);
 }
 
-gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool insists) {
+gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool ends) {
     gg_status status = GG_OK;
     MPI_Request all = MPI_REQUEST_NULL;
     int rank = 0, size = 0, come = 0;
@@ -31,11 +32,13 @@ gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool insi
     for (int round = 0;; ++round) {
         GG_TRY_MPI(MPI_Test, &all, &come, MPI_STATUS_IGNORE);
         if (come) break;
+        if (ends) GG_TRY(gg_mpi_questions_answer());
+        else if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1) GG_TRY(gg_mpi_check_ranks(comm));
         double waited = timeout > 0 ? gg_clock_now() - begin : 0;
         if (timeout > 0 && waited >= timeout) {
             status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for all of %d ranks to come to the same place: %s",
                              rank, waited, size, what);
-            if (!insists) goto cleanup;
+            if (!ends) goto cleanup;
             fprintf(stderr, "gossipgrad: %s; waits on\n", gg_error_message());
             timeout = 0;
         }

@@ -1,0 +1,156 @@
+/* The end of a rank: what the others learn of it, and its exit code. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "comm/mpi/mpi_private.h"
+#include "comm/mpi/mpi_transport.h"
+
+/* A rank that has come to its end waits in gg_mpi_end for all others, because MPI_Finalize does. A rank that waits for
+ * a message of it would wait for ever. So who has waited for about a second asks, and who has come to its end answers.
+ * The messages go over a communicator of their own. */
+#define TAG_QUESTION 1
+#define TAG_ANSWER 2
+
+/* How long a rank that need not report waits to be ended by the one that did. */
+#define SECONDS_TO_BE_ENDED 30.0
+
+/* What this rank knows of another. */
+typedef enum knowledge { NOT_ASKED = 0, ASKED, ENDED } knowledge;
+
+static MPI_Comm questions = MPI_COMM_NULL; /* all ranks of the world */
+static unsigned char *known;               /* of each rank of the world: a `knowledge` */
+static int world_size;
+static char empty;
+
+gg_status gg_mpi_questions_open(void) {
+    gg_status status = GG_OK;
+    GG_TRY_MPI(MPI_Comm_dup, MPI_COMM_WORLD, &questions);
+    GG_TRY_MPI(MPI_Comm_set_errhandler, questions, MPI_ERRORS_RETURN);
+    GG_TRY_MPI(MPI_Comm_size, questions, &world_size);
+    GG_TRY(gg_calloc((size_t)world_size, 1, "what is known of each rank", &known));
+cleanup:
+    return status;
+}
+
+/* Sends an empty message, which MPI buffers. */
+static gg_status question_send(int rank, int tag) {
+    gg_status status = GG_OK;
+    MPI_Request request = MPI_REQUEST_NULL;
+    GG_TRY_MPI(MPI_Isend, &empty, 0, MPI_BYTE, rank, tag, questions, &request);
+    GG_TRY_MPI(MPI_Request_free, &request);
+cleanup:
+    return status;
+}
+
+/* *rank: who sent such a message, which is received; left alone if nobody has. */
+static gg_status question_receive(int from, int tag, int *rank) {
+    gg_status status = GG_OK;
+    MPI_Status found;
+    int flag = 0;
+    GG_TRY_MPI(MPI_Iprobe, from, tag, questions, &flag, &found);
+    if (!flag) goto cleanup;
+    GG_TRY_MPI(MPI_Recv, &empty, 0, MPI_BYTE, found.MPI_SOURCE, tag, questions, MPI_STATUS_IGNORE);
+    *rank = found.MPI_SOURCE;
+cleanup:
+    return status;
+}
+
+gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
+    gg_status status = GG_OK;
+    MPI_Group ours = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+    int rank = MPI_UNDEFINED, answered = -1, own = 0;
+    if (questions == MPI_COMM_NULL) return GG_OK; /* somebody else started MPI */
+    GG_TRY_MPI(MPI_Comm_group, comm, &ours);
+    GG_TRY_MPI(MPI_Comm_group, questions, &all);
+    GG_TRY_MPI(MPI_Group_translate_ranks, ours, 1, &peer, all, &rank);
+    GG_TRY_MPI(MPI_Comm_rank, comm, &own);
+    if (rank == MPI_UNDEFINED || peer == own) goto cleanup;
+    if (known[rank] == ENDED) {
+        /* Its answer came a while ago, and all that it had sent before has arrived since. */
+        status = gg_fail(GG_ERROR_COMM, "rank %d waits for rank %d, which has ended", own, peer);
+    } else if (known[rank] == NOT_ASKED) {
+        GG_TRY(question_send(rank, TAG_QUESTION));
+        known[rank] = ASKED;
+    } else {
+        GG_TRY(question_receive(rank, TAG_ANSWER, &answered));
+        if (answered >= 0) known[rank] = ENDED;
+    }
+cleanup:
+    if (ours != MPI_GROUP_NULL) (void)MPI_Group_free(&ours);
+    if (all != MPI_GROUP_NULL) (void)MPI_Group_free(&all);
+    return status;
+}
+
+gg_status gg_mpi_check_ranks(MPI_Comm comm) {
+    gg_status status = GG_OK;
+    int size = 0;
+    GG_TRY_MPI(MPI_Comm_size, comm, &size);
+    for (int peer = 0; peer < size; ++peer) GG_TRY(gg_mpi_check_rank(comm, peer));
+cleanup:
+    return status;
+}
+
+gg_status gg_mpi_questions_answer(void) {
+    gg_status status = GG_OK;
+    int rank = -1;
+    if (questions == MPI_COMM_NULL) return GG_OK;
+    GG_TRY(question_receive(MPI_ANY_SOURCE, TAG_QUESTION, &rank));
+    if (rank >= 0) GG_TRY(question_send(rank, TAG_ANSWER));
+cleanup:
+    return status;
+}
+
+void gg_mpi_questions_close(void) {
+    if (questions != MPI_COMM_NULL) (void)MPI_Comm_free(&questions);
+    gg_free(known);
+    known = NULL;
+}
+
+/* ---- the exit code ---- */
+
+/* The launcher gives each job a folder of its own on every host, and removes it: a file there says that a rank has
+ * reported, however slow the others are. */
+bool gg_mpi_first_to_report(void) {
+    const char *folder = getenv("PMIX_SERVER_TMPDIR"), *job = getenv("PMIX_NAMESPACE");
+    char path[4096];
+    if (folder == NULL || job == NULL || *folder == '\0' || *job == '\0') return true;
+    int length = snprintf(path, sizeof path, "%s/gossipgrad-reported-%s", folder, job);
+    if (length < 0 || (size_t)length >= sizeof path) return true;
+    for (char *at = path + strlen(folder) + 1; *at != '\0'; ++at)
+        if (*at == '/') *at = '-';
+    const int file = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+    if (file < 0) return errno != EEXIST; /* another error: the folder is not ours to write to */
+    close(file);
+    return true;
+}
+
+#ifdef __GLIBC__
+static void end_at_exit(int code, void *unused) {
+    int rank = 0, finalised = 0;
+    (void)unused;
+    const bool runs = gg_mpi_is_ours() && MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised;
+    if (code != 0 && runs && world_size > 1) {
+        (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        if (gg_mpi_first_to_report())
+            fprintf(stderr, "gossipgrad: rank %d ended with exit code %d: this ends all ranks\n", rank, code & 0xff);
+        else gg_clock_sleep(SECONDS_TO_BE_ENDED);
+        gg_mpi_abort(code & 0xff);
+    }
+    gg_mpi_stop();
+}
+
+gg_status gg_mpi_stop_at_exit(void) {
+    return on_exit(end_at_exit, NULL) == 0 ? GG_OK : gg_fail(GG_ERROR_MEMORY, "on_exit: no room for another function");
+}
+#else
+/* Other C libraries do not say the code: a rank that ends with one other than 0 then waits for the rest. */
+gg_status gg_mpi_stop_at_exit(void) {
+    return atexit(gg_mpi_stop) == 0 ? GG_OK : gg_fail(GG_ERROR_MEMORY, "atexit: no room for another function");
+}
+#endif
