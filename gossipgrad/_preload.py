@@ -2,7 +2,7 @@
 
 The core links against libmpi and libdnnl. Where both come from wheels they lie in the environment's lib folder,
 which an installed core finds by its RUNPATH; a core in a source tree (editable install) does not. Loading them
-first by their full paths serves both: the dynamic linker then takes what bears the same name.
+first by their full paths serves both: the dynamic linker then uses what has the same name.
 """
 
 from __future__ import annotations

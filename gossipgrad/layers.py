@@ -81,7 +81,7 @@ class Layer:
         low, high = self.inputs
         if not low <= len(flat) <= high:
             wanted = str(low) if low == high else f"{low} to {high}"
-            raise ValueError(f"{self!r} was called on {len(flat)} nodes; it takes {wanted}")
+            raise ValueError(f"{self!r} was called on {len(flat)} nodes; it wants {wanted}")
         self._use()
         return Node(self, tuple(flat))
 

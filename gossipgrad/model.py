@@ -94,24 +94,24 @@ class Model:
 
     @staticmethod
     def _names(order: list[Node]) -> list[str]:
-        taken: set[str] = set()
+        used: set[str] = set()
         for node in order:
             if node.layer.name is not None:
-                if node.layer.name in taken:
+                if node.layer.name in used:
                     raise ValueError(f"name={node.layer.name!r} is borne by two layers; names are unique in a network")
-                taken.add(node.layer.name)
+                used.add(node.layer.name)
         counts: dict[str, int] = {}
         names = []
         for node in order:
             name = node.layer.name
             if name is None and isinstance(node.layer, _InputLayer):
-                name = "input" if "input" not in taken else None
+                name = "input" if "input" not in used else None
             while name is None:
                 prefix = node.layer.prefix
                 counts[prefix] = counts.get(prefix, 0) + 1
-                if f"{prefix}{counts[prefix]}" not in taken:
+                if f"{prefix}{counts[prefix]}" not in used:
                     name = f"{prefix}{counts[prefix]}"
-            taken.add(name)
+            used.add(name)
             names.append(name)
         return names
 
@@ -174,7 +174,7 @@ class Model:
         return self._loaded is not None
 
     def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str]) -> None:
-        """Start from these: arrays by name, or a .safetensors file (PyTorch's names and shapes; a copy is taken).
+        """Start from these: arrays by name, or a .safetensors file (PyTorch's names and shapes; copied).
 
         ValueError or CheckpointError names what is missing, too much, or of another shape.
         """

@@ -1,6 +1,6 @@
 """Learning rates as functions of the step t = 0, 1, ...; the core computes them.
 
-All take warmup (steps in which the rate rises linearly from warmup_start times lr to lr; the schedule proper starts
+All have warmup (steps in which the rate rises linearly from warmup_start times lr to lr; the schedule proper starts
 after them). Where there is a `total`, it is in steps after the warm-up, and "auto" is all steps that fit will make.
 A plain function of the step is a schedule as well: SGD(lr=0.1, schedule=lambda t: 0.99**t) is lr * 0.99**t.
 """

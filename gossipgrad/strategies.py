@@ -1,4 +1,4 @@
-"""How the replicas are kept together: what to do, by name; the core does it."""
+"""Strategies: what ranks send each other, to whom and when. Each class is a description; the core does the work."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _shuffle_samples() -> Any:
 
 
 def _push_sum() -> Any:
-    return field(default=False, metadata=about("keep the mean of the replicas, whoever sends to whom"))
+    return field(default=False, metadata=about("preserve the mean of the replicas, whoever sends to whom"))
 
 
 def _servers() -> Any:
@@ -146,59 +146,62 @@ def _check_shared(strategy: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GossipGraD(Strategy):
-    """Each step every rank exchanges with one partner, which changes from step to step.
+    """In each step every rank exchanges with one partner, which changes from step to step.
 
     Daily, Vishnu, Siegel, Warfel, Amatya, "GossipGraD: Scalable Deep Learning using Gossip Communication based
-    Asynchronous Gradient Descent" (2018), arXiv 1803.05880. Dissemination, cube and rotation are those of the authors'
-    code; the other topologies are additions. Step t is step h = t mod k of a cycle.
+    Asynchronous Gradient Descent" (2018), arXiv 1803.05880. docs/sources.md says what is from there. Step t of training
+    is step h = t mod k of a cycle of k steps; p ranks, r is a rank.
 
     topology      "dissemination": send to (r - 2^h) mod p, receive from (r + 2^h) mod p; k = ceil(log2 p).
-                  "cube": both with r XOR 2^h; a peer that does not exist is skipped, by both sides; k = ceil(log2 p).
+                  "cube": both with r XOR 2^h; a partner that does not exist is skipped, by both sides; k = ceil(log2
+                  p).
                   "ring": send to r - 1, receive from r + 1, and the other way round in odd steps t; k = p - 1.
-                  "exponential": send to (r + 2^h) mod p, receive from (r - 2^h) mod p, the one-peer exponential
-                  graph: dissemination in a mirror; k = ceil(log2 p).
+                  "exponential": send to (r + 2^h) mod p, receive from (r - 2^h) mod p, the one-peer exponential graph:
+                  dissemination in a mirror; k = ceil(log2 p).
                   "random": pairs drawn from the seed, anew for every step; for odd p one rank rests; k = 1.
                   A table, integers of shape [k, p]: table[h][r] is the rank that r sends to; r itself or -1: it rests.
                   Without push_sum every rank that sends must receive from one rank, the others from none.
-    rotate        after each cycle of k steps the ranks change places by a permutation drawn from the seed; without
-                  effect on "random" and on a table.
+    rotate        after each cycle the ranks change places by a permutation drawn from the seed; without effect on
+                  "random" and on a table.
     staleness     0: what was sent after an update is mixed before the layer is used again.
-                  1: after the update of the next step, so that a whole step hides the exchange; moments just before
-                  that update.
+                  1: it is mixed after the update of the next step, so that a whole step hides the exchange; moments are
+                  mixed just before that update.
     exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
-                  the replicas together). A ring all-reduce sends 2(p-1)/p of the model a rank and step, gossip of
-                  weights 1, of weights and momentum 2, with Adam 3: so those two never send fewer bytes than the ring.
-                  "auto": "weights+momentum" where all ranks share memory, as in a virtual cluster, for there a message
-                  costs as much as reading it; "weights" where they are on several machines. Trainer.exchange says
-                  which; it is chosen when the trainer is made, and a checkpoint keeps it.
-    mix           "displacement": w += (received - sent) / 2, which keeps the mean of the replicas.
+                  the replicas together). A ring all-reduce sends 2(p-1)/p models a rank and step, gossip of weights 1,
+                  of weights and momentum 2, with Adam 3: so the latter two never send fewer bytes than the ring.
+                  "auto": "weights+momentum" where all ranks share memory, as in a virtual cluster, because a message
+                  there costs no more than reading it; "weights" where they are on several machines. Trainer.exchange
+                  says which; it is chosen when the trainer is made, and stored in checkpoints.
+    mix           "displacement": w += (received - sent) / 2, which preserves the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
-    hierarchical  gossip between nodes (our own design): inside a node gradients are averaged by a layer-wise
-                  all-reduce, each rank's by its samples, so all ranks of a node hold the same weights. Topology, rotate
-                  and the rest then speak of nodes in place of ranks, and each rank of a node exchanges with the rank at
-                  its own place in the partner node. With one node this is AllReduce, with nodes of one rank plain
+    hierarchical  gossip between nodes: inside a node gradients are averaged by a layer-wise all-reduce, each rank's
+                  weighted by its number of samples, so all ranks of a node have the same weights. Topology, rotate and
+                  the rest then speak of nodes in place of ranks, and each rank of a node exchanges with the rank at the
+                  same place in the partner node. With one node this is AllReduce, with nodes of one rank plain
                   GossipGraD, bit for bit.
-    ranks_per_node  with hierarchical: nodes are this many consecutive ranks, the last one what is left; None: the ranks
-                  that share memory, in a virtual cluster all. Nodes must be alike: where they are not, each is divided
-                  into nodes as large as the greatest common divisor of their sizes (10 ranks by 4: five nodes of 2).
+    ranks_per_node  with hierarchical: nodes are this many consecutive ranks, the last one the remainder; None: the
+                  ranks that share memory, in a virtual cluster all. Nodes must be alike: where they are not, each is
+                  divided into nodes as large as the greatest common divisor of their sizes (10 ranks by 4: five nodes
+                  of 2).
     collectives   with hierarchical: of the sums inside a node, as of AllReduce.
-    push_sum      any number of ranks may send to one (our own design): every rank has a scalar, 1 at first, gives half
-                  of it away with what it sends, and takes the mean of its own weights and of what came, each counted
-                  with its scalar. The mean over the ranks of scalar * weights is kept by every exchange, and without
-                  training all weights become the mean of the first ones; a rank's update counts with its scalar at
-                  that time. The table must let all hear of all. Weights or weights and momentum, displacement mix.
+    push_sum      any number of ranks may send to one: every rank has a scalar, 1 at first. It sends half of it along
+                  with its weights, and becomes the mean of its own weights and of those that arrive, each weighted by
+                  its scalar. Every exchange preserves the mean over the ranks of scalar * weights, and without training
+                  all weights converge to the mean of the first ones; a rank's update counts with its scalar at that
+                  time. The table must lead from every rank to every other. Weights or weights and momentum,
+                  displacement mix.
     wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
-                  mix then adds (received - rounded w) / 2, which keeps the mean; replicas agree to the precision of
-                  bfloat16, 8 bits. Our own design.
+                  mix then adds (received - rounded w) / 2, which preserves the mean; replicas agree to the precision of
+                  bfloat16, 8 bits.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen when the trainer is made, by
                   what messages between these ranks are measured to cost: Trainer.tuning. No weight depends on it. With
-                  hierarchical 1 MiB: nothing is measured, for links inside a node and between nodes are not alike.
+                  hierarchical 1 MiB: links inside a node and between nodes differ, so nothing is measured.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise, with hierarchical 2 MiB.
     shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
-                  batch of samples with their targets to rank r - 1, and what rank r + 1 sends takes their place. It
-                  costs a copy of the shard. The abstract has the shuffle; how epochs stay whole is our own design: a
-                  sample keeps its place in the shard, all ranks visit the places in one order, and so every sample is
-                  trained on once an epoch, by the rank that has it then. See Trainer.audit_samples.
+                  batch of samples with their targets to rank r - 1, and those from rank r + 1 replace them. It costs a
+                  copy of the shard. A sample stays at its place in the shard, and all ranks visit the places in one
+                  order, so every sample is trained on once an epoch, by the rank that holds it then. See
+                  Trainer.audit_samples.
     """
 
     name: ClassVar[str] = "gossipgrad"
@@ -274,17 +277,18 @@ class GossipGraD(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Strategy):
-    """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass (the paper's SGD).
+    """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass.
 
-    wire_dtype  "float32", or "bfloat16" for half the bytes: gradients and their sum travel rounded to nearest even, the
-                sum is made in float32, and all ranks end with the same bits.
-    collectives "own": sums are made in the order of ranks, so MPI, the virtual cluster and every run give the same
-                bits. "mpi": by the MPI library's MPI_Iallreduce, in whatever order it likes: all ranks still end with
-                the same bits, but neither those of "own" nor, perhaps, those of another run. float32 on the wire,
-                ranks under MPI, and no network= of the trainer, which cannot hold MPI's own messages back.
-                bytes_sent and messages_sent are then as many as a reduce-scatter and an all-gather take: what the
-                library sends is not known. Nor is for whom it waits: after `timeout` the error says which sum, of
-                which layers and in which step, and that not all ranks came, but names none.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: gradients and their sum travel rounded to nearest even,
+                 the sum is made in float32, and all ranks end with the same bits.
+    collectives  "own": sums are made in the order of ranks, so MPI, the virtual cluster and every run give the same
+                 bits.
+                 "mpi": by the MPI library's MPI_Iallreduce, in an order of its choice: all ranks still end with the
+                 same bits, but neither those of "own" nor, perhaps, those of another run. float32 on the wire, ranks
+                 under MPI, and no network= of the trainer, which cannot hold MPI's own messages back. What the library
+                 sends is not known: bytes_sent and messages_sent count what a reduce-scatter and an all-gather need.
+                 Nor is it known for whom it waits: after `timeout` the error names the sum, its layers and step, but no
+                 rank.
     """
 
     name: ClassVar[str] = "allreduce"
@@ -298,7 +302,7 @@ class AllReduce(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerwiseAllReduce(Strategy):
-    """AllReduce with the same bits, hidden behind the backward pass (the paper's AGD).
+    """AllReduce with the same bits, hidden behind the backward pass.
 
     The reduction of a bucket starts when the gradients of its layers are final, the last layers first.
 
@@ -320,15 +324,15 @@ class LayerwiseAllReduce(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicAllReduce(Strategy):
-    """Local SGD: every rank trains alone, and now and then weights and moments become the plain mean of all ranks'.
+    """Local SGD: every rank trains alone, and now and then weights and moments become the plain mean over all ranks.
 
-    period      after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least
-                1, or "log2": max(1, ceil(log2 p)) for p ranks (the paper's every-log p).
-    wire_dtype  "float32", or "bfloat16" for half the bytes: values travel rounded to nearest even, and back comes, as
-                bfloat16 too, what is to be added: mean of the rounded - rounded w. So a rank keeps what bfloat16 cannot
-                hold, and small updates are not lost; replicas agree to the precision of bfloat16. Our own design.
+    period       after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least
+                 1, or "log2": max(1, ceil(log2 p)) for p ranks.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: values travel rounded to nearest even, and what returns,
+                 as bfloat16 too, is the difference to add: mean of the rounded - rounded w. So small updates that
+                 bfloat16 cannot represent are not lost; replicas agree to the precision of bfloat16.
     collectives  as of AllReduce.
-    shuffle_samples  as in GossipGraD.
+    shuffle_samples  as of GossipGraD.
     """
 
     name: ClassVar[str] = "periodic-allreduce"
@@ -368,30 +372,28 @@ class _RandomGossip(Strategy):
 class PullGossip(_RandomGossip):
     """Asynchronous gossip: now and then a rank averages its weights with what a random other rank last published.
 
-    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
-    of step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly
-    from the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the
-    answer is there, at the end of a step (the next one or so): w = (w + w_j) / 2. The optimiser's moments stay
-    local.
+    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update of
+    step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly from
+    the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the answer has
+    arrived, at the end of a step (usually the next one): w = (w + w_j) / 2. The optimiser's moments stay local.
 
-    No rank waits for another before it settles. How we get there is our own design: a pull from a rank that has not
-    answered our last two, or while four are not answered, is left out and counted in the history's
-    `exchanges_skipped`. Which version of w_j arrives when depends on the ranks' speeds, so only in a virtual cluster do
-    two runs have the same bits.
+    No rank waits for another before it settles: a pull from a rank that has not answered our last two, or while four
+    are unanswered, is left out and counted in the history's `exchanges_skipped`. Which version of w_j arrives when
+    depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
 
     interval     steps from one pull to the next, at least 1.
-    probability  with which a pull that is due takes place, above 0 and at most 1.
-    push_sum     our own design. False: the mean of the replicas is not kept. True: it is, but for rounding. Every rank
-                 has a mass, at first 1; who answers gives half of it away, w = (m w + m_j w_j) / (m + m_j), and
-                 m + m_j is the new mass, so that the sum of m w over the ranks is kept; an update counts with its
-                 rank's mass. Answers then wait for the end of the other rank's step. At rest the masses become 1
-                 again: one all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    probability  with which a pull that is due is made, above 0 and at most 1.
+    push_sum     False: the mean of the replicas is not preserved. True: it is, but for rounding. Every rank has a mass,
+                 at first 1; who answers gives half of it away, w = (m w + m_j w_j) / (m + m_j), and m + m_j is the new
+                 mass. This preserves the sum of m w over the ranks; an update counts with its rank's mass. Answers then
+                 wait for the end of the other rank's step. At rest the masses become 1 again: one all-reduce shifts all
+                 replicas by the same vector, which preserves their plain mean.
     wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
-                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
-                 the mean is kept all the same. Our own design.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB (what has come when depends on it).
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender adds the rounding error to its own
+                 weights, so that the mean is preserved all the same.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB. What has arrived when depends on it.
 
-    A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A pull
+    A rank stores four snapshots of its weights, and has four areas for weights that cannot be read in place. A pull
     sends a question, a note and one model.
     """
 
@@ -402,28 +404,28 @@ class PullGossip(_RandomGossip):
 class PushGossip(_RandomGossip):
     """Asynchronous gossip: now and then a rank sends its weights to a random other rank, which mixes what has arrived.
 
-    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update
-    of step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn
-    uniformly from the others by (seed, r, t). At the end of each step, a rank to which n >= 1 models have come whole
-    mixes them: w = (w + sum of them) / (n + 1). The optimiser's moments stay local.
+    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update of
+    step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn uniformly
+    from the others by (seed, r, t). At the end of each step, a rank at which n >= 1 models have arrived whole mixes
+    them: w = (w + sum of them) / (n + 1). The optimiser's moments stay local.
 
-    No rank waits for another before it settles. How we get there is our own design: a push to a rank that has not
-    mixed our last two, or while four are not mixed, is left out and counted in the history's `exchanges_skipped`. When
-    what arrives depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
+    No rank waits for another before it settles: a push to a rank that has not mixed our last two, or while four are not
+    mixed, is left out and counted in the history's `exchanges_skipped`. When what arrives depends on the ranks' speeds,
+    so only in a virtual cluster do two runs have the same bits.
 
     interval     steps from one push to the next, at least 1.
-    probability  with which a push that is due takes place, above 0 and at most 1.
-    push_sum     our own design. False: the mean of the replicas is not kept. True: it is, but for rounding. Every rank
-                 has a mass, at first 1; who sends keeps half of it and gives the other half away with w, and
-                 w = (m w + sum of m_i w_i) / (m + sum of m_i), with that sum as the new mass, so that the sum of m w
-                 over the ranks is kept; an update counts with its rank's mass. At rest the masses become 1 again: one
-                 all-reduce shifts all replicas by the same vector, so that their plain mean is kept.
+    probability  with which a push that is due is made, above 0 and at most 1.
+    push_sum     False: the mean of the replicas is not preserved. True: it is, but for rounding. Every rank has a mass,
+                 at first 1; who sends gives half of it away with w, and w = (m w + sum of m_i w_i) / (m + sum of m_i),
+                 with that sum as the new mass. This preserves the sum of m w over the ranks; an update counts with its
+                 rank's mass. At rest the masses become 1 again: one all-reduce shifts all replicas by the same vector,
+                 which preserves their plain mean.
     wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
-                 agree to the precision of bfloat16, 8 bits. With push_sum the sender keeps what rounding took, so that
-                 the mean is kept all the same. Our own design.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB (what has come when depends on it).
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender adds the rounding error to its own
+                 weights, so that the mean is preserved all the same.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB. What has arrived when depends on it.
 
-    A rank keeps four snapshots of its weights, and four areas where weights land that cannot be read in place. A push
+    A rank stores four snapshots of its weights, and has four areas for weights that cannot be read in place. A push
     sends a note and one model.
     """
 
@@ -432,23 +434,23 @@ class PushGossip(_RandomGossip):
 
 @dataclass(frozen=True, kw_only=True)
 class OverlappedAveraging(Strategy):
-    """AllReduce with the same bits; each rank updates 1/p of the weights and keeps the optimiser's state of those.
+    """AllReduce with the same bits; each rank updates 1/p of the weights and stores their optimiser's state alone.
 
     Lee, Agrawal, Balaprakash, Choudhary, Liao (2018). In the backward pass, when the gradients of a bucket are final,
     rank i receives slice i of it from all ranks. It adds them in the order of ranks, updates the slice, and sends it to
     all. The next forward pass waits for a bucket's weights when it needs them, so half of the traffic can hide behind
-    it. Our own design: buckets, chunks, uneven slices, and that weights wait while gradients fill the network.
+    it.
 
     overlap       False: everything is exchanged after the backward pass, for comparison.
     partition_fc  of linear layers: True: ranks exchange, instead of the weight's gradient, the layer's inputs, sent in
-                  the forward pass, and the errors of its outputs. Rank i gets all inputs and the errors of the outputs
-                  in its slice, and computes this slice of every rank's gradient itself. That slices are runs of outputs
-                  is our own design. "auto": in every step, of those layers where it sends fewer bytes: with B samples
-                  of all ranks 4*B*(inputs + outputs/p) against 4*inputs*outputs (2 for "bfloat16"); layers with less
-                  than 64 KiB of weights are left alone. False: of none. The bits are the same. The history's
-                  `partitioned_fc` names the layers.
+                  the forward pass, and the errors of its outputs. Rank i receives all inputs and the errors of the
+                  outputs in its slice, and computes this slice of every rank's gradient itself.
+                  "auto": in every step, of those layers where it sends fewer bytes: with B samples of all ranks
+                  4*B*(inputs + outputs/p) against 4*inputs*outputs (2 for "bfloat16"); layers with less than 64 KiB of
+                  weights are left alone.
+                  False: of none. The bits are the same. The history's `partitioned_fc` names the layers.
     wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights, inputs and errors travel as float32,
-                  so "bfloat16" takes three quarters of the bytes of an exchange of gradients. Our own design.
+                  so "bfloat16" needs three quarters of the bytes of an exchange of gradients.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
     """
@@ -478,27 +480,27 @@ class ElasticAveraging(Strategy):
 
     Compared by Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581.
 
-    After the local step t (from 0) with (t + 1) % period == 0, from the weights w that the step has left and the centre
-    as it is then, s = alpha * (w - c); c += s; w -= s. (The EAMSGD of their code takes s before the local step
-    and subtracts it after; ours does both after.) Momentum stays with its rank. At first c is the initial weights.
+    After the local step t (from 0) with (t + 1) % period == 0, from the weights w after that step and the centre as it
+    is then, s = alpha * (w - c); c += s; w -= s. (The EAMSGD of their code computes s before the local step and
+    subtracts it after; here both are after it.) Momentum stays with its rank. At first c is the initial weights.
 
     The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
 
     period       steps from one exchange to the next, at least 1.
-    alpha        the force. None: 0.8 / p, or 0.9 / p if not synchronous, for p ranks that train. Above 0 and below
-                 2 / (p + 1), or 1 if not synchronous: beyond, the centre runs away.
-    synchronous  True: all ranks at once and from the same c, to which the sum of their s is added; every rank keeps c,
-                 and an all-reduce takes the place of a server.
-                 False: c lies on servers, and every rank comes at its own time, waiting for a server's answer only.
+    alpha        the force. None: 0.8 / p, or 0.9 / p if not synchronous, for p ranks that train. Above 0 and below 2 /
+                 (p + 1), or 1 if not synchronous: beyond, the centre diverges.
+    synchronous  True: all ranks at once and from the same c, to which the sum of their s is added; every rank stores c,
+                 and an all-reduce replaces the server.
+                 False: c lies on servers, and every rank exchanges at its own time, waiting for a server's answer only.
     wire_dtype   "float32", or "bfloat16" for half the bytes: s is rounded to nearest even. The rounded s is what moves
-                 both sides, so every exchange keeps the sum of c and of all w, and no small s is lost. Synchronous: the
-                 sum of s is rounded once more, and the rank that adds it takes the difference into its w. Not
-                 synchronous: what travels to the server is how far w is from what has been told of it, rounded, and it
-                 makes s from what it then knows; after each rest (see ParameterServer) the ranks begin by telling it
-                 their w, as float32. Our own design.
+                 both sides, so every exchange preserves the sum of c and of all w, and no small s is lost. Synchronous:
+                 the sum of s is rounded once more, and the rank that adds it adds the difference to its w. Not
+                 synchronous: what travels to the server is how far w is from what the server knows of it, rounded, and
+                 the server makes s from what it then knows; after each rest (see ParameterServer) the ranks begin by
+                 sending it their w, as float32.
     collectives  if synchronous: as of AllReduce.
     servers, dedicated, bucket_bytes, chunk_bytes
-                 if not synchronous: as for ParameterServer.
+                 if not synchronous: as of ParameterServer.
     """
 
     name: ClassVar[str] = "elastic-averaging"
@@ -539,24 +541,24 @@ class ParameterServer(Strategy):
 
     Compared by Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581.
 
-    After the local step t (from 0) with (t + 1) % period == 0 a rank tells the servers how its weights have moved since
-    it took the centre last, d = w - base; c += d; then w = base = c. Coming to rest (the end of an epoch, an
-    evaluation, a checkpoint) tells what has moved since. Servers answer in the order in which messages arrive, bucket
+    After the local step t (from 0) with (t + 1) % period == 0 a rank sends the servers how its weights have moved since
+    it last received the centre, d = w - base; c += d; then w = base = c. Coming to rest (the end of an epoch, an
+    evaluation, a checkpoint) sends what has moved since. Servers answer in the order in which messages arrive, bucket
     by bucket, between the layers they compute and while they wait. The local step is the optimiser's, and its momentum
     stays with its rank. The centre moves by the sum over the ranks, not their mean: p ranks learn as with about p times
-    the rate. With one rank it is plain SGD. Under MPI the clock decides who comes first: runs differ.
+    the rate. With one rank it is plain SGD. Under MPI the clock decides who is answered first: runs differ.
 
     The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
 
     period        steps from one exchange to the next, at least 1.
     servers       the last `servers` ranks hold the centre, each a part of it.
     dedicated     False: they train as well. True: they do not; the samples go to the others. Such a rank's weights are
-                  the centre's, its batch in train_step is left alone and its loss there is NaN.
-    wire_dtype    "float32", or "bfloat16" for half the bytes: d travels rounded to nearest even and base moves by what
-                  was told, so the rest is told the next time; back comes how far c is ahead of base, rounded, and base
-                  and w move by that, so that c and base draw near. Nothing is lost, on either way. At each rest d is
-                  told in three parts, to the precision of float32, and after it the ranks begin by telling the servers
-                  their w, as float32: from one rest to the next it pays from four exchanges on. Our own design.
+                  the centre's, its batch in train_step is ignored and its loss there is NaN.
+    wire_dtype    "float32", or "bfloat16" for half the bytes: d travels rounded to nearest even and base moves by the
+                  rounded d, so the remainder is sent the next time; what returns is how far c is ahead of base,
+                  rounded, and base and w move by that, so that base approaches c. Nothing is lost in either direction.
+                  At each rest d is sent in three parts, to the precision of float32, and after it the ranks begin by
+                  sending the servers their w, as float32: it saves bytes from four exchanges between two rests on.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: 1 MiB.
     chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: 2 MiB.
                   Neither is tuned: what a rank finds at a server depends on them.
@@ -582,7 +584,7 @@ class ParameterServer(Strategy):
 class NoExchange(Strategy):
     """Models are not exchanged: p independent runs on p shards, the floor of every comparison.
 
-    shuffle_samples  as in GossipGraD: in time every run sees all samples.
+    shuffle_samples  as of GossipGraD: in time every run sees all samples.
     """
 
     name: ClassVar[str] = "no-exchange"

@@ -27,13 +27,13 @@ Span = tuple[float, float, str, int, int, int, int, int, float, int]
 def _flight(span: Span, layers: Sequence[str], pid: int, number: int, zero: float) -> Iterator[dict[str, Any]]:
     """Asynchronous spans may overlap: the whole of an exchange, and in it its two parts."""
     begin, end, name, step, lane, first, last, peer, arrived, size = span
-    told: dict[str, Any] = {"step": step, "bytes": size, "peer": peer if peer >= 0 else "all"}
+    facts: dict[str, Any] = {"step": step, "bytes": size, "peer": peer if peer >= 0 else "all"}
     if lane == _EXCHANGE:
-        told["layers"] = list(layers[first : last + 1])
+        facts["layers"] = list(layers[first : last + 1])
         name += f" {layers[first]}" if first == last else f" {layers[first]} to {layers[last]}"
     event = {"cat": LANES[lane], "id": f"{pid}.{number}", "pid": pid, "tid": lane}
     parts = ((name, begin, end), ("under way", begin, arrived), ("arrived, not used yet", arrived, end))
-    yield event | {"ph": "b", "name": parts[0][0], "ts": (begin - zero) * 1e6, "args": told}
+    yield event | {"ph": "b", "name": parts[0][0], "ts": (begin - zero) * 1e6, "args": facts}
     for title, start, stop in parts[1:]:
         yield event | {"ph": "b", "name": title, "ts": (start - zero) * 1e6}
         yield event | {"ph": "e", "name": title, "ts": (stop - zero) * 1e6}

@@ -1,6 +1,6 @@
 """Strategies side by side: the same samples for each, on p virtual ranks for several p, as a table, data and plots.
 
-Every configuration (a strategy, a p) trains in a process of its own, several at a time. What is told apart is what a
+Every configuration (a strategy, a p) trains in a process of its own, several at a time. Two things are reported: what a
 strategy does with the samples (loss against samples) and what that costs (loss against virtual time).
 """
 

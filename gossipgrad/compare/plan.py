@@ -79,8 +79,8 @@ class Comparison:
                   "none" goes with global_batch, the others with batch_size.
     lr_limit      no learning rate is above; None: no limit.
     lr_grid       learning rates in place of the optimiser's: each configuration is trained with each, and the one of
-                  the lowest final validation loss is kept. An entry's own rates come before these.
-    target        a validation loss: the virtual time to reach it is told. None: 1.5 times the lowest final one.
+                  the lowest final validation loss is chosen. An entry's own rates come before these.
+    target        a validation loss: the virtual time to reach it is reported. None: 1.5 times the lowest final one.
     The schedule's "auto" length is that of the run. compute_time: as VirtualCluster's, one number.
     """
 

@@ -39,7 +39,7 @@ def time_to(points: Iterable[Mapping[str, Any]], target: float) -> float | None:
 
 
 def target_of(comparison: Comparison, results: Iterable[Mapping[str, Any]]) -> float | None:
-    """The loss whose time is told; None where nothing has been trained."""
+    """The loss whose time is reported; None where nothing has been trained."""
     if comparison.target is not None:
         return comparison.target
     finals = [loss for loss in map(final_loss, results) if loss is not None]
@@ -110,8 +110,8 @@ def write(comparison: Comparison, results: Sequence[Mapping[str, Any]], folder: 
     os.makedirs(os.path.join(folder, "reports"), exist_ok=True)
     target = target_of(comparison, results)
     rows = [row(one, target) for one in results]
-    kept = ("tried", "points")
-    runs = [{**line, **{k: one[k] for k in kept if k in one}} for line, one in zip(rows, results, strict=True)]
+    shown = ("tried", "points")
+    runs = [{**line, **{k: one[k] for k in shown if k in one}} for line, one in zip(rows, results, strict=True)]
     whole = {"schema": SCHEMA, "settings": comparison.settings(), "environment": environment.environment(1)}
     whole |= {"target_loss": target, "runs": runs}
     write_atomically(os.path.join(folder, "compare.json"), json.dumps(whole, indent=1, default=list).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Files that are made once and kept: where they lie, and one process at a time that makes them."""
+"""Files that are made once: where they lie, and one process at a time that makes them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def locked(path: Path, waiting: Callable[[str], None] = lambda text: None) -> It
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes this name in one move when the block ends well, and vanishes when it does not."""
+    """A new file that gets this name in one move when the block ends well, and is removed when it does not."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".made-", delete=False) as file:
         try:
             yield file

@@ -45,7 +45,7 @@ Tell = Callable[[float, int], None]  # share of the work, images so far
 
 
 def cache_folder() -> Path:
-    """Where decoded sets are kept, and where the source is looked for last."""
+    """Where decoded sets are stored, and where the source is looked for last."""
     return cache.root() / "cifar10"
 
 
@@ -245,7 +245,7 @@ def _from_folder(folder: Path, files: list[tuple[str, str, os.DirEntry[str]]], t
 
 
 def _check_end(path: Path, archive: tarfile.TarFile, file: IO[bytes]) -> None:
-    """tarfile takes the end of the file, or a damaged header, for the archive's end, which is a block of zeros."""
+    """tarfile reads the end of the file, or a damaged header, as the archive's end, which is a block of zeros."""
     stream = archive.fileobj
     assert stream is not None
     if stream is file:
@@ -364,7 +364,7 @@ def _once(key: str, make: Callable[[Tell], Arrays], progress: bool) -> Arrays:
                         np.savez(file, **arrays)  # type: ignore[arg-type]
         except OSError as error:
             warnings.warn(
-                f"{folder}: {error.strerror or error}: the decoded images are not kept; GOSSIPGRAD_CACHE names "
+                f"{folder}: {error.strerror or error}: the decoded images are not stored; GOSSIPGRAD_CACHE names "
                 "another folder",
                 stacklevel=2,
             )
@@ -376,7 +376,7 @@ def _once(key: str, make: Callable[[Tell], Arrays], progress: bool) -> Arrays:
 
 
 def load(source: str | os.PathLike[str] | None = None, progress: bool = True) -> tuple[Dataset, Dataset]:
-    """(50,000 to train, 10,000 to test), samples (3, 32, 32) in 0..1, kept as uint8.
+    """(50,000 to train, 10,000 to test), samples (3, 32, 32) in 0..1, stored as uint8.
 
     source: an archive, or the folder that holds one, the six binary files, or train/<class>/ and test/<class>/ with
     images; None: $GOSSIPGRAD_DATA/cifar10, the cache. Classes of folders are numbered in alphabetical order; images

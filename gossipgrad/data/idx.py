@@ -1,7 +1,7 @@
 """IDX files, the format of MNIST: a big-endian header (two zero bytes, type, number of dimensions, sizes), then bytes.
 
 Format: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten digits". Only unsigned bytes
-(type 8) are read, which is all that MNIST and its relatives use. Plain and gzip files are told apart by content.
+(type 8) are read, which is all that MNIST and its relatives use. Content says whether a file is plain or gzip.
 """
 
 from __future__ import annotations
