@@ -233,7 +233,7 @@ def test_a_damaged_cache_is_made_anew(images, spoil):
 def test_a_cache_that_cannot_be_written_to(images, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GOSSIPGRAD_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match=r"file/cifar10: Not a directory.* not kept; GOSSIPGRAD_CACHE"):
+    with pytest.warns(UserWarning, match=r"file/cifar10: Not a directory.* not stored; GOSSIPGRAD_CACHE"):
         check_images(gg.data.load("cifar10", images))
 
 
