@@ -87,7 +87,8 @@ class Team:
 class Dataset:
     """A set in memory: samples (n, ...) uint8 or float32, targets (n,) int32 or (n, k) float32. No copy of C-contiguous arrays.
 
-    sample_weights: (n,) float32, what the loss of each sample counts; None: 1.
+    sample_weights: (n,) float32, what the loss of each sample counts; None: 1. rows: (n,) uint32, the place of each in
+    `samples`, whose number then is free; None: in their order.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Dataset:
         scale: float = 1.0,
         shift: float = 0.0,
         sample_weights: NDArray[np.float32] | None = None,
+        rows: NDArray[np.uint32] | None = None,
     ) -> None: ...
     def __len__(self) -> int: ...
     @property
@@ -237,6 +239,9 @@ def push_sum_scalar(
     topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
 ) -> float:
     """The push-sum scalar of `rank` before `step`: 1 before step 0, the sum over the ranks always `size`."""
+
+def permutation(seed: int, purpose: str, n: int) -> NDArray[np.uint32]:
+    """0 to n - 1 in an order drawn by seed and purpose: split order."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...

@@ -94,8 +94,17 @@ def test_labels_of_any_integer(dtype):
         ([0, 1, 4, 9], "cross_entropy", (4,), ValueError, ["targets[2] is 4", "0..3"]),
         ([0, -1], "cross_entropy", (4,), ValueError, ["targets[1] is -1"]),
         ([2**33], "cross_entropy", (4,), ValueError, ["targets[0] is 8589934592"]),
-        ([0.0, 1.0], "cross_entropy", (4,), TypeError, ["float64", "integers"]),
-        ([[1, 0], [0, 1]], "cross_entropy", (2,), ValueError, ["shape (2, 2)", "one class a sample"]),
+        ([0.0, 1.5], "cross_entropy", (4,), ValueError, ["targets[1] is 1.5", "whole numbers", "mean_squared_error"]),
+        ([0.0, np.nan], "cross_entropy", (4,), ValueError, ["targets[1] is NaN"]),
+        ([0, 1], "cross_entropy", (1,), ValueError, ["targets[1] is 1", "classes 0..0", "loss='binary_cross_entropy'"]),
+        ([[1, 0], [1, 1]], "cross_entropy", (2,), ValueError, ["targets[1] is no one-hot row"]),
+        ([[0.3, 0.7]], "cross_entropy", (2,), ValueError, ["targets[0] is no one-hot row"]),
+        ([[1, 0], [0, 1]], "cross_entropy", (3,), ValueError, ["shape (2, 2)", "one class a sample", "(n, 3)"]),
+        (["cat", "dog"], "cross_entropy", (2,), TypeError, ["np.unique(y, return_inverse=True)[1]"]),
+        ([0, 1, -0.1], "binary_cross_entropy", (1,), ValueError, ["targets[2] is -0.1", "in 0..1"]),
+        ([[0, 1], [0.5, 3]], "binary_cross_entropy", (2,), ValueError, ["targets[1, 1] is 3", "in 0..1"]),
+        ([[0, np.inf]], "mean_squared_error", (2,), ValueError, ["targets[0] has inf at [1]"]),
+        ([[0.0], [1e300]], "mean_squared_error", (1,), ValueError, ["targets[1] has inf at [0]"]),
         ([0, 1], "cross_entropy", (4, 2, 2), ValueError, ["(4, 2, 2)"]),
         ([[1.0, 0.0]], "binary_cross_entropy", (1,), ValueError, ["2 values a sample", "(1,)"]),
         (["a"], "mean_squared_error", (1,), TypeError, ["numbers"]),
@@ -106,6 +115,25 @@ def test_bad_targets(y, loss, output, error, words):
         arrays.targets_array(np.array(y), loss, output)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        [[0, 1, 0], [0, 0, 1], [1, 0, 0]],
+        [[False, True, False], [False, False, True], [True, False, False]],
+        [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]],
+        [1.0, 2.0, 0.0],
+        [[1.0], [2.0], [0.0]],
+    ],
+)
+def test_one_hot_rows_and_whole_floats_are_classes(y):
+    made = arrays.targets_array(np.array(y), "cross_entropy", (3,))
+    assert made.dtype == np.int32 and made.tolist() == [1, 2, 0]
+
+
+def test_bools_are_classes():
+    assert arrays.targets_array(np.array([True, False]), "cross_entropy", (2,)).tolist() == [1, 0]
 
 
 def test_targets_of_other_losses():
@@ -127,8 +155,179 @@ def test_slices_and_scale():
     part = gg.Dataset(x, np.arange(10), scale=0.5, shift=1)[4:7]
     assert len(part) == 3 and part.targets.tolist() == [4, 5, 6]
     assert np.concatenate(list(part.batches(2))).tolist() == (x[4:7] * 0.5 + 1).tolist()
-    with pytest.raises(TypeError, match="index=3"):
+    with pytest.raises(TypeError, match="index: 3; allowed: a slice"):
         part[3]
+
+
+def test_a_wrong_index_is_described_and_not_printed():
+    data = gg.Dataset(np.zeros((1000, 2)), np.arange(1000))
+    cases = [
+        (np.zeros(1000), TypeError, r"an array of float64 and shape \(1000,\)"),
+        ([], TypeError, "an array"),
+        ("name", TypeError, "index: name"),
+        ([0, 1000], IndexError, r"index\[1\] is 1000; the set has samples 0\.\.999"),
+        ([True, False], IndexError, "2 bools for 1000 samples"),
+        (np.zeros(1000, bool), IndexError, "no bool is true"),
+        (slice(5, 5), IndexError, "no sample of 1000"),
+    ]
+    for index, error, words in cases:
+        with pytest.raises(error, match=words) as caught:
+            data[index]
+        assert len(str(caught.value)) < 200
+
+
+def everything(data):
+    """(samples, targets, weights) as lists, by way of each reader."""
+    seen = np.concatenate(list(data.batches(3)))
+    assert np.array_equal(seen, data.samples * np.float32(data.scale) + np.float32(data.shift))
+    weights = None if data.sample_weight is None else data.sample_weight.tolist()
+    return data.samples.tolist(), data.targets.tolist(), weights
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_parts_are_those_rows_and_share_the_samples(dtype):
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 9, (20, 2)).astype(dtype), np.arange(20)
+    w = generator.uniform(0, 3, 20).astype(np.float32)
+    data = gg.Dataset(x, y, 0.5, 1, sample_weight=w)
+    rows = np.array([3, 1, 1, 17])
+    cases = {
+        "slice": (data[4:7], y[4:7]),
+        "stride": (data[::-3], y[::-3]),
+        "rows": (data[rows], y[rows]),
+        "negative rows": (data[[-1, 0]], y[[-1, 0]]),
+        "mask": (data[y % 3 == 0], y[y % 3 == 0]),
+        "part of a part": (data[rows][1:3][[1]], y[rows][1:3][[1]]),
+        "slice of a slice": (data[5:15][2:4], y[7:9]),
+        "take": (data.take(6), y[:6]),
+    }
+    for name, (part, wanted) in cases.items():
+        assert everything(part) == (x[wanted].tolist(), wanted.tolist(), w[wanted].tolist()), name
+        assert np.shares_memory(part._stored, x) and len(part) == len(wanted)
+    assert everything(data) == (x.tolist(), y.tolist(), w.tolist())
+
+
+def test_shuffle_is_a_permutation_drawn_by_the_seed():
+    data = gg.Dataset(np.arange(50, dtype=np.float32)[:, None], np.arange(50))
+    one, other = data.shuffle(1), data.shuffle(2)
+    assert sorted(one.targets) == list(range(50)) and one.samples.ravel().tolist() == one.targets.tolist()
+    assert one.targets.tolist() == data.shuffle(1).targets.tolist() != other.targets.tolist() != list(range(50))
+
+
+def test_split():
+    data = gg.Dataset(np.arange(50, dtype=np.float32)[:, None], np.arange(50))
+    for parts, sizes in ((0.8, [40, 10]), (8, [8, 42]), ([0.5, 0.3, 0.2], [25, 15, 10]), ([1, 48, 1], [1, 48, 1])):
+        made = data.split(parts, seed=3)
+        assert [len(one) for one in made] == sizes
+        assert sorted(np.concatenate([one.targets for one in made])) == list(range(50))
+        for one in made:
+            assert one.targets.tolist() == sorted(one.targets) == one.samples.ravel().tolist()
+    assert data.split(0.5, seed=3)[0].targets.tolist() == data.split(0.5, seed=3)[0].targets.tolist()
+    assert data.split(0.5, seed=3)[0].targets.tolist() != data.split(0.5, seed=4)[0].targets.tolist()
+    bad = [
+        (0.0, "parts=0"),
+        (1.0, "parts=1"),
+        (50, "none may be empty"),
+        (51, "parts=51"),
+        ([0.5, 0.2], "add up to 0.7"),
+    ]
+    bad += [([10, 20], "parts of"), (0.001, "none may be empty")]
+    for parts, words in bad:
+        with pytest.raises(ValueError, match=words):
+            data.split(parts)
+    for parts in (True, "half", []):
+        with pytest.raises(TypeError, match="parts="):
+            data.split(parts)
+
+
+def test_a_stratified_split_has_each_class_in_its_share():
+    labels = np.repeat([0, 1, 2], [70, 25, 5])
+    generator = np.random.default_rng(1)
+    generator.shuffle(labels)
+    for y in (labels, np.eye(3)[labels]):
+        made = gg.Dataset(np.zeros((100, 1)), y).split([0.6, 0.2, 0.2], seed=5, stratify=True)
+        for one, share in zip(made, (0.6, 0.2, 0.2), strict=True):
+            found = np.bincount(arrays.class_numbers(one.targets), minlength=3)
+            assert (np.abs(found - share * np.array([70, 25, 5])) <= 1).all() and found.sum() == 100 * share
+    with pytest.raises(ValueError, match="stratify=True: targets must be classes"):
+        gg.Dataset(np.zeros((4, 1)), [0.5, 1, 2, 3]).split(0.5, stratify=True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("row", [0, 3, 4999])
+def test_a_sample_that_is_not_finite_is_named(value, row):
+    x = np.zeros((5000, 3, 7, 8), np.float32)  # several pieces
+    x[row, 0, 5, 7] = value
+    name = "NaN" if np.isnan(value) else str(value)
+    words = rf"mine: samples\[{row}\] has {name} at \[0, 5, 7\]"
+    data = gg.Dataset(x, np.zeros(5000, int), name="mine")
+    with pytest.raises(ValueError, match=words):
+        data.for_network("cross_entropy", (3, 7, 8), (10,))
+    data[[1, 2, 5]].for_network("cross_entropy", (3, 7, 8), (10,))  # a part without it
+    with pytest.raises(ValueError, match=r"mine: samples\[2\] has "):
+        data[[1, 2, row]].for_network("cross_entropy", (3, 7, 8), (10,))
+
+
+def test_sums_that_overflow_are_no_infinite_samples():
+    x = np.full((8, 1000), 3e38, np.float32)
+    x[::2] *= -1
+    gg.Dataset(x, np.zeros(8, int)).for_network("cross_entropy", (1000,), (10,))
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted", "hint"),
+    [
+        ((32, 32, 3), (3, 32, 32), "x.transpose(0, 3, 1, 2)"),
+        ((28, 28, 1), (1, 28, 28), "x.transpose(0, 3, 1, 2)"),
+        ((28, 28), (1, 28, 28), "x[:, None]"),
+        ((3, 3, 3, 2), (2, 3, 3, 3), "x.transpose(0, 4, 1, 2, 3)"),
+        ((1, 28, 28), (784,), "x.reshape(-1, 784)"),
+        ((784,), (1, 28, 28), "x.reshape(-1, 1, 28, 28)"),
+        ((3072,), (3, 32, 32), "x.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)"),
+    ],
+)
+def test_hints_at_shapes_give_the_right_pixels(shape, wanted, hint):
+    said = arrays.shape_hint(shape, wanted)
+    assert hint in said and ("reshape" in said) == ("reshape" in hint)
+    x = np.zeros((5, *shape), np.float32)
+    assert eval(said.split(": ", 1)[1].split(" where")[0]).shape[1:] == wanted
+    with pytest.raises(ValueError, match="network's input") as caught:
+        gg.Dataset(x, np.zeros(5, int)).for_network("cross_entropy", wanted, (10,))
+    assert said in str(caught.value)
+
+
+def test_no_hint_where_nothing_is_plain():
+    for shape, wanted in (((2, 6), (3, 4)), ((3, 8), (2, 3, 4)), ((5,), (4,)), ((4, 4, 3), (3, 5, 5))):
+        assert arrays.shape_hint(shape, wanted) == ""
+
+
+def test_class_weights():
+    counts = np.array([60, 30, 0, 10])
+    balanced = arrays.class_weights("balanced", counts)
+    assert np.allclose(balanced[counts > 0] * counts[counts > 0], 100 / 3) and np.isfinite(balanced).all()
+    assert arrays.class_weights({1: 5, np.int64(3): 0.5}, counts).tolist() == [1, 5, 1, 0.5]
+    assert arrays.class_weights([1, 2, 3, 4], counts).tolist() == [1, 2, 3, 4]
+    bad = [
+        ("equal", "class_weight='equal'"),
+        ({4: 1.0}, "class=4.*in 0..3"),
+        ({0: -1.0}, r"class_weight\[0\]=-1"),
+        ([1, 2], "shape"),
+    ]
+    for given, words in [*bad, ({0: np.nan}, "nan"), ([1, 1, 1, -1], r"class_weight\[3\]=-1")]:
+        with pytest.raises(ValueError, match=words):
+            arrays.class_weights(given, counts)
+
+
+def test_sample_weights_are_checked():
+    x, y = np.zeros((3, 2)), [0, 1, 2]
+    for weights, error, words in (
+        ([1, 2], ValueError, r"sample_weight: shape \(2,\); wanted \(3,\)"),
+        ([1, -2, 3], ValueError, r"sample_weight\[1\] is -2"),
+        ([1, 2, np.inf], ValueError, r"sample_weight\[2\] is inf"),
+        (["a", "b", "c"], TypeError, "numbers"),
+    ):
+        with pytest.raises(error, match=words):
+            gg.Dataset(x, y, sample_weight=weights)
 
 
 def test_synthetic_is_the_same_each_time():

@@ -5,7 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import gossipgrad as gg
 from gossipgrad import _core
+
+
+def net():
+    return gg.Sequential([gg.Linear(6), gg.Tanh(), gg.Linear(3)], input=(5,), name="small")
+
+
+def arrays(count, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal((count, 5)).astype(np.float32), generator.integers(0, 3, count)
+
+
+def trained(data, p, strategy=None, **options):
+    """(hashes of the replicas, the last record) after two epochs."""
+    strategy = strategy or gg.GossipGraD()
+    with gg.Trainer(net(), strategy=strategy, comm=gg.VirtualCluster(p), seed=options.pop("seed", 1)) as trainer:
+        history = trainer.fit(data, epochs=2, progress=False, **{"batch_size": 4} | options)
+        assert trainer.audit_samples()["ok"]
+        return history.weights_sha256, history.last
 
 
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
@@ -36,3 +55,20 @@ def test_shards_are_a_function_of_the_seed():
     assert shards(5) == shards(5) and shards(5) != shards(6)
     assert _core.shard(1001, 0, 1, 5).tolist() == list(range(1001))
     assert _core.shard(10, 1, 3, 5, True).tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize("strategy", [gg.GossipGraD(), gg.GossipGraD(shuffle_samples=True)], ids=str)
+@pytest.mark.parametrize("p", [1, 3])
+def test_a_part_is_trained_on_like_a_set_of_its_samples(p, strategy):
+    x, y = arrays(80)
+    weights = np.random.default_rng(1).uniform(0, 2, 80).astype(np.float32)
+    rows = np.random.default_rng(2).permutation(80)[:37]
+    part = gg.Dataset(x, y, sample_weight=weights)[rows]
+    copy = gg.Dataset(x[rows], y[rows], sample_weight=weights[rows])
+    found, last = trained(part, p, strategy, validation=part)
+    assert (found, last["validation"]) == (
+        (wanted := trained(copy, p, strategy, validation=copy))[0],
+        wanted[1]["validation"],
+    )
+    unweighted = trained(gg.Dataset(x[rows], y[rows]), p, strategy)
+    assert unweighted[0] != found

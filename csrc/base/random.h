@@ -16,6 +16,8 @@ typedef enum gg_random_purpose {
     GG_RANDOM_STRAGGLER,
     GG_RANDOM_PARTNER, /* step = training step, rank = rank */
     GG_RANDOM_SHARD,   /* which rank has which sample; one word a round, all else 0 */
+    GG_RANDOM_SPLIT,   /* the parts of a set */
+    GG_RANDOM_ORDER,   /* a set in another order */
     GG_RANDOM_TEST
 } gg_random_purpose;
 

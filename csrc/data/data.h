@@ -8,8 +8,11 @@
 typedef struct gg_dataset {
     gg_storage *samples, *targets;
     gg_storage *sample_weights; /* float32, one a sample: what its loss counts; NULL: all 1 */
-    gg_dtype dtype;             /* of samples: GG_UINT8 or GG_FLOAT32, row-major (count, shape) */
-    gg_shape shape;             /* of one sample */
+    gg_storage *rows; /* uint32, one a sample: its place among the `stored` samples; NULL: they are all, in their order.
+                         Targets and weights are in the order of the set */
+    int64_t stored;   /* with rows */
+    gg_dtype dtype;   /* of samples: GG_UINT8 or GG_FLOAT32, row-major (count, shape) */
+    gg_shape shape;   /* of one sample */
     int64_t count;
     gg_dtype target_dtype; /* GG_INT32: one class a sample; GG_FLOAT32: target_values numbers a sample */
     int64_t target_values;
@@ -20,6 +23,8 @@ typedef struct gg_dataset {
 gg_status gg_dataset_check(const gg_dataset *set);
 /* Checks that class targets are in 0..classes-1; names the first sample that is not. */
 gg_status gg_dataset_check_classes(const gg_dataset *set, int64_t classes);
+/* The place of a sample in `samples`. */
+int64_t gg_dataset_row(const gg_dataset *set, int64_t i);
 void gg_dataset_retain(const gg_dataset *set);
 void gg_dataset_release(gg_dataset *set); /* zeroes it */
 

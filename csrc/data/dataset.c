@@ -25,6 +25,22 @@ static gg_status check_storage(const char *what, const gg_storage *storage, gg_d
     return GG_OK;
 }
 
+static gg_status check_rows(const gg_dataset *set) {
+    gg_status status = GG_OK;
+    GG_TRY(check_storage("rows", set->rows, GG_INT32, set->count, 1)); /* as wide as uint32 */
+    for (int64_t i = 0; i < set->count; ++i)
+        if (gg_dataset_row(set, i) >= set->stored)
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
+                           "data set: sample %" PRId64 " is row %" PRId64 "; allowed are 0 to %" PRId64, i,
+                           gg_dataset_row(set, i), set->stored - 1));
+cleanup:
+    return status;
+}
+
+int64_t gg_dataset_row(const gg_dataset *set, int64_t i) {
+    return set->rows != NULL ? (int64_t)((const uint32_t *)gg_storage_data(set->rows))[i] : i;
+}
+
 gg_status gg_dataset_check(const gg_dataset *set) {
     gg_status status = GG_OK;
     int64_t values = 1;
@@ -57,7 +73,8 @@ gg_status gg_dataset_check(const gg_dataset *set) {
     if (!isfinite(set->scale) || !isfinite(set->shift))
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: scale=%g, shift=%g: must be finite", (double)set->scale,
                        (double)set->shift));
-    GG_TRY(check_storage("samples", set->samples, set->dtype, set->count, values));
+    GG_TRY(check_storage("samples", set->samples, set->dtype, set->rows ? set->stored : set->count, values));
+    if (set->rows != NULL) GG_TRY(check_rows(set));
     GG_TRY(check_storage("targets", set->targets, set->target_dtype, set->count, set->target_values));
     if (set->sample_weights != NULL)
         GG_TRY(check_storage("sample weights", set->sample_weights, GG_FLOAT32, set->count, 1));
@@ -82,11 +99,13 @@ void gg_dataset_retain(const gg_dataset *set) {
     if (set->samples) gg_storage_retain(set->samples);
     if (set->targets) gg_storage_retain(set->targets);
     if (set->sample_weights) gg_storage_retain(set->sample_weights);
+    if (set->rows) gg_storage_retain(set->rows);
 }
 
 void gg_dataset_release(gg_dataset *set) {
     gg_storage_release(set->samples);
     gg_storage_release(set->targets);
     gg_storage_release(set->sample_weights);
+    gg_storage_release(set->rows);
     memset(set, 0, sizeof *set);
 }

@@ -11,7 +11,8 @@ struct gg_loader {
     int64_t *counts; /* of the sharding; NULL: none */
     int64_t count;   /* of the rank's shard */
     int64_t steps;
-    uint32_t *order; /* its samples in this epoch's order: rows of the set, or slots of the copy */
+    uint32_t *order; /* its samples in this epoch's order: numbers in the set, or slots of the copy */
+    uint32_t *rows;  /* where these lie, if the set has rows of its own and there is no copy; else NULL */
 };
 
 /* The least and the most samples that a rank has. */
@@ -93,6 +94,8 @@ gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *optio
     loader->steps = (largest + options->batch - 1) / options->batch;
     GG_TRY(gg_alloc((size_t)loader->count * sizeof *loader->order, "the order of the samples", &block));
     loader->order = block;
+    if (set->rows != NULL && options->copy == NULL)
+        GG_TRY(gg_alloc((size_t)loader->count * sizeof *loader->rows, "the places of the samples", &loader->rows));
     gg_loader_epoch(loader, 0);
     *out = loader;
     loader = NULL;
@@ -105,6 +108,7 @@ void gg_loader_destroy(gg_loader *loader) {
     if (!loader) return;
     gg_dataset_release(&loader->set);
     gg_free(loader->order);
+    gg_free(loader->rows);
     gg_free(loader->counts);
     gg_free(loader);
 }
@@ -129,9 +133,11 @@ void gg_loader_epoch(gg_loader *loader, int64_t epoch) {
     uint32_t count = (uint32_t)loader->count;
     if (loader->options.copy == NULL) {
         order_slots(loader, epoch, loader->options.rank, count);
-        if (sharding->kind == GG_SHARD_OWN) return; /* a slot is a row of the rank's own set */
-        for (uint32_t i = 0; i < count; ++i)
+        /* With OWN a slot is a sample of the rank's own set. */
+        for (uint32_t i = 0; sharding->kind != GG_SHARD_OWN && i < count; ++i)
             loader->order[i] = (uint32_t)gg_sharding_id(sharding, loader->options.rank, loader->order[i]);
+        for (uint32_t i = 0; loader->rows != NULL && i < count; ++i)
+            loader->rows[i] = (uint32_t)gg_dataset_row(&loader->set, loader->order[i]);
         return;
     }
     uint32_t common = (uint32_t)(sharding->count / sharding->size);
@@ -170,12 +176,13 @@ gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_
         return gg_fail(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read",
                        step);
     if (n == 0) return GG_OK;
-    const uint32_t *index = loader->order + batch_begin(loader, loader->count, step);
+    const int64_t begin = batch_begin(loader, loader->count, step);
+    const uint32_t *index = loader->order + begin;
     const gg_gather_args args = {
         .dtype = set->dtype,
         .rows = gg_storage_data(set->samples),
         .values = gg_shape_count(&set->shape),
-        .index = index,
+        .index = loader->rows != NULL ? loader->rows + begin : index,
         .n = n,
         .scale = set->scale,
         .shift = set->shift,

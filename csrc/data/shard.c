@@ -58,7 +58,7 @@ gg_status gg_shard_copy_create(const gg_dataset *source, const gg_sharding *shar
     GG_TRY(gg_dataset_check(source));
     GG_TRY(gg_calloc(1, sizeof *copy, "a shard", &copy));
     copy->set = *source;
-    copy->set.samples = copy->set.targets = copy->set.sample_weights = NULL;
+    copy->set.samples = copy->set.targets = copy->set.sample_weights = copy->set.rows = NULL;
     copy->set.count = gg_sharding_slots(sharding, rank);
     size_t count = (size_t)copy->set.count;
     GG_TRY(gg_storage_create(count * sample_bytes(source), "a shard's samples", &copy->set.samples));
@@ -83,7 +83,7 @@ void gg_shard_copy_destroy(gg_shard_copy *copy) {
 }
 
 static char *sample_of(const gg_dataset *set, int64_t i) {
-    return (char *)gg_storage_data(set->samples) + (size_t)i * sample_bytes(set);
+    return (char *)gg_storage_data(set->samples) + (size_t)gg_dataset_row(set, i) * sample_bytes(set);
 }
 
 static char *target_of(const gg_dataset *set, int64_t i) {

@@ -21,14 +21,16 @@ static int py_dataset_wrap(PyArrayObject *array, gg_storage **out) {
     return 0;
 }
 
-static int py_dataset_fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets, PyArrayObject *weights) {
+static int py_dataset_fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets, PyArrayObject *weights,
+                           PyArrayObject *rows) {
     int dims = PyArray_NDIM(samples);
     if (dims < 2 || dims - 1 > GG_MAX_DIMS) {
         PyErr_Format(PyExc_ValueError, "samples: has %d axes; the first counts samples, and 1 to %d more are allowed",
                      dims, GG_MAX_DIMS);
         return -1;
     }
-    set->count = PyArray_DIM(samples, 0);
+    set->stored = PyArray_DIM(samples, 0);
+    set->count = rows != NULL ? PyArray_SIZE(rows) : set->stored;
     set->shape.dims = dims - 1;
     for (int i = 1; i < dims; ++i) set->shape.size[i - 1] = PyArray_DIM(samples, i);
     set->dtype = PyArray_TYPE(samples) == NPY_UINT8 ? GG_UINT8 : GG_FLOAT32;
@@ -45,6 +47,7 @@ static int py_dataset_fill(gg_dataset *set, PyArrayObject *samples, PyArrayObjec
         return -1;
     }
     if (py_dataset_wrap(samples, &set->samples) < 0 || py_dataset_wrap(targets, &set->targets) < 0) return -1;
+    if (rows != NULL && py_dataset_wrap(rows, &set->rows) < 0) return -1;
     return weights != NULL ? py_dataset_wrap(weights, &set->sample_weights) : 0;
 }
 
@@ -55,13 +58,13 @@ static PyArrayObject *py_dataset_either(PyObject *object, int first, int second,
 }
 
 static int py_dataset_init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"samples", "targets", "scale", "shift", "sample_weights", NULL};
-    PyObject *samples_object, *targets_object, *weights_object = Py_None;
-    PyArrayObject *weights = NULL;
+    static char *names[] = {"samples", "targets", "scale", "shift", "sample_weights", "rows", NULL};
+    PyObject *samples_object, *targets_object, *weights_object = Py_None, *rows_object = Py_None;
+    PyArrayObject *weights = NULL, *rows = NULL;
     gg_dataset made = {.scale = 1.0f};
     int result = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ffO:Dataset", names, &samples_object, &targets_object,
-                                     &made.scale, &made.shift, &weights_object))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ffOO:Dataset", names, &samples_object, &targets_object,
+                                     &made.scale, &made.shift, &weights_object, &rows_object))
         return -1;
     PyArrayObject *samples = py_dataset_either(samples_object, NPY_UINT8, NPY_FLOAT32, "samples");
     PyArrayObject *targets = samples ? py_dataset_either(targets_object, NPY_INT32, NPY_FLOAT32, "targets") : NULL;
@@ -70,7 +73,11 @@ static int py_dataset_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         weights = gg_py_array(weights_object, NPY_FLOAT32, "sample_weights");
         if (weights == NULL) goto cleanup;
     }
-    if (py_dataset_fill(&made, samples, targets, weights) < 0) goto cleanup;
+    if (rows_object != Py_None) {
+        rows = gg_py_array(rows_object, NPY_UINT32, "rows");
+        if (rows == NULL) goto cleanup;
+    }
+    if (py_dataset_fill(&made, samples, targets, weights, rows) < 0) goto cleanup;
     gg_status status = gg_dataset_check(&made);
     if (status != GG_OK) {
         gg_py_raise(status);
@@ -84,6 +91,7 @@ cleanup:
     Py_XDECREF(samples);
     Py_XDECREF(targets);
     Py_XDECREF(weights);
+    Py_XDECREF(rows);
     return result;
 }
 

@@ -60,6 +60,25 @@ static PyObject *py_info_shard(PyObject *module, PyObject *args, PyObject *kwarg
     return (PyObject *)array;
 }
 
+static PyObject *py_info_permutation(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"seed", "purpose", "n", NULL};
+    static const char *const purposes[] = {"split", "order"};
+    static const uint32_t numbers[] = {GG_RANDOM_SPLIT, GG_RANDOM_ORDER};
+    unsigned long long seed;
+    const char *name;
+    Py_ssize_t n;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ksn:permutation", names, &seed, &name, &n)) return NULL;
+    int purpose = gg_py_choice("purpose", name, purposes, 2);
+    if (purpose < 0) return NULL;
+    if (n < 0 || n > INT32_MAX) return PyErr_Format(PyExc_ValueError, "n: %zd; allowed are 0 to %d", n, INT32_MAX);
+    PyArrayObject *array = gg_py_new_array(1, (npy_intp[]){n}, NPY_UINT32);
+    if (array != NULL)
+        gg_random_permutation(&(gg_random_key){.seed = seed, .purpose = numbers[purpose]}, (uint32_t)n,
+                              PyArray_DATA(array));
+    return (PyObject *)array;
+}
+
 static PyObject *random_uniform(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"seed", "purpose", "rank", "step", "n", NULL};
     unsigned long long seed, step;
@@ -94,6 +113,7 @@ static PyMethodDef functions[] = {
     {"info", py_info_info, METH_NOARGS, "compiler, cpu, isa, isas, cores, onednn, mpi{...}"},
     {"memory", py_info_memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
     {"shard", KEYWORDS(py_info_shard), "Which samples a rank has."},
+    {"permutation", KEYWORDS(py_info_permutation), "0 to n - 1 in an order drawn by the seed."},
     {"random_uniform", KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
     {"rate", KEYWORDS(py_info_rate), "The learning rate of a schedule at a step."},
     {NULL, NULL, 0, NULL}};

@@ -180,13 +180,14 @@ cleanup:
     return status;
 }
 
-/* Puts n consecutive rows into the plan's input. */
-static void read_rows(gg_replica *r, gg_plan *plan, gg_dtype dtype, const void *rows, int64_t n, float scale,
-                      float shift) {
+/* Puts n rows into the plan's input; index NULL: consecutive ones. */
+static void read_rows(gg_replica *r, gg_plan *plan, gg_dtype dtype, const void *rows, const uint32_t *index, int64_t n,
+                      float scale, float shift) {
     const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph));
     r->device->table->gather(r->device, &(gg_gather_args){.dtype = dtype,
                                                           .rows = rows,
                                                           .values = gg_shape_count(&input->shape),
+                                                          .index = index,
                                                           .n = n,
                                                           .scale = scale,
                                                           .shift = shift,
@@ -277,7 +278,7 @@ gg_status gg_replica_step(gg_replica *r, const float *samples, const void *targe
     count_batches(r);
     if (replica_trains(r)) {
         GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
-        read_rows(r, plan, GG_FLOAT32, samples, n, 1.0f, 0.0f);
+        read_rows(r, plan, GG_FLOAT32, samples, NULL, n, 1.0f, 0.0f);
     }
     GG_TRY(step_on(r, plan, n, targets, NULL, &loss_sum, &correct));
     *loss = plan != NULL ? loss_sum / (double)n : NAN;
@@ -534,8 +535,10 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
         double loss_sum = 0;
         gg_plan *plan = NULL;
         GG_TRY(gg_plans_get(&r->plans, n, false, &plan));
-        const char *rows = (const char *)gg_storage_data(set->samples) + (size_t)i * row_bytes;
-        read_rows(r, plan, set->dtype, rows, n, set->scale, set->shift);
+        const char *rows = gg_storage_data(set->samples);
+        const uint32_t *index = set->rows != NULL ? gg_storage_data(set->rows) : NULL;
+        read_rows(r, plan, set->dtype, index ? rows : rows + (size_t)i * row_bytes, index ? index + i : NULL, n,
+                  set->scale, set->shift);
         const char *targets = (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes;
         const float *each = set->sample_weights != NULL ? gg_storage_data(set->sample_weights) : NULL;
         GG_TRY(gg_plan_evaluate(plan, weights, targets, each != NULL ? each + i : NULL, &loss_sum, &correct));
@@ -557,7 +560,7 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const float *s
         int64_t now = n - i < batch ? n - i : batch;
         gg_plan *plan = NULL;
         GG_TRY(gg_plans_get(&r->plans, now, false, &plan));
-        read_rows(r, plan, GG_FLOAT32, samples + i * values, now, 1.0f, 0.0f);
+        read_rows(r, plan, GG_FLOAT32, samples + i * values, NULL, now, 1.0f, 0.0f);
         GG_TRY(gg_plan_predict(plan, weights, now, output + i * results));
     }
 cleanup:

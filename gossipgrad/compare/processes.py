@@ -40,7 +40,7 @@ POINT = (*SUMS, "steps", "train_loss", "loss", "accuracy", "consensus_distance")
 
 def _shuffled(whole: Dataset, seed: int, turn: int) -> Dataset:
     order = np.random.default_rng([seed, turn]).permutation(len(whole))
-    return Dataset(whole.samples[order], whole.targets[order], whole.scale, whole.shift, name=whole.name)
+    return whole[order]
 
 
 def train(comparison: Comparison, entry: Entry, p: int) -> Record:

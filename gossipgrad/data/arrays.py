@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gossipgrad import _core
-from gossipgrad.errors import number
+from gossipgrad.errors import flag, integer, number
 
 CLASS_LOSSES = ("cross_entropy",)
+PIECE = 1 << 20  # bytes that are looked at together
 
 
 def samples_array(samples: Any, what: str = "samples") -> NDArray[Any]:
@@ -32,105 +34,394 @@ def samples_array(samples: Any, what: str = "samples") -> NDArray[Any]:
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
+def check_finite(array: NDArray[Any], what: str) -> None:
+    """ValueError that names the first entry, along the first axis, which has a NaN or an infinite element, and where.
+
+    Reads the array once, in pieces and without a copy. Integers are not read.
+    """
+    if array.dtype.kind != "f" or not array.size:
+        return
+    rows = max(1, PIECE // max(1, array[:1].nbytes))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for begin in range(0, len(array), rows):
+            piece = array[begin : begin + rows]
+            # The sum is not finite if an element is not; a sum that is too large for its type is looked at again.
+            if np.isfinite(piece.sum()) or np.isfinite(piece).all():
+                continue
+            entry, *place = (int(i) for i in np.argwhere(~np.isfinite(piece))[0])
+            value = piece[(entry, *place)]
+            name = "NaN" if np.isnan(value) else f"{value}"
+            found = f"has {name} at {place}" if place else f"is {name}"
+            raise ValueError(f"{what}[{begin + entry}] {found}; allowed: finite numbers")
+
+
+def _numbers(targets: Any, what: str) -> NDArray[Any]:
+    array = np.asarray(targets)
+    if array.dtype.kind not in "iufb":
+        hint = ""
+        if array.dtype.kind in "USO" and array.ndim == 1:
+            hint = "; names of classes become numbers by np.unique(y, return_inverse=True)[1]"
+        raise TypeError(f"{what}: dtype {array.dtype}; wanted numbers{hint}")
+    if array.ndim < 1:
+        raise ValueError(f"{what}: a single number; wanted an array (n, ...)")
+    return array
+
+
+def _classes(array: NDArray[Any], loss: str, classes: int, what: str) -> NDArray[np.int32]:
+    """One class a sample from integers, bools, floats that are whole, or one-hot rows."""
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    check_finite(array, what)
+    if array.ndim == 2 and array.shape[1] == classes:
+        wrong = np.flatnonzero(((array != 0) & (array != 1)).any(axis=1) | (array.sum(axis=1, dtype=np.float64) != 1))
+        if len(wrong):
+            raise ValueError(
+                f"{what}[{wrong[0]}] is no one-hot row, a single 1 among zeros; loss='{loss}' wants one class a "
+                "sample: (n,), or (n, classes) one-hot"
+            )
+        return np.ascontiguousarray(array.argmax(axis=1), np.int32)
+    if array.ndim != 1:
+        raise ValueError(
+            f"{what}: shape {array.shape}; loss='{loss}' wants one class a sample: (n,), or one-hot rows (n, {classes})"
+        )
+    if array.dtype.kind == "f":
+        broken = np.flatnonzero(array != np.floor(array))
+        if len(broken):
+            raise ValueError(
+                f"{what}[{broken[0]}] is {array[broken[0]]}; loss='{loss}' wants classes, whole numbers; for targets "
+                "that are quantities there is loss='mean_squared_error'"
+            )
+    if len(array) and (array.min() < 0 or array.max() >= classes):
+        bad = int(np.flatnonzero((array < 0) | (array >= classes))[0])
+        hint = "; a network with one output wants loss='binary_cross_entropy'" if classes == 1 else ""
+        raise ValueError(f"{what}[{bad}] is {array[bad]}; the network has classes 0..{classes - 1}{hint}")
+    return np.ascontiguousarray(array, np.int32)
+
+
 def targets_array(targets: Any, loss: str, output: Sequence[int], what: str = "targets") -> NDArray[Any]:
     """`targets` as the loss wants them, for a network with this output shape of one sample.
 
-    cross_entropy: (n,) or (n, 1) integers in 0..classes-1 -> int32 (n,). Others: (n, ...) numbers with as many
-    values a sample as the network gives -> float32 (n, k). Errors name the shapes, or the first label out of range.
+    cross_entropy: (n,) or (n, 1) classes in 0..classes-1, integers, bools or floats that are whole, or one-hot rows
+    (n, classes) -> int32 (n,). Others: (n, ...) finite numbers with as many values a sample as the network gives,
+    for binary_cross_entropy in 0..1 -> float32 (n, k). Errors name the shapes, or the first target that is wrong.
     """
-    array = np.asarray(targets)
-    if array.dtype.kind not in "iufb":
-        raise TypeError(f"{what}: dtype {array.dtype}; wanted numbers")
-    if array.ndim < 1:
-        raise ValueError(f"{what}: a single number; wanted an array (n, ...)")
+    array = _numbers(targets, what)
     values = int(np.prod(output))
     if loss in CLASS_LOSSES:
         if len(output) != 1:
             raise ValueError(
                 f"loss='{loss}' wants one score a class, a network output of shape (classes,); it is {tuple(output)}"
             )
-        if array.ndim == 2 and array.shape[1] == 1:
-            array = array[:, 0]
-        if array.ndim != 1:
-            raise ValueError(f"{what}: shape {array.shape}; loss='{loss}' wants one class a sample: (n,)")
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"{what}: dtype {array.dtype}; loss='{loss}' wants integers, the classes")
-        if len(array) and (int(array.min()) < 0 or int(array.max()) >= values):
-            bad = int(np.flatnonzero((array < 0) | (array >= values))[0])
-            raise ValueError(f"{what}[{bad}] is {array[bad]}; the network has classes 0..{values - 1}")
-        return np.ascontiguousarray(array, np.int32)
+        return _classes(array, loss, values, what)
     if array.size != len(array) * values:
         raise ValueError(
             f"{what}: shape {array.shape} has {array.size // max(len(array), 1)} values a sample; "
             f"the network's output {tuple(output)} has {values}"
         )
-    return np.ascontiguousarray(array.reshape(len(array), values), np.float32)
+    check_finite(array, what)
+    if loss == "binary_cross_entropy" and array.size and (array.min() < 0 or array.max() > 1):
+        bad = tuple(int(i) for i in np.argwhere((array < 0) | (array > 1))[0])
+        raise ValueError(f"{what}[{', '.join(map(str, bad))}] is {array[bad]}; loss='{loss}' wants targets in 0..1")
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(array.reshape(len(array), values), np.float32)
+    check_finite(made, what)  # a float64 may be too large
+    return made
+
+
+def shape_hint(shape: Sequence[int], wanted: Sequence[int]) -> str:
+    """How samples of one shape become samples of another, where that is plain; begins with "; ". Else "".
+
+    Axes in another order are told to transpose, never to reshape, which would scramble the pixels.
+    """
+    shape, wanted = tuple(shape), tuple(wanted)
+    size = int(np.prod(wanted))
+    if len(shape) == len(wanted) > 1 and sorted(shape) == sorted(wanted):
+        orders = sorted(itertools.permutations(range(len(shape))), key=lambda order: order != (2, 0, 1))
+        order = next(order for order in orders if tuple(shape[i] for i in order) == wanted)
+        return f"; put the axes into order: x.transpose({', '.join(map(str, (0, *(i + 1 for i in order))))})"
+    if len(wanted) == 3 and wanted[0] == 1 and shape == wanted[1:]:
+        return "; grey images want an axis for their one channel: x[:, None]"
+    if int(np.prod(shape)) != size:
+        return ""
+    if len(wanted) == 1:
+        return f"; make them flat: x.reshape(-1, {size})"
+    if len(shape) == 1 and len(wanted) == 3 and wanted[0] > 1:
+        channels, height, width = wanted
+        return (
+            f"; reshape them: x.reshape(-1, {channels}, {height}, {width}) where a row holds channel by channel, or "
+            f"x.reshape(-1, {height}, {width}, {channels}).transpose(0, 3, 1, 2) where it holds pixel by pixel"
+        )
+    if len(shape) == 1:
+        return f"; reshape them: x.reshape(-1, {', '.join(map(str, wanted))})"
+    return ""
+
+
+def weights_array(weights: Any, count: int, what: str = "sample_weight") -> NDArray[np.float32]:
+    """`weights` as float32 (count,): finite and at least 0. Errors name the first that is not."""
+    array = np.asarray(weights)
+    if array.dtype.kind not in "iufb":
+        raise TypeError(f"{what}: dtype {array.dtype}; wanted numbers, one a sample")
+    if array.shape != (count,):
+        raise ValueError(f"{what}: shape {array.shape}; wanted ({count},), one weight a sample")
+    made = np.ascontiguousarray(array, np.float32)
+    check_finite(made, what)
+    if count and made.min() < 0:
+        bad = int(np.argmin(made >= 0))
+        raise ValueError(f"{what}[{bad}] is {made[bad]}; allowed: at least 0")
+    return made
 
 
 class Dataset:
     """Samples (n, ...) with targets, in memory.
 
-    samples: uint8 or float32, used without a copy if C-contiguous; other numbers become float32. What the network
-    sees is scale * element + shift, computed batch by batch: uint8 pixels with scale=1/255 take a quarter of the room.
-    targets: integer classes (n,) or numbers (n, ...); checked against the network and its loss when it is used.
-    The arrays must not change while the set is in use.
+    samples        uint8 or float32, used without a copy if C-contiguous; other numbers become float32. What the network
+                   sees is scale * element + shift, computed batch by batch: uint8 pixels with scale=1/255 take a
+                   quarter of the room. Images have their channels first: (n, channels, height, width).
+    targets        classes (n,), one-hot rows (n, classes) or numbers (n, ...); checked against the network and its loss
+                   when the set is used.
+    sample_weight  what the loss of each sample counts, (n,), at least 0; None: 1 each. In training and in validation.
+
+    len(data); data[100:200], data[rows] with an array of sample numbers or of bools: parts of it. Parts, and those of
+    split, shuffle and take, share the samples with the whole set. The arrays must not change while a set is in use.
     """
 
     def __init__(
-        self, samples: Any, targets: Any, scale: float = 1.0, shift: float = 0.0, *, name: str = "arrays"
+        self,
+        samples: Any,
+        targets: Any,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        *,
+        sample_weight: ArrayLike | None = None,
+        name: str = "arrays",
     ) -> None:
         self.name = name
-        self.samples = samples_array(samples)
+        self._stored = samples_array(samples)
+        self._rows: NDArray[np.uint32] | None = None  # of the stored samples, where the set is a part of them
         self.targets = np.asarray(targets)
         self.scale = number("scale", scale)
         self.shift = number("shift", shift)
-        if self.targets.ndim < 1 or len(self.samples) != len(self.targets):
+        if self.targets.ndim < 1 or len(self._stored) != len(self.targets):
             count = len(self.targets) if self.targets.ndim else "one number as"
-            raise ValueError(f"{len(self.samples)} samples but {count} targets")
-        if not len(self.samples):
+            raise ValueError(f"{len(self._stored)} samples but {count} targets")
+        if not len(self._stored):
             raise ValueError("samples: empty")
-        self._cores: dict[tuple[str, tuple[int, ...]], _core.Dataset] = {}
+        self.sample_weight = None if sample_weight is None else weights_array(sample_weight, len(self._stored))
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.targets)
+
+    @property
+    def samples(self) -> NDArray[Any]:
+        """As given, (n, ...). Of a part that is no run of the whole set's samples this is a copy."""
+        return self._stored if self._rows is None else self._stored[self._rows]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the samples: uint8 or float32."""
+        return self._stored.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one sample."""
-        return tuple(self.samples.shape[1:])
+        return tuple(self._stored.shape[1:])
 
     def __repr__(self) -> str:
-        return f"<Dataset {self.name}: {len(self)} samples {self.shape} {self.samples.dtype}>"
+        weighted = "" if self.sample_weight is None else ", weighted"
+        return f"<Dataset {self.name}: {len(self)} samples {self.shape} {self.dtype}{weighted}>"
 
-    def __getitem__(self, index: slice) -> Dataset:
-        """A part of the set: data[:1000]. No copy for steps of 1."""
-        if not isinstance(index, slice):
-            raise TypeError(f"index={index!r}: allowed: a slice, as in data[:1000]")
-        return Dataset(self.samples[index], self.targets[index], self.scale, self.shift, name=self.name)
+    # ---- parts
+
+    def _part(self, index: slice | NDArray[Any]) -> Dataset:
+        """The samples that a slice, or numbers in 0..n-1, select."""
+        part = object.__new__(Dataset)
+        part.__dict__.update(self.__dict__)
+        part.targets = self.targets[index]
+        part.sample_weight = None if self.sample_weight is None else self.sample_weight[index]
+        if isinstance(index, slice) and index.step in (None, 1) and self._rows is None:
+            part._stored = self._stored[index]
+        else:
+            rows = np.arange(len(self._stored), dtype=np.uint32) if self._rows is None else self._rows
+            part._rows = np.ascontiguousarray(rows[index])
+        return part
+
+    def __getitem__(self, index: slice | ArrayLike) -> Dataset:
+        """A part of the set: data[:1000], data[rows]. The samples are not copied."""
+        if isinstance(index, slice):
+            part = self._part(index)
+            if not len(part):
+                raise IndexError(f"{index}: no sample of {len(self)}")
+            return part
+        rows = np.asarray(index)
+        allowed = "a slice, as in data[:1000], or an array of sample numbers or of bools"
+        if rows.ndim != 1 or rows.dtype.kind not in "iub" or not len(rows):
+            what = f"{index}" if rows.ndim == 0 else f"an array of {rows.dtype} and shape {rows.shape}"
+            raise TypeError(f"index: {what}; allowed: {allowed}")
+        if rows.dtype.kind == "b":
+            if len(rows) != len(self):
+                raise IndexError(f"index: {len(rows)} bools for {len(self)} samples")
+            rows = np.flatnonzero(rows)
+            if not len(rows):
+                raise IndexError("index: no bool is true; a set has at least one sample")
+        wrong = np.flatnonzero((rows < -len(self)) | (rows >= len(self)))
+        if len(wrong):
+            raise IndexError(f"index[{wrong[0]}] is {rows[wrong[0]]}; the set has samples 0..{len(self) - 1}")
+        return self._part(np.where(rows < 0, rows + len(self), rows))
+
+    def take(self, n: int) -> Dataset:
+        """The first n samples. ValueError if there are fewer."""
+        return self[: integer("n", n, 1, len(self))]
+
+    def shuffle(self, seed: int = 0) -> Dataset:
+        """The same samples in an order drawn by the seed, the same on every machine."""
+        return self[_core.permutation(integer("seed", seed, 0, 2**64 - 1), "order", len(self))]
+
+    def split(
+        self, parts: float | int | Sequence[float] | Sequence[int], *, seed: int = 0, stratify: bool = False
+    ) -> tuple[Dataset, ...]:
+        """The set in parts, drawn by the seed, the same on every machine; each keeps the order of the samples.
+
+        parts     0.8: two parts, of 80 % and the rest; 8000: of 8000 samples and the rest; [0.8, 0.1, 0.1] or
+                  [8000, 1000, 1000]: as many parts, which add up to the whole.
+        stratify  each part has each class of integer targets (n,), or of one-hot ones, in the share that the set has.
+
+        ValueError where parts do not add up, or one would be empty.
+        """
+        sizes = _sizes(parts, len(self))
+        drawn = _core.permutation(integer("seed", seed, 0, 2**64 - 1), "split", len(self))
+        chosen = _stratified(self.targets[drawn], sizes) if flag("stratify", stratify) else _runs(sizes)
+        return tuple(self._part(np.sort(drawn[rows])) for rows in chosen)
 
     def batches(self, size: int) -> Iterator[NDArray[np.float32]]:
         """The samples in order as the network sees them, float32, `size` at a time."""
         for begin in range(0, len(self), size):
-            part = self.samples[begin : begin + size]
+            rows = slice(begin, begin + size)
+            part = self._stored[rows if self._rows is None else self._rows[rows]]
             if part.dtype == np.float32 and self.scale == 1.0 and self.shift == 0.0:
                 yield part
             else:
                 yield part.astype(np.float32) * np.float32(self.scale) + np.float32(self.shift)
 
-    def for_network(self, loss: str, input_shape: Sequence[int], output: Sequence[int]) -> _core.Dataset:
-        """The core's view of the set for a network of these shapes. ValueError names what does not fit."""
+    # ---- what the core trains on
+
+    def for_network(
+        self,
+        loss: str,
+        input_shape: Sequence[int],
+        output: Sequence[int],
+        class_weight: NDArray[np.float64] | None = None,
+    ) -> _core.Dataset:
+        """The core's view of the set for a network of these shapes. ValueError names what does not fit.
+
+        class_weight: one a class, multiplied with the samples' own weights.
+        """
         if self.shape != tuple(input_shape):
-            hint = ""
-            if np.prod(self.shape) == np.prod(input_shape):
-                hint = f"; reshape them: x.reshape(-1, {', '.join(map(str, input_shape))})"
             raise ValueError(
-                f"{self.name}: samples of shape {self.shape}, but the network's input is {tuple(input_shape)}{hint}"
+                f"{self.name}: samples of shape {self.shape}, but the network's input is {tuple(input_shape)}"
+                f"{shape_hint(self.shape, input_shape)}"
             )
-        key = (loss, tuple(output))
-        if key not in self._cores:
-            targets = targets_array(self.targets, loss, output, f"{self.name}: targets")
-            self._cores[key] = _core.Dataset(self.samples, targets, self.scale, self.shift)
-        return self._cores[key]
+        self._check_samples()
+        targets = targets_array(self.targets, loss, output, f"{self.name}: targets")
+        weights = self.sample_weight
+        if class_weight is not None:
+            each = class_weight[targets.reshape(-1).astype(np.int64)].astype(np.float32)
+            weights = each if weights is None else each * weights
+        return _core.Dataset(self._stored, targets, self.scale, self.shift, weights, self._rows)
+
+    def _check_samples(self) -> None:
+        if self.dtype.kind != "f":
+            return
+        if self._rows is None:
+            check_finite(self._stored, f"{self.name}: samples")
+            return
+        rows = max(1, PIECE // max(1, self._stored[:1].nbytes))
+        for begin in range(0, len(self), rows):
+            piece = self._stored[self._rows[begin : begin + rows]]
+            if not np.isfinite(piece).all():
+                check_finite(self.samples, f"{self.name}: samples")
+
+
+def _sizes(parts: Any, count: int) -> list[int]:
+    """How many samples each part has."""
+    allowed = "a share in 0..1, a number of samples, or a list of either for all parts"
+    single = np.ndim(parts) == 0
+    given = [parts] if single else list(parts)
+    if not given or any(isinstance(one, (bool, np.bool_, str)) for one in given):
+        raise TypeError(f"parts={parts!r}: allowed: {allowed}")
+    if all(hasattr(one, "__index__") for one in given):
+        sizes = [integer("parts", one, 1, count) for one in given]
+        sizes += [count - sizes[0]] if single else []
+    else:
+        shares = [number("parts", one, above=0.0, below=1.0 if single else None) for one in given]
+        shares += [1.0 - shares[0]] if single else []
+        if abs(sum(shares) - 1.0) > 1e-6:
+            raise ValueError(f"parts={parts!r}: shares add up to {sum(shares):g}; allowed: 1")
+        ends = [round(float(end) * count) for end in np.cumsum(shares)]
+        sizes = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    if sum(sizes) != count or min(sizes) < 1:
+        raise ValueError(f"parts={parts!r}: parts of {sizes} samples, of {count} in the set; none may be empty")
+    return sizes
+
+
+def _runs(sizes: Sequence[int]) -> list[NDArray[np.int64]]:
+    ends = np.cumsum([0, *sizes])
+    return [np.arange(begin, end) for begin, end in itertools.pairwise(ends)]
+
+
+def _stratified(targets: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Rows of each part: of each class as near to its share as whole samples allow."""
+    classes = class_numbers(targets)
+    if classes is None:
+        raise ValueError("stratify=True: targets must be classes: integers (n,), or one-hot rows")
+    left = np.argsort(classes, kind="stable")  # by class, and in each in the order drawn
+    chosen = []
+    for size in sizes[:-1]:
+        # Evenly spread over what is left: of every run of it the part has its share.
+        ends = np.arange(1, len(left) + 1) * size // len(left)
+        mine = np.diff(ends, prepend=0) > 0
+        chosen.append(left[mine])
+        left = left[~mine]
+    return [*chosen, left]
+
+
+def class_numbers(targets: NDArray[Any]) -> NDArray[np.int64] | None:
+    """The class of each sample, of integer or bool targets (n,) or (n, 1), or of one-hot rows; None: no classes."""
+    flat = targets.reshape(len(targets), -1)
+    if flat.shape[1] == 1:
+        whole = flat.dtype.kind in "iub" or (flat.dtype.kind == "f" and bool((flat == np.floor(flat)).all()))
+        return flat[:, 0].astype(np.int64) if whole else None
+    hot = bool(((flat == 0) | (flat == 1)).all()) and bool((flat.sum(axis=1, dtype=np.float64) == 1).all())
+    return flat.argmax(axis=1).astype(np.int64) if hot else None
+
+
+def class_weights(given: Any, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """One weight a class from fit's class_weight, which is not None; counts: samples of each class, of all ranks.
+
+    {class: weight}, where a class that is not named has 1; one weight a class in an array; or "balanced": the number of
+    samples / (classes that occur * samples of the class), so that all classes count alike and the mean weight is 1.
+    """
+    classes = len(counts)
+    if isinstance(given, str):
+        if given != "balanced":
+            raise ValueError(
+                f"class_weight={given!r}: allowed: 'balanced', a dict {{class: weight}}, or one weight a class"
+            )
+        found = counts > 0
+        return np.where(found, counts.sum() / (found.sum() * np.maximum(counts, 1)), 1.0)
+    result = np.ones(classes)
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            result[integer("class_weight: class", key, 0, classes - 1)] = number(f"class_weight[{key}]", value, 0.0)
+        return result
+    array = np.asarray(given)
+    if array.dtype.kind not in "iuf" or array.shape != (classes,):
+        raise ValueError(
+            f"class_weight: {type(given).__name__} of shape {array.shape}; allowed: 'balanced', a dict "
+            f"{{class: weight}}, or one weight a class, {classes} of them"
+        )
+    for index, value in enumerate(array.tolist()):
+        result[index] = number(f"class_weight[{index}]", value, 0.0)
+    return result
 
 
 def as_dataset(data: Any, what: str) -> Dataset:
