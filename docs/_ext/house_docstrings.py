@@ -88,14 +88,21 @@ def converted(lines: list[str], parameters: set[str]) -> list[str]:
         if begins is not None:
             close()
             term = begins[0]
-            column = len(line) - len(begins[1]) if begins[1] else len(following) - len(following.lstrip())
+            column = _column(line, begins, following)
             gathered.extend([begins[1]] if begins[1] else [])
         else:
-            if term is not None and not line.startswith(" "):
+            if term is not None and column and not line.startswith(" "):
                 close()
             gathered.append(line)
         ended = line.rstrip().endswith((".", ":"))
     return made
+
+
+def _column(line: str, begins: tuple[str, str], following: str) -> int:
+    """Where the keyword's text begins; 0: behind "name: ", and its further lines begin where the name does."""
+    if not begins[1]:
+        return len(following) - len(following.lstrip())
+    return 0 if line.startswith(f"{begins[0]}: ") else len(line) - len(begins[1])
 
 
 def _values(lines: list[str]) -> list[list[str]]:
@@ -119,6 +126,12 @@ def _process(app: Any, what: str, name: str, thing: Any, options: Any, lines: li
     lines[:] = converted(list(lines), _parameters(thing))
 
 
+def _signature(app: Any, what: str, name: str, thing: Any, options: Any, arguments: str | None, result: Any) -> Any:
+    """A default that is made for each object has no text of its own."""
+    return None if arguments is None else (arguments.replace("<factory>", "..."), result)
+
+
 def setup(app: Any) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _process)
+    app.connect("autodoc-process-signature", _signature)
     return {"version": "1", "parallel_read_safe": True}
