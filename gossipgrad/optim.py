@@ -76,9 +76,10 @@ def _weight_decay() -> Any:
 class SGD(Optimizer):
     """Stochastic gradient descent in PyTorch's form: g += weight_decay * w; v = momentum * v + g; w -= lr * v.
 
-    nesterov: w -= lr * (g + momentum * v). The rate is used as given: with p ranks of batch b, as for a batch of p*b,
-    lr * p is the usual choice (Goyal et al. 2017), and the user's. schedule: one of gossipgrad.schedules, or a
-    function of the step whose value multiplies lr.
+    lr            used as given: with p ranks of batch b, which learn as from a batch of p*b, lr * p is the usual choice
+                  (Goyal et al. 2017).
+    nesterov      w -= lr * (g + momentum * v).
+    schedule      one of gossipgrad.schedules, or a function of the step whose value multiplies lr.
     """
 
     name: ClassVar[str] = "sgd"
@@ -104,8 +105,8 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015) in PyTorch's form, without amsgrad; with decoupled=True AdamW.
 
-    g += weight_decay * w; m = beta1 * m + (1 - beta1) * g; s = beta2 * s + (1 - beta2) * g * g;
-    w -= lr * (m / (1 - beta1^t)) / (sqrt(s / (1 - beta2^t)) + eps), where t counts the updates from 1.
+    g += weight_decay * w; m = beta1 * m + (1 - beta1) * g; s = beta2 * s + (1 - beta2) * g * g; w -= lr * (m / (1 -
+    beta1^t)) / (sqrt(s / (1 - beta2^t)) + eps), where t counts the updates from 1.
 
     eps        at least 1.2e-38, the smallest normal float32.
     decoupled  decays the weights themselves, w -= lr * weight_decay * w, in place of the gradient (Loshchilov and
@@ -114,7 +115,7 @@ class Adam(Optimizer):
 
     GossipGraD's exchange="weights+momentum" means both moments, as does PeriodicAllReduce: a first moment that is mixed
     without its second is divided by almost nothing. exchange="weights" learns as well on LeNet and MNIST with 4 and 8
-    ranks, for a third of the bytes. Our own design.
+    ranks, for a third of the bytes.
     """
 
     name: ClassVar[str] = "adam"
