@@ -20,6 +20,7 @@ from gossipgrad.callbacks import (  # noqa: E402
     CSVLogger,
     EarlyStopping,
     JSONLLogger,
+    ReduceOnPlateau,
     StopOnNaN,
 )
 from gossipgrad.cluster import Network, Straggler, VirtualCluster  # noqa: E402
@@ -98,6 +99,7 @@ __all__ = [
     "PullGossip",
     "PushGossip",
     "ReLU",
+    "ReduceOnPlateau",
     "Sequential",
     "Sigmoid",
     "StopOnNaN",

@@ -11,17 +11,32 @@ import io
 import json
 import math
 import os
+import warnings
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from gossipgrad.errors import choice, integer, number
+from gossipgrad.errors import choice, counted, did_you_mean, flag, integer, number
 from gossipgrad.history import Record, flat, lookup
 from gossipgrad.outputs import best_path
 
 if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer
 
-__all__ = ["CSVLogger", "Callback", "Checkpoint", "EarlyStopping", "JSONLLogger", "Progress", "StopOnNaN"]
+__all__ = [
+    "CSVLogger",
+    "Callback",
+    "Checkpoint",
+    "EarlyStopping",
+    "JSONLLogger",
+    "Progress",
+    "ReduceOnPlateau",
+    "StopOnNaN",
+]
+
+Mode = Literal["min", "max"]
+
+# How the names of numbers end of which more is better, where a callback's mode does not say.
+HIGHER_IS_BETTER = ("accuracy", "auc", "per_second")
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,10 @@ class Callback:
         """After an epoch, its validation included; `record` is in the history already."""
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """After the last epoch; also after an error."""
+        """After the last epoch; also after an error: trainer.failed says so, and nothing collective is to be asked for.
+
+        The history's weights_sha256 are made afterwards.
+        """
 
 
 class StopOnNaN(Callback):
@@ -71,7 +89,7 @@ class StopOnNaN(Callback):
     """
 
     def __init__(self, enabled: bool = True) -> None:
-        self.enabled = enabled
+        self.enabled = flag("enabled", enabled)
 
     def _check(self, loss: float, where: str, what: str = "the loss") -> None:
         if self.enabled and not math.isfinite(loss):
@@ -86,23 +104,30 @@ class StopOnNaN(Callback):
 
 
 class _Monitor(Callback):
-    """Follows one number of the records and knows its best value."""
+    """Follows one number of the records and knows its best value.
 
-    def __init__(self, monitor: str, mode: str | None, min_delta: float) -> None:
-        self.monitor = monitor
-        inferred = "max" if "accuracy" in monitor or "per_second" in monitor else "min"
-        self.mode = inferred if mode is None else choice("mode", mode, ("min", "max"))
+    monitor: a dotted name in an epoch's record; None: "validation.loss" where there is validation, else "train_loss".
+    mode: "min", "max": what is better; None: by the name.
+    """
+
+    def __init__(self, monitor: str | None, mode: Mode | None, min_delta: float) -> None:
+        if monitor is not None and not isinstance(monitor, str):
+            raise TypeError(f"monitor={monitor!r}: allowed: a name in an epoch's record, as 'validation.loss'")
+        self._given = monitor is not None
+        self.monitor = "validation.loss" if monitor is None else monitor
+        inferred: Mode = "max" if self.monitor.rpartition(".")[2].endswith(HIGHER_IS_BETTER) else "min"
+        self.mode: Mode = inferred if mode is None else choice("mode", mode, ("min", "max"))
         self.min_delta = number("min_delta", min_delta, 0.0)
+        self._reset()
+
+    def _reset(self) -> None:
         self.best: float | None = None
         self.best_epoch = 0
         self.since = 0  # epochs without a better one
 
     def see(self, record: Record) -> bool:
         """Is this epoch's value the best so far?"""
-        try:
-            value = float(lookup(record, self.monitor))
-        except KeyError as error:
-            raise ValueError(f"monitor={error.args[0]}") from None
+        value = float(lookup(record, self.monitor))
         sign = 1.0 if self.mode == "min" else -1.0
         better = self.best is None or sign * value < sign * self.best - self.min_delta
         if math.isnan(value) or not better:
@@ -112,27 +137,138 @@ class _Monitor(Callback):
         return True
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        self.best, self.best_epoch, self.since = None, 0, 0
+        if not self._given:
+            self.monitor = "validation.loss" if trainer.validating else "train_loss"
+        if self.monitor not in trainer.record_names:
+            unseen = self.monitor.startswith("validation") and not trainer.validating
+            why = "fit was given no validation data" if unseen else "no number of an epoch's record"
+            allowed = ", ".join(trainer.record_names)
+            hint = did_you_mean(self.monitor, trainer.record_names)
+            raise ValueError(f"monitor={self.monitor!r}: {why}; allowed: {allowed}{hint}")
+        self._reset()
         for record in trainer.history.epochs:
-            self.see(record)
+            if self.monitor in flat(record):
+                self.replay(record)
+
+    def replay(self, record: Record) -> None:
+        """An epoch that was trained before this fit."""
+        self.see(record)
+
+    @property
+    def _progress(self) -> str:
+        best = "no number" if self.best is None else f"better than {self.best:.6g} (epoch {self.best_epoch})"
+        return f"{self.monitor} has not been {best} for {counted(self.since, 'epoch')}"
 
 
 class EarlyStopping(_Monitor):
-    """Ends training when `monitor` has not been better by min_delta for `patience` epochs.
+    """Ends training when `monitor` has not been better by min_delta for `patience` epochs, and says so.
 
-    monitor: a name in the epoch's record, dotted, as "validation.loss"; mode: "min", "max", None: by the name.
+    monitor       a name in the epoch's record, dotted, as "validation.loss"; mode: "min", "max", None: by the name.
+    restore_best  when training ends, by this or by itself, every rank gets back the weights that it had after the best
+                  epoch, and a centre (ElasticAveraging, ParameterServer) its own: copies are in memory meanwhile.
+                  Momentum, step and learning rate stay. A best epoch before a resume is not in memory: a warning says
+                  so, and the last weights stay. Checkpoints are written after each epoch, before anything is restored.
     """
 
     def __init__(
-        self, monitor: str = "validation.loss", patience: int = 3, min_delta: float = 0.0, mode: str | None = None
+        self,
+        monitor: str = "validation.loss",
+        patience: int = 3,
+        min_delta: float = 0.0,
+        mode: Mode | None = None,
+        restore_best: bool = True,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
         self.patience = integer("patience", patience, 1)
+        self.restore_best = flag("restore_best", restore_best)
+        self._weights: Any = None
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        self._weights = None
+        super().on_fit_begin(trainer)
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
-        self.see(record)
-        if self.since >= self.patience:
+        if self.see(record):
+            if self.restore_best:
+                self._weights = trainer.copy_weights()
+        elif self.since >= self.patience:
             trainer.stop = True
+            trainer.say(f"stopped after epoch {record['epoch']}: {self._progress}")
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        weights, self._weights = self._weights, None
+        if not self.restore_best or trainer.failed or self.best_epoch in (0, trainer.epoch):
+            return
+        if weights is not None:
+            trainer.put_weights_back(weights)
+            trainer.say(f"restored the weights of epoch {self.best_epoch}: {self.monitor} was {self.best:.6g}")
+        elif trainer.rank == 0:
+            warnings.warn(
+                f"restore_best: the best epoch, {self.best_epoch}, was before this fit; its weights are not in memory, "
+                f"and those of epoch {trainer.epoch} stay",
+                stacklevel=2,
+            )
+
+
+class ReduceOnPlateau(_Monitor):
+    """Multiplies the learning rate by `factor` when `monitor` has not been better for `patience` epochs.
+
+    The reduced rate counts from the next epoch on, is said on the screen, and is never below min_lr. cooldown: epochs
+    after a reduction in which none counts as without progress. An optimiser's schedule must leave the rate alone after
+    its warm-up. gossipgrad.schedules.Plateau is the same as a schedule.
+    """
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        factor: float = 0.1,
+        patience: int = 10,
+        min_delta: float = 0.0,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        mode: Mode | None = None,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        self.factor = number("factor", factor, above=0.0, below=1.0)
+        self.patience = integer("patience", patience, 1)
+        self.cooldown = integer("cooldown", cooldown, 0)
+        self.min_lr = number("min_lr", min_lr, 0.0)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._cooling = 0
+        self._due: str | None = None  # why the next epoch has a lower rate
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        schedule = trainer.optimizer.timing
+        if schedule.kind not in ("constant", "plateau"):
+            raise ValueError(
+                f"ReduceOnPlateau with schedule={schedule.kind!r}, which changes the rate itself; allowed: 'constant', "
+                "'plateau'"
+            )
+        super().on_fit_begin(trainer)
+
+    def replay(self, record: Record) -> None:
+        """What a checkpoint was saved after is decided again: it holds the rate from before the reduction."""
+        self._due = None
+        better = self.see(record)
+        if self._cooling:
+            self._cooling -= 1
+            self.since = 0
+        elif not better and self.since >= self.patience:
+            self._due = self._progress
+            self._cooling, self.since = self.cooldown, 0
+
+    def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
+        self.replay(record)
+
+    def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
+        why, self._due = self._due, None
+        before = trainer.learning_rate
+        if why is None or trainer.step < trainer.optimizer.timing.warmup or before <= self.min_lr:
+            return
+        trainer.learning_rate = max(before * self.factor, self.min_lr)
+        trainer.say(f"learning rate {before:g} -> {trainer.learning_rate:g} from epoch {epoch} on: {why}")
 
 
 class Checkpoint(_Monitor):
@@ -145,19 +281,16 @@ class Checkpoint(_Monitor):
         self,
         path: str | os.PathLike[str],
         monitor: str | None = None,
-        mode: str | None = None,
+        mode: Mode | None = None,
         save_last: bool = True,
         save_best: bool = True,
     ) -> None:
-        super().__init__(monitor or "validation.loss", mode, 0.0)
-        self._given = monitor is not None
+        super().__init__(monitor, mode, 0.0)
         self.path = os.fspath(path)
         self.best_path = best_path(self.path)
-        self.save_last, self.save_best = save_last, save_best
+        self.save_last, self.save_best = flag("save_last", save_last), flag("save_best", save_best)
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        if not self._given:
-            self.monitor = "validation.loss" if trainer.validating else "train_loss"
         folder = os.path.dirname(self.path) or "."
         if not os.path.isdir(folder):
             raise ValueError(f"checkpoint={self.path!r}: no such folder: {folder!r}")
@@ -223,6 +356,29 @@ class JSONLLogger(_FileLogger):
 
     def line(self, record: Record, first: bool) -> str:
         return json.dumps(record) + "\n"
+
+
+METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def check(callbacks: Any) -> list[Callback]:
+    """The callbacks that a user gave, one or several; TypeError for what is none, or has a method that nobody calls."""
+    try:
+        actors = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    except TypeError:
+        actors = [callbacks]
+    for actor in actors:
+        if not isinstance(actor, Callback):
+            made = isinstance(actor, type) and issubclass(actor, Callback)
+            hint = f"; did you mean {actor.__name__}()?" if made else ""
+            raise TypeError(f"callbacks: {actor!r} is no gossipgrad.Callback{hint}")
+        for name in dir(type(actor)):
+            if name.startswith("on_") and name not in METHODS and callable(getattr(actor, name)):
+                raise TypeError(
+                    f"callbacks: {type(actor).__name__}.{name} would never be called; allowed: {', '.join(METHODS)}"
+                    f"{did_you_mean(name, METHODS)}"
+                )
+    return actors
 
 
 def call(callbacks: list[Callback], method: str, *arguments: Any) -> None:

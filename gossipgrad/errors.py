@@ -140,6 +140,11 @@ def store(instance: Any, **checked: Any) -> None:
         object.__setattr__(instance, key, value)
 
 
+def counted(n: int, what: str) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def pair(argument: str, value: Any, low: int) -> tuple[int, int]:
     """(height, width) from one integer for both or two."""
     if isinstance(value, (tuple, list)):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gossipgrad.errors import counted
 from gossipgrad.files import write_atomically
 
 SCHEMA = 1
@@ -43,6 +44,24 @@ _ORDER = (
     "optimizer_state_bytes_saved",
     "consensus_distance",
 )
+
+
+# Those that not every record has.
+_SOMETIMES = {"virtual_seconds", "train_accuracy", "validation", "validation_replicas"}
+
+
+def number_names(virtual: bool, classes: bool, validation: Iterable[str], replicas: int) -> list[str]:
+    """The numbers of an epoch's record, by dotted names, before there is one.
+
+    virtual: of a virtual cluster; classes: has the loss classes; validation: what the validation says, empty without;
+    replicas: ranks that are validated by themselves.
+    """
+    names = [name for name in _ORDER if name not in _SOMETIMES]
+    names += ["virtual_seconds"] if virtual else []
+    names += ["train_accuracy"] if classes else []
+    validation = list(validation)
+    names += [f"validation.{one}" for one in validation]
+    return names + [f"validation_replicas.{rank}.{one}" for rank in range(replicas) for one in validation]
 
 
 def ordered(record: Mapping[str, Any]) -> Record:
@@ -115,7 +134,7 @@ class History:
         return self.epochs[-1]
 
     def __repr__(self) -> str:
-        return f"<History of {len(self)} epochs on {self.ranks} ranks>"
+        return f"<History of {counted(len(self), 'epoch')} on {counted(self.ranks, 'rank')}>"
 
     def to_dict(self) -> Record:
         """The report: schema 1 of docs/report.md."""

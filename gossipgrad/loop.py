@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import fields
 
 from gossipgrad import _core, agreement
-from gossipgrad.callbacks import Callback, Progress, StopOnNaN, call
+from gossipgrad.callbacks import Callback, Progress, ReduceOnPlateau, StopOnNaN, call, check
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.history import Record, ordered
+from gossipgrad.history import Record, number_names, ordered
 from gossipgrad.progress import ProgressBar
 from gossipgrad.replicas import Replicas
+from gossipgrad.schedules import Plateau, Schedule
 
 CHUNK = 0.2  # seconds of training between looks at signals and progress
 
@@ -33,16 +35,16 @@ def steps_of_epoch(samples: int, workers: int, batch_size: int) -> int:
     return math.ceil(math.ceil(samples / workers) / batch_size)
 
 
-def with_defaults(callbacks: Iterable[Callback], progress: bool) -> list[Callback]:
-    """These callbacks, a StopOnNaN and, if `progress`, a ProgressBar where there is none."""
-    actors = list(callbacks)
-    for actor in actors:
-        if not isinstance(actor, Callback):
-            raise TypeError(f"callbacks: {actor!r} is no gossipgrad.callbacks.Callback")
+def with_defaults(callbacks: Callback | Iterable[Callback], progress: bool, schedule: Schedule) -> list[Callback]:
+    """These callbacks, a StopOnNaN, if `progress` a ProgressBar, where there is none, and what the schedule wants."""
+    actors = check(callbacks)
     if not any(isinstance(actor, StopOnNaN) for actor in actors):
         actors.insert(0, StopOnNaN())
     if progress and not any(isinstance(actor, ProgressBar) for actor in actors):
         actors.insert(1, ProgressBar())
+    if isinstance(schedule, Plateau):
+        how = {one.name: getattr(schedule, one.name) for one in fields(schedule)}
+        actors.append(ReduceOnPlateau(**{key: how[key] for key in how if key not in ("warmup", "warmup_start")}))
     return actors
 
 
@@ -68,12 +70,26 @@ class Loop:
     def run(self) -> None:
         """All epochs up to the trainer's last one, or until it is to stop."""
         trainer = self.trainer
+        bar = next((one for one in self.callbacks if isinstance(one, ProgressBar)), None)
+        trainer.speaker = None if bar is None else bar.say
+        trainer.record_names = self._record_names()
+        trainer.fitting = trainer.failed = True
         try:
             call(self.callbacks, "on_fit_begin", trainer)
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
+            trainer.failed = False
         finally:
-            call(self.callbacks, "on_fit_end", trainer)
+            try:
+                call(self.callbacks, "on_fit_end", trainer)
+            finally:
+                trainer.fitting = False
+
+    def _record_names(self) -> list[str]:
+        trainer = self.trainer
+        classes = trainer.loss != "mean_squared_error"
+        validation = [] if self.validation is None else ["loss", "accuracy"] if classes else ["loss"]
+        return number_names(trainer.virtual, classes, validation, trainer.size if self.validate_replicas else 0)
 
     def _epoch(self) -> None:
         trainer = self.trainer

@@ -18,6 +18,8 @@ from gossipgrad import _core, safetensors
 from gossipgrad.errors import CheckpointError, choice, integer
 from gossipgrad.layers import KINDS, Layer, Node
 
+Arrays = dict[str, NDArray[np.float32]]
+
 
 class _InputLayer(Layer):
     kind, prefix, inputs = "input", "input", (0, 0)
@@ -205,6 +207,12 @@ class Model:
             result[name] = np.array(array, np.float32, order="C")
         return result
 
+    # copies
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: the description and the loaded weights; the core's graph is made anew."""
+        return _again, (type(self), self.config(), self._loaded)
+
     # to and from JSON
 
     def config(self) -> dict[str, Any]:
@@ -236,6 +244,14 @@ class Model:
     def same_network(self, other: Model) -> bool:
         """Do both have the same layers, names and options (their own names aside)?"""
         return json.dumps(self.config()["layers"]) == json.dumps(other.config()["layers"])
+
+
+def _again(made: type[Model], config: Mapping[str, Any], loaded: Arrays | None) -> Model:
+    """The model that was pickled or copied."""
+    model = made.__new__(made)
+    model.__dict__ |= Model.from_config(config).__dict__
+    model._loaded = None if loaded is None else {name: array.copy() for name, array in loaded.items()}
+    return model
 
 
 class Sequential(Model):

@@ -87,6 +87,16 @@ def unscaled_pixels(rank: int, train: Dataset, validation: Dataset | None) -> No
         return
 
 
+def nothing_to_train(rank: int, name: str, epoch: int, epochs: int) -> None:
+    """`epochs` counts those before a resume as well. `name`: the checkpoint's."""
+    if rank == 0 and epoch >= epochs:
+        warnings.warn(
+            f"resume={name!r}: it was saved after epoch {epoch}, and epochs={epochs} is all that is wanted; nothing is "
+            "trained",
+            stacklevel=3,
+        )
+
+
 def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:
     """A resume with other settings is allowed, and seldom meant. `name`: the checkpoint's."""
     changed = [k for k in here if k not in _FREE and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]

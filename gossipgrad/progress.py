@@ -119,6 +119,11 @@ class ProgressBar(Callback):
             self.file.write("\r\x1b[K")
             self._shown = False
 
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._clear()
+        print(text, file=self.file, flush=True)
+
     def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
         self._line_due = time.monotonic() + LINE_EVERY
 

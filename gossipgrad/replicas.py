@@ -8,14 +8,14 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import _core, agreement, cluster, environment, notices, optim, strategies
-from gossipgrad.errors import choice, integer, number
+from gossipgrad.errors import choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
 from gossipgrad.model import Model
 
@@ -33,12 +33,24 @@ _FIXED = frozenset(
 )
 
 
+def _named(value: Any) -> str:
+    return f"str, {value!r}" if isinstance(value, str) else type(value).__name__
+
+
+def _made(arguments: str, given: Any, by_name: Mapping[str, type]) -> str:
+    """ "; did you mean gossipgrad.X()?" where a name or a class was given in place of an object; else ""."""
+    hint = did_you_mean(given, by_name) or did_you_mean(given, [made.__name__ for made in by_name.values()])
+    near = [m for name, m in by_name.items() if m is given or repr(name) in hint or repr(m.__name__) in hint]
+    return f"; did you mean gossipgrad.{near[0].__name__}({arguments})?" if near else ""
+
+
 def _checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
     if optimizer is None:
         return optim.SGD(lr=0.01, momentum=0.9)
     if not isinstance(optimizer, optim.Optimizer) or not optimizer.name:
         allowed = ", ".join(f"gossipgrad.{c.__name__}(...)" for c in optim.BY_NAME.values())
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: {allowed}")
+        hint = _made("...", optimizer, optim.BY_NAME)
+        raise TypeError(f"optimizer is a {_named(optimizer)}; allowed: {allowed}{hint}")
     return copy.copy(optimizer)  # it gets to know the steps of this training
 
 
@@ -47,7 +59,7 @@ def _checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strate
         return strategies.GossipGraD()
     if not isinstance(strategy, strategies.Strategy) or not strategy.name:
         allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
-        raise TypeError(f"strategy={strategy!r}: allowed: {allowed}")
+        raise TypeError(f"strategy={strategy!r}: allowed: {allowed}{_made('', strategy, strategies.BY_NAME)}")
     return strategy
 
 
@@ -103,6 +115,10 @@ class Replicas:
             notices.missing_partners(self.team, self.strategy)
         notices.one_rank(self.team, network, timeout)
         self.stop = False
+        self.fitting = False  # is fit at work?
+        self.failed = False  # has the last fit ended by an error? True while it is at work
+        self.record_names: list[str] = []  # the numbers of an epoch's record in this fit, dotted
+        self.speaker: Callable[[str], None] | None = None  # where say's lines go
         self.epoch = 0  # epochs done
         self.last_epoch = 0  # number of the last epoch of this fit
         self.validating = False
@@ -163,7 +179,9 @@ class Replicas:
         return dict(self.core.tuning())
 
     def __repr__(self) -> str:
-        return f"<Trainer of {self.net.name} by {self.strategy.name} on {self.size} ranks ({self.team.kind})>"
+        return (
+            f"<Trainer of {self.net.name} by {self.strategy.name} on {counted(self.size, 'rank')} ({self.team.kind})>"
+        )
 
     # ---- the compiled trainer
 
@@ -199,6 +217,25 @@ class Replicas:
         if self.exchange != exchange:
             self.exchange = exchange
             self._make()
+
+    def copy_weights(self) -> tuple[list[Arrays], Arrays]:
+        """The weights of each local rank, and the consensus weights, for put_weights_back. Collective."""
+        return [self.core.weights(local) for local in range(self.team.local)], self.core.consensus_weights()
+
+    def put_weights_back(self, weights: tuple[list[Arrays], Arrays]) -> None:
+        """Every rank, and a centre, gets the weights that copy_weights gave; moments and step stay. Collective."""
+        own, consensus = weights
+        self.core.settle()
+        self.core.load_consensus(consensus)
+        for local, arrays in enumerate(own):
+            self.core.load_weights(arrays, local)
+
+    # ---- what users see
+
+    def say(self, text: str) -> None:
+        """A line on the screen, by rank 0, where fit shows its progress."""
+        if self.rank == 0 and self.speaker is not None:
+            self.speaker(text)
 
     # ---- the learning rate
 

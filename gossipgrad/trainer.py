@@ -65,7 +65,7 @@ class Trainer(Replicas):
         validation: Any = None,
         epochs: int = 1,
         batch_size: int = 64,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Callback | Iterable[Callback] = (),
         validate_replicas: bool = False,
         shuffle: bool = True,
         progress: bool = True,
@@ -82,12 +82,14 @@ class Trainer(Replicas):
         batch_size         samples a rank and step.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
-        callbacks          see gossipgrad.callbacks; a ProgressBar (if `progress`) and StopOnNaN are added.
+        callbacks          one or several (gossipgrad.callbacks); a ProgressBar, if `progress`, and StopOnNaN are added.
 
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
         CheckpointError: `resume` does not fit. Collective.
         """
         self.team.check_collectives()
+        if self.fitting:
+            raise RuntimeError("fit was called within fit, by a callback; allowed: after fit has returned")
         train_set = as_dataset(train, "train")
         validation_set = None if validation is None else as_dataset(validation, "validation")
         epochs = integer("epochs", epochs, 1, 2**31 - 1)
@@ -102,7 +104,7 @@ class Trainer(Replicas):
         loop.check_batch(train_set, self.workers, batch_size)
         notices.sorted_samples(self.rank, train_set, self.strategy, self.workers)
         notices.unscaled_pixels(self.rank, train_set, validation_set)
-        actors = loop.with_defaults(callbacks, progress)
+        actors = loop.with_defaults(callbacks, progress, self.optimizer.timing)
         self.fit_settings = {
             "dataset": train_set.name,
             "train_samples": len(train_set),
@@ -114,6 +116,7 @@ class Trainer(Replicas):
         }
         if resume is not None:
             checkpoint.restore(self, resume)
+            notices.nothing_to_train(self.rank, os.fspath(resume), self.epoch, epochs)
         self.last_epoch = epochs if resume is not None else self.epoch + epochs
         steps = loop.steps_of_epoch(len(train_set), self.workers, batch_size)
         self.set_total(self.step + max(self.last_epoch - self.epoch, 0) * steps)

@@ -36,7 +36,7 @@ class Recorder(gg.Callback):
         self.calls.append(f"epoch {epoch}")
 
     def on_progress(self, trainer, progress):
-        assert isinstance(progress, Progress) and 0 < progress.step <= progress.steps
+        assert isinstance(progress, Progress) and 0 <= progress.step <= progress.steps
         self.last = progress
 
     def on_epoch_end(self, trainer, record):
@@ -194,9 +194,17 @@ def history_of(values):
 class FakeTrainer:
     def __init__(self):
         self.stop, self.history, self.validating, self.saved = False, history_of([]), True, []
+        self.record_names = ["train_loss", "validation.loss", "validation.accuracy"]
+        self.said = []
 
     def save(self, path):
         self.saved.append(path)
+
+    def say(self, text):
+        self.said.append(text)
+
+    def copy_weights(self):
+        return None
 
 
 def play(callback, values):
@@ -216,7 +224,7 @@ def test_early_stopping():
     assert play(gg.EarlyStopping(patience=1, min_delta=0.5), [5, 4.8, 4.6])[1] == 2
     assert play(gg.EarlyStopping("validation.accuracy", patience=1), [0.5, 0.4, 0.45])[1] == 3
     assert play(gg.EarlyStopping(patience=1), [math.nan, 1])[1] == 1
-    with pytest.raises(ValueError, match="monitor='validation.f1' is not in an epoch's record"):
+    with pytest.raises(ValueError, match="monitor='validation.f1': no number of an epoch's record; allowed: .*loss"):
         play(gg.EarlyStopping("validation.f1"), [1])
     with pytest.raises(ValueError, match="mode='down'"):
         gg.EarlyStopping(mode="down")
@@ -288,3 +296,253 @@ def test_nan_weights_stop_training_although_the_loss_is_finite() -> None:
     trainer = gg.Trainer(net, loss="binary_cross_entropy", backend="onednn")
     with pytest.raises(FloatingPointError, match="a weight is not finite|the loss is nan"):
         trainer.fit((x, y), batch_size=8, progress=False)
+
+
+# ---------------------------------------------------------------------------------- what callbacks decide and say
+
+
+def digest(arrays):
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
+def all_weights(trainer):
+    return [digest(one) for one in (*map(trainer.weights, range(trainer.size)), trainer.consensus_weights())]
+
+
+class Weights(gg.Callback):
+    """All ranks' weights after each epoch."""
+
+    def __init__(self):
+        self.after = []
+
+    def on_epoch_end(self, trainer, record):
+        self.after.append(all_weights(trainer))
+
+
+@pytest.mark.parametrize("strategy", [gg.GossipGraD(), gg.ElasticAveraging(), gg.ParameterServer()])
+@pytest.mark.parametrize("stops", [True, False])
+def test_the_best_weights_are_restored(data, strategy, stops, capsys):
+    """The record says that the second epoch was the best: ranks and centre get their own weights back."""
+
+    class Plant(gg.Callback):
+        def on_epoch_end(self, trainer, record):
+            record["train_loss"] = (3.0, 1.0, 2.0, 2.0)[record["epoch"] - 1]
+
+    net = gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,))
+    t = gg.Trainer(net, optimizer=gg.SGD(lr=0.05, momentum=0.5), strategy=strategy, comm=gg.VirtualCluster(3))
+    stop, seen = gg.EarlyStopping("train_loss", patience=2 if stops else 9), Weights()
+    history = t.fit(data[0], data[1], epochs=4, batch_size=8, callbacks=[Plant(), stop, seen])
+    assert (len(history), stop.best_epoch) == (4, 2)
+    assert all_weights(t) == seen.after[1] != seen.after[3]
+    assert history.weights_sha256 == t.weights_sha256()
+    said = capsys.readouterr().out
+    assert ("stopped after epoch 4: train_loss has not been better than" in said) == stops
+    assert "restored the weights of epoch 2: train_loss was" in said
+
+
+def test_without_restore_the_last_weights_stay(data):
+    seen = Weights()
+    stop = gg.EarlyStopping("train_loss", patience=1, min_delta=10.0, restore_best=False)
+    t = trainer()
+    t.fit(data[0], epochs=4, batch_size=8, callbacks=[stop, seen], progress=False)
+    assert len(t.history) == 2 and digest(t.weights(1)) == seen.after[1][1]
+
+
+def test_a_best_epoch_before_a_resume_is_not_in_memory(data, tmp_path):
+    trainer().fit(data[0], epochs=2, batch_size=8, progress=False, callbacks=gg.Checkpoint(tmp_path / "c"))
+    stop = gg.EarlyStopping("train_loss", patience=2, min_delta=10.0)
+    with pytest.warns(UserWarning, match="the best epoch, 1, was before this fit"):
+        trainer().fit(data[0], epochs=9, batch_size=8, progress=False, callbacks=stop, resume=tmp_path / "c")
+
+
+def test_an_error_restores_nothing(data):
+    """Ranks that fail are not at one step: nothing collective may be asked for."""
+
+    class Fail(gg.Callback):
+        def on_epoch_end(self, trainer, record):
+            if record["epoch"] == 2:
+                raise KeyError("planted")
+
+    t, stop = trainer(), gg.EarlyStopping("train_loss", min_delta=10.0)
+    with pytest.raises(KeyError, match="planted"):
+        t.fit(data[0], epochs=3, batch_size=8, callbacks=[stop, Fail()], progress=False)
+    assert t.failed and not t.fitting and stop.best_epoch == 1
+    t.fit(data[0], epochs=1, batch_size=8, progress=False)
+    assert not t.failed
+
+
+def rates(*values, **options):
+    """The rate of each epoch with these validation losses."""
+    callback, fake, found = gg.ReduceOnPlateau(**options), FakeTrainer(), []
+    fake.optimizer, fake.learning_rate, fake.step = gg.SGD(lr=1.0), 1.0, 0
+    callback.on_fit_begin(fake)
+    for record in history_of(values).epochs:
+        callback.on_epoch_begin(fake, record["epoch"])
+        found.append(fake.learning_rate)
+        callback.on_epoch_end(fake, record)
+    return found
+
+
+def test_the_rate_is_reduced_on_a_plateau():
+    """As PyTorch's ReduceLROnPlateau, which counts patience from 0: patience=n here is patience=n - 1 there."""
+    assert rates(5, 4, 4, 4, 4, 4, factor=0.5, patience=2) == [1, 1, 1, 1, 0.5, 0.5]
+    assert rates(5, 4, 4, 3, 3, 3, factor=0.5, patience=2) == [1, 1, 1, 1, 1, 1]
+    assert rates(5, 5, 5, 5, 5, 5, factor=0.5, patience=1) == [1, 1, 0.5, 0.25, 0.125, 0.0625]
+    assert rates(5, 5, 5, 5, 5, 5, factor=0.5, patience=1, cooldown=2) == [1, 1, 0.5, 0.5, 0.5, 0.25]
+    assert rates(5, 5, 5, 5, factor=0.5, patience=1, min_lr=0.3) == [1, 1, 0.5, 0.3]
+    assert rates(5, 4.5, 4, 4, factor=0.5, patience=1, min_delta=0.6) == [1, 1, 0.5, 0.5]
+    accuracy = {"monitor": "validation.accuracy", "factor": 0.5, "patience": 1}
+    assert rates(0.5, 0.4, 0.4, 0.4, **accuracy) == [1, 1, 1, 0.5]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_plateau_is_a_schedule_and_resumes(data, tmp_path, order):
+    """The same bits as never having stopped, whether checkpoints are written before or after the rate is looked at."""
+    plan = gg.schedules.Plateau(monitor="train_loss", factor=0.5, patience=2, min_delta=10.0)
+    net = gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,))
+
+    def run(schedule, epochs, callbacks=(), **options):
+        t = gg.Trainer(net, optimizer=gg.SGD(lr=0.5, momentum=0.5, schedule=schedule), comm=gg.VirtualCluster(2))
+        return t.fit(data[0], epochs=epochs, batch_size=8, callbacks=callbacks, progress=False, **options)
+
+    whole = run(plan, 7)
+    assert whole["learning_rate"] == [0.5, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+    assert whole.settings["schedule"] == "plateau" and whole.settings["factor"] == 0.5
+    own = gg.ReduceOnPlateau("train_loss", factor=0.5, patience=2, min_delta=10.0)
+    assert run(gg.schedules.Constant(), 7, own).weights_sha256 == whole.weights_sha256
+    for epochs in (2, 3, 4):
+        path = tmp_path / f"c{epochs}"
+        reduce = gg.ReduceOnPlateau("train_loss", factor=0.5, patience=2, min_delta=10.0)
+        run(gg.schedules.Constant(), epochs, [gg.Checkpoint(path), reduce][::order])
+        again = gg.ReduceOnPlateau("train_loss", factor=0.5, patience=2, min_delta=10.0)
+        assert run(gg.schedules.Constant(), 7, [again], resume=path).weights_sha256 == whole.weights_sha256
+        path = tmp_path / f"d{epochs}"
+        run(plan, epochs, gg.Checkpoint(path))
+        assert gg.Trainer.load(path).optimizer.schedule == plan
+        assert run(plan, 7, resume=path).weights_sha256 == whole.weights_sha256
+    with pytest.raises(ValueError, match="schedule='cosine'.*allowed: 'constant', 'plateau'"):
+        run(gg.schedules.Cosine(), 1, own)
+
+
+def test_what_a_callback_may_be(data):
+    assert len(trainer().fit(data[0], epochs=1, batch_size=8, callbacks=Recorder(), progress=False)) == 1
+
+    class Mistyped(gg.Callback):
+        def on_epoc_end(self, trainer, record):
+            pass
+
+    t = trainer()
+    for wrong, words in [
+        (Mistyped(), r"Mistyped\.on_epoc_end would never be called; allowed: .*did you mean 'on_epoch_end'"),
+        ([Mistyped()], "on_epoch_end"),
+        (gg.EarlyStopping, r"is no gossipgrad\.Callback; did you mean EarlyStopping\(\)\?"),
+        (5, "callbacks: 5 is no"),
+        ([print], "is no gossipgrad.Callback"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            t.fit(data[0], epochs=1, batch_size=8, callbacks=wrong, progress=False)
+    assert len(t.history) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gg.Checkpoint("c", monitor=0),
+        lambda: gg.StopOnNaN(enabled="no"),
+        lambda: gg.EarlyStopping([1]),
+        lambda: gg.EarlyStopping(restore_best=None),
+        lambda: gg.Checkpoint("c", save_best=1),
+    ],
+)
+def test_arguments_of_the_wrong_type(make):
+    with pytest.raises(TypeError, match="(monitor|enabled|restore_best|save_best)=.*allowed: "):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("callback", "validation", "words"),
+    [
+        (
+            gg.EarlyStopping(),
+            False,
+            "monitor='validation.loss': fit was given no validation data; allowed: .*train_loss",
+        ),
+        (gg.EarlyStopping("validation"), True, "monitor='validation': no number.*allowed: .*validation.accuracy"),
+        (gg.EarlyStopping("val_loss"), True, "did you mean 'validation.loss'"),
+        (gg.EarlyStopping("train_los"), True, "did you mean 'train_loss'"),
+        (gg.Checkpoint("c", "validation_replicas.0.loss"), True, "no number of an epoch's record"),
+        (gg.schedules.Plateau(monitor="nothing"), True, "monitor='nothing'"),
+    ],
+)
+def test_monitors_are_checked_before_training(data, callback, validation, words):
+    t = trainer()
+    if isinstance(callback, gg.schedules.Schedule):
+        t, callback = gg.Trainer(t.net, optimizer=gg.SGD(lr=0.1, schedule=callback)), ()
+    with pytest.raises(ValueError, match=words):
+        t.fit(data[0], data[1] if validation else None, batch_size=8, callbacks=callback, progress=False)
+    assert t.step == 0 and not t.fitting
+
+
+@pytest.mark.parametrize("p", [0, 1, 3])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mean_squared_error"])
+@pytest.mark.parametrize("validation", [0, 1, 2])
+def test_the_numbers_of_a_record_are_known_before(p, loss, validation):
+    x = np.random.default_rng(0).normal(size=(24, 6)).astype("f4")
+    y = np.zeros(24, "i4") if loss == "cross_entropy" else np.zeros((24, 3), "f4")
+    net = gg.Sequential([gg.Linear(3)], input=(6,))
+    t = gg.Trainer(net, loss=loss, comm=gg.VirtualCluster(p) if p else None)
+    how = {"validation": (x, y), "validate_replicas": validation == 2} if validation else {}
+    record = t.fit((x, y), batch_size=4, progress=False, **how).last
+    assert sorted(t.record_names) == sorted(flat(record))
+
+
+@pytest.mark.parametrize("where", ["on_fit_begin", "on_epoch_begin", "on_epoch_end", "on_fit_end"])
+def test_fit_within_fit_is_refused(data, where):
+    class Nested(gg.Callback):
+        pass
+
+    def nested(self, trainer, *_):
+        trainer.fit(data[0], batch_size=8, progress=False)
+
+    setattr(Nested, where, nested)
+    t = trainer()
+    with pytest.raises(RuntimeError, match="fit was called within fit.*allowed: after fit has returned"):
+        t.fit(data[0], epochs=2, batch_size=8, callbacks=Nested(), progress=False)
+    assert len(t.fit(data[0], batch_size=8, progress=False)) >= 1
+
+
+def test_a_resume_that_is_complete_says_so(data, tmp_path):
+    trainer().fit(data[0], epochs=2, batch_size=8, progress=False, callbacks=gg.Checkpoint(tmp_path / "c"))
+    t = trainer()
+    with pytest.warns(UserWarning, match="saved after epoch 2, and epochs=2 is all that is wanted; nothing is trained"):
+        assert len(t.fit(data[0], epochs=2, batch_size=8, progress=False, resume=tmp_path / "c")) == 2
+    assert repr(trainer(p=1)).endswith("on 1 rank (virtual)>")
+    assert repr(trainer().fit(data[0], batch_size=8, progress=False)) == "<History of 1 epoch on 2 ranks>"
+
+
+def test_stopping_nested_fits_and_monitors_under_mpi(data, mpirun):
+    """The ranks decide alike; rank 0 alone speaks."""
+    program = """
+import gossipgrad as gg
+train, test = gg.data.synthetic((6,), 3, 96, 30, noise=0.3)
+net = gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,))
+t = gg.Trainer(net, optimizer=gg.SGD(lr=0.05))
+class Nested(gg.Callback):
+    def on_epoch_end(self, trainer, record): trainer.fit(train, batch_size=8)
+for wrong in (Nested(), gg.EarlyStopping()):
+    try: t.fit(train, batch_size=8, callbacks=wrong, progress=False)
+    except (RuntimeError, ValueError) as error: print(f"{t.rank}: {error}"[:40], flush=True)
+before = t.weights_sha256()
+class Spoil(gg.Callback):
+    def on_epoch_end(self, trainer, record): trainer.learning_rate = 5.0
+    def on_epoch_begin(self, trainer, epoch):
+        if epoch == 3: self.best = trainer.weights_sha256()
+stop, spoil = gg.EarlyStopping(patience=1), Spoil()
+t.learning_rate = 0.05
+h = t.fit(train, test, epochs=9, batch_size=8, callbacks=[stop, spoil])
+assert h.weights_sha256 == spoil.best and len(h) < 9, (len(h), stop.best_epoch)
+"""
+    out = mpirun(2, program).stdout
+    for rank in (0, 1):
+        assert f"{rank}: fit was called within fit" in out and f"{rank}: monitor='validation.loss'" in out
+    assert out.count("restored the weights of epoch") == out.count("stopped after epoch") == 1

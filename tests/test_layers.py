@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -149,3 +152,20 @@ def test_config_makes_the_same_network():
     again = gg.Model.from_config(net.config())
     assert again.same_network(net) and again.summary() == net.summary()
     assert not again.same_network(small())
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_model_can_be_copied_and_pickled(again):
+    x = gg.Input((3, 8, 8))
+    y = gg.Conv2d(4, 3, padding=1, weight_init=("normal", 0.1), name="a")(x)
+    y = gg.Linear(5, bias=False)(gg.Flatten()(y + gg.Conv2d(4, 3, padding=1)(x)))
+    for net in (gg.Model(x, y, name="branches"), gg.models.lenet()):
+        other = again(net)
+        assert type(other) is type(net) and other.same_network(net) and other.name == net.name
+        assert not other.loaded and other.graph is not net.graph
+        net.load_weights(net.weights(seed=5))
+        other = again(net)
+        assert other.loaded and other.weights().keys() == net.weights().keys()
+        assert gg.Trainer(other).weights_sha256() == gg.Trainer(net).weights_sha256()
+        net.load_weights(net.graph.initial_weights(6))
+        assert gg.Trainer(other).weights_sha256() != gg.Trainer(net).weights_sha256()

@@ -25,6 +25,12 @@ def make(**options):
     [
         ({"loss": "hinge"}, ValueError, ["loss='hinge'", "cross_entropy"]),
         ({"optimizer": "sgd"}, TypeError, ["optimizer is a str"]),
+        ({"loss": "mse"}, ValueError, ["did you mean 'mean_squared_error'?"]),
+        ({"optimizer": "adam"}, TypeError, ["optimizer is a str, 'adam'", "did you mean gossipgrad.Adam(...)?"]),
+        ({"optimizer": gg.Adam}, TypeError, ["did you mean gossipgrad.Adam(...)?"]),
+        ({"strategy": "allreduce"}, TypeError, ["did you mean gossipgrad.AllReduce()?"]),
+        ({"strategy": "ddp"}, TypeError, ["did you mean gossipgrad.LayerwiseAllReduce()?"]),
+        ({"strategy": gg.NoExchange}, TypeError, ["did you mean gossipgrad.NoExchange()?"]),
         ({"strategy": "gossip"}, TypeError, ["strategy='gossip'", "gossipgrad.GossipGraD()"]),
         ({"strategy": gg.GossipGraD}, TypeError, ["strategy="]),
         ({"seed": -1}, ValueError, ["seed=-1"]),

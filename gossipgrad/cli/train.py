@@ -26,7 +26,7 @@ from gossipgrad.cli.options import (
 )
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import HIGHEST, number
+from gossipgrad.errors import HIGHEST, counted, number
 from gossipgrad.history import History
 from gossipgrad.loop import check_batch
 from gossipgrad.replicas import LOSSES
@@ -197,7 +197,7 @@ def _closing(history: History, arguments: argparse.Namespace) -> str:
     if not history.epochs:
         return "nothing to do"
     last = history.last
-    parts = [f"done: {len(history)} epochs in {sum(history['seconds']):.1f} s of training"]
+    parts = [f"done: {counted(len(history), 'epoch')} in {sum(history['seconds']):.1f} s of training"]
     if "accuracy" in last.get("validation", {}):
         parts.append(f"validation accuracy {100 * last['validation']['accuracy']:.2f} %")
     parts += [
