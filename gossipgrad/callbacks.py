@@ -15,6 +15,7 @@ import warnings
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from gossipgrad import agreement, checkpoint_files
 from gossipgrad.errors import choice, counted, did_you_mean, flag, integer, number
 from gossipgrad.history import Record, flat, lookup
 from gossipgrad.outputs import best_path
@@ -275,6 +276,7 @@ class Checkpoint(_Monitor):
     """Saves after every epoch to `path`, and the best epoch beside it ("run.best.safetensors" for "run.safetensors").
 
     monitor None: "validation.loss" where there is validation, else "train_loss". save_last, save_best: which of both.
+    While fit runs, no other run can save to these paths: it is refused with a CheckpointError before it trains.
     """
 
     def __init__(
@@ -289,12 +291,21 @@ class Checkpoint(_Monitor):
         self.path = os.fspath(path)
         self.best_path = best_path(self.path)
         self.save_last, self.save_best = flag("save_last", save_last), flag("save_best", save_best)
+        self._locks: list[str] = []
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        folder = os.path.dirname(self.path) or "."
-        if not os.path.isdir(folder):
-            raise ValueError(f"checkpoint={self.path!r}: no such folder: {folder!r}")
         super().on_fit_begin(trainer)
+
+        def lock() -> None:
+            for path in [self.path] * self.save_last + [self.best_path] * self.save_best:
+                if trainer.rank == 0:
+                    self._locks.append(checkpoint_files.lock(path))
+
+        agreement.together(trainer.team, f"checkpoint={self.path!r}", lock)
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        while self._locks:
+            checkpoint_files.unlock(self._locks.pop())
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
         best = self.see(record)

@@ -5,9 +5,13 @@ checkpoint_files.py knows the files.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from gossipgrad import agreement, notices
 from gossipgrad import checkpoint_files as files
@@ -23,28 +27,40 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     team = replicas.team
     replicas.core.settle()
     step = replicas.core.step
-    token = team.broadcast(os.urandom(4)).hex()
-    state = f"step-{step:08}-{token}"
+    state = files.state_name(step, team.broadcast(os.urandom(4)))
+    with contextlib.ExitStack() as stack:
 
-    def prepare() -> None:
-        if team.rank == 0:
-            files.prepare(path, state)
+        def prepare() -> None:
+            if team.rank == 0:
+                stack.enter_context(files.locked(path))
+                files.prepare(path, state)
+
+        agreement.together(team, path, prepare, replicas.where)
+        _write(replicas, path, state, step)
+
+
+def _write(replicas: Replicas, path: str, state: str, step: int) -> None:
+    """The files of a save whose folder is there."""
+    team = replicas.team
+    digests: list[str] = []
 
     def write() -> None:
         for local in range(team.local):
-            files.write_rank(path, state, team.rank + local, step, replicas.rank_state(local))
+            digests.append(files.write_rank(path, state, team.rank + local, step, replicas.rank_state(local)))
 
-    agreement.together(team, path, prepare, replicas.where)
     agreement.together(team, path, write, replicas.where)
+    everywhere = [one for text in replicas.gather(json.dumps(digests).encode()) for one in json.loads(text)]
     weights = replicas.core.consensus_weights()
     description = {
         "model": replicas.net.config(),
         "settings": replicas.settings(),
         "ranks": replicas.size,
         "step": step,
+        "moments_since": replicas.moments_since,
         "epoch": replicas.epoch,
         "epochs": replicas.history.epochs,
         "learning_rate": replicas.set_rate,
+        "rank_files": everywhere,
     }
 
     def commit() -> None:
@@ -64,8 +80,9 @@ class _Saved:
     epoch: int
     epochs: list[Record]
     settings: Record
-    state: str
     learning_rate: float | None  # set by hand or by a plateau; None: by the schedule
+    optimizer: str
+    moments_since: int
 
     @classmethod
     def of(cls, name: str, description: dict[str, Any]) -> _Saved:
@@ -77,8 +94,9 @@ class _Saved:
                 epoch=int(description["epoch"]),
                 epochs=list(description["epochs"]),
                 settings=dict(description["settings"]),
-                state=description["state"],
                 learning_rate=None if description.get("learning_rate") is None else float(description["learning_rate"]),
+                optimizer=str(description["settings"]["optimizer"]),
+                moments_since=int(description["moments_since"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{name}: its description cannot be understood ({error!r})") from error
@@ -99,29 +117,56 @@ class _Saved:
 
 
 def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
-    """Go on from a checkpoint of the same network and number of ranks."""
+    """Go on from a checkpoint of the same network and number of ranks.
+
+    Moments are those of one kind of optimiser: where the checkpoint is of another, they begin at zero, and Adam counts
+    its updates from here.
+    """
     name = os.fspath(path)
     net, team = replicas.net, replicas.team
-    consensus, description = files.read(name)
-    saved = _Saved.of(name, description)
-    saved.check(name, replicas)
-    parts: list[dict[str, Arrays]] = []
+    found: list[tuple[_Saved, Arrays, list[dict[str, Arrays]]]] = []
 
     def load() -> None:
-        for local in range(team.local):
-            part = files.read_rank(name, saved.state, team.rank + local)
-            where = f"{name}, rank {team.rank + local}"
-            checked = {key: net.check_weights(arrays, where) if arrays else {} for key, arrays in part.items()}
-            parts.append(checked | {"weight": net.check_weights(part["weight"], where)})
+        weights, description = files.read(name)
+        saved = _Saved.of(name, description)
+        saved.check(name, replicas)
+        consensus = _checked(net, weights, name)
+        parts = []
+        for rank in range(team.rank, team.rank + team.local):
+            part = files.read_rank(name, description, rank)
+            where = f"{name}, rank {rank}"
+            parts.append({key: _checked(net, arrays, f"{where}, {key}") for key, arrays in part.items()})
+            if not parts[-1]["weight"]:
+                raise CheckpointError(f"{where}: without weights")
+        found.append((saved, consensus, parts))
 
     agreement.together(team, "resume", load, replicas.where)
+    saved, consensus, parts = found[0]
     replicas.core.settle()
     _restore_exchange(replicas, saved.settings)
-    replicas.set_state(saved.step, parts, net.check_weights(consensus, name))
+    if saved.optimizer != replicas.optimizer.name:
+        parts = [part | {"momentum": {}, "second_moment": {}} for part in parts]
+    replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
+    replicas.set_state(saved.step, parts, consensus)
     _restore_rate(replicas, saved)
     replicas.epoch = saved.epoch
     replicas.history.epochs = saved.epochs
     notices.changed_settings(team.rank, name, saved.settings, replicas.settings())
+
+
+def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:
+    """Arrays of the network's names and shapes, all numbers finite; {} for none. CheckpointError."""
+    if not arrays:
+        return {}
+    for key, array in arrays.items():
+        finite = np.isfinite(array)
+        if not finite.all():
+            at = tuple(int(i) for i in np.argwhere(~finite)[0])
+            raise CheckpointError(
+                f"{where}: {key}{list(at)} is {array[at]}: a run that diverged cannot be gone on with; "
+                "net.load_weights loads the weights as they are"
+            )
+    return net.check_weights(arrays, where)
 
 
 def _restore_exchange(replicas: Replicas, saved: Record) -> None:

@@ -1,15 +1,24 @@
 """The files of a checkpoint: PATH, the consensus weights as safetensors, and PATH.state/, all ranks' own state.
 
-PATH.state/<name>/rank-00000.safetensors holds a rank's "weight/...", "momentum/..." and "second_moment/..."; the
-metadata of PATH says which <name> belongs to it. A save writes a new folder, then replaces PATH in one step, then
-removes the old folder: whenever it is interrupted, PATH and its folder belong together.
+PATH.state/step-<step>-<token>/rank-00000.safetensors holds a rank's "weight/...", "momentum/..." and
+"second_moment/..."; the metadata of PATH say which folder belongs to it, and the checksum of each rank's file. A save
+writes a new folder, then replaces PATH in one step, then removes the old folder: whenever it is interrupted, PATH and
+its folder belong together. Every file has a checksum for each array and for its header, compared when it is read.
+
+Who saves holds a lock on PATH.state/ meanwhile; a Checkpoint callback holds it as long as fit runs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import re
 import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,43 +26,130 @@ from numpy.typing import NDArray
 
 from gossipgrad import safetensors
 from gossipgrad.errors import CheckpointError
+from gossipgrad.files import sync_folder
 
-FORMAT = "gossipgrad-checkpoint-1"
+FORMAT = "gossipgrad-checkpoint-2"
 PARTS = ("weight", "momentum", "second_moment")
 Arrays = dict[str, NDArray[np.float32]]
+
+_STATE = re.compile(r"step-\d{8,}-[0-9a-f]{8}")
 
 
 def state_root(path: str) -> str:
     return f"{path}.state"
 
 
+def state_name(step: int, token: bytes) -> str:
+    """The folder of a save in state_root; `token`: four random bytes, the same on all ranks."""
+    return f"step-{step:08}-{token.hex()}"
+
+
 def rank_file(path: str, state: str, rank: int) -> str:
     return os.path.join(state_root(path), state, f"rank-{rank:05}.safetensors")
 
 
-def prepare(path: str, state: str) -> None:
-    """Make the folder of a new state (rank 0, before the ranks write), in the folder of PATH, which must be there."""
+# ---- the lock
+
+
+@dataclass
+class _Held:
+    """A lock of this process."""
+
+    handle: int
+    users: int = 0
+
+
+_held: dict[str, _Held] = {}  # by the real path of the folder
+
+
+def _locked_folder(root: str) -> int:
+    """A locked handle of the folder, which is made; CheckpointError where another process has the lock."""
+    while True:
+        os.makedirs(root, exist_ok=True)
+        handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise CheckpointError("another run saves there; allowed: a path of its own for each run") from None
+        except OSError:  # a file system without locks
+            return handle
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(root), os.fstat(handle)):
+                return handle
+        os.close(handle)  # it was removed, and perhaps made again, before we had the lock
+
+
+def lock(path: str) -> str:
+    """No other process saves to PATH until unlock, which wants what this returns. CheckpointError, OSError.
+
+    The folder of PATH must be there, and PATH, if it is there, a regular file. Locks of one process nest,
+    and go with it.
+    """
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise CheckpointError(f"no such folder: {folder!r}")
-    os.makedirs(os.path.join(state_root(path), state), exist_ok=True)
+    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        raise CheckpointError("not a regular file; allowed: the path of a file to write")
+    root = os.path.realpath(state_root(path))
+    if root not in _held:
+        _held[root] = _Held(_locked_folder(root))
+    _held[root].users += 1
+    return root
 
 
-def write_rank(path: str, state: str, rank: int, step: int, parts: dict[str, Arrays]) -> None:
-    """One rank's state: the arrays of each of PARTS by name."""
+def unlock(root: str) -> None:
+    """The end of a lock. An empty folder goes."""
+    one = _held[root]
+    one.users -= 1
+    if one.users == 0:
+        del _held[root]
+        with contextlib.suppress(OSError):  # it is not empty
+            os.rmdir(root)
+        os.close(one.handle)
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    root = lock(path)
+    try:
+        yield
+    finally:
+        unlock(root)
+
+
+# ---- writing
+
+
+def prepare(path: str, state: str) -> None:
+    """Make the folder of a new state (rank 0, which holds the lock, before the ranks write)."""
+    root = state_root(path)
+    os.makedirs(os.path.join(root, state), exist_ok=True)
+    sync_folder(root)
+    sync_folder(os.path.dirname(os.path.abspath(root)))
+
+
+def write_rank(path: str, state: str, rank: int, step: int, parts: dict[str, Arrays]) -> str:
+    """One rank's state: the arrays of each of PARTS by name. Returns the file's checksum."""
     arrays = {f"{part}/{name}": array for part in PARTS for name, array in parts[part].items()}
     metadata = {"format": FORMAT, "rank": str(rank), "step": str(step)}
-    safetensors.write(rank_file(path, state, rank), arrays, metadata)
+    return safetensors.write(rank_file(path, state, rank), arrays, metadata, checksums=True)
 
 
 def commit(path: str, state: str, weights: Arrays, description: dict[str, Any]) -> None:
-    """Replace PATH (rank 0, after all ranks have written) and remove what belonged to the old one."""
+    """Replace PATH (rank 0, after all ranks have written) and remove the folders of other saves.
+
+    `description` has the checksums of the ranks' files as "rank_files". What else lies in PATH.state/ stays.
+    """
     metadata = {"format": FORMAT, "state": state, "gossipgrad": json.dumps(description)}
-    safetensors.write(path, weights, metadata)
+    safetensors.write(path, weights, metadata, checksums=True)
     root = state_root(path)
     for name in os.listdir(root):
-        if name != state:
+        if name != state and _STATE.fullmatch(name):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+
+# ---- reading
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
@@ -64,21 +160,31 @@ def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
     arrays, metadata = safetensors.read(path)
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path}: weights without a trainer's state; net.load_weights({path!r}) takes them into a network"
+            f"{path}: weights without a trainer's state; net.load_weights({path!r}) loads them into a network"
+            if "gossipgrad" not in metadata
+            else f"{path}: a checkpoint of the format {metadata.get('format')!r}; allowed: {FORMAT!r}"
         )
+    safetensors.header_digest(path, metadata)
     try:
-        description = json.loads(metadata["gossipgrad"])
-    except (KeyError, ValueError) as error:
+        description = dict(json.loads(metadata["gossipgrad"]))
+        return arrays, description | {"state": str(metadata["state"])}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its description cannot be read ({error})") from error
-    return arrays, description | {"state": metadata["state"]}
 
 
-def read_rank(path: str | os.PathLike[str], state: str, rank: int) -> dict[str, Arrays]:
-    """One rank's state as it was given to write_rank. CheckpointError if the file is missing or damaged."""
-    name = rank_file(os.fspath(path), state, rank)
+def read_rank(path: str | os.PathLike[str], description: dict[str, Any], rank: int) -> dict[str, Arrays]:
+    """One rank's state as it was given to write_rank; `description`: what read gave.
+
+    CheckpointError if the file is missing, damaged, or not the one that was saved together with PATH.
+    """
+    name = rank_file(os.fspath(path), description["state"], rank)
     arrays, metadata = safetensors.read(name)
     if metadata.get("format") != FORMAT or metadata.get("rank") != str(rank):
         raise CheckpointError(f"{name}: not the state of rank {rank}")
+    if metadata.get("step") != str(description["step"]):
+        raise CheckpointError(f"{name}: the state after step {metadata.get('step')}, not {description['step']}")
+    if safetensors.header_digest(name, metadata) != description["rank_files"][rank]:
+        raise CheckpointError(f"{name}: of another save or run than {os.fspath(path)}, by its checksum")
     parts: dict[str, Arrays] = {part: {} for part in PARTS}
     for key, array in arrays.items():
         part, _, name = key.partition("/")

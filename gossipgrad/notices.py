@@ -102,4 +102,6 @@ def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:
     changed = [k for k in here if k not in _FREE and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]
     if changed and rank == 0:
         pairs = ", ".join(f"{key} {saved[key]!r} -> {here[key]!r}" for key in changed)
+        if "optimizer" in changed:
+            pairs += "; the optimizer's moments begin at zero"
         warnings.warn(f"{name}: goes on with other settings than it was saved with: {pairs}", stacklevel=4)

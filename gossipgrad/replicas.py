@@ -125,6 +125,8 @@ class Replicas:
         self.history = History(ranks=self.size)
         self.fit_settings: Record = {}  # what fit was last called with, in terms of JSON
         self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule says
+        # The step in which the optimiser's moments were zero: Adam counts its updates from there.
+        self.moments_since = 0
         self._core: _core.Trainer | None = None
         self._make()
 
@@ -194,7 +196,7 @@ class Replicas:
             self.net.graph,
             self.team,
             loss=self.loss,
-            optimizer=self.optimizer.options() | {"schedule": schedule},
+            optimizer=self.optimizer.options() | {"schedule": schedule, "moments_since": self.moments_since},
             strategy=self.strategy.options() | ({} if self.exchange is None else {"exchange": self.exchange}),
             seed=self.seed,
             threads=self.threads,
@@ -284,6 +286,12 @@ class Replicas:
                     f"{ranks[0][1]:g} on rank 0; allowed: the same rates on every rank"
                 )
 
+    def set_moments_since(self, step: int) -> None:
+        """The optimiser's moments were zero in this step, 0 for one that has begun with the training. Collective."""
+        if self.moments_since != step:
+            self.moments_since = step
+            self._make()
+
     # ---- state, at rest
 
     def rank_state(self, local: int) -> dict[str, Arrays]:
@@ -306,11 +314,12 @@ class Replicas:
         core.load_consensus(consensus)
         for local, part in enumerate(parts):
             core.load_weights(part["weight"], local)
-            # What another optimiser left is of no use to this one.
-            if part["momentum"] and core.momentum(local):
-                core.load_momentum(part["momentum"], local)
-            if part["second_moment"] and core.second_moment(local):
-                core.load_second_moment(part["second_moment"], local)
+            for name, here, load in (
+                ("momentum", core.momentum(local), core.load_momentum),
+                ("second_moment", core.second_moment(local), core.load_second_moment),
+            ):
+                if here:  # a moment that the state does not have begins at zero
+                    load(part[name] or {key: np.zeros_like(array) for key, array in here.items()}, local)
         core.step = step
 
     def weights_sha256(self) -> list[str]:

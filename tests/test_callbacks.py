@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,6 +197,7 @@ class FakeTrainer:
         self.stop, self.history, self.validating, self.saved = False, history_of([]), True, []
         self.record_names = ["train_loss", "validation.loss", "validation.accuracy"]
         self.said = []
+        self.rank, self.team = 0, SimpleNamespace(kind="single", size=1, rank=0)
 
     def save(self, path):
         self.saved.append(path)
@@ -215,6 +217,7 @@ def play(callback, values):
         callback.on_epoch_end(fake, record)
         if fake.stop:
             break
+    callback.on_fit_end(fake)
     return fake, record["epoch"]
 
 

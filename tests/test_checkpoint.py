@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import warnings
 
 import numpy as np
@@ -144,11 +146,11 @@ def test_an_interrupted_save_keeps_the_old_checkpoint(when, data, tmp_path, monk
     write = safetensors.write
     calls = []
 
-    def failing(name, arrays, metadata):
+    def failing(name, *arguments, **options):
         calls.append(name)
         if len(calls) == (2 if when == "write_rank" else 4):
             raise OSError(28, "No space left on device", name)
-        write(name, arrays, metadata)
+        return write(name, *arguments, **options)
 
     monkeypatch.setattr(safetensors, "write", failing)
     with pytest.raises(gg.CheckpointError, match="No space left"):
@@ -250,6 +252,160 @@ def test_a_missing_rank_is_told(data, tmp_path):
     os.unlink(checkpoint_files.rank_file(str(tmp_path / "c"), state, 1))
     with pytest.raises(gg.CheckpointError, match="rank-00001.safetensors: No such file"):
         gg.Trainer.load(tmp_path / "c")
+
+
+@pytest.mark.parametrize("left", [gg.SGD(lr=0.05, momentum=0.9), gg.SGD(lr=0.05)], ids=["momentum", "plain"])
+def test_moments_of_another_optimizer_are_left_behind(left, data, tmp_path):
+    """Adam after SGD is Adam from its first update on, on these weights; and so it goes on after another save."""
+
+    def alone(optimizer):  # dropout would differ with the step
+        layers = [gg.Linear(8), gg.Tanh(), gg.Linear(3)]
+        return gg.Trainer(gg.Sequential(layers, input=(6,)), optimizer=optimizer, comm=gg.VirtualCluster(1))
+
+    before = alone(left)
+    fit(before, data, 2)
+    before.save(tmp_path / "sgd")
+    fresh, resumed = alone(gg.Adam(lr=0.01)), alone(gg.Adam(lr=0.01))
+    fresh.load_weights(before.weights())
+    with pytest.warns(UserWarning, match="'sgd' -> 'adam'.*moments begin at zero"):
+        fit(resumed, data, 2, resume=tmp_path / "sgd")
+    assert resumed.step == before.step > 0
+    x, y = data[0].samples[:8], data[0].targets[:8]
+
+    def train(trainer):
+        for _ in range(3):
+            trainer.train_step([x], [y])
+        return trainer.weights_sha256()
+
+    train(resumed), train(fresh)
+    assert all(np.array_equal(resumed.momentum()[k], v) for k, v in fresh.momentum().items())
+    assert resumed.weights_sha256() == fresh.weights_sha256()
+    resumed.save(tmp_path / "adam")
+    again = gg.Trainer.load(tmp_path / "adam", comm=gg.VirtualCluster(1))
+    assert train(again) == train(fresh) == train(resumed)
+
+
+def test_a_moment_that_was_not_saved_begins_at_zero(data, tmp_path):
+    plain = make(2, optimizer=gg.SGD(lr=0.05))
+    fit(plain, data, 1)
+    plain.save(tmp_path / "c")
+    other = make(2, optimizer=gg.SGD(lr=0.05, momentum=0.9))
+    fit(other, data, 1)
+    assert any(np.any(array) for array in other.momentum(1).values())
+    with pytest.warns(UserWarning, match="momentum 0.0 -> 0.9"):
+        fit(other, data, 1, resume=tmp_path / "c")
+    assert not any(np.any(array) for rank in (0, 1) for array in other.momentum(rank).values())
+
+
+def rank_path(path, rank):
+    return checkpoint_files.rank_file(str(path), checkpoint_files.read(path)[1]["state"], rank)
+
+
+def test_damage_is_seen(data, tmp_path):
+    """In any file, in any part of it."""
+    trainer = make()
+    fit(trainer, data, 1)
+    path = tmp_path / "c"
+    trainer.save(path)
+    for name in (path, rank_path(path, 0), rank_path(path, 2)):
+        with open(name, "rb") as file:
+            good = file.read()
+        spoilt = [good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :] for at in range(9, len(good), len(good) // 9)]
+        for bad in [*spoilt, good + b"\0", good[:-64] + bytes(64)]:
+            with open(name, "wb") as file:
+                file.write(bad)
+            with pytest.raises(gg.CheckpointError):
+                gg.Trainer.load(path)
+        with open(name, "wb") as file:
+            file.write(good)
+    assert gg.Trainer.load(path).weights_sha256() == trainer.weights_sha256()
+
+
+def test_a_part_of_another_save_is_refused(data, tmp_path):
+    """Of another step, of another run at the same step, of another rank."""
+    trainer = make()
+    trainer.save(tmp_path / "early")
+    fit(trainer, data, 1)
+    trainer.save(tmp_path / "c")
+    other = make(seed=12)
+    fit(other, data, 1)
+    other.save(tmp_path / "other")
+    good = (tmp_path / "c").parent / rank_path(tmp_path / "c", 1)
+    for source, words in (
+        (rank_path(tmp_path / "early", 1), "the state after step 0, not 5"),
+        (rank_path(tmp_path / "other", 1), "of another save or run"),
+        (rank_path(tmp_path / "c", 0), "not the state of rank 1"),
+    ):
+        shutil.copy(source, good)
+        with pytest.raises(gg.CheckpointError, match=words):
+            gg.Trainer.load(tmp_path / "c")
+
+
+def test_a_diverged_state_is_refused(data, tmp_path):
+    trainer = make(2)
+    weights = trainer.weights()
+    weights["fc2.bias"][1] = np.nan
+    trainer.load_weights(weights)
+    trainer.save(tmp_path / "c")
+    with pytest.raises(gg.CheckpointError, match=r"fc2.bias\[1\] is nan"):
+        gg.Trainer.load(tmp_path / "c")
+
+
+def test_strangers_in_the_folder_of_the_state_stay(data, tmp_path):
+    trainer = make(2)
+    path = tmp_path / "c"
+    trainer.save(path)
+    for name in ("mine", "step-notes", "step-00000001-abc"):
+        (tmp_path / "c.state" / name).mkdir()
+    (tmp_path / "c.state" / "step-00000009-0123abcd").mkdir()  # of a save that was killed
+    trainer.save(path)
+    left = sorted(os.listdir(tmp_path / "c.state"))
+    assert left[0] == "mine" and left[-1] == "step-notes" and "step-00000001-abc" in left and len(left) == 4
+
+
+def test_two_runs_on_one_path(data, tmp_path):
+    """While another process saves there, this one is refused, before it trains; two trainers of one process are not."""
+    path = tmp_path / "c"
+    seen = []
+
+    def free():
+        handle = os.open(f"{path}.state", os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+    class Look(gg.Callback):
+        def on_epoch_begin(self, trainer, epoch):
+            seen.append(free())
+
+        def on_epoch_end(self, trainer, record):
+            seen.append(free())
+
+    fit(make(2), data, 2, callbacks=[Look(), gg.Checkpoint(path, save_best=False)])
+    assert seen == [False] * 4 and free()
+    handle = os.open(f"{path}.state", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    trainer, before = make(2), path.read_bytes()
+    with pytest.raises(gg.CheckpointError, match="another run saves there"):
+        fit(trainer, data, 1, callbacks=[gg.Checkpoint(path)])
+    assert trainer.step == 0
+    with pytest.raises(gg.CheckpointError, match="another run saves there"):
+        trainer.save(path)
+    os.close(handle)
+    assert path.read_bytes() == before
+    trainer.save(path)
+    assert free()
+
+
+def test_a_device_is_no_place_for_a_checkpoint(tmp_path):
+    (tmp_path / "null").symlink_to("/dev/null")
+    with pytest.raises(gg.CheckpointError, match="null: not a regular file"):
+        make(2).save(tmp_path / "null")
+    assert os.listdir(tmp_path) == ["null"]
 
 
 def test_mpi_ranks_resume_what_a_virtual_cluster_saved(data, tmp_path, mpirun):

@@ -33,11 +33,12 @@ typedef struct gg_optimizer {
     gg_optimizer_kind kind;
     gg_rate rate;
     float weight_decay;
-    float momentum;      /* SGD */
-    bool nesterov;       /* SGD */
-    double beta1, beta2; /* ADAM */
-    float eps;           /* ADAM */
-    bool decoupled;      /* ADAM: decay of the weights themselves (AdamW), not of their gradient */
+    float momentum;        /* SGD */
+    bool nesterov;         /* SGD */
+    double beta1, beta2;   /* ADAM */
+    float eps;             /* ADAM */
+    bool decoupled;        /* ADAM: decay of the weights themselves (AdamW), not of their gradient */
+    int64_t moments_since; /* ADAM: the step in which the moments were zero; its bias correction counts from there */
 } gg_optimizer;
 
 gg_status gg_optimizer_check(const gg_optimizer *optimizer); /* GG_ERROR_ARGUMENT naming the keyword */
@@ -71,7 +72,7 @@ float *gg_state_arena(const gg_state *state, gg_arena which); /* NULL if the opt
 int64_t gg_state_optimizer_bytes(const gg_state *state, bool whole);
 
 /* The update of elements [offset, offset + count) in step `step`, with the state's arenas and `gradient`, which points
- * to the first of them; nothing is received or copied. The step counts from 0; Adam's bias correction needs it. */
+ * to the first of them; nothing is received or copied. The step counts from 0. */
 gg_update_args gg_optimizer_update(const gg_optimizer *optimizer, const gg_state *state, int64_t step, size_t offset,
                                    size_t count, const float *gradient);
 

@@ -28,6 +28,9 @@ static gg_status check_adam(const gg_optimizer *optimizer) {
         if (!(beta >= 0 && (float)beta < 1)) /* the kernel computes in float32 */
             GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "beta%d=%g: must be at least 0 and below 1", i + 1, beta));
     }
+    if (optimizer->moments_since < 0)
+        GG_TRY(
+            gg_fail(GG_ERROR_ARGUMENT, "moments_since=%lld: must be at least 0", (long long)optimizer->moments_since));
     if (!(optimizer->eps >= FLT_MIN && optimizer->eps <= FLT_MAX))
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "eps=%g: must be finite and at least %g", (double)optimizer->eps,
                        (double)FLT_MIN));
@@ -61,7 +64,7 @@ static void fill_sgd(const gg_optimizer *optimizer, double lr, gg_update_args *a
 
 /* Moments start as zeros, so they are too small by 1 - beta^updates. */
 static void fill_adam(const gg_optimizer *optimizer, double lr, int64_t step, gg_update_args *args) {
-    const double updates = (double)step + 1;
+    const double updates = (double)(step - optimizer->moments_since) + 1;
     args->rule = GG_UPDATE_ADAM;
     args->lr = (float)(lr / (1 - pow(optimizer->beta1, updates)));
     args->mu = (float)optimizer->beta1;

@@ -128,7 +128,8 @@ int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
                           .beta1 = number_of(dict, "beta1", 0.9),
                           .beta2 = number_of(dict, "beta2", 0.999),
                           .eps = (float)number_of(dict, "eps", 1e-8),
-                          .decoupled = flag_of(dict, "decoupled")};
+                          .decoupled = flag_of(dict, "decoupled"),
+                          .moments_since = py_options_whole_of(dict, "moments_since", 0)};
     if (PyErr_Occurred()) return -1;
     if (schedule != NULL && schedule != Py_None) {
         if (!PyDict_Check(schedule)) {
