@@ -196,7 +196,7 @@ class FakeTrainer:
     def __init__(self):
         self.stop, self.history, self.validating, self.saved = False, history_of([]), True, []
         self.record_names = ["train_loss", "validation.loss", "validation.accuracy"]
-        self.said = []
+        self.said, self.failed = [], False
         self.rank, self.team = 0, SimpleNamespace(kind="single", size=1, rank=0)
 
     def save(self, path):
