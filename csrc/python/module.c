@@ -1,25 +1,7 @@
-#define GG_PYTHON_MODULE
 #include "python/python.h"
 
-PyObject *gg_py_communication_error, *gg_py_cancelled;
-
-static int add_exceptions(PyObject *module) {
-    gg_py_communication_error = PyErr_NewExceptionWithDoc(
-        "gossipgrad.CommunicationError", "A message failed, or another rank did.", PyExc_RuntimeError, NULL);
-    gg_py_cancelled = PyErr_NewExceptionWithDoc("gossipgrad.Cancelled", "Stopped because another rank failed.",
-                                                PyExc_RuntimeError, NULL);
-    if (gg_py_communication_error == NULL || gg_py_cancelled == NULL) return -1;
-    if (PyModule_AddObjectRef(module, "CommunicationError", gg_py_communication_error) < 0) return -1;
-    return PyModule_AddObjectRef(module, "Cancelled", gg_py_cancelled);
-}
-
 static int py_module_execute(PyObject *module) {
-    if (gg_py_communication_error != NULL) {
-        PyErr_SetString(PyExc_ImportError, "gossipgrad._core can be loaded by one interpreter of a process only");
-        return -1;
-    }
-    import_array1(-1);
-    if (add_exceptions(module) < 0) return -1;
+    if (gg_py_add_common(module) < 0) return -1;
     if (gg_py_add_graph(module) < 0 || gg_py_add_team(module) < 0 || gg_py_add_dataset(module) < 0) return -1;
     if (gg_py_add_trainer(module) < 0 || gg_py_add_info(module) < 0) return -1;
     if (gg_py_add_schedule(module) < 0) return -1;

@@ -27,7 +27,7 @@ typedef struct gg_py_graph {
 typedef struct gg_py_team {
     PyObject_HEAD gg_team *team;
     pid_t process;       /* that made it; a process forked from it cannot use it, and frees nothing */
-    bool no_collectives; /* this process is in a callback that others may have at another step, or not at all */
+    bool no_collectives; /* a callback runs that other ranks run at another step, or not at all */
 } gg_py_team;
 
 typedef struct gg_py_dataset {
@@ -38,6 +38,7 @@ extern PyTypeObject *gg_py_graph_type, *gg_py_team_type, *gg_py_dataset_type, *g
 extern PyObject *gg_py_communication_error, *gg_py_cancelled;
 
 /* Each adds its types and functions to the module; 0, or -1 with an exception set. */
+int gg_py_add_common(PyObject *module); /* before the others */
 int gg_py_add_graph(PyObject *module);
 int gg_py_add_team(PyObject *module);
 int gg_py_add_dataset(PyObject *module);
@@ -45,8 +46,7 @@ int gg_py_add_trainer(PyObject *module);
 int gg_py_add_info(PyObject *module);
 int gg_py_add_schedule(PyObject *module);
 
-/* Whether something in which all ranks take part can be asked for: 0, or -1 with RuntimeError where it cannot.
- */
+/* Whether a collective call is allowed: 0, or -1 with RuntimeError inside of a callback that not all ranks run. */
 int gg_py_team_check_collectives(const gg_py_team *team);
 
 /* Whether this process made the team; false in one that was forked from it. The second form: 0, or -1 with RuntimeError

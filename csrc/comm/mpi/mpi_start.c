@@ -48,14 +48,6 @@ static gg_status check_process(void) {
                    (long)process, (long)getpid());
 }
 
-gg_status gg_mpi_check(int code, const char *function) {
-    if (code == MPI_SUCCESS) return GG_OK;
-    char text[MPI_MAX_ERROR_STRING + 1] = "";
-    int length = 0;
-    if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) snprintf(text, sizeof text, "error code %d", code);
-    return gg_fail(GG_ERROR_COMM, "%s failed: %s", function, text);
-}
-
 /* One line: every run of blanks and line ends becomes one blank. */
 static void one_line(const char *text, char *out, size_t bytes) {
     size_t used = 0;

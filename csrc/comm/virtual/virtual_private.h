@@ -2,7 +2,11 @@
  * baton touches them, but for gg_virtual.watch_due.
  *
  * virtual.c: life of a cluster, runs, the ranks' threads. virtual_transport.c: the transport table, and which message a
- * receive gets. wire.c: when messages arrive. scheduler.c: who runs next. deadlock.c: nobody can. */
+ * receive gets. due.c: which ranks can run. wire.c: when messages arrive. deadlock.c: no rank can run. scheduler.c:
+ * which rank runs next.
+ *
+ * Calls go one way: virtual.c and virtual_transport.c call scheduler.c, it calls deadlock.c and wire.c, and all of
+ * these call due.c. */
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_PRIVATE_H
 #define GG_COMM_VIRTUAL_VIRTUAL_PRIVATE_H
 
@@ -77,7 +81,7 @@ static inline gg_virtual_rank *gg_rank_of(gg_transport *transport) { return (gg_
 
 extern const gg_transport_table gg_virtual_table;
 
-/* ---- scheduler.c ---- */
+/* ---- due.c ---- */
 
 /* Enters a rank that does not run into the heap of those that can, from `key` on, and takes it out. */
 void gg_virtual_make_due(gg_virtual *cluster, gg_virtual_rank *rank, double key, bool only_deadline);
@@ -85,6 +89,8 @@ void gg_virtual_make_undue(gg_virtual *cluster, gg_virtual_rank *rank);
 
 /* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
 void gg_virtual_wake(gg_virtual *cluster, gg_request *request, double time);
+
+/* ---- scheduler.c ---- */
 
 /* Hands the baton to the rank that is due. self: the caller, who then sleeps until it is due itself; NULL: nobody. */
 void gg_virtual_hand_on(gg_virtual *cluster, gg_virtual_rank *self);

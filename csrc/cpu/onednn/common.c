@@ -134,7 +134,7 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     GG_TRY(gg_calloc(1, sizeof(gg_dnn_op), "an operation", &block));
     op = block;
     op->head.type = &op_class;
-    op->head.backend = gg_backend_onednn.name;
+    op->head.backend = GG_DNN_NAME;
     op->head.desc = *desc;
     for (int i = 0; i < desc->inputs; i++) op->head.input[i].dtype = GG_FLOAT32;
     op->head.output.dtype = GG_FLOAT32;

@@ -13,6 +13,8 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/shared.h"
 
+#define GG_DNN_NAME "onednn" /* of the table, and of the backend in every operation */
+
 typedef struct gg_dnn_device {
     gg_cpu_device base;
     dnnl_engine_t engine;

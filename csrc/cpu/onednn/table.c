@@ -58,7 +58,7 @@ const char *gg_onednn_version(void) {
 }
 
 const gg_backend gg_backend_onednn = {
-    .name = "onednn",
+    .name = GG_DNN_NAME,
     .open = open_device,
     .close = close_device,
     .create =

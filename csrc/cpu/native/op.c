@@ -1,0 +1,29 @@
+/* What every operation of the native table begins with. */
+#include "base/memory.h"
+#include "cpu/native/native.h"
+
+gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, size_t bytes, gg_op **out) {
+    *out = NULL;
+    if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
+        return gg_fail(GG_ERROR_ARGUMENT, "%s takes 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
+                       desc->inputs);
+    if (desc->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
+    for (int i = 0; i < desc->inputs; ++i)
+        if (desc->offered[i].dtype != GG_FLOAT32)
+            return gg_fail(GG_ERROR_UNSUPPORTED, "native %s computes in float32, not %s", gg_op_kind_name(desc->kind),
+                           gg_dtype_name(desc->offered[i].dtype));
+    gg_op *op;
+    gg_status status = gg_calloc(1, bytes, "an operation", &op);
+    if (status != GG_OK) return status;
+    const gg_format lanes = {GG_FLOAT32, GG_LAYOUT_BATCH_LAST};
+    op->type = type;
+    op->backend = GG_NATIVE_NAME;
+    op->desc = *desc;
+    for (int i = 0; i < desc->inputs; ++i) op->input[i] = lanes;
+    op->output = lanes;
+    *out = op;
+    return GG_OK;
+}
+
+void gg_native_op_free(gg_op *op) { gg_free(op); }

@@ -1,0 +1,23 @@
+/* Who may call into a _core.Trainer, and its replicas. */
+#include "python/trainer.h"
+
+bool gg_py_trainer_is_free(const gg_py_trainer *t) {
+    if (t->team != NULL && gg_py_team_check_process(t->team) < 0) return false;
+    if (t->busy) PyErr_SetString(PyExc_RuntimeError, "this trainer is in use by another thread");
+    else if (t->trainer == NULL) PyErr_SetString(PyExc_RuntimeError, "this trainer was not initialised");
+    else return true;
+    return false;
+}
+
+bool gg_py_trainer_enter(gg_py_trainer *t) {
+    if (!gg_py_trainer_is_free(t) || gg_py_team_check_collectives(t->team) < 0) return false;
+    return t->busy = true;
+}
+
+gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank) {
+    int local = gg_team_local(t->team->team);
+    if (gg_py_team_check_process(t->team) < 0) return NULL;
+    if (rank >= 0 && rank < local) return gg_trainer_replica(t->trainer, rank);
+    PyErr_Format(PyExc_ValueError, "rank: %d; this process has local ranks 0 to %d", rank, local - 1);
+    return NULL;
+}
