@@ -1,4 +1,4 @@
-/* The end of a rank: what the others learn of it, and its exit code. */
+/* The end of a rank: what the others learn of it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
 #include "comm/mpi/mpi_private.h"
 #include "comm/mpi/mpi_transport.h"
@@ -16,9 +15,6 @@
  * The messages go over a communicator of their own. */
 #define TAG_QUESTION 1
 #define TAG_ANSWER 2
-
-/* How long a rank that need not report waits to be ended by the one that did. */
-#define SECONDS_TO_BE_ENDED 30.0
 
 /* What this rank knows of another. */
 typedef enum knowledge { NOT_ASKED = 0, ASKED, ENDED } knowledge;
@@ -112,8 +108,6 @@ void gg_mpi_questions_close(void) {
     known = NULL;
 }
 
-/* ---- the exit code ---- */
-
 /* The launcher gives each job a folder of its own on every host, and removes it: a file there says that a rank has
  * reported, however slow the others are. */
 bool gg_mpi_first_to_report(void) {
@@ -129,28 +123,3 @@ bool gg_mpi_first_to_report(void) {
     close(file);
     return true;
 }
-
-#ifdef __GLIBC__
-static void end_at_exit(int code, void *unused) {
-    int rank = 0, finalised = 0;
-    (void)unused;
-    const bool runs = gg_mpi_is_ours() && MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised;
-    if (code != 0 && runs && world_size > 1) {
-        (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-        if (gg_mpi_first_to_report())
-            fprintf(stderr, "gossipgrad: rank %d ended with exit code %d: this ends all ranks\n", rank, code & 0xff);
-        else gg_clock_sleep(SECONDS_TO_BE_ENDED);
-        gg_mpi_abort(code & 0xff);
-    }
-    gg_mpi_stop();
-}
-
-gg_status gg_mpi_stop_at_exit(void) {
-    return on_exit(end_at_exit, NULL) == 0 ? GG_OK : gg_fail(GG_ERROR_MEMORY, "on_exit: no room for another function");
-}
-#else
-/* Other C libraries do not say the code: a rank that ends with one other than 0 then waits for the rest. */
-gg_status gg_mpi_stop_at_exit(void) {
-    return atexit(gg_mpi_stop) == 0 ? GG_OK : gg_fail(GG_ERROR_MEMORY, "atexit: no room for another function");
-}
-#endif

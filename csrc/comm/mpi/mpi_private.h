@@ -27,9 +27,6 @@ gg_status gg_mpi_questions_answer(void);
 /* Collective over the world. */
 void gg_mpi_questions_close(void);
 
-/* From now on the end of the process stops MPI; with an exit code other than 0 it ends all ranks. */
-gg_status gg_mpi_stop_at_exit(void);
-
 /* Returns when all ranks of `comm` have come here. Before MPI's own collective calls, which wait for ever, without a
  * word. After `timeout` seconds (0: never), or where a rank has ended, GG_ERROR_COMM that names `what`, and the
  * communicator is of no use any more. With `ends` this rank has come to its own end: it answers those who ask, and

@@ -120,6 +120,36 @@ cleanup:
     return status;
 }
 
+/* How long a rank that need not report waits to be ended by the one that did. */
+#define SECONDS_TO_BE_ENDED 30.0
+
+/* From now on the end of the process stops MPI; with an exit code other than 0 it ends all ranks. */
+#ifdef __GLIBC__
+static void end_at_exit(int code, void *unused) {
+    int rank = 0, size = 0, finalised = 0;
+    (void)unused;
+    const bool runs = gg_mpi_is_ours() && MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised;
+    if (runs) (void)MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (code != 0 && size > 1) {
+        (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        if (gg_mpi_first_to_report())
+            fprintf(stderr, "gossipgrad: rank %d ended with exit code %d: this ends all ranks\n", rank, code & 0xff);
+        else gg_clock_sleep(SECONDS_TO_BE_ENDED);
+        gg_mpi_abort(code & 0xff);
+    }
+    gg_mpi_stop();
+}
+
+static gg_status stop_at_exit(void) {
+    return on_exit(end_at_exit, NULL) == 0 ? GG_OK : gg_fail(GG_ERROR_MEMORY, "on_exit: no room for another function");
+}
+#else
+/* Other C libraries do not say the code: a rank that ends with one other than 0 then waits for the rest. */
+static gg_status stop_at_exit(void) {
+    return atexit(gg_mpi_stop) == 0 ? GG_OK : gg_fail(GG_ERROR_MEMORY, "atexit: no room for another function");
+}
+#endif
+
 gg_status gg_mpi_start(int launched) {
     bool initialised = false, finalised = false;
     int size = 0, level = 0;
@@ -139,7 +169,7 @@ gg_status gg_mpi_start(int launched) {
         init_seconds = gg_clock_now() - begin;
         ours = true;
         process = getpid();
-        GG_TRY(gg_mpi_stop_at_exit());
+        GG_TRY(stop_at_exit());
         if (level < MPI_THREAD_FUNNELED) {
             status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library does not allow threads (level %d, wanted %d)",
                              level, MPI_THREAD_FUNNELED);
