@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from gossipgrad.errors import choice, flag, integer, number, pair
 
@@ -30,6 +30,16 @@ def _init(argument: str, value: Any) -> tuple[str, float]:
         values = ", ".join(f"({n!r}, value)" for n in VALUE_INITS)
         raise ValueError(f"{argument}={value!r}: allowed: {names}, {values}, or a number")
     return value, 0.0
+
+
+def _no_more(layer: str, given: tuple[Any, ...], more: tuple[Any, ...], allowed: str, keywords: str) -> None:
+    """TypeError for more positional arguments: other libraries have the input's channels before the outputs."""
+    if more:
+        call = ", ".join(repr(one) for one in (*given, *more))
+        raise TypeError(
+            f"{layer}({call}): allowed without a keyword: {allowed}; the size of the input is inferred, "
+            f"and the rest has keywords: {keywords}"
+        )
 
 
 class Node:
@@ -114,6 +124,7 @@ class Conv2d(Layer):
         self,
         out: int,
         kernel: int | tuple[int, int],
+        *more: NoReturn,
         stride: int | tuple[int, int] = 1,
         padding: int | tuple[int, int] = 0,
         dilation: int | tuple[int, int] = 1,
@@ -123,6 +134,7 @@ class Conv2d(Layer):
         bias_init: Init = "default",
         name: str | None = None,
     ) -> None:
+        _no_more("Conv2d", (out, kernel), more, "filters and kernel", "stride=, padding=, ...")
         super().__init__(name)
         self.out = integer("out", out, 1)
         self.kernel = pair("kernel", kernel, 1)
@@ -155,11 +167,13 @@ class Linear(Layer):
     def __init__(
         self,
         out: int,
+        *more: NoReturn,
         bias: bool = True,
         weight_init: Init = "default",
         bias_init: Init = "default",
         name: str | None = None,
     ) -> None:
+        _no_more("Linear", (out,), more, "the number of outputs", "bias=, ...")
         super().__init__(name)
         self.out = integer("out", out, 1)
         self.bias = flag("bias", bias)
@@ -182,6 +196,7 @@ class _Pool2d(Layer):
         self,
         kernel: int | tuple[int, int],
         stride: int | tuple[int, int] | None = None,
+        *,
         padding: int | tuple[int, int] = 0,
         dilation: int | tuple[int, int] = 1,
         ceil_mode: bool = False,
@@ -219,12 +234,13 @@ class AvgPool2d(_Pool2d):
         self,
         kernel: int | tuple[int, int],
         stride: int | tuple[int, int] | None = None,
+        *,
         padding: int | tuple[int, int] = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         name: str | None = None,
     ) -> None:
-        super().__init__(kernel, stride, padding, 1, ceil_mode, name)
+        super().__init__(kernel, stride, padding=padding, ceil_mode=ceil_mode, name=name)
         self.count_include_pad = flag("count_include_pad", count_include_pad)
 
     def options(self) -> dict[str, Any]:

@@ -143,10 +143,32 @@ def test_load_weights_and_what_does_not_fit(tmp_path):
         net.load_weights(tmp_path / "nowhere.safetensors")
 
 
+def test_the_spelling_of_other_libraries_is_refused():
+    """Not a 20x20 kernel of stride 5, nor a bias of 16."""
+    words = r"Conv2d\(1, 20, 5\): allowed without a keyword: filters and kernel; the size of the input is inferred"
+    with pytest.raises(TypeError, match=words):
+        gg.Conv2d(1, 20, 5)
+    with pytest.raises(TypeError, match=r"Linear\(8, 16\): .*the number of outputs.*inferred.*bias="):
+        gg.Linear(8, 16)
+    with pytest.raises(TypeError, match="positional"):
+        gg.MaxPool2d(3, 2, 1)
+
+
 def test_config_makes_the_same_network():
     x = gg.Input((3, 8, 8), name="picture")
-    a = gg.Conv2d(6, 3, (2, 1), (1, 0), (1, 2), 3, False, ("normal", 0.1), 0.5, "c")(x)
-    b = gg.AvgPool2d(2, 1, (1, 0), True, False)(a)
+    a = gg.Conv2d(
+        6,
+        3,
+        stride=(2, 1),
+        padding=(1, 0),
+        dilation=(1, 2),
+        groups=3,
+        bias=False,
+        weight_init=("normal", 0.1),
+        bias_init=0.5,
+        name="c",
+    )(x)
+    b = gg.AvgPool2d(2, 1, padding=(1, 0), ceil_mode=True, count_include_pad=False)(a)
     y = gg.Dropout(0.25)(gg.Concat()(b, gg.Sigmoid()(b)))
     net = gg.Model(x, y, name="n")
     again = gg.Model.from_config(net.config())
