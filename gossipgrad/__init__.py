@@ -13,7 +13,7 @@ from gossipgrad import _preload
 
 _preload.load()  # before anything that imports the compiled core
 
-from gossipgrad import callbacks, data, models, plots, schedules  # noqa: E402
+from gossipgrad import callbacks, data, metrics, models, plots, schedules  # noqa: E402
 from gossipgrad.callbacks import (  # noqa: E402
     Callback,
     Checkpoint,
@@ -111,6 +111,7 @@ __all__ = [
     "__version__",
     "callbacks",
     "data",
+    "metrics",
     "models",
     "plots",
     "schedules",

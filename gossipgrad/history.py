@@ -50,18 +50,19 @@ _ORDER = (
 _SOMETIMES = {"virtual_seconds", "train_accuracy", "validation", "validation_replicas"}
 
 
-def number_names(virtual: bool, classes: bool, validation: Iterable[str], replicas: int) -> list[str]:
+def number_names(
+    virtual: bool, classes: bool, validation: Iterable[str], replica: Iterable[str], replicas: int = 0
+) -> list[str]:
     """The numbers of an epoch's record, by dotted names, before there is one.
 
     virtual: of a virtual cluster; classes: has the loss classes; validation: what the validation says, empty without;
-    replicas: ranks that are validated by themselves.
+    replica: what that of each of `replicas` ranks says.
     """
     names = [name for name in _ORDER if name not in _SOMETIMES]
     names += ["virtual_seconds"] if virtual else []
     names += ["train_accuracy"] if classes else []
-    validation = list(validation)
     names += [f"validation.{one}" for one in validation]
-    return names + [f"validation_replicas.{rank}.{one}" for rank in range(replicas) for one in validation]
+    return names + [f"validation_replicas.{rank}.{one}" for one in replica for rank in range(replicas)]
 
 
 def ordered(record: Mapping[str, Any]) -> Record:

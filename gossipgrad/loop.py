@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 from gossipgrad import _core, agreement
@@ -59,6 +59,7 @@ class Loop:
         batch_size: int,
         validation: _core.Dataset | None,
         validate_replicas: bool,
+        measure: Callable[[], Record],
     ) -> None:
         self.trainer = trainer
         self.callbacks = callbacks
@@ -66,6 +67,7 @@ class Loop:
         self.batch_size = batch_size
         self.validation = validation
         self.validate_replicas = validate_replicas
+        self.measure = measure  # the metrics of the validation set
 
     def run(self) -> None:
         """All epochs up to the trainer's last one, or until it is to stop."""
@@ -88,8 +90,12 @@ class Loop:
     def _record_names(self) -> list[str]:
         trainer = self.trainer
         classes = trainer.loss != "mean_squared_error"
-        validation = [] if self.validation is None else ["loss", "accuracy"] if classes else ["loss"]
-        return number_names(trainer.virtual, classes, validation, trainer.size if self.validate_replicas else 0)
+        measured = ["loss", "accuracy"] if classes else ["loss"]
+        replicas = trainer.size if self.validate_replicas else 0
+        if self.validation is None:
+            return number_names(trainer.virtual, classes, [], [])
+        metrics = [one.name for one in trainer.metrics]
+        return number_names(trainer.virtual, classes, measured + metrics, measured * (replicas > 0), replicas)
 
     def _epoch(self) -> None:
         trainer = self.trainer
@@ -113,7 +119,7 @@ class Loop:
         if self.validation is None:
             return {}
         core = self.trainer.core
-        found: Record = {"validation": dict(core.evaluate(self.validation, self.batch_size, False)[0])}
+        found: Record = {"validation": dict(core.evaluate(self.validation, self.batch_size, False)[0]) | self.measure()}
         if self.validate_replicas:
             replicas = core.evaluate(self.validation, self.batch_size, True)
             found["validation_replicas"] = [dict(one) for one in replicas]

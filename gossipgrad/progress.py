@@ -35,6 +35,7 @@ def epoch_line(record: Record, epochs: int) -> str:
         parts.append(f"validation loss {validation['loss']:.4f}")
         if "accuracy" in validation:
             parts.append(f"accuracy {100 * validation['accuracy']:.2f} %")
+        parts += [f"{name} {value:.4g}" for name, value in validation.items() if name not in ("loss", "accuracy")]
     for i, replica in enumerate(record.get("validation_replicas", [])):
         if "accuracy" in replica:
             parts.append(f"rank {i} {100 * replica['accuracy']:.2f} %")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from gossipgrad import _core, agreement, cluster, environment, notices, optim, strategies
 from gossipgrad.errors import choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
+from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
 
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mean_squared_error")
@@ -28,7 +29,7 @@ Arrays = dict[str, NDArray[np.float32]]
 _FIXED = frozenset(
     {
         *("net", "loss", "optimizer", "strategy", "seed", "comm", "team", "threads", "backend", "trace"),
-        *("straggler", "network", "compute_time"),
+        *("straggler", "network", "compute_time", "metrics"),
     }
 )
 
@@ -83,6 +84,7 @@ class Replicas:
         timeout: float = 0.0,
         straggler: cluster.Straggler | None = None,
         network: cluster.Network | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         if not isinstance(net, Model):
             raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
@@ -101,6 +103,7 @@ class Replicas:
                 f"loss='cross_entropy' wants one score a class, a network output of shape (classes,); "
                 f"{net.name!r} gives {net.output_shape}"
             )
+        self.metrics = parse(metrics, self.loss, net.output_shape)
         self.comm = cluster.with_circumstances(comm, straggler, network)
         virtual = self.comm if isinstance(self.comm, cluster.VirtualCluster) else None
         self.straggler = virtual.straggler if virtual else straggler
@@ -359,6 +362,7 @@ class Replicas:
             **self.fit_settings,
             **self.strategy_settings(),
             "loss": self.loss,
+            "metrics": [one.name for one in self.metrics],
             **self.optimizer.settings(),
             "seed": self.seed,
             "threads": self.threads,

@@ -9,17 +9,30 @@ import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import checkpoint, checkpoint_files, cluster, loop, notices, optim, safetensors, strategies, trace
+from gossipgrad import (
+    checkpoint,
+    checkpoint_files,
+    cluster,
+    evaluation,
+    loop,
+    notices,
+    optim,
+    safetensors,
+    strategies,
+    trace,
+)
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.callbacks import Callback
 from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
 from gossipgrad.errors import CheckpointError, flag, integer
 from gossipgrad.history import History, Record
+from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
 from gossipgrad.replicas import Arrays, Replicas
 
@@ -47,6 +60,10 @@ class Trainer(Replicas):
     straggler  gossipgrad.Straggler(...): ranks that now and then come late; None: none but a VirtualCluster's.
     network    gossipgrad.Network(...): slow links; None: as they are, or a VirtualCluster's. With one rank:
                like timeout.
+
+    metrics    what is measured on validation sets beside the loss: names, functions of (outputs, targets) that give one
+               number a sample, or {name: function}; see gossipgrad.metrics. In history["validation.NAME"], evaluate,
+               and for the monitor of callbacks.
 
     Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights.
     """
@@ -124,9 +141,14 @@ class Trainer(Replicas):
         self.stop = False
         self.validating = validation_core is not None
         self.core.begin(train_core, batch_size, shuffle)
-        loop.Loop(self, actors, steps, batch_size, validation_core, validate_replicas).run()
+        measure = partial(self._measure, validation_set, batch_size)
+        loop.Loop(self, actors, steps, batch_size, validation_core, validate_replicas, measure).run()
         self.history.weights_sha256 = self.weights_sha256()
         return self.history
+
+    def _measure(self, data: Dataset | None, batch_size: int) -> Record:
+        """The trainer's metrics of a set; none without one."""
+        return {} if data is None else evaluation.measure(self, [data], False, batch_size, self.metrics)
 
     def train_step(self, x: Any, y: Any) -> Any:
         """One step on this rank's batch (x, y); returns its mean loss. For tests and research.
@@ -162,11 +184,14 @@ class Trainer(Replicas):
     def evaluate(self, data: Any, batch_size: int = 256, replicas: bool = False) -> Any:
         """{"loss": ..., "accuracy": ...} of the consensus model; with `replicas` a list, one rank's own weights each.
 
-        The set is split over the ranks (not with `replicas`). Collective.
+        The trainer's metrics are there as well (not with `replicas`). The set is split over the ranks (not with
+        `replicas`). Collective.
         """
-        data_set = as_dataset(data, "data").for_network(self.loss, self.net.input_shape, self.net.output_shape)
-        results = self.core.evaluate(data_set, integer("batch_size", batch_size, 1), flag("replicas", replicas))
-        return [dict(one) for one in results] if replicas else dict(results[0])
+        whole = as_dataset(data, "data")
+        batch_size = integer("batch_size", batch_size, 1)
+        data_set = whole.for_network(self.loss, self.net.input_shape, self.net.output_shape)
+        results = self.core.evaluate(data_set, batch_size, flag("replicas", replicas))
+        return [dict(one) for one in results] if replicas else dict(results[0]) | self._measure(whole, batch_size)
 
     def predict(self, x: Any, batch_size: int = 256) -> NDArray[np.float32]:
         """The consensus model's outputs (n, ...) for samples (n, ...) or a Dataset; the same on every rank. Collective.
@@ -267,11 +292,13 @@ class Trainer(Replicas):
         comm: Any = None,
         threads: int | None = 1,
         backend: str | None = None,
+        metrics: Metrics | None = None,
     ) -> Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.
 
         It takes as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
+        metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         CheckpointError: not a checkpoint, damaged, or another number of ranks.
         """
         _, description = checkpoint_files.read(path)
@@ -284,6 +311,7 @@ class Trainer(Replicas):
             if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
                 strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
             how = {"loss": settings["loss"], "seed": settings["seed"]}
+            how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error
         trainer = cls(net, optimizer=optimizer, strategy=strategy, comm=comm, threads=threads, backend=backend, **how)

@@ -1,0 +1,148 @@
+"""What is measured beside the loss on a validation set: the consensus model's outputs against the targets.
+
+A metric is a function of (outputs, targets) that gives one number a sample, (n,), and its value is their mean over all
+samples of all ranks; or it has a name:
+
+top_5_accuracy       the right class is among the 5 highest scores (any number for 5); loss "cross_entropy".
+mean_absolute_error  of each output; loss "mean_squared_error".
+auc                  the area under the ROC curve, ties counted half; loss "binary_cross_entropy", one output, targets
+                     0 and 1. NaN where only one of both occurs.
+
+outputs are float32, (m, ...) for the samples at hand, scores without softmax or sigmoid; targets are as the network's
+loss has them: classes (m,) as int32, or float32 in the outputs' shape. All samples count alike, sample weights aside.
+
+Every rank computes its part of the set, then all know all samples' numbers and add them up exactly (math.fsum): the
+value does not depend on the ranks among which the set was split.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad.errors import did_you_mean
+
+Function = Callable[[NDArray[np.float32], NDArray[Any]], Any]
+Metrics = str | Function | Iterable[str | Function] | Mapping[str, Function]
+
+NAMES = ("top_5_accuracy", "mean_absolute_error", "auc")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """values(outputs, targets): `columns` numbers a sample; total: the metric of all samples' numbers."""
+
+    name: str
+    values: Function
+    total: Callable[[NDArray[np.float64]], float]
+    columns: int = 1
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return math.fsum(values[:, 0]) / len(values)
+
+
+def _top(k: int) -> Function:
+    def values(outputs: NDArray[np.float32], targets: NDArray[Any]) -> Any:
+        classes = np.arange(outputs.shape[1])
+        right = np.take_along_axis(outputs, targets[:, None], 1)
+        before = (outputs > right) | ((outputs == right) & (classes < targets[:, None]))
+        return (before.sum(axis=1) < k) & np.isfinite(right[:, 0])
+
+    return values
+
+
+def _absolute_error(outputs: NDArray[np.float32], targets: NDArray[Any]) -> Any:
+    wide = np.abs(outputs.astype(np.float64) - targets)
+    return wide.reshape(len(wide), -1).mean(axis=1)
+
+
+def _score_and_target(outputs: NDArray[np.float32], targets: NDArray[Any]) -> Any:
+    if not np.isin(targets, (0, 1)).all():
+        raise ValueError("targets other than 0 and 1; allowed: 0 and 1")
+    return np.stack([outputs.reshape(-1), targets.reshape(-1)], axis=1)
+
+
+def _auc(values: NDArray[np.float64]) -> float:
+    """The share of pairs of a 1 and a 0 in which the 1 has the higher score; in float64 exact up to 2^26 samples."""
+    scores, positive = values[:, 0], values[:, 1] == 1
+    if not np.isfinite(scores).all() or positive.all() or not positive.any():
+        return math.nan
+    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks = (last - counts + 1 + last) / 2  # from 1, of each distinct score; ties share the middle one
+    ones = int(positive.sum())
+    above = float(ranks[which.reshape(-1)][positive].sum()) - ones * (ones + 1) / 2
+    return above / (ones * (len(values) - ones))
+
+
+_TOP = re.compile(r"top_([1-9][0-9]{0,8})_accuracy")
+
+
+def named(names: Iterable[str]) -> list[str]:
+    """Those that parse knows by their names alone."""
+    return [name for name in names if name in NAMES or _TOP.fullmatch(name)]
+
+
+def _by_name(name: str, loss: str, output: Sequence[int]) -> Metric:
+    top = _TOP.fullmatch(name)
+    if top is None and name not in NAMES:
+        listed = ", ".join(map(repr, NAMES))
+        raise ValueError(f"metrics: {name!r}: allowed: {listed}, or a function{did_you_mean(name, NAMES)}")
+    wanted = "cross_entropy" if top else {"auc": "binary_cross_entropy"}.get(name, "mean_squared_error")
+    if loss != wanted:
+        raise ValueError(f"metrics: {name!r} with loss={loss!r}; allowed: with loss={wanted!r}")
+    if top is not None:
+        k = int(top.group(1))
+        if k > output[0]:
+            raise ValueError(f"metrics: {name!r} of {output[0]} classes; allowed: 1..{output[0]}")
+        return Metric(name, _top(k), _mean)
+    if name == "auc":
+        if math.prod(output) != 1:
+            raise ValueError(f"metrics: 'auc' of outputs of shape {tuple(output)}; allowed: one output, (1,)")
+        return Metric(name, _score_and_target, _auc, 2)
+    return Metric(name, _absolute_error, _mean)
+
+
+def parse(given: Metrics | None, loss: str, output: Sequence[int]) -> list[Metric]:
+    """The metrics that a user gave: names, functions, or functions by names."""
+    if given is None:
+        return []
+    items: list[tuple[Any, Any]]
+    if isinstance(given, Mapping):
+        items = list(given.items())
+    else:
+        several = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        items = [(one if isinstance(one, str) else getattr(one, "__name__", ""), one) for one in several]
+    found: list[Metric] = []
+    for name, one in items:
+        if isinstance(one, str):
+            found.append(_by_name(one, loss, output))
+            continue
+        if not callable(one):
+            raise TypeError(f"metrics: {one!r}: allowed: names, functions (outputs, targets), or {{name: function}}")
+        if not isinstance(name, str) or not name.isidentifier() or name in ("loss", "accuracy"):
+            raise ValueError(f"metrics: a function called {name!r}; allowed: {{name: function}} with another name")
+        found.append(Metric(name, one, _mean))
+    names = [one.name for one in found]
+    if len(set(names)) < len(names):
+        raise ValueError(f"metrics: {', '.join(names)}: allowed: each name once")
+    return found
+
+
+def numbers(metric: Metric, outputs: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[np.float64]:
+    """A metric's numbers of these samples, (n, columns). ValueError where its function gave anything else."""
+    try:
+        values = np.asarray(metric.values(outputs, targets))
+        wanted = (len(outputs),) if metric.columns == 1 else (len(outputs), metric.columns)
+        if values.shape != wanted or values.dtype.kind not in "biuf":
+            raise ValueError(f"shape {values.shape} of {values.dtype}; allowed: numbers, of shape {wanted}")
+    except ValueError as error:
+        raise ValueError(f"metrics: {metric.name} of {len(outputs)} samples: {error}") from error
+    return values.reshape(len(outputs), metric.columns).astype(np.float64)
