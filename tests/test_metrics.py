@@ -100,7 +100,7 @@ def test_auc_counts_pairs():
 
 @pytest.mark.parametrize("n", [1, 2, 61])
 def test_the_ranks_change_nothing(n, monkeypatch):
-    """To the bit, where outputs are the same in other batches. Some ranks have no sample, some fewer calls of predict."""
+    """To the bit, where outputs are the same in other batches. Some ranks have no sample, some fewer calls."""
     monkeypatch.setattr(evaluation, "ROWS", 8)
     x, y = data(n)
     found = {}
