@@ -20,7 +20,7 @@ import pytest
 import reference as ref
 from conftest import ROOT
 
-import gossipgrad  # noqa: F401  loads the core's libraries
+import gossipgrad
 from gossipgrad import _core
 
 ISAS = _core.info()["isas"]
@@ -378,6 +378,94 @@ def test_pooling_for_nobody(backend, isa, kind):
     x = pool_input(case, kind)
     found = run_pool(backend, isa, kind, case, x, np.ones((3, 2, 3, 3), np.float32), (2, 3, 3))
     assert found["grad_inputs"] == []
+
+
+# Every small window along one axis: size, kernel, stride, padding, dilation. Rows and columns are drawn from them.
+SMALL = [
+    case
+    for case in itertools.product([1, 2, 3, 4, 5], [1, 2, 3, 4], [1, 2, 3], [0, 1, 2], [1, 2, 3])
+    if 2 * case[3] <= case[1]  # the padding's limit has a test of its own
+]
+
+
+def small_windows(kind: str):
+    """(height, width, ceil_mode): each of SMALL stands for rows twice and for columns twice, with either ceil_mode."""
+    cases = [case for case in SMALL if kind == "max_pool2d" or case[-1] == 1]
+    rng = seeded(kind)
+    return [(cases[i], cases[j], c) for c in (False, True) * 2 for i, j in enumerate(rng.permutation(len(cases)))]
+
+
+def is_legal(size, kernel, stride, padding, dilation, ceil):
+    """There are windows, and each one holds an element."""
+    out = ref.window_output(size, kernel, stride, padding, dilation, ceil)
+    corners = [o * stride - padding for o in range(out)]
+    held = [any(0 <= corner + k * dilation < size for k in range(kernel)) for corner in corners]
+    return out >= 1 and all(held)
+
+
+def pool_layer(kind: str, height, width, ceil):
+    kernel, stride, padding, dilation = zip(height[1:], width[1:], strict=True)
+    if kind == "max_pool2d":
+        return gossipgrad.MaxPool2d(kernel, stride, padding, dilation, ceil_mode=ceil)
+    return gossipgrad.AvgPool2d(kernel, stride, padding, ceil_mode=ceil)
+
+
+@pytest.mark.parametrize("kind", ["max_pool2d", "avg_pool2d"])
+def test_every_small_window(kind):
+    """A model is refused with a ValueError, or all tables compute what the reference does."""
+    seen = {False: 0, True: 0}
+    for height, width, ceil in small_windows(kind):
+        image = (3, height[0], width[0])
+        legal = is_legal(*height, ceil) and is_legal(*width, ceil)
+        seen[legal] += 1
+        if not legal:
+            with pytest.raises(ValueError, match="pool2d"):
+                gossipgrad.Sequential([pool_layer(kind, height, width, ceil)], input=image)
+            continue
+        net = gossipgrad.Sequential([pool_layer(kind, height, width, ceil)], input=image)
+        kernel, stride, padding, dilation = zip(height[1:], width[1:], strict=True)
+        case = (3, 3, image[1:], kernel, stride, padding, dict(ceil_mode=ceil))
+        x = pool_input(case, kind)
+        if kind == "max_pool2d":
+            case[-1]["dilation"] = dilation
+            y = ref.max_pool2d(x, kernel, stride, padding, dilation, ceil)[0]
+        else:
+            y = ref.avg_pool2d(x.astype(np.float64), kernel, stride, padding, ceil)
+        assert net.output_shape == y.shape[1:], (height, width, ceil)
+        for backend, isa in TABLES:
+            try:
+                found = run_pool(backend, isa, kind, case, x, np.ones_like(y, np.float32), y.shape[1:])
+            except NotImplementedError:  # the plan asks the other table
+                assert (backend, kind, ceil) == ("onednn", "avg_pool2d", True)
+                continue
+            close("output", found["output"], y, np.abs(x).max(), math.prod(kernel))
+            if kind == "max_pool2d":  # each output has one winner; of averages padding has a part
+                assert found["grad_inputs"][0].sum() == y.size
+    assert min(seen.values()) > 100, seen
+
+
+@pytest.mark.parametrize("kind", ["max_pool2d", "avg_pool2d"])
+def test_every_small_window_is_torchs(kind):
+    """Shapes and values; and what PyTorch refuses, or makes of a window without elements, a model refuses."""
+    torch = pytest.importorskip("torch")
+    for height, width, ceil in small_windows(kind):
+        kernel, stride, padding, dilation = zip(height[1:], width[1:], strict=True)
+        options = dict(dilation=dilation) if kind == "max_pool2d" else {}
+        x = pool_input((1, 3, (height[0], width[0])), kind)
+        try:
+            theirs = getattr(torch.nn.functional, kind)(
+                torch.tensor(x), kernel, stride, padding, ceil_mode=ceil, **options
+            ).numpy()
+        except RuntimeError:
+            theirs = None
+        if theirs is None or not np.isfinite(theirs).all():
+            with pytest.raises(ValueError, match="pool2d"):
+                gossipgrad.Sequential([pool_layer(kind, height, width, ceil)], input=x.shape[1:])
+            continue
+        with gossipgrad.Trainer(
+            gossipgrad.Sequential([pool_layer(kind, height, width, ceil)], input=x.shape[1:]), loss="mean_squared_error"
+        ) as trainer:
+            close("output", trainer.predict(x), theirs.astype(np.float64), np.abs(x).max(), math.prod(kernel))
 
 
 # ---- element by element

@@ -13,3 +13,23 @@ const char *gg_op_kind_name(gg_op_kind kind) {
 void gg_op_destroy(gg_op *op) {
     if (op) op->type->destroy(op);
 }
+
+int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool ceil_mode) {
+    const int64_t stride = window->stride[axis], padding = window->padding[axis];
+    const int64_t room = input + 2 * padding - window->dilation[axis] * (window->kernel[axis] - 1) - 1;
+    const int64_t rounded = ceil_mode ? room + stride - 1 : room;
+    if (rounded < 0) return 0;
+    const int64_t outputs = rounded / stride + 1;
+    /* The last window must start inside the input or its left padding, or it would hold right padding alone. */
+    return ceil_mode && (outputs - 1) * stride >= input + padding ? outputs - 1 : outputs;
+}
+
+bool gg_window_covers(const gg_window *window, int axis, int64_t input, int64_t outputs) {
+    const int64_t stride = window->stride[axis], padding = window->padding[axis], dilation = window->dilation[axis];
+    /* Those that start inside hold their first element. */
+    for (int64_t o = 0; o < outputs && o * stride < padding; ++o) {
+        const int64_t outside = (padding - o * stride + dilation - 1) / dilation;
+        if (outside >= window->kernel[axis] || o * stride - padding + outside * dilation >= input) return false;
+    }
+    return true;
+}

@@ -44,6 +44,12 @@ typedef struct gg_window {
     bool count_include_pad; /* average pooling: divide by the window's size with its padding, PyTorch's rule */
 } gg_window;
 
+/* The windows along one axis of an image of `input` elements, by PyTorch's rule; 0: none fits. A convolution never
+ * rounds up. */
+int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool ceil_mode);
+/* Whether each of these windows holds an element of the image: with dilation it may have some on both sides alone. */
+bool gg_window_covers(const gg_window *window, int axis, int64_t input, int64_t outputs);
+
 #define GG_MAX_INPUTS 16
 
 /* What an operation is to compute. Shapes are of one sample; batch is N. */

@@ -28,9 +28,8 @@ const gg_layer_type *gg_layer_type_of(gg_layer_kind kind);
 extern const gg_layer_type gg_layer_conv2d, gg_layer_linear, gg_layer_max_pool2d, gg_layer_avg_pool2d, gg_layer_relu,
     gg_layer_tanh, gg_layer_sigmoid, gg_layer_flatten, gg_layer_dropout, gg_layer_add, gg_layer_concat;
 
-/* Windows, for convolution and pooling: checks the four pairs, and gives one axis of the output. */
+/* Windows, for convolution and pooling: checks the four pairs. */
 gg_status gg_window_check(const gg_window *window);
-int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool ceil_mode);
 /* Wants (channels, height, width) and the window inside of it; fills out[1] and out[2] with the output's size. */
 gg_status gg_window_infer(const gg_window *window, bool ceil_mode, const gg_node *input, gg_shape *out);
 

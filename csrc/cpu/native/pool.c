@@ -64,16 +64,6 @@ static void pool_destroy(gg_op *head) {
 
 static const gg_op_class pool_class = {pool_forward, pool_backward, pool_destroy};
 
-/* PyTorch's rule: rounded up, no window may start behind the image and its left padding. */
-static int64_t output_size(int64_t in, const gg_window *w, int axis) {
-    const int64_t reach = w->dilation[axis] * (w->kernel[axis] - 1) + 1, stride = w->stride[axis];
-    const int64_t room = in + 2 * w->padding[axis] - reach;
-    if (room < 0 && !(w->ceil_mode && room + stride - 1 >= 0)) return 0;
-    int64_t out = (room + (w->ceil_mode ? stride - 1 : 0)) / stride + 1;
-    if (w->ceil_mode && (out - 1) * stride >= in + w->padding[axis]) --out;
-    return out;
-}
-
 static gg_status native_pool_check(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     const char *name = gg_op_kind_name(desc->kind);
@@ -92,10 +82,12 @@ static gg_status native_pool_check(const gg_op_desc *desc) {
         if (w->padding[a] > (w->dilation[a] * (w->kernel[a] - 1) + 1) / 2)
             return gg_fail(GG_ERROR_ARGUMENT, "%s, %s: padding %lld is more than half of the window", name, axes[a],
                            (long long)w->padding[a]);
-        const int64_t in = desc->input[0].size[1 + a], out = output_size(in, w, a);
+        const int64_t in = desc->input[0].size[1 + a], out = gg_window_output(w, a, in, w->ceil_mode);
         if (out < 1 || out != desc->output.size[1 + a])
             return gg_fail(GG_ERROR_SHAPE, "%s, %s: windows over %lld elements give %lld outputs, not %lld", name,
                            axes[a], (long long)in, (long long)out, (long long)desc->output.size[1 + a]);
+        if (!gg_window_covers(w, a, in, out))
+            return gg_fail(GG_ERROR_SHAPE, "%s, %s: a window holds no element of the image", name, axes[a]);
         if (in > INT32_MAX / 2 || w->kernel[a] > 32768)
             return gg_fail(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements in windows of %lld are too many", name, axes[a],
                            (long long)in, (long long)w->kernel[a]);
@@ -118,7 +110,7 @@ static int32_t *fill_axis(gg_pool_shape *shape, const gg_window *w, int axis, in
             ++start[corner + (outside + inside) * dilation + 1];
             ++inside;
         }
-        first[o] = inside > 0 ? (int32_t)(corner + outside * dilation) : 0;
+        first[o] = (int32_t)(corner + outside * dilation);
         place[o] = (int32_t)outside;
         count[o] = (int32_t)inside;
     }
@@ -180,9 +172,6 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
         shape->tiled = shape->tiled && w->stride[a] == w->kernel[a] && w->dilation[a] == 1 && w->padding[a] == 0;
         for (int64_t o = 0; o < shape->out[a]; ++o) {
             shape->tiled = shape->tiled && shape->count[a][o] == w->kernel[a];
-            if (shape->count[a][o] == 0 && desc->kind == GG_OP_MAX_POOL2D)
-                GG_TRY(
-                    gg_fail(GG_ERROR_SHAPE, "%s: a window holds no element of the image", gg_op_kind_name(desc->kind)));
         }
     }
     if (desc->kind == GG_OP_AVG_POOL2D) {
@@ -191,9 +180,8 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
         shape->scale = op->scale;
         for (int64_t h = 0; h < shape->out[0]; ++h) {
             for (int64_t v = 0; v < shape->out[1]; ++v) {
-                const bool empty = shape->count[0][h] == 0 || shape->count[1][v] == 0;
                 const int64_t divisor = native_pool_extent(shape, w, 0, h) * native_pool_extent(shape, w, 1, v);
-                op->scale[h * shape->out[1] + v] = empty ? 0.0f : (float)(1.0 / (double)divisor);
+                op->scale[h * shape->out[1] + v] = (float)(1.0 / (double)divisor);
             }
         }
     } else {

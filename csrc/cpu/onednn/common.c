@@ -383,23 +383,18 @@ gg_status gg_dnn_window(const gg_op_desc *desc, int axis, int64_t *right_padding
     static const char *const names[2] = {"height", "width"};
     const gg_window *window = &desc->window;
     const int64_t kernel = window->kernel[axis], stride = window->stride[axis], padding = window->padding[axis];
-    const int64_t dilation = desc->kind == GG_OP_AVG_POOL2D && window->dilation[axis] == 0 ? 1 : window->dilation[axis];
+    const int64_t dilation = window->dilation[axis];
     const bool ceil_mode = desc->kind != GG_OP_CONV2D && window->ceil_mode;
     if (kernel < 1 || stride < 1 || padding < 0 || dilation < 1)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld along the %s",
                        gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding,
                        (long long)dilation, names[axis]);
     const int64_t in = desc->input[0].size[axis + 1], out = desc->output.size[axis + 1];
-    const int64_t reach = dilation * (kernel - 1) + 1, room = in + 2 * padding - reach;
-    int64_t wanted = room < 0 ? 0 : room / stride + 1;
-    if (ceil_mode && room >= 0) {
-        wanted = (room + stride - 1) / stride + 1;
-        if ((wanted - 1) * stride >= in + padding) wanted--; /* it would start in the right padding */
-    }
+    const int64_t wanted = gg_window_output(window, axis, in, ceil_mode);
     if (wanted < 1 || wanted != out)
         return gg_fail(GG_ERROR_SHAPE, "%s: a %s of %lld gives %lld, not %lld", gg_op_kind_name(desc->kind),
                        names[axis], (long long)in, (long long)wanted, (long long)out);
-    const int64_t covered = (out - 1) * stride + reach - in - padding;
+    const int64_t covered = (out - 1) * stride + dilation * (kernel - 1) + 1 - in - padding;
     *right_padding = covered > padding ? covered : padding;
     return GG_OK;
 }

@@ -36,13 +36,15 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
         stride[i] = desc->window.stride[i];
         kernel[i] = desc->window.kernel[i];
         left[i] = desc->window.padding[i];
-        dilation[i] = desc->window.dilation[i] > 0 ? desc->window.dilation[i] - 1 : 0;
+        dilation[i] = desc->window.dilation[i] - 1;
         if (desc->kind == GG_OP_AVG_POOL2D && dilation[i] > 0)
             return gg_fail(GG_ERROR_UNSUPPORTED, "%s has no dilation, but it is %lld", name,
                            (long long)desc->window.dilation[i]);
         if (2 * left[i] > dilation[i] * (kernel[i] - 1) + kernel[i])
             return gg_fail(GG_ERROR_ARGUMENT, "%s: the padding %lld must be at most half of the kernel %lld", name,
                            (long long)left[i], (long long)kernel[i]);
+        if (!gg_window_covers(&desc->window, i, desc->input[0].size[1 + i], desc->output.size[1 + i]))
+            return gg_fail(GG_ERROR_SHAPE, "%s: a window holds no element of the image", name);
     }
     GG_TRY(onednn_pool_algorithm(desc, right, &kind));
     GG_TRY(gg_dnn_op_create(device, desc, &op));

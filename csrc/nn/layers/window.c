@@ -23,16 +23,6 @@ gg_status gg_window_check(const gg_window *window) {
     return GG_OK;
 }
 
-int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool ceil_mode) {
-    int64_t stride = window->stride[axis], padding = window->padding[axis];
-    int64_t room = input + 2 * padding - window->dilation[axis] * (window->kernel[axis] - 1) - 1;
-    if (room < 0) return 0;
-    int64_t output = (room + (ceil_mode ? stride - 1 : 0)) / stride + 1;
-    /* The last window must start inside the input or its left padding, or it would see right padding alone. */
-    if (ceil_mode && (output - 1) * stride >= input + padding) output--;
-    return output;
-}
-
 gg_status gg_window_infer(const gg_window *window, bool ceil_mode, const gg_node *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
     if (input->shape.dims != 3)
