@@ -28,8 +28,9 @@ static bool room_for_sharing(void) {
     return statvfs("/dev/shm", &facts) == 0 && (double)facts.f_bavail * (double)facts.f_frsize > 256e6;
 }
 
-/* All ranks, with and without shared memory, get the bits that the virtual cluster gets. */
-static void test_all(int rank, int size, const char *sharing_of_first, const char *sharing) {
+/* All ranks, with and without shared memory, get the bits that the virtual cluster gets. limit: of a piece of a
+ * message; 0: MPI's own. */
+static void test_all(int rank, int size, const char *sharing_of_first, const char *sharing, size_t limit) {
     gg_transport *t = NULL;
     uint64_t hash = 0;
     int64_t direct = 0;
@@ -38,6 +39,7 @@ static void test_all(int rank, int size, const char *sharing_of_first, const cha
     if (size > MOST) return;
     setenv("GOSSIPGRAD_SHARED", rank == 0 ? sharing_of_first : sharing, 1);
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
+    if (limit > 0) gg_mpi_transport_limit(t, limit);
     CHECK_OK(case_all(t, &hash, &direct));
     int sizes = 0;
     for (size_t i = 0; i < LENGTH(case_sizes); ++i) sizes += case_sizes[i] >= 4096;
@@ -112,7 +114,7 @@ static void test_slow(int rank, int size) {
 
 /* MPI's own sums: the right ones, the same bits on every rank, several at once, of parts of the group; counted like
  * ours. */
-static void test_sums(int rank, int size) {
+static void test_sums(int rank, int size, size_t limit) {
     enum { MANY = 5, COUNT = 16 * 64 * 3 };
     gg_device device = {.table = &case_backend, .threads = 1};
     gg_transport *t = NULL, *view = NULL;
@@ -122,6 +124,7 @@ static void test_sums(int rank, int size) {
     int members[MOST], count = 0, place = 0;
     if (size > MOST) return;
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
+    if (limit > 0) gg_mpi_transport_limit(t, limit);
     CHECK(t->sums == NULL);
     for (size_t c = 0; c < LENGTH(case_lengths); ++c)
         CHECK_OK(case_allreduce(t, case_lengths[c], true, GG_COLLECTIVES_MPI, &hash));
@@ -284,7 +287,7 @@ static void test_timeout(int rank, int size) {
 }
 
 /* Rank 1 sends, rank 0 expects another size: plain, as a descriptor, and too much for the landing. */
-static void test_size_mismatch(int rank, int size) {
+static void test_size_mismatch(int rank, int size, size_t limit) {
     static const struct {
         size_t sent, expected;
         const char *text;
@@ -295,6 +298,7 @@ static void test_size_mismatch(int rank, int size) {
     char *block = NULL, *landing = NULL;
     if (size < 2) return;
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
+    if (limit > 0) gg_mpi_transport_limit(t, limit);
     CHECK_OK(gg_message_alloc(t, 10000, "mismatch", &block));
     CHECK_OK(gg_alloc(10000, "mismatch", &landing));
     for (size_t i = 0; i < LENGTH(cases); ++i) {
@@ -413,22 +417,28 @@ int main(int argc, char **argv) {
     CHECK(!info.initialised && info.size == 1);
     if (!CHECK_OK(gg_mpi_start(0))) return check_report();
     CHECK_OK(gg_mpi_query(&info));
+    const int64_t started = gg_memory_live_bytes(); /* what MPI's start allocated is freed by its stop */
     if (argc > 1 && strcmp(argv[1], "measure") == 0) {
         measure_all();
     } else {
         test_start();
-        test_all(info.rank, info.size, "1", "1");
-        test_all(info.rank, info.size, "0", "0");
-        test_all(info.rank, info.size, "0", "1"); /* nobody shares unless all do */
+        test_all(info.rank, info.size, "1", "1", 0);
+        test_all(info.rank, info.size, "0", "0", 0);
+        test_all(info.rank, info.size, "0", "1", 0); /* nobody shares unless all do */
+        test_all(info.rank, info.size, "1", "1", 1000);
+        test_all(info.rank, info.size, "0", "0", 1000);
         test_slow(info.rank, info.size);
         test_timeout(info.rank, info.size);
-        test_size_mismatch(info.rank, info.size);
+        test_size_mismatch(info.rank, info.size, 0);
+        test_size_mismatch(info.rank, info.size, 64);
         test_alloc_mismatch(info.rank, info.size);
-        test_sums(info.rank, info.size);
+        test_sums(info.rank, info.size, 0);
+        test_sums(info.rank, info.size, 1000);
         kept = test_sum_in_vain(info.rank, info.size);
     }
-    CHECK(gg_memory_live_bytes() == kept);
+    CHECK(gg_memory_live_bytes() == started + kept);
     gg_mpi_stop();
+    CHECK(gg_memory_live_bytes() == kept);
     CHECK_FAILS(gg_mpi_start(0), GG_ERROR_STATE, "finalised");
     if (info.rank == 0 || check_failed > 0) return check_report();
     return 0;

@@ -1,5 +1,7 @@
 #include "comm/mpi/mpi_sums.h"
 
+#include <limits.h>
+
 #include "base/memory.h"
 #include "comm/mpi/mpi_private.h"
 
@@ -9,7 +11,17 @@
 typedef struct mpi_sums {
     gg_sums sums; /* first: a gg_sums is cast to this */
     MPI_Comm comm;
+    /* For more values than an int holds: blocks of them, and MPI_SUM for blocks. NULL handles until they are needed. */
+    MPI_Datatype block;
+    MPI_Op add;
 } mpi_sums;
+
+static void add_blocks(void *from, void *to, int *count, MPI_Datatype *type) {
+    const float *restrict x = from;
+    float *restrict y = to;
+    (void)type;
+    for (size_t i = 0, n = (size_t)*count * GG_MPI_SUMS_BLOCK; i < n; ++i) y[i] += x[i];
+}
 
 gg_status gg_mpi_sums_create(MPI_Comm comm, const int *members, int count, gg_sums **out) {
     gg_status status = GG_OK;
@@ -18,6 +30,8 @@ gg_status gg_mpi_sums_create(MPI_Comm comm, const int *members, int count, gg_su
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "sums of MPI", &made));
     made->comm = MPI_COMM_NULL;
+    made->block = MPI_DATATYPE_NULL;
+    made->add = MPI_OP_NULL;
     if (members == NULL) {
         GG_TRY_MPI(MPI_Comm_dup, comm, &made->comm);
     } else {
@@ -40,9 +54,27 @@ void gg_mpi_sums_destroy(gg_sums *sums, bool touch_mpi) {
     mpi_sums *own = (mpi_sums *)sums;
     if (own == NULL) return;
     if (touch_mpi && own->comm != MPI_COMM_NULL) (void)MPI_Comm_free(&own->comm);
+    if (touch_mpi && own->block != MPI_DATATYPE_NULL) (void)MPI_Type_free(&own->block);
+    if (touch_mpi && own->add != MPI_OP_NULL) (void)MPI_Op_free(&own->add);
     gg_free(own);
 }
 
-int gg_mpi_sums_start(gg_sums *sums, float *data, int count, MPI_Request *request) {
-    return MPI_Iallreduce(MPI_IN_PLACE, data, count, MPI_FLOAT, MPI_SUM, ((mpi_sums *)sums)->comm, request);
+static int make_blocks(mpi_sums *own) {
+    int code = MPI_SUCCESS;
+    if (own->block == MPI_DATATYPE_NULL) {
+        code = MPI_Type_contiguous(GG_MPI_SUMS_BLOCK, MPI_FLOAT, &own->block);
+        if (code == MPI_SUCCESS) code = MPI_Type_commit(&own->block);
+    }
+    if (code == MPI_SUCCESS && own->add == MPI_OP_NULL) code = MPI_Op_create(add_blocks, true, &own->add);
+    return code;
+}
+
+int gg_mpi_sums_start(gg_sums *sums, float *data, size_t count, size_t most, MPI_Request *request) {
+    mpi_sums *own = (mpi_sums *)sums;
+    if (count <= most) return MPI_Iallreduce(MPI_IN_PLACE, data, (int)count, MPI_FLOAT, MPI_SUM, own->comm, request);
+    const size_t blocks = count / GG_MPI_SUMS_BLOCK;
+    if (count % GG_MPI_SUMS_BLOCK != 0 || blocks > INT_MAX) return MPI_ERR_COUNT;
+    const int code = make_blocks(own);
+    if (code != MPI_SUCCESS) return code;
+    return MPI_Iallreduce(MPI_IN_PLACE, data, (int)blocks, own->block, own->add, own->comm, request);
 }

@@ -27,6 +27,7 @@ typedef struct mpi_transport {
     MPI_Comm comm;
     gg_shared *shared;
     int *node_of;    /* transport.node_of */
+    size_t most;     /* bytes of a piece; a larger message is so many of them and a rest */
     bool broken;     /* a call failed: collective clean-up might wait for ever */
     bool unfinished; /* a sum was given up: MPI may write it at any time, so no message memory is freed any more */
 } mpi_transport;
@@ -46,11 +47,36 @@ static gg_status mpi_check(gg_transport *transport, int code, const char *functi
                            request->tag);
 }
 
-static gg_status mpi_fits(const gg_transport *transport, const gg_request *request) {
-    if (request->bytes <= INT_MAX) return GG_OK;
-    return gg_fail(GG_ERROR_UNSUPPORTED,
-                   "rank %d: a message of %zu bytes (peer %d, tag %d): at most %d go in one message", transport->rank,
-                   request->bytes, request->peer, request->tag, INT_MAX);
+/* What MPI is to send or receive: `count` elements of a type, of which an int must hold the number. */
+typedef struct extent {
+    MPI_Datatype type;
+    int count;
+} extent;
+
+/* MPI keeps the type for as long as a message in flight needs it. */
+static void extent_free(extent *e) {
+    if (e->type != MPI_BYTE && e->type != MPI_DATATYPE_NULL) (void)MPI_Type_free(&e->type);
+}
+
+/* A message larger than a piece is one element of a type of its own: pieces, and the rest behind them. */
+static gg_status extent_make(gg_transport *transport, size_t bytes, extent *out) {
+    gg_status status = GG_OK;
+    const size_t most = mpi_of(transport)->most, pieces = bytes / most, rest = bytes % most;
+    MPI_Datatype parts[2] = {MPI_DATATYPE_NULL, MPI_BYTE};
+    if (bytes <= most) {
+        *out = (extent){MPI_BYTE, (int)bytes};
+        return GG_OK;
+    }
+    const int count[2] = {(int)pieces, (int)rest};
+    const MPI_Aint begin[2] = {0, (MPI_Aint)(bytes - rest)};
+    *out = (extent){MPI_DATATYPE_NULL, 1};
+    GG_TRY_MPI(MPI_Type_contiguous, (int)most, MPI_BYTE, &parts[0]);
+    GG_TRY_MPI(MPI_Type_create_struct, rest > 0 ? 2 : 1, count, begin, parts, &out->type);
+    GG_TRY_MPI(MPI_Type_commit, &out->type);
+cleanup:
+    if (status != GG_OK) extent_free(out);
+    if (parts[0] != MPI_DATATYPE_NULL) (void)MPI_Type_free(&parts[0]);
+    return status;
 }
 
 static void mpi_destroy(gg_transport *transport) {
@@ -79,27 +105,34 @@ static gg_status mpi_send(gg_transport *transport, const void *data, size_t byte
                           gg_request *request) {
     mpi_transport *own = mpi_of(transport);
     request_link *link = link_of(request);
-    gg_status status = mpi_fits(transport, request);
-    if (status != GG_OK) return status;
+    gg_status status = GG_OK;
+    extent e;
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
     link->described = gg_shared_describe(own->shared, peer, data, bytes, &link->descriptor);
     if (link->described) {
         data = &link->descriptor;
         bytes = sizeof link->descriptor;
     }
-    return mpi_check(transport, MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, own->comm, &link->mpi), "MPI_Isend",
-                     request);
+    GG_TRY(extent_make(transport, bytes, &e));
+    status =
+        mpi_check(transport, MPI_Isend(data, e.count, e.type, peer, tag, own->comm, &link->mpi), "MPI_Isend", request);
+    extent_free(&e);
+cleanup:
+    return status;
 }
 
 static gg_status mpi_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
                              gg_request *request) {
     request_link *link = link_of(request);
-    gg_status status = mpi_fits(transport, request);
-    if (status != GG_OK) return status;
+    gg_status status = GG_OK;
+    extent e;
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
-    return mpi_check(transport,
-                     MPI_Irecv(landing, (int)bytes, MPI_BYTE, peer, tag, mpi_of(transport)->comm, &link->mpi),
-                     "MPI_Irecv", request);
+    GG_TRY(extent_make(transport, bytes, &e));
+    status = mpi_check(transport, MPI_Irecv(landing, e.count, e.type, peer, tag, mpi_of(transport)->comm, &link->mpi),
+                       "MPI_Irecv", request);
+    extent_free(&e);
+cleanup:
+    return status;
 }
 
 static gg_status wrong_size(gg_transport *transport, const gg_request *request, unsigned long long received,
@@ -113,8 +146,8 @@ static gg_status mpi_arrived(gg_transport *transport, gg_request *request, const
     gg_status status = GG_OK;
     mpi_transport *own = mpi_of(transport);
     request_link *link = link_of(request);
-    int count = 0;
-    status = mpi_check(transport, MPI_Get_count(result, MPI_BYTE, &count), "MPI_Get_count", request);
+    MPI_Count count = 0; /* of bytes; MPI_Get_count's is an int */
+    status = mpi_check(transport, MPI_Get_elements_x(result, MPI_BYTE, &count), "MPI_Get_elements_x", request);
     if (status != GG_OK) goto cleanup;
     request->data = request->landing;
     if ((size_t)count != request->bytes) {
@@ -250,10 +283,8 @@ static void mpi_sums_close(gg_transport *transport, gg_sums *sums) {
 static gg_status mpi_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
     request_link *link = link_of(request);
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
-    if (count > INT_MAX)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "rank %d: sum of %zu values: at most %d go in one of MPI", transport->rank,
-                       count, INT_MAX);
-    return mpi_check(transport, gg_mpi_sums_start(sums, data, (int)count, &link->mpi), "MPI_Iallreduce", request);
+    const size_t most = mpi_of(transport)->most / sizeof *data;
+    return mpi_check(transport, gg_mpi_sums_start(sums, data, count, most, &link->mpi), "MPI_Iallreduce", request);
 }
 
 static const gg_transport_table table = {
@@ -308,6 +339,7 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     GG_TRY(gg_calloc(1, sizeof *made, "MPI transport", &made));
     made->transport.table = &table;
     made->transport.timeout = timeout;
+    made->most = INT_MAX;
     made->comm = MPI_COMM_NULL;
     GG_TRY(gg_mpi_meet(given, timeout, "making the group", false));
     gg_mpi_set_stop_timeout(timeout);
@@ -340,3 +372,5 @@ gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double tim
     pthread_mutex_unlock(&one_at_a_time);
     return status;
 }
+
+void gg_mpi_transport_limit(gg_transport *transport, size_t bytes) { mpi_of(transport)->most = bytes; }

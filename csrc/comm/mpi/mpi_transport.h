@@ -34,5 +34,8 @@ bool gg_mpi_first_to_report(void);
 /* A transport over a duplicate of the communicator with this Fortran handle (MPI_Comm_c2f); world if use_world.
  * Collective: fails where ranks have not come after `timeout` seconds (0: for ever), which is then the transport's. */
 gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double timeout, gg_transport **out);
+/* MPI counts in ints, so a message of more bytes than INT_MAX goes as pieces. For tests: pieces of `bytes` bytes, 64 to
+ * INT_MAX. Nothing is in flight; all ranks set the same. */
+void gg_mpi_transport_limit(gg_transport *transport, size_t bytes);
 
 #endif
