@@ -252,3 +252,6 @@ def test_errors():
             call()
     with pytest.raises(ValueError, match="rank=2"):
         trainer.sample_ids(2)
+    rows, classes = np.zeros((20, *net.input_shape), np.float32), np.zeros(20, np.int64)
+    trainer.fit((rows, classes), batch_size=5, progress=False)  # which a harmless error has not made useless
+    assert trainer.audit_samples()["ok"]

@@ -281,6 +281,10 @@ cleanup:
 }
 
 gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
+    /* Refused before any rank runs: ranks that fail in a run stay failed. */
+    for (int i = 0; i < t->local; ++i)
+        if (gg_replica_slots(t->replica[i]) < 0)
+            return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
     return gg_team_run(t->team, trainer_audit, &(call){.trainer = t, .audit = out});
 }
 
