@@ -78,6 +78,8 @@ class Team:
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
         """MPI and single only do something; a virtual cluster returns data."""
     def allgather(self, data: bytes, /) -> list[bytes]: ...
+    def agree(self, data: bytes, /) -> list[bytes]:
+        """The same of bytes of one length on all ranks: uncounted, and never mixed up with another call's messages."""
     def nodes(self, ranks_per_node: int = 0) -> tuple[int, int]:
         """How many nodes of how many ranks hierarchical gossip makes; 0: of the ranks that share memory."""
     def gather(self, data: bytes, /) -> list[bytes] | None:
@@ -221,6 +223,14 @@ def first_to_report() -> bool:
     """Has no rank of this job on this host reported a failure yet? True once, and where nobody can know."""
 
 def mpi_start(launched: int = 0) -> None: ...
+def report_stalls(
+    seconds: float,
+    report: Callable[[int, int, int, int, str | None, str | None, str | None, float, bool], float] | None,
+) -> None:
+    """From now on a wait between ranks that lasts so many seconds is reported: report(rank, size of the group, peer or
+    -1, step or -1, first layer, last layer, a place in MPI, seconds, whether it is over) returns the seconds until the
+    next report, 0 for never. seconds 0 or report None: none is."""
+
 def shard(count: int, rank: int, size: int, seed: int = 0, contiguous: bool = False) -> NDArray[np.int32]:
     """Which samples a rank has, in their order."""
 

@@ -37,8 +37,6 @@ OTHER_REPORTS = 3.0
 TO_ABORT = 10.0
 # A launcher that has started no further rank of a host for so long has started all of them.
 ALL_STARTED = 5.0
-# A rank that waits in MPI_Init says so after the first time, then every so often.
-FIRST_NOTICE, NEXT_NOTICE = 10.0, 60.0
 
 
 def launched_size() -> int:
@@ -99,14 +97,17 @@ _reported = False
 def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException | None = None) -> None:
     """Say what happened (`report` gets "" or "rank 3: "), then end every rank of the MPI world with this exit code.
 
-    A CommunicationError is not the same on all ranks: each reports its own before the first one ends them all.
+    A CommunicationError is not the same on all ranks: each reports its own before the first one ends them all. What
+    another rank has raised (agreement.disagreement) is reported by that one.
     Returns if there is no MPI world to end: a single process, or MPI not started yet.
     """
     global _reported
     size, rank = launched_size(), launched_rank()
     alike = not isinstance(error, _core.CommunicationError)
     again, _reported = _reported, True  # an error while this process reports one must not wait for itself
-    if size > 1 and rank > 0 and alike and not again:
+    if size > 1 and getattr(error, "of_rank", None) is not None and not again:
+        time.sleep(3 * HEAD_START)  # the rank that the error is of shows where it came from
+    elif size > 1 and rank > 0 and alike and not again:
         time.sleep(HEAD_START)
     if size > 1 and alike and not again and not first_to_report():
         time.sleep(TO_BE_ENDED)
@@ -208,15 +209,15 @@ def lost_ranks(here: set[int], seen: set[int], size: int, all_here: bool, all_st
     return started - here
 
 
-def _watch_start(done: threading.Event, timeout: float) -> None:
-    """Says when MPI_Init waits for long; ends this rank where another has ended and can never come."""
+def _watch_start(done: threading.Event) -> None:
+    """Ends this rank where another has ended and can never come to MPI_Init."""
     size, rank = launched_size(), launched_rank()
     all_here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
-    begin, notice = time.monotonic(), timeout or FIRST_NOTICE
+    begin = time.monotonic()
     seen: set[int] = set()
     lost: set[int] = set()
     newest = begin  # when a rank was first seen
-    while not done.wait(min(0.5, notice)):
+    while not done.wait(0.5):
         waited = time.monotonic() - begin
         if waited >= 1 and "PMIX_NAMESPACE" in os.environ:
             here, before = _ranks_here(), lost
@@ -232,25 +233,19 @@ def _watch_start(done: threading.Event, timeout: float) -> None:
                         print(report, file=sys.stderr, flush=True)
                 _wait_until_read(HEAD_START)
                 os._exit(1)  # MPI does not run yet; the launcher ends the others
-        if waited >= notice:
-            words = f"gossipgrad: rank {rank}: has waited {waited:.0f} s in MPI_Init for other ranks; waits on"
-            with contextlib.suppress(OSError, ValueError):
-                print(words, file=sys.stderr, flush=True)
-            notice += NEXT_NOTICE
 
 
 @contextlib.contextmanager
-def starting(timeout: float) -> Iterator[None]:
+def starting() -> Iterator[None]:
     """Around MPI_Init, which waits for all ranks and never fails.
 
-    Says on stderr after `timeout` seconds (0: 10) that it waits, and every minute again. Where a rank of this host has
-    ended, so that MPI_Init would never return, says so and ends the job.
+    Where a rank of this host has ended, so that MPI_Init would never return, says so and ends the job.
     """
     if launched_size() < 2:
         yield
         return
     done = threading.Event()
-    thread = threading.Thread(target=_watch_start, args=(done, timeout), name="gossipgrad-start", daemon=True)
+    thread = threading.Thread(target=_watch_start, args=(done,), name="gossipgrad-start", daemon=True)
     thread.start()
     try:
         yield

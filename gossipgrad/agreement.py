@@ -1,14 +1,138 @@
-"""What the processes of a group tell each other outside of training. Every function here is collective.
+"""Whether all processes of a group do the same, and what they tell each other outside of training. All is collective.
 
-A virtual cluster and a single rank are one process: it agrees with itself, and nothing is sent.
+Every collective call begins by comparing what the ranks are about to do: `agreed`. Each brings the call's name and its
+facts, or the error that it has met in its own arguments. A digest of them goes to all; only where digests differ do the
+whole texts follow, and then every rank raises what `disagreement` makes of them. So nobody is left waiting for a rank
+that has failed, or that does something else.
+
+A virtual cluster and a single rank are one process: it agrees with itself, and nothing is computed or sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import builtins
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from gossipgrad import _stall, errors
 from gossipgrad._core import Team
 from gossipgrad.errors import CheckpointError, CommunicationError
+
+_DIGEST = 32
+_ABSENT = "absent"
+# Differences that one message lists, values of one, and characters of a value.
+_MOST, _VALUES, _WIDEST = 5, 8, 80
+
+Report = dict[str, Any]  # {"call": ..., "facts": {name: text}} or {"call": ..., "error": [text, kinds]}
+
+
+# ---- comparing: functions of what all ranks have reported, by rank
+
+
+def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Facts as texts, by name; those of a dict are "name, key"; a callable is called."""
+    result: dict[str, str] = {}
+    for key, value in facts.items():
+        value = value() if callable(value) else value
+        if isinstance(value, Mapping):
+            result |= {f"{prefix}{key}": "given"} | flat(value, f"{prefix}{key}, ")
+        else:
+            result[f"{prefix}{key}"] = _text(value)
+    return result
+
+
+def _text(value: Any) -> str:
+    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    if len(text) <= _WIDEST:
+        return text
+    return f"{text[: _WIDEST - 20]}... (checksum {hashlib.sha256(text.encode()).hexdigest()[:8]})"
+
+
+def report_of(call: str, facts: Mapping[str, Any], error: Exception | None = None) -> Report:
+    """What one rank reports."""
+    if error is None:
+        return {"call": call, "facts": flat(facts)}
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return {"call": call, "error": [str(error) or type(error).__name__, kinds]}
+
+
+def _groups(values: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """The values that there are, each with its ranks, in the order of their first ranks."""
+    groups: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    return list(groups.items())
+
+
+def _listed(values: Sequence[str]) -> str:
+    """ "32 on ranks 0 and 2; 64 on rank 1" """
+    groups = _groups(values)
+    parts = [f"{value} on {_stall.ranks_text(ranks)}" for value, ranks in groups[:_VALUES]]
+    if len(groups) > _VALUES:
+        parts.append(f"and {len(groups) - _VALUES} more values")
+    return "; ".join(parts)
+
+
+def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """One text for each fact that is not the same on all ranks: "batch_size: 32 on ranks 0 and 2; 64 on rank 1"."""
+    names: dict[str, None] = {}
+    for one in facts:
+        names |= dict.fromkeys(one)
+    found: dict[str, str] = {}
+    for name in names:
+        values = [one.get(name, _ABSENT) for one in facts]
+        parts = name.split(", ")
+        inside = any(", ".join(parts[:n]) in found for n in range(1, len(parts)))  # what one rank has not at all
+        if len(set(values)) > 1 and not inside:
+            found[name] = f"{name}: {_listed(values)}"
+    return list(found.values())
+
+
+def _made_again(text: str, kinds: Sequence[str]) -> Exception:
+    """An error of another rank: of its type, or of the nearest one that can be made here."""
+    for name in kinds:
+        made = getattr(errors, name, None) or getattr(builtins, name, None)
+        if isinstance(made, type) and issubclass(made, Exception):
+            with contextlib.suppress(TypeError):  # some want more than a text
+                return made(text)
+    return RuntimeError(text)
+
+
+def disagreement(
+    reports: Sequence[Report], rank: int, own: Exception | None = None, hints: Mapping[str, str] | None = None
+) -> Exception | None:
+    """What `rank` is to raise; None: nothing. own: the error that it has reported. hints: as of Agreement.
+
+    Its own error, where it has one; else the first other rank's; else ValueError that says what differs.
+    """
+    if own is not None:
+        return own
+    for other, report in enumerate(reports):
+        if "error" in report:
+            text, kinds = report["error"]
+            error = _made_again(f"rank {other}: {text}", kinds)
+            error.__dict__["of_rank"] = other
+            return error
+    calls = [str(report["call"]) for report in reports]
+    if len(set(calls)) > 1:
+        return ValueError(
+            f"ranks make different calls: {_listed(calls)}. All ranks make the same collective calls in the same "
+            "order; what one rank alone is to do, as printing, comes after them"
+        )
+    found = differences([report["facts"] for report in reports])
+    if not found:
+        return None
+    more = [f"and {len(found) - _MOST} more differences"] if len(found) > _MOST else []
+    told = dict.fromkeys(hint for name, hint in (hints or {}).items() if any(one.startswith(name) for one in found))
+    return ValueError(
+        ". ".join([f"{calls[0]}: ranks differ in what must be equal on all", *found[:_MOST], *more, *told])
+    )
+
+
+# ---- between processes
 
 
 def alone(team: Team) -> bool:
@@ -16,39 +140,94 @@ def alone(team: Team) -> bool:
     return team.kind != "mpi" or team.size == 1
 
 
+_agreements = 0  # that this process has come to
+
+
+class Agreement:
+    """What a rank brings to an agreement, and, afterwards, what came of it."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}  # texts, numbers, dicts of them, or callables that give one
+        self.hints: dict[str, str] = {}  # what to do where facts whose names begin so differ
+        self.number = 0  # a number for all, 0 to 2**63 - 1, which need not be equal
+        self.numbers: list[int] = []  # every process's, by rank, when the ranks have agreed
+
+
+@contextlib.contextmanager
+def agreed(team: Team, call: str, where: str = "") -> Iterator[Agreement]:
+    """On leaving, all ranks compare the facts that the inside has put in; what it raises is raised by all.
+
+    ValueError on all ranks where calls or facts differ. An exception of the inside is raised as it is; on the other
+    ranks one of its type says "rank 1: ...". What is no Exception, as KeyboardInterrupt, is this rank's alone, and so
+    is a CommunicationError. where: begins the text of a CommunicationError.
+    """
+    one = Agreement()
+    error: Exception | None = None
+    before = _agreements
+    with _stall.within(call):
+        try:
+            yield one
+        except Exception as raised:
+            # What all ranks have raised together, on the way out of an agreement inside, they need not compare again.
+            inside = raised.__dict__.get("agreement", -1) > before
+            if alone(team) or isinstance(raised, CommunicationError) or inside:
+                raise
+            error = raised
+        if alone(team):
+            one.numbers = [one.number]
+            return
+        _compare(team, one, report_of(call, one.facts, error), error, ", ".join(filter(None, (where, call))))
+
+
+def _compare(team: Team, one: Agreement, own: Report, error: Exception | None, where: str) -> None:
+    global _agreements
+    text = json.dumps(own).encode()
+    digest = hashlib.sha256(text).digest()
+    answers = _equal(team, digest + one.number.to_bytes(8, "little"), where)
+    one.numbers = [int.from_bytes(answer[_DIGEST:], "little") for answer in answers]
+    result = error
+    if any(answer[:_DIGEST] != digest for answer in answers):
+        reports = [json.loads(text) for text in _gather(team, text, where)]
+        result = disagreement(reports, team.rank, error, one.hints)
+    _agreements += 1
+    if result is not None:
+        result.__dict__["agreement"] = _agreements
+        raise result
+
+
+def refuse(team: Team, call: str, error: Exception) -> None:
+    """Raise this error, which this rank has met alone before it could come to `call`, on all ranks."""
+    with agreed(team, call):
+        raise error
+
+
 def gather(team: Team, data: bytes, where: str = "between epochs") -> list[bytes]:
     """Every process's bytes, of any length, by rank. `where` begins the text of a CommunicationError."""
-    if alone(team):
-        return [data]
+    return [data] if alone(team) else _gather(team, data, where)
+
+
+def together(team: Team, what: str, work: Callable[[], None], where: str = "between epochs") -> None:
+    """Do this on every process; where one fails, all raise CheckpointError with its reason.
+
+    OSError and CheckpointError count as failing; `what` begins the reason.
+    """
+    with agreed(team, what, where):
+        try:
+            work()
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(f"{what}: {error}") from error
+
+
+def _gather(team: Team, data: bytes, where: str) -> list[bytes]:
     length = len(data).to_bytes(8, "little")
     longest = max(int.from_bytes(one, "little") for one in _equal(team, length, where))
     framed = _equal(team, length + data.ljust(longest, b"\0"), where)
     return [one[8 : 8 + int.from_bytes(one[:8], "little")] for one in framed]
 
 
-def anywhere(team: Team, mine: bool, where: str = "between epochs") -> bool:
-    """Is it so on any process?"""
-    return mine if alone(team) else b"\1" in _equal(team, b"\1" if mine else b"\0", where)
-
-
-def together(team: Team, what: str, work: Callable[[], None], where: str = "between epochs") -> None:
-    """Do this on every process; where one fails, all raise CheckpointError with the first one's reason.
-
-    OSError and CheckpointError count as failing; `what` begins the reason.
-    """
-    problem = ""
-    try:
-        work()
-    except (OSError, CheckpointError) as error:
-        problem = f"{what}: {error}"
-    for rank, text in enumerate(one.decode() for one in gather(team, problem.encode(), where)):
-        if text:
-            raise CheckpointError(text if rank == team.rank or alone(team) else f"{text} (on rank {rank})")
-
-
 def _equal(team: Team, data: bytes, where: str) -> list[bytes]:
     """Every process's bytes, all of one length, by rank."""
     try:
-        return team.allgather(data)
+        return team.agree(data)
     except CommunicationError as error:
         raise CommunicationError(f"{where}: {error}") from None

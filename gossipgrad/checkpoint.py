@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import agreement, notices
+from gossipgrad import agreement, fingerprint, notices
 from gossipgrad import checkpoint_files as files
 from gossipgrad.errors import CheckpointError
 from gossipgrad.history import Record
@@ -125,9 +125,11 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     name = os.fspath(path)
     net, team = replicas.net, replicas.team
     found: list[tuple[_Saved, Arrays, list[dict[str, Arrays]]]] = []
+    checksums: list[str] = []
 
     def load() -> None:
         weights, description = files.read(name)
+        checksums.append(fingerprint.description(description))
         saved = _Saved.of(name, description)
         saved.check(name, replicas)
         consensus = _checked(net, weights, name)
@@ -140,8 +142,13 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
                 raise CheckpointError(f"{where}: without weights")
         found.append((saved, consensus, parts))
 
-    agreement.together(team, "resume", load, replicas.where)
-    saved, consensus, parts = found[0]
+    with replicas.agreed("resume") as one:
+        try:
+            load()
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(f"resume: {error}") from error
+        saved, consensus, parts = found[0]
+        one.facts = {"resume": name, f"description of {name}": checksums[0]}
     replicas.core.settle()
     _restore_exchange(replicas, saved.settings)
     if saved.optimizer != replicas.optimizer.name:

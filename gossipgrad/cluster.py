@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from gossipgrad import _core, _failure, _preload
+from gossipgrad import _core, _failure, _preload, _stall, agreement
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.errors import integer, number, store
 
@@ -150,6 +150,14 @@ def by_mpi(comm: Any) -> bool:
     return launcher_world_size() is not None if comm is None else not isinstance(comm, VirtualCluster)
 
 
+def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
+    """Raise this error, met before there was a group, on all ranks of `comm` that come to `call`."""
+    is_group = comm is None or callable(getattr(comm, "py2f", None))
+    if by_mpi(comm) and is_group and (comm is not None or (launcher_world_size() or 1) > 1):
+        agreement.refuse(make_team(comm), call, error)
+    raise error
+
+
 def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = None) -> _core.Team:
     """The core's group of ranks for `comm`.
 
@@ -173,7 +181,8 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
             return _core.Team("single")
         _preload.mpi_environment()
         _failure.guard()
-        with _failure.starting(timeout):
+        _stall.start()
+        with _failure.starting(), _stall.watch("MPI_Init"):
             _core.mpi_start(launched)
         return _core.Team("mpi", launched=launched, timeout=timeout, **links)
     if not callable(getattr(comm, "py2f", None)):
@@ -182,4 +191,5 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
         )
     _preload.mpi_environment()
     _failure.guard()
+    _stall.start()
     return _core.Team("mpi", fortran_handle=comm.py2f(), launched=launched or 0, timeout=timeout, **links)

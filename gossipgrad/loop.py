@@ -16,6 +16,10 @@ from gossipgrad.replicas import Replicas
 from gossipgrad.schedules import Plateau, Schedule
 
 CHUNK = 0.2  # seconds of training between looks at signals and progress
+# Seconds of training between steps at which all ranks ask whether a callback of one has failed, and the first such
+# step: seldom enough that ranks which need not wait for each other hardly do.
+MEET = 30.0
+FIRST_MEETING = 16
 
 
 def check_batch(train: Dataset, ranks: int, batch_size: int) -> None:
@@ -68,6 +72,8 @@ class Loop:
         self.validation = validation
         self.validate_replicas = validate_replicas
         self.measure = measure  # the metrics of the validation set
+        self._interval = FIRST_MEETING  # steps until the ranks meet
+        self._problem: Exception | None = None  # of on_progress, which comes at other steps on each rank
 
     def run(self) -> None:
         """All epochs up to the trainer's last one, or until it is to stop."""
@@ -76,16 +82,22 @@ class Loop:
         trainer.speaker = None if bar is None else bar.say
         trainer.record_names = self._record_names()
         trainer.fitting = trainer.failed = True
+        ended = False
         try:
-            call(self.callbacks, "on_fit_begin", trainer)
+            with trainer.agreed("begin"):
+                call(self.callbacks, "on_fit_begin", trainer)
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
-            trainer.failed = False
-        finally:
-            try:
+            trainer.failed, ended = False, True
+            with trainer.agreed("end"):
                 call(self.callbacks, "on_fit_end", trainer)
-            finally:
-                trainer.fitting = False
+        except BaseException:
+            trainer.failed = True
+            if not ended:
+                call(self.callbacks, "on_fit_end", trainer)
+            raise
+        finally:
+            trainer.fitting = False
 
     def _record_names(self) -> list[str]:
         trainer = self.trainer
@@ -98,21 +110,24 @@ class Loop:
         return number_names(trainer.virtual, classes, measured + metrics, measured * (replicas > 0), replicas)
 
     def _epoch(self) -> None:
-        trainer = self.trainer
-        call(self.callbacks, "on_epoch_begin", trainer, trainer.epoch + 1)
+        trainer, number = self.trainer, self.trainer.epoch + 1
+        with trainer.agreed(f"begin of epoch {number}"):
+            call(self.callbacks, "on_epoch_begin", trainer, number)
         rate = trainer.prepare_rates(self.steps)
         trainer.core.epoch(trainer.epoch)
         self._train()
         rate = rate if trainer.set_rate is None else trainer.set_rate
-        record: Record = {"epoch": trainer.epoch + 1, "learning_rate": rate, **trainer.core.end_epoch()}
+        record: Record = {"epoch": number, "learning_rate": rate, **trainer.core.end_epoch()}
         trainer.history.partitioned_fc = trainer.core.partitioned_fc()
         for key in ("bytes", "messages"):
             record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (trainer.size * record["steps"])
         record = ordered(record | self._validate())
         trainer.epoch += 1
         trainer.history.epochs.append(record)
-        call(self.callbacks, "on_epoch_end", trainer, record)
-        trainer.stop = agreement.anywhere(trainer.team, trainer.stop, trainer.where)
+        with trainer.agreed(f"end of epoch {number}") as one:
+            call(self.callbacks, "on_epoch_end", trainer, record)
+            one.number = bool(trainer.stop)
+        trainer.stop = any(one.numbers)
 
     def _validate(self) -> Record:
         """The record's "validation" and "validation_replicas"."""
@@ -137,10 +152,10 @@ class Loop:
             core.run(steps, lambda: self._show(time.perf_counter() - begin))
             self._show(time.perf_counter() - begin)
             return
-        done, piece = 0, 1
+        done, piece, point = 0, 1, self._interval
         while done < steps:
             start = time.perf_counter()
-            before, done = done, core.run(min(piece, steps - done))
+            before, done = done, core.run(min(piece, point - done, steps - done))
             now = time.perf_counter()
             if done == before:
                 raise RuntimeError(f"the epoch ended after {done} of {steps} steps")
@@ -149,10 +164,25 @@ class Loop:
             if now - shown >= CHUNK / 2 or done == steps:
                 shown = now
                 self._show(now - begin)
+            if done == point or done == steps:
+                self._meet(done, max(1, int(MEET / a_step)))
+                point = done + self._interval
+
+    def _meet(self, done: int, steps: int) -> None:
+        """Raise on all ranks what a callback has raised on one. steps: those of this rank in MEET seconds."""
+        problem, self._problem = self._problem, None
+        with self.trainer.agreed(f"epoch {self.trainer.epoch + 1}, after {done} steps") as one:
+            if problem is not None:
+                raise problem
+            one.number = steps
+        # The same on all ranks: the middle one's, so that no rank that stands out decides.
+        self._interval = max(1, min(sorted(one.numbers)[len(one.numbers) // 2], 16 * self._interval))
 
     def _show(self, seconds: float) -> None:
         """Call on_progress; other ranks may be at another step, so nothing collective can be asked for there."""
         trainer = self.trainer
+        if self._problem is not None:
+            return
         counts = trainer.core.progress()
         samples = int(counts["samples"])
         progress = Progress(
@@ -172,5 +202,9 @@ class Loop:
         trainer.team.no_collectives = trainer.virtual or trainer.size > 1
         try:
             call(self.callbacks, "on_progress", trainer, progress)
+        except Exception as error:
+            if agreement.alone(trainer.team):
+                raise
+            self._problem = error  # the others are told at the next step at which all meet
         finally:
             trainer.team.no_collectives = False

@@ -5,16 +5,18 @@ The loop of fit, checkpoints and traces work on this class; trainer.py gives use
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, agreement, cluster, environment, notices, optim, strategies
+from gossipgrad import _core, _stall, agreement, cluster, environment, fingerprint, notices, optim, strategies
 from gossipgrad.errors import choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
 from gossipgrad.metrics import Metrics, parse
@@ -64,6 +66,22 @@ def _checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strate
     return strategy
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def collective(method: Callable[P, R]) -> Callable[P, R]:
+    """A call that all ranks make: what is waited for inside is waited for in it."""
+    name = f"Trainer.{method.__name__}"
+
+    @functools.wraps(method)
+    def named(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _stall.within(name):
+            return method(*args, **kwargs)
+
+    return named
+
+
 class Replicas:
     """A network, a loss, an optimiser and a strategy on the ranks of a group; Trainer says what the arguments mean."""
 
@@ -86,31 +104,38 @@ class Replicas:
         network: cluster.Network | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        if not isinstance(net, Model):
-            raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
-        self.net = net
-        self.loss: str = choice("loss", loss, LOSSES)
-        self.optimizer = _checked_optimizer(optimizer)
-        self.strategy = _checked_strategy(strategy)
-        self.seed = integer("seed", seed, 0, 2**64 - 1)
-        self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
-        self.backend: str | None = choice("backend", backend, BACKENDS)
-        choice("dtype", dtype, ("float32",))
-        choice("device", device, ("cpu",))
-        self.trace = integer("trace", trace, 0)
-        if self.loss == "cross_entropy" and len(net.output_shape) != 1:
-            raise ValueError(
-                f"loss='cross_entropy' wants one score a class, a network output of shape (classes,); "
-                f"{net.name!r} gives {net.output_shape}"
-            )
-        self.metrics = parse(metrics, self.loss, net.output_shape)
-        self.comm = cluster.with_circumstances(comm, straggler, network)
-        virtual = self.comm if isinstance(self.comm, cluster.VirtualCluster) else None
-        self.straggler = virtual.straggler if virtual else straggler
-        self.network = cluster.Network(virtual.latency, virtual.bandwidth) if virtual else network
-        self.compute_time = virtual.step_seconds() if virtual else None
-        self._straggler_seed = virtual.seed if virtual and virtual.seed is not None else self.seed
-        self.team = cluster.make_team(self.comm, number("timeout", timeout, 0.0), network)
+        try:
+            if not isinstance(net, Model):
+                raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
+            self.net = net
+            self.loss: str = choice("loss", loss, LOSSES)
+            self.optimizer = _checked_optimizer(optimizer)
+            self.strategy = _checked_strategy(strategy)
+            self.seed = integer("seed", seed, 0, 2**64 - 1)
+            self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
+            self.backend: str | None = choice("backend", backend, BACKENDS)
+            choice("dtype", dtype, ("float32",))
+            choice("device", device, ("cpu",))
+            self.trace = integer("trace", trace, 0)
+            if self.loss == "cross_entropy" and len(net.output_shape) != 1:
+                raise ValueError(
+                    f"loss='cross_entropy' wants one score a class, a network output of shape (classes,); "
+                    f"{net.name!r} gives {net.output_shape}"
+                )
+            self.metrics = parse(metrics, self.loss, net.output_shape)
+            self.comm = cluster.with_circumstances(comm, straggler, network)
+            virtual = self.comm if isinstance(self.comm, cluster.VirtualCluster) else None
+            self.straggler = virtual.straggler if virtual else straggler
+            self.network = cluster.Network(virtual.latency, virtual.bandwidth) if virtual else network
+            self.compute_time = virtual.step_seconds() if virtual else None
+            self._straggler_seed = virtual.seed if virtual and virtual.seed is not None else self.seed
+            self.timeout = number("timeout", timeout, 0.0)
+        except (TypeError, ValueError) as error:
+            cluster.refuse(comm, "Trainer", error)
+        self.team = cluster.make_team(self.comm, self.timeout, network)
+        with agreement.agreed(self.team, "Trainer") as one:
+            one.facts = self._fingerprint(network)
+        _stall.allow(self._simulated_seconds())
         # What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
         self.exchange: str | None = None
         if isinstance(self.strategy, strategies.GossipGraD):
@@ -140,6 +165,32 @@ class Replicas:
                 f"gossipgrad.Trainer(..., {name}=...)" + (", trainer.learning_rate" if name == "optimizer" else "")
             )
         super().__setattr__(name, value)
+
+    def _fingerprint(self, network: cluster.Network | None) -> Record:
+        """What all ranks must give alike to make a trainer."""
+        return {
+            "gossipgrad": environment.VERSION,
+            "network": lambda: fingerprint.network(self.net),
+            "loaded weights": lambda: fingerprint.weights(self.net.weights()) if self.net.loaded else "none",
+            "loss": self.loss,
+            **self.strategy.settings(),
+            **self.optimizer.settings(),
+            "seed": self.seed,
+            "trace": self.trace,
+            "timeout": self.timeout,
+            "metrics": ", ".join(one.name for one in self.metrics),
+            "straggler": self.straggler,
+            "slow network": network,
+            **fingerprint.environment(),
+        }
+
+    def _simulated_seconds(self) -> float:
+        """Seconds that a rank may be late, or a message under way, because the user wants it so."""
+        seconds = 0.0 if self.straggler is None else 2 * self.straggler.delay
+        if self.network is None:
+            return seconds
+        moved = 8.0 * 4 * self.net.parameters
+        return seconds + 8 * self.network.latency + (moved / self.network.bandwidth if self.network.bandwidth else 0.0)
 
     # ---- who and where
 
@@ -268,26 +319,27 @@ class Replicas:
         agree: compare them first, ValueError on all ranks where they differ; collective.
         """
         last = self.step + steps - 1
-        if self.set_rate is None:
-            first = max(self.step - 1, 0)  # what is in flight may still belong to the step before
-            rates = self.optimizer.rates(first, last + 1 - first)
-        else:
-            rates = {"kind": "constant", "lr": self.set_rate}
         if agree:
-            self._agree_on_rates(rates, last)
+            with self.agreed("learning rate") as one:
+                rates = self._rates(last)
+                one.facts = {"learning_rate": lambda: self._rates_text(rates, last)}
+        else:
+            rates = self._rates(last)
         self.core.set_schedule(rates)
         return _core.rate(rates, last)
 
-    def _agree_on_rates(self, rates: Record, last: int) -> None:
-        said = json.dumps(rates | {"values": np.asarray(rates.get("values", ())).tolist()}, sort_keys=True)
-        here = [_core.rate(rates, self.step), _core.rate(rates, last), hashlib.sha256(said.encode()).hexdigest()]
-        ranks = [json.loads(one) for one in self.gather(json.dumps(here).encode())]
-        for rank, there in enumerate(ranks):
-            if there != ranks[0]:
-                raise ValueError(
-                    f"learning_rate: {there[0]:g} to {there[1]:g} in the next epoch on rank {rank}, {ranks[0][0]:g} to "
-                    f"{ranks[0][1]:g} on rank 0; allowed: the same rates on every rank"
-                )
+    def _rates(self, last: int) -> dict[str, Any]:
+        """Those of the steps from this one to the `last`."""
+        if self.set_rate is not None:
+            return {"kind": "constant", "lr": self.set_rate}
+        first = max(self.step - 1, 0)  # what is in flight may still belong to the step before
+        return self.optimizer.rates(first, last + 1 - first)
+
+    def _rates_text(self, rates: dict[str, Any], last: int) -> str:
+        values = np.asarray(rates.get("values", ()), np.float64)
+        said = json.dumps(rates | {"values": values.tolist()}, sort_keys=True)
+        digest = hashlib.sha256(said.encode()).hexdigest()[:8]
+        return f"{_core.rate(rates, self.step):g} to {_core.rate(rates, last):g} (checksum {digest})"
 
     def set_moments_since(self, step: int) -> None:
         """The optimiser's moments were zero in this step, 0 for one that has begun with the training. Collective."""
@@ -325,9 +377,12 @@ class Replicas:
                     load(part[name] or {key: np.zeros_like(array) for key, array in here.items()}, local)
         core.step = step
 
+    @collective
     def weights_sha256(self) -> list[str]:
         """One a rank: SHA-256 of its weights as little-endian float32, in the order of the network. Collective."""
         own = []
+        with self.agreed():
+            pass
         self.core.settle()
         for local in range(self.team.local):
             digest = hashlib.sha256()
@@ -336,6 +391,7 @@ class Replicas:
             own.append(digest.hexdigest())
         return own if agreement.alone(self.team) else [one.decode() for one in self.gather(own[0].encode())]
 
+    @collective
     def close(self) -> None:
         """Free the core's memory. Collective."""
         self.team.check_collectives()
@@ -347,6 +403,13 @@ class Replicas:
     def where(self) -> str:
         """How far training is, as the text of an error between epochs begins."""
         return f"step {self.step}, between epochs"
+
+    @contextlib.contextmanager
+    def agreed(self, place: str = "") -> Iterator[agreement.Agreement]:
+        """agreement.agreed of the collective call that this is in, or of a place in it. A call begins with it."""
+        self.team.check_collectives()
+        with agreement.agreed(self.team, _stall.current(place), f"step {self.step}") as one:
+            yield one
 
     def gather(self, data: bytes) -> list[bytes]:
         """Every process's bytes, of any length, by rank. Collective."""

@@ -20,6 +20,7 @@ from gossipgrad import (
     checkpoint_files,
     cluster,
     evaluation,
+    fingerprint,
     loop,
     notices,
     optim,
@@ -34,7 +35,7 @@ from gossipgrad.errors import CheckpointError, flag, integer
 from gossipgrad.history import History, Record
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
-from gossipgrad.replicas import Arrays, Replicas
+from gossipgrad.replicas import Arrays, Replicas, collective
 
 
 class Trainer(Replicas):
@@ -65,7 +66,10 @@ class Trainer(Replicas):
                number a sample, or {name: function}; see gossipgrad.metrics. In history["validation.NAME"], evaluate,
                and for the monitor of callbacks.
 
-    Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights.
+    Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights: all ranks
+    call them in the same order and with the same arguments, and ValueError on every rank says what differs, with the
+    values and the ranks. An argument that one rank alone finds wrong is an error on all. threads, backend, device,
+    progress and callbacks of one's own may differ.
     """
 
     def __enter__(self) -> Trainer:
@@ -76,6 +80,7 @@ class Trainer(Replicas):
 
     # ---- training
 
+    @collective
     def fit(
         self,
         train: Any,
@@ -104,24 +109,38 @@ class Trainer(Replicas):
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
         CheckpointError: `resume` does not fit. Collective.
         """
-        self.team.check_collectives()
-        if self.fitting:
-            raise RuntimeError("fit was called within fit, by a callback; allowed: after fit has returned")
-        train_set = as_dataset(train, "train")
-        validation_set = None if validation is None else as_dataset(validation, "validation")
-        epochs = integer("epochs", epochs, 1, 2**31 - 1)
-        batch_size = integer("batch_size", batch_size, 1)
-        validate_replicas = flag("validate_replicas", validate_replicas)
-        shuffle = flag("shuffle", shuffle)
-        if validate_replicas and validation_set is None:
-            raise ValueError("validate_replicas=True: allowed only with validation data")
-        shapes = (self.loss, self.net.input_shape, self.net.output_shape)
-        train_core = train_set.for_network(*shapes)
-        validation_core = None if validation_set is None else validation_set.for_network(*shapes)
-        loop.check_batch(train_set, self.workers, batch_size)
+        with self.agreed() as one:
+            if self.fitting:
+                raise RuntimeError("fit was called within fit, by a callback; allowed: after fit has returned")
+            train_set = as_dataset(train, "train")
+            validation_set = None if validation is None else as_dataset(validation, "validation")
+            epochs = integer("epochs", epochs, 1, 2**31 - 1)
+            batch_size = integer("batch_size", batch_size, 1)
+            validate_replicas = flag("validate_replicas", validate_replicas)
+            shuffle = flag("shuffle", shuffle)
+            if validate_replicas and validation_set is None:
+                raise ValueError("validate_replicas=True: allowed only with validation data")
+            shapes = (self.loss, self.net.input_shape, self.net.output_shape)
+            train_core = train_set.for_network(*shapes)
+            validation_core = None if validation_set is None else validation_set.for_network(*shapes)
+            loop.check_batch(train_set, self.workers, batch_size)
+            actors = loop.with_defaults(callbacks, progress, self.optimizer.timing)
+            whole = "Every rank gives the same whole sets: fit divides them among the ranks"
+            one.hints = {"train, ": whole, "validation, ": whole}
+            one.facts = {
+                "train": lambda: fingerprint.data(train_set),
+                "validation": lambda: fingerprint.data(validation_set),
+                "epochs": epochs,
+                "batch_size": batch_size,
+                "validate_replicas": validate_replicas,
+                "shuffle": shuffle,
+                "callbacks": fingerprint.callbacks(actors),
+                "resume": resume if resume is None else os.fspath(resume),
+                "epochs done": self.epoch,
+                "steps done": self.step,
+            }
         notices.sorted_samples(self.rank, train_set, self.strategy, self.workers)
         notices.unscaled_pixels(self.rank, train_set, validation_set)
-        actors = loop.with_defaults(callbacks, progress, self.optimizer.timing)
         self.fit_settings = {
             "dataset": train_set.name,
             "train_samples": len(train_set),
@@ -150,28 +169,35 @@ class Trainer(Replicas):
         """The trainer's metrics of a set; none without one."""
         return {} if data is None else evaluation.measure(self, [data], False, batch_size, self.metrics)
 
+    @collective
     def train_step(self, x: Any, y: Any) -> Any:
         """One step on this rank's batch (x, y); returns its mean loss. For tests and research.
 
         In a virtual cluster x and y are lists with one batch a rank, and a list comes back. Collective.
         """
-        if self.virtual:
-            for argument, value in (("x", x), ("y", y)):
-                if not isinstance(value, (list, tuple)) or len(value) != self.size:
-                    found = f"{len(value)} of them" if isinstance(value, (list, tuple)) else type(value).__name__
-                    raise ValueError(f"{argument}: a virtual cluster wants a list of {self.size} batches; got {found}")
-            pairs = list(zip(x, y, strict=True))
-        else:
-            pairs = [(x, y)]
-        samples, targets = [], []
-        for one, answers in pairs:
-            samples.append(self._batch(one, "x"))
-            targets.append(targets_array(answers, self.loss, self.net.output_shape, "y"))
-            if len(samples[-1]) != len(targets[-1]):
-                raise ValueError(f"x has {len(samples[-1])} samples, y {len(targets[-1])}")
+        with self.agreed() as one:
+            if self.virtual:
+                self._check_list("x", x)
+                self._check_list("y", y)
+                pairs = list(zip(x, y, strict=True))
+            else:
+                pairs = [(x, y)]
+            samples, targets = [], []
+            for inputs, answers in pairs:
+                samples.append(self._batch(inputs, "x"))
+                targets.append(targets_array(answers, self.loss, self.net.output_shape, "y"))
+                if len(samples[-1]) != len(targets[-1]):
+                    raise ValueError(f"x has {len(samples[-1])} samples, y {len(targets[-1])}")
+            one.facts = {"steps done": self.step}
         self.prepare_rates(1, agree=False)
         losses = self.core.train_step(samples, targets)
         return losses if self.virtual else losses[0]
+
+    def _check_list(self, argument: str, value: Any) -> None:
+        """One batch a virtual rank."""
+        if not isinstance(value, (list, tuple)) or len(value) != self.size:
+            found = f"{len(value)} of them" if isinstance(value, (list, tuple)) else type(value).__name__
+            raise ValueError(f"{argument}: a virtual cluster wants a list of {self.size} batches; got {found}")
 
     def _batch(self, x: Any, what: str) -> NDArray[np.float32]:
         array = samples_array(x, what)
@@ -181,30 +207,42 @@ class Trainer(Replicas):
 
     # ---- using the network
 
+    @collective
     def evaluate(self, data: Any, batch_size: int = 256, replicas: bool = False) -> Any:
         """{"loss": ..., "accuracy": ...} of the consensus model; with `replicas` a list, one rank's own weights each.
 
         The trainer's metrics are there as well (not with `replicas`). The set is split over the ranks (not with
         `replicas`). Collective.
         """
-        whole = as_dataset(data, "data")
-        batch_size = integer("batch_size", batch_size, 1)
-        data_set = whole.for_network(self.loss, self.net.input_shape, self.net.output_shape)
-        results = self.core.evaluate(data_set, batch_size, flag("replicas", replicas))
-        return [dict(one) for one in results] if replicas else dict(results[0]) | self._measure(whole, batch_size)
+        with self.agreed() as one:
+            given = as_dataset(data, "data")
+            data_set = given.for_network(self.loss, self.net.input_shape, self.net.output_shape)
+            batch_size, replicas = integer("batch_size", batch_size, 1), flag("replicas", replicas)
+            one.hints = {"data, ": "Every rank gives the same whole set: evaluate divides it among the ranks"}
+            one.facts = {"data": lambda: fingerprint.data(given), "replicas": replicas}
+        results = self.core.evaluate(data_set, batch_size, replicas)
+        return [dict(one) for one in results] if replicas else dict(results[0]) | self._measure(given, batch_size)
 
+    @collective
     def predict(self, x: Any, batch_size: int = 256) -> NDArray[np.float32]:
         """The consensus model's outputs (n, ...) for samples (n, ...) or a Dataset; the same on every rank. Collective.
 
         Scores: for "cross_entropy" and "binary_cross_entropy" no softmax or sigmoid is applied.
         """
-        batch_size = integer("batch_size", batch_size, 1)
-        if isinstance(x, Dataset):
-            if x.shape != self.net.input_shape:
+        with self.agreed() as one:
+            batch_size = integer("batch_size", batch_size, 1)
+            if not isinstance(x, Dataset):
+                samples = self._batch(x, "x")
+            elif x.shape != self.net.input_shape:
                 raise ValueError(f"x: samples of shape {x.shape}, but the network's input is {self.net.input_shape}")
-            rows = max(batch_size, 4096)
-            return np.concatenate([self.core.predict(np.ascontiguousarray(b), batch_size) for b in x.batches(rows)])
-        return self.core.predict(self._batch(x, "x"), batch_size)
+            else:
+                samples = x.samples
+            one.hints = {"x, ": "Every rank gives the same samples, and gets all outputs"}
+            one.facts = {"x": lambda: fingerprint.array(samples)}
+        if not isinstance(x, Dataset):
+            return self.core.predict(samples, batch_size)
+        parts = x.batches(max(batch_size, 4096))
+        return np.concatenate([self.core.predict(np.ascontiguousarray(part), batch_size) for part in parts])
 
     # ---- state, at rest
 
@@ -212,10 +250,14 @@ class Trainer(Replicas):
         """`rank` among the ranks of this process."""
         return integer("rank", rank, 0, self.team.local - 1)
 
+    @collective
     def settle(self) -> None:
         """Complete and mix what is in flight. Collective."""
+        with self.agreed():
+            pass
         self.core.settle()
 
+    @collective
     def audit_samples(self) -> Record:
         """Prove that all samples of fit's training set are there, each on one rank, by counting them. Collective.
 
@@ -224,67 +266,97 @@ class Trainer(Replicas):
         "first_altered": the first such id, or None}. An id is the number of a sample in the set. Called at the same
         step on all ranks, whatever step that is. RuntimeError before fit.
         """
+        with self.agreed() as one:
+            one.facts = {"step": self.step}
         found = self.core.audit_samples()
         return {"ok": not (found["missing"] or found["duplicate"] or found["altered"]), **found}
 
+    @collective
     def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
         """Which samples of fit's training set this rank holds now, in the order of its shard. Collective.
 
         `rank`: which one, in a virtual cluster. Without shuffle_samples they are those that it began with. RuntimeError
         before fit.
         """
-        return self.core.sample_ids(self._local(rank))
+        with self.agreed():
+            local = self._local(rank)
+        return self.core.sample_ids(local)
 
+    @collective
     def weights(self, rank: int = 0) -> Arrays:
         """This rank's weights by name, copies. `rank`: which one, in a virtual cluster. Collective."""
+        with self.agreed():
+            local = self._local(rank)
         self.core.settle()
-        return self.core.weights(self._local(rank))
+        return self.core.weights(local)
 
+    @collective
     def consensus_weights(self) -> Arrays:
         """The mean of all replicas' weights by name, or the centre, where the strategy has one. Collective."""
+        with self.agreed():
+            pass
         return self.core.consensus_weights()
 
+    @collective
     def gradients(self, rank: int = 0) -> Arrays:
         """The gradients of the last step by name, copies. Collective."""
+        with self.agreed():
+            local = self._local(rank)
         self.core.settle()
-        return self.core.gradients(self._local(rank))
+        return self.core.gradients(local)
 
+    @collective
     def momentum(self, rank: int = 0) -> Arrays:
         """SGD's momentum or Adam's first moment by name, copies; empty without momentum. Collective."""
+        with self.agreed():
+            local = self._local(rank)
         self.core.settle()
-        return self.core.momentum(self._local(rank))
+        return self.core.momentum(local)
 
+    @collective
     def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
         """{"step": updates done, "momentum": arrays by name, "second_moment": Adam's, else empty}. Collective."""
+        with self.agreed():
+            local = self._local(rank)
         self.core.settle()
-        moments = {key: value for key, value in self.rank_state(self._local(rank)).items() if key != "weight"}
+        moments = {key: value for key, value in self.rank_state(local).items() if key != "weight"}
         return {"step": self.step, **moments}
 
+    @collective
     def consensus_distance(self) -> float:
         """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
+        with self.agreed():
+            pass
         return self.core.consensus_distance()
 
+    @collective
     def load_weights(self, weights: Any) -> None:
         """Give every rank, and a centre, these weights: arrays by name or a .safetensors file. Momentum, step stay."""
-        what = "weights"
-        if isinstance(weights, (str, os.PathLike)):
-            what = os.fspath(weights)
-            weights = safetensors.read(weights)[0]
-        checked = self.net.check_weights(weights, what)
+        with self.agreed() as one:
+            what = "weights"
+            if isinstance(weights, (str, os.PathLike)):
+                what = os.fspath(weights)
+                weights = safetensors.read(weights)[0]
+            checked = self.net.check_weights(weights, what)
+            one.facts = {"weights": lambda: fingerprint.weights(checked)}
         self.core.settle()
         self.core.load_weights(checked)
 
     # ---- checkpoints
 
+    @collective
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the consensus weights to `path` (safetensors) and all ranks' state to `path`.state/. Collective.
 
         The folder of `path` must be there. Whenever it is interrupted, `path` and its state are those of one complete
         save. CheckpointError: not written.
         """
+        with self.agreed() as one:
+            one.facts = {"path": os.fspath(path), "step": self.step}
         checkpoint.save(self, path)
 
     @classmethod
+    @collective
     def load(
         cls,
         path: str | os.PathLike[str],
@@ -301,19 +373,22 @@ class Trainer(Replicas):
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         CheckpointError: not a checkpoint, damaged, or another number of ranks.
         """
-        _, description = checkpoint_files.read(path)
         try:
-            settings = description["settings"]
-            net = Model.from_config(description["model"])
-            strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
-            if comm is None and settings["virtual_cluster"] is not None and launcher_world_size() is None:
-                comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
-            if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
-                strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
-            how = {"loss": settings["loss"], "seed": settings["seed"]}
-            how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error
+            _, description = checkpoint_files.read(path)
+            try:
+                settings = description["settings"]
+                net = Model.from_config(description["model"])
+                strategy, optimizer = strategies.from_settings(settings), optim.from_settings(settings)
+                if comm is None and settings["virtual_cluster"] is not None and launcher_world_size() is None:
+                    comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
+                if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
+                    strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
+                how = {"loss": settings["loss"], "seed": settings["seed"]}
+                how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics
+            except (KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error
+        except (OSError, CheckpointError) as error:
+            cluster.refuse(comm, "Trainer", error)
         trainer = cls(net, optimizer=optimizer, strategy=strategy, comm=comm, threads=threads, backend=backend, **how)
         trainer.fit_settings = {key: settings[key] for key in _FIT_SETTINGS if key in settings}
         checkpoint.restore(trainer, path)
@@ -321,12 +396,15 @@ class Trainer(Replicas):
 
     # ---- traces
 
+    @collective
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what the ranks did and when (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
 
         See gossipgrad.trace for what it shows. A rank whose spans were more than trace= keeps the newest; a warning
         says so, and the file ("spans_lost", by rank).
         """
+        with self.agreed() as one:
+            one.facts = {"path": os.fspath(path)}
         lost = trace.write(self, path)
         if self.rank == 0 and any(lost):
             warnings.warn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -200,5 +201,6 @@ def test_ranks_with_rates_that_differ_fail_alike(mpirun):
         "    print(trainer.rank, len(trainer.history), error, flush=True)\n",
     )
     lines = sorted(line for line in done.stdout.splitlines() if "learning_rate" in line)
-    said = "learning_rate: 0.25 to 0.25 in the next epoch on rank 1, 0.125 to 0.125 on rank 0"
-    assert [line.split(";")[0] for line in lines] == [f"{rank} 1 {said}" for rank in (0, 1)], done.stdout + done.stderr
+    said = r"learning_rate: 0.125 to 0.125 \(.*\) on rank 0; 0.25 to 0.25 \(.*\) on rank 1"
+    assert [line[0] for line in lines] == ["0", "1"], done.stdout + done.stderr
+    assert all(re.search(said, line) for line in lines), lines

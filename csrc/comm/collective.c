@@ -7,7 +7,7 @@
 #include "base/parallel.h"
 
 /* One tag an operation suffices: messages between two ranks keep their order, and all ranks call in the same order. */
-enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER };
+enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER, TAG_AGREE };
 
 #define PIECE ((size_t)64 << 20) /* a broadcast goes in pieces: a message's size is an int for MPI */
 #define ROUNDS 31                /* more than log2 of any group's size */
@@ -97,7 +97,7 @@ static int split_run(int first, int n, int size, int begin[2], int length[2]) {
     return length[1] > 0 ? 2 : 1;
 }
 
-gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, void *out) {
+static gg_status gather_all(gg_transport *transport, const void *data, size_t bytes, int tag, void *out) {
     gg_status status = GG_OK;
     gg_request receives[2] = {0}, sends[2] = {0};
     int p = transport->size, rank = transport->rank, begin[2], length[2];
@@ -111,12 +111,12 @@ gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, 
         int parts = split_run(from, n, p, begin, length);
         int received[2] = {begin[0], begin[1]};
         for (int i = 0; i < parts; ++i)
-            GG_TRY(gg_receive(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, from, TAG_GATHER,
+            GG_TRY(gg_receive(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, from, tag,
                               &receives[i]));
         parts = split_run(rank, n, p, begin, length);
         for (int i = 0; i < parts; ++i)
-            GG_TRY(gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, TAG_GATHER,
-                           &sends[i]));
+            GG_TRY(
+                gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, tag, &sends[i]));
         for (int i = 0; i < 2; ++i)
             GG_TRY(collective_take(transport, &receives[i], blocks + (size_t)received[i] * bytes));
         for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(transport, &sends[i]));
@@ -125,8 +125,20 @@ cleanup:
     if (status != GG_OK) {
         collective_give_up(transport, receives, 2);
         collective_give_up(transport, sends, 2);
-        gg_error_prefix(status, "allgather: ");
+        gg_error_prefix(status, "%s: ", tag == TAG_AGREE ? "agreement of the ranks" : "allgather");
     }
+    return status;
+}
+
+gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, void *out) {
+    return gather_all(transport, data, bytes, TAG_GATHER, out);
+}
+
+gg_status gg_agree(gg_transport *transport, const void *data, size_t bytes, void *out) {
+    const int64_t bytes_sent = transport->bytes_sent, messages_sent = transport->messages_sent;
+    gg_status status = gather_all(transport, data, bytes, TAG_AGREE, out);
+    transport->bytes_sent = bytes_sent;
+    transport->messages_sent = messages_sent;
     return status;
 }
 

@@ -12,6 +12,9 @@ gg_status gg_barrier(gg_transport *transport);
 gg_status gg_broadcast(gg_transport *transport, void *data, size_t bytes, int root);
 /* Every rank's `bytes` bytes to all: out holds size * bytes, in rank order. */
 gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, void *out);
+/* The same, by which ranks find out whether they do the same: uncounted, and with a tag of its own, so that it never
+ * meets a message of something else that a rank does at that time. */
+gg_status gg_agree(gg_transport *transport, const void *data, size_t bytes, void *out);
 /* Sums over ranks 0, 1, ..., p-1 in this order, of a few doubles, in place. n <= 64. */
 gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n);
 

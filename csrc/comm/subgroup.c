@@ -55,7 +55,12 @@ static gg_status subgroup_pause_round(gg_transport *transport, int round, gg_req
 }
 
 static gg_status subgroup_wait_for(gg_transport *transport, gg_request *request) {
-    return gg_wait(subgroup_whole_of(transport), request);
+    gg_transport *whole = subgroup_whole_of(transport);
+    whole->waits_for[0] = transport->waits_for[0];
+    whole->waits_for[1] = transport->waits_for[1];
+    gg_status status = gg_wait(whole, request);
+    whole->waits_for[0] = whole->waits_for[1] = NULL;
+    return status;
 }
 static gg_status subgroup_progress(gg_transport *transport) { return gg_progress(subgroup_whole_of(transport)); }
 static double subgroup_now(gg_transport *transport) { return gg_transport_now(subgroup_whole_of(transport)); }

@@ -102,9 +102,33 @@ static gg_status waited_in_vain(const gg_transport *transport, const gg_request 
                    request->peer, request->tag, name);
 }
 
+/* Waits that sleep have lasted so many rounds: before that nobody looks at a clock. */
+#define STALL_ROUNDS 2048
+
+static gg_stall_facts stall_of(const gg_transport *transport, int peer) {
+    return (gg_stall_facts){.rank = transport->rank,
+                            .size = transport->size,
+                            .peer = peer,
+                            .step = transport->step != NULL ? *transport->step : -1,
+                            .first_layer = transport->waits_for[0],
+                            .last_layer = transport->waits_for[1]};
+}
+
+static void look_at_stall(const gg_transport *transport, gg_stall *stall, int peer) {
+    gg_stall_facts facts = stall_of(transport, peer);
+    gg_stall_look(stall, &facts);
+}
+
+static void end_stall(const gg_transport *transport, gg_stall *stall, int peer) {
+    gg_stall_facts facts = stall_of(transport, peer);
+    gg_stall_end(stall, &facts);
+}
+
 gg_status gg_wait(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
     double start = 0;
+    gg_stall stall = {0};
+    const int peer = request->peer;
     const bool serves = transport->service.serve != NULL;
     if (transport->table->wait != NULL) return transport->table->wait(transport, request);
     for (int round = 0;; ++round) {
@@ -113,9 +137,13 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
         if (done) break;
         if (serves) GG_TRY(transport->service.serve(transport->service.context, &busy));
         if (busy) {
+            if (stall.begin > 0) end_stall(transport, &stall, peer);
             round = -1;
             continue;
         }
+        /* What comm/network.c holds back has arrived: its time on a simulated link is no stall. */
+        if (transport->reports_stalls && round >= STALL_ROUNDS && !request->held)
+            look_at_stall(transport, &stall, peer);
         if (transport->timeout > 0) {
             double now = gg_transport_now(transport);
             if (round == 0) start = now;
@@ -126,10 +154,15 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
         GG_TRY(transport->table->pause(transport, round, serves ? NULL : request));
     }
 cleanup:
+    if (stall.begin > 0) end_stall(transport, &stall, peer);
     return status;
 }
 
-gg_status gg_pause(gg_transport *transport, int round) { return transport->table->pause(transport, round, NULL); }
+gg_status gg_pause(gg_transport *transport, int round) {
+    if (round == 0 && transport->stall.begin > 0) end_stall(transport, &transport->stall, -1);
+    if (transport->reports_stalls && round >= STALL_ROUNDS) look_at_stall(transport, &transport->stall, -1);
+    return transport->table->pause(transport, round, NULL);
+}
 
 gg_status gg_release(gg_transport *transport, gg_request *request) {
     if (request->state == GG_REQUEST_IDLE) return GG_OK;

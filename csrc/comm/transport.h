@@ -17,6 +17,7 @@
 
 #include "base/memory.h"
 #include "base/status.h"
+#include "comm/stall.h"
 
 typedef enum gg_request_state {
     GG_REQUEST_IDLE = 0, /* zero-initialised, or finished */
@@ -97,8 +98,13 @@ struct gg_transport {
     gg_sums *sums; /* of all ranks here; made by gg_sum_prepare, freed with the transport */
     gg_service service;                /* set and cleared by whoever has something to answer */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
-    double timeout;     /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for
-                           ever */
+    double timeout; /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for
+                       ever */
+    bool
+        reports_stalls; /* waits that last are reported (comm/stall.h): where the clock is real and ranks are others' */
+    const int64_t *step;      /* of training, for such reports; NULL: not known. Whoever sets it clears it */
+    const char *waits_for[2]; /* the first and the last layer whose exchange is waited for; NULL: not known */
+    gg_stall stall;           /* of gg_pause */
     bool check_buffers; /* GG_ERROR_STATE where a buffer in flight was written, by checksums: reads every message twice
                            more */
 };

@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/stall.h"
 #include "comm/subgroup.h"
 #include "python/python.h"
 
@@ -185,6 +186,31 @@ static PyObject *py_team_allgather(PyObject *self, PyObject *data) {
     return list;
 }
 
+static PyObject *py_team_agree(PyObject *self, PyObject *data) {
+    gg_transport *transport = between_processes(self);
+    if (!PyBytes_Check(data))
+        return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
+    if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
+    if (transport == NULL) return Py_BuildValue("[O]", data);
+    Py_ssize_t size = PyBytes_GET_SIZE(data), ranks = transport->size;
+    PyObject *all = PyBytes_FromStringAndSize(NULL, size * ranks);
+    if (all == NULL) return NULL;
+    const char *own = PyBytes_AS_STRING(data);
+    char *out = PyBytes_AS_STRING(all);
+    gg_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_agree(transport, own, (size_t)size, out);
+    Py_END_ALLOW_THREADS;
+    PyObject *list = status == GG_OK ? PyList_New(ranks) : gg_py_raise(status);
+    for (Py_ssize_t rank = 0; list != NULL && rank < ranks; ++rank) {
+        PyObject *item = PyBytes_FromStringAndSize(out + rank * size, size);
+        if (item == NULL) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, rank, item);
+    }
+    Py_DECREF(all);
+    return list;
+}
+
 /* Rank 0: its own bytes, then those of the others as they come, in the order of ranks. */
 static PyObject *py_team_receive_all(gg_transport *transport, PyObject *own, const int64_t *sizes) {
     PyObject *list = Py_BuildValue("[O]", own);
@@ -258,6 +284,8 @@ static PyMethodDef methods[] = {
      "How many nodes of how many ranks."},
     {"allgather", py_team_allgather, METH_O,
      "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
+    {"agree", py_team_agree, METH_O,
+     "agree($self, data, /)\n--\n\nThe same of bytes of one length on all, uncounted, apart from all other messages."},
     {"gather", py_team_gather, METH_O,
      "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
     {NULL, NULL, 0, NULL}};
@@ -298,9 +326,52 @@ static PyObject *py_first_to_report(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(gg_mpi_first_to_report());
 }
 
+/* ---- waits that last ---- */
+
+static PyObject *stall_report; /* a callable; NULL: none */
+
+/* An exception of the callable must not end the wait; Ctrl-C comes again when the wait is over. */
+static double stall_failed(void) {
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+        PyErr_Clear();
+        PyErr_SetInterrupt();
+    } else {
+        PyErr_WriteUnraisable(stall_report);
+    }
+    return 0;
+}
+
+static double report_stall(const gg_stall_facts *facts) {
+    double next = 0;
+    if (!Py_IsInitialized()) return 0;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *result = PyObject_CallFunction(stall_report, "iiiLzzzdO", facts->rank, facts->size, facts->peer,
+                                             (long long)facts->step, facts->first_layer, facts->last_layer, facts->what,
+                                             facts->seconds, facts->over ? Py_True : Py_False);
+    if (result != NULL) next = PyFloat_AsDouble(result);
+    Py_XDECREF(result);
+    if (PyErr_Occurred()) next = stall_failed();
+    PyGILState_Release(gil);
+    return next;
+}
+
+static PyObject *report_stalls(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"seconds", "report", NULL};
+    double seconds;
+    PyObject *report;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "dO:report_stalls", names, &seconds, &report)) return NULL;
+    gg_stall_configure(0, NULL);
+    Py_XSETREF(stall_report, report == Py_None ? NULL : Py_NewRef(report));
+    if (stall_report != NULL) gg_stall_configure(seconds, report_stall);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"first_to_report", py_first_to_report, METH_NOARGS,
      "Has no rank of this job on this host reported a failure yet? True once, and where nobody can know."},
+    {"report_stalls", (PyCFunction)(void (*)(void))report_stalls, METH_VARARGS | METH_KEYWORDS,
+     "From now on waits between ranks that last so many seconds are reported; 0 or None: none is."},
     {"mpi_start", (PyCFunction)(void (*)(void))mpi_start, METH_VARARGS | METH_KEYWORDS, "Starts MPI if nobody has."},
     {"abort", mpi_abort, METH_O, "abort($module, code, /)\n--\n\nEnds all ranks of the MPI world."},
     {NULL, NULL, 0, NULL}};

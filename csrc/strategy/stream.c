@@ -133,10 +133,22 @@ cleanup:
     return status;
 }
 
+/* A wait that lasts is reported with its layers. */
+static gg_status stream_wait(gg_stream *stream, int bucket, gg_request *request) {
+    const gg_bucket *b = &stream->buckets->bucket[bucket];
+    const gg_graph *graph = stream->owner->env.graph;
+    const char **layers = stream->owner->env.transport->waits_for;
+    layers[0] = gg_graph_layer_name(graph, b->first_layer);
+    layers[1] = gg_graph_layer_name(graph, b->last_layer);
+    gg_status status = gg_strategy_wait(stream->owner, request);
+    layers[0] = layers[1] = NULL;
+    return status;
+}
+
 static gg_status wait_all(gg_stream *stream, int bucket, gg_request *requests) {
     gg_status status = GG_OK;
     const gg_bucket *b = &stream->buckets->bucket[bucket];
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_strategy_wait(stream->owner, &requests[i]));
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(stream_wait(stream, bucket, &requests[i]));
 cleanup:
     return stream_at_bucket(stream, bucket, status);
 }
@@ -154,7 +166,7 @@ cleanup:
 }
 
 gg_status gg_stream_wait_chunk(gg_stream *stream, int bucket, int chunk) {
-    return stream_at_bucket(stream, bucket, gg_strategy_wait(stream->owner, &stream->received[chunk]));
+    return stream_at_bucket(stream, bucket, stream_wait(stream, bucket, &stream->received[chunk]));
 }
 
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket) { return wait_all(stream, bucket, stream->received); }

@@ -229,6 +229,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     r->batch = n;
     r->plans.pinned = plan;
     if (plan != NULL) GG_TRY(replica_straggle(r));
+    r->options.transport->step = &r->state.step;
     GG_TRY(table->begin(r->strategy));
     if (plan != NULL)
         GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, sample_weights, (uint64_t)r->state.step,
@@ -237,6 +238,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     replica_record(r, "step", begin, -1);
     r->state.step++;
 cleanup:
+    r->options.transport->step = NULL;
     if (status != GG_OK) r->failed = true;
     return status;
 }

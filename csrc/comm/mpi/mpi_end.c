@@ -110,11 +110,11 @@ void gg_mpi_questions_close(void) {
 
 /* The launcher gives each job a folder of its own on every host, and removes it: a file there says that a rank has
  * reported, however slow the others are. */
-bool gg_mpi_first_to_report(void) {
+bool gg_mpi_first_of_host(const char *what) {
     const char *folder = getenv("PMIX_SERVER_TMPDIR"), *job = getenv("PMIX_NAMESPACE");
     char path[4096];
     if (folder == NULL || job == NULL || *folder == '\0' || *job == '\0') return true;
-    int length = snprintf(path, sizeof path, "%s/gossipgrad-reported-%s", folder, job);
+    int length = snprintf(path, sizeof path, "%s/gossipgrad-%s-%s", folder, what, job);
     if (length < 0 || (size_t)length >= sizeof path) return true;
     for (char *at = path + strlen(folder) + 1; *at != '\0'; ++at)
         if (*at == '/') *at = '-';
@@ -123,3 +123,5 @@ bool gg_mpi_first_to_report(void) {
     close(file);
     return true;
 }
+
+bool gg_mpi_first_to_report(void) { return gg_mpi_first_of_host("reported"); }

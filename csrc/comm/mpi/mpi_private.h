@@ -27,10 +27,14 @@ gg_status gg_mpi_questions_answer(void);
 /* Collective over the world. */
 void gg_mpi_questions_close(void);
 
+/* Whether this is the first process of this job on this host to ask so with these words; yes where nobody can know. */
+bool gg_mpi_first_of_host(const char *what);
+
 /* Returns when all ranks of `comm` have come here. Before MPI's own collective calls, which wait for ever, without a
  * word. After `timeout` seconds (0: never), or where a rank has ended, GG_ERROR_COMM that names `what`, and the
  * communicator is of no use any more. With `ends` this rank has come to its own end: it answers those who ask, and
- * after `timeout` seconds it says on stderr that it waits, and goes on waiting. */
+ * after `timeout` seconds, or those of comm/stall.h, it says on stderr that it waits, and goes on waiting: one rank of
+ * a host does. */
 gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool ends);
 /* After how many seconds gg_mpi_stop says that it waits for other ranks; 0: it never does. */
 void gg_mpi_set_stop_timeout(double seconds);

@@ -340,6 +340,7 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     made->transport.table = &table;
     made->transport.timeout = timeout;
     made->most = INT_MAX;
+    made->transport.reports_stalls = true;
     made->comm = MPI_COMM_NULL;
     GG_TRY(gg_mpi_meet(given, timeout, "making the group", false));
     gg_mpi_set_stop_timeout(timeout);

@@ -1,0 +1,108 @@
+"""What must be equal on all ranks, as facts for an agreement: networks, weights, data, files, the environment.
+
+Checksums stand for what is large. They are of bytes, so NaN is equal to itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad.callbacks import Callback, CSVLogger, JSONLLogger, StopOnNaN
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.model import Model
+from gossipgrad.progress import ProgressBar
+
+# Of the samples of a set at most so many rows and bytes are compared; of the targets all.
+ROWS, BYTES = 64, 1 << 20
+# Variables by which ranks agree on who exchanges with whom, and how.
+VARIABLES = ("GOSSIPGRAD_RANKS_PER_NODE", "GOSSIPGRAD_SHARED")
+# Callbacks that do something on one rank alone, or the same whether others have them.
+_OF_ONE_RANK = (ProgressBar, CSVLogger, JSONLLogger, StopOnNaN)
+
+
+def checksum(*arrays: NDArray[Any]) -> str:
+    """Of the bytes of arrays, their types and shapes."""
+    digest = hashlib.blake2b(digest_size=4)
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    return f"checksum {digest.hexdigest()}"
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that all ranks must have alike."""
+    return {name: variables.get(name, "not set") for name in VARIABLES}
+
+
+def network(net: Model) -> dict[str, Any]:
+    """The layers in their order, and each one's kind, options and inputs."""
+    layers = net.config()["layers"]
+    names = [str(layer["name"]) for layer in layers]
+    facts: dict[str, Any] = {"layers": " ".join(names)}
+    for name, layer in zip(names, layers, strict=True):
+        of = ", ".join(names[i] for i in layer["inputs"])
+        facts[f"layer {name!r}"] = {"kind": layer["layer"], "inputs": of, **layer["options"]}
+    return facts
+
+
+def weights(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """A checksum for each tensor."""
+    return {name: checksum(np.asarray(array)) for name, array in arrays.items()}
+
+
+def _plain(targets: NDArray[Any]) -> NDArray[Any]:
+    """The same numbers as one type, whatever integers or floats they came as."""
+    if targets.dtype.kind in "iub":
+        return targets.astype(np.int64, copy=False)
+    return targets.astype(np.float64, copy=False) if targets.dtype.kind == "f" else np.asarray(targets, str)
+
+
+def samples(rows: NDArray[Any]) -> str:
+    """A checksum of some rows, evenly spread; the same ones on every rank."""
+    size = max(1, rows[:1].nbytes)
+    count = min(len(rows), ROWS, max(1, BYTES // size))
+    chosen = np.linspace(0, len(rows) - 1, count).astype(np.int64)
+    return checksum(rows[chosen])
+
+
+def data(one: Dataset | None) -> dict[str, Any] | str:
+    """Of a data set: its sizes, a checksum of all targets and one of some samples. None: "none".
+
+    Of sets that are sharded already, of which each rank has its own part, the shapes alone.
+    """
+    if one is None:
+        return "none"
+    facts: dict[str, Any] = {"shape of a sample": one.shape, "scale": one.scale, "shift": one.shift}
+    facts["type of samples"] = str(one.samples.dtype)
+    if getattr(one, "sharded", False):
+        return facts | {"sharded": True, "shape of a target": one.targets.shape[1:]}
+    facts |= {"number of samples": len(one), "sharded": False}
+    facts["targets"] = lambda: checksum(_plain(one.targets))
+    facts["some of the samples"] = lambda: samples(one.samples)
+    return facts
+
+
+def array(values: NDArray[Any]) -> dict[str, Any]:
+    """Of samples without targets."""
+    return {
+        "shape": values.shape,
+        "some of the samples": lambda: samples(values) if values.ndim and len(values) else "",
+    }
+
+
+def callbacks(actors: Iterable[Callback]) -> str:
+    """The package's own callbacks that act on all ranks together, in their order. Others may differ."""
+    ours = [one for one in actors if type(one).__module__ == Callback.__module__]
+    return ", ".join(type(one).__name__ for one in ours if not isinstance(one, _OF_ONE_RANK)) or "none"
+
+
+def description(facts: Mapping[str, Any]) -> str:
+    """A checksum of a checkpoint's description."""
+    return f"checksum {hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:8]}"
