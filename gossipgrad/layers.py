@@ -110,12 +110,13 @@ class Layer:
 
 
 class Conv2d(Layer):
-    """Convolution (cross-correlation) of (channels, height, width) with `out` filters.
+    """Convolution (cross-correlation) of (channels, height, width) with `out` filters; input channels are inferred.
 
-    kernel, stride, padding, dilation: one integer or (height, width). padding is zeros on each side. groups divides
-    the channels and `out`. weight_init, bias_init: "default" (PyTorch's), "xavier_uniform", "xavier_normal" (Glorot and
-    Bengio 2010), "he_uniform", "he_normal" (He et al. 2015), "caffe_xavier", ("uniform", bound), ("normal",
-    deviation), ("constant", value) or a number.
+    kernel, stride, padding, dilation  one integer, or (height, width); padding is zeros on each side.
+    groups       divides the channels and `out`.
+    weight_init, bias_init  "default" (PyTorch's), "xavier_uniform", "xavier_normal" (Glorot and Bengio 2010),
+                 "he_uniform", "he_normal" (He et al. 2015), "caffe_xavier", ("uniform", bound), ("normal", deviation),
+                 ("constant", value), or a number for all elements.
     """
 
     kind, prefix = "conv2d", "conv"
@@ -160,7 +161,10 @@ class Conv2d(Layer):
 
 
 class Linear(Layer):
-    """out = weight x + bias, `out` features from a flat input (Flatten first). Initialisation as in Conv2d."""
+    """out = weight x + bias: `out` features from a flat input (Flatten first), whose features are inferred.
+
+    weight_init, bias_init  as of Conv2d.
+    """
 
     kind, prefix = "linear", "fc"
 

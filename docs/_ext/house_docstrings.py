@@ -127,8 +127,10 @@ def _process(app: Any, what: str, name: str, thing: Any, options: Any, lines: li
 
 
 def _signature(app: Any, what: str, name: str, thing: Any, options: Any, arguments: str | None, result: Any) -> Any:
-    """A default that is made for each object has no text of its own."""
-    return None if arguments is None else (arguments.replace("<factory>", "..."), result)
+    """Shorter: a default that is made for each object has no text of its own, and *more refuses all that it gets."""
+    if arguments is None:
+        return None
+    return re.sub(r"\*more: [^,)]*", "*", arguments).replace("<factory>", "..."), result
 
 
 def setup(app: Any) -> dict[str, Any]:
