@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gossipgrad import models, strategies
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.errors import integer
+from gossipgrad.literals import Backend, Loss
 from gossipgrad.model import Model
 from gossipgrad.optim import SGD
 from gossipgrad.trainer import Trainer
@@ -22,7 +23,7 @@ from gossipgrad.trainer import Trainer
 _CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
 
 
-def synthetic_batch(net: Model, loss: str, batch: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[Any]]:
+def synthetic_batch(net: Model, loss: Loss, batch: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Normal samples and random targets of the network's shapes."""
     generator = np.random.default_rng(seed)
     x = generator.standard_normal((batch, *net.input_shape), np.float32)
@@ -47,7 +48,7 @@ def _others_cpu_seconds() -> float:
 
 
 def _trainer(
-    net: Model, loss: str, strategy: strategies.Strategy, threads: int, backend: str | None, **circumstances: Any
+    net: Model, loss: Loss, strategy: strategies.Strategy, threads: int, backend: Backend | None, **circumstances: Any
 ) -> Trainer:
     return Trainer(
         net,
@@ -66,7 +67,7 @@ def step(
     threads: int = 1,
     steps: int = 60,
     warmup: int = 5,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> dict[str, Any]:
     """Seconds of a training step (forward, loss, backward, SGD with momentum) of one rank, and what goes with them.
 
@@ -141,9 +142,9 @@ def exchange(
     steps: int = 60,
     warmup: int = 5,
     blocks: int = 5,
-    backend: str | None = None,
+    backend: Backend | None = None,
     net: Model | None = None,
-    loss: str = "cross_entropy",
+    loss: Loss = "cross_entropy",
     straggler: Straggler | None = None,
     network: Network | None = None,
 ) -> dict[str, Any] | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 from gossipgrad.errors import choice, flag, integer, number, pair
 
-PLAIN_INITS = ("default", "xavier_uniform", "xavier_normal", "he_uniform", "he_normal", "caffe_xavier")
-VALUE_INITS = ("uniform", "normal", "constant")
+PlainInit = Literal["default", "xavier_uniform", "xavier_normal", "he_uniform", "he_normal", "caffe_xavier"]
+ValueInit = Literal["uniform", "normal", "constant"]
+PLAIN_INITS: tuple[PlainInit, ...] = get_args(PlainInit)
+VALUE_INITS: tuple[ValueInit, ...] = get_args(ValueInit)
 NAME_LENGTH = 63  # GG_NAME_LENGTH of the core, less the closing zero
 MAX_INPUTS = 16  # of one Add or Concat; the core checks as well
 
-Init = str | float | tuple[str, float]
+Init = PlainInit | float | tuple[ValueInit, float]
 
 
 def _init(argument: str, value: Any) -> tuple[str, float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gossipgrad.errors import choice, integer
 from gossipgrad.layers import AvgPool2d, Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, ReLU
+from gossipgrad.literals import Loss
 from gossipgrad.model import Model, Sequential
 
 
@@ -70,7 +71,7 @@ class Entry:
     """A network of the command line, with the loss and batch that go with it."""
 
     make: Callable[[], Model]
-    loss: str
+    loss: Loss
     batch: int
 
 

@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 from gossipgrad import _core, _stall, agreement, cluster, environment, fingerprint, notices, optim, strategies
 from gossipgrad.errors import choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
+from gossipgrad.literals import BACKENDS, DEVICES, DTYPES, LOSSES, Backend, Device, DType, Loss
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
-
-LOSSES = ("cross_entropy", "binary_cross_entropy", "mean_squared_error")
-BACKENDS = (None, "onednn", "native")
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -89,15 +87,15 @@ class Replicas:
         self,
         net: Model,
         *,
-        loss: str = "cross_entropy",
+        loss: Loss = "cross_entropy",
         optimizer: optim.Optimizer | None = None,
         strategy: strategies.Strategy | None = None,
         seed: int = 0,
         comm: Any = None,
         threads: int | None = 1,
-        backend: str | None = None,
-        dtype: str = "float32",
-        device: str = "cpu",
+        backend: Backend | None = None,
+        dtype: DType = "float32",
+        device: Device = "cpu",
         trace: int = 0,
         timeout: float = 0.0,
         straggler: cluster.Straggler | None = None,
@@ -108,14 +106,14 @@ class Replicas:
             if not isinstance(net, Model):
                 raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
             self.net = net
-            self.loss: str = choice("loss", loss, LOSSES)
+            self.loss: Loss = choice("loss", loss, LOSSES)
             self.optimizer = _checked_optimizer(optimizer)
             self.strategy = _checked_strategy(strategy)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
             self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
-            self.backend: str | None = choice("backend", backend, BACKENDS)
-            choice("dtype", dtype, ("float32",))
-            choice("device", device, ("cpu",))
+            self.backend: Backend | None = choice("backend", backend, BACKENDS)
+            choice("dtype", dtype, DTYPES)
+            choice("device", device, DEVICES)
             self.trace = integer("trace", trace, 0)
             if self.loss == "cross_entropy" and len(net.output_shape) != 1:
                 raise ValueError(

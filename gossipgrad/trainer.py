@@ -33,6 +33,7 @@ from gossipgrad.callbacks import Callback
 from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
 from gossipgrad.errors import CheckpointError, flag, integer
 from gossipgrad.history import History, Record
+from gossipgrad.literals import Backend
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
 from gossipgrad.replicas import Arrays, Replicas, collective
@@ -363,7 +364,7 @@ class Trainer(Replicas):
         *,
         comm: Any = None,
         threads: int | None = 1,
-        backend: str | None = None,
+        backend: Backend | None = None,
         metrics: Metrics | None = None,
     ) -> Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.

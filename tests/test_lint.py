@@ -70,6 +70,38 @@ def test_mypy():
     check(sys.executable, "-m", "mypy", "gossipgrad")
 
 
+TYPED = '''
+import gossipgrad as gg
+
+class Log(gg.Callback):
+    def on_epoch_end(self, trainer: gg.Trainer, record: dict[str, object]) -> None:
+        trainer.learning_rate = trainer.learning_rate / 2
+
+net = gg.Sequential([gg.Linear(3, weight_init=("normal", 0.1))], input=(6,))
+optimizer = gg.SGD(lr=0.1, schedule=lambda step: 0.9**step)
+trainer = gg.Trainer(net, loss="cross_entropy", backend="native", optimizer=optimizer, metrics=["top_2_accuracy"])
+train, test = gg.data.synthetic((6,), 3)
+history: gg.History = trainer.fit(train, test, callbacks=[Log(), gg.EarlyStopping(mode="min")])
+'''
+
+
+def test_users_are_type_checked(tmp_path):
+    """A program in strict mode passes; a word that is none of an argument's is seen."""
+    path = tmp_path / "program.py"
+    path.write_text(TYPED)
+    check(sys.executable, "-m", "mypy", "--strict", str(path))
+    for right, wrong in [
+        ('loss="cross_entropy"', 'loss="mse"'),
+        ('backend="native"', 'backend="cuda"'),
+        ('mode="min"', 'mode="down"'),
+        ('("normal", 0.1)', '"gauss"'),
+        ("0.9**step", "str(step)"),
+    ]:
+        path.write_text(TYPED.replace(right, wrong))
+        with pytest.raises(AssertionError, match="error: .*(Argument|incompatible type|Incompatible return)"):
+            check(sys.executable, "-m", "mypy", "--strict", str(path))
+
+
 def test_stubs_of_the_core():
     check(sys.executable, "-m", "mypy.stubtest", "gossipgrad._core")
 

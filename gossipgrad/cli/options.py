@@ -13,8 +13,8 @@ from gossipgrad.cluster import Network, Straggler
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import one_line
 from gossipgrad.keywords import Keyword, keywords
+from gossipgrad.literals import BACKENDS
 from gossipgrad.model import Model
-from gossipgrad.replicas import BACKENDS
 
 DATASETS = (*gg_data.NAMES, "synthetic")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130

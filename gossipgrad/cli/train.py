@@ -28,8 +28,8 @@ from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import HIGHEST, counted, number
 from gossipgrad.history import History
+from gossipgrad.literals import LOSSES
 from gossipgrad.loop import check_batch
-from gossipgrad.replicas import LOSSES
 from gossipgrad.trainer import Trainer
 
 TRACE_SPANS = 200_000  # kept a rank

@@ -10,6 +10,7 @@ from typing import Any
 from gossipgrad import optim, strategies
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler
 from gossipgrad.errors import choice, integer, number
+from gossipgrad.literals import Backend
 
 LR_SCALINGS = ("none", "sqrt", "linear")
 Record = dict[str, Any]
@@ -99,7 +100,7 @@ class Comparison:
     lr_grid: Sequence[float] = ()
     target: float | None = None
     seed: int = 0
-    backend: str | None = None
+    backend: Backend | None = None
     straggler: Straggler | None = None
     network: Network | None = None
     compute_time: float | None = None

@@ -1,0 +1,15 @@
+"""Words of which an argument is one: types for type checkers, and the words themselves."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Loss = Literal["cross_entropy", "binary_cross_entropy", "mean_squared_error"]
+Backend = Literal["onednn", "native"]
+DType = Literal["float32"]
+Device = Literal["cpu"]
+
+LOSSES: tuple[Loss, ...] = get_args(Loss)
+BACKENDS: tuple[Backend | None, ...] = (None, *get_args(Backend))
+DTYPES: tuple[DType, ...] = get_args(DType)
+DEVICES: tuple[Device, ...] = get_args(Device)
