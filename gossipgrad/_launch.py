@@ -1,6 +1,6 @@
 """gossipgrad run: start ranks with mpiexec, with what this machine needs.
 
-Nothing here imports the compiled core: the launcher starts in the time that Python takes.
+Nothing here needs the compiled core.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from typing import NoReturn
+from dataclasses import dataclass
 
 from gossipgrad import _preload
 
@@ -28,13 +27,22 @@ Starts RANKS processes with mpiexec. COMMAND is a sub-command of gossipgrad (tra
 
 options (before COMMAND):
   -n RANKS            how many processes
-  --threads N         threads (cores) a rank; also taken from COMMAND's --threads; default 1
-  --hosts A:4,B:4     machines and the ranks each takes
+  --threads N         threads (cores) of a rank; default: COMMAND's --threads, else OMP_NUM_THREADS, else 1
+  --hosts A:4,B:4     machines, and how many ranks run on each
   --bind core|none    core: each rank on cores of its own, where they suffice (default); none: wherever
+  --stdin             rank 0 reads the lines of this command's standard input (Open MPI 5.0 does not pass on its end);
+                      without this option all ranks read an empty one
   --mpi "OPTIONS"     more options for mpiexec
   --print             print the command line and stop
   -h, --help          this text
+
+Ctrl-C ends all ranks and names the last checkpoint (exit code 130); a second one ends them at once. Ctrl-Z stops them,
+and the shell's fg lets them go on.
 """
+
+# Ranks on one machine, and on several: more is a slip of the keyboard.
+MOST_RANKS, MOST_RANKS_OF_SEVERAL = 4096, 1_000_000
+MOST_THREADS = 4096
 
 # Sub-commands that take --threads themselves.
 _THREADED = ("train", "bench", "compare")
@@ -144,24 +152,50 @@ def find_mpiexec() -> str:
     )
 
 
+def home(environ: Mapping[str, str]) -> dict[str, str]:
+    """A HOME where there is none, as under cron: Open MPI does not start without."""
+    return {} if environ.get("HOME") else {"HOME": tempfile.gettempdir()}
+
+
 def flavour(mpiexec: str) -> str:
-    """'openmpi5', 'openmpi4' or 'other' (Hydra and its kin)."""
+    """'openmpi5', 'openmpi4' or 'other' (Hydra and its kin). LaunchError: not of the MPI that the core is built for."""
+    command = [mpiexec, "--version"]
+    environ = {**os.environ, **home(os.environ)}
     try:
-        done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, env=environ, errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{mpiexec} --version failed: {error}") from error
+        raise LaunchError(f"{shlex.join(command)} failed: {error}") from error
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[:500]
+        raise LaunchError(f"{shlex.join(command)} failed with exit code {done.returncode}: {said or 'no message'}")
     found = re.search(r"\((?:Open MPI|OpenRTE|PRRTE)\) (\d+)|PRRTE|prterun", done.stdout)
-    if not found:
-        return "other"
-    return "openmpi4" if found.group(1) == "4" else "openmpi5"
+    kind = "other" if not found else "openmpi4" if found.group(1) == "4" else "openmpi5"
+    _check_family(mpiexec, kind)
+    return kind
+
+
+def _check_family(mpiexec: str, kind: str) -> None:
+    """Ranks started by the mpiexec of another MPI would not find each other."""
+    try:
+        facts = _preload.build_facts()
+    except ImportError:  # the ranks will say so
+        return
+    if (facts.MPI_FAMILY == "Open MPI") == (kind == "other"):
+        of = "no Open MPI's" if kind == "other" else "Open MPI's"
+        raise LaunchError(
+            f"{mpiexec} is {of}, but gossipgrad was built against {facts.MPI_FAMILY} {facts.MPI_VERSION}; name its own "
+            "mpiexec by GOSSIPGRAD_MPIEXEC"
+        )
 
 
 def rank_environment(ranks: int, threads: int, kind: str, oversubscribed: bool) -> dict[str, str]:
     """What to add to the environment; nothing that the user has set is changed."""
     wanted = {"OMP_NUM_THREADS": str(threads)}
-    # Open MPI gives rank 0 a pseudo-terminal even where its output goes to a file: say what it really is.
+    # Open MPI gives rank 0 a pseudo-terminal even where its output goes to a file, and no width: say what it really is.
     if sys.stdout.isatty():
-        wanted["GOSSIPGRAD_TERMINAL"] = "1"
+        wanted["GOSSIPGRAD_TERMINAL"] = str(shutil.get_terminal_size().columns)
     if oversubscribed:
         wanted["OMP_WAIT_POLICY"] = "passive"
     if kind != "other":
@@ -180,10 +214,7 @@ def rank_environment(ranks: int, threads: int, kind: str, oversubscribed: bool) 
                 wanted["OMPI_MCA_btl_sm_backing_directory"] = tempfile.gettempdir()
     if not os.access("/tmp", os.W_OK | os.X_OK):
         wanted["TMPDIR"] = tempfile.gettempdir()
-    made = {name: value for name, value in wanted.items() if name not in os.environ}
-    if not os.environ.get("HOME"):
-        made["HOME"] = tempfile.gettempdir()
-    return made
+    return {name: value for name, value in wanted.items() if name not in os.environ} | home(os.environ)
 
 
 def _shared_memory_for(ranks: int) -> bool:
@@ -221,25 +252,46 @@ def rank_command(command: list[str]) -> list[str]:
 # ------------------------------------------------------------------------------------ the command line
 
 
-def _positive(option: str, text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise LaunchError(f"{option} wants a positive integer, not {text!r}")
+@dataclass(frozen=True)
+class Plan:
+    """What `gossipgrad run` was asked for."""
+
+    command: list[str]
+    environment: dict[str, str]  # to be added to the environment
+    only_print: bool
+    stdin: bool
+    openmpi: bool
+    checkpoint: str | None  # where the ranks write theirs
+
+
+def _count(option: str, text: str, most: int) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text) or not 1 <= int(text) <= most:
+        raise LaunchError(f"{option} is {text!r}; allowed: 1 to {most}")
     return int(text)
 
 
-def _threads_of(command: list[str]) -> str | None:
+def _words(option: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise LaunchError(f"run: {option} is {text!r}: {str(error)[:1].lower()}{str(error)[1:]}") from None
+
+
+def _value_of(option: str, command: list[str]) -> str | None:
+    """What the command gives for an option, the last time if several."""
+    found = None
     for here, word in enumerate(command):
-        if word == "--threads" and here + 1 < len(command):
-            return command[here + 1]
-        if word.startswith("--threads="):
-            return word.partition("=")[2]
-    return None
+        if word == option and here + 1 < len(command):
+            found = command[here + 1]
+        if word.startswith(f"{option}="):
+            found = word.partition("=")[2]
+    return found
 
 
-def plan(argv: list[str]) -> tuple[list[str], dict[str, str], bool]:
-    """(command, variables to add to the environment, print only)"""
+def plan(argv: list[str]) -> Plan:
+    """LaunchError: what is asked for cannot be."""
     options: dict[str, str] = {}
-    only_print = False
+    flags: set[str] = set()
     words = list(argv)
     names = {"-n": "-n", "-np": "-n", "--ranks": "-n"}
     names |= {o: o for o in ("--threads", "--hosts", "--bind", "--mpi")}
@@ -247,14 +299,16 @@ def plan(argv: list[str]) -> tuple[list[str], dict[str, str], bool]:
         word = words.pop(0)
         if word == "--":
             break
-        if word == "--print":
-            only_print = True
+        if word in ("--print", "--stdin"):
+            flags.add(word)
             continue
         name, equals, value = word.partition("=")
         if re.fullmatch(r"-n\d+", word):
             name, equals, value = "-n", "=", word[2:]
         if name not in names:
-            raise LaunchError(f"run: unknown option {word!r}; allowed: -n --threads --hosts --bind --mpi --print")
+            raise LaunchError(
+                f"run: unknown option {word!r}; allowed: -n --threads --hosts --bind --stdin --mpi --print"
+            )
         if not equals:
             if not words:
                 raise LaunchError(f"run: {word} wants a value")
@@ -262,7 +316,8 @@ def plan(argv: list[str]) -> tuple[list[str], dict[str, str], bool]:
         options[names[name]] = value
     if "-n" not in options:
         raise LaunchError("run: -n RANKS is missing: how many processes shall run?")
-    ranks = _positive("run: -n", options["-n"])
+    several = _several_hosts(options.get("--hosts"), os.environ)
+    ranks = _count("run: -n", options["-n"], MOST_RANKS_OF_SEVERAL if several else MOST_RANKS)
     if not words:
         raise LaunchError("run: what shall the ranks run? A sub-command (train, bench, ...) or a Python file")
     if options.get("--bind", "core") not in ("core", "none"):
@@ -271,20 +326,23 @@ def plan(argv: list[str]) -> tuple[list[str], dict[str, str], bool]:
         raise LaunchError("run: this process is itself a rank under mpiexec; start the command without 'run'")
 
     is_file = words[0].endswith(".py") or os.path.isfile(words[0])
-    inner = None if is_file else _threads_of(words)
+    inner = None if is_file else _value_of("--threads", words)
     if "--threads" in options:
         if inner is not None and inner != options["--threads"]:
             raise LaunchError(f"run: --threads {options['--threads']} and --threads {inner} contradict each other")
         if inner is None and words[0] in _THREADED:
             words += ["--threads", options["--threads"]]
-    asked = options.get("--threads", inner if inner is not None else os.environ.get("OMP_NUM_THREADS", "1"))
-    threads = _positive("--threads" if asked != os.environ.get("OMP_NUM_THREADS") else "OMP_NUM_THREADS", asked)
+    asked = options.get("--threads", inner)
+    if asked is not None:
+        threads = _count("run: --threads", asked, MOST_THREADS)
+    else:  # OpenMP's list of numbers, one for each level of nesting
+        first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip() or "1"
+        threads = _count("OMP_NUM_THREADS", first, MOST_THREADS)
 
     mpiexec = find_mpiexec()
     kind = flavour(mpiexec)
-    several = _several_hosts(options.get("--hosts"), os.environ)
     cores = usable_cores()
-    extra = shlex.split(options.get("--mpi", ""))
+    extra = _words("--mpi", options.get("--mpi", ""))
     oversubscribed = not several and ranks > cores
     made = rank_environment(ranks, threads, kind, oversubscribed)
 
@@ -305,7 +363,23 @@ def plan(argv: list[str]) -> tuple[list[str], dict[str, str], bool]:
             command += ["--bind-to", "core", "--map-by", "slot"]
         else:
             command += bind_options(kind, threads)
-    return [*command, *extra, *rank_command(words)], made, only_print
+    if (
+        kind == "openmpi5"
+        and sys.stdout.isatty()
+        and not any(re.match("--(output|stream-buffering)", w) for w in extra)
+    ):
+        # It holds back what does not end a line, as a progress bar. Where nobody watches that keeps lines whole.
+        command += ["--output", ":raw"]
+    if kind != "other" and "--stdin" not in flags and "--stdin" not in extra:
+        command += ["--stdin", "none"]  # with the null device instead a rank 0 that reads would wait for ever
+    return Plan(
+        command=[*command, *extra, *rank_command(words)],
+        environment=made,
+        only_print="--print" in flags,
+        stdin="--stdin" in flags,
+        openmpi=kind != "other",
+        checkpoint=None if is_file else _value_of("--checkpoint", words),
+    )
 
 
 def _several_hosts(hosts: str | None, environ: Mapping[str, str]) -> bool:
@@ -323,19 +397,27 @@ def shown(command: list[str], made: Mapping[str, str]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """The sub-command 'run'; argv without the word itself. Returns only on errors, --print and --help."""
+    """The sub-command 'run'; argv without the word itself. Returns the exit code."""
     if any(word in ("-h", "--help") for word in _own_options(argv)):
         print(USAGE, end="")
         return 0
+    from gossipgrad import _leftovers, _supervisor
+
     try:
-        command, made, only_print = plan(argv)
+        asked = plan(argv)
     except LaunchError as error:
-        print(f"gossipgrad: {error}", file=sys.stderr)
+        print(f"gossipgrad: error: {error}", file=sys.stderr)
         return 2
-    print(shown(command, made), file=sys.stdout if only_print else sys.stderr, flush=True)
-    if only_print:
+    print(shown(asked.command, asked.environment), file=sys.stdout if asked.only_print else sys.stderr, flush=True)
+    if asked.only_print:
         return 0
-    _become(command, {**os.environ, **made})
+    _leftovers.remove_leftovers()
+    ranks = _supervisor.Supervisor(asked.command, {**os.environ, **asked.environment}, asked.openmpi)
+    try:
+        return ranks.run(asked.stdin, asked.checkpoint)
+    except OSError as error:
+        print(f"gossipgrad: error: {asked.command[0]}: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 def _own_options(argv: list[str]) -> list[str]:
@@ -348,15 +430,3 @@ def _own_options(argv: list[str]) -> list[str]:
         skip = not skip and word in ("-n", "-np", "--ranks", "--threads", "--hosts", "--bind", "--mpi")
         own.append(word)
     return own
-
-
-def _become(command: list[str], environ: dict[str, str]) -> NoReturn:
-    """Replace this process, so that signals reach mpiexec without a middleman."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and ignoring is inherited
-    try:
-        os.execvpe(command[0], command, environ)
-    except OSError as error:
-        print(f"gossipgrad: {command[0]}: {error.strerror}", file=sys.stderr)
-        sys.exit(2)

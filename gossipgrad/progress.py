@@ -52,9 +52,15 @@ def on_terminal(file: IO[str]) -> bool:
     A launcher may give its ranks a terminal of their own although its own output goes to a file, so "gossipgrad run"
     says what it has itself.
     """
-    if launcher_world_size() is not None and os.environ.get("GOSSIPGRAD_TERMINAL", "0") != "1":
+    if launcher_world_size() is not None and os.environ.get("GOSSIPGRAD_TERMINAL", "0") in ("", "0"):
         return False
     return bool(getattr(file, "isatty", lambda: False)())
+
+
+def columns() -> int:
+    """Of the terminal on which a person watches; a launcher gives its ranks one without a width."""
+    width = os.environ.get("GOSSIPGRAD_TERMINAL", "") if launcher_world_size() is not None else ""
+    return int(width) if width.isdecimal() and int(width) > 1 else shutil.get_terminal_size().columns
 
 
 class Bar:
@@ -79,7 +85,7 @@ class Bar:
         if self._terminal:
             done = round(share * 30)
             line = f"\r{self.text} [{'#' * done:.<30}] {line}"
-            sys.stdout.write(line[: shutil.get_terminal_size().columns] + "\x1b[K")
+            sys.stdout.write(line[: columns()] + "\x1b[K")
             sys.stdout.flush()
             self._drawn = True
         else:
@@ -142,10 +148,10 @@ class ProgressBar(Callback):
                 self._line_due = time.monotonic() + LINE_EVERY
                 print(f"{head}: {numbers}", file=self.file, flush=True)
             return
-        columns = shutil.get_terminal_size().columns
-        width = min(max(columns - len(head) - len(numbers) - 6, 0), 40)
+        columns_here = columns()
+        width = min(max(columns_here - len(head) - len(numbers) - 6, 0), 40)
         bar = f" [{'#' * round(done * width):.<{width}}]" if width >= 5 else ""
-        self.file.write(f"\r{head}{bar} {numbers}"[:columns] + "\x1b[K")
+        self.file.write(f"\r{head}{bar} {numbers}"[:columns_here] + "\x1b[K")
         self.file.flush()
         self._shown = True
 

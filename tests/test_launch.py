@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
 import signal
 import stat
 import subprocess
@@ -12,9 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group
+from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, run_group
 
-from gossipgrad import _launch, _preload
+from gossipgrad import _launch, _leftovers, _preload, _supervisor
 
 RUN = [sys.executable, "-c", "import sys; from gossipgrad import _launch; sys.exit(_launch.main(sys.argv[1:]))"]
 
@@ -34,8 +36,11 @@ def bare(monkeypatch):
 
 
 def words(*argv):
-    command, made, _ = _launch.plan(list(argv))
-    return " ".join(command[: command.index(sys.executable)]), made, command[command.index(sys.executable) :]
+    plan = _launch.plan(list(argv))
+    place = plan.command.index(sys.executable)
+    line = " ".join(plan.command[:place])
+    assert (" --stdin none" in line) == plan.openmpi
+    return line.replace(" --stdin none", ""), plan.environment, plan.command[place:]
 
 
 def test_ranks_that_fit_are_bound(bare):
@@ -67,6 +72,11 @@ def test_threads(bare):
     bare.setenv("OMP_NUM_THREADS", "2")
     line, made, _ = words("-n", "2", "train")
     assert "slot:PE=2" in line and "OMP_NUM_THREADS" not in made
+    bare.setenv("OMP_NUM_THREADS", "2,3")  # OpenMP's: the second number is for nested regions
+    assert "slot:PE=2" in words("-n", "2", "train")[0]
+    bare.setenv("OMP_NUM_THREADS", "none")
+    with pytest.raises(_launch.LaunchError, match="OMP_NUM_THREADS is 'none'; allowed: 1 to"):
+        words("-n", "2", "train")
     with pytest.raises(_launch.LaunchError, match="contradict"):
         words("-n", "2", "--threads", "2", "train", "--threads", "1")
 
@@ -125,6 +135,9 @@ def test_scripts(bare, tmp_path):
         (["-n", "2"], "what shall the ranks run"),
         (["-n", "2", "--bogus", "train"], "--bogus"),
         (["-n", "2", "--threads", "x", "train"], "'x'"),
+        (["-n", "2\u00b2", "train"], "'2\u00b2'; allowed: 1 to 4096"),
+        (["-n", "99999999999", "train"], "'99999999999'; allowed: 1 to 4096"),
+        (["-n", "2", "--mpi", "'", "train"], '--mpi is "\'": no closing quotation'),
         (["-n", "2", "--bind", "socket", "train"], "'socket'"),
         (["-n", "2", "missing.py"], "missing.py"),
     ],
@@ -151,6 +164,24 @@ def test_no_mpiexec(monkeypatch, tmp_path):
         _launch.find_mpiexec()
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("echo Hydra build details", "is no Open MPI's, but gossipgrad was built against Open MPI"),
+        ("echo of no use >&2; exit 3", "--version failed with exit code 3: of no use"),
+    ],
+)
+def test_an_mpiexec_that_cannot_serve(text, words, monkeypatch, tmp_path, capfd):
+    other = tmp_path / "mpiexec"
+    other.write_text(f"#!/bin/sh\n{text}\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("GOSSIPGRAD_MPIEXEC", str(other))
+    facts = type("facts", (), {"MPI_FAMILY": "Open MPI", "MPI_VERSION": "5", "MPI_BINDIR": None})
+    monkeypatch.setattr(_preload, "build_facts", lambda: facts)
+    assert _launch.main(["-n", "2", "train"]) == 2
+    assert words in capfd.readouterr().err
+
+
 def test_world_size():
     assert _launch.launcher_world_size({}) is None
     assert _launch.launcher_world_size({"OMPI_COMM_WORLD_SIZE": "4"}) == 4
@@ -167,7 +198,8 @@ def test_inside_a_rank(bare, capfd):
 
 
 def launched(argv, **options):
-    environ = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
+    """Without HOME, as cron starts programs."""
+    environ = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT and k != "HOME"}
     return subprocess.Popen(
         [*RUN, *argv],
         cwd=ROOT,
@@ -219,28 +251,182 @@ def test_return_code(tmp_path):
     assert process.returncode == 7
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def wait_until(true, what):
+    deadline = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, "twice", "mpiexec", "run"])
 def test_signals_reach_the_ranks(sign, tmp_path):
+    """Sent to `run` alone, or the end of mpiexec or of `run` itself: nothing is left, and the code says why."""
     script = tmp_path / "own.py"
     script.write_text(
-        "import os, pathlib, time\n"
+        "import os, pathlib, signal, time\n"
+        f"if {sign == 'twice'}: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "pathlib.Path(os.environ['OMPI_COMM_WORLD_RANK'] + '.pid').write_text(str(os.getpid()))\n"
         "time.sleep(1000)\n"
     )
     process = launched(["-n", "2", "--mpi", f"--wdir {tmp_path}", str(script)])
     try:
-        deadline = time.monotonic() + DEADLINE
-        while len(list(tmp_path.glob("*.pid"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.2)
+        wait_until(lambda: sum(bool(p.read_text()) for p in tmp_path.glob("*.pid")) == 2, "the ranks never started")
         pids = [int(p.read_text()) for p in tmp_path.glob("*.pid")]
-        assert len(pids) == 2
-        os.kill(process.pid, sign)  # to the launcher alone: it has become mpiexec
-        process.communicate(timeout=DEADLINE)
-        assert process.returncode != 0
-        deadline = time.monotonic() + DEADLINE
-        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        launcher = [pid for pid, parent in _supervisor.parents().items() if parent == process.pid]
+        if sign == "mpiexec":
+            os.kill(launcher[0], signal.SIGKILL)
+        elif sign == "run":
+            process.kill()
+        elif sign == "twice":
+            os.kill(process.pid, signal.SIGINT)
+            os.kill(process.pid, signal.SIGTERM)
+        else:
+            os.kill(process.pid, sign)
+        _, err = process.communicate(timeout=DEADLINE)
+        wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in [*pids, *launcher]), "processes are left")
+        code, text = {
+            signal.SIGINT: (130, "gossipgrad: interrupted"),
+            signal.SIGTERM: (143, "gossipgrad: terminated"),
+            signal.SIGHUP: (129, "gossipgrad: ended, because the terminal was closed"),
+            "twice": (130, "gossipgrad: interrupted"),
+            "mpiexec": (137, "the launcher was ended by signal 9 (SIGKILL)"),
+            "run": (-9, ""),
+        }[sign]
+        assert process.returncode == code and text in err, err
     finally:
         end_group(process)
+
+
+def test_standard_streams(tmp_path):
+    """A loop over lines keeps its lines; closed streams do no harm."""
+    script = tmp_path / "own.py"
+    script.write_text("import sys\nprint('read', repr(sys.stdin.readline()))\n")
+    run = f"{sys.executable} -m gossipgrad run -n 1"
+    done = run_group(["sh", "-c", f"printf 'a\\nb\\n' | while read x; do echo $x; {run} {script}; done"])
+    assert done.stdout.split() == ["a", "read", "''", "b", "read", "''"], done.stderr
+    done = run_group(["sh", "-c", f"printf 'a\\n' | {run} --stdin {script}"])
+    assert done.stdout == "read 'a\\n'\n", done.stderr
+    train = "train --dataset synthetic --epochs 1 --batch-size 500 --lr 0.005"
+    for command in (f"{run} {train} >&- 2>&- <&-", f"{run} --nonsense 2>&-; [ $? -eq 2 ]", f"{run} {script} >&-"):
+        done = run_group(["sh", "-c", command])
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    done = run_group(["sh", "-c", f"{sys.executable} -m gossipgrad {train} >&-"])
+    assert done.returncode == 0 and not done.stdout + done.stderr
+
+
+class Terminal:
+    """A shell on a pseudo-terminal."""
+
+    def __init__(self):
+        environ = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT} | {"PS1": "PROMPT> ", "TERM": "dumb"}
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], environ)
+
+    def type(self, text, until):
+        """What appears after it, to the end of `until`, a pattern."""
+        os.write(self.fd, text.encode())
+        seen, deadline = "", time.monotonic() + DEADLINE
+        while not re.search(until, seen):
+            assert time.monotonic() < deadline, seen
+            if select.select([self.fd], [], [], 0.1)[0]:
+                seen += os.read(self.fd, 65536).decode()
+        return seen
+
+    def states(self):
+        """Of all processes that the shell started, by number."""
+        found = {}
+        for pid in _supervisor.descendants(self.pid, _supervisor.parents()):
+            try:
+                found[pid] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+        return found
+
+    def close(self):
+        os.close(self.fd)
+        self.fd = -1
+
+
+def test_on_a_terminal(tmp_path):
+    """The bar moves; Ctrl-Z stops all, fg goes on; Ctrl-C ends all and says so; so does closing the terminal."""
+    path = tmp_path / "run.safetensors"
+    train = f"{sys.executable} -m gossipgrad run -n 2 train --dataset synthetic --epochs 100000 --batch-size 50"
+    terminal = Terminal()
+    try:
+        terminal.type("", "PROMPT> ")
+        seen = terminal.type(f"{train} --lr 0.005 --checkpoint {path}\n", r"epoch 3/100000 \[")
+        steps = re.findall(r"\repoch 2/100000 \[[#.]+\] (\d+)/20 ", seen)
+        assert len(steps) >= 2, "the bar is seen while it moves, not only when a line ends"
+        assert len(re.findall(r"^epoch \d+/100000: loss [^\r\n]*\r\n", seen.replace("\x1b[K", "\n"), re.M)) == 2
+        seen = terminal.type("\x1a", r"Stopped(.|\r|\n)*PROMPT> ")
+        assert len(terminal.states()) >= 4
+        wait_until(lambda: set(terminal.states().values()) == {"T"}, "something did not stop")
+        terminal.type("fg\n", r"epoch (\d+)/100000: loss(.|\n|\r)*epoch (\d+)/100000: loss")
+        seen = terminal.type("\x03", "PROMPT> ")
+        said = rf"\r\ngossipgrad: interrupted; the last checkpoint is {path} \(epoch \d+\)\r\nPROMPT> $"
+        assert re.search(said, seen), seen
+        assert "is 130\r" in terminal.type("echo is $?\n", "is \\d+\r\n") and path.exists()
+        assert not terminal.states()
+        terminal.type(f"{train} --lr 0.005\n", r"epoch 1/100000 \[")
+        left = terminal.states()
+        assert len(left) >= 4
+        terminal.close()
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), "processes are left")
+    finally:
+        for pid in [*terminal.states(), terminal.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        os.waitpid(terminal.pid, 0)
+
+
+def test_leftovers(tmp_path):
+    """What nobody uses goes; what may be in use, young, another host's or another program's stays."""
+    host, age = os.uname().nodename, 600.0
+    shared, temporary = tmp_path / "shm", tmp_path / "tmp"
+    shared.mkdir()
+    temporary.mkdir()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    files = {
+        f"sm_segment.{host}.0.69730001.0": True,
+        f"vader_segment.{host}.0.69730001.1": True,
+        "gossipgrad-12-1700000000-5-0": True,
+        "sm_segment.elsewhere.0.69730001.0": False,
+        "someone's file": False,
+        f"sm_segment.{host}.0.69730001.7": False,  # young
+        f"sm_segment.{host}.0.69730001.8": False,  # mapped
+    }
+    for name in files:
+        (shared / name).write_bytes(bytes(4096))
+        os.utime(shared / name, (1, 1))
+    os.utime(shared / f"sm_segment.{host}.0.69730001.7")
+    folders = {f"ompi.{gone.pid}": (host, True), f"ompi.{os.getpid()}": (host, False), "ompi.999999999": ("b", False)}
+    for name, (of, _) in folders.items():
+        (temporary / name / "1").mkdir(parents=True)
+        (temporary / name / f"pmix.{of}.tool").write_text("")
+        os.utime(temporary / name, (1, 1))
+    (temporary / "ompi.1234567").symlink_to(shared)
+    import mmap
+
+    with open(shared / f"sm_segment.{host}.0.69730001.8", "r+b") as file, mmap.mmap(file.fileno(), 4096):
+        _leftovers.remove_leftovers(str(shared), str(temporary), age)
+    assert {p.name for p in shared.iterdir()} == {name for name, goes in files.items() if not goes}
+    left = {p.name for p in temporary.iterdir()}
+    assert left == {name for name, (_, goes) in folders.items() if not goes} | {"ompi.1234567"}
+
+
+def test_the_last_checkpoint(tmp_path):
+    import gossipgrad as gg
+
+    assert _supervisor.last_checkpoint(None) == ""
+    path = tmp_path / "c.safetensors"
+    assert _supervisor.last_checkpoint(str(path)) == "; no checkpoint was written"
+    net = gg.Sequential([gg.Flatten(), gg.Linear(2)], input=(1, 2, 2))
+    trainer = gg.Trainer(net, comm=gg.VirtualCluster(2))
+    trainer.save(path)
+    assert _supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (epoch 0)"
+    path.write_bytes(b"damaged")
+    assert _supervisor.last_checkpoint(str(path)) == f"; see {path}"

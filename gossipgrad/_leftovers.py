@@ -1,0 +1,81 @@
+"""What killed jobs have left in shared memory and the temporary folder, and its removal.
+
+Ranks that are killed leave Open MPI's 16 MB each in /dev/shm; a killed mpiexec leaves its folder of sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+
+# Seconds: what is younger may belong to a job that is just starting.
+AGE = 600.0
+
+# sm_segment.HOST.USER.JOB.RANK and vader_segment.HOST.USER.JOB.RANK of Open MPI; gossipgrad-PID-TIME-NUMBER, which has
+# its name only until all ranks of the host have opened it.
+SEGMENT = re.compile(r"(?:sm_segment|vader_segment)\.(?P<host>.+)\.\d+\.[0-9a-f]+\.\d+|gossipgrad-\d+-\d+-\d+-\d+")
+# ompi.PID of Open MPI's mpiexec
+FOLDER = re.compile(r"ompi\.(?P<process>\d+)")
+
+
+def _mapped(names: set[str]) -> set[str]:
+    """Which of these files in /dev/shm a living process uses."""
+    used: set[str] = set()
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{process}/maps", errors="replace") as maps:
+            text = maps.read()
+            used |= {name for name in names if name in text}
+    return used
+
+
+def _of_this_user(path: str, before: float) -> bool:
+    """A file or folder of this user, not a link, last changed before this time."""
+    facts = os.lstat(path)
+    kind = stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
+    return kind and facts.st_uid == os.geteuid() and facts.st_mtime < before
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def remove_leftovers(shared: str = "/dev/shm", temporary: str | None = None, age: float = AGE) -> list[str]:
+    """Remove what dead jobs of this user and host left; returns the paths removed.
+
+    Segments that no living process has mapped, and mpiexec's folders whose process has ended; all of them older than
+    `age` seconds. Whatever is in doubt stays.
+    """
+    before, host = time.time() - age, os.uname().nodename
+    temporary = tempfile.gettempdir() if temporary is None else temporary
+    removed: list[str] = []
+    old: set[str] = set()
+    for name in _entries(shared):
+        found = SEGMENT.fullmatch(name)
+        # Other hosts: containers may share /dev/shm, but not the processes that can be seen.
+        if found and found["host"] in (None, host):
+            with contextlib.suppress(OSError):
+                old |= {name} if _of_this_user(os.path.join(shared, name), before) else set()
+    for name in sorted(old - _mapped(old)) if old else ():
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(shared, name))
+            removed.append(os.path.join(shared, name))
+    for name in sorted(_entries(temporary)):
+        found = FOLDER.fullmatch(name)
+        path = os.path.join(temporary, name)
+        if found is None or os.path.exists(f"/proc/{found['process']}"):
+            continue
+        # The name of its socket is the host's: a folder of another host or container stays.
+        if os.path.exists(os.path.join(path, f"pmix.{host}.tool")):
+            with contextlib.suppress(OSError):
+                if _of_this_user(path, before):
+                    shutil.rmtree(path)
+                    removed.append(path)
+    return removed

@@ -1,0 +1,208 @@
+"""What `gossipgrad run` does while mpiexec runs: passes signals on, says why the ranks ended, leaves nothing behind.
+
+mpiexec has a process group of its own, so that the keys of a terminal (Ctrl-C, Ctrl-\\, Ctrl-Z) reach this process
+alone, which then knows why the ranks ended. All signals are blocked and waited for: no code runs at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+# prctl's
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+# Signal -> (what is said, seconds that the ranks have to end before they are killed)
+ENDING: dict[int, tuple[str, float]] = {
+    signal.SIGINT: ("interrupted", 10.0),
+    signal.SIGTERM: ("terminated", 10.0),
+    signal.SIGQUIT: ("quit", 1.0),
+    signal.SIGHUP: ("ended, because the terminal was closed", 1.0),
+}
+WAITED_FOR = {*ENDING, signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT}
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux's; what it asks for is a help where it is there, and nothing depends on it elsewhere."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+# ------------------------------------------------------------------------------------ processes
+
+
+def parents() -> dict[int, int]:
+    """The parent of each living process that can be seen; zombies do not live."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    found[int(name)] = int(parent)
+    return found
+
+
+def descendants(of: int, parent_of: Mapping[int, int]) -> set[int]:
+    """All processes that `of` started, and those that they started."""
+    found: set[int] = set()
+    more = {of}
+    while more:
+        more = {pid for pid, parent in parent_of.items() if parent in more} - found
+        found |= more
+    return found
+
+
+def _send(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+def last_checkpoint(path: str | None) -> str:
+    """For a message: "; the last checkpoint is PATH (epoch 3)", or that there is none; "" where none was asked for."""
+    if not path:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        epoch = json.loads(head["__metadata__"]["gossipgrad"])["epoch"]
+    except FileNotFoundError:
+        return "; no checkpoint was written"
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+        return f"; see {path}"
+    return f"; the last checkpoint is {path} (epoch {epoch})"
+
+
+# ------------------------------------------------------------------------------------ the supervisor
+
+
+class Supervisor:
+    """Runs a command, mpiexec, to its end.
+
+    forwards_stop: the command stops its ranks when it is sent SIGTSTP, as Open MPI's does.
+    """
+
+    def __init__(self, command: list[str], environ: Mapping[str, str], forwards_stop: bool) -> None:
+        self.command, self.environ, self.forwards_stop = command, environ, forwards_stop
+        self.ending: int | None = None  # the signal that ends the ranks
+        self.deadline: float | None = None
+
+    def run(self, stdin: bool = False, checkpoint: str | None = None) -> int:
+        """The exit code: the command's, or 128 + the number of the signal that ended it.
+
+        stdin: the ranks' launcher reads this process's standard input. checkpoint: named when a signal ends the run.
+        """
+        ignored = {number for number in WAITED_FOR if signal.getsignal(number) is signal.SIG_IGN}
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # where it was ignored, nobody could be waited for
+        before: set[int] = {*signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)}
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)  # the ranks of a killed launcher become children of this process
+        try:
+            self.process = self._start(stdin, before)
+            code = self._wait(WAITED_FOR - ignored | {signal.SIGCHLD})
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self.ending is not None or code < 0:
+            self._kill()  # what its death has left
+        if self.ending is not None:
+            self._say(f"{ENDING[self.ending][0]}{last_checkpoint(checkpoint)}")
+            return 128 + self.ending
+        if code < 0 and -code != signal.SIGPIPE:
+            self._say(f"the launcher was ended by signal {-code} ({signal.Signals(-code).name}); so were the ranks")
+        return code if code >= 0 else 128 - code
+
+    def _start(self, stdin: bool, mask: set[int]) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
+
+        def prepare() -> None:
+            os.setpgid(0, 0)
+            _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # a killed supervisor takes mpiexec along
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        source = subprocess.DEVNULL
+        relayed = stdin and os.isatty(0)
+        if stdin:
+            source = subprocess.PIPE if relayed else 0
+        process = subprocess.Popen(self.command, env=self.environ, stdin=source, preexec_fn=prepare, bufsize=0)
+        if relayed:  # only the group of this process may read from the terminal
+            threading.Thread(target=self._relay, args=(process,), daemon=True).start()
+        return process
+
+    def _relay(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            while text := os.read(0, 65536):
+                process.stdin.write(text)
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+    def _wait(self, signals: set[int]) -> int:
+        actions: dict[int, Callable[[], None]] = {signal.SIGTSTP: self._stop, signal.SIGCONT: self._go_on}
+        while (code := self.process.poll()) is None:
+            number = self._next_signal(signals)
+            if number is None:
+                self._kill()
+            elif number in ENDING:
+                self._end(number)
+            elif number in actions:
+                actions[number]()
+        return code
+
+    def _next_signal(self, signals: set[int]) -> int | None:
+        """None: the time that the ranks had to end is over."""
+        if self.deadline is None:
+            return signal.sigwait(signals)
+        found = signal.sigtimedwait(signals, max(self.deadline - time.monotonic(), 0))
+        return None if found is None else found.si_signo
+
+    def _end(self, number: int) -> None:
+        if self.ending is not None:  # asked for a second time
+            self._kill()
+            return
+        self.ending, self.deadline = number, time.monotonic() + ENDING[number][1]
+        _send([self.process.pid], signal.SIGTERM)
+        _send([self.process.pid], signal.SIGCONT)
+
+    def _kill(self) -> None:
+        """Ends mpiexec and all that it and its ranks started on this host. Daemons on others end when it does."""
+        for _ in range(50):
+            left = descendants(os.getpid(), parents())
+            if not left:
+                break
+            _send(left, signal.SIGKILL)
+            self.process.poll()
+            time.sleep(0.02)
+        self.deadline = None
+
+    def _stop(self) -> None:
+        """Ctrl-Z: the ranks, mpiexec and this process stop; the shell's fg or bg lets them go on."""
+        if self.forwards_stop:
+            _send([self.process.pid], signal.SIGTSTP)
+            time.sleep(0.2)  # for passing it on to the ranks; nothing says when it has
+        _send([self.process.pid], signal.SIGSTOP)
+        # The signal's own action, which is nothing where no shell could let this process go on.
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+        self._go_on()
+
+    def _go_on(self) -> None:
+        _send([self.process.pid], signal.SIGCONT)
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the terminal may be gone
+            # A progress bar, or the terminal's ^C, may stand on the line.
+            print(f"{chr(10) if sys.stderr.isatty() else ''}gossipgrad: {text}", file=sys.stderr, flush=True)
