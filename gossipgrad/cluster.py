@@ -145,6 +145,12 @@ def with_circumstances(comm: Any, straggler: Straggler | None, network: Network 
     return comm
 
 
+def machines(team: _core.Team, network: Network | None) -> int:
+    """How many machines the ranks are on; ranks behind the links of a `network` count as one machine each."""
+    simulated = network is not None and (network.latency > 0 or network.bandwidth > 0)
+    return team.size if simulated else team.nodes()[0]
+
+
 def by_mpi(comm: Any) -> bool:
     """Will the ranks of `comm`, as make_team takes it, be MPI's?"""
     return launcher_world_size() is not None if comm is None else not isinstance(comm, VirtualCluster)

@@ -137,7 +137,7 @@ class Replicas:
         # What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
         self.exchange: str | None = None
         if isinstance(self.strategy, strategies.GossipGraD):
-            self.exchange = self.strategy.exchange_on(self.team.nodes()[0])
+            self.exchange = self.strategy.exchange_on(cluster.machines(self.team, self.network))
             notices.missing_partners(self.team, self.strategy)
         notices.one_rank(self.team, network, timeout)
         self.stop = False

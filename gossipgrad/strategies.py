@@ -169,9 +169,10 @@ class GossipGraD(Strategy):
     exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
                   the replicas together). A ring all-reduce sends 2(p-1)/p models a rank and step, gossip of weights 1,
                   of weights and momentum 2, with Adam 3: so the latter two never send fewer bytes than the ring.
-                  "auto": "weights+momentum" where all ranks share memory, as in a virtual cluster, because a message
-                  there costs no more than reading it; "weights" where they are on several machines. Trainer.exchange
-                  says which; it is chosen when the trainer is made, and stored in checkpoints.
+                  "auto": "weights+momentum" where all ranks share memory, because a message there costs no more than
+                  reading it; "weights" where they are on several machines. A virtual cluster is one machine, or, with
+                  a latency or a bandwidth, several; so are MPI ranks with a Network. Trainer.exchange says which; it
+                  is chosen when the trainer is made, and stored in checkpoints.
     mix           "displacement": w += (received - sent) / 2, which preserves the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
     hierarchical  gossip between nodes: inside a node gradients are averaged by a layer-wise all-reduce, each rank's

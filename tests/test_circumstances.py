@@ -196,8 +196,27 @@ def test_options_of_the_command_line(tmp_path):
     assert again.straggler == gg.Straggler(0.5, 2.0) and again.compute_time == 0.25
 
 
+def test_ranks_behind_links_are_several_machines(tmp_path):
+    """So "auto" exchanges weights alone, as it does there; a cluster without a network is one machine."""
+    train, _ = gg.data.synthetic((4,), 3, 60, 8)
+
+    def run(exchange, network=None, **cluster):
+        net = gg.Sequential([gg.Linear(3)], input=(4,))
+        comm = gg.VirtualCluster(3, **cluster)
+        trainer = gg.Trainer(net, strategy=gg.GossipGraD(exchange=exchange), comm=comm, network=network)
+        history = trainer.fit(train, batch_size=5, progress=False)
+        assert history.settings["exchange"] == exchange
+        return history.settings["exchange_used"], history.weights_sha256, history["bytes_sent"]
+
+    ideal, weights, both = run("auto"), run("weights"), run("weights+momentum")
+    assert ideal == both and weights[2] < both[2]
+    for slow in ({"latency": 1e-3}, {"bandwidth": 1e6}, {"network": gg.Network(latency=1e-3)}):
+        assert run("auto", **slow) == weights
+    assert run("auto", network=gg.Network()) == ideal
+
+
 def test_data_are_checked_before_replicas_are_made(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "Trainer", None)
+    monkeypatch.setattr("gossipgrad.cli.train.Trainer", None)
     assert cli.main("train --virtual-ranks 4096 --batch-size 64".split()) == 1
     assert "batch_size=64: the smallest shard has" in capsys.readouterr().err
 

@@ -26,7 +26,8 @@ EPOCH = (
 def run():
     train, test = gg.data.synthetic((6,), 3, 96, 30, noise=0.3)
     net = gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,), name="tiny")
-    trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.05, momentum=0.5), comm=gg.VirtualCluster(3, latency=1e-5), seed=3)
+    how = {"strategy": gg.GossipGraD(exchange="weights+momentum"), "comm": gg.VirtualCluster(3, latency=1e-5)}
+    trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.05, momentum=0.5), seed=3, **how)
     trainer.fit(train, test, epochs=2, batch_size=8, validate_replicas=True, progress=False)
     return trainer
 

@@ -154,7 +154,8 @@ def check_one_clock(flights, latency):
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_the_file_of_a_virtual_cluster(staleness, tmp_path):
-    strategy = gg.GossipGraD(staleness=staleness, bucket_bytes=1, chunk_bytes=400)
+    both = {"exchange": "weights+momentum"}
+    strategy = gg.GossipGraD(staleness=staleness, bucket_bytes=1, chunk_bytes=400, **both)
     write(tmp_path, strategy, cluster(5))
     flights = check(tmp_path / "t.json", 5, LAYERS, ("weights", "momentum"))
     check_one_clock(flights, latency=1.0)

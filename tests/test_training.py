@@ -98,7 +98,7 @@ def test_clocks_change_no_bit_and_mean_something(digits):
         return trainer.weights_sha256(), history.last
 
     for staleness in (0, 1):
-        strategy = gg.GossipGraD(staleness=staleness)
+        strategy = gg.GossipGraD(staleness=staleness, exchange="weights+momentum")
         fast, ideal = run(strategy)
         slow, waiting = run(strategy, latency=0.01, bandwidth=1e7)
         doubled, twice = run(strategy, compute_rate=2.0)
