@@ -68,17 +68,18 @@ def mlp(inputs: int = 28, hidden: Sequence[int] = (300, 300, 300), outputs: int 
 
 @dataclass(frozen=True)
 class Entry:
-    """A network of the command line, with the loss and batch that go with it."""
+    """A network of the command line, with the loss, batch and data set that go with it."""
 
     make: Callable[[], Model]
     loss: Loss
     batch: int
+    dataset: str
 
 
 BY_NAME = {
-    "lenet": Entry(lenet, "cross_entropy", 64),
-    "mlp": Entry(mlp, "binary_cross_entropy", 256),
-    "cifar_quick": Entry(cifar_quick, "cross_entropy", 100),
+    "lenet": Entry(lenet, "cross_entropy", 64, "mnist-10k"),
+    "mlp": Entry(mlp, "binary_cross_entropy", 256, "higgs"),
+    "cifar_quick": Entry(cifar_quick, "cross_entropy", 100, "cifar10"),
 }
 
 

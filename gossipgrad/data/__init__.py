@@ -1,17 +1,17 @@
-"""Data sets: arrays in memory, IDX files, MNIST, the small MNIST that is in the package, and CIFAR-10."""
+"""Data sets: arrays in memory, IDX files, MNIST, the small MNIST that is in the package, CIFAR-10 and HIGGS."""
 
 from __future__ import annotations
 
 import os
 
-from gossipgrad.data import cifar10, embedded, idx, mnist
+from gossipgrad.data import cifar10, embedded, higgs, idx, mnist
 from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
 from gossipgrad.errors import DataError, choice
 from gossipgrad.model import Model
 
 __all__ = ["NAMES", "DataError", "Dataset", "as_dataset", "for_network", "idx", "load", "synthetic"]
 
-NAMES = ("mnist-10k", "mnist", "cifar10")
+NAMES = ("mnist-10k", "mnist", "cifar10", "higgs")
 
 
 def load(
@@ -21,7 +21,8 @@ def load(
 
     "mnist-10k": in the package, 10,000 + 2,000 digits. "mnist": from `folder`, $GOSSIPGRAD_DATA/mnist, the cache
     ($GOSSIPGRAD_CACHE or ~/.cache/gossipgrad), or the network if `download`. "cifar10": from `folder` (or an archive),
-    $GOSSIPGRAD_DATA/cifar10 or the cache; progress: print how far decoding is. Errors: DataError for files, ValueError
+    $GOSSIPGRAD_DATA/cifar10 or the cache; progress: print how far decoding is. "higgs": CSV files from `folder`,
+    $GOSSIPGRAD_DATA/higgs or the cache. Errors: DataError for files, ValueError
     for another name.
     """
     choice("dataset", name, NAMES)
@@ -29,6 +30,8 @@ def load(
         return embedded.load()
     if name == "cifar10":
         return cifar10.load(folder, progress)
+    if name == "higgs":
+        return higgs.load(folder)
     return mnist.load(folder, download)
 
 
