@@ -50,6 +50,12 @@ _ELSEWHERE = {
     "none": "no-exchange",
     "mkldnn": "onednn",
     "cifar": "cifar10",
+    "learningrate": "--lr",
+    "bs": "--batch-size",
+    "wd": "--weight-decay",
+    "workers": "--virtual-ranks",
+    "ranks": "--virtual-ranks",
+    "output": "--report",
 }
 
 

@@ -1,7 +1,12 @@
-"""Pictures by matplotlib (pip install 'gossipgrad[plot]'). Each returns the figure; given a path, it writes it."""
+"""Pictures by matplotlib (pip install 'gossipgrad[plot]').
+
+Each returns the figure, which a notebook shows; given a path, it writes it.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +24,16 @@ def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tup
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots want matplotlib: pip install 'gossipgrad[plot]'") from error
-    figure = Figure(figsize=(width, height), layout="constrained")
+
+    class Picture(Figure):
+        """A figure that a notebook shows by itself, with or without pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=80)
+            return file.getvalue()
+
+    figure = Picture(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns)
 
 
@@ -129,9 +143,142 @@ def training(histories: History | dict[str, History], path: Path | None = None) 
     return _finish(figure, path)
 
 
+# ---- strategies side by side
+
+# A colour and a marker for each strategy, whatever else is in the picture. The colours are those of Okabe and Ito
+# (2008), which people with any colour vision can tell from one another, an indigo and a grey; markers differ as well.
+_STYLES = {
+    "gossipgrad": ("#D55E00", "o"),
+    "allreduce": ("#0072B2", "s"),
+    "layerwise-allreduce": ("#56B4E9", "D"),
+    "periodic-allreduce": ("#332288", "v"),
+    "pull-gossip": ("#E69F00", "^"),
+    "push-gossip": ("#F0E442", ">"),
+    "overlapped-averaging": ("#000000", "x"),
+    "elastic-averaging": ("#009E73", "P"),
+    "parameter-server": ("#CC79A7", "*"),
+    "no-exchange": ("#999999", "."),
+}
+_DASHES = ("-", "--", ":", "-.")  # of one strategy with several options
+
+
+def _styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """How each of these "strategy:option=value" is drawn: the colour says the strategy, the dashes the options."""
+    made: dict[str, dict[str, Any]] = {}
+    seen: dict[str, int] = {}
+    for label in dict.fromkeys(labels):
+        name = label.partition(":")[0]
+        turn = seen[name] = seen.get(name, -1) + 1
+        colour, marker = _STYLES.get(name, ("#555555", "d"))
+        made[label] = {"color": colour, "marker": marker, "linestyle": _DASHES[turn % len(_DASHES)]}
+    return made
+
+
+Points = Sequence[tuple[float, float]]
+
+
+def _alike(one: Points, other: Points, height: float) -> bool:
+    """Do two lines lie on each other, in a panel of this height?"""
+    if [x for x, _ in one] != [x for x, _ in other] or not one:
+        return False
+    return all(abs(a - b) <= 0.004 * height for (_, a), (_, b) in zip(one, other, strict=True))
+
+
+def _limit(lines: Mapping[str, Points], ended: Iterable[str]) -> float | None:
+    """Above which lines are cut off, so that those that diverge do not flatten the others; None: nothing is."""
+    good = [y for label, points in lines.items() if label not in ended for _, y in points]
+    firsts = sorted(points[0][1] for points in lines.values() if points)
+    if not good:
+        return None
+    limit = 1.1 * min(max(good), 5 * firsts[len(firsts) // 2])
+    return limit if max(y for points in lines.values() for _, y in points) > 1.5 * limit else None
+
+
+def _panel(
+    axes: Any, lines: Mapping[str, Points], styles: Mapping[str, dict[str, Any]], ended: Mapping[str, str], cut: bool
+) -> None:
+    """Lines by name, all of them to be seen: those that lie on each other are drawn one inside the other, and named.
+
+    ended  why a line ends before the others: its end is marked by a cross.
+    cut    lines far above the others are cut off at the upper edge, and marked by arrows there.
+    """
+    limit = _limit(lines, ended) if cut else None
+    values = [min(y, limit) if limit else y for points in lines.values() for _, y in points]
+    height = max(values, default=1.0) - min(values, default=0.0)
+    groups: list[list[str]] = []
+    for label, points in lines.items():
+        for group in groups:
+            if _alike(lines[group[0]], points, height):
+                group.append(label)
+                break
+        else:
+            groups.append([label])
+    for group in groups:
+        for place, label in enumerate(group):
+            points, width = lines[label], 1.5 + 2.2 * (len(group) - 1 - place)
+            size = 4 + 2.2 * (len(group) - 1 - place)
+            shown = [(x, min(y, limit) if limit else y) for x, y in points]
+            axes.plot(*zip(*shown, strict=True), **styles[label], lw=width, ms=size, label=label, zorder=2 + place / 10)
+            over = [x for x, y in points if limit and y > limit]
+            if over:
+                arrows = {
+                    "marker": 6,
+                    "color": styles[label]["color"],
+                    "ls": "",
+                    "ms": 9,
+                    "zorder": 4,
+                    "clip_on": False,
+                }
+                axes.plot(over, [limit] * len(over), **arrows)
+            if label in ended:
+                end = {"marker": "X", "color": styles[label]["color"], "mec": "black", "ms": 9, "zorder": 5}
+                axes.plot(*shown[-1], **end, clip_on=False)
+        if len(group) > 1:
+            x, y = lines[group[0]][-1]
+            lines_end = min(y, limit) if limit else y
+            below = bool(values) and lines_end > max(values) - 0.1 * height  # else it would stand on the frame
+            words = {"xytext": (-6, -14 if below else 8), "textcoords": "offset points", "ha": "right"}
+            box = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.8}
+            axes.annotate(" = ".join(group), (x, lines_end), **words, fontsize=6.5, bbox=box, zorder=6)
+    if limit:
+        axes.set_ylim(top=limit)
+        axes.text(0.01, 0.98, "arrows: above the edge", transform=axes.transAxes, fontsize=6.5, va="top")
+    axes.grid(alpha=0.3)
+
+
+def _symmetric_log(axes: Any, lines: Mapping[str, Points]) -> None:
+    """A logarithmic y axis that has zero as well."""
+    positive = [y for points in lines.values() for _, y in points if y > 0]
+    least = 10 ** math.floor(math.log10(min(positive))) if positive else 1e-6
+    axes.set_yscale("symlog", linthresh=least)
+    axes.set_ylim(-0.2 * least, 2 * max(positive, default=least))
+
+
+def _log(axis: Any) -> None:
+    """Plain numbers at 1, 2, 5 of each power of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _legend(figure: Any, panels: Iterable[Any]) -> None:
+    """One for all panels, with each label once."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, fontsize=8)
+
+
 def comparison_curves(runs: Sequence[Mapping[str, Any]], path: Path | None = None) -> Any:
-    """How strategies learn on one number of ranks; runs: of compare.json, each with its points."""
-    figure, axes = _figure(13, 7, 3, 2)
+    """How strategies learn on one number of ranks; runs: of compare.json, each with its points.
+
+    A strategy has one colour and marker in all pictures. One that has diverged is shown up to there, with a cross at
+    its end; where it is far above the others it is cut off, with arrows at the edge.
+    """
+    figure, axes = _figure(14, 7.6, 3, 2)
     panels: tuple[tuple[str, str, str, float], ...] = (
         ("samples", "loss", "validation loss", 1),
         ("samples", "accuracy", "validation accuracy (%)", 100),
@@ -140,22 +287,35 @@ def comparison_curves(runs: Sequence[Mapping[str, Any]], path: Path | None = Non
         ("virtual_seconds", "accuracy", "validation accuracy (%)", 100),
         ("virtual_seconds", "bytes_sent", "sent by all ranks (MB)", 1e-6),
     )
+    styles = _styles([run["strategy"] for run in runs])
+    ended = {run["strategy"]: run["failure"] for run in runs if run.get("failure")}
     for one, (x, y, what, scale) in zip(axes.flat, panels, strict=True):
-        for i, run in enumerate(runs):
-            points = [(p[x], scale * p[y]) for p in run["points"] if y in p]
-            if points:
-                one.plot(*zip(*points, strict=True), marker="o", ms=3, color=f"C{i}", label=run["strategy"])
-        one.set_xlabel("samples" if x == "samples" else "virtual seconds")
+        lines = {run["strategy"]: [(p[x], scale * p[y]) for p in run["points"] if y in p] for run in runs}
+        lines = {label: points for label, points in lines.items() if points}
+        _panel(one, lines, styles, ended, cut=y == "loss")
+        if x == "virtual_seconds":  # one that takes ten times as long is not to push the others together
+            one.set_xscale("log")
+            _log(one.xaxis)
+        if y == "loss":
+            one.set_yscale("log")
+            _log(one.yaxis)
+        elif y != "accuracy":
+            _symmetric_log(one, lines)
+        one.set_xlabel("samples of all ranks" if x == "samples" else "virtual seconds")
         one.set_ylabel(what)
-        one.grid(alpha=0.3)
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
-    figure.suptitle(f"{runs[0]['ranks']} ranks")
+    _legend(figure, axes.flat)
+    about = f"{runs[0]['ranks']} ranks"
+    about += f"; diverged (X): {', '.join(ended)}" if ended else ""
+    figure.suptitle(about)
     return _finish(figure, path)
 
 
 def comparison_scaling(rows: Sequence[Mapping[str, Any]], target: float | None, path: Path | None = None) -> Any:
-    """What becomes of strategies as the ranks grow; rows: the table of compare.json."""
-    figure, axes = _figure(13, 7, 3, 2)
+    """What becomes of strategies as the ranks grow; rows: the table of compare.json.
+
+    What has no value, as the time to a loss that was not reached, has a cross at the upper edge.
+    """
+    figure, axes = _figure(14, 7.6, 3, 2)
     panels: tuple[tuple[str, str, float], ...] = (
         ("virtual_seconds_to_target", f"virtual seconds to a loss of {target or 0:.3g}", 1),
         ("virtual_seconds", "virtual seconds for all samples", 1),
@@ -165,17 +325,37 @@ def comparison_scaling(rows: Sequence[Mapping[str, Any]], target: float | None, 
         ("bytes_per_rank_step", "sent by a rank in a step (MB)", 1e-6),
     )
     names = list(dict.fromkeys(row["strategy"] for row in rows))
+    styles, ranks = _styles(names), sorted({row["ranks"] for row in rows})
     for one, (y, what, scale) in zip(axes.flat, panels, strict=True):
-        for i, name in enumerate(names):
-            points = sorted((r["ranks"], scale * r[y]) for r in rows if r["strategy"] == name and r[y] is not None)
-            if points:
-                one.plot(*zip(*points, strict=True), marker="o", ms=4, color=f"C{i}", label=name)
+        own = {name: [row for row in rows if row["strategy"] == name] for name in names}
+        lines = {
+            name: sorted((row["ranks"], scale * row[y]) for row in of_name if row[y] is not None)
+            for name, of_name in own.items()
+        }
+        _panel(one, {name: points for name, points in lines.items() if points}, styles, {}, cut=y == "loss")
+        missing = [(row["ranks"], name) for name, of_name in own.items() for row in of_name if row[y] is None]
+        for place, (x, name) in enumerate(missing):
+            cross = {
+                "marker": "X",
+                "color": styles[name]["color"],
+                "mec": "black",
+                "ms": 8,
+                "clip_on": False,
+                "zorder": 6,
+            }
+            height = 1 - 0.05 * sum(other == x for other, _ in missing[:place])
+            one.plot(x, height, **cross, ls="", transform=one.get_xaxis_transform())
+        if missing and any(lines.values()):
+            one.text(0.01, 0.98, "X: no value", transform=one.transAxes, fontsize=6.5, va="top")
         one.set_xscale("log", base=2)
-        one.set_xticks(sorted({row["ranks"] for row in rows}), sorted({row["ranks"] for row in rows}))
-        if y.startswith("virtual_seconds"):
+        one.set_xticks(ranks, ranks)
+        one.minorticks_off()
+        if y.startswith("virtual_seconds") and any(lines.values()):
             one.set_yscale("log")
+            _log(one.yaxis)
+        elif y in ("exposed_share", "bytes_per_rank_step"):
+            one.set_ylim(bottom=-0.03 * one.get_ylim()[1])
         one.set_xlabel("ranks")
         one.set_ylabel(what)
-        one.grid(alpha=0.3)
-    figure.legend(*axes.flat[1].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
+    _legend(figure, axes.flat)
     return _finish(figure, path)

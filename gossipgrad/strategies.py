@@ -79,6 +79,10 @@ class Strategy:
         """How many of these ranks train, the first ones; the others only serve."""
         return ranks
 
+    def rate_share(self, ranks: int) -> float:
+        """The share of one rank's learning rate that suits so many: below 1 where their updates are added up."""
+        return 1.0
+
     def settings(self) -> dict[str, Any]:
         """The keywords, with the name as "strategy", in terms of JSON."""
         return {"strategy": self.name, **asdict(self)}
@@ -579,6 +583,9 @@ class ParameterServer(Strategy):
 
     def workers(self, ranks: int) -> int:
         return ranks - self.servers if self.dedicated else ranks
+
+    def rate_share(self, ranks: int) -> float:
+        return 1 / max(self.workers(ranks), 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ def done(tmp_path_factory):
     """Two strategies, one of which fails on the way, and one p that is no power of two."""
     folder = tmp_path_factory.mktemp("compare") / "made"
     words = "compare --strategies allreduce,no-exchange:lr=1e30 --virtual-ranks 1,3 --model mlp --dataset synthetic"
-    words += " --samples 900 --points 3 --global-batch 24 --lr 0.05 --compute-time 0.5 --latency 0.25 --jobs 2 --quiet"
+    words += " --samples 900 --points 3 --global-batch 24 --lr 0.05 --compute-time 0.5 --latency 0.25 --bandwidth 0"
+    words += " --jobs 2 --quiet"
     return cli.main([*words.split(), "--report-dir", str(folder)]), folder
 
 
@@ -25,9 +26,7 @@ def test_files(done):
     code, folder = done
     assert code == cli.FAILURE
     names = {"compare.json", "compare.csv", "points.csv", "scaling.png", "curves-p1.png", "curves-p3.png", "reports"}
-    names.add("finished")  # for --resume: some have failed
-    assert {path.name for path in folder.iterdir()} == names
-    assert len(list((folder / "finished").iterdir())) == 2  # those that have not
+    assert {path.name for path in folder.iterdir()} == names  # no "finished": what diverged would do so again
     assert {path.name for path in (folder / "reports").iterdir()} == {"allreduce-p1.json", "allreduce-p3.json"}
     for path in folder.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -41,7 +40,7 @@ def test_a_failing_configuration_does_not_end_the_others(done):
         ("no-exchange:lr=1e30", 1, True),
         ("no-exchange:lr=1e30", 3, True),
     ]
-    assert "FloatingPointError" in rows[2]["failure"]
+    assert rows[2]["failure"].startswith("diverged after 0 to 300 samples: ") and rows[2]["loss"] is None
 
 
 def test_the_same_samples_for_each(done):
@@ -61,7 +60,7 @@ def test_tables_are_the_data(done):
     runs = json.loads((done[1] / "compare.json").read_text())["runs"]
     rows = list(csv.DictReader((done[1] / "compare.csv").open()))
     assert [float(row["loss"]) for row in rows[:2]] == [one["loss"] for one in runs[:2]]
-    assert rows[2]["loss"] == "" and "FloatingPointError" in rows[2]["failure"]
+    assert rows[2]["loss"] == "" and "diverged" in rows[2]["failure"]
     points = list(csv.DictReader((done[1] / "points.csv").open()))
     assert [float(p["virtual_seconds"]) for p in points] == [
         p["virtual_seconds"] for one in runs for p in one["points"]
@@ -117,7 +116,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
 
 def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
     """By --resume, and nothing else is."""
-    words = "compare --strategies no-exchange --virtual-ranks 1,2 --model mlp --dataset synthetic --jobs 1"
+    words = "compare --strategies no-exchange --virtual-ranks 1,2 --model mlp --dataset synthetic --jobs 1 --lr 0.03"
     words += f" --samples 40 --points 1 --global-batch 4 --report-dir {tmp_path / 'made'}"
     train, tried = compare.Process.result, []
 
@@ -149,7 +148,137 @@ def test_the_best_rate_is_kept(tmp_path):
     assert len(lines) == 4 and lines[-1].startswith("4 of 4: ") and sum("FAILED" in line for line in lines) == 1
     assert swept["lr"] == 0.05 and fixed["lr"] == 0.02 and "tried" not in fixed
     assert [one["lr"] for one in swept["tried"]] == [0.001, 0.05, 1e30] and swept["tried"][2]["loss"] is None
+    assert "diverged" in swept["tried"][2]["failure"] and swept.get("failure") is None and compare.complete([swept])
     assert swept["points"][-1]["loss"] == swept["tried"][1]["loss"] < swept["tried"][0]["loss"]
+
+
+def test_the_default_cluster_and_rates(tmp_path):
+    """A plausible network, and rates that suit the strategy; --lr and --lr-grid are used as given."""
+    parsed = cli.parser().parse_args(["compare", "--report-dir", "x"])
+    assert (parsed.latency, parsed.bandwidth) == (50e-6, 1.25e9) == tuple(vars(compare.LINKS).values())
+
+    def rates(*words):
+        from gossipgrad.cli.compare import plan_of
+
+        plan = plan_of(cli.parser().parse_args(["compare", "--report-dir", "x", *words]))
+        found = {}
+        for entry in plan.entries:
+            for p in plan.ranks:
+                found[entry.label, p] = [plan.rate(one, p) for one in plan.variants(entry, p)]
+        return found
+
+    usual = rates("--strategies", "all", "--virtual-ranks", "4,16")
+    for (label, p), found in usual.items():
+        share = p if label == "parameter-server" else 1
+        assert found == pytest.approx([0.01 / share, 0.03 / share], rel=1e-2), label
+    dedicated = rates("--strategies", "parameter-server:dedicated=true", "--virtual-ranks", "4")
+    assert list(dedicated.values()) == [[0.00333, 0.01]]
+    words = ("--strategies", "parameter-server,gossipgrad:lr=0.5", "--virtual-ranks", "4")
+    assert list(rates(*words, "--lr", "0.02").values()) == [[0.02], [0.5]]
+    assert list(rates(*words, "--lr-grid", "0.02,0.04").values()) == [[0.02, 0.04], [0.5]]
+    adam = rates("--strategies", "allreduce", "--virtual-ranks", "2", "--optimizer", "adam")
+    assert list(adam.values()) == [[0.000333, 0.001]]
+
+
+def test_the_sum_of_sixteen_ranks_updates_does_not_diverge():
+    """The rate that suits one rank does, where a server adds up what all ranks send."""
+    plan = compare.Comparison(
+        entries=compare.entries("parameter-server"), ranks=(16,), samples=2048, points=2, lr_grid="auto"
+    )
+    entry = plan.entries[0]
+    found = [compare.train(plan, one, 16) for one in [*plan.variants(entry, 16), compare.Entry("x", entry.strategy)]]
+    assert [one.get("failure") is None for one in found] == [True, True, False] and len(found[1]["points"]) == 2
+    assert found[2]["failure"].startswith("diverged after ") and len(found[2]["points"]) < 2
+
+
+def test_a_damaged_result_is_named_and_trained_again(tmp_path):
+    plan = compare.Comparison(entries=compare.entries("allreduce,no-exchange"), ranks=(1,), **FEW)
+    whole = compare.run(plan, tmp_path, jobs=2)
+    cut, empty = sorted(tmp_path.iterdir())
+    cut.write_bytes(cut.read_bytes()[:100])
+    empty.write_text("{}")
+    lines = []
+    with pytest.warns(UserWarning) as warned:
+        again = compare.run(plan, tmp_path, jobs=2, said=lines.append)
+    assert len(lines) == 2 and [one["points"] for one in again] == [one["points"] for one in whole]
+    for path in (cut, empty):
+        assert any(str(path) in str(one.message) and "trained again" in str(one.message) for one in warned)
+
+
+# ---- pictures
+
+
+def made_run(name, losses, failure=None, seconds=1.0):
+    points = [
+        {
+            "samples": 100 * (i + 1),
+            "virtual_seconds": seconds * (i + 1),
+            "loss": loss,
+            "accuracy": 0.5,
+            "consensus_distance": 0.0 if name == "allreduce" else 10.0**-i,
+            "bytes_sent": 1e6 * (i + 1),
+        }
+        for i, loss in enumerate(losses)
+    ]
+    rest = {"virtual_seconds_to_target": None, "virtual_seconds": 1.0, "accuracy": 0.5, "loss": losses[-1]}
+    rest |= {"exposed_share": 0.5, "bytes_per_rank_step": 1e6} if failure is None else {"loss": None}
+    rest = dict.fromkeys(("accuracy", "virtual_seconds", "exposed_share", "bytes_per_rank_step")) | rest
+    return {"strategy": name, "ranks": 4, "points": points, "failure": failure, **rest}
+
+
+def drawn(axes, label):
+    return next(line for line in axes.lines if line.get_label() == label)
+
+
+def test_a_strategy_has_one_colour_and_marker():
+    """Wherever it stands and whatever else is there; options change the dashes."""
+    runs = [made_run(name, [2.0, 1.0 + i / 9]) for i, name in enumerate(gg.strategies.BY_NAME)]
+    looks = []
+    for some in (runs, runs[::-1], runs[3:7]):
+        axes = gg.plots.comparison_curves(some).axes[0]
+        looks.append({run["strategy"]: (drawn(axes, run["strategy"])) for run in some})
+    for name in gg.strategies.BY_NAME:
+        found = {(one[name].get_color(), one[name].get_marker()) for one in looks if name in one}
+        assert len(found) == 1
+    all_ = {(line.get_color(), line.get_marker()) for line in looks[0].values()}
+    assert len(all_) == len(runs) == len({colour for colour, _ in all_})
+    both = [made_run("gossipgrad", [2.0, 1.0]), made_run("gossipgrad:staleness=1", [2.0, 1.5])]
+    one, other = (drawn(gg.plots.comparison_curves(both).axes[0], run["strategy"]) for run in both)
+    assert one.get_color() == other.get_color() and one.get_linestyle() != other.get_linestyle()
+
+
+def test_lines_on_each_other_are_all_to_be_seen():
+    runs = [made_run(name, [2.0, 1.0]) for name in ("allreduce", "layerwise-allreduce")]
+    axes = gg.plots.comparison_curves([*runs, made_run("gossipgrad", [2.0, 0.5])]).axes[0]
+    wide, narrow = (drawn(axes, run["strategy"]) for run in runs)
+    assert wide.get_linewidth() > narrow.get_linewidth() and wide.get_zorder() < narrow.get_zorder()
+    assert [text.get_text() for text in axes.texts] == ["allreduce = layerwise-allreduce"]
+
+
+def test_what_diverges_flattens_nothing_and_is_marked():
+    runs = [made_run("gossipgrad", [2.0, 0.5]), made_run("allreduce", [2.0, 0.4])]
+    lost = made_run("parameter-server", [3.0, 1e6], failure="diverged after 200 to 300 samples: ...")
+    figure = gg.plots.comparison_curves([*runs, lost])
+    axes = figure.axes[0]
+    assert axes.get_ylim()[1] < 10
+    line = drawn(axes, "parameter-server")
+    ends = [one for one in axes.lines if one.get_marker() == "X"]
+    arrows = [one for one in axes.lines if one.get_marker() == 6]
+    assert len(ends) == len(arrows) == 1 and ends[0].get_color() == arrows[0].get_color() == line.get_color()
+    assert max(line.get_ydata()) <= axes.get_ylim()[1] and "parameter-server" in figure._suptitle.get_text()
+    plain = gg.plots.comparison_curves(runs)
+    assert not [one for one in plain.axes[0].lines if one.get_marker() in ("X", 6)]
+    assert plain.axes[0].get_ylim()[1] > 2  # nothing is cut off
+    scaling = gg.plots.comparison_scaling([*runs, lost], 0.1)
+    for axes, crosses in ((scaling.axes[0], 3), (scaling.axes[3], 1)):  # nobody reached the target; one has no loss
+        assert len([one for one in axes.lines if one.get_marker() == "X"]) == crosses
+
+
+def test_distances_have_a_scale_with_zero():
+    runs = [made_run("gossipgrad", [2.0, 0.5]), made_run("allreduce", [2.0, 0.4])]
+    axes = gg.plots.comparison_curves(runs).axes[2]
+    assert axes.get_yscale() == "symlog" and axes.get_ylim()[0] <= 0
+    assert list(drawn(axes, "allreduce").get_ydata()) == [0, 0]
 
 
 def test_time_to_a_loss():
@@ -169,7 +298,7 @@ def test_time_to_a_loss():
         ("--strategies allreduce --lr-grid 0.1,-1", "lr_grid=-1"),
         ("--virtual-ranks 2,0", "virtual_ranks=0"),
         ("--virtual-ranks 2,x", "--virtual-ranks: '2,x': allowed: integers of at least 1 with commas"),
-        ("--lr-grid a", "--lr-grid: 'a': allowed: numbers with commas"),
+        ("--lr-grid a", "--lr-grid: 'a': allowed: numbers with commas, as 0.01,0.03, or auto"),
         ("--virtual-ranks 64 --global-batch 32", "at least 64"),
         ("--samples 900 --points 10", "90 samples a point"),
         ("--batch-size 8 --global-batch 32", "not allowed with"),

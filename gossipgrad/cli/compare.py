@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from gossipgrad import _launch, compare, models
 from gossipgrad.cli.options import (
@@ -17,20 +18,25 @@ from gossipgrad.cli.options import (
     add_data,
     add_optimizer,
     add_schedule,
+    check_limits,
     checked,
     circumstances,
+    dataset_of,
     given,
     load_data,
     make_optimizer,
     path,
     reader,
 )
-from gossipgrad.errors import one_line
+from gossipgrad.errors import HIGHEST, counted, one_line
 
 _NUMBERS = reader(
     lambda text: tuple(int(one) for one in text.split(",")), "integers of at least 1 with commas, as 2,4,8"
 )
-_RATES = reader(lambda text: tuple(float(one) for one in text.split(",")), "numbers with commas, as 0.01,0.03")
+_RATES = reader(
+    lambda text: text if text == "auto" else tuple(float(one) for one in text.split(",")),
+    "numbers with commas, as 0.01,0.03, or auto",
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--report-dir", type=path, required=True, metavar="DIR", help="where the files go; made if need be (required)"
     )
     amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--samples", type=int, metavar="N", help="trained on by each configuration; default: 20000")
+    amount.add_argument("--samples", type=int, metavar="N", help="trained on by each configuration; default: 10000")
     amount.add_argument("--epochs", type=int, metavar="N", help="the same, in whole sets")
     parser.add_argument("--points", type=int, default=8, metavar="N", help="of each curve")
     batch = parser.add_mutually_exclusive_group()
@@ -57,12 +63,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--lr-scaling", choices=compare.LR_SCALINGS, default="none", help="lr times sqrt(ranks), or times ranks"
     )
     parser.add_argument("--lr-limit", type=float, metavar="X", help="where that stops")
-    parser.add_argument("--lr-grid", type=_RATES, metavar="LR,LR,...", help="try each, keep the lowest final loss")
+    help_ = (
+        "try each, report the lowest final loss; auto: lr and a third of it, for parameter-server divided by the "
+        "ranks; default: auto, unless --lr is given"
+    )
+    parser.add_argument("--lr-grid", type=_RATES, metavar="LR,LR,...", help=help_)
     parser.add_argument(
         "--target", type=float, metavar="LOSS", help="tell the time to it; default: 1.5 times the lowest"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, orders and draws")
-    add_circumstances(parser)
+    add_circumstances(parser, links=compare.LINKS)
     add_schedule(parser)
     add_backend(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
@@ -70,36 +80,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
-def side_by_side(arguments: argparse.Namespace) -> int:
-    """0 if every configuration has been trained."""
-    if (_launch.launcher_world_size() or 1) > 1:
-        raise UsageError("compare: not under mpiexec; it has virtual ranks")
-    entry = models.by_name(arguments.model)
-    train_set, _ = load_data(arguments, entry.make())  # once, before many look for it at a time
-    if arguments.epochs is not None:
-        arguments.samples = arguments.epochs * len(train_set)
+def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
+    """What the options ask for; UsageError: values that cannot be."""
 
     def plan() -> compare.Comparison:
         straggler, network = circumstances(arguments)
         keys = ("samples", "points", "batch_size", "global_batch", "target", "seed", "backend", "compute_time")
         chosen = given(arguments, (*keys, "lr_scaling", "lr_limit", "lr_grid"))
+        if arguments.lr is None and arguments.lr_grid is None:
+            chosen["lr_grid"] = "auto"
         if arguments.batch_size is not None:
             chosen["global_batch"] = None
-        made = compare.Comparison(
+        return compare.Comparison(
             entries=compare.entries(arguments.strategies),
             ranks=arguments.virtual_ranks,
             model=arguments.model,
-            dataset=arguments.dataset,
+            dataset=dataset_of(arguments),
             folder=arguments.data,
             optimizer=make_optimizer(arguments),
             straggler=straggler,
             network=network,
             **chosen,
         )
-        made.check(len(train_set))
-        return made
 
-    comparison = checked(plan)
+    return checked(plan)
+
+
+def side_by_side(arguments: argparse.Namespace) -> int:
+    """0 if every configuration has been trained to its end."""
+    if (_launch.launcher_world_size() or 1) > 1:
+        raise UsageError("compare: not under mpiexec; it has virtual ranks")
+    check_limits(arguments, {"epochs": (1, 2**31 - 1), "jobs": (1, HIGHEST)})
+    comparison = plan_of(arguments)
+    size = len(load_data(arguments, models.by_name(arguments.model).make())[0])  # before many look for it at a time
+    if arguments.epochs is not None:
+        comparison = replace(comparison, samples=arguments.epochs * size)
+    checked(lambda: comparison.check(size))
     try:
         os.makedirs(arguments.report_dir, exist_ok=True)
     except OSError as error:
@@ -115,8 +131,10 @@ def side_by_side(arguments: argparse.Namespace) -> int:
     if compare.complete(results):
         shutil.rmtree(finished)
     else:
-        say(f"what failed is tried again by the same command with --resume; the rest is kept in {finished}")
-    failures = [f"{row['strategy']}, {row['ranks']} ranks: {row['failure']}" for row in rows if row["failure"]]
+        say(f"what failed is tried again by the same command with --resume; the rest is stored in {finished}")
+    failures = [
+        f"{row['strategy']}, {counted(row['ranks'], 'rank')}: {row['failure']}" for row in rows if row["failure"]
+    ]
     for line in failures:
         print(f"gossipgrad: failed: {line}", file=sys.stderr, flush=True)
     return FAILURE if failures else 0

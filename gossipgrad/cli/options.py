@@ -11,12 +11,13 @@ from gossipgrad import data as gg_data
 from gossipgrad import models, optim, schedules, strategies
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import one_line
+from gossipgrad.errors import did_you_mean, one_line
 from gossipgrad.keywords import Keyword, keywords
 from gossipgrad.literals import BACKENDS
 from gossipgrad.model import Model
 
 DATASETS = (*gg_data.NAMES, "synthetic")
+_WITH_FILES = tuple(name for name in gg_data.NAMES if name != "mnist-10k")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 DEFAULT_STRATEGY = strategies.GossipGraD.name
 OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
@@ -59,6 +60,22 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **how: Any) -> None:
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **how})
         self.usage = how.get("usage", "%(prog)s [options]")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            raise argparse.ArgumentError(
+                action, f"{error.message}{did_you_mean(value, action.choices or ())}"
+            ) from None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            name = str(rest[0]).partition("=")[0]
+            hint = did_you_mean(name, self._option_string_actions) if name.startswith("-") else ""
+            self.error(f"unrecognized arguments: {' '.join(map(str, rest))}{hint}")
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -235,38 +252,45 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument(
-        "--dataset", choices=DATASETS, default="mnist-10k", help="default: mnist-10k, 12,000 digits in the package"
-    )
-    parser.add_argument(
-        "--data", type=path, metavar="PATH", help="where the files of --dataset mnist or cifar10 lie; also an archive"
-    )
+    usual = ", ".join(f"{entry.dataset} for {name}" for name, entry in models.BY_NAME.items())
+    help_ = f"mnist-10k is in the package; default: {usual}"
+    parser.add_argument("--dataset", choices=DATASETS, help=help_)
+    help_ = f"where the files of --dataset {' or '.join(_WITH_FILES)} lie; of cifar10 also an archive"
+    parser.add_argument("--data", type=path, metavar="PATH", help=f"{help_}; default: $GOSSIPGRAD_DATA, else the cache")
+
+
+def dataset_of(arguments: argparse.Namespace) -> str:
+    """The data set's name."""
+    return arguments.dataset or models.by_name(arguments.model).dataset
 
 
 def load_data(arguments: argparse.Namespace, net: Model) -> tuple[Dataset, Dataset]:
-    """(train, validation) of --dataset."""
-    if arguments.data is not None and arguments.dataset not in ("mnist", "cifar10"):
+    """(train, validation) of the data set."""
+    name = dataset_of(arguments)
+    if arguments.data is not None and name not in _WITH_FILES:
         raise UsageError(
-            f"--data {arguments.data}: --dataset {arguments.dataset} has no files; it goes with "
-            "--dataset mnist or cifar10"
+            f"--data {arguments.data}: --dataset {name} has no files; it goes with "
+            f"--dataset {', '.join(_WITH_FILES[:-1])} or {_WITH_FILES[-1]}"
         )
-    return gg_data.for_network(net, arguments.dataset, arguments.data, arguments.seed, progress=not arguments.quiet)
+    return gg_data.for_network(net, name, arguments.data, arguments.seed, progress=not arguments.quiet)
 
 
-def add_circumstances(parser: argparse.ArgumentParser, virtual: bool = True) -> None:
+def add_circumstances(parser: argparse.ArgumentParser, virtual: bool = True, links: Network | None = None) -> None:
+    """virtual: with --compute-time; links: the default of --latency and --bandwidth, None: the machine's."""
     group = parser.add_argument_group("stragglers and slow networks")
     group.add_argument("--straggler-probability", type=float, metavar="X", help="that a rank comes late to a step")
     group.add_argument("--straggler-delay", type=float, metavar="SECONDS", help="by how much")
-    group.add_argument("--latency", type=float, metavar="SECONDS", help="of a message; default: the machine's")
-    group.add_argument(
-        "--bandwidth",
-        type=float,
-        metavar="BYTES",
-        help="a second, of each rank's links; 0: unlimited; default: the machine's",
-    )
+    latency, bandwidth = (None, None) if links is None else (links.latency, links.bandwidth)
+    none = "; default: the machine's" if links is None else ""
+    group.add_argument("--latency", type=float, default=latency, metavar="SECONDS", help=f"of a message{none}")
+    help_ = f"a second, of each rank's links; 0: unlimited{none}"
+    group.add_argument("--bandwidth", type=float, default=bandwidth, metavar="BYTES", help=help_)
     if virtual:
         group.add_argument(
-            "--compute-time", type=float, metavar="SECONDS", help="a step, in virtual time; default: by the flops"
+            "--compute-time",
+            type=float,
+            metavar="SECONDS",
+            help="a step, in virtual time; default: the layers' flops at 50e9 a second",
         )
 
 

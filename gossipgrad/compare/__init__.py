@@ -4,11 +4,12 @@ Every configuration (a strategy, a p) trains in a process of its own, several at
 strategy does with the samples (loss against samples) and what that costs (loss against virtual time).
 """
 
-from gossipgrad.compare.plan import LR_SCALINGS, Comparison, Entry, entries
+from gossipgrad.compare.plan import LINKS, LR_SCALINGS, Comparison, Entry, entries
 from gossipgrad.compare.processes import Process, complete, run, train, worker
 from gossipgrad.compare.report import SCHEMA, row, table, target_of, time_to, write
 
 __all__ = [
+    "LINKS",
     "LR_SCALINGS",
     "SCHEMA",
     "Comparison",

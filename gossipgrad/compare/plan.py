@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from gossipgrad import optim, strategies
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler
@@ -13,6 +13,7 @@ from gossipgrad.errors import choice, integer, number
 from gossipgrad.literals import Backend
 
 LR_SCALINGS = ("none", "sqrt", "linear")
+LINKS = Network(latency=50e-6, bandwidth=1.25e9)  # 10 Gbit/s Ethernet, as in a plain cluster
 Record = dict[str, Any]
 
 
@@ -80,9 +81,13 @@ class Comparison:
                   "none" goes with global_batch, the others with batch_size.
     lr_limit      no learning rate is above; None: no limit.
     lr_grid       learning rates in place of the optimiser's: each configuration is trained with each, and the one of
-                  the lowest final validation loss is chosen. An entry's own rates come before these.
+                  the lowest final validation loss is reported. "auto": the optimiser's rate and a third of it, where
+                  ranks add their updates up (Strategy.rate_share) divided by their number. An entry's own rates come
+                  before these.
     target        a validation loss: the virtual time to reach it is reported. None: 1.5 times the lowest final one.
-    The schedule's "auto" length is that of the run. compute_time: as VirtualCluster's, one number.
+    network       of the virtual cluster; None: messages take no time. The default is 10 Gbit/s with 50 microseconds.
+    compute_time  seconds of a step, as VirtualCluster's; None: by the flops of the network at 50e9 a second.
+    The schedule's "auto" length is that of the run.
     """
 
     entries: Sequence[Entry]
@@ -91,18 +96,18 @@ class Comparison:
     dataset: str = "mnist-10k"
     folder: str | None = None
     optimizer: optim.Optimizer = optim.SGD(lr=0.03, momentum=0.9)
-    samples: int = 20000
+    samples: int = 10000
     points: int = 8
     global_batch: int | None = 128
     batch_size: int | None = None
     lr_scaling: str = "none"
     lr_limit: float | None = None
-    lr_grid: Sequence[float] = ()
+    lr_grid: Sequence[float] | Literal["auto"] = ()
     target: float | None = None
     seed: int = 0
     backend: Backend | None = None
     straggler: Straggler | None = None
-    network: Network | None = None
+    network: Network | None = LINKS
     compute_time: float | None = None
 
     def __post_init__(self) -> None:
@@ -118,8 +123,11 @@ class Comparison:
             )
         integer("global_batch" if self.batch_size is None else "batch_size", self.global_batch or self.batch_size, 1)
         choice("lr_scaling", self.lr_scaling, LR_SCALINGS)
-        for lr in self.lr_grid:
-            number("lr_grid", lr, 0.0)
+        if isinstance(self.lr_grid, str):
+            choice("lr_grid", self.lr_grid, ("auto",))
+        else:
+            for lr in self.lr_grid:
+                number("lr_grid", lr, 0.0)
         for key in ("lr_limit", "target", "compute_time"):
             if getattr(self, key) is not None:
                 number(key, getattr(self, key), 0.0)
@@ -140,9 +148,13 @@ class Comparison:
         rate = (entry.rates[0] if entry.rates else self.optimizer.lr) * scale
         return rate if self.lr_limit is None else min(rate, self.lr_limit)
 
-    def variants(self, entry: Entry) -> list[Entry]:
-        """The entry with each learning rate to try."""
-        return [replace(entry, rates=(lr,)) for lr in entry.rates or self.lr_grid] or [entry]
+    def variants(self, entry: Entry, p: int) -> list[Entry]:
+        """The entry with each learning rate to try on p ranks."""
+        rates: Sequence[float] = entry.rates or (() if isinstance(self.lr_grid, str) else self.lr_grid)
+        if not entry.rates and isinstance(self.lr_grid, str):
+            share = entry.strategy.rate_share(p)
+            rates = [float(f"{self.optimizer.lr * share * part:.3g}") for part in (1 / 3, 1)]
+        return [replace(entry, rates=(lr,)) for lr in rates] or [entry]
 
     def check(self, size: int) -> None:
         """ValueError unless each part of a set of this size makes a step of all ranks, for any of the ranks."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
@@ -21,7 +22,7 @@ from gossipgrad import data, environment, models
 from gossipgrad.cluster import VirtualCluster
 from gossipgrad.compare.plan import Comparison, Entry, Record
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import integer, one_line
+from gossipgrad.errors import counted, integer, one_line
 from gossipgrad.files import write_atomically
 from gossipgrad.progress import Bar
 from gossipgrad.trainer import Trainer
@@ -67,24 +68,31 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
         network=comparison.network,
     )
     points: list[Record] = []
+    failure: str | None = None
     sums: dict[str, float] = dict.fromkeys((*SUMS, "steps"), 0)
     a_turn = len(whole) // size
     for i in range(count):
         if i % a_turn == 0:
             shuffled = _shuffled(whole, comparison.seed, i // a_turn)
         part = shuffled[i % a_turn * size : (i % a_turn + 1) * size]
-        record = trainer.fit(part, validation, batch_size=batch, progress=False).last
+        try:
+            record = trainer.fit(part, validation, batch_size=batch, progress=False).last
+            if not math.isfinite(record["validation"]["loss"]):
+                raise FloatingPointError(f"the validation loss is {record['validation']['loss']}")
+        except FloatingPointError as error:  # a result as well: the same command would diverge again
+            failure = f"diverged after {i * size} to {(i + 1) * size} samples: {one_line(error)}"
+            break
         sums = {key: value + record[key] for key, value in sums.items()}
         points.append({**sums, **record["validation"], **{k: record[k] for k in ("train_loss", "consensus_distance")}})
-    return {
+    result: Record = {
         "strategy": entry.label,
         "ranks": p,
         "batch_size": batch,
         "lr": optimizer.lr,
         "seconds": time.perf_counter() - begin,
         "points": [{key: point[key] for key in POINT if key in point} for point in points],
-        "report": trainer.history.to_dict(),
     }
+    return result | ({"report": trainer.history.to_dict()} if failure is None else {"failure": failure})
 
 
 def worker() -> None:
@@ -146,6 +154,21 @@ def _name(comparison: Comparison, entry: Entry, p: int) -> str:
     return f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
+def _finished(path: str) -> Record | None:
+    """The result in this file; None where there is none, and, with a warning, where it is damaged."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            result = json.load(file)
+        if not isinstance(result, dict) or not {"strategy", "ranks", "lr", "seconds", "points"} <= set(result):
+            raise ValueError("no result of a configuration")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{path}: damaged, its configuration is trained again ({one_line(error)})", stacklevel=3)
+        return None
+    return result
+
+
 def run(
     comparison: Comparison,
     folder: str | os.PathLike[str],
@@ -156,14 +179,15 @@ def run(
     """Train every configuration, `jobs` at a time (None: as many as there are cores), those of most ranks first.
 
     One result a configuration, in the order of entries and ranks: strategy, ranks, and batch_size, lr, seconds, points
-    and report, or failure, the reason why there is no more; with several learning rates also `tried`, the final loss of
-    each, None where it failed. A failing one does not end the others. `said` gets a line for each that has ended;
-    shown: a progress bar with the time left. What has been trained is kept in `folder`, which is made, for a run that
-    is interrupted: what is there of the same settings is not trained again. What has failed is not there.
+    and report, or failure, the reason why there is no more ("diverged ...": with the points before that); with several
+    learning rates also `tried`, the final loss and the failure of each, None where there is none. A failing one does
+    not end the others. `said` gets a line for each that has ended; shown: a progress bar with the time left. What has
+    been trained, or has diverged, is stored in `folder`, which is made, for a run that is interrupted: what is there
+    of the same settings is not trained again. What has failed otherwise is not there.
     """
     jobs = max(os.cpu_count() or 1, 1) if jobs is None else integer("jobs", jobs, 1)
     by_size = sorted(comparison.ranks, reverse=True)
-    waiting = [(one, p) for p in by_size for entry in comparison.entries for one in comparison.variants(entry)]
+    waiting = [(one, p) for p in by_size for entry in comparison.entries for one in comparison.variants(entry, p)]
     weights = {p: 4.0 + p for p in comparison.ranks}  # more ranks take longer, by about so much
     count, bar = len(waiting), Bar("compare", shown)
     results: dict[tuple[str, int], list[Record]] = {}
@@ -171,10 +195,10 @@ def run(
     os.makedirs(folder, exist_ok=True)
     for one, p in list(waiting):
         path = os.path.join(folder, _name(comparison, one, p))
-        if os.path.exists(path):
+        result = _finished(path)
+        if result is not None:
             waiting.remove((one, p))
-            with open(path, encoding="utf-8") as file:
-                results.setdefault((one.label, p), []).append(json.load(file))
+            results.setdefault((one.label, p), []).append(result)
     total, done, ready = sum(weights[p] for _, p in waiting), 0.0, count - len(waiting)
     try:
         while waiting or under_way:
@@ -200,27 +224,28 @@ def run(
 
 
 def final_loss(result: Mapping[str, Any]) -> float | None:
-    return result["points"][-1]["loss"] if result["points"] else None
+    """None where it failed."""
+    return result["points"][-1]["loss"] if result["points"] and not result.get("failure") else None
 
 
 def _best(results: Sequence[Record]) -> Record:
     """The one of the lowest final loss; a failing one if all failed."""
     if len(results) == 1:
         return results[0]
-    tried = sorted([{"lr": one["lr"], "loss": final_loss(one)} for one in results], key=lambda one: float(one["lr"]))
-    best = min(results, key=lambda one: (one["points"] == [], final_loss(one) or 0.0))
-    return {**best, "tried": tried}
+    tried = [{"lr": one["lr"], "loss": final_loss(one), "failure": one.get("failure")} for one in results]
+    best = min(results, key=lambda one: (final_loss(one) is None, final_loss(one) or float(one["lr"])))
+    return {**best, "tried": sorted(tried, key=lambda one: float(one["lr"]))}
 
 
 def complete(results: Iterable[Mapping[str, Any]]) -> bool:
-    """Has every configuration been trained, with every learning rate?"""
-    rates = [one for result in results for one in result.get("tried", [{"loss": final_loss(result)}])]
-    return all(one["loss"] is not None for one in rates)
+    """Has every configuration been trained with every learning rate, to its end or until it diverged?"""
+    tried = [one for result in results for one in result.get("tried", [result])]
+    return all((one.get("failure") or "diverged").startswith("diverged") for one in tried)
 
 
 def _sentence(result: Mapping[str, Any]) -> str:
-    head = f"{result['strategy']}, {result['ranks']} ranks, lr {result['lr']:.4g}"
-    if not result["points"]:
+    head = f"{result['strategy']}, {counted(result['ranks'], 'rank')}, lr {result['lr']:.4g}"
+    if result.get("failure"):
         return f"{head}: FAILED: {result['failure']}"
     last = result["points"][-1]
     accuracy = f", accuracy {100 * last['accuracy']:.2f} %" if "accuracy" in last else ""

@@ -49,7 +49,7 @@ def target_of(comparison: Comparison, results: Iterable[Mapping[str, Any]]) -> f
 def row(result: Mapping[str, Any], target: float | None) -> Record:
     """A configuration in one line of the table; a failing one has its reason alone."""
     made: Record = {key: result.get(key) for key in ("strategy", "ranks", "batch_size", "lr", "seconds", "failure")}
-    if result["points"]:
+    if result["points"] and not made["failure"]:
         last = result["points"][-1]
         ranks, clock = result["ranks"], last["exposed_communication_seconds"] + last["compute_seconds"]
         made |= {key: last.get(key) for key in _ROW if key in last}
@@ -87,6 +87,7 @@ def table(rows: Sequence[Mapping[str, Any]], target: float | None) -> str:
              for line in cells]  # fmt: skip
     if target is not None:
         lines.append(f"target: a validation loss of {target:.4f}")
+    lines.append("messages: a rank's in a step; what it sends to one partner goes in several, the chunks of a model")
     return "\n".join(lines)
 
 
@@ -131,9 +132,9 @@ def _draw(runs: Sequence[Record], target: float | None, folder: str) -> None:
     trained = [one for one in runs if one["points"]]
     try:
         for p in sorted({one["ranks"] for one in trained}):
-            curves = [one for one in trained if one["ranks"] == p]
+            curves = [one for one in runs if one["ranks"] == p]
             plots.comparison_curves(curves, os.path.join(folder, f"curves-p{p}.png"))
         if trained:
-            plots.comparison_scaling(trained, target, os.path.join(folder, "scaling.png"))
+            plots.comparison_scaling(runs, target, os.path.join(folder, "scaling.png"))
     except ImportError as error:
         warnings.warn(str(error), stacklevel=3)
