@@ -6,12 +6,14 @@ trainer.stop = True, on any rank, ends training after the epoch. Files are writt
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -316,30 +318,49 @@ class Checkpoint(_Monitor):
 
 
 class _FileLogger(Callback):
-    """A text file of one line an epoch; a resumed run writes the earlier epochs again."""
+    """A text file of one line an epoch; a resumed run writes the earlier epochs again.
+
+    Where it cannot be written, as on a full disk, a warning says so once, `failure` says why, and training goes on.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        self.failure: str | None = None
         self._file: IO[str] | None = None
+
+    def _write(self, lines: Callable[[], str], opened: bool = False) -> None:
+        """Write what `lines` gives; opened: to a new file."""
+        try:
+            if opened:
+                self._file = open(self.path, "w", encoding="utf-8", newline="")
+            if self._file is not None:
+                self._file.write(lines())
+                self._file.flush()
+        except OSError as error:
+            file, self._file = self._file, None
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+            self.failure = f"{self.path}: this log ends here: {error.strerror or error}"
+            warnings.warn(self.failure, stacklevel=3)
 
     def line(self, record: Record, first: bool) -> str:
         raise NotImplementedError
 
     def on_fit_begin(self, trainer: Trainer) -> None:
         if trainer.rank == 0:
-            self._file = open(self.path, "w", encoding="utf-8", newline="")
-            for i, record in enumerate(trainer.history.epochs):
-                self._file.write(self.line(record, i == 0))
-            self._file.flush()
+            self.failure = None
+            records = list(enumerate(trainer.history.epochs))
+            self._write(lambda: "".join(self.line(record, i == 0) for i, record in records), opened=True)
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
         if self._file is not None:
-            self._file.write(self.line(record, len(trainer.history) == 1))
-            self._file.flush()
+            self._write(lambda: self.line(record, len(trainer.history) == 1))
 
     def on_fit_end(self, trainer: Trainer) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # all lines have been flushed
+                self._file.close()
             self._file = None
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gossipgrad import show
 from gossipgrad.errors import counted
 from gossipgrad.files import write_atomically
 
@@ -63,6 +64,22 @@ def number_names(
     names += ["train_accuracy"] if classes else []
     names += [f"validation.{one}" for one in validation]
     return names + [f"validation_replicas.{rank}.{one}" for one in replica for rank in range(replicas)]
+
+
+# Of a record, in a notebook.
+_SHOWN = (
+    "epoch",
+    "train_loss",
+    "train_accuracy",
+    "validation.loss",
+    "validation.accuracy",
+    "learning_rate",
+    "seconds",
+    "virtual_seconds",
+    "samples_per_second",
+    "bytes_sent",
+    "consensus_distance",
+)
 
 
 def ordered(record: Mapping[str, Any]) -> Record:
@@ -136,6 +153,12 @@ class History:
 
     def __repr__(self) -> str:
         return f"<History of {counted(len(self), 'epoch')} on {counted(self.ranks, 'rank')}>"
+
+    def _repr_html_(self) -> str:
+        keys = [key for key in _SHOWN if self.epochs and key in flat(self.last)]
+        rows = [[flat(record).get(key) for key in keys] for record in self.epochs]
+        about = f"{self.model.get('name', 'training')} on {counted(self.ranks, 'rank')}"
+        return show.table(f"{about}: {counted(len(self), 'epoch')}", keys, rows)
 
     def to_dict(self) -> Record:
         """The report: schema 1 of docs/report.md."""

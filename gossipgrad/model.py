@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, safetensors
+from gossipgrad import _core, safetensors, show
 from gossipgrad.errors import CheckpointError, choice, integer
 from gossipgrad.layers import KINDS, Layer, Node
 
@@ -142,7 +142,7 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.input_shape} -> {self.output_shape}, {self.parameters:,} parameters>"
 
-    def summary(self) -> str:
+    def summary(self) -> show.Text:
         """A table of the layers: name, kind, inputs, output shape, parameters, multiply-adds of one sample."""
         rows = [("layer", "kind", "from", "output", "parameters", "multiply-adds")]
         total = 0
@@ -160,7 +160,11 @@ class Model:
             ]
             lines.append("  ".join(cells).rstrip())
         rule = "-" * max(map(len, lines))
-        return "\n".join([f"{self.name}: input {self.input_shape}", lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        head = f"{self.name}: input {self.input_shape}"
+        return show.Text("\n".join([head, lines[0], rule, *lines[1:-1], rule, lines[-1]]))
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     # weights
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING
 
 from gossipgrad._launch import launcher_rank, launcher_world_size
@@ -25,8 +26,28 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-def epoch_line(record: Record, epochs: int) -> str:
-    """One epoch in words."""
+def waiting(records: Iterable[Record]) -> float:
+    """The share of the ranks' time, the mean over ranks, in which they waited for messages."""
+    records = list(records)
+    waited = sum(record["exposed_communication_seconds"] for record in records)
+    if any("virtual_seconds" in record for record in records):
+        whole = waited + sum(record["compute_seconds"] for record in records)
+    else:
+        whole = sum(record["seconds"] for record in records)
+    return float(waited / whole) if whole else 0.0
+
+
+def simulated(records: Iterable[Record], circumstances: bool) -> str:
+    """The virtual seconds and the share of waiting, as ", 0.39 virtual s, 10.4 % of it waiting"; "" for plain ranks."""
+    records = list(records)
+    share = f"{100 * waiting(records):.1f} % of it waiting"
+    if any("virtual_seconds" in record for record in records):
+        return f", {sum(record.get('virtual_seconds', 0.0) for record in records):.4g} virtual s, {share}"
+    return f", {share}" if circumstances else ""
+
+
+def epoch_line(record: Record, epochs: int, circumstances: bool = False) -> str:
+    """One epoch in words; circumstances: stragglers or a network are simulated."""
     parts = [f"loss {record['train_loss']:.4f}"]
     if "train_accuracy" in record:
         parts.append(f"training accuracy {100 * record['train_accuracy']:.2f} %")
@@ -41,7 +62,7 @@ def epoch_line(record: Record, epochs: int) -> str:
             parts.append(f"rank {i} {100 * replica['accuracy']:.2f} %")
     parts.append(f"lr {record['learning_rate']:.3g}")
     parts.append(f"{record['samples_per_second']:,.0f} samples/s")
-    parts.append(f"{record['seconds']:.2f} s")
+    parts.append(f"{record['seconds']:.2f} s{simulated([record], circumstances)}")
     parts.append(f"consensus distance {record['consensus_distance']:.2g}")
     return f"epoch {record['epoch']}/{epochs}: {', '.join(parts)}"
 
@@ -61,6 +82,11 @@ def columns() -> int:
     """Of the terminal on which a person watches; a launcher gives its ranks one without a width."""
     width = os.environ.get("GOSSIPGRAD_TERMINAL", "") if launcher_world_size() is not None else ""
     return int(width) if width.isdecimal() and int(width) > 1 else shutil.get_terminal_size().columns
+
+
+def in_notebook(file: IO[str]) -> bool:
+    """Whether the file is a notebook's cell, where a carriage return begins the line anew as on a terminal."""
+    return type(file).__module__.partition(".")[0] == "ipykernel"
 
 
 class Bar:
@@ -106,24 +132,33 @@ class Bar:
 
 
 class ProgressBar(Callback):
-    """A bar with rate and estimated time left on a terminal; one line an epoch where the output is no terminal."""
+    """A bar with rate and estimated time left on a terminal and in a notebook; elsewhere one line an epoch."""
 
     def __init__(self, file: IO[str] | None = None) -> None:
         self._file = file
         self._shown = False
         self._epochs = 0
         self._line_due = 0.0
+        self._width = 0  # of the line that is drawn
 
     @property
     def file(self) -> IO[str]:
         return self._file if self._file is not None else sys.stdout
 
     def _terminal(self) -> bool:
-        return on_terminal(self.file)
+        return on_terminal(self.file) or in_notebook(self.file)
+
+    def _draw(self, line: str) -> None:
+        """Write over the line that was there; a notebook knows no sequence that clears one."""
+        rest = "\x1b[K"
+        if in_notebook(self.file):
+            rest = " " * max(self._width - len(line), 0) + ("" if line else "\r")
+        self.file.write(f"\r{line}{rest}")
+        self._width = len(line)
 
     def _clear(self) -> None:
         if self._shown:
-            self.file.write("\r\x1b[K")
+            self._draw("")
             self._shown = False
 
     def say(self, text: str) -> None:
@@ -151,14 +186,15 @@ class ProgressBar(Callback):
         columns_here = columns()
         width = min(max(columns_here - len(head) - len(numbers) - 6, 0), 40)
         bar = f" [{'#' * round(done * width):.<{width}}]" if width >= 5 else ""
-        self.file.write(f"\r{head}{bar} {numbers}"[:columns_here] + "\x1b[K")
+        self._draw(f"{head}{bar} {numbers}"[:columns_here])
         self.file.flush()
         self._shown = True
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
         if trainer.rank == 0:
             self._clear()
-            print(epoch_line(record, trainer.last_epoch), file=self.file, flush=True)
+            circumstances = trainer.straggler is not None or trainer.network is not None
+            print(epoch_line(record, trainer.last_epoch, circumstances), file=self.file, flush=True)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         self._clear()

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, _stall, agreement, cluster, environment, fingerprint, notices, optim, strategies
+from gossipgrad import _core, _stall, agreement, cluster, environment, fingerprint, notices, optim, show, strategies
 from gossipgrad.errors import choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
 from gossipgrad.literals import BACKENDS, DEVICES, DTYPES, LOSSES, Backend, Device, DType, Loss
@@ -233,9 +233,19 @@ class Replicas:
         return dict(self.core.tuning())
 
     def __repr__(self) -> str:
-        return (
-            f"<Trainer of {self.net.name} by {self.strategy.name} on {counted(self.size, 'rank')} ({self.team.kind})>"
-        )
+        ranks = counted(self.size, "rank")
+        return f"<Trainer of {self.net.name} by {self.strategy.name} on {ranks} ({self.team.kind})>"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "network": repr(self.net)[1:-1],
+            "strategy": ", ".join(f"{key}={show.cell(value)}" for key, value in self.strategy_settings().items()),
+            "optimizer": repr(self.optimizer),
+            "loss": self.loss,
+            "ranks": f"{counted(self.size, 'rank')} ({self.team.kind}), {counted(self.threads, 'thread')} each",
+            "done": f"{counted(self.epoch, 'epoch')}",
+        }
+        return show.pairs(repr(self)[1:-1], facts)
 
     # ---- the compiled trainer
 

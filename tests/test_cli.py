@@ -132,6 +132,31 @@ def test_train_writes_all_it_was_asked_for(capsys, tmp_path):
     assert not [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
 
 
+def test_one_epoch_is_no_epochs(capsys):
+    _, out, _ = cli_run(capsys, "train", *QUICK, "--epochs", 1)
+    assert "done: 1 epoch in " in out and "1 rank, 1 thread each" in out
+    assert repr(gg.History(epochs=[{}])) == "<History of 1 epoch on 1 rank>"
+
+
+def test_simulated_circumstances_are_shown(capsys):
+    """Both clocks, and what part of the virtual one is waiting, as it is in the report."""
+    words = "--virtual-ranks 4 --latency 1e-2 --bandwidth 1e8 --compute-time 0.05 --strategy allreduce".split()
+    code, out, err = cli_run(capsys, "train", *QUICK, *words)
+    assert code == 0, err
+    lines = [line for line in out.splitlines() if line.startswith(("epoch ", "done: "))]
+    clocks = re.compile(r"[0-9.]+ s(?: of training)?, ([0-9.e+]+) virtual s, ([0-9.]+) % of it waiting")
+    found = [clocks.search(one) for one in lines]
+    seconds, shares = ([float(one[i]) for one in found] for i in (1, 2))
+    assert len(lines) == 3 and seconds[2] == pytest.approx(seconds[0] + seconds[1], rel=1e-3)
+    # 10 steps; a reduce-scatter and an all-gather, each of three quarters of the model over a rank's link
+    steps = 2000 / 4 / 50
+    exchange = 2 * (1e-2 + 3 * 4 * gg.models.mlp().parameters / 4 / 1e8)
+    assert seconds[0] == pytest.approx(steps * (0.05 + exchange), rel=0.01)
+    assert shares[0] == pytest.approx(100 * exchange / (0.05 + exchange), abs=1)
+    _, out, _ = cli_run(capsys, "train", *QUICK)
+    assert "waiting" not in out and "virtual" not in out
+
+
 def test_quiet_prints_nothing(capsys):
     assert cli_run(capsys, "train", *QUICK, "--quiet") == (0, "", "")
 
@@ -174,6 +199,18 @@ def test_resume_goes_on(capsys, tmp_path):
         ("train --model vgg", 2, "--model: invalid choice: 'vgg'"),
         ("train --dataset cifar", 2, "invalid choice: 'cifar'"),
         ("train --strategy ring", 2, "invalid choice: 'ring'"),
+        ("train --epoch 3", 2, "unrecognized arguments: --epoch 3; did you mean '--epochs'? (see gossipgrad train"),
+        ("train --learning-rate=3", 2, "did you mean '--lr'?"),
+        ("bench --batchsize 3", 2, "did you mean '--batch-size'?"),
+        ("train --zzzzzz", 2, "unrecognized arguments: --zzzzzz (see"),
+        ("train --strategy gosipgrad", 2, "did you mean 'gossipgrad'?"),
+        ("train --model lenet5", 2, "did you mean 'lenet'?"),
+        ("train --dataset minst", 2, "did you mean 'mnist'?"),
+        ("train --loss mse", 2, "did you mean 'mean_squared_error'?"),
+        ("trian", 2, "did you mean 'train'?"),
+        ("train --bucket-bytes 99999999999999999999", 2, "bucket_bytes=99999999999999999999: allowed: "),
+        ("train --epochs 99999999999999999999", 2, "--epochs 99999999999999999999: allowed: at most"),
+        ("train --warmup 99999999999999999999", 2, "warmup=99999999999999999999: allowed"),
         ("train --strat allreduce", 2, "unrecognized arguments: --strat"),
         ("train --strategy allreduce --staleness 1", 2, "staleness: not an option of strategy='allreduce'"),
         ("train --period 5", 2, "; period is one of periodic-allreduce, elastic-averaging, parameter-server"),
@@ -188,7 +225,7 @@ def test_resume_goes_on(capsys, tmp_path):
         ("train --checkpoint /", 2, "is a folder"),
         ("train --data .", 2, "--data .: --dataset mnist-10k has no files"),
         ("train --dataset mnist --data /nowhere", 1, "data: no such folder: '/nowhere'"),
-        ("train --model mlp", 1, "samples of shape (1, 28, 28), but the network's input is (28,)"),
+        ("train --model mlp --dataset mnist-10k", 1, "samples of shape (1, 28, 28), but the network's input is (28,)"),
         ("train --batch-size 10001", 1, "batch_size=10001: the smallest shard has 10000"),
         ("train --virtual-ranks 7 --batch-size 1429", 1, "the smallest shard has 1428 samples"),
         ("train --resume /nowhere", 1, "/nowhere: No such file"),
@@ -259,6 +296,39 @@ def test_mnist_files_by_option(capsys, tmp_path):
     assert code == 1 and "train-images-idx3-ubyte: truncated" in err and len(err.splitlines()) == 1
 
 
+FULL = "/dev/full"  # a device whose disk is always full
+
+
+def test_a_failing_output_costs_no_other(capsys, tmp_path):
+    """Each is written or not by itself; what was not is named at the end, with exit code 1."""
+    names = ("report", "trace", "log-csv", "log-jsonl")
+    for failing in names:
+        folder = tmp_path / failing
+        folder.mkdir()
+        paths = {name: str(folder / name) for name in (*names, "checkpoint")} | {failing: FULL}
+        options = [word for name, path in paths.items() for word in (f"--{name}", path)]
+        code, out, err = cli_run(capsys, "train", *QUICK, *options)
+        assert code == 1 and "done: 2 epochs" in out
+        last = err.splitlines()[-1]
+        assert last.startswith("gossipgrad: error: ") and FULL in last and "No space left" in last, err
+        assert {p.name for p in folder.iterdir()} >= {*names, "checkpoint"} - {failing}
+        assert all((folder / name).stat().st_size for name in names if name != failing)
+        assert gg.Trainer.load(folder / "checkpoint").epoch == 2
+        if failing.startswith("log"):
+            assert err.count(FULL) == 2 and "warning" in err.splitlines()[0]  # when it happens, and at the end
+
+
+def test_a_log_that_fails_ends_no_training(tmp_path):
+    """In Python as well: one warning, and `failure` says why."""
+    train, _ = gg.data.synthetic((4,), 3, 40, 8)
+    log = gg.CSVLogger(FULL)
+    trainer = gg.Trainer(gg.Sequential([gg.Linear(3)], input=(4,)))
+    with pytest.warns(UserWarning, match="/dev/full: this log ends here: No space left") as warned:
+        history = trainer.fit(train, epochs=3, batch_size=10, callbacks=[log], progress=False)
+    assert len(history) == 3 and "No space left" in log.failure
+    assert sum("this log ends" in str(one.message) for one in warned) == 1
+
+
 # ---- processes
 
 
@@ -316,7 +386,10 @@ def test_ctrl_c_ends_all_ranks(tmp_path):
 def test_ranks_print_and_fail_once(mpirun):
     done = mpirun(3, ["-m", "gossipgrad", "train", *QUICK])
     assert done.stdout.count("epoch 2/2") == 1 and "\r" not in done.stdout
-    assert "3 ranks under MPI" in done.stdout and done.stderr == ""
+    assert "3 ranks under MPI" in done.stdout and done.stderr == "" and "waiting" not in done.stdout
+    late = ["--straggler-probability", "0.5", "--straggler-delay", "0.01"]
+    done = mpirun(3, ["-m", "gossipgrad", "train", *QUICK, *late])
+    assert len(re.findall(r" s(?: of training)?, [0-9.]+ % of it waiting", done.stdout)) == 3, done.stdout
     done = mpirun(3, ["-m", "gossipgrad", "train", *QUICK, "--lr", "1e30"], check=False)
     assert done.returncode != 0 and done.stderr.count("gossipgrad: error: the loss is") == 1
     done = mpirun(3, ["-m", "gossipgrad", "train", "--lr", "x"], check=False)

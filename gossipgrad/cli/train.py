@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from gossipgrad import _failure, _launch, models, outputs
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cli.options import (
+    FAILURE,
     UsageError,
     add_circumstances,
     add_data,
@@ -30,6 +32,7 @@ from gossipgrad.errors import HIGHEST, counted, number
 from gossipgrad.history import History
 from gossipgrad.literals import LOSSES
 from gossipgrad.loop import check_batch
+from gossipgrad.progress import simulated
 from gossipgrad.trainer import Trainer
 
 TRACE_SPANS = 200_000  # kept a rank
@@ -81,14 +84,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
     chosen: list[Callback] = [StopOnNaN()]
-    if arguments.log_csv:
-        chosen.append(CSVLogger(arguments.log_csv))
-    if arguments.log_jsonl:
-        chosen.append(JSONLLogger(arguments.log_jsonl))
     if arguments.early_stopping is not None:
         chosen.append(checked(lambda: EarlyStopping(patience=arguments.early_stopping)))
     if arguments.checkpoint:
         chosen.append(Checkpoint(arguments.checkpoint))
+    if arguments.log_csv:  # after the checkpoint, which matters more
+        chosen.append(CSVLogger(arguments.log_csv))
+    if arguments.log_jsonl:
+        chosen.append(JSONLLogger(arguments.log_jsonl))
     return chosen
 
 
@@ -159,14 +162,20 @@ def train(arguments: argparse.Namespace) -> int:
         progress=not arguments.quiet,
         resume=arguments.resume,
     )
-    if arguments.report and trainer.rank == 0:
-        history.write(arguments.report)
-    if arguments.trace:
-        trainer.write_trace(arguments.trace)
+    lost = [one.failure for one in callbacks if isinstance(one, (CSVLogger, JSONLLogger)) and one.failure is not None]
+    for key, write in (("report", history.write), ("trace", trainer.write_trace)):
+        path_given = getattr(arguments, key)
+        if path_given and (key == "trace" or trainer.rank == 0):  # a trace is gathered from all ranks
+            try:
+                write(path_given)
+            except OSError as error:
+                lost.append(f"{option_of(key)} {path_given}: not written: {error.strerror or error}")
     if speaks:
-        print(_closing(history, arguments), flush=True)
+        print(_closing(history, arguments, trainer.straggler is not None or trainer.network is not None), flush=True)
     trainer.close()
-    return 0
+    for line in lost:
+        print(f"gossipgrad: error: {line}", file=sys.stderr, flush=True)
+    return FAILURE if lost else 0
 
 
 class _Headline(Callback):
@@ -180,9 +189,9 @@ class _Headline(Callback):
 
 
 def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> str:
-    ranks = "1 rank" if trainer.size == 1 else f"{trainer.size} ranks"
+    ranks = counted(trainer.size, "rank")
     where = {"mpi": " under MPI", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
-    threads = "1 thread" if trainer.threads == 1 else f"{trainer.threads} threads"
+    threads = counted(trainer.threads, "thread")
     settings, shown = trainer.strategy_settings(), ("topology", "exchange_used")
     how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
     words = f" ({', '.join(how)})" if how else ""
@@ -193,11 +202,12 @@ def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> 
     )
 
 
-def _closing(history: History, arguments: argparse.Namespace) -> str:
+def _closing(history: History, arguments: argparse.Namespace, circumstances: bool) -> str:
     if not history.epochs:
         return "nothing to do"
     last = history.last
-    parts = [f"done: {counted(len(history), 'epoch')} in {sum(history['seconds']):.1f} s of training"]
+    seconds = f"{sum(history['seconds']):.1f} s of training{simulated(history, circumstances)}"
+    parts = [f"done: {counted(len(history), 'epoch')} in {seconds}"]
     if "accuracy" in last.get("validation", {}):
         parts.append(f"validation accuracy {100 * last['validation']['accuracy']:.2f} %")
     parts += [
