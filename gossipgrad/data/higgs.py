@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,9 @@ def read(path: str | os.PathLike[str]) -> Dataset:
             names = file.readline().strip().split(",")
             if len(names) != 1 + FEATURES or names[0] in ("0", "1") or names[0][:1].isdigit():
                 raise DataError(f"{path}: its first line is no line of {1 + FEATURES} names. Wanted: {_WANTED}")
-            table = np.loadtxt(file, np.float32, delimiter=",", ndmin=2)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a file without lines, which is an error below
+                table = np.loadtxt(file, np.float32, delimiter=",", ndmin=2)
     except (OSError, EOFError, ValueError) as error:
         if isinstance(error, DataError):
             raise
