@@ -104,7 +104,7 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     global _reported
     size, rank = launched_size(), launched_rank()
     alike = not isinstance(error, _core.CommunicationError)
-    again, _reported = _reported, True  # an error while this process reports one must not wait for itself
+    again, _reported = _reported, size > 1  # an error while this process reports one must not wait for itself
     if size > 1 and getattr(error, "of_rank", None) is not None and not again:
         time.sleep(3 * HEAD_START)  # the rank that the error is of shows where it came from
     elif size > 1 and rank > 0 and alike and not again:
