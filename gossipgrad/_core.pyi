@@ -251,7 +251,7 @@ def push_sum_scalar(
     """The push-sum scalar of `rank` before `step`: 1 before step 0, the sum over the ranks always `size`."""
 
 def permutation(seed: int, purpose: str, n: int) -> NDArray[np.uint32]:
-    """0 to n - 1 in an order drawn by seed and purpose: split order."""
+    """0 to n - 1 in an order drawn by seed and purpose: split order validation."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...

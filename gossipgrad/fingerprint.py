@@ -64,37 +64,49 @@ def _plain(targets: NDArray[Any]) -> NDArray[Any]:
     return targets.astype(np.float64, copy=False) if targets.dtype.kind == "f" else np.asarray(targets, str)
 
 
-def samples(rows: NDArray[Any]) -> str:
+def _array(rows: NDArray[Any] | Dataset) -> NDArray[Any]:
+    return rows.samples if isinstance(rows, Dataset) else rows
+
+
+def samples(rows: NDArray[Any] | Dataset) -> str:
     """A checksum of some rows, evenly spread; the same ones on every rank."""
-    size = max(1, rows[:1].nbytes)
+    size = max(1, _array(rows[:1]).nbytes)
     count = min(len(rows), ROWS, max(1, BYTES // size))
     chosen = np.linspace(0, len(rows) - 1, count).astype(np.int64)
-    return checksum(rows[chosen])
+    return checksum(_array(rows[chosen]))
 
 
-def data(one: Dataset | None) -> dict[str, Any] | str:
+def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
     """Of a data set: its sizes, a checksum of all targets and one of some samples. None: "none".
 
-    Of sets that are sharded already, of which each rank has its own part, the shapes alone.
+    sharded: each rank has its own part, of which the shapes alone are compared.
     """
     if one is None:
         return "none"
     facts: dict[str, Any] = {"shape of a sample": one.shape, "scale": one.scale, "shift": one.shift}
-    facts["type of samples"] = str(one.samples.dtype)
-    if getattr(one, "sharded", False):
-        return facts | {"sharded": True, "shape of a target": one.targets.shape[1:]}
-    facts |= {"number of samples": len(one), "sharded": False}
+    facts |= {"type of samples": str(one.dtype), "sharded": sharded, "weighted": one.sample_weight is not None}
+    if sharded:
+        return facts | {"shape of a target": one.targets.shape[1:]}
+    facts["number of samples"] = len(one)
     facts["targets"] = lambda: checksum(_plain(one.targets))
-    facts["some of the samples"] = lambda: samples(one.samples)
+    facts["some of the samples"] = lambda: samples(one)
+    if one.sample_weight is not None:
+        facts["weights"] = checksum(one.sample_weight)
     return facts
 
 
-def array(values: NDArray[Any]) -> dict[str, Any]:
-    """Of samples without targets."""
-    return {
-        "shape": values.shape,
-        "some of the samples": lambda: samples(values) if values.ndim and len(values) else "",
-    }
+def inputs(values: NDArray[Any] | Dataset) -> dict[str, Any]:
+    """Of samples without targets; at least one."""
+    return {"shape": (len(values), *_array(values[:1]).shape[1:]), "some of the samples": lambda: samples(values)}
+
+
+def class_weight(given: Any) -> str:
+    """Of fit's class_weight, in the form that the caller gave it."""
+    if given is None or isinstance(given, str):
+        return str(given)
+    if isinstance(given, Mapping):
+        return ", ".join(sorted(f"{key}: {float(value)}" for key, value in given.items()))
+    return ", ".join(str(float(value)) for value in np.asarray(given))
 
 
 def callbacks(actors: Iterable[Callback]) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 
 from gossipgrad import _core, agreement
 from gossipgrad.callbacks import Callback, Progress, ReduceOnPlateau, StopOnNaN, call, check
-from gossipgrad.data.arrays import Dataset
 from gossipgrad.history import Record, number_names, ordered
 from gossipgrad.progress import ProgressBar
 from gossipgrad.replicas import Replicas
 from gossipgrad.schedules import Plateau, Schedule
+from gossipgrad.strategies import Strategy
 
 CHUNK = 0.2  # seconds of training between looks at signals and progress
 # Seconds of training between steps at which all ranks ask whether a callback of one has failed, and the first such
@@ -22,21 +22,33 @@ MEET = 30.0
 FIRST_MEETING = 16
 
 
-def check_batch(train: Dataset, ranks: int, batch_size: int) -> None:
-    """ValueError unless every rank's shard of the set has a batch."""
-    if len(train) < ranks:
-        raise ValueError(f"train has {len(train)} samples for {ranks} ranks; allowed: at least one a rank")
-    smallest = len(train) // ranks
-    if batch_size > smallest:
+def check_sharded(sharded: bool, shard: str, strategy: Strategy, ranks: int) -> None:
+    """ValueError where a strategy cannot train on parts that the ranks bring themselves."""
+    if not sharded:
+        return
+    if shard != "interleaved":
+        raise ValueError(f"shard={shard!r}: not with sharded=True, where every rank brings its own shard")
+    if getattr(strategy, "shuffle_samples", False):
+        raise ValueError("sharded=True: not with shuffle_samples=True, for which every rank wants the whole set")
+    if strategy.workers(ranks) < ranks:
+        raise ValueError(f"sharded=True: allowed where all ranks train; here {strategy.workers(ranks)} of {ranks} do")
+
+
+def check_batch(sizes: Sequence[int], batch_size: int, sharded: bool = False) -> None:
+    """ValueError unless every rank's shard has a sample, and the smallest one (the largest, if `sharded`) a batch."""
+    if min(sizes) < 1:
+        raise ValueError(f"train has {sum(sizes)} samples for {len(sizes)} ranks; allowed: at least one a rank")
+    which, most = ("largest", max(sizes)) if sharded else ("smallest", min(sizes))
+    if batch_size > most:
         raise ValueError(
-            f"batch_size={batch_size}: the smallest shard has {smallest} samples "
-            f"({len(train)} over {ranks} ranks); allowed: 1..{smallest}"
+            f"batch_size={batch_size}: the {which} shard has {most} samples "
+            f"({sum(sizes)} over {len(sizes)} ranks); allowed: 1..{most}"
         )
 
 
-def steps_of_epoch(samples: int, workers: int, batch_size: int) -> int:
-    """Steps in which the largest shard of the set is trained on once."""
-    return math.ceil(math.ceil(samples / workers) / batch_size)
+def steps_of_epoch(sizes: Sequence[int], batch_size: int) -> int:
+    """Steps in which the largest shard is trained on once."""
+    return math.ceil(max(sizes) / batch_size)
 
 
 def with_defaults(callbacks: Callback | Iterable[Callback], progress: bool, schedule: Schedule) -> list[Callback]:
@@ -61,7 +73,7 @@ class Loop:
         callbacks: list[Callback],
         steps: int,
         batch_size: int,
-        validation: _core.Dataset | None,
+        validation: _core.Dataset | list[_core.Dataset] | None,
         validate_replicas: bool,
         measure: Callable[[], Record],
     ) -> None:

@@ -64,9 +64,9 @@ def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) 
     what = one_sided(train.targets, workers)
     if what is not None:
         warnings.warn(
-            f"train: {what}: the samples look sorted by class, and ranks train on contiguous shards. Put the "
-            "samples into a random order, the same on every rank, or let them move (shuffle_samples=True, where "
-            "the strategy has it)",
+            f"train: {what}: the samples look sorted by class, and shard='contiguous' gives each rank a run of them. "
+            "shard='interleaved' divides them evenly; or let them move (shuffle_samples=True, where the strategy has "
+            "it)",
             stacklevel=3,
         )
 

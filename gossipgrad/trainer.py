@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,9 @@ from gossipgrad import (
 )
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.callbacks import Callback
-from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, targets_array
-from gossipgrad.errors import CheckpointError, flag, integer
+from gossipgrad.data import given
+from gossipgrad.data.arrays import Dataset, samples_array, shape_hint, targets_array
+from gossipgrad.errors import CheckpointError, choice, flag, integer
 from gossipgrad.history import History, Record
 from gossipgrad.literals import Backend
 from gossipgrad.metrics import Metrics, named
@@ -85,7 +86,10 @@ class Trainer(Replicas):
     def fit(
         self,
         train: Any,
+        y: Any = None,
+        *,
         validation: Any = None,
+        validation_split: float | int | None = None,
         epochs: int = 1,
         batch_size: int = 64,
         callbacks: Callback | Iterable[Callback] = (),
@@ -93,15 +97,38 @@ class Trainer(Replicas):
         shuffle: bool = True,
         progress: bool = True,
         resume: str | os.PathLike[str] | None = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        shard: Literal["interleaved", "contiguous"] = "interleaved",
+        sharded: bool = False,
     ) -> History:
         """Train for `epochs` epochs and return the history (all epochs of this trainer).
 
-        train, validation  a gossipgrad.data.Dataset or (samples, targets). Every rank gives the whole set and trains on
-                           its shard of it, a contiguous part, so samples should come in a random order (a warning
-                           says when they look sorted by class); the consensus model is validated: the replicas'
-                           mean, or the centre of ElasticAveraging and ParameterServer.
+        train, y           fit(x, y) with two arrays, fit((x, y)), or fit(data) with a gossipgrad.data.Dataset. Every
+                           rank gives the whole set and trains on its shard of it; see `shard`.
                            uint8 samples are not scaled unless by their Dataset (a warning says so): pixels want
                            gg.data.Dataset(x, y, scale=1/255).
+        validation         (x, y) or a Dataset. The consensus model is validated, on a set that is split over the ranks:
+                           the replicas' mean, or the centre of ElasticAveraging and ParameterServer. It may also be
+                           the second positional argument, behind a pair or a Dataset. Its loss is weighted only by
+                           weights of its own.
+        validation_split   instead of it: a share in 0..1, or a number of samples, of train that is set aside to
+                           validate on, drawn by the trainer's seed. Samples are not copied.
+        sample_weight      what each sample's loss counts, (n,), at least 0. The loss of a batch is
+                           sum(weight * loss) / samples: not divided by the sum of the weights, as PyTorch's weighted
+                           cross-entropy is, so that it does not matter which samples share a batch or a rank.
+        class_weight       the same by class: {class: weight}, where others have 1; one a class; or "balanced",
+                           inversely to how often classes occur, with a mean of 1. Multiplied with weights of the
+                           samples. Both are for training alone.
+        shard              "interleaved": of each p samples in a row each of p ranks has one, which is drawn by the
+                           seed, so data that are sorted, by class or by time, or that repeat, harm no rank.
+                           "contiguous": each rank has a run of the samples; a warning says when they look sorted by
+                           class.
+        sharded            True: every rank brings its own part of train and of validation, of any size of at least one
+                           sample; in a virtual cluster train, y and validation are lists with one entry a rank. All
+                           ranks make the steps that the largest part needs; a smaller one is divided evenly among
+                           them, so every sample is seen once an epoch, or, where a rank has fewer samples than
+                           steps, as evenly as can be. Not with shuffle_samples, nor with ranks that only serve.
         batch_size         samples a rank and step.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
@@ -113,24 +140,46 @@ class Trainer(Replicas):
         with self.agreed() as one:
             if self.fitting:
                 raise RuntimeError("fit was called within fit, by a callback; allowed: after fit has returned")
-            train_set = as_dataset(train, "train")
-            validation_set = None if validation is None else as_dataset(validation, "validation")
+            sharded, shard = flag("sharded", sharded), choice("shard", shard, given.SHARDS)
+            shapes = (self.loss, self.net.input_shape, self.net.output_shape)
+            train_set, validation_set = given.training_sets(train, y, validation, sharded, self.team.local)
+            if sample_weight is not None:
+                train_set = train_set.weighted(sample_weight)
+            if validation_split is not None:
+                if validation_set is not None:
+                    raise ValueError(f"validation_split={validation_split!r}: allowed without validation data")
+                train_set, validation_set = train_set.split(validation_split, self.seed)
+            loop.check_sharded(sharded, shard, self.strategy, self.size)
             epochs = integer("epochs", epochs, 1, 2**31 - 1)
             batch_size = integer("batch_size", batch_size, 1)
             validate_replicas = flag("validate_replicas", validate_replicas)
             shuffle = flag("shuffle", shuffle)
             if validate_replicas and validation_set is None:
                 raise ValueError("validate_replicas=True: allowed only with validation data")
-            shapes = (self.loss, self.net.input_shape, self.net.output_shape)
-            train_core = train_set.for_network(*shapes)
-            validation_core = None if validation_set is None else validation_set.for_network(*shapes)
-            loop.check_batch(train_set, self.workers, batch_size)
+            if validate_replicas and sharded:
+                raise ValueError(
+                    "validate_replicas=True: every rank wants the whole set to validate on; not with sharded=True"
+                )
+            train_core = train_set.core(*shapes)
+            validation_core = None if validation_set is None else validation_set.core(*shapes)
+            if not sharded:
+                loop.check_batch(train_set.sizes(self.workers, self.gather), batch_size)
+            if class_weight is not None:
+                train_set.check_class_weight(class_weight, self.loss, self.net.output_shape)
             actors = loop.with_defaults(callbacks, progress, self.optimizer.timing)
-            whole = "Every rank gives the same whole sets: fit divides them among the ranks"
+            whole = (
+                "Every rank gives the same whole sets: fit divides them among the ranks. "
+                "Where each brings its own part, sharded=True says so"
+            )
             one.hints = {"train, ": whole, "validation, ": whole}
             one.facts = {
-                "train": lambda: fingerprint.data(train_set),
-                "validation": lambda: fingerprint.data(validation_set),
+                "train": lambda: fingerprint.data(train_set.first, sharded),
+                "validation": lambda: fingerprint.data(
+                    None if validation_set is None else validation_set.first, sharded
+                ),
+                "validation_split": validation_split,
+                "class_weight": fingerprint.class_weight(class_weight),
+                "shard": shard,
                 "epochs": epochs,
                 "batch_size": batch_size,
                 "validate_replicas": validate_replicas,
@@ -140,35 +189,44 @@ class Trainer(Replicas):
                 "epochs done": self.epoch,
                 "steps done": self.step,
             }
-        notices.sorted_samples(self.rank, train_set, self.strategy, self.workers)
-        notices.unscaled_pixels(self.rank, train_set, validation_set)
+        sizes = train_set.sizes(self.workers, self.gather)
+        loop.check_batch(sizes, batch_size, sharded)
+        if class_weight is not None:
+            counts = train_set.class_counts(self.loss, self.net.output_shape, self.gather)
+            train_set = train_set.class_weighted(class_weight, counts, self.loss, self.net.output_shape)
+            train_core = train_set.core(*shapes)
+        if shard == "contiguous":
+            notices.sorted_samples(self.rank, train_set.first, self.strategy, self.workers)
+        notices.unscaled_pixels(self.rank, train_set.first, None if validation_set is None else validation_set.first)
         self.fit_settings = {
             "dataset": train_set.name,
-            "train_samples": len(train_set),
-            "validation_samples": 0 if validation_set is None else len(validation_set),
+            "train_samples": sum(sizes),
+            "validation_samples": 0 if validation_set is None else sum(validation_set.sizes(1, self.gather)),
             "epochs": epochs,
             "batch_size": batch_size,
             "shuffle": shuffle,
             "validate_replicas": validate_replicas,
+            "shard": "own" if sharded else shard,
+            "weighted": train_set.first.sample_weight is not None,
         }
         if resume is not None:
             checkpoint.restore(self, resume)
             notices.nothing_to_train(self.rank, os.fspath(resume), self.epoch, epochs)
         self.last_epoch = epochs if resume is not None else self.epoch + epochs
-        steps = loop.steps_of_epoch(len(train_set), self.workers, batch_size)
+        steps = loop.steps_of_epoch(sizes, batch_size)
         self.set_total(self.step + max(self.last_epoch - self.epoch, 0) * steps)
         self.describe()
         self.stop = False
         self.validating = validation_core is not None
-        self.core.begin(train_core, batch_size, shuffle)
+        self.core.begin(train_core, batch_size, shuffle, shard)
         measure = partial(self._measure, validation_set, batch_size)
         loop.Loop(self, actors, steps, batch_size, validation_core, validate_replicas, measure).run()
         self.history.weights_sha256 = self.weights_sha256()
         return self.history
 
-    def _measure(self, data: Dataset | None, batch_size: int) -> Record:
+    def _measure(self, data: given.Given | None, batch_size: int) -> Record:
         """The trainer's metrics of a set; none without one."""
-        return {} if data is None else evaluation.measure(self, [data], False, batch_size, self.metrics)
+        return {} if data is None else evaluation.measure(self, data.parts, data.sharded, batch_size, self.metrics)
 
     @collective
     def train_step(self, x: Any, y: Any) -> Any:
@@ -203,26 +261,38 @@ class Trainer(Replicas):
     def _batch(self, x: Any, what: str) -> NDArray[np.float32]:
         array = samples_array(x, what)
         if array.shape[1:] != self.net.input_shape or not len(array):
-            raise ValueError(f"{what}: shape {array.shape}, but the network wants (n, {str(self.net.input_shape)[1:]}")
+            hint = shape_hint(array.shape[1:], self.net.input_shape)
+            if array.shape == self.net.input_shape:
+                hint = "; a single sample is x[None]"
+            raise ValueError(
+                f"{what}: shape {array.shape}, but the network wants (n, {str(self.net.input_shape)[1:]}{hint}"
+            )
         return np.ascontiguousarray(array, np.float32)
 
     # ---- using the network
 
     @collective
-    def evaluate(self, data: Any, batch_size: int = 256, replicas: bool = False) -> Any:
+    def evaluate(
+        self, data: Any, y: Any = None, *, batch_size: int = 256, replicas: bool = False, sharded: bool = False
+    ) -> Any:
         """{"loss": ..., "accuracy": ...} of the consensus model; with `replicas` a list, one rank's own weights each.
 
-        The trainer's metrics are there as well (not with `replicas`). The set is split over the ranks (not with
-        `replicas`). Collective.
+        The trainer's metrics are there as well (not with `replicas`).
+        evaluate(x, y), evaluate((x, y)) or evaluate(data) with a Dataset, whose loss is weighted where it has weights.
+        All ranks give the whole set, which is split over them (not with `replicas`). sharded: every rank gives its own
+        part, as for fit; not with `replicas`. Collective.
         """
         with self.agreed() as one:
-            given = as_dataset(data, "data")
-            data_set = given.for_network(self.loss, self.net.input_shape, self.net.output_shape)
             batch_size, replicas = integer("batch_size", batch_size, 1), flag("replicas", replicas)
-            one.hints = {"data, ": "Every rank gives the same whole set: evaluate divides it among the ranks"}
-            one.facts = {"data": lambda: fingerprint.data(given), "replicas": replicas}
+            sharded = flag("sharded", sharded)
+            if replicas and sharded:
+                raise ValueError("replicas=True: every rank wants the whole set; not with sharded=True")
+            whole = given.one(data, y, "data", sharded, self.team.local)
+            data_set = whole.core(self.loss, self.net.input_shape, self.net.output_shape)
+            one.hints = {"data, ": "Every rank gives the same whole set, or its own part with sharded=True"}
+            one.facts = {"data": lambda: fingerprint.data(whole.first, sharded), "replicas": replicas}
         results = self.core.evaluate(data_set, batch_size, replicas)
-        return [dict(one) for one in results] if replicas else dict(results[0]) | self._measure(given, batch_size)
+        return [dict(one) for one in results] if replicas else dict(results[0]) | self._measure(whole, batch_size)
 
     @collective
     def predict(self, x: Any, batch_size: int = 256) -> NDArray[np.float32]:
@@ -232,17 +302,17 @@ class Trainer(Replicas):
         """
         with self.agreed() as one:
             batch_size = integer("batch_size", batch_size, 1)
-            if not isinstance(x, Dataset):
-                samples = self._batch(x, "x")
-            elif x.shape != self.net.input_shape:
-                raise ValueError(f"x: samples of shape {x.shape}, but the network's input is {self.net.input_shape}")
-            else:
-                samples = x.samples
+            samples: NDArray[np.float32] | Dataset = x if isinstance(x, Dataset) else self._batch(x, "x")
+            if isinstance(samples, Dataset) and samples.shape != self.net.input_shape:
+                raise ValueError(
+                    f"x: samples of shape {samples.shape}, but the network's input is {self.net.input_shape}"
+                    f"{shape_hint(samples.shape, self.net.input_shape)}"
+                )
             one.hints = {"x, ": "Every rank gives the same samples, and gets all outputs"}
-            one.facts = {"x": lambda: fingerprint.array(samples)}
-        if not isinstance(x, Dataset):
+            one.facts = {"x": lambda: fingerprint.inputs(samples)}
+        if not isinstance(samples, Dataset):
             return self.core.predict(samples, batch_size)
-        parts = x.batches(max(batch_size, 4096))
+        parts = samples.batches(max(batch_size, 4096))
         return np.concatenate([self.core.predict(np.ascontiguousarray(part), batch_size) for part in parts])
 
     # ---- state, at rest
@@ -423,4 +493,6 @@ _FIT_SETTINGS = (
     "batch_size",
     "shuffle",
     "validate_replicas",
+    "shard",
+    "weighted",
 )

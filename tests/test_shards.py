@@ -72,3 +72,284 @@ def test_a_part_is_trained_on_like_a_set_of_its_samples(p, strategy):
     )
     unweighted = trained(gg.Dataset(x[rows], y[rows]), p, strategy)
     assert unweighted[0] != found
+
+
+# ---- what fit trains on
+
+
+def batches_of(counts, batch):
+    """Where each rank's batches begin and end, from the definition: full batches, or as many even ones as steps."""
+    steps = -(-max(counts) // batch)
+    found = []
+    for count in counts:
+        if count >= (steps - 1) * batch:
+            ends = [min(step * batch, count - 1) for step in range(steps)] + [count]
+        else:
+            ends = [step * count // steps for step in range(steps + 1)]
+        found.append([(begin, max(end, begin + 1)) for begin, end in zip(ends[:-1], ends[1:], strict=True)])
+    return found
+
+
+@pytest.mark.parametrize(
+    "strategy", [gg.AllReduce(), gg.GossipGraD(), gg.NoExchange(), gg.LayerwiseAllReduce()], ids=str
+)
+@pytest.mark.parametrize("counts", [(9, 9, 9), (12, 5, 3), (1, 20, 8)], ids=str)
+def test_parts_of_the_ranks_own_are_trained_on_in_the_batches_that_are_said(strategy, counts):
+    """Bit for bit the steps that a loop by hand makes, of full batches or even ones; each sample once an epoch."""
+    x, y = arrays(sum(counts))
+    cuts = np.cumsum(counts)[:-1]
+    parts = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
+    by_hand = gg.Trainer(net(), strategy=strategy, comm=gg.VirtualCluster(3), seed=1)
+    for _ in range(2):
+        for bounds in zip(*batches_of(counts, 4), strict=True):
+            rows = [part[0][begin:end] for part, (begin, end) in zip(parts, bounds, strict=True)]
+            labels = [part[1][begin:end] for part, (begin, end) in zip(parts, bounds, strict=True)]
+            by_hand.train_step(rows, labels)
+    for given in (parts, [gg.Dataset(*part) for part in parts]):
+        found, last = trained(given, 3, strategy, sharded=True, shuffle=False)
+        assert found == by_hand.weights_sha256()
+        assert last["samples"] >= sum(counts) and last["steps"] == -(-max(counts) // 4)
+    xs, ys = zip(*parts, strict=True)
+    with gg.Trainer(net(), strategy=strategy, comm=gg.VirtualCluster(3), seed=1) as trainer:
+        trainer.fit(list(xs), list(ys), sharded=True, shuffle=False, epochs=2, batch_size=4, progress=False)
+        assert trainer.weights_sha256() == found
+        ids = np.concatenate([trainer.sample_ids(rank) for rank in range(3)])
+        assert ids.tolist() == list(range(sum(counts))) and trainer.audit_samples()["samples"] == sum(counts)
+
+
+@pytest.mark.parametrize("shard", ["interleaved", "contiguous"])
+def test_parts_that_are_the_shards_give_the_bits_of_the_whole_set(shard):
+    x, y = arrays(45)
+    rows = [_core.shard(45, rank, 4, 1, shard == "contiguous") for rank in range(4)]
+    for shuffle in (False, True):
+        options = {"shuffle": shuffle, "batch_size": 5, "validation": (x, y)}
+        whole, last = trained((x, y), 4, shard=shard, **options)
+        options["validation"] = [(x[part], y[part]) for part in rows]
+        parts, of_parts = trained([(x[part], y[part]) for part in rows], 4, sharded=True, **options)
+        assert whole == parts
+        assert of_parts["validation"]["accuracy"] == last["validation"]["accuracy"]
+        assert of_parts["validation"]["loss"] == pytest.approx(last["validation"]["loss"], rel=1e-6)
+
+
+def test_evaluation_of_the_ranks_own_parts():
+    x, y = arrays(30)
+    trainer = gg.Trainer(net(), comm=gg.VirtualCluster(3))
+    parts = [(x[:1], y[:1]), (x[1:22], y[1:22]), (x[22:], y[22:])]
+    whole, found = trainer.evaluate(x, y), trainer.evaluate(parts, sharded=True)
+    assert found["accuracy"] == whole["accuracy"] and found["loss"] == pytest.approx(whole["loss"], rel=1e-6)
+    assert trainer.evaluate((x, y), batch_size=7)["accuracy"] == whole["accuracy"]
+    assert trainer.evaluate(gg.Dataset(x, y)) == trainer.evaluate((x, y)) == whole
+
+
+def test_what_does_not_go_with_own_parts():
+    x, y = arrays(30)
+    parts = [(x[:10], y[:10]), (x[10:20], y[10:20]), (x[20:], y[20:])]
+
+    def fit(data=parts, strategy=None, **options):
+        with gg.Trainer(net(), strategy=strategy or gg.GossipGraD(), comm=gg.VirtualCluster(3)) as trainer:
+            trainer.fit(data, **{"sharded": True, "progress": False, "batch_size": 4} | options)
+
+    cases = [
+        (lambda: fit(strategy=gg.GossipGraD(shuffle_samples=True)), ValueError, "not with shuffle_samples=True"),
+        (
+            lambda: fit(strategy=gg.ParameterServer(dedicated=True)),
+            ValueError,
+            "allowed where all ranks train; here 2 of 3",
+        ),
+        (lambda: fit(shard="contiguous"), ValueError, "shard='contiguous': not with sharded=True"),
+        (lambda: fit(shard="strided"), ValueError, "shard='strided': allowed: 'interleaved', 'contiguous'"),
+        (lambda: fit(sharded="yes"), TypeError, "sharded='yes': allowed: True or False"),
+        (lambda: fit(parts[:2]), ValueError, "wants a list of 3 parts, one a rank; got 2 of them"),
+        (lambda: fit((x, y)), ValueError, "wants a list of 3 parts"),
+        (lambda: fit(gg.Dataset(x, y)), ValueError, "wants a list of 3 parts, one a rank; got Dataset"),
+        (lambda: fit(batch_size=11), ValueError, "the largest shard has 10 samples"),
+        (lambda: fit(validation=parts, validate_replicas=True), ValueError, "not with sharded=True"),
+        (lambda: fit(validation_split=5), TypeError, "a share, of each rank's own part"),
+        (lambda: fit([*parts[:2], (x[:2], [0, 7])]), ValueError, r"train\[2\]: targets\[1\] is 7"),
+    ]
+    for call, error, words in cases:
+        with pytest.raises(error, match=words):
+            call()
+
+
+# ---- the forms in which data are given
+
+
+def test_the_forms_of_fit_are_the_same():
+    x, y = arrays(40)
+    xv, yv = arrays(12, 1)
+    train, validation = gg.Dataset(x, y), gg.Dataset(xv, yv)
+    forms = [
+        (((x, y), (xv, yv)), {}),
+        (((x, y),), {"validation": (xv, yv)}),
+        ((x, y), {"validation": (xv, yv)}),
+        ((x, y), {"validation": validation}),
+        ((train, validation), {}),
+        ((train, [xv, yv]), {}),
+        ((train,), {"validation": validation}),
+        ((x.tolist(), y.tolist()), {"validation": (xv.tolist(), yv.tolist())}),
+    ]
+    found = []
+    for arguments, options in forms:
+        trainer = gg.Trainer(net(), comm=gg.VirtualCluster(2))
+        history = trainer.fit(*arguments, batch_size=5, progress=False, **options)
+        found.append((history.weights_sha256, history.last["validation"]))
+    assert all(one == found[0] for one in found)
+
+
+def test_what_was_meant_is_asked():
+    x, y = arrays(40)
+    trainer = gg.Trainer(net())
+    data = gg.Dataset(x, y)
+    cases = [
+        ((x,), {}, TypeError, r"train is a ndarray of shape \(40, 5\), without targets"),
+        (((x, y), y), {}, TypeError, "train is samples with targets already, and the second argument a ndarray"),
+        ((data, y), {}, TypeError, "train is samples with targets already"),
+        ((data, 5), {}, TypeError, "train is samples with targets already, and the second argument a int"),
+        (([[1, 2], [3, 4]], [0, 1]), {}, TypeError, "train is samples with targets already"),
+        ((x, (x, y)), {}, TypeError, "and the second argument a pair"),
+        ((x, data), {}, TypeError, "y is a Dataset; wanted the targets"),
+        ((x, 5), {}, TypeError, "y is a int; wanted the targets"),
+        ((data, data), {"validation": data}, TypeError, "given twice"),
+        ((x, y[:-1]), {}, ValueError, "train: 40 samples but 39 targets"),
+        ((x, y), {"validation": x}, TypeError, r"validation is a ndarray of shape \(40, 5\), without targets"),
+        ((7,), {}, TypeError, "train is a int"),
+    ]
+    for arguments, options, error, words in cases:
+        with pytest.raises(error, match=words):
+            trainer.fit(*arguments, progress=False, **options)
+    with pytest.raises(TypeError, match="y is a int"):
+        trainer.evaluate((x), 5)
+
+
+def test_validation_split_is_drawn_by_the_seed_and_shares_the_samples():
+    x, y = arrays(50)
+    for split, size in ((0.2, 10), (7, 7)):
+        drawn = _core.permutation(3, "validation", 50)
+        parts = gg.Dataset(x, y)[np.sort(drawn[size:])], gg.Dataset(x, y)[np.sort(drawn[:size])]
+        wanted = trained(parts[0], 2, seed=3, validation=parts[1])
+        found = trained((x, y), 2, seed=3, validation_split=split)
+        assert (found[0], found[1]["validation"]) == (wanted[0], wanted[1]["validation"])
+    trainer = gg.Trainer(net())
+    for split in (0.0, 1.0, -0.1, 0, 50, 0.001, float("nan")):
+        with pytest.raises(ValueError, match="validation_split="):
+            trainer.fit(x, y, validation_split=split, progress=False)
+    with pytest.raises(ValueError, match="validation_split=0.1: allowed without validation data"):
+        trainer.fit(x, y, validation=(x, y), validation_split=0.1, progress=False)
+
+
+@pytest.mark.parametrize("which", ["train", "validation"])
+def test_what_is_not_finite_is_named_before_training(which):
+    x, y = arrays(40)
+    bad = x.copy()
+    bad[3, 2] = np.nan
+    trainer = gg.Trainer(net())
+    before = trainer.weights_sha256()
+    with pytest.raises(ValueError, match=rf"{which}: samples\[3\] has NaN at \[2\]"):
+        trainer.fit(*((bad, y) if which == "train" else (x, y)), validation=(bad, y), progress=False)
+    assert trainer.weights_sha256() == before and trainer.step == 0
+    with pytest.raises(ValueError, match=r"data: samples\[3\] has NaN"):
+        trainer.evaluate(bad, y)
+
+
+# ---- weights of samples and classes
+
+
+def gradient_by_hand(x, y, weights, trainer):
+    """The gradient of sum(w * cross-entropy) / n of a linear network, in float64."""
+    matrix, bias = (np.float64(array) for array in trainer.weights().values())
+    scores = x @ matrix.T + bias
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    loss = -np.log(p[np.arange(len(y)), y])
+    error = (p - np.eye(len(bias))[y]) * weights[:, None] / len(y)
+    return (weights * loss).sum() / len(y), error.T @ x, error.sum(axis=0)
+
+
+@pytest.mark.parametrize("form", ["sample_weight", "dataset", "class_weight", "both", "balanced"])
+def test_weights_scale_each_samples_loss(form):
+    """One step with rate 1 moves the weights by the gradient of sum(w * loss) / n, in float64 by hand."""
+    x, y = arrays(23)
+    w = np.random.default_rng(5).uniform(0, 3, 23)
+    by_class = np.array([0.5, 1.0, 4.0])
+    counts = np.bincount(y, minlength=3)
+    wanted = {"class_weight": by_class[y], "both": by_class[y] * w, "balanced": (23 / 3 / counts)[y]}.get(form, w)
+    options = {
+        "sample_weight": {"sample_weight": w},
+        "dataset": {},
+        "class_weight": {"class_weight": {0: 0.5, 2: 4}},
+        "both": {"class_weight": by_class, "sample_weight": w},
+        "balanced": {"class_weight": "balanced"},
+    }[form]
+    data = gg.Dataset(x, y, sample_weight=w if form == "dataset" else None)
+    one = gg.Sequential([gg.Linear(3)], input=(5,))
+    trainer = gg.Trainer(one, optimizer=gg.SGD(lr=1.0), strategy=gg.NoExchange())
+    before = trainer.weights()
+    loss, *gradients = gradient_by_hand(np.float64(x), y, wanted, trainer)
+    record = trainer.fit(data, batch_size=23, progress=False, shuffle=False, **options).last
+    assert record["train_loss"] == pytest.approx(loss, rel=1e-5)
+    for (name, array), gradient in zip(trainer.weights().items(), gradients, strict=True):
+        np.testing.assert_allclose(before[name] - array, gradient, rtol=2e-5, atol=2e-6)
+    # Validation is weighted by the set's own weights alone.
+    plain = trainer.evaluate(x, y)["loss"]
+    again = gradient_by_hand(np.float64(x), y, w if form == "dataset" else np.ones(23), trainer)[0]
+    assert trainer.evaluate(data)["loss"] == pytest.approx(again, rel=1e-5)
+    assert (trainer.evaluate(data)["loss"] == plain) == (form != "dataset")
+
+
+def test_weights_agree_with_finite_differences():
+    x, y = arrays(6)
+    w = np.array([0, 1, 2, 0.5, 3, 1], np.float32)
+    data = gg.Dataset(x, y, sample_weight=w)
+    trainer = gg.Trainer(net(), optimizer=gg.SGD(lr=1.0), strategy=gg.NoExchange())
+    start = trainer.weights()
+    trainer.fit(data, batch_size=6, progress=False)
+    gradient = {name: start[name] - array for name, array in trainer.weights().items()}
+    for name, array in start.items():
+        place = np.unravel_index(array.size // 2, array.shape)
+        around = []
+        for step in (-1e-2, 1e-2):
+            moved = {key: value.copy() for key, value in start.items()}
+            moved[name][place] += step
+            trainer.load_weights(moved)
+            around.append(trainer.evaluate(data)["loss"])
+        assert (around[1] - around[0]) / 2e-2 == pytest.approx(gradient[name][place], rel=2e-2, abs=2e-4)
+
+
+@pytest.mark.parametrize("p", [1, 3])
+@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.GossipGraD(), gg.OverlappedAveraging()], ids=str)
+def test_weights_of_one_change_no_bit(strategy, p):
+    x, y = arrays(40)
+    plain = trained((x, y), p, strategy)
+    assert trained((x, y), p, strategy, sample_weight=np.ones(40))[0] == plain[0]
+    assert trained((x, y), p, strategy, class_weight={1: 1.0})[0] == plain[0]
+    assert trained((x, y), p, strategy, class_weight={1: 2.0})[0] != plain[0]
+
+
+def test_balanced_classes_are_counted_over_all_parts():
+    x, y = arrays(30)
+    y[:20] = 0
+    rows = [_core.shard(30, rank, 3, 1) for rank in range(3)]
+    parts = [(x[part], y[part]) for part in rows]
+    assert trained((x, y), 3, class_weight="balanced")[0] == trained(parts, 3, class_weight="balanced", sharded=True)[0]
+
+
+def test_class_weights_of_a_binary_loss():
+    x, y = arrays(20)
+    y = y % 2
+    one = gg.Sequential([gg.Linear(1)], input=(5,))
+
+    def loss(**options):
+        trainer = gg.Trainer(one, loss="binary_cross_entropy", strategy=gg.NoExchange())
+        return trainer.fit(x, y, batch_size=20, progress=False, **options).last["train_loss"]
+
+    by_class = [loss(sample_weight=y == label) for label in (0, 1)]
+    assert loss(class_weight={1: 3.0}) == pytest.approx(by_class[0] + 3 * by_class[1], rel=1e-6)
+    trainer = gg.Trainer(one, loss="binary_cross_entropy")
+    with pytest.raises(ValueError, match=r"train: targets\[0\] is 0.5; class_weight wants targets that are 0 or 1"):
+        trainer.fit(x, np.full(20, 0.5), class_weight={0: 2.0}, batch_size=4, progress=False)
+    other = gg.Trainer(one, loss="mean_squared_error")
+    with pytest.raises(ValueError, match="class_weight: allowed where targets are classes"):
+        other.fit(x, y, class_weight={0: 2.0}, batch_size=4, progress=False)
+    with pytest.raises(ValueError, match="train has weights of its own"):
+        gg.Trainer(net()).fit(gg.Dataset(x, y, sample_weight=y, name="train"), sample_weight=y, progress=False)

@@ -227,7 +227,8 @@ def test_close_ends_it():
         (4, gg.GossipGraD(), "few", False),
     ],
 )
-def test_samples_sorted_by_class_are_told(ranks, strategy, kind, said, recwarn):
+@pytest.mark.parametrize("shard", ["contiguous", "interleaved"])
+def test_contiguous_shards_of_sorted_samples_are_warned_of(ranks, strategy, kind, said, shard, recwarn):
     labels = np.repeat(np.arange(10), 2 if kind == "few" else 20)
     if kind == "mixed":
         np.random.default_rng(0).shuffle(labels)
@@ -235,10 +236,10 @@ def test_samples_sorted_by_class_are_told(ranks, strategy, kind, said, recwarn):
     trainer = gg.Trainer(
         gg.Sequential([gg.Linear(10)], input=(3,)), strategy=strategy, comm=gg.VirtualCluster(ranks), seed=0
     )
-    trainer.fit((samples, labels), batch_size=5, progress=False)
+    trainer.fit((samples, labels), batch_size=5, progress=False, shard=shard)
     told = [str(one.message) for one in recwarn if "sorted by class" in str(one.message)]
-    assert len(told) == said
-    if said:
+    assert len(told) == (said and shard == "contiguous")
+    if told:
         assert told[0].startswith("train: the shard of rank 0 has 50 samples of 3 classes only, of 10 in the set")
 
 
@@ -293,3 +294,11 @@ def test_under_mpi_ranks_agree_to_stop_and_on_answers(mpirun):
     rows = sorted(mpirun(3, STOP).stdout.splitlines())
     assert [row.split()[:2] for row in rows] == [["0", "2"], ["1", "2"], ["2", "2"]]
     assert len({row[1:] for row in rows}) == 1 and rows[0].endswith(" 3")
+
+
+def test_contiguous_shards_of_two_sorted_classes_are_warned_of():
+    trainer = gg.Trainer(gg.Sequential([gg.Linear(2)], input=(3,)), comm=gg.VirtualCluster(2))
+    x = np.zeros((40, 3), np.float32)
+    for labels in (np.repeat([0, 1], 20), np.repeat(np.eye(2), 20, axis=0)):
+        with pytest.warns(UserWarning, match="20 samples of 1 classes only, of 2 in the set.*shard='interleaved'"):
+            trainer.fit(x, labels, batch_size=5, progress=False, shard="contiguous")

@@ -14,10 +14,11 @@ typedef enum gg_random_purpose {
     GG_RANDOM_DROPOUT,     /* step = training step, rank = rank; the layer is mixed into the seed */
     GG_RANDOM_SCHEDULE,    /* step = cycle; rank = 0: all ranks draw the same */
     GG_RANDOM_STRAGGLER,
-    GG_RANDOM_PARTNER, /* step = training step, rank = rank */
-    GG_RANDOM_SHARD,   /* which rank has which sample; one word a round, all else 0 */
-    GG_RANDOM_SPLIT,   /* the parts of a set */
-    GG_RANDOM_ORDER,   /* a set in another order */
+    GG_RANDOM_PARTNER,    /* step = training step, rank = rank */
+    GG_RANDOM_SHARD,      /* which rank has which sample; one word a round, all else 0 */
+    GG_RANDOM_SPLIT,      /* the parts of a set */
+    GG_RANDOM_ORDER,      /* a set in another order */
+    GG_RANDOM_VALIDATION, /* what fit sets aside to validate on */
     GG_RANDOM_TEST
 } gg_random_purpose;
 

@@ -28,6 +28,7 @@ from gossipgrad.cli.options import (
 )
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
 from gossipgrad.data.arrays import Dataset
+from gossipgrad.data.given import SHARDS, shard_sizes
 from gossipgrad.errors import HIGHEST, counted, number
 from gossipgrad.history import History
 from gossipgrad.literals import LOSSES
@@ -47,6 +48,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_optimizer(parser)
     parser.add_argument(
         "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="another order in each epoch"
+    )
+    parser.add_argument(
+        "--shard",
+        default="interleaved",
+        choices=SHARDS,
+        help="which samples a rank trains on: one of each P in a row, drawn by the seed, or a contiguous part "
+        "(default: interleaved)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, orders and draws")
     add_machine(parser)
@@ -133,7 +141,9 @@ def train(arguments: argparse.Namespace) -> int:
     train_set, validation_set = load_data(arguments, net)
     batch_size = arguments.batch_size or entry.batch
     ranks = arguments.virtual_ranks or launched or 1
-    check_batch(train_set, max(strategy.workers(ranks), 1), batch_size)  # before all replicas are made
+    check_batch(
+        shard_sizes(len(train_set), max(strategy.workers(ranks), 1)), batch_size
+    )  # before all replicas are made
     trainer = Trainer(
         net,
         loss=arguments.loss or entry.loss,
@@ -159,6 +169,7 @@ def train(arguments: argparse.Namespace) -> int:
         callbacks=callbacks,
         validate_replicas=arguments.validate_replicas,
         shuffle=arguments.shuffle,
+        shard=arguments.shard,
         progress=not arguments.quiet,
         resume=arguments.resume,
     )

@@ -268,6 +268,12 @@ class Dataset:
             raise IndexError(f"index[{wrong[0]}] is {rows[wrong[0]]}; the set has samples 0..{len(self) - 1}")
         return self._part(np.where(rows < 0, rows + len(self), rows))
 
+    def with_weights(self, sample_weight: NDArray[np.float32] | None) -> Dataset:
+        """The same set with other weights of its samples, which are not checked."""
+        made = self._part(slice(None))
+        made.sample_weight = sample_weight
+        return made
+
     def take(self, n: int) -> Dataset:
         """The first n samples. ValueError if there are fewer."""
         return self[: integer("n", n, 1, len(self))]
@@ -304,17 +310,8 @@ class Dataset:
 
     # ---- what the core trains on
 
-    def for_network(
-        self,
-        loss: str,
-        input_shape: Sequence[int],
-        output: Sequence[int],
-        class_weight: NDArray[np.float64] | None = None,
-    ) -> _core.Dataset:
-        """The core's view of the set for a network of these shapes. ValueError names what does not fit.
-
-        class_weight: one a class, multiplied with the samples' own weights.
-        """
+    def for_network(self, loss: str, input_shape: Sequence[int], output: Sequence[int]) -> _core.Dataset:
+        """The core's view of the set for a network of these shapes. ValueError names what does not fit."""
         if self.shape != tuple(input_shape):
             raise ValueError(
                 f"{self.name}: samples of shape {self.shape}, but the network's input is {tuple(input_shape)}"
@@ -322,11 +319,7 @@ class Dataset:
             )
         self._check_samples()
         targets = targets_array(self.targets, loss, output, f"{self.name}: targets")
-        weights = self.sample_weight
-        if class_weight is not None:
-            each = class_weight[targets.reshape(-1).astype(np.int64)].astype(np.float32)
-            weights = each if weights is None else each * weights
-        return _core.Dataset(self._stored, targets, self.scale, self.shift, weights, self._rows)
+        return _core.Dataset(self._stored, targets, self.scale, self.shift, self.sample_weight, self._rows)
 
     def _check_samples(self) -> None:
         if self.dtype.kind != "f":
@@ -437,18 +430,19 @@ def as_dataset(data: Any, what: str) -> Dataset:
 
 
 def one_sided(targets: NDArray[Any], ranks: int) -> str | None:
-    """What is wrong with contiguous shards of these classes: one of them has less than half the classes for its size.
+    """What is wrong with contiguous shards of these classes: one of them has at most half the classes for its size.
 
     Samples that are sorted by class do that. None: nothing, or the targets are no classes.
     """
-    classes = np.asarray(targets).reshape(len(targets), -1)
-    if ranks < 2 or classes.dtype.kind not in "iu" or classes.shape[1] != 1:
+    quantities = targets.dtype.kind == "f" and targets.size == len(targets)
+    classes = None if ranks < 2 or quantities else class_numbers(targets)
+    if classes is None:
         return None
-    _, index = np.unique(classes[:, 0], return_inverse=True)
+    _, index = np.unique(classes, return_inverse=True)
     count = int(index.max()) + 1
     for rank, shard in enumerate(np.array_split(index, ranks)):
         found = len(np.unique(shard))
-        if 2 * found < min(count, len(shard) // 4):
+        if 2 * found <= min(count, len(shard) // 4):
             return f"the shard of rank {rank} has {len(shard)} samples of {found} classes only, of {count} in the set"
     return None
 

@@ -1,0 +1,227 @@
+"""The sets that fit and evaluate are called with, in the forms in which callers give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad import _core
+from gossipgrad.data.arrays import (
+    CLASS_LOSSES,
+    Dataset,
+    as_dataset,
+    class_weights,
+    targets_array,
+    weights_array,
+)
+from gossipgrad.errors import integer, number
+
+SHARDS = ("interleaved", "contiguous")
+Gather = Callable[[bytes], list[bytes]]  # every process's bytes, by rank
+
+
+@dataclass(frozen=True)
+class Given:
+    """A set as the ranks of this process have it: one that all have, or with `sharded` each local rank's own part."""
+
+    parts: tuple[Dataset, ...]
+    sharded: bool
+
+    @property
+    def first(self) -> Dataset:
+        """The set, or the part of this process's first rank."""
+        return self.parts[0]
+
+    @property
+    def name(self) -> str:
+        return self.first.name
+
+    def __len__(self) -> int:
+        """Samples in this process."""
+        return sum(len(part) for part in self.parts)
+
+    def core(self, loss: str, shape: Sequence[int], output: Sequence[int]) -> _core.Dataset | list[_core.Dataset]:
+        """The core's view for a network of these shapes. ValueError names what does not fit."""
+        made = [part.for_network(loss, shape, output) for part in self.parts]
+        return made if self.sharded else made[0]
+
+    def split(self, split: float | int, seed: int) -> tuple[Given, Given]:
+        """(to train on, to validate on), drawn by the seed; of sharded sets each part is split."""
+        if self.sharded and hasattr(split, "__index__"):
+            raise TypeError(f"validation_split={split!r}: allowed with sharded=True: a share, of each rank's own part")
+        pairs = [_validation_part(part, split, seed) for part in self.parts]
+        return Given(tuple(one for one, _ in pairs), self.sharded), Given(tuple(one for _, one in pairs), self.sharded)
+
+    def weighted(self, weights: Any) -> Given:
+        """With fit's sample_weight: an array, or of sharded sets in a virtual cluster a list of them."""
+        given = list(weights) if self.sharded and len(self.parts) > 1 else [weights]
+        if len(given) != len(self.parts):
+            raise ValueError(f"sample_weight: {len(given)} arrays; wanted one for each of {len(self.parts)} ranks")
+        made = []
+        for part, one in zip(self.parts, given, strict=True):
+            if part.sample_weight is not None:
+                raise ValueError(f"sample_weight: {part.name} has weights of its own; allowed: one of both")
+            made.append(part.with_weights(weights_array(one, len(part))))
+        return Given(tuple(made), self.sharded)
+
+    def sizes(self, ranks: int, gather: Gather) -> list[int]:
+        """Samples of each of `ranks` ranks that share the set, or of each rank's own part. Collective if sharded."""
+        if not self.sharded:
+            return shard_sizes(len(self), ranks)
+        if len(self.parts) > 1:
+            return [len(part) for part in self.parts]
+        return [int.from_bytes(one, "little") for one in gather(len(self).to_bytes(8, "little"))]
+
+    def class_counts(self, loss: str, output: Sequence[int], gather: Gather) -> NDArray[np.int64]:
+        """Samples of each class in the set, or in the parts of all ranks. Collective if sharded."""
+        found = (np.bincount(_classes(part, loss, output), minlength=_class_count(loss, output)) for part in self.parts)
+        counts = np.asarray(sum(found), np.int64)
+        if not self.sharded:
+            return counts
+        return np.asarray(sum(np.frombuffer(one, np.int64) for one in gather(counts.tobytes())))
+
+    def check_class_weight(self, given: Any, loss: str, output: Sequence[int]) -> None:
+        """ValueError or TypeError where it is no fit's class_weight for these targets."""
+        class_weights(given, self.class_counts(loss, output, lambda own: [own]))
+
+    def class_weighted(self, given: Any, counts: NDArray[np.int64], loss: str, output: Sequence[int]) -> Given:
+        """With fit's class_weight; counts: samples of each class over all ranks."""
+        weights = class_weights(given, counts)
+        made = []
+        for part in self.parts:
+            each = weights[_classes(part, loss, output)]
+            if part.sample_weight is not None:
+                each = each * part.sample_weight
+            made.append(part.with_weights(each.astype(np.float32)))
+        return Given(tuple(made), self.sharded)
+
+
+def shard_sizes(count: int, ranks: int) -> list[int]:
+    """Samples of each rank, of a set that is divided among them."""
+    each, more = divmod(count, ranks)
+    return [each + (rank < more) for rank in range(ranks)]
+
+
+def _class_count(loss: str, output: Sequence[int]) -> int:
+    if loss in CLASS_LOSSES:
+        return int(np.prod(output))
+    if loss == "binary_cross_entropy" and int(np.prod(output)) == 1:
+        return 2
+    raise ValueError(
+        f"class_weight: allowed where targets are classes: loss='cross_entropy', or 'binary_cross_entropy' with one "
+        f"output; here loss='{loss}' with output {tuple(output)}"
+    )
+
+
+def _classes(part: Dataset, loss: str, output: Sequence[int]) -> NDArray[np.int64]:
+    _class_count(loss, output)
+    found = targets_array(part.targets, loss, output, f"{part.name}: targets").reshape(-1)
+    broken = np.flatnonzero(found != np.floor(found))
+    if len(broken):
+        raise ValueError(
+            f"{part.name}: targets[{broken[0]}] is {found[broken[0]]}; class_weight wants targets that are 0 or 1"
+        )
+    return found.astype(np.int64)
+
+
+def _validation_part(data: Dataset, split: float | int, seed: int) -> tuple[Dataset, Dataset]:
+    if hasattr(split, "__index__"):
+        size = integer("validation_split", split, 1, len(data) - 1)
+    else:
+        size = round(number("validation_split", split, above=0.0, below=1.0) * len(data))
+        if not 0 < size < len(data):
+            raise ValueError(f"validation_split={split!r}: {size} of {len(data)} samples; both parts want one at least")
+    drawn = _core.permutation(seed, "validation", len(data))
+    return data[np.sort(drawn[size:])], data[np.sort(drawn[:size])]
+
+
+# ---- what was meant
+
+
+def _axes(value: Any) -> int:
+    """How many axes it has, as far as that is plain."""
+    if hasattr(value, "ndim"):
+        return int(value.ndim)
+    return 1 if isinstance(value, (list, tuple)) else 0
+
+
+def _is_set(value: Any) -> bool:
+    """A Dataset, or a pair (samples, targets)?"""
+    if isinstance(value, Dataset):
+        return True
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(_axes(one) for one in value)
+
+
+def _describe(value: Any) -> str:
+    shape = None if isinstance(value, Dataset) else getattr(value, "shape", None)
+    return f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else type(value).__name__
+
+
+def one(data: Any, y: Any, what: str, sharded: bool, ranks: int) -> Given:
+    """The set of (data, y), or of data alone, where y is None.
+
+    what: the argument's name. ranks: how many of them this process has, of which each brings a part if `sharded`: with
+    more than one, data is a list of sets, or data and y are lists of arrays.
+    """
+    if not sharded:
+        return Given((_single(data, y, what),), False)
+    if ranks == 1:
+        return Given((_single(data, y, what),), True)
+    for argument, value in ((what, data), ("y", y)):
+        if value is None and argument == "y":
+            continue
+        if not isinstance(value, (list, tuple)) or len(value) != ranks:
+            found = f"{len(value)} of them" if isinstance(value, (list, tuple)) else _describe(value)
+            raise ValueError(
+                f"{argument}: with sharded=True a virtual cluster wants a list of {ranks} parts, one a rank; "
+                f"got {found}"
+            )
+    targets = [None] * ranks if y is None else y
+    parts = (_single(x, t, f"{what}[{rank}]") for rank, (x, t) in enumerate(zip(data, targets, strict=True)))
+    return Given(tuple(parts), True)
+
+
+def _single(data: Any, y: Any, what: str) -> Dataset:
+    if y is None:
+        if not _is_set(data) and _axes(data):
+            raise TypeError(
+                f"{what} is a {_describe(data)}, without targets; allowed: two arrays (x, y), a pair of arrays, or a "
+                "gossipgrad.data.Dataset"
+            )
+        return as_dataset(data, what)
+    if isinstance(data, Dataset):
+        raise TypeError(f"{what} is a Dataset, which has its targets, and y is a {_describe(y)}; allowed: one of both")
+    if isinstance(y, Dataset) or not _axes(y):
+        raise TypeError(f"y is a {_describe(y)}; wanted the targets of {what}, an array (n, ...)")
+    return as_dataset((data, y), what)
+
+
+def training_sets(train: Any, y: Any, validation: Any, sharded: bool, ranks: int) -> tuple[Given, Given | None]:
+    """(train, validation) of fit(x, y), fit((x, y)), fit(data), each with validation=, or of fit(data, validation).
+
+    TypeError where it is not plain what was meant.
+    """
+    several = sharded and ranks > 1
+    is_set = (
+        bool(train) and all(map(_is_set, train)) if several and isinstance(train, (list, tuple)) else _is_set(train)
+    )
+    if y is not None and is_set:
+        meant = isinstance(y, (list, tuple)) and len(y) == ranks and all(map(_is_set, y)) if several else _is_set(y)
+        if not meant:
+            raise TypeError(
+                f"train is samples with targets already, and the second argument a {_describe(y)}; allowed: "
+                "fit(x, y) with two arrays, fit((x, y)), fit(data), and validation data as validation=(x, y)"
+            )
+        if validation is not None:
+            raise TypeError("validation is given twice: as the second argument and by name")
+        y, validation = None, y
+    elif y is not None and not several and isinstance(y, tuple) and _is_set(y):
+        raise TypeError(
+            f"train is a {_describe(train)} and the second argument a pair; allowed: fit(x, y, validation=(x, y))"
+        )
+    found = None if validation is None else one(validation, None, "validation", sharded, ranks)
+    return one(train, y, "train", sharded, ranks), found
