@@ -126,7 +126,7 @@ class Trainer:
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table
-        trace: int = 0,  # spans kept a rank; 0: off
+        trace: int = 0,  # spans stored by a rank; 0: off
         straggler: tuple[float, float, int] = ...,  # probability, delay in seconds, seed
         compute_time: Sequence[float]
         | None = None,  # virtual seconds of a step, one a rank of the group; None: of its flops
@@ -189,7 +189,7 @@ class Trainer:
         """Copies, by name; `rank` counts the local ranks."""
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
     def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None:
-        """Sets the strategy's own model, where it keeps one (a centre)."""
+        """Sets the strategy's own model, where it has one (a centre)."""
     def set_schedule(self, schedule: dict[str, Any], /) -> None:
         """The learning rates of the steps from here on, at rest: schedule{kind ...} as in the optimizer's options."""
     def gradients(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...

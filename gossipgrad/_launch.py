@@ -44,7 +44,7 @@ and the shell's fg lets them go on.
 MOST_RANKS, MOST_RANKS_OF_SEVERAL = 4096, 1_000_000
 MOST_THREADS = 4096
 
-# Sub-commands that take --threads themselves.
+# Sub-commands that have --threads themselves.
 _THREADED = ("train", "bench", "compare")
 
 # On several hosts Open MPI forwards only its own variables.

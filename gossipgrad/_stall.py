@@ -25,7 +25,7 @@ REPEAT = 6  # as GG_STALL_REPEAT
 VARIABLE = "GOSSIPGRAD_STALL_SECONDS"
 
 _calls: list[str] = []  # the collective calls that this process is in, the innermost last
-_allowance = 0.0  # seconds that simulated stragglers and links may take beside
+_allowance = 0.0  # seconds that simulated stragglers and links may need beside
 _NOT_THE_USERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.abspath(contextlib.__file__))
 
 
@@ -208,7 +208,7 @@ def report(
     seconds: float,
     over: bool,
 ) -> float:
-    """The core's: a wait has lasted so long, or is over. Returns the seconds until it is to be told again."""
+    """The core's: a wait has lasted so long, or is over. Returns the seconds until it is to be reported again."""
     if over:
         _forget(f"rank-{launched_rank()}")
         return 0.0

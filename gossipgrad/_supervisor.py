@@ -127,7 +127,7 @@ class Supervisor:
 
         def prepare() -> None:
             os.setpgid(0, 0)
-            _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # a killed supervisor takes mpiexec along
+            _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # mpiexec ends with a killed supervisor
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if os.getppid() != parent:
                 os._exit(1)

@@ -1,4 +1,4 @@
-"""Whether all processes of a group do the same, and what they tell each other outside of training. All is collective.
+"""Whether all processes of a group do the same, and what they exchange outside of training. All is collective.
 
 Every collective call begins by comparing what the ranks are about to do: `agreed`. Each brings the call's name and its
 facts, or the error that it has met in its own arguments. A digest of them goes to all; only where digests differ do the
@@ -126,9 +126,9 @@ def disagreement(
     if not found:
         return None
     more = [f"and {len(found) - _MOST} more differences"] if len(found) > _MOST else []
-    told = dict.fromkeys(hint for name, hint in (hints or {}).items() if any(one.startswith(name) for one in found))
+    advice = dict.fromkeys(hint for name, hint in (hints or {}).items() if any(one.startswith(name) for one in found))
     return ValueError(
-        ". ".join([f"{calls[0]}: ranks differ in what must be equal on all", *found[:_MOST], *more, *told])
+        ". ".join([f"{calls[0]}: ranks differ in what must be equal on all", *found[:_MOST], *more, *advice])
     )
 
 

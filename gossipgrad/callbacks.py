@@ -54,7 +54,7 @@ class Progress:
     loss: float  # mean so far
     accuracy: float  # share right so far; 0 for losses without classes
     seconds: float
-    samples_per_second: float  # of all ranks, taken from this process's
+    samples_per_second: float  # of all ranks, estimated from this process's
 
 
 class Callback:

@@ -111,8 +111,8 @@ class _Saved:
             )
         if self.ranks != replicas.size:
             raise CheckpointError(
-                f"{name} is of {self.ranks} ranks, here are {replicas.size}; to go on it takes as many. "
-                "net.load_weights takes its consensus weights alone"
+                f"{name} is of {self.ranks} ranks, here are {replicas.size}; to go on it needs as many. "
+                "net.load_weights loads its consensus weights alone"
             )
 
 

@@ -19,7 +19,7 @@ class Straggler:
 
     Drawn from (seed, rank, step), so the same ranks are late at the same steps in every run. In a virtual cluster the
     rank's clock moves, elsewhere it sleeps. Like the delays of up to 300 ms in Jin, Yuan, Iandola, Keutzer, "How to
-    scale distributed deep learning?" (2016), arXiv 1611.04581; the form of the draw is our own.
+    scale distributed deep learning?" (2016), arXiv 1611.04581.
     """
 
     probability: float
@@ -42,7 +42,7 @@ class Network:
 
     A message of b bytes alone takes latency + b / bandwidth. A rank's messages leave one after the other, and messages
     to one rank arrive one after the other: many senders wait at a server, those of a ring do not. In a virtual cluster
-    clocks move; under MPI messages are held back, so that one machine shows a slow network. Our own model.
+    clocks move; under MPI messages are held back, so that one machine shows a slow network.
     """
 
     latency: float = 0.0
@@ -152,7 +152,7 @@ def machines(team: _core.Team, network: Network | None) -> int:
 
 
 def by_mpi(comm: Any) -> bool:
-    """Will the ranks of `comm`, as make_team takes it, be MPI's?"""
+    """Will the ranks of `comm`, as given to make_team, be MPI's?"""
     return launcher_world_size() is not None if comm is None else not isinstance(comm, VirtualCluster)
 
 

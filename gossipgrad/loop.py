@@ -217,6 +217,6 @@ class Loop:
         except Exception as error:
             if agreement.alone(trainer.team):
                 raise
-            self._problem = error  # the others are told at the next step at which all meet
+            self._problem = error  # the others learn of it at the next step at which all meet
         finally:
             trainer.team.no_collectives = False

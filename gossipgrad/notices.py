@@ -58,7 +58,7 @@ def one_rank(team: Team, network: Network | None, timeout: float) -> None:
 
 
 def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) -> None:
-    """Replicas that see unlike samples drift apart, and what they learn in common suffers."""
+    """Replicas that see unlike samples differ more and more, and their mean learns less."""
     if rank or not strategy.replicas_differ or getattr(strategy, "shuffle_samples", False):
         return
     what = one_sided(train.targets, workers)
@@ -80,7 +80,7 @@ def unscaled_pixels(rank: int, train: Dataset, validation: Dataset | None) -> No
         if highest <= 1:
             continue
         warnings.warn(
-            f"{argument}: uint8 samples of 0..{highest} are taken as they are; if they are pixels, "
+            f"{argument}: uint8 samples of 0..{highest} are used as they are; if they are pixels, "
             "gg.data.Dataset(x, y, scale=1/255) makes them 0..1",
             stacklevel=3,
         )

@@ -46,27 +46,27 @@ class Trainer(Replicas):
     loss       "cross_entropy" (softmax; integer classes), "binary_cross_entropy" (of scores, "with logits"; targets
                0..1), "mean_squared_error"; each the mean over a batch.
     optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
-    strategy   gossipgrad.GossipGraD(...), AllReduce(), LayerwiseAllReduce(),
-               PeriodicAllReduce(...), PullGossip(...), PushGossip(...), OverlappedAveraging(...),
-               ElasticAveraging(...), ParameterServer(...), NoExchange(); default GossipGraD().
-    seed       of initial weights, order of samples, dropout and rotation.
-    comm       None: the MPI world where mpiexec started this process, else one rank; a VirtualCluster(p): p ranks in
-               this process; an mpi4py communicator: that group.
-    threads    of each rank; None: OMP_NUM_THREADS, else 1.
-    backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
-    dtype      "float32"; device: "cpu"; others are not there yet.
-    trace      spans kept a rank for write_trace; 0: none.
-    timeout    seconds a rank waits for another's message before it fails (CommunicationError: the step, the layers, the
-               other rank); 0: for ever. To be longer than any step, callback or write of a file takes, and than ranks
-               differ in making the trainer. MPI's own start and end cannot fail so: there it is only said. In a
-               virtual cluster seconds are virtual ones. Without effect, and warned of, with one rank.
-    straggler  gossipgrad.Straggler(...): ranks that now and then come late; None: none but a VirtualCluster's.
-    network    gossipgrad.Network(...): slow links; None: as they are, or a VirtualCluster's. With one rank:
-               like timeout.
-
+    strategy   gossipgrad.GossipGraD(...), AllReduce(...), LayerwiseAllReduce(...), PeriodicAllReduce(...),
+               PullGossip(...), PushGossip(...), OverlappedAveraging(...), ElasticAveraging(...), ParameterServer(...),
+               NoExchange(...); default GossipGraD().
     metrics    what is measured on validation sets beside the loss: names, functions of (outputs, targets) that give one
                number a sample, or {name: function}; see gossipgrad.metrics. In history["validation.NAME"], evaluate,
                and for the monitor of callbacks.
+    seed       of initial weights, order of samples, dropout and rotation.
+    comm       None: the MPI world where mpiexec started this process, else one rank. A VirtualCluster(p): p ranks in
+               this process. An mpi4py communicator: that group.
+    threads    of each rank; None: OMP_NUM_THREADS, else 1.
+    backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
+    dtype, device  "float32" and "cpu": there are no others yet.
+    trace      how many spans a rank stores for write_trace; 0: none.
+    timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the
+               layers and the other rank); 0: for ever. It must be longer than any step, callback or write of a file,
+               and than ranks differ in making the trainer. MPI's own start and end cannot fail so: there the wait is
+               only reported. In a virtual cluster seconds are virtual. With one rank it has no effect, and a warning
+               says so.
+    straggler  gossipgrad.Straggler(...): ranks that now and then are late; None: only those of a VirtualCluster.
+    network    gossipgrad.Network(...): slow links; None: as they are, or those of a VirtualCluster. With one rank it
+               has no effect, and a warning says so.
 
     Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights: all ranks
     call them in the same order and with the same arguments, and ValueError on every rank says what differs, with the
@@ -439,7 +439,7 @@ class Trainer(Replicas):
     ) -> Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.
 
-        It takes as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
+        It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         CheckpointError: not a checkpoint, damaged, or another number of ranks.
@@ -471,7 +471,7 @@ class Trainer(Replicas):
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what the ranks did and when (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
 
-        See gossipgrad.trace for what it shows. A rank whose spans were more than trace= keeps the newest; a warning
+        See gossipgrad.trace for what it shows. A rank with more spans than trace= stores the newest; a warning
         says so, and the file ("spans_lost", by rank).
         """
         with self.agreed() as one:

@@ -215,7 +215,7 @@ def strategy_keys() -> tuple[str, ...]:
 
 def add_strategy(group: argparse._ActionsContainer, without: tuple[str, ...] = ()) -> None:
     """--strategy, None where it is not given, and the keywords of all strategies."""
-    help_ = f"how the replicas are kept together; default: {DEFAULT_STRATEGY}"
+    help_ = f"what ranks send each other, to whom and when; default: {DEFAULT_STRATEGY}"
     group.add_argument("--strategy", choices=strategies.BY_NAME, help=help_)
     add_keywords(group, strategies.BY_NAME, without)
 

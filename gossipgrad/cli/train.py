@@ -36,7 +36,7 @@ from gossipgrad.loop import check_batch
 from gossipgrad.progress import simulated
 from gossipgrad.trainer import Trainer
 
-TRACE_SPANS = 200_000  # kept a rank
+TRACE_SPANS = 200_000  # stored by each rank
 _OUTPUTS = ("report", "trace", "checkpoint", "log_csv", "log_jsonl")
 
 

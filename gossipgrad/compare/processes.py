@@ -146,7 +146,7 @@ class Process:
 
 
 def _name(comparison: Comparison, entry: Entry, p: int) -> str:
-    """Of the file that keeps a configuration's result: the same for the same settings."""
+    """Of the file with a configuration's result: the same for the same settings."""
     settings = comparison.settings()
     common = {key: settings[key] for key in settings if key not in ("strategies", "ranks", "lr_grid", "target")}
     own = {"label": entry.label, **entry.strategy.settings(), "rate": comparison.rate(entry, p), "p": p}

@@ -19,7 +19,7 @@ PIECE = 1 << 20  # bytes that are looked at together
 def samples_array(samples: Any, what: str = "samples") -> NDArray[Any]:
     """`samples` as a C-contiguous uint8 or float32 array of at least one dimension.
 
-    uint8 and float32 are taken as they are; bool becomes uint8; other integers and floats become float32, a copy
+    uint8 and float32 are used as they are; bool becomes uint8; other integers and floats become float32, a copy
     (integers beyond 2^24 are rounded). TypeError for anything else.
     """
     array = np.asarray(samples)
@@ -131,7 +131,7 @@ def targets_array(targets: Any, loss: str, output: Sequence[int], what: str = "t
 def shape_hint(shape: Sequence[int], wanted: Sequence[int]) -> str:
     """How samples of one shape become samples of another, where that is plain; begins with "; ". Else "".
 
-    Axes in another order are told to transpose, never to reshape, which would scramble the pixels.
+    For axes in another order it says transpose, never reshape, which would scramble the pixels.
     """
     shape, wanted = tuple(shape), tuple(wanted)
     size = int(np.prod(wanted))
@@ -285,7 +285,7 @@ class Dataset:
     def split(
         self, parts: float | int | Sequence[float] | Sequence[int], *, seed: int = 0, stratify: bool = False
     ) -> tuple[Dataset, ...]:
-        """The set in parts, drawn by the seed, the same on every machine; each keeps the order of the samples.
+        """The set in parts, drawn by the seed, the same on every machine; each has the samples in their order.
 
         parts     0.8: two parts, of 80 % and the rest; 8000: of 8000 samples and the rest; [0.8, 0.1, 0.1] or
                   [8000, 1000, 1000]: as many parts, which add up to the whole.
