@@ -126,7 +126,6 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
         end.start()
         _core.abort(code)
         end.cancel()
-    _reported = again  # no world has ended: what fails next in this process is reported as well
 
 
 # ------------------------------------------------------------------------------------ exceptions

@@ -159,7 +159,8 @@ class _Monitor(Callback):
 
     @property
     def _progress(self) -> str:
-        best = "no number" if self.best is None else f"better than {self.best:.6g} (epoch {self.best_epoch})"
+        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        best = "a number" if self.best is None else f"better than {self.best:.6g} (epoch {self.best_epoch}){by}"
         return f"{self.monitor} has not been {best} for {counted(self.since, 'epoch')}"
 
 
