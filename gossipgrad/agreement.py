@@ -55,8 +55,9 @@ def report_of(call: str, facts: Mapping[str, Any], error: Exception | None = Non
     """What one rank reports."""
     if error is None:
         return {"call": call, "facts": flat(facts)}
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     kinds = [kind.__name__ for kind in type(error).__mro__]
-    return {"call": call, "error": [str(error) or type(error).__name__, kinds]}
+    return {"call": call, "error": [text or type(error).__name__, kinds]}
 
 
 def _groups(values: Sequence[str]) -> list[tuple[str, list[int]]]:

@@ -58,15 +58,7 @@ def _own_numbers(
             found.append(np.concatenate([numbers(one, outputs, targets) for one in metrics], axis=1))
         except Exception as error:  # a metric of a user's may raise anything
             problem = error
-    _raise_together(replicas, problem)
+    with replicas.agreed("metrics"):
+        if problem is not None:
+            raise problem
     return np.concatenate(found)
-
-
-def _raise_together(replicas: Replicas, problem: Exception | None) -> None:
-    """Where a rank has failed, all fail: that one with its own error, the others with its text."""
-    texts = replicas.gather(b"" if problem is None else f"{type(problem).__name__}: {problem}".encode())
-    if problem is not None:
-        raise problem
-    for rank, text in enumerate(texts):
-        if text:
-            raise ValueError(f"on rank {rank}: {text.decode()}")

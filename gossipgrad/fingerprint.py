@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -64,40 +65,40 @@ def _plain(targets: NDArray[Any]) -> NDArray[Any]:
     return targets.astype(np.float64, copy=False) if targets.dtype.kind == "f" else np.asarray(targets, str)
 
 
-def _array(rows: NDArray[Any] | Dataset) -> NDArray[Any]:
-    return rows.samples if isinstance(rows, Dataset) else rows
-
-
-def samples(rows: NDArray[Any] | Dataset) -> str:
-    """A checksum of some rows, evenly spread; the same ones on every rank."""
-    size = max(1, _array(rows[:1]).nbytes)
-    count = min(len(rows), ROWS, max(1, BYTES // size))
-    chosen = np.linspace(0, len(rows) - 1, count).astype(np.int64)
-    return checksum(_array(rows[chosen]))
+def spread(count: int, row_bytes: int) -> NDArray[np.int64]:
+    """Numbers of some rows of `count`, evenly spread, with the first and the last one: the same on every rank."""
+    some = min(count, ROWS, max(1, BYTES // max(1, row_bytes)))
+    return np.linspace(0, count - 1, some).astype(np.int64)
 
 
 def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
-    """Of a data set: its sizes, a checksum of all targets and one of some samples. None: "none".
+    """Of a data set: its sizes, checksums of all targets and weights, and one of some samples. None: "none".
 
-    sharded: each rank has its own part, of which the shapes alone are compared.
+    sharded: each rank has its own part of the set, so shapes alone are compared.
     """
     if one is None:
         return "none"
-    facts: dict[str, Any] = {"shape of a sample": one.shape, "scale": one.scale, "shift": one.shift}
-    facts |= {"type of samples": str(one.dtype), "sharded": sharded, "weighted": one.sample_weight is not None}
+    facts: dict[str, Any] = {"shape of a sample": one.shape, "type of samples": str(one.dtype), "sharded": sharded}
+    facts |= {"scale": one.scale, "shift": one.shift}
     if sharded:
-        return facts | {"shape of a target": one.targets.shape[1:]}
+        return facts | {"shape of a target": one.targets.shape[1:], "weighted": one.sample_weight is not None}
+    weights = one.sample_weight
     facts["number of samples"] = len(one)
     facts["targets"] = lambda: checksum(_plain(one.targets))
-    facts["some of the samples"] = lambda: samples(one)
-    if one.sample_weight is not None:
-        facts["weights"] = checksum(one.sample_weight)
+    facts["sample_weight"] = lambda: "none" if weights is None else checksum(weights)
+    facts["some of the samples"] = lambda: _some_samples(one)
     return facts
 
 
-def inputs(values: NDArray[Any] | Dataset) -> dict[str, Any]:
-    """Of samples without targets; at least one."""
-    return {"shape": (len(values), *_array(values[:1]).shape[1:]), "some of the samples": lambda: samples(values)}
+def inputs(x: Dataset | NDArray[Any]) -> dict[str, Any]:
+    """Of samples without targets."""
+    if isinstance(x, Dataset):
+        return {"shape": (len(x), *x.shape), "some of the samples": lambda: _some_samples(x)}
+    return {"shape": x.shape, "some of the samples": lambda: checksum(x[spread(len(x), x[:1].nbytes)])}
+
+
+def _some_samples(one: Dataset) -> str:
+    return checksum(one[spread(len(one), one.dtype.itemsize * math.prod(one.shape))].samples)
 
 
 def class_weight(given: Any) -> str:

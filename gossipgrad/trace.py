@@ -86,6 +86,7 @@ def write(replicas: Replicas, path: str | os.PathLike[str]) -> list[int]:
     names, layers = [node["name"] for node in nodes], [node["name"] for node in nodes if node["parameters"]]
     all_events = (events(team.rank + local, one, names, layers, zero) for local, one in enumerate(spans))
     texts = team.gather(encoded(itertools.chain.from_iterable(all_events)))
-    if texts is not None:
-        write_atomically(path, *parts(texts, lost))
+    with replicas.agreed("writing"):
+        if texts is not None:
+            write_atomically(path, *parts(texts, lost))
     return lost

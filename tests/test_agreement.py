@@ -101,12 +101,13 @@ def test_an_error_of_one_rank_is_raised_by_all():
         (gg.CheckpointError("damaged"), gg.CheckpointError, "damaged"),
         (Own("two", "words"), FloatingPointError, "two words"),
         (ValueError(), ValueError, "ValueError"),
+        (KeyError("name"), KeyError, "'rank 1: name'"),
         (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), UnicodeError, "bad"),
     ]:
         given = [agreement.report_of("Trainer.fit", {}), agreement.report_of("Trainer.fit", {}, error)]
         assert agreement.disagreement(given, 1, error) is error
         other = agreement.disagreement(given, 0)
-        assert type(other) is kind and str(other).startswith("rank 1: ") and text in str(other)
+        assert type(other) is kind and str(other).strip("'").startswith("rank 1: ") and text in str(other)
 
 
 def test_different_calls_are_named_both():
@@ -139,6 +140,7 @@ def test_a_fingerprint_of_data():
     assert changed(first, facts_of(x[::-1], y)) == {"some of the samples"}
     assert changed(first, facts_of(x, y, scale=0.5)) == {"scale"}
     assert changed(first, facts_of(x[:-1], y[:-1])) >= {"number of samples", "targets"}
+    assert changed(first, facts_of(x, y, sample_weight=np.ones(500))) == {"sample_weight"}
     nan = np.where(x > 1, np.nan, x)
     assert facts_of(nan, y) == facts_of(nan.copy(), y)
     shifted = facts_of(x, np.where(y == 3, np.nan, y))
@@ -146,24 +148,25 @@ def test_a_fingerprint_of_data():
 
 
 def test_few_samples_are_looked_at():
-    """A memory-mapped set of any size costs no more than some rows."""
+    """Of a set of any size the cost is that of some rows."""
+    for count, row in ((1, 4), (10, 4), (10**9, 3 * 224 * 224), (10**9, 1 << 30)):
+        rows = fingerprint.spread(count, row)
+        assert rows[0] == 0 and len(set(rows)) == len(rows) <= fingerprint.ROWS
+        assert rows[-1] == count - 1 or len(rows) == 1
+        assert len(rows) * row <= fingerprint.BYTES or len(rows) == 1
+    x = np.arange(4000, dtype=np.float32).reshape(1000, 4)
+    part = gg.Dataset(x, np.arange(1000))[np.arange(1000)[::-2]]
+    assert fingerprint.inputs(part)["some of the samples"]() == fingerprint.inputs(x[::-2])["some of the samples"]()
 
-    class Rows:
-        nbytes_of_row = 1 << 16
-        read = 0
 
-        def __len__(self):
-            return 10**9
-
-        def __getitem__(self, chosen):
-            if isinstance(chosen, slice):
-                return np.zeros((1, 1 << 16), np.uint8)
-            Rows.read += len(chosen) * self.nbytes_of_row
-            assert chosen[0] == 0 and chosen[-1] == 10**9 - 1
-            return np.zeros((len(chosen), 2), np.uint8)
-
-    fingerprint.samples(Rows())
-    assert 0 < Rows.read <= fingerprint.BYTES
+def test_of_shards_the_shapes_alone_are_compared():
+    x, y = np.zeros((9, 3), np.float32), np.arange(9)
+    parts = [gg.Dataset(x[:5], y[:5]), gg.Dataset(x[5:] + 1, y[5:]), gg.Dataset(x[:, :2], y)]
+    facts = [agreement.flat({"train": fingerprint.data(one, sharded=True)}) for one in parts]
+    assert agreement.differences(facts[:2]) == []
+    found = agreement.differences(facts)
+    assert found == ["train, shape of a sample: (3,) on ranks 0 and 1; (2,) on rank 2"]
+    assert agreement.differences([facts[0], agreement.flat({"train": fingerprint.data(parts[0])})])
 
 
 def test_a_fingerprint_of_weights_is_for_each_tensor():
