@@ -85,7 +85,9 @@ def _wait_for_reports(size: int, rank: int, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def _flush() -> None:
+def _report(report: Callable[[str], None], who: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
+        report(who)
     for file in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # gone, closed, None
             file.flush()
@@ -101,31 +103,33 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     another rank has raised (agreement.disagreement) is reported by that one.
     Returns if there is no MPI world to end: a single process, or MPI not started yet.
     """
-    global _reported
     size, rank = launched_size(), launched_rank()
+    if size == 1:
+        _report(report, "")
+        return
+    global _reported
+    again, _reported = _reported, True  # an error while this process reports one must not wait for itself
     alike = not isinstance(error, _core.CommunicationError)
-    again, _reported = _reported, size > 1  # an error while this process reports one must not wait for itself
-    if size > 1 and getattr(error, "of_rank", None) is not None and not again:
-        time.sleep(3 * HEAD_START)  # the rank that the error is of shows where it came from
-    elif size > 1 and rank > 0 and alike and not again:
-        time.sleep(HEAD_START)
-    if size > 1 and alike and not again and not first_to_report():
-        time.sleep(TO_BE_ENDED)
-    elif not again:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
-            report(f"rank {rank}: " if rank > 0 else "")
-    _flush()
-    if size > 1:
-        # The launcher forwards the text before it ends us.
-        _wait_until_read(5 * HEAD_START)
-        if not alike and not again:
-            _wait_for_reports(size, rank, OTHER_REPORTS)
-        time.sleep(HEAD_START / 10)
-        end = threading.Timer(TO_ABORT, os._exit, (code,))
-        end.daemon = True
-        end.start()
-        _core.abort(code)
-        end.cancel()
+    if not again:
+        if getattr(error, "of_rank", None) is not None:
+            time.sleep(3 * HEAD_START)  # the rank that the error is of shows where it came from
+        elif rank > 0 and alike:
+            time.sleep(HEAD_START)
+        if alike and not first_to_report():
+            time.sleep(TO_BE_ENDED)
+        else:
+            _report(report, f"rank {rank}: " if rank > 0 else "")
+    # The launcher forwards the text before it ends us.
+    _wait_until_read(5 * HEAD_START)
+    if not alike and not again:
+        _wait_for_reports(size, rank, OTHER_REPORTS)
+    time.sleep(HEAD_START / 10)
+    end = threading.Timer(TO_ABORT, os._exit, (code,))
+    end.daemon = True
+    end.start()
+    _core.abort(code)
+    end.cancel()
+    _reported = again  # no world has ended: what fails next in this process is reported as well
 
 
 # ------------------------------------------------------------------------------------ exceptions
