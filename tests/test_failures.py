@@ -529,8 +529,10 @@ def any_left(group):
 
 
 def test_interrupting_a_virtual_cluster(tmp_path):
+    path = tmp_path / "run.safetensors"
+    outputs = ["--log-jsonl", str(tmp_path / "log"), "--checkpoint", str(path)]
     process = subprocess.Popen(
-        [sys.executable, *TRAIN, "--virtual-ranks", "3", "--epochs", "100000", "--log-jsonl", str(tmp_path / "log")],
+        [sys.executable, *TRAIN, "--virtual-ranks", "3", "--epochs", "100000", *outputs],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -539,13 +541,14 @@ def test_interrupting_a_virtual_cluster(tmp_path):
     )
     try:
         deadline = time.monotonic() + DEADLINE
-        while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
+        while not (tmp_path / "log").exists() or (tmp_path / "log").read_text().count("\n") < 2:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=DEADLINE)
         assert process.returncode == 130
-        assert err.strip().splitlines()[-1] == "gossipgrad: interrupted" and "Traceback" not in err
+        said = rf"gossipgrad: interrupted; the last checkpoint is {path} \(epoch \d+\)"
+        assert re.fullmatch(said, err.strip().splitlines()[-1]) and "Traceback" not in err, err
         assert all(json.loads(line)["epoch"] for line in (tmp_path / "log").read_text().splitlines())
     finally:
         end_group(process)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from gossipgrad import _failure, _launch, environment
+from gossipgrad import _failure, _launch, _supervisor, environment
 from gossipgrad.cli import bench, compare, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, Parser, UsageError
 from gossipgrad.errors import one_line
@@ -69,8 +69,10 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["run"]:
         return _launch.main(argv[1:])
     signal.signal(signal.SIGTERM, _terminate)
+    checkpoint: str | None = None  # what is named when a signal ends the command
     try:
         arguments = parser().parse_args(argv)
+        checkpoint = getattr(arguments, "checkpoint", None)
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             return _COMMANDS[arguments.command][1](arguments)
@@ -85,13 +87,14 @@ def main(argv: list[str]) -> int:
     except _Terminated:
         code = 128 + signal.SIGTERM
         if _failure.launched_rank() == 0 and _failure.first_to_report():
-            _say("terminated")("")
+            _say(f"terminated{_supervisor.last_checkpoint(checkpoint)}")("")
         if _failure.launched_size() > 1:  # the launcher is ending the other ranks as well
             sys.stdout.flush()
             os._exit(code)
     except KeyboardInterrupt:
         code = INTERRUPTED
-        _failure.end_all_ranks(_say("interrupted"), code)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends this process at once
+        _failure.end_all_ranks(_say(f"interrupted{_supervisor.last_checkpoint(checkpoint)}"), code)
     except Exception as error:
         code = FAILURE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
