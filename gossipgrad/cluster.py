@@ -61,7 +61,8 @@ class VirtualCluster:
     """p ranks as threads of this process: the same code, results and bits as under MPI, no launcher.
 
     Every rank has a clock of its own, and runs are the same from one to the next, asynchronous strategies included.
-    Clocks change no result of a strategy whose steps wait for each other.
+    Clocks change no result of a strategy whose steps wait for each other; what GossipGraD's exchange="auto" stands for
+    depends on whether there is a latency or a bandwidth.
 
     latency, bandwidth  the network: seconds, and bytes a second (0: unlimited); see Network.
     compute_rate        multiplies the seconds of computing.
