@@ -10,7 +10,8 @@ import os
 import secrets
 import stat
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import IO, Any
 
 STALE = 60.0  # seconds: a younger temporary file may have been made just now, and not be locked yet
 
@@ -30,6 +31,21 @@ def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:
     if before is not None and not stat.S_ISREG(before.st_mode):
         _write_through(path, parts)
         return
+    with written(path) as stream:
+        for part in parts:
+            stream.write(part)
+        if before is not None:
+            with contextlib.suppress(OSError):  # a file system without modes
+                os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode))
+
+
+@contextlib.contextmanager
+def written(path: str) -> Iterator[IO[bytes]]:
+    """A new file, with the mode of the umask, that appears as `path` in one move, with all of its bytes on the disk,
+    when the block ends well, and vanishes when it does not.
+
+    Temporary files beside `path` that a killed process left are removed.
+    """
     _remove_stale(path)
     file, temporary = _temporary(path)
     try:
@@ -38,12 +54,8 @@ def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:
         pass
     try:
         with os.fdopen(file, "wb") as stream:
-            for part in parts:
-                stream.write(part)
+            yield stream
             stream.flush()
-            if before is not None:
-                with contextlib.suppress(OSError):  # a file system without modes
-                    os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode))
             os.fsync(stream.fileno())
             os.replace(temporary, path)
     except BaseException:

@@ -19,7 +19,7 @@ from test_cli import cli_run
 from test_network import all_near, near, trainer_of
 
 import gossipgrad as gg
-from gossipgrad import models
+from gossipgrad import files, models
 from gossipgrad.data import cache, cifar10
 
 KINDS = [f"kind{letter}" for letter in "jbcdefghia"]  # not in alphabetical order
@@ -248,10 +248,17 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
-    with pytest.raises(KeyError), cache.written(tmp_path / "f") as file:
+    with pytest.raises(KeyError), files.written(str(tmp_path / "f")) as file:
         file.write(b"half")
         raise KeyError
     assert not list(tmp_path.iterdir())
+    before = os.umask(0o022)
+    try:
+        with files.written(str(tmp_path / "f")) as file:
+            file.write(b"whole")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "f").read_bytes() == b"whole" and (tmp_path / "f").stat().st_mode & 0o777 == 0o644
 
 
 def test_who_waits_sees_how_far_it_is(tmp_path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
+import stat
 import struct
 import urllib.error
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
+from gossipgrad import files
 from gossipgrad.data import idx, mnist
 
 
@@ -116,23 +120,27 @@ def test_offline_says_what_to_put_where(tmp_path, monkeypatch):
     assert [p.name for p in (tmp_path / "gossipgrad" / "mnist").iterdir()] == [".lock"]
 
 
-def test_download_checks_and_keeps(tmp_path, monkeypatch, folder):
-    """Every file is asked for once, a wrong one from the first mirror is not taken."""
+class Answer:
+    """What urlopen gives."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def read(self):
+        return self.data
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """Small files in place of MNIST's, one of them wrong on the first mirror. Gives the addresses asked for."""
     contents = {n: idx.encode(images(30) if "images" in n else labels(30)) for n in mnist.FILES}
     asked = []
-
-    class Answer:
-        def __init__(self, data):
-            self.data = data
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def read(self):
-            return self.data
 
     def fetch(address, timeout):
         asked.append(address)
@@ -140,14 +148,53 @@ def test_download_checks_and_keeps(tmp_path, monkeypatch, folder):
         wrong = address.startswith(mnist.MIRRORS[0]) and "t10k-labels" in name
         return Answer(gzip.compress(b"wrong" if wrong else contents[name]))
 
-    md5 = {n: mnist.hashlib.md5(c).hexdigest() for n, c in contents.items()}
-    monkeypatch.setattr(mnist, "FILES", md5)
+    monkeypatch.setattr(mnist, "FILES", {n: mnist.hashlib.md5(c).hexdigest() for n, c in contents.items()})
     monkeypatch.setattr(mnist.urllib.request, "urlopen", fetch)
     monkeypatch.delenv("GOSSIPGRAD_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert len(gg.data.load("mnist")[1]) == 30 and len(asked) == 5
-    assert len(gg.data.load("mnist")[1]) == 30 and len(asked) == 5
-    assert not [p for p in (tmp_path / "gossipgrad" / "mnist").iterdir() if p.name.startswith(".fetch")]
+    return asked
+
+
+def hidden(folder):
+    return sorted(p.name for p in folder.iterdir() if p.name.startswith("."))
+
+
+def test_download_checks_and_stores(tmp_path, mirror):
+    """Every file is asked for once, a wrong one from the first mirror is not used. Others may read what is there."""
+    folder = tmp_path / "gossipgrad" / "mnist"
+    folder.mkdir(parents=True)
+    for name in (".fetch-old", ".made-old", ".made-new", "other"):
+        (folder / name).write_bytes(b"left")
+    os.utime(folder / ".fetch-old", (0, 0))
+    os.utime(folder / ".made-old", (0, 0))
+    before = os.umask(0o027)
+    try:
+        assert len(gg.data.load("mnist")[1]) == 30 and len(mirror) == 5
+    finally:
+        os.umask(before)
+    assert len(gg.data.load("mnist")[1]) == 30 and len(mirror) == 5
+    made = [path for path in folder.iterdir() if path.suffix == ".gz"]
+    assert len(made) == 4 and {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o640}
+    assert hidden(folder) == [".lock", ".made-new"] and (folder / "other").exists()  # .made-new may be under way
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, mirror, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(gg.DataError, match="No space left on device"):
+        gg.data.load("mnist")
+    assert [p.name for p in (tmp_path / "gossipgrad" / "mnist").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 2**32 - 1, 2**32 - 1), (2, 0, 3), (0, 28, 28), (2**32 - 1, 2**32 - 1, 2**32 - 1)]
+)
+def test_sizes_of_nothing(shape):
+    """NumPy's own error at sizes whose product does not fit is a ValueError about nothing that is in the file."""
+    with pytest.raises(gg.DataError, match="mine: .*" + " x ".join(map(str, shape))):
+        idx.parse(struct.pack(">BBBBIII", 0, 0, 8, 3, *shape), "mine", 3)
 
 
 def test_the_real_files_have_these_checksums(data_dir):

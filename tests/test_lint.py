@@ -70,7 +70,7 @@ def test_mypy():
     check(sys.executable, "-m", "mypy", "gossipgrad")
 
 
-TYPED = '''
+TYPED = """
 import gossipgrad as gg
 
 class Log(gg.Callback):
@@ -82,7 +82,7 @@ optimizer = gg.SGD(lr=0.1, schedule=lambda step: 0.9**step)
 trainer = gg.Trainer(net, loss="cross_entropy", backend="native", optimizer=optimizer, metrics=["top_2_accuracy"])
 train, test = gg.data.synthetic((6,), 3)
 history: gg.History = trainer.fit(train, test, callbacks=[Log(), gg.EarlyStopping(mode="min")])
-'''
+"""
 
 
 def test_users_are_type_checked(tmp_path):

@@ -6,11 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+
+from gossipgrad import files
 
 WAIT = 0.1  # seconds between two looks at a lock
 
@@ -52,14 +52,9 @@ def locked(path: Path, waiting: Callable[[str], None] = lambda text: None) -> It
         yield tell
 
 
-@contextlib.contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that gets this name in one move when the block ends well, and is removed when it does not."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".made-", delete=False) as file:
-        try:
-            yield file
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+def remove_left(folder: Path) -> None:
+    """Remove the temporary files that earlier versions left where they were killed or the disk was full."""
+    for left in (*folder.glob(".fetch-*"), *folder.glob(".made-*")):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > files.STALE:
+                left.unlink()

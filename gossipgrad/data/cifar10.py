@@ -22,6 +22,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gossipgrad import files
 from gossipgrad.data import cache
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
@@ -360,7 +361,8 @@ def _once(key: str, make: Callable[[Tell], Arrays], progress: bool) -> Arrays:
                 arrays = _kept(path)  # by another process, meanwhile
                 if arrays is None:
                     arrays = made(say)
-                    with cache.written(path) as file:
+                    cache.remove_left(folder)
+                    with files.written(os.fspath(path)) as file:
                         np.savez(file, **arrays)  # type: ignore[arg-type]
         except OSError as error:
             warnings.warn(

@@ -60,6 +60,8 @@ def parse(content: bytes, name: str, dimensions: int | None = None) -> NDArray[n
     if found < 1 or len(content) < head:
         raise DataError(f"{name}: truncated: the header wants {head} bytes, the file has {len(content)}")
     shape = struct.unpack(f">{found}I", content[4:head])
+    if 0 in shape:
+        raise DataError(f"{name}: holds nothing: its header says {' x '.join(map(str, shape))}")
     wanted_bytes = head + math.prod(shape)
     if len(content) < wanted_bytes:
         raise DataError(

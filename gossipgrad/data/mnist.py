@@ -10,12 +10,12 @@ import gzip
 import hashlib
 import http.client
 import os
-import tempfile
 import urllib.error
 import urllib.request
 import zlib
 from pathlib import Path
 
+from gossipgrad import files
 from gossipgrad.data import cache, idx
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
@@ -65,9 +65,7 @@ def _fetch(name: str, folder: Path) -> Path:
             problems.append(f"{address}: md5 {found}, wanted {FILES[name]}")
             continue
         path = folder / f"{name}.gz"
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".fetch-", delete=False) as file:
-            file.write(packed)
-        os.replace(file.name, path)
+        files.write_atomically(path, packed)
         return path
     raise DataError("; ".join(problems))
 
@@ -79,6 +77,7 @@ def _fetch_all() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            cache.remove_left(folder)
             for name in FILES:
                 if find(name, folder) is None:
                     _fetch(name, folder)
