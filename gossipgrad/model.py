@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,9 @@ class _InputLayer(Layer):
 
 
 def Input(shape: Sequence[int] | int, name: str | None = None) -> Node:  # noqa: N802, as the layers
-    """The network's input: the shape of one sample, without the batch, as (3, 224, 224) or (28,)."""
+    """The network's input: the shape of one sample, without the batch, as (28,), or for images, whose channels come
+    first, (3, 224, 224).
+    """
     layer = _InputLayer((shape,) if isinstance(shape, int) else shape, name)
     layer._used = True
     return Node(layer, ())
@@ -57,6 +60,26 @@ def _order(output: Node) -> list[Node]:
             stack.append((node, True))
             stack.extend((one, False) for one in reversed(node.inputs))
     return order
+
+
+def _warn_of_channels_last(order: list[Node], stacklevel: int) -> None:
+    """Keras and image files have the channels last; (32, 32, 3) is a valid input here, of 32 channels."""
+    for node in order:
+        source = node.inputs[0].layer if node.inputs else None
+        if not isinstance(source, _InputLayer) or node.layer.kind not in ("conv2d", "max_pool2d", "avg_pool2d"):
+            continue
+        shape = tuple(source.shape)
+        if len(shape) != 3 or not (shape[2] in (3, 4) or (shape[2] == 1 and shape[0] == shape[1])):
+            continue
+        height, width, channels = shape
+        if min(height, width) > channels:
+            warnings.warn(
+                f"input={shape}: channels come first, so this is {height} channels of {width} x {channels}; images of "
+                f"{height} x {width} with {channels} channels are input={(channels, height, width)}, and samples "
+                "x.transpose(0, 3, 1, 2)",
+                stacklevel=stacklevel,
+            )
+            return
 
 
 class Model:
@@ -79,6 +102,7 @@ class Model:
                 raise ValueError(f"outputs depends on {node.layer!r}, which is not the network's input")
         if inputs not in order:
             raise ValueError(f"outputs does not depend on the network's input {inputs.layer!r}")
+        _warn_of_channels_last(order, 3 if type(self) is Model else 4)
         self._layers: list[tuple[Layer, str, tuple[int, ...]]] = []
         names = self._names(order)
         number_of = {id(node): i for i, node in enumerate(order)}

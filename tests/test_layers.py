@@ -191,3 +191,19 @@ def test_a_model_can_be_copied_and_pickled(again):
         assert gg.Trainer(other).weights_sha256() == gg.Trainer(net).weights_sha256()
         net.load_weights(net.graph.initial_weights(6))
         assert gg.Trainer(other).weights_sha256() != gg.Trainer(net).weights_sha256()
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [((32, 32, 3), True), ((20, 30, 4), True), ((28, 28, 1), True), ((3, 32, 32), False), ((64, 20, 1), False)],
+)
+def test_an_input_with_its_channels_last_is_warned_of(shape, said, recwarn):
+    gg.Sequential([gg.Conv2d(2, 1), gg.Flatten(), gg.Linear(2)], input=shape)
+    gg.Model(x := gg.Input(shape), gg.MaxPool2d(1)(x))
+    gg.Sequential([gg.Flatten(), gg.Linear(2)], input=shape)
+    found = [str(one.message) for one in recwarn]
+    assert len(found) == (2 if said else 0)
+    for text in found:
+        assert "channels come first" in text and f"input={(shape[2], *shape[:2])}" in text
+        assert "x.transpose(0, 3, 1, 2)" in text
+    assert all(one.filename == __file__ for one in recwarn)

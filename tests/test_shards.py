@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import _core
+from gossipgrad import _core, cli
 
 
 def net():
@@ -353,3 +353,14 @@ def test_class_weights_of_a_binary_loss():
         other.fit(x, y, class_weight={0: 2.0}, batch_size=4, progress=False)
     with pytest.raises(ValueError, match="train has weights of its own"):
         gg.Trainer(net()).fit(gg.Dataset(x, y, sample_weight=y, name="train"), sample_weight=y, progress=False)
+
+
+def test_shard_on_the_command_line(tmp_path):
+    words = ["train", "--model", "mlp", "--dataset", "synthetic", "--epochs", "1", "--batch-size", "500", "--quiet"]
+    found = {}
+    for shard in ("interleaved", "contiguous"):
+        path = tmp_path / shard
+        assert cli.main([*words, "--virtual-ranks", "2", "--shard", shard, "--report", str(path)]) == 0
+        report = gg.History.read(path)
+        found[report.settings["shard"]] = report.weights_sha256
+    assert set(found) == {"interleaved", "contiguous"} and found["interleaved"] != found["contiguous"]
