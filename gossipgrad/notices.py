@@ -67,7 +67,7 @@ def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) 
             f"train: {what}: the samples look sorted by class, and shard='contiguous' gives each rank a run of them. "
             "shard='interleaved' divides them evenly; or let them move (shuffle_samples=True, where the strategy has "
             "it)",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -82,7 +82,7 @@ def unscaled_pixels(rank: int, train: Dataset, validation: Dataset | None) -> No
         warnings.warn(
             f"{argument}: uint8 samples of 0..{highest} are used as they are; if they are pixels, "
             "gg.data.Dataset(x, y, scale=1/255) makes them 0..1",
-            stacklevel=3,
+            stacklevel=4,
         )
         return
 
@@ -93,7 +93,7 @@ def nothing_to_train(rank: int, name: str, epoch: int, epochs: int) -> None:
         warnings.warn(
             f"resume={name!r}: it was saved after epoch {epoch}, and epochs={epochs} is all that is wanted; nothing is "
             "trained",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -104,4 +104,4 @@ def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:
         pairs = ", ".join(f"{key} {saved[key]!r} -> {here[key]!r}" for key in changed)
         if "optimizer" in changed:
             pairs += "; the optimizer's moments begin at zero"
-        warnings.warn(f"{name}: goes on with other settings than it was saved with: {pairs}", stacklevel=4)
+        warnings.warn(f"{name}: goes on with other settings than it was saved with: {pairs}", stacklevel=5)

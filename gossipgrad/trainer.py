@@ -481,7 +481,7 @@ class Trainer(Replicas):
             warnings.warn(
                 f"trace={self.trace} spans a rank: rank {lost.index(max(lost))} had {max(lost)} more; "
                 f"the oldest are not in {os.fspath(path)}",
-                stacklevel=2,
+                stacklevel=3,
             )
 
 

@@ -302,3 +302,15 @@ def test_contiguous_shards_of_two_sorted_classes_are_warned_of():
     for labels in (np.repeat([0, 1], 20), np.repeat(np.eye(2), 20, axis=0)):
         with pytest.warns(UserWarning, match="20 samples of 1 classes only, of 2 in the set.*shard='interleaved'"):
             trainer.fit(x, labels, batch_size=5, progress=False, shard="contiguous")
+
+
+def test_warnings_of_fit_are_said_of_the_line_that_called_it(tmp_path, recwarn):
+    x, y = np.full((40, 3), 9, np.uint8), np.repeat([0, 1], 20)
+    trainer = gg.Trainer(gg.Sequential([gg.Linear(2)], input=(3,)), comm=gg.VirtualCluster(2))
+    trainer.fit(x, y, batch_size=5, progress=False, shard="contiguous")
+    trainer.save(tmp_path / "c")
+    trainer.fit(x, y, batch_size=4, epochs=1, progress=False, resume=tmp_path / "c")
+    said = [str(one.message) for one in recwarn]
+    for words in ("sorted by class", "uint8 samples", "goes on with other settings"):
+        assert any(words in text for text in said), said
+    assert {one.filename for one in recwarn} == {__file__}
