@@ -13,14 +13,14 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from gossipgrad import agreement, checkpoint_files
 from gossipgrad.errors import choice, counted, did_you_mean, flag, integer, number
 from gossipgrad.history import Record, flat, lookup
-from gossipgrad.outputs import best_path
+from gossipgrad.outputs import Output, best_path, check_path
 
 if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer
@@ -59,6 +59,10 @@ class Progress:
 
 class Callback:
     """The base; every method may be left out."""
+
+    def outputs(self) -> Sequence[Output]:
+        """Files that it will write; fit refuses, before it trains, what cannot be written or overwrites another one."""
+        return ()
 
     def on_fit_begin(self, trainer: Trainer) -> None:
         """Before the first epoch. trainer.history holds the epochs before a resume."""
@@ -291,10 +295,13 @@ class Checkpoint(_Monitor):
         save_best: bool = True,
     ) -> None:
         super().__init__(monitor, mode, 0.0)
-        self.path = os.fspath(path)
+        self.path = check_path("path", path)
         self.best_path = best_path(self.path)
         self.save_last, self.save_best = flag("save_last", save_last), flag("save_best", save_best)
         self._locks: list[str] = []
+
+    def outputs(self) -> Sequence[Output]:
+        return [Output("checkpoint", self.path, checkpoint=True)]
 
     def on_fit_begin(self, trainer: Trainer) -> None:
         super().on_fit_begin(trainer)
@@ -325,9 +332,12 @@ class _FileLogger(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = check_path("path", path)
         self.failure: str | None = None
         self._file: IO[str] | None = None
+
+    def outputs(self) -> Sequence[Output]:
+        return [Output(type(self).__name__, self.path)]
 
     def _write(self, lines: Callable[[], str], opened: bool = False) -> None:
         """Write what `lines` gives; opened: to a new file."""

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
+from gossipgrad.outputs import check_path
+
 STALE = 60.0  # seconds: a younger temporary file may have been made just now, and not be locked yet
 
 
@@ -22,8 +24,9 @@ def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:
     A link is followed: its target is replaced, the link stays. What is there and no regular file, as /dev/stdout or a
     named pipe, is written to and never replaced. A file that is replaced hands on its mode; a new one has that of the
     umask. Temporary files beside `path` that a killed process left are removed. OSError: nothing is changed.
+    ValueError: an empty path.
     """
-    path = os.path.realpath(os.fspath(path))
+    path = os.path.realpath(check_path("path", path))
     try:
         before = os.stat(path)
     except FileNotFoundError:

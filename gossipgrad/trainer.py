@@ -24,6 +24,7 @@ from gossipgrad import (
     loop,
     notices,
     optim,
+    outputs,
     safetensors,
     strategies,
     trace,
@@ -167,6 +168,11 @@ class Trainer(Replicas):
             if class_weight is not None:
                 train_set.check_class_weight(class_weight, self.loss, self.net.output_shape)
             actors = loop.with_defaults(callbacks, progress, self.optimizer.timing)
+            if resume is not None:
+                outputs.check_path("resume", resume)
+            if self.rank == 0:  # which alone writes most of them
+                wanted = [output for actor in actors for output in actor.outputs()]
+                outputs.check(wanted, {} if resume is None else {"resume": resume})
             whole = (
                 "Every rank gives the same whole sets: fit divides them among the ranks. "
                 "Where each brings its own part, sharded=True says so"
@@ -423,7 +429,7 @@ class Trainer(Replicas):
         save. CheckpointError: not written.
         """
         with self.agreed() as one:
-            one.facts = {"path": os.fspath(path), "step": self.step}
+            one.facts = {"path": outputs.check_path("path", path), "step": self.step}
         checkpoint.save(self, path)
 
     @classmethod
@@ -475,7 +481,7 @@ class Trainer(Replicas):
         says so, and the file ("spans_lost", by rank).
         """
         with self.agreed() as one:
-            one.facts = {"path": os.fspath(path)}
+            one.facts = {"path": outputs.check_path("path", path)}
         lost = trace.write(self, path)
         if self.rank == 0 and any(lost):
             warnings.warn(

@@ -7,6 +7,7 @@ import os
 import pytest
 from test_cli import QUICK, cli_run
 
+import gossipgrad as gg
 from gossipgrad import outputs
 from gossipgrad.outputs import Output
 
@@ -97,3 +98,27 @@ def test_an_empty_path_of_compare(capsys):
     for words in (["--report-dir", ""], ["--report-dir", "x", "--data", ""]):
         code, _, err = cli_run(capsys, "compare", *words)
         assert code == 2 and f"{words[-2]}: empty; allowed: a path" in err
+
+
+def test_callbacks_are_checked_before_training(tmp_path):
+    """All of a fit together, before it trains; an empty path already when it is given."""
+    train, _ = gg.data.synthetic((4,), 3, 40, 8)
+    trainer = gg.Trainer(gg.Sequential([gg.Linear(3)], input=(4,)))
+    x, best = tmp_path / "x.csv", tmp_path / "x.best.csv"
+    for callbacks, resume, words in (
+        ([gg.CSVLogger(x), gg.JSONLLogger(x)], None, "JSONLLogger='.*x.csv': the same file as CSVLogger='"),
+        ([gg.Checkpoint(x), gg.CSVLogger(best)], None, "CSVLogger='.*': the same file as checkpoint='.*best epoch"),
+        ([gg.CSVLogger(x)], x, "CSVLogger='.*': would overwrite resume='"),
+        ([gg.CSVLogger(tmp_path)], None, "CSVLogger='.*': is a folder"),
+        ([gg.Checkpoint("/proc/c")], None, "checkpoint='/proc/c': /proc cannot be written to"),
+        ([], "", "resume='': empty"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            trainer.fit(train, batch_size=5, callbacks=callbacks, resume=resume, progress=False)
+    assert trainer.step == 0 and not list(tmp_path.iterdir())
+    callbacks = [gg.CSVLogger(x), gg.Checkpoint(tmp_path / "c")]
+    history = trainer.fit(train, batch_size=5, callbacks=callbacks, progress=False)
+    assert len(history) == 1 and x.exists()
+    for make in (gg.CSVLogger, gg.JSONLLogger, gg.Checkpoint, history.write, trainer.save, trainer.write_trace):
+        with pytest.raises(ValueError, match="^path='': empty; allowed: a path"):
+            make("")
