@@ -61,10 +61,10 @@ void gg_free(void *block) {
 
 gg_status gg_strdup(const char *text, char **out) {
     *out = NULL;
-    void *copy;
+    char *copy = NULL;
     size_t bytes = strlen(text) + 1;
     gg_status status = gg_alloc(bytes, "a text", &copy);
-    if (status == GG_OK) *out = memcpy(copy, text, bytes);
+    if (copy != NULL) *out = memcpy(copy, text, bytes);
     return status;
 }
 

@@ -97,7 +97,7 @@ static int split_run(int first, int n, int size, int begin[2], int length[2]) {
     return length[1] > 0 ? 2 : 1;
 }
 
-static gg_status gather_all(gg_transport *transport, const void *data, size_t bytes, int tag, void *out) {
+static gg_status collective_gather_all(gg_transport *transport, const void *data, size_t bytes, int tag, void *out) {
     gg_status status = GG_OK;
     gg_request receives[2] = {0}, sends[2] = {0};
     int p = transport->size, rank = transport->rank, begin[2], length[2];
@@ -131,12 +131,12 @@ cleanup:
 }
 
 gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, void *out) {
-    return gather_all(transport, data, bytes, TAG_GATHER, out);
+    return collective_gather_all(transport, data, bytes, TAG_GATHER, out);
 }
 
 gg_status gg_agree(gg_transport *transport, const void *data, size_t bytes, void *out) {
     const int64_t bytes_sent = transport->bytes_sent, messages_sent = transport->messages_sent;
-    gg_status status = gather_all(transport, data, bytes, TAG_AGREE, out);
+    gg_status status = collective_gather_all(transport, data, bytes, TAG_AGREE, out);
     transport->bytes_sent = bytes_sent;
     transport->messages_sent = messages_sent;
     return status;

@@ -14,16 +14,15 @@ gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads,
     const gg_cpu_kernels *kernels = gg_cpu_kernels_for(isa);
     if (kernels == NULL || !gg_cpu_supports(isa))
         return gg_fail(GG_ERROR_UNSUPPORTED, "no kernels for the instruction set %s here", gg_isa_name(isa));
-    void *block;
+    gg_cpu_device *made;
     if (bytes < sizeof(gg_cpu_device)) bytes = sizeof(gg_cpu_device);
-    gg_status status = gg_calloc(1, bytes, "a CPU device", &block);
+    gg_status status = gg_calloc(1, bytes, "a CPU device", &made);
     if (status != GG_OK) return status;
-    gg_cpu_device *device = block;
-    device->head.table = table;
-    device->head.isa = isa;
-    device->head.threads = threads;
-    device->kernels = kernels;
-    *out = &device->head;
+    made->head.table = table;
+    made->head.isa = isa;
+    made->head.threads = threads;
+    made->kernels = kernels;
+    *out = &made->head;
     return GG_OK;
 }
 
@@ -33,57 +32,27 @@ const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device) {
     return ((const gg_cpu_device *)device)->kernels;
 }
 
-/* One call that is being split. */
-typedef struct job {
-    gg_cpu_device *device;
-    size_t n, grain;
-    const void *args;
-    gg_dtype wire;
-    float share;
-    const float *a, *b;
-    const void *received;
-    float *out;
-    uint16_t *narrow_out;
-    const float *const *source;
-    const uint16_t *const *narrow_source;
-    const float *scale;
-    int sources;
-    bool to_lanes;
-    int64_t samples, values;
-} job;
-
 int gg_cpu_threads_for(const gg_device *device, size_t work) {
     const size_t useful = work / WORTH_A_THREAD;
     if (useful < 2) return 1;
     return useful < (size_t)device->threads ? (int)useful : device->threads;
 }
 
-static void cpu_run(job *j, size_t work, gg_parallel_fn fn) {
-    gg_parallel_run(gg_cpu_threads_for(&j->device->head, work), fn, j);
+/* The part of n elements, in whole lanes, that a thread works on. */
+typedef struct part {
+    size_t begin, end, count;
+} part;
+
+static part cpu_part_of(size_t n, int thread, int threads) {
+    part p;
+    gg_parallel_split(n, GG_LANES, thread, threads, &p.begin, &p.end);
+    p.count = p.end - p.begin;
+    return p;
 }
 
-static void loss_part(void *context, int thread, int threads) {
-    job *j = context;
-    const gg_loss_args *args = j->args;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    double sum = 0;
-    int64_t correct = 0;
-    if (begin < end) j->device->kernels->loss->loss[args->kind](args, (int64_t)begin, (int64_t)end, &sum, &correct);
-    j->device->partial[thread] = sum;
-    j->device->partial_count[thread] = correct;
-}
-
-void gg_cpu_loss(gg_device *device, gg_loss_args *args) {
-    job j = {.device = (gg_cpu_device *)device, .n = (size_t)args->batch, .args = args};
-    const int threads = gg_cpu_threads_for(device, (size_t)(args->batch * args->features));
-    gg_parallel_run(threads, loss_part, &j);
-    args->loss_sum = 0;
-    args->correct = 0;
-    for (int i = 0; i < threads; ++i) {
-        args->loss_sum += j.device->partial[i];
-        args->correct += j.device->partial_count[i];
-    }
+/* Each entry of the table below is split among the device's threads: what they share lies in a struct of its own. */
+static void run_parts(const gg_cpu_device *device, size_t work, gg_parallel_fn fn, void *call) {
+    gg_parallel_run(gg_cpu_threads_for(&device->head, work), fn, call);
 }
 
 static const float *cpu_offset(const float *p, size_t n) { return p != NULL ? p + n : NULL; }
@@ -93,208 +62,316 @@ static const void *wire_offset(gg_dtype wire, const void *p, size_t n) {
     return p != NULL ? (const char *)p + n * gg_dtype_size(wire) : NULL;
 }
 
+typedef struct loss_call {
+    gg_cpu_device *device;
+    const gg_loss_args *args;
+} loss_call;
+
+static void loss_part(void *context, int thread, int threads) {
+    const loss_call *c = context;
+    const part p = cpu_part_of((size_t)c->args->batch, thread, threads);
+    double sum = 0;
+    int64_t correct = 0;
+    if (p.count > 0)
+        c->device->kernels->loss->loss[c->args->kind](c->args, (int64_t)p.begin, (int64_t)p.end, &sum, &correct);
+    c->device->partial[thread] = sum;
+    c->device->partial_count[thread] = correct;
+}
+
+void gg_cpu_loss(gg_device *device, gg_loss_args *args) {
+    loss_call call = {.device = (gg_cpu_device *)device, .args = args};
+    const int threads = gg_cpu_threads_for(device, (size_t)(args->batch * args->features));
+    gg_parallel_run(threads, loss_part, &call);
+    args->loss_sum = 0;
+    args->correct = 0;
+    for (int i = 0; i < threads; ++i) {
+        args->loss_sum += call.device->partial[i];
+        args->correct += call.device->partial_count[i];
+    }
+}
+
+typedef struct update_call {
+    gg_cpu_device *device;
+    const gg_update_args *args;
+} update_call;
+
 static void update_part(void *context, int thread, int threads) {
-    const job *j = context;
-    gg_update_args args = *(const gg_update_args *)j->args;
-    size_t begin, end;
-    gg_parallel_split(args.n, GG_LANES, thread, threads, &begin, &end);
-    args.n = end - begin;
-    args.grad += begin;
-    args.weight += begin;
-    if (args.momentum != NULL) args.momentum += begin;
-    if (args.square != NULL) args.square += begin;
-    args.momentum_before = wire_offset(args.wire, args.momentum_before, begin);
-    args.weight_after = wire_offset(args.wire, args.weight_after, begin);
-    args.square_before = wire_offset(args.wire, args.square_before, begin);
-    args.square_copy = (void *)wire_offset(args.wire, args.square_copy, begin);
-    args.weight_copy = (void *)wire_offset(args.wire, args.weight_copy, begin);
-    args.momentum_copy = (void *)wire_offset(args.wire, args.momentum_copy, begin);
-    if (args.compute_copy != NULL) args.compute_copy += begin;
-    j->device->kernels->arena->update(&args);
+    const update_call *c = context;
+    gg_update_args args = *c->args;
+    const part p = cpu_part_of(args.n, thread, threads);
+    args.n = p.count;
+    args.grad += p.begin;
+    args.weight += p.begin;
+    if (args.momentum != NULL) args.momentum += p.begin;
+    if (args.square != NULL) args.square += p.begin;
+    args.momentum_before = wire_offset(args.wire, args.momentum_before, p.begin);
+    args.weight_after = wire_offset(args.wire, args.weight_after, p.begin);
+    args.square_before = wire_offset(args.wire, args.square_before, p.begin);
+    args.square_copy = (void *)wire_offset(args.wire, args.square_copy, p.begin);
+    args.weight_copy = (void *)wire_offset(args.wire, args.weight_copy, p.begin);
+    args.momentum_copy = (void *)wire_offset(args.wire, args.momentum_copy, p.begin);
+    if (args.compute_copy != NULL) args.compute_copy += p.begin;
+    c->device->kernels->arena->update(&args);
 }
 
 void gg_cpu_update(gg_device *device, const gg_update_args *args) {
-    job j = {.device = (gg_cpu_device *)device, .args = args};
-    cpu_run(&j, args->n, update_part);
+    update_call call = {.device = (gg_cpu_device *)device, .args = args};
+    run_parts(call.device, args->n, update_part, &call);
 }
 
+typedef struct mix_call {
+    gg_cpu_device *device;
+    size_t n;
+    gg_dtype wire;
+    float share;
+    const float *base;
+    const void *received;
+    const float *sent;
+    float *out;
+} mix_call;
+
 static void mix_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->mix(end - begin, j->wire, j->share, j->a + begin,
-                                   wire_offset(j->wire, j->received, begin), j->b + begin, j->out + begin);
+    const mix_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->kernels->arena->mix(p.count, c->wire, c->share, c->base + p.begin,
+                                   wire_offset(c->wire, c->received, p.begin), c->sent + p.begin, c->out + p.begin);
 }
 
 void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                 const float *sent, float *out) {
-    job j = {.device = (gg_cpu_device *)device,
-             .n = n,
-             .wire = wire,
-             .share = share,
-             .a = base,
-             .received = received,
-             .b = sent,
-             .out = out};
-    cpu_run(&j, n, mix_part);
+    mix_call call = {.device = (gg_cpu_device *)device,
+                     .n = n,
+                     .wire = wire,
+                     .share = share,
+                     .base = base,
+                     .received = received,
+                     .sent = sent,
+                     .out = out};
+    run_parts(call.device, n, mix_part, &call);
 }
 
+typedef struct halve_call {
+    gg_cpu_device *device;
+    size_t n;
+    gg_dtype wire;
+    const float *own;
+    const void *received;
+    float *out;
+} halve_call;
+
 static void halve_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->halve(end - begin, j->wire, j->a + begin, wire_offset(j->wire, j->received, begin),
-                                     j->out + begin);
+    const halve_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->kernels->arena->halve(p.count, c->wire, c->own + p.begin, wire_offset(c->wire, c->received, p.begin),
+                                     c->out + p.begin);
 }
 
 void gg_cpu_halve(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received, float *out) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .wire = wire, .a = own, .received = received, .out = out};
-    cpu_run(&j, n, halve_part);
+    halve_call call = {
+        .device = (gg_cpu_device *)device, .n = n, .wire = wire, .own = own, .received = received, .out = out};
+    run_parts(call.device, n, halve_part, &call);
 }
 
+typedef struct narrow_call {
+    gg_cpu_device *device;
+    size_t n;
+    const float *in;
+    uint16_t *out;
+} narrow_call;
+
 static void narrow_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->narrow(end - begin, j->a + begin, j->narrow_out + begin);
+    const narrow_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->kernels->arena->narrow(p.count, c->in + p.begin, c->out + p.begin);
 }
 
 void gg_cpu_narrow(gg_device *device, size_t n, const float *in, uint16_t *out) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .a = in, .narrow_out = out};
-    cpu_run(&j, n, narrow_part);
+    narrow_call call = {.device = (gg_cpu_device *)device, .n = n, .in = in, .out = out};
+    run_parts(call.device, n, narrow_part, &call);
 }
 
+typedef struct widen_call {
+    gg_cpu_device *device;
+    size_t n;
+    const uint16_t *in;
+    float *out;
+} widen_call;
+
 static void widen_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->widen(end - begin, (const uint16_t *)j->received + begin, j->out + begin);
+    const widen_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->kernels->arena->widen(p.count, c->in + p.begin, c->out + p.begin);
 }
 
 void gg_cpu_widen(gg_device *device, size_t n, const uint16_t *in, float *out) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .received = in, .out = out};
-    cpu_run(&j, n, widen_part);
+    widen_call call = {.device = (gg_cpu_device *)device, .n = n, .in = in, .out = out};
+    run_parts(call.device, n, widen_part, &call);
 }
 
 static void widen_add_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->widen_add(end - begin, (const uint16_t *)j->received + begin, j->out + begin);
+    const widen_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->kernels->arena->widen_add(p.count, c->in + p.begin, c->out + p.begin);
 }
 
 void gg_cpu_widen_add(gg_device *device, size_t n, const uint16_t *in, float *out) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .received = in, .out = out};
-    cpu_run(&j, n, widen_add_part);
+    widen_call call = {.device = (gg_cpu_device *)device, .n = n, .in = in, .out = out};
+    run_parts(call.device, n, widen_add_part, &call);
 }
 
+typedef struct weighted_sum_call {
+    gg_cpu_device *device;
+    size_t n;
+    int sources;
+    const float *const *source;
+    const float *scale;
+    float *out;
+} weighted_sum_call;
+
 static void weighted_sum_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->weighted_sum(begin, end, j->sources, j->source, j->scale, j->out);
+    const weighted_sum_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->kernels->arena->weighted_sum(p.begin, p.end, c->sources, c->source, c->scale, c->out);
 }
 
 void gg_cpu_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,
                          float *out) {
-    job j = {
+    weighted_sum_call call = {
         .device = (gg_cpu_device *)device, .n = n, .sources = sources, .source = source, .scale = scale, .out = out};
-    cpu_run(&j, n, weighted_sum_part);
+    run_parts(call.device, n, weighted_sum_part, &call);
 }
 
-static void sum_squares_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->partial[thread] =
-        j->device->kernels->arena->sum_squares(end - begin, j->a + begin, cpu_offset(j->b, begin));
-}
+typedef struct narrow_sum_call {
+    gg_cpu_device *device;
+    size_t n;
+    int sources;
+    const uint16_t *const *source;
+    const float *scale;
+    float *out;
+    uint16_t *rounded;
+} narrow_sum_call;
 
 static void narrow_sum_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->narrow_sum(begin, end, j->sources, j->narrow_source, j->scale, j->out, j->narrow_out);
+    const narrow_sum_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->kernels->arena->narrow_sum(p.begin, p.end, c->sources, c->source, c->scale, c->out, c->rounded);
 }
 
 void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
                        float *out, uint16_t *rounded) {
-    job j = {.device = (gg_cpu_device *)device,
-             .n = n,
-             .sources = sources,
-             .narrow_source = source,
-             .scale = scale,
-             .out = out,
-             .narrow_out = rounded};
-    cpu_run(&j, n, narrow_sum_part);
+    narrow_sum_call call = {.device = (gg_cpu_device *)device,
+                            .n = n,
+                            .sources = sources,
+                            .source = source,
+                            .scale = scale,
+                            .out = out,
+                            .rounded = rounded};
+    run_parts(call.device, n, narrow_sum_part, &call);
 }
 
+typedef struct narrow_difference_call {
+    gg_cpu_device *device;
+    size_t n;
+    const float *a;
+    const uint16_t *b;
+    uint16_t *out;
+} narrow_difference_call;
+
 static void narrow_difference_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->kernels->arena->narrow_difference(end - begin, j->a + begin, (const uint16_t *)j->received + begin,
-                                                 j->narrow_out + begin);
+    const narrow_difference_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->kernels->arena->narrow_difference(p.count, c->a + p.begin, c->b + p.begin, c->out + p.begin);
 }
 
 void gg_cpu_narrow_difference(gg_device *device, size_t n, const float *a, const uint16_t *b, uint16_t *out) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .a = a, .received = b, .narrow_out = out};
-    cpu_run(&j, n, narrow_difference_part);
+    narrow_difference_call call = {.device = (gg_cpu_device *)device, .n = n, .a = a, .b = b, .out = out};
+    run_parts(call.device, n, narrow_difference_part, &call);
+}
+
+typedef struct sum_squares_call {
+    gg_cpu_device *device;
+    size_t n;
+    const float *a, *b; /* b: NULL, or subtracted from a */
+} sum_squares_call;
+
+static void sum_squares_part(void *context, int thread, int threads) {
+    const sum_squares_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->partial[thread] =
+        c->device->kernels->arena->sum_squares(p.count, c->a + p.begin, cpu_offset(c->b, p.begin));
 }
 
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .a = a, .b = b};
+    sum_squares_call call = {.device = (gg_cpu_device *)device, .n = n, .a = a, .b = b};
     const int threads = gg_cpu_threads_for(device, n);
-    gg_parallel_run(threads, sum_squares_part, &j);
+    gg_parallel_run(threads, sum_squares_part, &call);
     double sum = 0;
-    for (int i = 0; i < threads; ++i) sum += j.device->partial[i];
+    for (int i = 0; i < threads; ++i) sum += call.device->partial[i];
     return sum;
 }
 
+typedef struct all_finite_call {
+    gg_cpu_device *device;
+    size_t n;
+    const float *a;
+} all_finite_call;
+
 static void all_finite_part(void *context, int thread, int threads) {
-    const job *j = context;
-    size_t begin, end;
-    gg_parallel_split(j->n, GG_LANES, thread, threads, &begin, &end);
-    j->device->partial_count[thread] = j->device->kernels->arena->all_finite(end - begin, j->a + begin);
+    const all_finite_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->partial_count[thread] = c->device->kernels->arena->all_finite(p.count, c->a + p.begin);
 }
 
 bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a) {
-    job j = {.device = (gg_cpu_device *)device, .n = n, .a = a};
+    all_finite_call call = {.device = (gg_cpu_device *)device, .n = n, .a = a};
     const int threads = gg_cpu_threads_for(device, n);
-    gg_parallel_run(threads, all_finite_part, &j);
+    gg_parallel_run(threads, all_finite_part, &call);
     bool finite = true;
-    for (int i = 0; i < threads; ++i) finite = finite && j.device->partial_count[i] != 0;
+    for (int i = 0; i < threads; ++i) finite = finite && call.device->partial_count[i] != 0;
     return finite;
 }
 
+typedef struct gather_call {
+    gg_cpu_device *device;
+    const gg_gather_args *args;
+    size_t n, grain; /* what is split: values in lanes, or samples */
+} gather_call;
+
 static void gather_part(void *context, int thread, int threads) {
-    const job *j = context;
-    const gg_gather_args *args = j->args;
+    const gather_call *c = context;
     size_t begin, end;
-    gg_parallel_split(j->n, j->grain, thread, threads, &begin, &end);
-    if (begin < end) j->device->kernels->layout->gather(args, (int64_t)begin, (int64_t)end);
+    gg_parallel_split(c->n, c->grain, thread, threads, &begin, &end);
+    if (begin < end) c->device->kernels->layout->gather(c->args, (int64_t)begin, (int64_t)end);
 }
 
 void gg_cpu_gather(gg_device *device, const gg_gather_args *args) {
     const bool lanes = args->layout == GG_LAYOUT_BATCH_LAST;
-    job j = {.device = (gg_cpu_device *)device, .args = args};
-    j.n = (size_t)(lanes ? args->values : args->n);
-    j.grain = lanes ? GG_LANES : 1;
-    cpu_run(&j, (size_t)(args->n * args->values), gather_part);
+    gather_call call = {.device = (gg_cpu_device *)device,
+                        .args = args,
+                        .n = (size_t)(lanes ? args->values : args->n),
+                        .grain = lanes ? GG_LANES : 1};
+    run_parts(call.device, (size_t)(args->n * args->values), gather_part, &call);
 }
 
+typedef struct transpose_call {
+    gg_cpu_device *device;
+    int64_t samples, values;
+    bool to_lanes;
+    const float *in;
+    float *out;
+} transpose_call;
+
 static void transpose_part(void *context, int thread, int threads) {
-    const job *j = context;
-    const gg_cpu_layout *layout = j->device->kernels->layout;
-    size_t begin, end;
-    gg_parallel_split((size_t)j->values, GG_LANES, thread, threads, &begin, &end);
-    if (begin < end)
-        (j->to_lanes ? layout->to_lanes : layout->from_lanes)(j->samples, j->values, (int64_t)begin, (int64_t)end, j->a,
-                                                              j->out);
+    const transpose_call *c = context;
+    const gg_cpu_layout *layout = c->device->kernels->layout;
+    const part p = cpu_part_of((size_t)c->values, thread, threads);
+    if (p.count == 0) return;
+    (c->to_lanes ? layout->to_lanes : layout->from_lanes)(c->samples, c->values, (int64_t)p.begin, (int64_t)p.end,
+                                                          c->in, c->out);
 }
 
 void gg_cpu_transpose(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out) {
-    job j = {
-        .device = (gg_cpu_device *)device, .samples = n, .values = values, .to_lanes = to_lanes, .a = in, .out = out};
-    cpu_run(&j, (size_t)(n * values), transpose_part);
+    transpose_call call = {
+        .device = (gg_cpu_device *)device, .samples = n, .values = values, .to_lanes = to_lanes, .in = in, .out = out};
+    run_parts(call.device, (size_t)(n * values), transpose_part, &call);
 }

@@ -160,9 +160,8 @@ cleanup:
 /* Every node must lead to the output: a layer that does not would silently never be trained. */
 static gg_status check_reachable(const gg_graph *graph, int output) {
     gg_status status = GG_OK;
-    void *block = NULL;
-    GG_TRY(gg_calloc((size_t)graph->nodes, sizeof(bool), "graph marks", &block));
-    bool *leads = block;
+    bool *leads = NULL;
+    GG_TRY(gg_calloc((size_t)graph->nodes, sizeof *leads, "graph marks", &leads));
     leads[output] = true;
     for (int i = graph->nodes - 1; i >= 0; i--) {
         for (int k = 0; leads[i] && k < graph->node[i].inputs; k++) leads[graph->node[i].input[k]] = true;
@@ -175,7 +174,7 @@ static gg_status check_reachable(const gg_graph *graph, int output) {
         goto cleanup;
     }
 cleanup:
-    gg_free(block);
+    gg_free(leads);
     return status;
 }
 
@@ -209,29 +208,24 @@ static void place_parameters(gg_graph *graph) {
 
 gg_status gg_graph_finish(gg_graph *graph, int output) {
     gg_status status = GG_OK;
-    void *parameter = NULL, *slice = NULL, *layer_node = NULL;
+    const size_t layers = (size_t)graph->layers + 1; /* at least one, so that there are arrays */
     if (graph->finished) return gg_fail(GG_ERROR_STATE, "the graph is already finished");
     if (graph->input < 0) return gg_fail(GG_ERROR_STATE, "the graph has no input");
     if (output < 0 || output >= graph->nodes)
         return gg_fail(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output,
                        graph->nodes - 1);
     GG_TRY(check_reachable(graph, output));
-    if (graph->layers > 0) {
-        GG_TRY(gg_calloc(2 * (size_t)graph->layers, sizeof(gg_parameter), "graph parameters", &parameter));
-        GG_TRY(gg_calloc((size_t)graph->layers, sizeof(gg_slice), "graph layers", &slice));
-        GG_TRY(gg_calloc((size_t)graph->layers, sizeof(int), "graph layers", &layer_node));
-    }
-    graph->parameter = parameter;
-    graph->slice = slice;
-    graph->layer_node = layer_node;
-    parameter = slice = layer_node = NULL;
+    /* Those of a finish that failed before. */
+    gg_free(graph->parameter);
+    gg_free(graph->slice);
+    gg_free(graph->layer_node);
+    GG_TRY(gg_calloc(2 * layers, sizeof *graph->parameter, "graph parameters", &graph->parameter));
+    GG_TRY(gg_calloc(layers, sizeof *graph->slice, "graph layers", &graph->slice));
+    GG_TRY(gg_calloc(layers, sizeof *graph->layer_node, "graph layers", &graph->layer_node));
     place_parameters(graph);
     graph->output = output;
     graph->finished = true;
 cleanup:
-    gg_free(parameter);
-    gg_free(slice);
-    gg_free(layer_node);
     return status;
 }
 

@@ -67,10 +67,15 @@ static void plan_decide(gg_plan *plan, int value, gg_format format) {
 }
 
 static gg_status create_from(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_ERROR_UNSUPPORTED; /* by name: analysers do not see what gg_fail returns */
+    *out = NULL;
     if (device->table->create[desc->kind] == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "table '%s' has no operation %s", device->table->name,
-                       gg_op_kind_name(desc->kind));
-    gg_status status = device->table->create[desc->kind](device, desc, out);
+        (void)gg_fail(status, "table '%s' has no operation %s", device->table->name, gg_op_kind_name(desc->kind));
+    else status = device->table->create[desc->kind](device, desc, out);
+    if (status == GG_OK && *out == NULL) {
+        status = GG_ERROR_BACKEND;
+        (void)gg_fail(status, "table '%s' made no operation %s", device->table->name, gg_op_kind_name(desc->kind));
+    }
     if (status == GG_OK && (*out)->backend == NULL) (*out)->backend = device->table->name;
     return status;
 }

@@ -23,7 +23,7 @@ static int server_of(const gg_centre *s, int chunk) {
 }
 
 /* The elements that lie on a server: chunks [*first, *end), from element *begin on. Returns how many. */
-static size_t part_of(const gg_centre *s, int server, int *first, int *end, size_t *begin) {
+static size_t centre_part_of(const gg_centre *s, int server, int *first, int *end, size_t *begin) {
     *begin = 0;
     for (*first = 0; *first < s->buckets.chunk_count && server_of(s, *first) < server;) ++*first;
     for (*end = *first; *end < s->buckets.chunk_count && server_of(s, *end) == server;) ++*end;
@@ -228,7 +228,7 @@ static gg_status centre_introduce(gg_centre *s) {
     for (int worker = 0; worker < s->workers; ++worker)
         for (int server = first_server(s); server < transport->size; ++server) {
             int first, end;
-            size_t begin, count = part_of(s, server, &first, &end, &begin);
+            size_t begin, count = centre_part_of(s, server, &first, &end, &begin);
             float *data = s->head.env.state->weight + begin;
             if (worker == server || count == 0) continue;
             if (server == transport->rank) data = s->known + (size_t)worker * count;
@@ -423,7 +423,7 @@ cleanup:
 
 static gg_status make_server(gg_centre *s) {
     gg_status status = GG_OK;
-    s->count = part_of(s, s->head.env.transport->rank, &s->first_chunk, &s->end_chunk, &s->begin);
+    s->count = centre_part_of(s, s->head.env.transport->rank, &s->first_chunk, &s->end_chunk, &s->begin);
     if (s->count == 0) goto cleanup;
     GG_TRY(gg_calloc(s->count, sizeof(float), "centre", &s->weight));
     GG_TRY(gg_calloc((size_t)s->workers * s->count, gg_dtype_size(s->wire), "answers of the centre", &s->room));

@@ -28,9 +28,9 @@ static gg_status at_layer(const gg_fc_exchange *x, const gg_fc *fc, gg_status st
 /* ---- which layers ---- */
 
 static const gg_parameter *fc_weight_of(const gg_graph *graph, int layer) {
-    for (int i = 0; i < gg_graph_parameters(graph); ++i)
-        if (gg_graph_parameter(graph, i)->layer == layer) return gg_graph_parameter(graph, i);
-    return NULL;
+    int i = 0;
+    while (gg_graph_parameter(graph, i)->layer != layer) ++i;
+    return gg_graph_parameter(graph, i);
 }
 
 static gg_slice lanes_of(const gg_parameter *weight) {

@@ -56,8 +56,7 @@ static bool push_sum_stale(const gossip_push_sum *g) { return g->gossip.options.
 
 static float *push_sum_arena(const gossip_push_sum *g, int kind) {
     const gg_state *state = g->gossip.head.env.state;
-    float *const arenas[KINDS] = {state->weight, state->momentum, state->square};
-    return arenas[kind];
+    return kind == WEIGHT ? state->weight : kind == MOMENTUM ? state->momentum : state->square;
 }
 
 /* ---- the schedule ---- */

@@ -138,12 +138,12 @@ static void update_halves(gossip_weights *g, gg_update_args *args) {
     void *copy[PARTS] = {args->weight_copy, args->momentum_copy, args->square_copy};
     args->weight_after = args->momentum_before = args->square_before = NULL;
     args->weight_copy = args->momentum_copy = args->square_copy = NULL;
-    for (int i = MOMENTUM; i < g->parts; ++i)
+    for (int i = MOMENTUM; i < PARTS; ++i)
         if (received[i] != NULL) gg_gossip_mix(&g->gossip, args->n, own[i], received[i], NULL, own[i]);
     device->table->update(device, args);
     if (received[WEIGHT] != NULL)
         gg_gossip_mix(&g->gossip, args->n, args->weight, received[WEIGHT], NULL, args->weight);
-    for (int i = 0; i < g->parts; ++i) {
+    for (int i = 0; i < PARTS; ++i) {
         if (copy[i] == NULL) continue;
         if (args->wire == GG_BFLOAT16) device->table->narrow(device, args->n, own[i], copy[i]);
         else memcpy(copy[i], own[i], args->n * sizeof(float));
@@ -250,6 +250,7 @@ static const gg_strategy_table table = {"gossipgrad",          gossip_weights_be
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     gossip_weights *g = NULL;
+    int parts = 0;
 
     GG_TRY(gg_calloc(1, sizeof *g, "strategy", &g));
     g->gossip.head.table = &table;
@@ -261,11 +262,12 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     if (env->transport->size > 1) {
         /* Adam's moments travel together: a first moment that is mixed into one whose second moment is still 0 is
          * divided by eps alone. */
-        g->parts = 1;
-        while (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM && g->parts < PARTS && g->part[g->parts].own != NULL)
-            g->parts++;
+        parts = 1;
+        while (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM && parts < PARTS && g->part[parts].own != NULL)
+            parts++;
     }
-    for (int i = 0; i < g->parts; ++i) {
+    g->parts = parts;
+    for (int i = 0; i < parts; ++i) {
         GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->part[i].mixed));
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, true, options->wire, &g->part[i].stream));
         g->part[i].stream.name = (const char *const[]){"weights", "momentum", "second moment"}[i];

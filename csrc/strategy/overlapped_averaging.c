@@ -405,7 +405,7 @@ cleanup:
     return status;
 }
 
-static gg_status gather_all(overlapped_averaging *s) {
+static gg_status overlapped_gather_all(overlapped_averaging *s) {
     gg_status status = GG_OK;
     for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(overlapped_gather(s, i, true));
 cleanup:
@@ -424,7 +424,7 @@ static gg_status overlapped_end(gg_strategy *strategy) {
         GG_TRY(overlapped_reduce(s, i, true));
         GG_TRY(send_weights(s, i));
     }
-    if (!s->overlap) GG_TRY(gather_all(s));
+    if (!s->overlap) GG_TRY(overlapped_gather_all(s));
 cleanup:
     return status;
 }
@@ -433,7 +433,7 @@ cleanup:
 static gg_status overlapped_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
-    GG_TRY(gather_all(s));
+    GG_TRY(overlapped_gather_all(s));
     for (int i = 0; i < s->buckets.chunk_count; ++i)
         for (int r = 0; r < strategy->env.transport->size; ++r)
             GG_TRY(at_chunk(s, i, gg_strategy_wait(strategy, overlapped_request_of(s, i, WEIGHT_OUT, r))));

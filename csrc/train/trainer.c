@@ -15,33 +15,15 @@ struct gg_trainer {
     gg_replica **replica;
 };
 
-/* What a call does on each local rank: the arguments of whichever function runs. */
-typedef struct call {
-    gg_trainer *trainer;
-    const gg_dataset *const *sets;
-    const gg_data_options *data;
-    gg_evaluation_kind kind;
-    int64_t number, batch;
-    gg_arena arena;
-    const float *const *samples;
-    const void *const *targets;
-    const int64_t *n;
-    int steps;
-    double *doubles;
-    float *floats;
-    gg_epoch_summary *summary;
-    gg_evaluation *evaluations;
-    bool (*watch)(void *context);
-    void *context;
-    gg_sample_audit *audit;
-} call;
+/* Each call below runs a function on each local rank, whose arguments, in a struct of their own, it shares with them.
+ */
 
 gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local) { return trainer->replica[local]; }
 
 /* ---- life ---- */
 
 static gg_status trainer_create(void *context, int local) {
-    gg_trainer *t = ((call *)context)->trainer;
+    gg_trainer *t = context;
     gg_replica_options options = t->options;
     options.transport = gg_team_transport(t->team, local);
     return gg_replica_create(&options, &t->replica[local]);
@@ -62,7 +44,7 @@ gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg
         GG_TRY(gg_team_link(team, gg_graph_arena_count(options->graph) * sizeof(float), &link));
         t->options.link = &link;
     }
-    GG_TRY(gg_team_run(team, trainer_create, &(call){.trainer = t}));
+    GG_TRY(gg_team_run(team, trainer_create, t));
     t->options.step_seconds = NULL;
     t->options.link = NULL;
     *out = t;
@@ -90,8 +72,14 @@ void gg_trainer_destroy(gg_trainer *t) {
 
 /* ---- the epoch ---- */
 
+typedef struct begin_call {
+    gg_trainer *trainer;
+    const gg_dataset *const *sets; /* of each local rank */
+    const gg_data_options *data;
+} begin_call;
+
 static gg_status trainer_begin(void *context, int local) {
-    call *c = context;
+    begin_call *c = context;
     return gg_replica_begin(c->trainer->replica[local], c->sets[local], c->data);
 }
 
@@ -107,18 +95,23 @@ cleanup:
 gg_status gg_trainer_begin(gg_trainer *t, const gg_dataset *const *sets, const gg_data_options *data) {
     gg_status status = GG_OK;
     GG_TRY(check_sets(t, sets));
-    GG_TRY(gg_team_run(t->team, trainer_begin, &(call){.trainer = t, .sets = sets, .data = data}));
+    GG_TRY(gg_team_run(t->team, trainer_begin, &(begin_call){.trainer = t, .sets = sets, .data = data}));
 cleanup:
     return status;
 }
 
+typedef struct epoch_call {
+    gg_trainer *trainer;
+    int64_t epoch;
+} epoch_call;
+
 static gg_status trainer_epoch(void *context, int local) {
-    call *c = context;
-    return gg_replica_epoch(c->trainer->replica[local], c->number);
+    epoch_call *c = context;
+    return gg_replica_epoch(c->trainer->replica[local], c->epoch);
 }
 
 gg_status gg_trainer_epoch(gg_trainer *t, int64_t number) {
-    return gg_team_run(t->team, trainer_epoch, &(call){.trainer = t, .number = number});
+    return gg_team_run(t->team, trainer_epoch, &(epoch_call){.trainer = t, .epoch = number});
 }
 
 static int64_t steps_done(gg_trainer *t, int local) {
@@ -127,27 +120,34 @@ static int64_t steps_done(gg_trainer *t, int local) {
     return counts.steps;
 }
 
+typedef struct run_call {
+    gg_trainer *trainer;
+    int64_t steps; /* since the beginning of the epoch, at which the run ends; watch_run may lower it */
+    bool (*watch)(void *context);
+    void *context;
+} run_call;
+
 static gg_status trainer_run(void *context, int local) {
     gg_status status = GG_OK;
-    call *c = context;
-    while (steps_done(c->trainer, local) < c->number) GG_TRY(gg_replica_run(c->trainer->replica[local], 1));
+    run_call *c = context;
+    while (steps_done(c->trainer, local) < c->steps) GG_TRY(gg_replica_run(c->trainer->replica[local], 1));
 cleanup:
     return status;
 }
 
 static void watch_run(void *context) {
-    call *c = context;
+    run_call *c = context;
     int64_t most = 0;
     if (c->watch(c->context)) return;
     for (int i = 0; i < c->trainer->local; ++i)
         if (steps_done(c->trainer, i) > most) most = steps_done(c->trainer, i);
-    if (most + 1 < c->number) c->number = most + 1;
+    if (most + 1 < c->steps) c->steps = most + 1;
 }
 
 gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *context), void *context) {
     gg_status status = GG_OK;
     int64_t done = steps_done(t, 0), left = gg_replica_epoch_steps(t->replica[0]) - done;
-    call c = {.trainer = t, .number = done + (steps < left ? steps : left), .watch = watch, .context = context};
+    run_call c = {.trainer = t, .steps = done + (steps < left ? steps : left), .watch = watch, .context = context};
     if (gg_replica_epoch_steps(t->replica[0]) == 0)
         GG_TRY(gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet"));
     GG_TRY(gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS}));
@@ -189,9 +189,14 @@ cleanup:
     return status;
 }
 
+typedef struct end_epoch_call {
+    gg_trainer *trainer;
+    gg_epoch_summary *summary;
+} end_epoch_call;
+
 static gg_status trainer_end_epoch(void *context, int local) {
     gg_status status = GG_OK;
-    call *c = context;
+    end_epoch_call *c = context;
     gg_replica *replica = c->trainer->replica[local];
     gg_progress_counts own;
     gg_epoch_summary summary = {0};
@@ -205,21 +210,29 @@ cleanup:
 }
 
 gg_status gg_trainer_end_epoch(gg_trainer *t, gg_epoch_summary *out) {
-    return gg_team_run(t->team, trainer_end_epoch, &(call){.trainer = t, .summary = out});
+    return gg_team_run(t->team, trainer_end_epoch, &(end_epoch_call){.trainer = t, .summary = out});
 }
 
 /* ---- single steps ---- */
 
+typedef struct step_call {
+    gg_trainer *trainer;
+    const float *const *samples; /* of each local rank, like the next three */
+    const void *const *targets;
+    const int64_t *n;
+    double *losses;
+} step_call;
+
 static gg_status trainer_step(void *context, int local) {
     gg_status status = GG_OK;
-    call *c = context;
+    step_call *c = context;
     gg_replica *replica = c->trainer->replica[local];
     gg_transport *transport = gg_replica_transport(replica);
     int64_t *batches = NULL;
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", &batches));
     GG_TRY(
         gg_replica_at(replica, "batch of each rank", gg_allgather(transport, &c->n[local], sizeof *batches, batches)));
-    GG_TRY(gg_replica_step(replica, c->samples[local], c->targets[local], c->n[local], batches, &c->doubles[local]));
+    GG_TRY(gg_replica_step(replica, c->samples[local], c->targets[local], c->n[local], batches, &c->losses[local]));
 cleanup:
     gg_free(batches);
     return status;
@@ -228,18 +241,27 @@ cleanup:
 gg_status gg_trainer_step(gg_trainer *t, const float *const *samples, const void *const *targets, const int64_t *n,
                           double *losses) {
     return gg_team_run(t->team, trainer_step,
-                       &(call){.trainer = t, .samples = samples, .targets = targets, .n = n, .doubles = losses});
+                       &(step_call){.trainer = t, .samples = samples, .targets = targets, .n = n, .losses = losses});
 }
+
+typedef struct bench_call {
+    gg_trainer *trainer;
+    const float *samples; /* the same on all ranks */
+    const void *targets;
+    int64_t n;
+    int steps;
+    double *seconds; /* of each step, on the first local rank */
+} bench_call;
 
 static gg_status trainer_bench(void *context, int local) {
     gg_status status = GG_OK;
-    call *c = context;
+    bench_call *c = context;
     gg_replica *replica = c->trainer->replica[local];
     double loss;
     for (int i = 0; i < c->steps; ++i) {
         double start = gg_clock_now();
-        GG_TRY(gg_replica_step(replica, c->samples[0], c->targets[0], c->n[0], NULL, &loss));
-        if (local == 0) c->doubles[i] = gg_clock_now() - start;
+        GG_TRY(gg_replica_step(replica, c->samples, c->targets, c->n, NULL, &loss));
+        if (local == 0) c->seconds[i] = gg_clock_now() - start;
     }
 cleanup:
     return status;
@@ -249,30 +271,44 @@ gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targ
                            double *seconds) {
     return gg_team_run(
         t->team, trainer_bench,
-        &(call){.trainer = t, .samples = &samples, .targets = &targets, .n = &n, .steps = steps, .doubles = seconds});
+        &(bench_call){
+            .trainer = t, .samples = samples, .targets = targets, .n = n, .steps = steps, .seconds = seconds});
 }
 
 /* ---- at rest ---- */
 
 static gg_status trainer_settle(void *context, int local) {
-    return gg_replica_settle(((call *)context)->trainer->replica[local]);
+    const gg_trainer *t = context;
+    return gg_replica_settle(t->replica[local]);
 }
 
-gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, trainer_settle, &(call){.trainer = t}); }
+gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, trainer_settle, t); }
+
+typedef struct gather_call {
+    gg_trainer *trainer;
+    gg_arena arena;
+    int receiver; /* the local rank that writes `whole` */
+    float *whole;
+} gather_call;
 
 static gg_status trainer_gather(void *context, int local) {
-    const call *c = context;
-    return gg_replica_gather(c->trainer->replica[local], c->arena, local == c->number ? c->floats : NULL);
+    const gather_call *c = context;
+    return gg_replica_gather(c->trainer->replica[local], c->arena, local == c->receiver ? c->whole : NULL);
 }
 
 gg_status gg_trainer_gather(gg_trainer *t, gg_arena which, int local, float *whole) {
     return gg_team_run(t->team, trainer_gather,
-                       &(call){.trainer = t, .arena = which, .number = local, .floats = whole});
+                       &(gather_call){.trainer = t, .arena = which, .receiver = local, .whole = whole});
 }
+
+typedef struct audit_call {
+    gg_trainer *trainer;
+    gg_sample_audit *audit;
+} audit_call;
 
 static gg_status trainer_audit(void *context, int local) {
     gg_status status = GG_OK;
-    call *c = context;
+    audit_call *c = context;
     gg_sample_audit found;
     GG_TRY(gg_replica_audit(c->trainer->replica[local], &found));
     if (local == 0) *c->audit = found;
@@ -285,40 +321,58 @@ gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
     for (int i = 0; i < t->local; ++i)
         if (gg_replica_slots(t->replica[i]) < 0)
             return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
-    return gg_team_run(t->team, trainer_audit, &(call){.trainer = t, .audit = out});
+    return gg_team_run(t->team, trainer_audit, &(audit_call){.trainer = t, .audit = out});
 }
+
+typedef struct distance_call {
+    gg_trainer *trainer;
+    double *distance;
+} distance_call;
 
 static gg_status trainer_distance(void *context, int local) {
     gg_status status = GG_OK;
-    call *c = context;
+    distance_call *c = context;
     double own = 0;
     GG_TRY(gg_replica_distance(c->trainer->replica[local], &own));
-    if (local == 0) *c->doubles = own;
+    if (local == 0) *c->distance = own;
 cleanup:
     return status;
 }
 
 gg_status gg_trainer_distance(gg_trainer *t, double *out) {
-    return gg_team_run(t->team, trainer_distance, &(call){.trainer = t, .doubles = out});
+    return gg_team_run(t->team, trainer_distance, &(distance_call){.trainer = t, .distance = out});
 }
+
+typedef struct consensus_call {
+    gg_trainer *trainer;
+    float *weights;
+} consensus_call;
 
 static gg_status trainer_consensus(void *context, int local) {
     gg_status status = GG_OK;
-    call *c = context;
+    consensus_call *c = context;
     const float *mean = NULL;
     GG_TRY(gg_replica_consensus(c->trainer->replica[local], &mean));
-    if (local == 0) memcpy(c->floats, mean, gg_replica_state(c->trainer->replica[0])->count * sizeof(float));
+    if (local == 0) memcpy(c->weights, mean, gg_replica_state(c->trainer->replica[0])->count * sizeof(float));
 cleanup:
     return status;
 }
 
 gg_status gg_trainer_consensus(gg_trainer *t, float *weights) {
-    return gg_team_run(t->team, trainer_consensus, &(call){.trainer = t, .floats = weights});
+    return gg_team_run(t->team, trainer_consensus, &(consensus_call){.trainer = t, .weights = weights});
 }
+
+typedef struct evaluate_call {
+    gg_trainer *trainer;
+    const gg_dataset *const *sets; /* of each local rank */
+    int64_t batch;
+    gg_evaluation_kind kind;
+    gg_evaluation *results; /* of each rank of the team with GG_EVALUATE_REPLICAS, else one */
+} evaluate_call;
 
 static gg_status trainer_evaluate(void *context, int local) {
     gg_status status = GG_OK;
-    call *c = context;
+    evaluate_call *c = context;
     gg_replica *replica = c->trainer->replica[local];
     gg_transport *transport = gg_replica_transport(replica);
     const float *weights = NULL;
@@ -334,13 +388,13 @@ static gg_status trainer_evaluate(void *context, int local) {
     GG_TRY(gg_replica_at(replica, "results of all ranks", gg_allgather(transport, &own, sizeof own, all)));
     if (local != 0) goto cleanup;
     if (c->kind == GG_EVALUATE_REPLICAS) {
-        memcpy(c->evaluations, all, (size_t)transport->size * sizeof *all);
+        memcpy(c->results, all, (size_t)transport->size * sizeof *all);
     } else {
-        *c->evaluations = (gg_evaluation){0};
+        *c->results = (gg_evaluation){0};
         for (int r = 0; r < transport->size; ++r) {
-            c->evaluations->loss_sum += all[r].loss_sum;
-            c->evaluations->correct += all[r].correct;
-            c->evaluations->samples += all[r].samples;
+            c->results->loss_sum += all[r].loss_sum;
+            c->results->correct += all[r].correct;
+            c->results->samples += all[r].samples;
         }
     }
 cleanup:
@@ -354,18 +408,24 @@ gg_status gg_trainer_evaluate(gg_trainer *t, const gg_dataset *const *sets, int6
     GG_TRY(check_sets(t, sets));
     if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
     GG_TRY(gg_team_run(t->team, trainer_evaluate,
-                       &(call){.trainer = t, .sets = sets, .batch = batch, .kind = kind, .evaluations = out}));
+                       &(evaluate_call){.trainer = t, .sets = sets, .batch = batch, .kind = kind, .results = out}));
 cleanup:
     return status;
 }
 
+typedef struct predict_call {
+    gg_trainer *trainer;
+    const float *samples;
+    int64_t n, batch;
+    float *output;
+} predict_call;
+
 static gg_status trainer_predict(void *context, int local) {
     gg_status status = GG_OK;
-    call *c = context;
+    predict_call *c = context;
     const float *weights = NULL;
     GG_TRY(gg_replica_consensus(c->trainer->replica[local], &weights));
-    if (local == 0)
-        GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->samples[0], c->n[0], c->batch, c->floats));
+    if (local == 0) GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->samples, c->n, c->batch, c->output));
 cleanup:
     return status;
 }
@@ -374,7 +434,7 @@ gg_status gg_trainer_predict(gg_trainer *t, const float *samples, int64_t n, int
     gg_status status = GG_OK;
     if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
     GG_TRY(gg_team_run(t->team, trainer_predict,
-                       &(call){.trainer = t, .samples = &samples, .n = &n, .batch = batch, .floats = output}));
+                       &(predict_call){.trainer = t, .samples = samples, .n = n, .batch = batch, .output = output}));
 cleanup:
     return status;
 }

@@ -216,7 +216,7 @@ gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *cont
             atomic_store(&cluster->watch_due, watch->fn != NULL);
             gg_baton_await(&cluster->caller);
         }
-        if (cluster->unfinished > 0) watch->fn(watch->context);
+        if (watch->fn && cluster->unfinished > 0) watch->fn(watch->context);
     } while (cluster->unfinished > 0);
     atomic_store(&cluster->watch_due, false);
     cluster->running = false;

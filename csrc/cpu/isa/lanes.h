@@ -125,12 +125,12 @@ static inline lanes_f lanes_load(const float *p) {
 }
 static inline void lanes_store(float *p, lanes_f v) { memcpy(p, &v, sizeof v); }
 static inline lanes_f lanes_set(float value) {
-    lanes_f v;
+    lanes_f v = {{0}};
     EACH_LANE v.lane[i] = value;
     return v;
 }
 static inline lanes_i lanes_set_int(int32_t value) {
-    lanes_i v;
+    lanes_i v = {{0}};
     EACH_LANE v.lane[i] = value;
     return v;
 }
@@ -168,7 +168,7 @@ static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) {
     return v;
 }
 static inline lanes_i lanes_load_u8(const uint8_t *p) {
-    lanes_i v;
+    lanes_i v = {{0}};
     EACH_LANE v.lane[i] = p[i];
     return v;
 }
