@@ -113,6 +113,23 @@ def test_the_ranks_change_nothing(n, monkeypatch):
     assert all(math.isclose(one["margin"], wanted, rel_tol=1e-4) for one in found.values())  # of other batches
 
 
+@pytest.mark.parametrize("sizes", [(40, 1, 20), (1, 59, 1)])
+def test_own_parts_of_the_ranks_are_the_whole_set(sizes, monkeypatch):
+    """Of any sizes; weights of samples change the loss, not the metrics."""
+    monkeypatch.setattr(evaluation, "ROWS", 8)
+    x, y = data()
+    ends = np.cumsum([0, *sizes])
+    parts = [(x[a:b], y[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    t = trainer([share, "top_3_accuracy"], p=3)
+    whole, own = t.evaluate((x, y)), t.evaluate(parts, sharded=True)
+    weighted = t.evaluate(gg.data.Dataset(x, y, sample_weight=np.arange(61.0)))
+    for name in ("share", "top_3_accuracy"):
+        assert whole[name] == own[name] == weighted[name]
+    assert weighted["loss"] != whole["loss"]
+    record = t.fit(parts, validation=parts, sharded=True, batch_size=1, progress=False).last
+    assert record["validation"]["share"] == whole["share"]
+
+
 def test_metrics_in_the_history_and_for_callbacks(tmp_path, capsys):
     x, y = data()
     t = trainer({"margin": lambda o, t: margin(o, t), "own": lambda o, t: o[:, 0] > 0}, p=2)
