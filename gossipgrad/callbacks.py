@@ -12,13 +12,12 @@ import io
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from gossipgrad import agreement, checkpoint_files
-from gossipgrad.errors import choice, counted, did_you_mean, flag, integer, number
+from gossipgrad.errors import choice, counted, did_you_mean, flag, integer, number, warn
 from gossipgrad.history import Record, flat, lookup
 from gossipgrad.outputs import Output, best_path, check_path
 
@@ -211,10 +210,9 @@ class EarlyStopping(_Monitor):
             trainer.put_weights_back(weights)
             trainer.say(f"restored the weights of epoch {self.best_epoch}: {self.monitor} was {self.best:.6g}")
         elif trainer.rank == 0:
-            warnings.warn(
+            warn(
                 f"restore_best: the best epoch, {self.best_epoch}, was before this fit; its weights are not in memory, "
-                f"and those of epoch {trainer.epoch} stay",
-                stacklevel=2,
+                f"and those of epoch {trainer.epoch} stay"
             )
 
 
@@ -353,7 +351,7 @@ class _FileLogger(Callback):
                 with contextlib.suppress(OSError):
                     file.close()
             self.failure = f"{self.path}: this log ends here: {error.strerror or error}"
-            warnings.warn(self.failure, stacklevel=3)
+            warn(self.failure)
 
     def line(self, record: Record, first: bool) -> str:
         raise NotImplementedError

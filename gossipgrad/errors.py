@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -158,6 +160,14 @@ def pair(argument: str, value: Any, low: int) -> tuple[int, int]:
             raise ValueError(f"{argument}={value!r}: allowed: one integer, or two (height, width)")
         return integer(argument, value[0], low), integer(argument, value[1], low)
     return (integer(argument, value, low),) * 2
+
+
+def warn(text: str) -> None:
+    """A UserWarning at the line of the caller's that called into this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "gossipgrad":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 def one_line(error: BaseException) -> str:

@@ -6,13 +6,13 @@ Each is said once, by rank 0, at the line that called Trainer(...) or fit.
 from __future__ import annotations
 
 import json
-import warnings
 
 import numpy as np
 
 from gossipgrad._core import Team
 from gossipgrad.cluster import Network
 from gossipgrad.data.arrays import Dataset, one_sided
+from gossipgrad.errors import warn
 from gossipgrad.history import Record
 from gossipgrad.strategies import GossipGraD, Strategy
 
@@ -30,17 +30,15 @@ def missing_partners(team: Team, strategy: GossipGraD) -> None:
         return
     count, size = strategy.partners_on(team)
     if strategy.hierarchical and size == 1 < team.size and strategy.ranks_per_node != 1:
-        warnings.warn(
+        warn(
             f"hierarchical=True with {team.size} ranks: their nodes are of unlike sizes without a common divisor, "
-            "so every rank is a node of its own",
-            stacklevel=3,
+            "so every rank is a node of its own"
         )
     if strategy.topology == "cube" and count & (count - 1):
         what = "nodes" if strategy.hierarchical else "ranks"
-        warnings.warn(
+        warn(
             f"topology='cube' with {count} {what}: in some steps some {what} have no partner; "
-            f"'dissemination' has partners for any number of {what}",
-            stacklevel=3,
+            f"'dissemination' has partners for any number of {what}"
         )
 
 
@@ -50,10 +48,9 @@ def one_rank(team: Team, network: Network | None, timeout: float) -> None:
         return
     for argument, value, without in (("network", network, None), ("timeout", timeout, 0.0)):
         if value != without:
-            warnings.warn(
+            warn(
                 f"{argument}={value!r}: without effect, one rank sends no messages; gossipgrad run -n P or mpiexec "
-                "starts several, a VirtualCluster (--virtual-ranks) has them",
-                stacklevel=3,
+                "starts several, a VirtualCluster (--virtual-ranks) has them"
             )
 
 
@@ -63,11 +60,10 @@ def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) 
         return
     what = one_sided(train.targets, workers)
     if what is not None:
-        warnings.warn(
+        warn(
             f"train: {what}: the samples look sorted by class, and shard='contiguous' gives each rank a run of them. "
             "shard='interleaved' divides them evenly; or let them move (shuffle_samples=True, where the strategy has "
-            "it)",
-            stacklevel=4,
+            "it)"
         )
 
 
@@ -79,10 +75,9 @@ def unscaled_pixels(rank: int, train: Dataset, validation: Dataset | None) -> No
         highest = one[:1000].samples.max(initial=0)  # the set may be large
         if highest <= 1:
             continue
-        warnings.warn(
+        warn(
             f"{argument}: uint8 samples of 0..{highest} are used as they are; if they are pixels, "
-            "gg.data.Dataset(x, y, scale=1/255) makes them 0..1",
-            stacklevel=4,
+            "gg.data.Dataset(x, y, scale=1/255) makes them 0..1"
         )
         return
 
@@ -90,10 +85,9 @@ def unscaled_pixels(rank: int, train: Dataset, validation: Dataset | None) -> No
 def nothing_to_train(rank: int, name: str, epoch: int, epochs: int) -> None:
     """`epochs` counts those before a resume as well. `name`: the checkpoint's."""
     if rank == 0 and epoch >= epochs:
-        warnings.warn(
+        warn(
             f"resume={name!r}: it was saved after epoch {epoch}, and epochs={epochs} is all that is wanted; nothing is "
-            "trained",
-            stacklevel=4,
+            "trained"
         )
 
 
@@ -104,4 +98,4 @@ def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:
         pairs = ", ".join(f"{key} {saved[key]!r} -> {here[key]!r}" for key in changed)
         if "optimizer" in changed:
             pairs += "; the optimizer's moments begin at zero"
-        warnings.warn(f"{name}: goes on with other settings than it was saved with: {pairs}", stacklevel=5)
+        warn(f"{name}: goes on with other settings than it was saved with: {pairs}")

@@ -6,7 +6,6 @@ Collective means: all ranks of an MPI group call it, in the same order.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,8 @@ from gossipgrad._launch import launcher_world_size
 from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
 from gossipgrad.data.arrays import Dataset, samples_array, shape_hint, targets_array
-from gossipgrad.errors import CheckpointError, choice, flag, integer
+from gossipgrad.errors import CheckpointError, flag, integer, warn
+from gossipgrad.fitting import HINTS, Fit
 from gossipgrad.history import History, Record
 from gossipgrad.literals import Backend
 from gossipgrad.metrics import Metrics, named
@@ -141,92 +141,43 @@ class Trainer(Replicas):
         with self.agreed() as one:
             if self.fitting:
                 raise RuntimeError("fit was called within fit, by a callback; allowed: after fit has returned")
-            sharded, shard = flag("sharded", sharded), choice("shard", shard, given.SHARDS)
-            shapes = (self.loss, self.net.input_shape, self.net.output_shape)
-            train_set, validation_set = given.training_sets(train, y, validation, sharded, self.team.local)
-            if sample_weight is not None:
-                train_set = train_set.weighted(sample_weight)
-            if validation_split is not None:
-                if validation_set is not None:
-                    raise ValueError(f"validation_split={validation_split!r}: allowed without validation data")
-                train_set, validation_set = train_set.split(validation_split, self.seed)
-            loop.check_sharded(sharded, shard, self.strategy, self.size)
-            epochs = integer("epochs", epochs, 1, 2**31 - 1)
-            batch_size = integer("batch_size", batch_size, 1)
-            validate_replicas = flag("validate_replicas", validate_replicas)
-            shuffle = flag("shuffle", shuffle)
-            if validate_replicas and validation_set is None:
-                raise ValueError("validate_replicas=True: allowed only with validation data")
-            if validate_replicas and sharded:
-                raise ValueError(
-                    "validate_replicas=True: every rank wants the whole set to validate on; not with sharded=True"
-                )
-            train_core = train_set.core(*shapes)
-            validation_core = None if validation_set is None else validation_set.core(*shapes)
-            if not sharded:
-                loop.check_batch(train_set.sizes(self.workers, self.gather), batch_size)
-            if class_weight is not None:
-                train_set.check_class_weight(class_weight, self.loss, self.net.output_shape)
-            actors = loop.with_defaults(callbacks, progress, self.optimizer.timing)
-            if resume is not None:
-                outputs.check_path("resume", resume)
-            if self.rank == 0:  # which alone writes most of them
-                wanted = [output for actor in actors for output in actor.outputs()]
-                outputs.check(wanted, {} if resume is None else {"resume": resume})
-            whole = (
-                "Every rank gives the same whole sets: fit divides them among the ranks. "
-                "Where each brings its own part, sharded=True says so"
+            call = Fit.checked(
+                self,
+                train,
+                y,
+                validation=validation,
+                validation_split=validation_split,
+                epochs=epochs,
+                batch_size=batch_size,
+                callbacks=callbacks,
+                validate_replicas=validate_replicas,
+                shuffle=shuffle,
+                progress=progress,
+                resume=resume,
+                sample_weight=sample_weight,
+                class_weight=class_weight,
+                shard=shard,
+                sharded=sharded,
             )
-            one.hints = {"train, ": whole, "validation, ": whole}
-            one.facts = {
-                "train": lambda: fingerprint.data(train_set.first, sharded),
-                "validation": lambda: fingerprint.data(
-                    None if validation_set is None else validation_set.first, sharded
-                ),
-                "validation_split": validation_split,
-                "class_weight": fingerprint.class_weight(class_weight),
-                "shard": shard,
-                "epochs": epochs,
-                "batch_size": batch_size,
-                "validate_replicas": validate_replicas,
-                "shuffle": shuffle,
-                "callbacks": fingerprint.callbacks(actors),
-                "resume": resume if resume is None else os.fspath(resume),
-                "epochs done": self.epoch,
-                "steps done": self.step,
-            }
-        sizes = train_set.sizes(self.workers, self.gather)
-        loop.check_batch(sizes, batch_size, sharded)
-        if class_weight is not None:
-            counts = train_set.class_counts(self.loss, self.net.output_shape, self.gather)
-            train_set = train_set.class_weighted(class_weight, counts, self.loss, self.net.output_shape)
-            train_core = train_set.core(*shapes)
-        if shard == "contiguous":
-            notices.sorted_samples(self.rank, train_set.first, self.strategy, self.workers)
-        notices.unscaled_pixels(self.rank, train_set.first, None if validation_set is None else validation_set.first)
-        self.fit_settings = {
-            "dataset": train_set.name,
-            "train_samples": sum(sizes),
-            "validation_samples": 0 if validation_set is None else sum(validation_set.sizes(1, self.gather)),
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "validate_replicas": validate_replicas,
-            "shard": "own" if sharded else shard,
-            "weighted": train_set.first.sample_weight is not None,
-        }
-        if resume is not None:
-            checkpoint.restore(self, resume)
-            notices.nothing_to_train(self.rank, os.fspath(resume), self.epoch, epochs)
-        self.last_epoch = epochs if resume is not None else self.epoch + epochs
-        steps = loop.steps_of_epoch(sizes, batch_size)
+            one.hints, one.facts = HINTS, call.facts(self)
+        sizes = call.sizes(self)
+        call.weigh_classes(self)
+        call.warn(self)
+        self.fit_settings = call.settings(self, sizes)
+        if call.resume is not None:
+            checkpoint.restore(self, call.resume)
+            notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs)
+        self.last_epoch = call.epochs if call.resume is not None else self.epoch + call.epochs
+        steps = loop.steps_of_epoch(sizes, call.batch_size)
         self.set_total(self.step + max(self.last_epoch - self.epoch, 0) * steps)
         self.describe()
         self.stop = False
-        self.validating = validation_core is not None
-        self.core.begin(train_core, batch_size, shuffle, shard)
-        measure = partial(self._measure, validation_set, batch_size)
-        loop.Loop(self, actors, steps, batch_size, validation_core, validate_replicas, measure).run()
+        self.validating = call.validation is not None
+        self.core.begin(call.train_core, call.batch_size, call.shuffle, call.shard)
+        measure = partial(self._measure, call.validation, call.batch_size)
+        loop.Loop(
+            self, call.callbacks, steps, call.batch_size, call.validation_core, call.validate_replicas, measure
+        ).run()
         self.history.weights_sha256 = self.weights_sha256()
         return self.history
 
@@ -484,10 +435,9 @@ class Trainer(Replicas):
             one.facts = {"path": outputs.check_path("path", path)}
         lost = trace.write(self, path)
         if self.rank == 0 and any(lost):
-            warnings.warn(
+            warn(
                 f"trace={self.trace} spans a rank: rank {lost.index(max(lost))} had {max(lost)} more; "
-                f"the oldest are not in {os.fspath(path)}",
-                stacklevel=3,
+                f"the oldest are not in {os.fspath(path)}"
             )
 
 

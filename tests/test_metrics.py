@@ -193,6 +193,12 @@ assert t.evaluate((x[1:], y[1:]))["loss"] > 0
     assert lines == ["0 KeyError 'rank 1: planted'", "1 KeyError 'planted'"]
 
 
+def test_ranks_must_measure_the_same():
+    """The names are among what all ranks compare when they make a trainer."""
+    facts = [trainer(one)._fingerprint(None)["metrics"] for one in (None, [margin], [margin, "top_2_accuracy"])]
+    assert facts == ["", "margin", "margin, top_2_accuracy"]
+
+
 # -------------------------------------------------------------------------------------------------- what is refused
 
 

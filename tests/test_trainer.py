@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -304,13 +306,18 @@ def test_contiguous_shards_of_two_sorted_classes_are_warned_of():
             trainer.fit(x, labels, batch_size=5, progress=False, shard="contiguous")
 
 
-def test_warnings_of_fit_are_said_of_the_line_that_called_it(tmp_path, recwarn):
-    x, y = np.full((40, 3), 9, np.uint8), np.repeat([0, 1], 20)
-    trainer = gg.Trainer(gg.Sequential([gg.Linear(2)], input=(3,)), comm=gg.VirtualCluster(2))
-    trainer.fit(x, y, batch_size=5, progress=False, shard="contiguous")
-    trainer.save(tmp_path / "c")
-    trainer.fit(x, y, batch_size=4, epochs=1, progress=False, resume=tmp_path / "c")
-    said = [str(one.message) for one in recwarn]
-    for words in ("sorted by class", "uint8 samples", "goes on with other settings"):
-        assert any(words in text for text in said), said
-    assert {one.filename for one in recwarn} == {__file__}
+def test_warnings_are_at_the_line_that_called(tmp_path):
+    """Not within the package, however deep the call is."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        gg.Trainer(net(), timeout=1.0)
+        trainer = make(strategy=gg.GossipGraD(topology="cube"), comm=gg.VirtualCluster(3), trace=1)
+        x = np.full((96, 6), 9, np.uint8)
+        trainer.fit((x, np.arange(96) // 32), batch_size=8, progress=False, shard="contiguous")
+        trainer.save(tmp_path / "c")
+        trainer.write_trace(tmp_path / "t")
+        make(comm=gg.VirtualCluster(3)).fit((x, np.zeros(96, int)), batch_size=8, progress=False, resume=tmp_path / "c")
+    said = [str(one.message) for one in seen if one.category is UserWarning]
+    wanted = ["timeout=", "topology='cube'", "look sorted", "uint8", "spans a rank", "other settings", "nothing is"]
+    assert all(any(words in text for text in said) for words in wanted), said
+    assert {one.filename for one in seen} == {__file__}

@@ -1,0 +1,203 @@
+"""What a call of fit is to do: its arguments, checked, compared among the ranks and written into the report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gossipgrad import _core, fingerprint, loop, notices, outputs
+from gossipgrad.callbacks import Callback
+from gossipgrad.data import given
+from gossipgrad.errors import choice, flag, integer
+from gossipgrad.history import Record
+from gossipgrad.replicas import Replicas
+
+CoreSet = _core.Dataset | list[_core.Dataset]
+
+_WHOLE = (
+    "Every rank gives the same whole sets: fit divides them among the ranks. "
+    "Where each brings its own part, sharded=True says so"
+)
+HINTS = {"train, ": _WHOLE, "validation, ": _WHOLE}  # where what the ranks give differs
+
+
+@dataclass
+class Fit:
+    """One call of fit, each rank's own arguments, checked."""
+
+    train: given.Given
+    validation: given.Given | None
+    validation_split: float | int | None
+    class_weight: Any
+    epochs: int
+    batch_size: int
+    callbacks: list[Callback]
+    validate_replicas: bool
+    shuffle: bool
+    resume: str | None
+    shard: str
+    train_core: CoreSet
+    validation_core: CoreSet | None
+
+    @property
+    def sharded(self) -> bool:
+        """Does every rank bring its own part of the sets?"""
+        return self.train.sharded
+
+    @classmethod
+    def checked(
+        cls,
+        trainer: Replicas,
+        train: Any,
+        y: Any,
+        *,
+        validation: Any,
+        validation_split: float | int | None,
+        epochs: Any,
+        batch_size: Any,
+        callbacks: Any,
+        validate_replicas: Any,
+        shuffle: Any,
+        progress: Any,
+        resume: str | os.PathLike[str] | None,
+        sample_weight: Any,
+        class_weight: Any,
+        shard: Any,
+        sharded: Any,
+    ) -> Fit:
+        """ValueError, TypeError: what does not fit the trainer or itself; nothing is asked of other ranks."""
+        sharded, shard = flag("sharded", sharded), choice("shard", shard, given.SHARDS)
+        train_set, validation_set = _sets(
+            trainer,
+            train,
+            y,
+            validation,
+            validation_split=validation_split,
+            sample_weight=sample_weight,
+            sharded=sharded,
+        )
+        loop.check_sharded(sharded, shard, trainer.strategy, trainer.size)
+        batch_size = integer("batch_size", batch_size, 1)
+        epochs = integer("epochs", epochs, 1, 2**31 - 1)
+        validate_replicas = _check_validate_replicas(validate_replicas, validation_set is not None, sharded)
+        shuffle = flag("shuffle", shuffle)
+        shapes = (trainer.loss, trainer.net.input_shape, trainer.net.output_shape)
+        train_core = train_set.core(*shapes)
+        validation_core = None if validation_set is None else validation_set.core(*shapes)
+        if not sharded:
+            loop.check_batch(train_set.sizes(trainer.workers, trainer.gather), batch_size)
+        if class_weight is not None:
+            train_set.check_class_weight(class_weight, trainer.loss, trainer.net.output_shape)
+        actors = loop.with_defaults(callbacks, progress, trainer.optimizer.timing)
+        _check_outputs(trainer.rank, actors, resume)
+        return cls(
+            train=train_set,
+            validation=validation_set,
+            validation_split=validation_split,
+            class_weight=class_weight,
+            epochs=epochs,
+            batch_size=batch_size,
+            callbacks=actors,
+            validate_replicas=validate_replicas,
+            shuffle=shuffle,
+            resume=None if resume is None else os.fspath(resume),
+            shard=shard,
+            train_core=train_core,
+            validation_core=validation_core,
+        )
+
+    def facts(self, trainer: Replicas) -> Record:
+        """What all ranks must give alike."""
+        validation = None if self.validation is None else self.validation.first
+        return {
+            "train": lambda: fingerprint.data(self.train.first, self.sharded),
+            "validation": lambda: fingerprint.data(validation, self.sharded),
+            "validation_split": self.validation_split,
+            "class_weight": fingerprint.class_weight(self.class_weight),
+            "shard": self.shard,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "validate_replicas": self.validate_replicas,
+            "shuffle": self.shuffle,
+            "callbacks": fingerprint.callbacks(self.callbacks),
+            "resume": self.resume,
+            "epochs done": trainer.epoch,
+            "steps done": trainer.step,
+        }
+
+    def sizes(self, trainer: Replicas) -> list[int]:
+        """Samples of each rank that trains; ValueError unless they make batches. Collective."""
+        sizes = self.train.sizes(trainer.workers, trainer.gather)
+        loop.check_batch(sizes, self.batch_size, self.sharded)
+        return sizes
+
+    def weigh_classes(self, trainer: Replicas) -> None:
+        """Class weights are weights of samples, by the classes of all ranks' samples. Collective."""
+        if self.class_weight is None:
+            return
+        loss, net = trainer.loss, trainer.net
+        counts = self.train.class_counts(loss, net.output_shape, trainer.gather)
+        self.train = self.train.class_weighted(self.class_weight, counts, loss, net.output_shape)
+        self.train_core = self.train.core(loss, net.input_shape, net.output_shape)
+
+    def warn(self, trainer: Replicas) -> None:
+        """Of data that are not learnt well as they are."""
+        if self.shard == "contiguous":
+            notices.sorted_samples(trainer.rank, self.train.first, trainer.strategy, trainer.workers)
+        validation = None if self.validation is None else self.validation.first
+        notices.unscaled_pixels(trainer.rank, self.train.first, validation)
+
+    def settings(self, trainer: Replicas, sizes: Sequence[int]) -> Record:
+        """In terms of JSON, for the report. Collective."""
+        return {
+            "dataset": self.train.name,
+            "train_samples": sum(sizes),
+            "validation_samples": 0 if self.validation is None else sum(self.validation.sizes(1, trainer.gather)),
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "validate_replicas": self.validate_replicas,
+            "shard": "own" if self.sharded else self.shard,
+            "weighted": self.train.first.sample_weight is not None,
+        }
+
+
+def _sets(
+    trainer: Replicas,
+    train: Any,
+    y: Any,
+    validation: Any,
+    *,
+    validation_split: float | int | None,
+    sample_weight: Any,
+    sharded: bool,
+) -> tuple[given.Given, given.Given | None]:
+    """(to train on, to validate on)"""
+    train_set, validation_set = given.training_sets(train, y, validation, sharded, trainer.team.local)
+    if sample_weight is not None:
+        train_set = train_set.weighted(sample_weight)
+    if validation_split is None:
+        return train_set, validation_set
+    if validation_set is not None:
+        raise ValueError(f"validation_split={validation_split!r}: allowed without validation data")
+    return train_set.split(validation_split, trainer.seed)
+
+
+def _check_validate_replicas(wanted: Any, validated: bool, sharded: bool) -> bool:
+    wanted = flag("validate_replicas", wanted)
+    if wanted and not validated:
+        raise ValueError("validate_replicas=True: allowed only with validation data")
+    if wanted and sharded:
+        raise ValueError("validate_replicas=True: every rank wants the whole set to validate on; not with sharded=True")
+    return bool(wanted)
+
+
+def _check_outputs(rank: int, callbacks: Sequence[Callback], resume: str | os.PathLike[str] | None) -> None:
+    """Files that callbacks write: none overwrites another, or what is read."""
+    if resume is not None:
+        outputs.check_path("resume", resume)
+    if rank == 0:  # which alone writes most of them
+        wanted = [output for actor in callbacks for output in actor.outputs()]
+        outputs.check(wanted, {} if resume is None else {"resume": resume})
