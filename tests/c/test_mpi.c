@@ -5,7 +5,9 @@
 #include <sys/statvfs.h>
 
 #include "base/clock.h"
+#include "comm/collective.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/stall.h"
 #include "comm/subgroup.h"
 #include "comm/virtual/virtual.h"
 #include "comm_cases.h"
@@ -334,6 +336,72 @@ static void test_alloc_mismatch(int rank, int size) {
     gg_transport_destroy(t);
 }
 
+/* What the reporter was last told, how often, and how often that a wait is over. */
+static gg_stall_facts told;
+static int reports, ends;
+
+static double count_reports(const gg_stall_facts *facts) {
+    told = *facts;
+    if (facts->over) ends++;
+    else reports++;
+    return reports < 3 ? 0.01 : 0;
+}
+
+/* A wait that lasts is reported as often as the reporter wants, with the peer, and so is its end; a short one is not.
+ */
+static void test_stall(int rank, int size) {
+    gg_transport *t = NULL;
+    gg_request request = {0};
+    int64_t step = 7;
+    char byte = 1;
+    if (size < 2) return;
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
+    CHECK_OK(gg_barrier(t));
+    gg_stall_configure(0.05, count_reports);
+    if (rank == 1) {
+        gg_clock_sleep(1.0);
+        CHECK_OK(gg_send(t, &byte, 1, 0, GG_TAG_USER, &request));
+        CHECK_OK(gg_wait(t, &request));
+    } else if (rank == 0) {
+        t->step = &step;
+        t->waits_for[0] = t->waits_for[1] = "fc1";
+        CHECK_OK(gg_receive(t, &byte, 1, 1, GG_TAG_USER, &request));
+        CHECK_OK(gg_wait(t, &request));
+        t->step = NULL;
+        t->waits_for[0] = t->waits_for[1] = NULL;
+        CHECK(reports == 3 && ends == 1);
+        CHECK(told.over && told.rank == 0 && told.size == size && told.peer == 1 && told.step == 7);
+        CHECK(told.seconds >= 0.05 && strcmp(told.first_layer, "fc1") == 0 && told.what == NULL);
+        CHECK_OK(gg_release(t, &request));
+    }
+    gg_stall_configure(0, NULL);
+    CHECK_OK(gg_barrier(t));
+    gg_transport_destroy(t);
+}
+
+/* Every rank's bytes in their order; counted as nothing, and not mixed up with a message that nobody has waited for. */
+static void test_agree(int rank, int size) {
+    gg_transport *t = NULL;
+    gg_request request = {0};
+    int all[MOST] = {0};
+    char mark = (char)(rank + 1), other = 0;
+    const int next = (rank + 1) % size, before = (rank + size - 1) % size;
+    if (size < 2 || size > MOST) return;
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
+    CHECK_OK(gg_send(t, &mark, 1, next, GG_TAG_USER, &request));
+    CHECK_OK(gg_wait(t, &request));
+    const int64_t bytes = t->bytes_sent, messages = t->messages_sent;
+    CHECK_OK(gg_agree(t, &rank, sizeof rank, all));
+    for (int r = 0; r < size; ++r) CHECK(all[r] == r);
+    CHECK(t->bytes_sent == bytes && t->messages_sent == messages);
+    CHECK_OK(gg_receive(t, &other, 1, before, GG_TAG_USER, &request));
+    CHECK_OK(gg_wait(t, &request));
+    CHECK(*(const char *)request.data == (char)(before + 1));
+    CHECK_OK(gg_release(t, &request));
+    CHECK_OK(gg_barrier(t));
+    gg_transport_destroy(t);
+}
+
 static void test_start(void) {
     gg_mpi_info info;
     char expected[64];
@@ -428,6 +496,8 @@ int main(int argc, char **argv) {
         test_all(info.rank, info.size, "1", "1", 1000);
         test_all(info.rank, info.size, "0", "0", 1000);
         test_slow(info.rank, info.size);
+        test_stall(info.rank, info.size);
+        test_agree(info.rank, info.size);
         test_timeout(info.rank, info.size);
         test_size_mismatch(info.rank, info.size, 0);
         test_size_mismatch(info.rank, info.size, 64);
