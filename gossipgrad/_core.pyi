@@ -78,8 +78,10 @@ class Team:
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
         """MPI and single only do something; a virtual cluster returns data."""
     def allgather(self, data: bytes, /) -> list[bytes]: ...
-    def agree(self, data: bytes, /) -> list[bytes]:
-        """The same of bytes of one length on all ranks: uncounted, and never mixed up with another call's messages."""
+    def agree(self, data: bytes, timeout: float = 0.0) -> list[bytes]:
+        """The same of bytes of one length on all ranks: uncounted, and never mixed up with another call's messages.
+
+        timeout: where it is above 0 and shorter than the team's, in place of that."""
     def nodes(self, ranks_per_node: int = 0) -> tuple[int, int]:
         """How many nodes of how many ranks hierarchical gossip makes; 0: of the ranks that share memory."""
     def gather(self, data: bytes, /) -> list[bytes] | None:

@@ -184,7 +184,10 @@ def _compare(team: Team, one: Agreement, own: Report, error: Exception | None, w
     global _agreements
     text = json.dumps(own).encode()
     digest = hashlib.sha256(text).digest()
-    answers = _equal(team, digest + one.number.to_bytes(8, "little"), where)
+    if error is None:
+        answers = _equal(team, digest + one.number.to_bytes(8, "little"), where)
+    else:
+        answers = _report(team, digest + bytes(8), error, where)
     one.numbers = [int.from_bytes(answer[_DIGEST:], "little") for answer in answers]
     result = error
     if any(answer[:_DIGEST] != digest for answer in answers):
@@ -194,6 +197,21 @@ def _compare(team: Team, one: Agreement, own: Report, error: Exception | None, w
     if result is not None:
         result.__dict__["agreement"] = _agreements
         raise result
+
+
+def _report(team: Team, data: bytes, error: Exception, where: str) -> list[bytes]:
+    """As _equal, of a rank that has failed, whose error must not wait for ever: others may wait for this rank."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    with _stall.within(f"{where}, with an error to be raised by all ranks, {text},"):
+        try:
+            return _equal(team, data, where, error_patience())
+        except CommunicationError as missing:
+            raise error from missing
+
+
+def error_patience() -> float:
+    """Seconds that an error waits for the other ranks before it is raised on its own rank alone."""
+    return _stall.REPEAT * (_stall.patience() or _stall.SECONDS)
 
 
 def refuse(team: Team, call: str, error: Exception) -> None:
@@ -226,9 +244,9 @@ def _gather(team: Team, data: bytes, where: str) -> list[bytes]:
     return [one[8 : 8 + int.from_bytes(one[:8], "little")] for one in framed]
 
 
-def _equal(team: Team, data: bytes, where: str) -> list[bytes]:
-    """Every process's bytes, all of one length, by rank."""
+def _equal(team: Team, data: bytes, where: str, timeout: float = 0.0) -> list[bytes]:
+    """Every process's bytes, all of one length, by rank. timeout: in place of the team's, if that is longer."""
     try:
-        return team.agree(data)
+        return team.agree(data, timeout)
     except CommunicationError as error:
         raise CommunicationError(f"{where}: {error}") from None

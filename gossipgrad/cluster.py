@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from gossipgrad import _core, _failure, _preload, _stall, agreement
 from gossipgrad._launch import launcher_world_size
-from gossipgrad.errors import integer, number, store
+from gossipgrad.errors import CommunicationError, integer, number, store
 
 MOST_VIRTUAL_RANKS = 4096
 
@@ -161,7 +161,11 @@ def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
     """Raise this error, met before there was a group, on all ranks of `comm` that come to `call`."""
     is_group = comm is None or callable(getattr(comm, "py2f", None))
     if by_mpi(comm) and is_group and (comm is not None or (launcher_world_size() or 1) > 1):
-        agreement.refuse(make_team(comm), call, error)
+        try:
+            team = make_team(comm, agreement.error_patience())
+        except CommunicationError:  # the others do not come to where the groups are made
+            raise error from None
+        agreement.refuse(team, call, error)
     raise error
 
 

@@ -422,6 +422,25 @@ print("after", trainer.epoch, flush=True)
     assert lines["the loss is nan on rank 1 alone 0"] == lines["rank 1: the loss is nan on rank 1 alone 0"] == 1
 
 
+def test_an_error_does_not_wait_for_ever_for_ranks_that_wait_elsewhere(mpirun):
+    """Said after the usual time; after six times as long it ends the job, as an error does that nobody catches."""
+    text = (
+        HEAD
+        + """
+class Bad(gg.Callback):
+    def on_epoch_end(self, trainer, record):
+        if rank == 1: raise RuntimeError("on purpose")
+        time.sleep(1000)
+gg.Trainer(small_net()).fit(data, batch_size=5, progress=False, callbacks=[Bad()])
+"""
+    )
+    done = mpirun(3, text, env={"GOSSIPGRAD_STALL_SECONDS": "0.5"}, check=False, timeout=100)
+    assert done.returncode != 0
+    said = "rank 1 has waited for .* end of epoch 1, with an error .*, RuntimeError: on purpose, for rank 2"
+    assert re.search(said, done.stderr), done.stderr
+    assert "RuntimeError: on purpose" in done.stderr.splitlines(), done.stderr
+
+
 def test_a_group_of_mpi4py_agrees_too(mpirun):
     pytest.importorskip("mpi4py")
     text = (

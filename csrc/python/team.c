@@ -186,10 +186,12 @@ static PyObject *py_team_allgather(PyObject *self, PyObject *data) {
     return list;
 }
 
-static PyObject *py_team_agree(PyObject *self, PyObject *data) {
+static PyObject *py_team_agree(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"data", "timeout", NULL};
     gg_transport *transport = between_processes(self);
-    if (!PyBytes_Check(data))
-        return PyErr_Format(PyExc_TypeError, "data: must be bytes, not %s", Py_TYPE(data)->tp_name);
+    PyObject *data;
+    double timeout = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "S|d:agree", names, &data, &timeout)) return NULL;
     if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_BuildValue("[O]", data);
     Py_ssize_t size = PyBytes_GET_SIZE(data), ranks = transport->size;
@@ -197,10 +199,13 @@ static PyObject *py_team_agree(PyObject *self, PyObject *data) {
     if (all == NULL) return NULL;
     const char *own = PyBytes_AS_STRING(data);
     char *out = PyBytes_AS_STRING(all);
+    const double usual = transport->timeout;
     gg_status status;
+    if (timeout > 0 && (usual == 0 || timeout < usual)) transport->timeout = timeout;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_agree(transport, own, (size_t)size, out);
     Py_END_ALLOW_THREADS;
+    transport->timeout = usual;
     PyObject *list = status == GG_OK ? PyList_New(ranks) : gg_py_raise(status);
     for (Py_ssize_t rank = 0; list != NULL && rank < ranks; ++rank) {
         PyObject *item = PyBytes_FromStringAndSize(out + rank * size, size);
@@ -284,8 +289,9 @@ static PyMethodDef methods[] = {
      "How many nodes of how many ranks."},
     {"allgather", py_team_allgather, METH_O,
      "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
-    {"agree", py_team_agree, METH_O,
-     "agree($self, data, /)\n--\n\nThe same of bytes of one length on all, uncounted, apart from all other messages."},
+    {"agree", (PyCFunction)(void (*)(void))py_team_agree, METH_VARARGS | METH_KEYWORDS,
+     "agree($self, data, timeout=0.0)\n--\n\nThe same of bytes of one length on all, uncounted, apart from all other "
+     "messages."},
     {"gather", py_team_gather, METH_O,
      "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
     {NULL, NULL, 0, NULL}};
