@@ -18,6 +18,7 @@ def test_the_notebook_runs(tmp_path):
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [o for cell in notebook.cells for o in cell.get("outputs", [])]
     assert sum("image/png" in o.get("data", {}) for o in outputs) == 2
+    assert sum("text/html" in o.get("data", {}) for o in outputs) == 2  # the network and a history as tables
     lines = "".join(o.get("text", "") for o in outputs).splitlines()
     found = {line[:22].strip(): line for line in lines if "accuracy" in line}
     accuracy = {name: float(line.split("accuracy ")[1].split(" ")[0]) for name, line in found.items()}
