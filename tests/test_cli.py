@@ -132,6 +132,24 @@ def test_train_writes_all_it_was_asked_for(capsys, tmp_path):
     assert not [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
 
 
+@pytest.mark.parametrize("command", ["train", "bench", "compare"])
+@pytest.mark.parametrize("value", ["-1", str(10**30)])
+def test_every_integer_has_bounds(command, value, capsys, tmp_path):
+    """A number that no option can have is a usage error that names the option."""
+    common = {"train": QUICK, "bench": ["--model", "mlp"], "compare": ["--report-dir", tmp_path / "x"]}[command]
+    tried = 0
+    for action in actions(command):
+        texts = [value, f"{value},2"] if action.dest == "virtual_ranks" and command == "compare" else [value]
+        if action.type is int or action.dest in ("period", "total", "virtual_ranks"):
+            for text in texts:
+                code, out, err = cli_run(capsys, command, *common, f"{action.option_strings[0]}={text}")
+                assert code == 2 and out == "" and len(err.splitlines()) == 1, (action.dest, out, err)
+                names = (action.dest, action.option_strings[0])
+                assert any(name in err for name in names) and "too big" not in err, err
+                tried += 1
+    assert tried >= 10 and not (tmp_path / "x").exists()
+
+
 def test_one_epoch_is_no_epochs(capsys):
     _, out, _ = cli_run(capsys, "train", *QUICK, "--epochs", 1)
     assert "done: 1 epoch in " in out and "1 rank, 1 thread each" in out

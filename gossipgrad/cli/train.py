@@ -132,7 +132,7 @@ def train(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--compute-time {arguments.compute_time}: goes with --virtual-ranks")
     straggler, network = checked(lambda: circumstances(arguments))
     limits = {"epochs": (1, 2**31 - 1), "batch_size": (1, HIGHEST), "threads": (1, 4096), "seed": (0, 2**64 - 1)}
-    check_limits(arguments, limits)
+    check_limits(arguments, limits | {"early_stopping": (1, HIGHEST)})
     timeout = checked(lambda: number("timeout", arguments.timeout, 0.0))
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)

@@ -117,6 +117,7 @@ class Comparison:
             integer("virtual_ranks", p, 1, MOST_VIRTUAL_RANKS)
         for key in ("samples", "points"):
             integer(key, getattr(self, key), 1)
+        integer("seed", self.seed, 0, 2**64 - 1)
         if (self.global_batch is None) == (self.batch_size is None):
             raise ValueError(
                 f"global_batch={self.global_batch!r}, batch_size={self.batch_size!r}: allowed: one of both"
