@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -364,3 +366,68 @@ def test_shard_on_the_command_line(tmp_path):
         report = gg.History.read(path)
         found[report.settings["shard"]] = report.weights_sha256
     assert set(found) == {"interleaved", "contiguous"} and found["interleaved"] != found["contiguous"]
+
+
+# ---- under MPI
+
+MPI_PROGRAM = """
+import json, sys
+import numpy as np, gossipgrad as gg
+
+def arrays(count, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal((count, 5)).astype(np.float32), generator.integers(0, 3, count)
+
+def net():
+    return gg.Sequential([gg.Linear(6), gg.Tanh(), gg.Linear(3)], input=(5,), name="small")
+
+def runs(comm=None):
+    x, y = arrays(47)
+    w = np.random.default_rng(3).uniform(0, 2, 47)
+    cuts = np.cumsum([20, 3])
+    parts = list(zip(np.split(x, cuts), np.split(y, cuts)))
+    found = []
+
+    def add(*arguments, strategy=None, **options):
+        with gg.Trainer(net(), comm=comm, seed=4, strategy=strategy or gg.GossipGraD()) as trainer:
+            history = trainer.fit(*arguments, epochs=2, batch_size=5, progress=False, **options)
+            audit = trainer.audit_samples()
+            assert audit["ok"] and audit["samples"] == history.settings["train_samples"], audit
+            own = parts if comm else parts[trainer.rank]
+            evaluated = trainer.evaluate(own, sharded=True)
+            found.append([history.weights_sha256, history.last.get("validation"), history.last["samples"], evaluated])
+        return trainer
+
+    add(x, y, validation_split=0.2, class_weight="balanced", sample_weight=w)
+    add(gg.Dataset(x, y, sample_weight=w), strategy=gg.GossipGraD(shuffle_samples=True), validation=(x, y))
+    add(x, y, strategy=gg.AllReduce(), shard="contiguous", shuffle=False)
+    rank = add(x, y).rank
+    own = parts if comm else parts[rank]
+    add(own, sharded=True, validation=own, class_weight="balanced")
+    if comm:
+        add([one for one, _ in own], [one for _, one in own], sharded=True, strategy=gg.AllReduce(), shuffle=False)
+    else:
+        add(*own, sharded=True, strategy=gg.AllReduce(), shuffle=False)
+    return found, rank
+"""
+
+
+def test_the_same_bits_under_mpi(mpirun):
+    """Interleaved and contiguous shards, own parts, weights, what is set aside: as in the virtual cluster."""
+    program = MPI_PROGRAM + (
+        "\nfound, rank = runs()\nif rank == 0: print(json.dumps(found))\n"
+        "x, y = arrays(9 + rank)\n"
+        "try: gg.Trainer(net()).fit(x, y, batch_size=2, progress=False)\n"
+        "except ValueError as error: assert 'sharded=True' in str(error), error\n"
+        "else: raise AssertionError('accepted')\n"
+        "bad = x.copy()\n"
+        "if rank == 1: bad[2, 3] = np.nan\n"
+        "try: gg.Trainer(net()).fit(bad, y, batch_size=2, sharded=True, progress=False)\n"
+        "except ValueError as error: assert 'train: samples[2] has NaN at [3]' in str(error), error\n"
+        "else: raise AssertionError('accepted')\n"
+    )
+    done = mpirun(3, program)
+    space: dict = {}
+    exec(MPI_PROGRAM, space)
+    wanted, _ = space["runs"](gg.VirtualCluster(3))
+    assert json.loads(done.stdout.splitlines()[0]) == json.loads(json.dumps(wanted))
