@@ -174,6 +174,32 @@ def test_what_does_not_go_with_own_parts():
             call()
 
 
+def test_a_virtual_cluster_of_one_rank_has_a_list_of_one_part():
+    x, y = arrays(12)
+    wanted = trained((x, y), 1)[0]
+    for data in ((x, y), [(x, y)], [gg.Dataset(x, y)]):
+        assert trained(data, 1, sharded=True)[0] == wanted
+    with gg.Trainer(net(), comm=gg.VirtualCluster(1), seed=1) as trainer:
+        trainer.fit([x], [y], sharded=True, epochs=2, batch_size=4, progress=False)
+        assert trainer.weights_sha256() == wanted
+
+
+def test_ranks_that_never_meet_learn_all_classes_of_sorted_data():
+    """Of two classes, one after the other, a rank with a contiguous part knows one alone."""
+    train, test = gg.data.synthetic((6,), 2, 400, 100, noise=0.5)
+    data = train[np.argsort(train.targets, kind="stable")]
+    one = gg.Sequential([gg.Linear(2)], input=(6,))
+
+    def worst(shard):
+        trainer = gg.Trainer(one, strategy=gg.NoExchange(), comm=gg.VirtualCluster(4), optimizer=gg.SGD(lr=0.1))
+        trainer.fit(data, epochs=3, batch_size=10, shard=shard, progress=False)
+        return min(found["accuracy"] for found in trainer.evaluate(test, replicas=True))
+
+    assert worst("interleaved") > 0.95
+    with pytest.warns(UserWarning, match="sorted by class"):
+        assert worst("contiguous") < 0.7
+
+
 # ---- the forms in which data are given
 
 

@@ -170,6 +170,8 @@ def one(data: Any, y: Any, what: str, sharded: bool, ranks: int) -> Given:
     if not sharded:
         return Given((_single(data, y, what),), False)
     if ranks == 1:
+        if _is_list_of_one(data, y):
+            data, y = data[0], None if y is None else y[0]
         return Given((_single(data, y, what),), True)
     for argument, value in ((what, data), ("y", y)):
         if value is None and argument == "y":
@@ -183,6 +185,15 @@ def one(data: Any, y: Any, what: str, sharded: bool, ranks: int) -> Given:
     targets = [None] * ranks if y is None else y
     parts = (_single(x, t, f"{what}[{rank}]") for rank, (x, t) in enumerate(zip(data, targets, strict=True)))
     return Given(tuple(parts), True)
+
+
+def _is_list_of_one(data: Any, y: Any) -> bool:
+    """The lists of a virtual cluster of one rank?"""
+    if not isinstance(data, (list, tuple)) or len(data) != 1:
+        return False
+    if y is None:
+        return _is_set(data[0])
+    return isinstance(y, (list, tuple)) and len(y) == 1 and _axes(y[0]) > 0
 
 
 def _single(data: Any, y: Any, what: str) -> Dataset:
