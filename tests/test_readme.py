@@ -24,7 +24,8 @@ INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -e "
 REDUCED = {
     "gossipgrad run -n 2 train": "--epochs 1",
     "gossipgrad run -n 4 train --strategy layerwise-allreduce --report run.json": "--epochs 1",
-    "gossipgrad compare --virtual-ranks 2,4 --report-dir comparison": "--points 2 --samples 512 --lr 0.01",
+    "gossipgrad compare --virtual-ranks 2,4 --report-dir comparison": "--points 1 --samples 256 --lr 0.01"
+    " --strategies gossipgrad,parameter-server",
     "python -m pytest -q": "--collect-only tests/test_readme.py",
 }
 # Blocks with these are somebody else's code, shown beside ours.
