@@ -481,7 +481,7 @@ static void test_rate(void) {
         change;                                                                                                        \
         CHECK_FAILS(gg_rate_check(&bad), GG_ERROR_ARGUMENT, text);                                                     \
     } while (0)
-    BREAK(GG_SCHEDULE_COUNT, (void)bad, "schedule=4");
+    BREAK(GG_SCHEDULE_COUNT, (void)bad, "schedule=");
     BREAK(GG_SCHEDULE_CONSTANT, bad.lr = -0.5, "lr=-0.5: must be finite and at least 0");
     BREAK(GG_SCHEDULE_CONSTANT, bad.lr = NAN, "lr=nan");
     BREAK(GG_SCHEDULE_CONSTANT, bad.lr = INFINITY, "lr=inf");
