@@ -138,6 +138,11 @@ def test_a_fingerprint_of_data():
         other[i] += 1
         assert changed(first, facts_of(x, other)) == {"targets"}
     assert changed(first, facts_of(x[::-1], y)) == {"some of the samples"}
+    wide = np.random.default_rng(1).standard_normal((500, 1000), np.float32)  # in several pieces
+    whole = facts_of(x, wide)
+    assert whole == facts_of(x, wide.astype(np.float64)) and changed(whole, facts_of(x, -wide)) == {"targets"}
+    wide[-1, -1] += 1
+    assert changed(whole, facts_of(x, wide)) == {"targets"}
     assert changed(first, facts_of(x, y, scale=0.5)) == {"scale"}
     assert changed(first, facts_of(x[:-1], y[:-1])) >= {"number of samples", "targets"}
     assert changed(first, facts_of(x, y, sample_weight=np.ones(500))) == {"sample_weight"}
