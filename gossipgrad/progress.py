@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer
 
 LINE_EVERY = 30.0  # seconds between plain lines within an epoch
+CELL_EVERY = 0.5  # between drawings of the bar in a notebook
 
 
 def duration(seconds: float) -> str:
@@ -167,7 +168,7 @@ class ProgressBar(Callback):
         print(text, file=self.file, flush=True)
 
     def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
-        self._line_due = time.monotonic() + LINE_EVERY
+        self._line_due = time.monotonic() + (CELL_EVERY if in_notebook(self.file) else LINE_EVERY)
 
     def on_progress(self, trainer: Trainer, progress: Progress) -> None:
         self._epochs = progress.epochs
@@ -183,6 +184,10 @@ class ProgressBar(Callback):
                 self._line_due = time.monotonic() + LINE_EVERY
                 print(f"{head}: {numbers}", file=self.file, flush=True)
             return
+        if in_notebook(self.file):  # which stores all that is written
+            if time.monotonic() < self._line_due and progress.step < progress.steps:
+                return
+            self._line_due = time.monotonic() + CELL_EVERY
         columns_here = columns()
         width = min(max(columns_here - len(head) - len(numbers) - 6, 0), 40)
         bar = f" [{'#' * round(done * width):.<{width}}]" if width >= 5 else ""

@@ -28,7 +28,7 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str
 
     def line(values: Sequence[Any], kind: str) -> str:
         numbers = [isinstance(value, (int, float)) and not isinstance(value, bool) for value in values]
-        sides = ["right" if number else "left" for number in numbers]
+        sides = ["right" if number or kind == "th" else "left" for number in numbers]
         cells = [
             f'<{kind} style="text-align: {side}">{html.escape(cell(value))}</{kind}>'
             for side, value in zip(sides, values, strict=True)

@@ -91,8 +91,9 @@ def lines_of(text):
     return shown
 
 
-def test_a_bar_in_a_notebook(trained):
-    bar, cell = ProgressBar(Cell()), None
+def test_a_bar_in_a_notebook(trained, monkeypatch):
+    monkeypatch.setattr("gossipgrad.progress.CELL_EVERY", 0.0)
+    bar = ProgressBar(Cell())
     cell = bar.file
     progress = gg.callbacks.Progress(1, 2, 3, 10, 30, 1.5, 0.5, 1.0, 30.0)
     bar.on_epoch_begin(trained, 1)
@@ -104,6 +105,13 @@ def test_a_bar_in_a_notebook(trained):
     bar.on_epoch_end(trained, trained.history.last)
     shown = lines_of(cell.getvalue())
     assert len(shown) == 2 and shown[0].startswith("epoch 2/2: loss ") and "#" not in shown[0] and shown[1] == ""
+    monkeypatch.setattr("gossipgrad.progress.CELL_EVERY", 1e9)  # seldom, but the end of an epoch
+    rare = ProgressBar(Cell())
+    rare.on_epoch_begin(trained, 1)
+    rare.on_progress(trained, progress)
+    assert rare.file.getvalue() == ""
+    rare.on_progress(trained, gg.callbacks.Progress(1, 2, 10, 10, 90, 0.5, 0.5, 1.0, 30.0))
+    assert "10/10" in rare.file.getvalue()
     plain = ProgressBar(io.StringIO())
     plain.on_epoch_begin(trained, 1)
     plain.on_progress(trained, progress)
