@@ -87,7 +87,7 @@ typedef struct gg_op_args {
     float *grad_weight; /* LINEAR: NULL where not wanted; grad_output then holds the error behind the activation
                            afterwards */
     float *grad_bias;
-    void *saved;   /* op->saved_bytes, kept by the plan from forward to backward */
+    void *saved;   /* op->saved_bytes, held by the plan from forward to backward */
     void *scratch; /* op->scratch_bytes, content lost between runs */
     uint32_t rank; /* DROPOUT */
     uint64_t step; /* DROPOUT */
@@ -106,7 +106,7 @@ struct gg_op {
     const gg_op_class *type;
     const char *backend; /* the table's name, for reports */
     gg_op_desc desc;
-    gg_format input[GG_MAX_INPUTS]; /* what it takes; the plan reorders where it differs from desc.offered */
+    gg_format input[GG_MAX_INPUTS]; /* what it reads; the plan reorders where it differs from desc.offered */
     gg_format output;               /* what it gives. Gradients lie as their activations do. */
     size_t saved_bytes, scratch_bytes;
     bool in_place;              /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
@@ -164,7 +164,7 @@ typedef enum gg_update_rule {
  * and fenced: a store to lines that another core has read costs several times more. What is received and copied is of
  * type `wire`: GG_FLOAT32, or GG_BFLOAT16, rounded to nearest even. With bfloat16 the subtracted weight, momentum and
  * square are rounded too: they are what the copies of the last step said, so what one rank gains another loses, and the
- * mean over the ranks is kept.
+ * mean over the ranks is preserved.
  * Nothing may overlap. Elements where everything is 0 stay 0. An element's result does not depend on where it lies in
  * the call. */
 typedef struct gg_update_args {

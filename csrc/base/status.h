@@ -10,7 +10,7 @@ typedef enum gg_status {
     GG_OK = 0,
     GG_ERROR_ARGUMENT,    /* a value the caller gave is outside of what is allowed */
     GG_ERROR_SHAPE,       /* shapes that do not fit each other */
-    GG_ERROR_TYPE,        /* an element type or layout that is not taken here */
+    GG_ERROR_TYPE,        /* an element type or layout that is not supported here */
     GG_ERROR_MEMORY,      /* the system gave no memory */
     GG_ERROR_UNSUPPORTED, /* well-formed, but this build, CPU or library cannot do it */
     GG_ERROR_STATE,       /* right call, wrong time */

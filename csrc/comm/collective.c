@@ -26,11 +26,6 @@ cleanup:
     return status;
 }
 
-/* Requests that live on the stack must not outlive a failure. */
-static void collective_give_up(gg_transport *transport, gg_request *requests, int n) {
-    for (int i = 0; i < n; ++i) gg_cancel(transport, &requests[i]);
-}
-
 gg_status gg_barrier(gg_transport *transport) {
     gg_status status = GG_OK;
     gg_request request[2] = {0};
@@ -45,7 +40,7 @@ gg_status gg_barrier(gg_transport *transport) {
     }
 cleanup:
     if (status != GG_OK) {
-        collective_give_up(transport, request, 2);
+        gg_cancel_all(transport, request, 2);
         gg_error_prefix(status, "barrier: ");
     }
     return status;
@@ -72,8 +67,8 @@ static gg_status broadcast_piece(gg_transport *transport, char *data, size_t byt
     for (int i = 0; i < children; ++i) GG_TRY(gg_wait(transport, &down[i]));
 cleanup:
     if (status != GG_OK) {
-        collective_give_up(transport, &up, 1);
-        collective_give_up(transport, down, ROUNDS);
+        gg_cancel_all(transport, &up, 1);
+        gg_cancel_all(transport, down, ROUNDS);
     }
     return status;
 }
@@ -123,8 +118,8 @@ static gg_status collective_gather_all(gg_transport *transport, const void *data
     }
 cleanup:
     if (status != GG_OK) {
-        collective_give_up(transport, receives, 2);
-        collective_give_up(transport, sends, 2);
+        gg_cancel_all(transport, receives, 2);
+        gg_cancel_all(transport, sends, 2);
         gg_error_prefix(status, "%s: ", tag == TAG_AGREE ? "agreement of the ranks" : "allgather");
     }
     return status;
@@ -169,7 +164,7 @@ gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
     GG_TRY(gg_broadcast(transport, values, bytes, 0));
 cleanup:
     if (status != GG_OK) {
-        collective_give_up(transport, request, WINDOW);
+        gg_cancel_all(transport, request, WINDOW);
         gg_error_prefix(status, "allreduce of %d doubles: ", n);
     }
     return status;
@@ -190,7 +185,7 @@ gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int fro
         }
     }
 cleanup:
-    if (status != GG_OK) collective_give_up(transport, &request, 1);
+    if (status != GG_OK) gg_cancel_all(transport, &request, 1);
     return gg_error_prefix(status, "transfer from rank %d to rank %d: ", from, to);
 }
 
@@ -296,10 +291,10 @@ cleanup:
 /* Gives up what is in flight: requests must not outlive their memory. */
 static void collective_stop(gg_allreduce *allreduce) {
     int p = allreduce->transport->size;
-    if (allreduce->receives) collective_give_up(allreduce->transport, allreduce->receives, p);
-    if (allreduce->scattered) collective_give_up(allreduce->transport, allreduce->scattered, p);
-    if (allreduce->gathered) collective_give_up(allreduce->transport, allreduce->gathered, p);
-    collective_give_up(allreduce->transport, &allreduce->sum, 1);
+    gg_cancel_all(allreduce->transport, allreduce->receives, p);
+    gg_cancel_all(allreduce->transport, allreduce->scattered, p);
+    gg_cancel_all(allreduce->transport, allreduce->gathered, p);
+    gg_cancel_all(allreduce->transport, &allreduce->sum, 1);
     allreduce->stage = IDLE;
 }
 

@@ -1,6 +1,6 @@
-/* Collectives over any transport: fixed order of summation, so the same bits on MPI, in the virtual cluster, on every
- * rank and from run to run; but for GG_COLLECTIVES_MPI. All ranks call in the same order. Blocking, but for
- * gg_allreduce_start and _poll; waits sleep. */
+/* Collectives over any transport. Sums are added in a fixed order, so MPI and the virtual cluster give the same bits,
+ * on every rank and in every run; GG_COLLECTIVES_MPI is the exception. All ranks make the same calls in the same order.
+ * All calls block except gg_allreduce_start and gg_allreduce_poll; while they wait they sleep. */
 #ifndef GG_COMM_COLLECTIVE_H
 #define GG_COMM_COLLECTIVE_H
 
@@ -21,29 +21,29 @@ gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n);
 /* `bytes` bytes of rank `from` to rank `to`, which are two; others return at once. `to` writes data, `from` reads it.
  */
 gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int from, int to);
-/* Seconds to add to this rank's clock for rank 0's: by the quickest of a few messages there and back. 0 where the
- * clocks differ by less than such a message can tell. Says nothing of how they drift apart later. */
+/* Seconds to add to this rank's clock to get rank 0's, measured by the quickest of a few messages there and back. 0
+ * where the clocks differ by less than such a message can resolve. A later drift of the clocks is not included. */
 gg_status gg_clock_offset(gg_transport *transport, double *seconds);
 
-/* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order, so how
- * an arena is cut into reductions changes no bit. Reduce-scatter (rank i adds slice i of all) and all-gather: 2(p-1)/p
- * of the arena sent by each rank. Created for one size so that a run allocates nothing. `data` should come from
- * gg_message_alloc unless a wire is given; any memory works.
+/* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order, so the
+ * result has the same bits however an arena is cut into reductions. It is a reduce-scatter (rank i adds slice i of all
+ * ranks) and an all-gather: each rank sends 2(p-1)/p of the arena. Created for one size so that a run allocates
+ * nothing. `data` should come from gg_message_alloc unless a wire is given; any memory works.
  *
- * Several may be under way at once: each then has its own tag, all ranks start all of them before they wait for one,
- * and wait in the same order. After a failure a reduction is at rest, and the message is lost. */
+ * Several may be in flight at once. Each then has its own tag; all ranks start all of them before they wait for one,
+ * and wait in the same order. After a failure nothing of a reduction is in flight, and its messages are lost. */
 typedef struct gg_allreduce gg_allreduce;
 
-#define GG_TAG_ALLREDUCE 8 /* for those that are not under way together with another */
+#define GG_TAG_ALLREDUCE 8 /* for reductions of which only one is in flight */
 
 /* Values that travel as bfloat16, rounded to nearest even, for half the bytes. They are summed in float32.
  *
  * displaces false: data = the sum, which travels rounded: the same bits on every rank.
  * displaces false with `rest`, where all sums must add up: who adds a slice adds to its own `rest` by how much rounding
  * has raised the sum, rest += rounded sum - sum. So (sum over the ranks of rest) - data is what it would be without
- * that rounding. displaces true, for means: every rank is sent how far the mean is ahead of what it sent, rounded, and
- * adds it. So data keeps what bfloat16 cannot hold, and no small update is lost; the mean over the ranks is kept, and
- * the ranks agree to the precision of bfloat16. */
+ * that rounding. displaces true, for means: every rank receives the rounded difference between the mean and what it
+ * sent, and adds it. So data keep the digits that bfloat16 cannot hold, and no small update is lost; the mean over the
+ * ranks is preserved, and the ranks agree to the precision of bfloat16. */
 typedef struct gg_narrow_wire {
     uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish.
                          From the start until the first poll or wait it holds this rank's values, as they travel */
@@ -51,15 +51,15 @@ typedef struct gg_narrow_wire {
     bool displaces;   /* creation and destruction are collective then; rest must be NULL */
 } gg_narrow_wire;
 
-/* Whose sum it is. MPI: each rank's scaled values go through gg_sum, which see: `data` comes from gg_message_alloc,
- * values travel as float32, and creation is collective; the bits are the same on every rank but no others are promised.
- * Of several under way at once all ranks start each at the same place in the order. */
+/* Which library adds. MPI: each rank's scaled values go through gg_sum (see there): `data` comes from gg_message_alloc,
+ * values travel as float32, and creation is collective; the bits are the same on every rank, and nothing more
+ * is promised of them. All ranks start their sums in the same order. */
 typedef enum gg_collectives { GG_COLLECTIVES_OWN = 0, GG_COLLECTIVES_MPI, GG_COLLECTIVES_COUNT } gg_collectives;
 
 /* wire: NULL: values travel as float32, from where they lie. */
 gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag,
                               const gg_narrow_wire *wire, gg_collectives by, gg_allreduce **out);
-void gg_allreduce_destroy(gg_allreduce *allreduce); /* gives up what is under way; NULL is fine */
+void gg_allreduce_destroy(gg_allreduce *allreduce); /* gives up what is in flight; NULL is fine */
 
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.
  * scale[size of group]: the same on every rank; kept until the sum is there. */
@@ -68,7 +68,7 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
 gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed);
 gg_status gg_allreduce_wait(gg_allreduce *allreduce);   /* until data holds the sum */
 gg_status gg_allreduce_finish(gg_allreduce *allreduce); /* until the peers have read it, too: data may be written */
-/* Of every wait that was one, `waited` is told when it began, as soon as it is over: sums and copies are no waits. */
+/* `waited` is called at the end of every wait, with the time at which the wait began. Sums and copies are no waits. */
 typedef void gg_waited(void *context, double begin);
 void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *context);
 /* All of it, blocking. */

@@ -31,10 +31,6 @@ typedef struct ring {
     gg_request sent[BURST], received[BURST];
 } ring;
 
-static void link_give_up(gg_transport *transport, gg_request *requests, int n) {
-    for (int i = 0; i < n; ++i) gg_cancel(transport, &requests[i]);
-}
-
 /* The greatest of all ranks' values, on all of them. A value that has come twice does no harm, so a barrier's messages
  * suffice. */
 static gg_status link_agree(gg_transport *transport, double values[VALUES]) {
@@ -54,7 +50,7 @@ static gg_status link_agree(gg_transport *transport, double values[VALUES]) {
             if (in[i] > values[i]) values[i] = in[i];
     }
 cleanup:
-    if (status != GG_OK) link_give_up(transport, request, 2);
+    if (status != GG_OK) gg_cancel_all(transport, request, 2);
     return status;
 }
 
@@ -172,8 +168,8 @@ gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out) {
         (gg_link){.latency = values[LATENCY], .message = values[MESSAGE], .byte = values[BYTE], .read = values[READ]};
 cleanup:
     if (status != GG_OK) {
-        link_give_up(transport, r.sent, BURST);
-        link_give_up(transport, r.received, BURST);
+        gg_cancel_all(transport, r.sent, BURST);
+        gg_cancel_all(transport, r.received, BURST);
         gg_error_prefix(status, "measuring the link: ");
     }
     gg_free(landing);

@@ -1,5 +1,5 @@
-/* What messages between the ranks of a group cost, by sending some: the same code for shared memory, a network, one
- * that is slowed down, and virtual time. */
+/* Measures what messages between the ranks of a group cost, by sending some. The same code serves shared memory, a
+ * network, a simulated network and virtual time. */
 #ifndef GG_COMM_LINK_H
 #define GG_COMM_LINK_H
 
@@ -7,7 +7,7 @@
 
 typedef struct gg_link {
     double latency; /* seconds until a small message is there */
-    double message; /* seconds that each further one of several under way together adds: work of the ranks */
+    double message; /* seconds that each further message adds when several are in flight: work of the ranks */
     double byte;    /* seconds that a byte of a large message adds; next to 0 where it lies in memory that is shared */
     double read;    /* and until the receiver has read it once */
 } gg_link;
@@ -15,7 +15,7 @@ typedef struct gg_link {
 /* All ranks send around a ring at the same time, small messages and larger and larger ones, up to `bytes` (about; at
  * most a megabyte) or until that takes milliseconds: a few in all on one machine. The ring is one in which many
  * messages leave their node. Every rank gets the same figures, the worst of all ranks'. Zeroes for one rank.
- * Collective, with nothing under way. */
+ * Collective, with nothing in flight. */
 gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out);
 
 #endif

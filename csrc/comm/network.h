@@ -1,4 +1,4 @@
-/* A network as slow as one likes.
+/* A simulated slow network.
  *
  * The model, which moves the clocks of the virtual cluster and holds messages back here: every rank has an outgoing and
  * an incoming link of `bandwidth` bytes a second, and each carries one message at a time. A message of b bytes leaves
@@ -20,7 +20,7 @@ gg_status gg_network_check(const gg_network *network);
 
 /* A transport that slows `inner` down in real time, and owns it from now on if this succeeds. A message is given to
  * `inner` when its last byte would be there with the receiver's link free, never sooner, and the receiver holds it back
- * for the messages before it, which it knows as exactly as it looks often. Both happen when the rank calls in. */
+ * for the messages before it, with the precision of how often it polls. Both happen inside of the rank's calls. */
 gg_status gg_network_transport_create(gg_transport *inner, const gg_network *network, gg_transport **out);
 
 #endif

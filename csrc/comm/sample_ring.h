@@ -37,10 +37,10 @@ void gg_sample_ring_destroy(gg_sample_ring *ring);
 gg_status gg_sample_ring_seek(gg_sample_ring *ring, const gg_dataset *source, int64_t exchanges);
 
 gg_status gg_sample_ring_begin(gg_sample_ring *ring);  /* sends; the exchange before must be finished */
-gg_status gg_sample_ring_poll(gg_sample_ring *ring);   /* takes in what has arrived */
+gg_status gg_sample_ring_poll(gg_sample_ring *ring);   /* copies what has arrived into the shard */
 gg_status gg_sample_ring_finish(gg_sample_ring *ring); /* waits for it: the shard may be read */
-gg_status gg_sample_ring_settle(gg_sample_ring *ring); /* and for what was sent to be taken. Collective */
-/* Nothing of this rank's is under way: there is nothing to settle. */
+gg_status gg_sample_ring_settle(gg_sample_ring *ring); /* and until the receiver has read what was sent. Collective */
+/* Nothing of this rank is in flight, so there is nothing to settle. */
 bool gg_sample_ring_is_idle(const gg_sample_ring *ring);
 
 /* By this rank, since creation. */
@@ -53,8 +53,8 @@ typedef struct gg_sample_audit {
     int64_t first_missing, first_duplicate, first_altered; /* ids; -1: none */
 } gg_sample_audit;
 
-/* Collective, at rest. The first ranks, as many as the sharding has, share the source. shard NULL: the rank's part of
- * it as it lies there, and the source is not read. The same result on all ranks. */
+/* Collective, with nothing in flight. The first ranks, as many as the sharding has, share the source. shard NULL: the
+ * rank's part of it as it lies there, and the source is not read. The same result on all ranks. */
 gg_status gg_sample_audit_run(gg_transport *transport, const gg_sharding *sharding, const gg_shard_copy *shard,
                               const gg_dataset *source, gg_sample_audit *out);
 

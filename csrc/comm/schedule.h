@@ -1,5 +1,5 @@
-/* Who talks to whom: pure functions of (options, ranks, seed, step). Nothing is computed and nothing is sent to know
- * the messages of any step, so every rank knows what all others do. */
+/* Who sends to whom: pure functions of (options, ranks, seed, step). So every rank knows, without a message, what all
+ * ranks send in any step. */
 #ifndef GG_COMM_SCHEDULE_H
 #define GG_COMM_SCHEDULE_H
 
@@ -16,13 +16,13 @@
  *   CUBE           x XOR 2^h        x XOR 2^h        ceil(log2 p); a peer >= p is missing: no partner
  *   RING           (x -+ 1) mod p   (x +- 1) mod p   p - 1; upper signs in even steps t, lower ones in odd steps
  *   EXPONENTIAL    (x + 2^h) mod p  (x - 2^h) mod p  ceil(log2 p)
- *   RANDOM         the other of its pair             1; a random perfect matching for every step; for odd p one rank
- * rests TABLE          table[h][rank]   who sends to it  the rows of the table; places are always the ranks
+ *   RANDOM         the other of its pair             1; a random perfect matching each step; for odd p one is left out
+ *   TABLE          table[h][rank]   who sends to it  the rows of the table; places are always the ranks
  *
- * EXPONENTIAL is the one-peer exponential graph; it is DISSEMINATION seen in a mirror (place x there is place p - x
- * here), so it mixes alike. RING alternates directions, so that averages spread to both sides; p - 1 steps
- * take them around. In all but some tables everybody receives as much as it sends: averaging with the half keeps the
- * mean. */
+ * EXPONENTIAL is the one-peer exponential graph. With place x renamed to p - x it is DISSEMINATION, so both mix equally
+ * fast. RING alternates directions, so that averages spread to both sides; they go around in p - 1 steps. In all
+ * topologies but some tables every rank receives as many messages as it sends, so averaging
+ * two halves preserves the mean over the ranks. */
 typedef enum gg_topology {
     GG_TOPOLOGY_DISSEMINATION = 0,
     GG_TOPOLOGY_CUBE,
@@ -37,7 +37,7 @@ typedef struct gg_schedule_options {
     gg_topology topology;
     bool rotate; /* a new permutation of the ranks after each cycle; without effect on RANDOM and TABLE */
     /* TABLE only: rows * columns numbers, columns the ranks; table[h * columns + r] is the rank that r sends to; r
-     * itself or -1: it rests. The caller's; must outlive the schedule. */
+     * itself or -1: it sends nothing. The caller's; must outlive the schedule. */
     const int64_t *table;
     int64_t rows, columns;
 } gg_schedule_options;
@@ -64,15 +64,15 @@ int gg_schedule_next_sender(gg_schedule *schedule, int64_t step, int rank, int a
 /* The same where a rank has one sender at most. */
 void gg_schedule_at(gg_schedule *schedule, int64_t step, int rank, int *send_to, int *receive_from);
 
-/* GG_ERROR_ARGUMENT naming row and ranks if somebody receives more, or less, than it sends: halves then do not keep the
- * mean. */
+/* GG_ERROR_ARGUMENT naming row and ranks if somebody receives more, or less, than it sends: averaging halves
+ * then does not preserve the mean. */
 gg_status gg_schedule_check_balance(const gg_schedule *schedule);
-/* *steps: after so many steps from step 0 on what any rank knew has reached every rank; -1: never. Takes size^2 bits
- * for a while. */
+/* *steps: how many steps from step 0 on it takes until the data of every rank have reached all ranks; -1: they never
+ * do. Uses size^2 bits of memory while it runs. */
 gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps);
-/* *steps: after so many steps from step 0 on every rank has itself sent to every other; -1: never, or not within
- * GG_MEETING_SEARCH messages over all ranks, which take some tenths of a second to look at. Takes size^2 bits for a
- * while. */
+/* *steps: how many steps from step 0 on it takes until every rank has sent to every other one directly; -1: never, or
+ * not within GG_MEETING_SEARCH messages over all ranks, a search of some tenths of a second. Uses size^2 bits of memory
+ * while it runs. */
 #define GG_MEETING_SEARCH ((int64_t)1 << 24)
 gg_status gg_schedule_meeting(gg_schedule *schedule, int64_t *steps);
 

@@ -34,7 +34,7 @@ gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), 
 gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context,
                               const gg_watch *watch);
 /* What messages between these ranks cost (gg_link_measure), measured when it is first asked for. Takes no time of a
- * virtual cluster, and no rank counts what it sends for it; waits have no timeout. Collective, with nothing under way.
+ * virtual cluster, and no rank counts what it sends for it; waits have no timeout. Collective, with nothing in flight.
  */
 gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out);
 

@@ -182,6 +182,10 @@ void gg_cancel(gg_transport *transport, gg_request *request) {
     request->state = GG_REQUEST_IDLE;
 }
 
+void gg_cancel_all(gg_transport *transport, gg_request *requests, int n) {
+    for (int i = 0; requests != NULL && i < n; ++i) gg_cancel(transport, &requests[i]);
+}
+
 gg_status gg_sum_prepare(gg_transport *transport) {
     if (transport->sums != NULL) return GG_OK;
     if (transport->table->sums_open == NULL)

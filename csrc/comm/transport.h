@@ -135,6 +135,8 @@ gg_status gg_release(gg_transport *transport, gg_request *request);
  * taken back without harm. Otherwise, after a failure: the message is lost, and the peer may wait for ever or fail.
  * IDLE: nothing. Keeps the error message. */
 void gg_cancel(gg_transport *transport, gg_request *request);
+/* Of n requests: they must not outlive their memory. NULL is fine. */
+void gg_cancel_all(gg_transport *transport, gg_request *requests, int n);
 /* Makes ready for gg_sum with transport->sums; the first time it is collective. GG_ERROR_ARGUMENT, in the words of the
  * strategies' keyword, where no library offers sums. */
 gg_status gg_sum_prepare(gg_transport *transport);

@@ -37,6 +37,7 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
 };
 
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }
+const char *gg_layer_kind_name(gg_layer_kind kind) { return types[kind]->name; }
 
 gg_status gg_graph_create(gg_graph **out) {
     gg_status status = GG_OK;

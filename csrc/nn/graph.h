@@ -25,6 +25,9 @@ typedef enum gg_layer_kind {
     GG_LAYER_COUNT
 } gg_layer_kind;
 
+/* "conv2d"; kind < GG_LAYER_COUNT. */
+const char *gg_layer_kind_name(gg_layer_kind kind);
+
 typedef enum gg_init_kind {
     GG_INIT_DEFAULT = 0,    /* PyTorch's: uniform +-1/sqrt(fan_in), for weight and bias */
     GG_INIT_XAVIER_UNIFORM, /* Glorot and Bengio 2010: +-sqrt(6/(fan_in + fan_out)) */

@@ -62,7 +62,7 @@ typedef struct gg_step {
     bool backward;
     size_t weight_offset, bias_offset; /* in arenas, with a layer */
     bool has_bias;
-    bool skip_weight_gradient; /* in the step under way its weight's gradient is not the plan's to compute */
+    bool skip_weight_gradient; /* in the current step the strategy computes the gradient of its weight */
     int saved;                 /* buffer */
     gg_place grad_input[GG_MAX_INPUTS];
     int first_sum, sums;

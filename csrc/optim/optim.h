@@ -42,7 +42,7 @@ typedef struct gg_optimizer {
 } gg_optimizer;
 
 gg_status gg_optimizer_check(const gg_optimizer *optimizer); /* GG_ERROR_ARGUMENT naming the keyword */
-/* Whether it keeps a first moment, and a second. */
+/* Whether it has a first moment, and a second. */
 bool gg_optimizer_has_momentum(const gg_optimizer *optimizer);
 bool gg_optimizer_has_square(const gg_optimizer *optimizer);
 
@@ -50,11 +50,10 @@ bool gg_optimizer_has_square(const gg_optimizer *optimizer);
  * pass reads now; a strategy owns the arenas and has the current values here when it has settled. */
 typedef struct gg_state {
     size_t count; /* elements of each arena */
-    size_t
-        owned; /* elements of each of the optimiser's: `count`, or fewer where the ranks share the updates among them */
+    size_t owned; /* elements of each arena of the optimiser: `count`, or fewer where every rank owns only a part */
     float *weight, *gradient;
-    float *momentum;        /* SGD's momentum or Adam's first moment; NULL if the optimiser keeps none */
-    float *square;          /* Adam's second moment; NULL if the optimiser keeps none */
+    float *momentum;        /* SGD's momentum or Adam's first moment; NULL if the optimiser has none */
+    float *square;          /* Adam's second moment; NULL if the optimiser has none */
     uint16_t *compute_copy; /* the weights in bfloat16 for kernels that compute so; NULL: they read `weight` */
     int64_t step;           /* updates done */
 } gg_state;
@@ -67,8 +66,8 @@ typedef enum gg_arena {
     GG_ARENA_COUNT
 } gg_arena;
 
-float *gg_state_arena(const gg_state *state, gg_arena which); /* NULL if the optimiser keeps none */
-/* Bytes of what the optimiser keeps; with `whole`, of what it would keep if it kept all elements. */
+float *gg_state_arena(const gg_state *state, gg_arena which); /* NULL if the optimiser has none */
+/* Bytes of the moments that this rank owns; with `whole`, of those of all elements. */
 int64_t gg_state_optimizer_bytes(const gg_state *state, bool whole);
 
 /* The update of elements [offset, offset + count) in step `step`, with the state's arenas and `gradient`, which points

@@ -5,9 +5,7 @@
 
 PyTypeObject *gg_py_graph_type;
 
-static const char *const kind_names[GG_LAYER_COUNT] = {"input",      "conv2d",  "linear", "max_pool2d",
-                                                       "avg_pool2d", "relu",    "tanh",   "sigmoid",
-                                                       "flatten",    "dropout", "add",    "concat"};
+static const char *kind_names[GG_LAYER_COUNT]; /* written when the module is made */
 static const char *const init_names[GG_INIT_COUNT] = {"default",    "xavier_uniform", "xavier_normal",
                                                       "he_uniform", "he_normal",      "caffe_xavier",
                                                       "uniform",    "normal",         "constant"};
@@ -140,11 +138,11 @@ static PyObject *py_graph_nodes(PyObject *self, PyObject *unused) {
             if (input == NULL || PyList_Append(inputs, input) < 0) Py_CLEAR(inputs);
             Py_XDECREF(input);
         }
-        PyObject *entry =
-            inputs ? Py_BuildValue("{sssssNsNsLsL}", "name", node->desc.name, "kind", kind_names[node->desc.kind],
-                                   "inputs", inputs, "shape", gg_py_shape_tuple(&node->shape), "parameters", parameters,
-                                   "macs", (long long)gg_graph_node_macs(graph, i))
-                   : NULL;
+        PyObject *entry = inputs ? Py_BuildValue("{sssssNsNsLsL}", "name", node->desc.name, "kind",
+                                                 gg_layer_kind_name(node->desc.kind), "inputs", inputs, "shape",
+                                                 gg_py_shape_tuple(&node->shape), "parameters", parameters, "macs",
+                                                 (long long)gg_graph_node_macs(graph, i))
+                                 : NULL;
         if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
         Py_XDECREF(entry);
     }
@@ -200,6 +198,7 @@ static PyType_Slot slots[] = {{Py_tp_doc, "Layers as nodes. Node numbers start a
 static PyType_Spec spec = {"gossipgrad._core.Graph", sizeof(gg_py_graph), 0, Py_TPFLAGS_DEFAULT, slots};
 
 int gg_py_add_graph(PyObject *module) {
+    for (int i = 0; i < GG_LAYER_COUNT; ++i) kind_names[i] = gg_layer_kind_name((gg_layer_kind)i);
     gg_py_graph_type = gg_py_add_type(module, &spec);
     return gg_py_graph_type ? 0 : -1;
 }

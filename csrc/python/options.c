@@ -1,4 +1,4 @@
-/* What _core.Trainer is told in dicts: the options of strategies and optimisers. */
+/* What _core.Trainer gets in dicts: the options of strategies and optimisers. */
 #include <limits.h>
 
 #include "python/python.h"

@@ -84,7 +84,7 @@ int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument
  * kept as long as it is used (a new reference), or NULL. -1 with an exception. */
 int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject **table);
 
-/* What a trainer is told, from dicts whose keys are the keywords of Python's classes; missing ones keep the core's
+/* The options of a trainer, from dicts whose keys are the keywords of Python's classes; missing ones keep the core's
  * defaults. -1 with an exception that names the keyword. *table: as for gg_py_topology. backend NULL:
  * $GOSSIPGRAD_BACKEND, else "auto". */
 int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table);

@@ -63,8 +63,18 @@ cleanup:
 gg_status gg_buckets_check_tags(const gg_buckets *buckets, int most) {
     if (buckets->chunk_count <= most) return GG_OK;
     return gg_fail(GG_ERROR_ARGUMENT,
-                   "chunk_bytes: %d chunks are more than the %d that can be told apart; choose larger chunks",
+                   "chunk_bytes: %d chunks are more than the %d for which there are tags; choose larger chunks",
                    buckets->chunk_count, most);
+}
+
+int gg_buckets_of_chunk(const gg_buckets *buckets, int chunk) {
+    int low = 0, high = buckets->count - 1;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (chunk < buckets->bucket[middle].end_chunk) high = middle;
+        else low = middle + 1;
+    }
+    return low;
 }
 
 void gg_buckets_destroy(gg_buckets *buckets) {

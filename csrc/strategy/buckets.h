@@ -29,6 +29,8 @@ size_t gg_chunk_elements(size_t chunk_bytes);
 gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out);
 /* Whether `most` tags, one a chunk, are enough. */
 gg_status gg_buckets_check_tags(const gg_buckets *buckets, int most);
+/* The bucket that a chunk belongs to. */
+int gg_buckets_of_chunk(const gg_buckets *buckets, int chunk);
 void gg_buckets_destroy(gg_buckets *buckets);
 
 #endif

@@ -6,7 +6,7 @@
 #include "comm/collective.h"
 #include "strategy/tables.h"
 
-/* Askings that tell a worker's weights to the rounding of float32: each tells 8 of its 24 bits. */
+/* Exchanges after which the centre has a worker's weights to the rounding of float32: each sends 8 of their 24 bits. */
 #define NARROW_ROUNDS 3
 /* What the virtual clock charges a server for: message and centre are read, centre and answer written, by a modest
  * core. */
@@ -238,7 +238,7 @@ cleanup:
     return gg_error_prefix(status, "the first weights of the workers: ");
 }
 
-/* The first step after all were at rest: nobody asks before all are through. */
+/* The first step after settling: no worker asks before all have finished settling. */
 static gg_status begin_together(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -362,18 +362,13 @@ static const gg_strategy_model model = {centre_read_model, centre_write_model};
 
 /* ---- life ---- */
 
-/* Requests must not outlive their memory. */
-static void centre_give_up(gg_centre *s, gg_request *requests, int count) {
-    for (int i = 0; requests != NULL && i < count; ++i) gg_cancel(s->head.env.transport, &requests[i]);
-}
-
 void gg_centre_destroy(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
     if (transport->service.context == s) transport->service = (gg_service){0};
-    centre_give_up(s, s->asked, s->buckets.chunk_count);
-    centre_give_up(s, s->answered, s->buckets.chunk_count);
-    centre_give_up(s, s->served, (s->end_chunk - s->first_chunk) * s->workers);
+    gg_cancel_all(transport, s->asked, s->buckets.chunk_count);
+    gg_cancel_all(transport, s->answered, s->buckets.chunk_count);
+    gg_cancel_all(transport, s->served, (s->end_chunk - s->first_chunk) * s->workers);
     gg_message_free(transport, s->message);
     gg_state_destroy(&strategy->env, 0);
     gg_free(s->landing);
@@ -410,7 +405,7 @@ static gg_status make_worker(gg_centre *s) {
     GG_TRY(gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", &s->message));
     GG_TRY(gg_calloc(count, gg_dtype_size(s->wire), "landing arena", &s->landing));
     if (s->rule->accumulates || centre_narrow(s))
-        GG_TRY(gg_calloc(count, sizeof(float), "weights taken last", &s->base));
+        GG_TRY(gg_calloc(count, sizeof(float), "weights of the last answer", &s->base));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->asked));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->answered));
     GG_TRY(gg_calloc(buckets, sizeof(int), "counts of layers", &s->waiting));
@@ -428,7 +423,7 @@ static gg_status make_server(gg_centre *s) {
     GG_TRY(gg_calloc(s->count, sizeof(float), "centre", &s->weight));
     GG_TRY(gg_calloc((size_t)s->workers * s->count, gg_dtype_size(s->wire), "answers of the centre", &s->room));
     if (centre_narrow(s))
-        GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "what workers have taken", &s->known));
+        GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "copies of the workers' bases", &s->known));
     GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request),
                      "requests of a server", &s->served));
 cleanup:

@@ -1,16 +1,17 @@
 /* Private to the room: strategies whose workers share a centre, weights that lie on servers.
  *
- * A worker asks: it sends a message for each chunk of a bucket to the chunk's server. The server changes the centre by
- * it and answers, and the worker takes the answer before it uses the bucket's layers again. Nobody waits for another
- * worker: a server answers in its polls and, as its transport's service, in whatever wait it is, each chunk's messages
- * in the order in which they came. What asking, answering and taking compute is the strategy's: a rule.
+ * A worker asks: it sends a message for each chunk of a bucket to the chunk's server. The server updates the centre
+ * with it and sends an answer, which the worker applies before it uses the bucket's layers again. No worker waits for
+ * another one: a server answers in its polls and, as its transport's service, during every wait, and each chunk's
+ * messages in the order of their arrival. The strategy's rule says what asking, answering and applying an answer
+ * compute.
  *
- * With bfloat16 on the wire, differences travel, and both sides keep what they come to: a worker its base, the server,
- * for every worker, what it knows of it. They have the same bits whenever nothing is on the way. The worker tells how
- * far its weights are from its base, rounded, and its base moves by what it has told; the answer is what the centre
- * lets it move by, rounded, and moves weights, base and what the server knows. So what rounding takes is told the next
- * time, and nothing is lost. When all have been at rest, where weights may be loaded, the workers begin by giving the
- * servers their weights, as float32. On a server of its own a worker asks without rounding.
+ * With bfloat16 on the wire the messages are differences to a base. Each worker has its base, and the server has a copy
+ * of every worker's base; both have the same bits whenever no message is in flight. The worker sends the rounded
+ * difference between its weights and its base, and adds it to the base. The answer is the rounded change that the rule
+ * gives the worker; it is added to the weights, the base and the server's copy. So a rounding error is part of the next
+ * difference, and nothing is lost. After settling, when weights may have been loaded, the workers first send the
+ * servers their weights as float32. To a server on its own rank a worker sends without rounding.
  *
  * The last `servers` ranks are the servers, and the centre is cut among them into runs of chunks of about equal size.
  * They train as well, or, dedicated, only serve. The answers leave from plain memory: message memory is collective, and
@@ -28,15 +29,15 @@ typedef struct gg_centre gg_centre;
 /* All on n elements; a worker's are those from `at` on in its arenas. Buffers do not overlap but where it is said. */
 typedef struct gg_centre_rule {
     gg_strategy_table table;
-    /* Workers keep what they took last in `base`, also with float32 on the wire, and coming to rest asks for what has
-     * been trained since. */
+    /* Workers have a base, the weights of the last answer, also with float32 on the wire; settling sends what has been
+     * trained since. */
     bool accumulates;
     void (*ask)(gg_centre *centre, size_t at, size_t n, float *message);
     void (*answer)(gg_centre *centre, size_t n, float *weight, const float *message,
                    float *answer); /* answer may be the message */
     void (*take)(gg_centre *centre, size_t at, size_t n, const float *answer);
-    /* The same as answer, n <= GG_CENTRE_PIECE, where bfloat16 is on the wire: known is what the server knows of the
-     * worker. It adds message and answer to it. */
+    /* The same as answer, n <= GG_CENTRE_PIECE, where bfloat16 is on the wire: known is the server's copy of the
+     * worker's base. It adds message and answer to it. */
     void (*answer_narrow)(gg_centre *centre, size_t n, float *weight, float *known, const uint16_t *message,
                           uint16_t *answer);
 } gg_centre_rule;
@@ -49,8 +50,8 @@ struct gg_centre {
     int64_t period; /* steps from one asking to the next */
     float alpha;
     int workers, servers;
-    bool stepped;    /* there was a step since the last rest */
-    bool unreported; /* the centre does not know of the last steps */
+    bool stepped;    /* there was a step since the last settling */
+    bool unreported; /* the last steps have not been sent to the centre */
     gg_flight *flight;
 
     /* A worker's. */
@@ -59,7 +60,7 @@ struct gg_centre {
     float *base;                  /* NULL: not needed */
     gg_request *asked, *answered; /* one a chunk */
     int *waiting;                 /* a bucket: its layers whose gradient is not final yet in this step */
-    int *next;                    /* a bucket: the first chunk whose answer is still to be taken; end_chunk: none */
+    int *next;                    /* a bucket: the first chunk whose answer is still to be applied; end_chunk: none */
 
     /* A server's: chunks [first_chunk, end_chunk), elements [begin, begin + count). */
     int first_chunk, end_chunk;
@@ -96,7 +97,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
 void gg_add_scaled(gg_device *device, size_t n, const float *a, float scale, const float *b, float *out);
 /* out = scale*(a - b); out may be a or b. */
 void gg_scaled_difference(gg_device *device, size_t n, float scale, const float *a, const float *b, float *out);
-/* out = scale*(to - base), rounded to bfloat16; base += out. */
+/* out = scale*(to - base), rounded to bfloat16; base += out. So the rounding error is part of the next difference. */
 void gg_centre_difference(gg_device *device, size_t n, float scale, const float *to, float *base, uint16_t *out);
 
 #endif

@@ -1,14 +1,14 @@
-/* ElasticAveraging: EASGD, and with a momentum optimiser EAMSGD. Every rank trains alone, and after each step t with (t
- * + 1) % period == 0 an elastic force pulls its weights w to a centre c and the centre to them: s = alpha*(w - c); c +=
- * s; w -= s, of the weights that the local step has left. Momentum stays with its rank.
+/* ElasticAveraging: EASGD, and with a momentum optimiser EAMSGD. Every rank trains alone. After each step t with
+ * (t + 1) % period == 0 an elastic force pulls its weights w and a centre c towards each other: s = alpha*(w - c);
+ * c += s; w -= s, where w are the weights after the local step. Momentum stays with its rank.
  *
- * Synchronous: all ranks at once, with the centre that was: c += sum of s over the ranks. Every rank keeps the same
- * centre, so that one all-reduce of s does it. Asynchronous: the centre lies on servers, and each worker comes at its
- * own time.
+ * Synchronous: all ranks at once, with the centre before the exchange: c += sum of s over the ranks. Every rank has the
+ * same centre, so one all-reduce of s is enough. Asynchronous: the centre lies on servers, and each worker exchanges at
+ * its own time.
  *
- * Either way the sum over the ranks of w, plus c, is kept by every exchange to the rounding of float32, with bfloat16
- * on the wire, too: the rounded s is what moves both sides, and where a sum of them is rounded again, one rank's
- * weights take the difference. */
+ * Either way every exchange preserves c plus the sum over the ranks of w, to the rounding of float32, and with bfloat16
+ * on the wire as well: the rounded s moves both sides, and where a sum of them is rounded again, the weights of one
+ * rank absorb the difference. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -63,12 +63,6 @@ typedef struct elastic {
     float alpha;
 } elastic;
 
-static gg_status elastic_ready(gg_strategy *strategy, int layer) {
-    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
-    gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
-    return GG_OK;
-}
-
 static gg_status elastic_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     elastic *s = (elastic *)strategy;
@@ -116,9 +110,9 @@ static void elastic_destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table synchronous = {"elastic-averaging", gg_strategy_nothing,  gg_strategy_no_layer,
-                                              elastic_ready,       gg_strategy_progress, elastic_end,
-                                              gg_strategy_nothing, elastic_destroy};
+static const gg_strategy_table synchronous = {"elastic-averaging",      gg_strategy_nothing,  gg_strategy_no_layer,
+                                              gg_strategy_update_layer, gg_strategy_progress, elastic_end,
+                                              gg_strategy_nothing,      elastic_destroy};
 
 static gg_status create_synchronous(float alpha, const gg_strategy_options *options, const gg_strategy_env *env,
                                     gg_strategy **out) {

@@ -1,15 +1,15 @@
-/* Private to the room: linear layers of which ranks exchange, instead of the gradient of the weight, what it is made
- * of: the inputs of the samples, and the errors of the outputs. A rank that keeps a slice of the weight, which is a run
- * of rows (outputs) with the ends within rows, gets all inputs and the errors of its rows from every rank, and computes
- * its slice of every rank's gradient itself, with the bits that this rank would have given.
+/* Private to the room: partitioned linear layers. Instead of the gradient of the weight the ranks exchange what it is
+ * computed from: the layer's inputs, and the errors of its outputs. A rank owns a slice of the weight: a run of rows
+ * (outputs), which may begin and end within a row. It receives all inputs, and the errors of its rows, from every rank,
+ * and computes its slice of every rank's gradient itself, with the same bits as that rank would have computed.
  *
- * A rank with b of B samples sends b*(in + out/p) values to each other, in place of (in*out)/p. So with all ranks taken
- * together the layer costs B*(in + out/p) against in*out.
+ * A rank with b of B samples sends b*(in + out/p) values to each other, in place of (in*out)/p. Over all
+ * ranks the layer costs B*(in + out/p) against in*out.
  *
- * In each step: begin; then, in this order for a layer that is taken: gg_fc_input, gg_fc_error (each packs, and sends
- * if asked to), gg_fc_send for what has not been sent, and on a rank that keeps a slice gg_fc_arrive for every peer,
- * gg_fc_gradient for every part of it, gg_fc_used once for each chunk. Inputs and errors travel as float32, one message
- * to each peer. */
+ * In each step: gg_fc_begin; then for each partitioned layer, in this order: gg_fc_input, gg_fc_error (each packs, and
+ * sends if asked to), gg_fc_send for what has not been sent, and on a rank that owns a slice gg_fc_arrive for every
+ * peer, gg_fc_gradient for every part of it, gg_fc_used once for each chunk. Inputs and errors travel as float32, one
+ * message to each peer. */
 #ifndef GG_STRATEGY_FC_EXCHANGE_H
 #define GG_STRATEGY_FC_EXCHANGE_H
 
@@ -29,8 +29,8 @@ typedef struct gg_fc {
     int64_t in, out;
     gg_fc_slice *slice; /* one a rank */
     int own_chunks;     /* of this rank's slice */
-    bool partitioned;   /* in the step under way */
-    int left;           /* own chunks whose gradients are not computed yet */
+    bool partitioned;   /* in the current step */
+    int left;           /* own chunks whose gradients are still to be computed */
     int64_t room;       /* samples of a rank that there is memory for */
     /* Of own samples, message memory: inputs as rows; errors as rows of each rank's slice, one rank's behind the
      * other's. */
@@ -53,32 +53,33 @@ typedef struct gg_fc_exchange {
     bool *partitioned; /* of each layer: in some step so far */
 } gg_fc_exchange;
 
-/* Of each layer the run of lanes of its weight, if it may be taken in some step; else count 0. One rank: none. */
+/* For each layer that may be partitioned in some step, the run of lanes of its weight; for others count 0. One rank:
+ * none. */
 void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dtype wire, gg_slice *separate);
-/* For the layers with such a run, which `partition` has set apart. `tag`: the first of two for each. */
+/* For the layers with such a run, which `partition` has cut separately. `tag`: the first of two for each layer. */
 gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire, const gg_slice *separate,
                        const gg_partition *partition, int tag, gg_fc_exchange *out);
 void gg_fc_destroy(gg_fc_exchange *x); /* collective */
 
-/* Decides which layers are taken in the step, by what all ranks know. Collective where one needs more room than any
- * step before. */
+/* Decides which layers are partitioned in this step, from numbers that all ranks have. Collective in a step that needs
+ * more memory than all steps before. */
 gg_status gg_fc_begin(gg_fc_exchange *x);
-/* The layer's, if it is taken in the step under way; else NULL. layer -1: NULL. */
+/* The layer's state if it is partitioned in the current step, else NULL. Layer -1: NULL. */
 gg_fc *gg_fc_partitioned(const gg_fc_exchange *x, int layer);
 
 gg_status gg_fc_input(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *input, bool send);
 gg_status gg_fc_error(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *error, bool send);
 /* Posts the receives and sends what has been packed. */
 gg_status gg_fc_send(gg_fc_exchange *x, gg_fc *fc, int what);
-/* Here and below the caller says of which layer a failure is. Whether both of a peer have come; waits for them if asked
- * to. *when: raised to the moment at which they had. */
+/* *all: whether both messages of a peer have arrived; waits for them if asked to. *when: raised to the time of their
+ * arrival. Of a failure here and below the caller names the layer. */
 gg_status gg_fc_arrive(gg_fc_exchange *x, gg_fc *fc, int peer, bool wait, bool *all, double *when);
 /* count elements of a rank's gradient of the weight from element `first` of the weight on, in the own slice; padding
  * gets zeros. */
 void gg_fc_gradient(const gg_fc_exchange *x, const gg_fc *fc, int rank, size_t first, size_t count, float *out);
-/* The gradients of one more own chunk are made. After the last of them peers may write what they sent. */
+/* The gradients of one more own chunk are computed. After the last one the peers may overwrite what they sent. */
 gg_status gg_fc_used(gg_fc_exchange *x, gg_fc *fc);
-/* Waits until peers read nothing more of this rank's. */
+/* Waits until the peers have read all that this rank has sent. */
 gg_status gg_fc_settle(gg_fc_exchange *x);
 
 #endif

@@ -1,24 +1,29 @@
-/* GossipGraD by push-sum: the replicas' mean is kept although a rank may receive more, or less, than it sends. Our own
- * design.
+/* GossipGraD by push-sum: the mean of the replicas is preserved although a rank may receive more, or less, than it
+ * sends.
  *
- * Every rank has a scalar, 1 at first. A rank that sends gives half of its scalar away with its weights, and a rank's
- * new weights are the mean of its own and of those that came, each counted with the scalar that belongs to it:
+ * Every rank has a scalar, 1 at first. A rank that sends gives away half of its scalar with its weights. A rank's new
+ * weights are the mean of its own and of those received, each weighted by the scalar that belongs to it, where a rank's
+ * own share is s/2, or s in a step in which it does not send:
  *
- *     s' = own share + sum of s_j/2,   w' = (own share * w + sum of s_j/2 * w_j) / s'       own share: s/2, or s if it
- * rests
+ *     s' = own share + sum of s_j/2,   w' = (own share * w + sum of s_j/2 * w_j) / s'
  *
- * That is push-sum (x = s w and s travel, halved; w = x/s is used) with the division done before sending: what travels
- * are weights, and no rounding is multiplied where s is small. The sum of the scalars is p, the sum of s w is kept by
- * every mix, and without training all w become the mean of the first ones. An update of a rank counts with the rank's
- * scalar at that time. Moments are treated alike. The scalars follow from the schedule, which every rank knows: they
- * are computed, not sent, and a resumed run finds them again.
+ * This is push-sum (x = s w and s are sent, halved; w = x/s is used) with the division done before sending: weights are
+ * sent, and no rounding error is multiplied where s is small. The sum of the scalars is p; the sum of s w is preserved
+ * by every mix; without training all w converge to the mean of the first ones. An update of a rank counts with the
+ * rank's scalar at that time. Moments are treated alike. The scalars follow from the schedule, which every rank knows,
+ * so they are computed and not sent, and a resumed run computes the same ones.
  *
  * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of
- * share_j * (w_j - sent). As without push-sum, staleness 0 mixes at the latest before the forward pass needs the layer,
- * staleness 1 adds the same after the next update, and to moments before it. With a bfloat16 wire a rank gives s/2
- * times its rounded weights away and keeps the rest, so that the sum of s w is still kept: s' w' = s w - s/2 round(w) +
- * sum of s_j/2 round(w_j),   that is   w + sum of share_j * (round(w_j) - round(w)) + gain * (round(w) - w) with gain =
- * (s' - s)/s'. The last term, of the size of a rounding, is added before the update, while w is what was sent. */
+ * share_j * (w_j - sent). As without push-sum, staleness 0 mixes before the forward pass uses the layer, staleness 1
+ * adds the same after the next update, and to moments before it.
+ *
+ * With a bfloat16 wire a rank gives away s/2 times its rounded weights and keeps the remainder, so that the sum of s w
+ * is still preserved:
+ *
+ *     s' w' = s w - s/2 round(w) + sum of s_j/2 round(w_j),   that is
+ *     w' = w + sum of share_j * (round(w_j) - round(w)) + gain * (round(w) - w)   with gain = (s' - s)/s'
+ *
+ * The last term, of the size of a rounding error, is added before the update, while w is still what was sent. */
 #include <stdint.h>
 #include <string.h>
 

@@ -2,20 +2,14 @@
 #include "base/memory.h"
 #include "strategy/tables.h"
 
-static gg_status no_exchange_ready(gg_strategy *strategy, int layer) {
-    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
-    gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
-    return GG_OK;
-}
-
 static void no_exchange_destroy(gg_strategy *strategy) {
     gg_state_destroy(&strategy->env, 0);
     gg_free(strategy);
 }
 
-static const gg_strategy_table table = {"no-exchange",       gg_strategy_nothing,  gg_strategy_no_layer,
-                                        no_exchange_ready,   gg_strategy_progress, gg_strategy_nothing,
-                                        gg_strategy_nothing, no_exchange_destroy};
+static const gg_strategy_table table = {
+    "no-exchange",        gg_strategy_nothing, gg_strategy_no_layer, gg_strategy_update_layer,
+    gg_strategy_progress, gg_strategy_nothing, gg_strategy_nothing,  no_exchange_destroy};
 
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;

@@ -44,7 +44,8 @@ typedef struct chunk_state {
     int next; /* the peer whose message the stage waits for, counted from this rank; the number of ranks: none */
 } chunk_state;
 
-/* What the trace tells of a bucket's gradients, or of its weights: chunks go out, arrive and are through in any order.
+/* What the trace records of a bucket's gradients, or of its weights: chunks go out, arrive and are through in any
+ * order.
  */
 typedef struct passage {
     double sent;    /* the first chunk; 0: none */
@@ -94,7 +95,7 @@ static void *overlapped_gradient_at(const overlapped_averaging *s, size_t at) {
     return s->wire != NULL ? (void *)(s->wire + at) : (void *)(s->head.env.state->gradient + at);
 }
 
-/* The layer, if the chunk is a part of the weight of one that is taken in this step; else NULL. */
+/* The layer whose weight the chunk is part of, if it is partitioned in this step; else NULL. */
 static gg_fc *fc_of_chunk(const overlapped_averaging *s, int chunk) {
     return gg_fc_partitioned(&s->fc, s->partition.layer[chunk]);
 }

@@ -1,11 +1,11 @@
-/* ParameterServer: Downpour. A worker trains alone; after each step t with (t + 1) % period == 0, and when it comes to
- * rest, it tells the servers how its weights have moved since it last took the centre's, d = w - base. The centre moves
- * by it, c += d, and the worker goes on from there: w = c. The local step, momentum included, is the optimiser's;
+/* ParameterServer: Downpour. A worker trains alone. After each step t with (t + 1) % period == 0, and when it settles,
+ * it sends the servers the change of its weights since the last answer, d = w - base. The centre adds it, c += d, and
+ * the worker continues with the centre's weights, w = c. The local step, momentum included, is the optimiser's; the
  * momentum stays with its worker.
  *
- * With bfloat16 on the wire d is rounded, and so is what the centre is ahead of base + d; w keeps what neither could
- * hold, and it is told or taken the next time. So c is always its first value and all that was told, and w - base what
- * is still to be told. */
+ * With bfloat16 on the wire d is rounded, and so is the answer, c - (base + d). What both roundings lose stays in w -
+ * base and is part of the next message. So c is always its first value plus all that was sent, and w - base is what is
+ * still to be sent. */
 #include <string.h>
 
 #include "strategy/centre.h"

@@ -12,7 +12,7 @@ typedef struct cutter {
     int count;   /* chunks so far */
     /* NULL: they are only counted. */
     gg_chunk *chunk;
-    int *layer, *owner; /* -1: of no run set apart */
+    int *layer, *owner; /* -1: of no partitioned layer */
 } cutter;
 
 /* A run of a slice that is one rank's is cut evenly, others into chunks as large as may be. */

@@ -15,12 +15,6 @@ typedef struct periodic_allreduce {
 
 enum { SHARED = GG_SHARED_WEIGHT | GG_SHARED_MOMENTUM | GG_SHARED_SQUARE };
 
-static gg_status periodic_ready(gg_strategy *strategy, int layer) {
-    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
-    gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
-    return GG_OK;
-}
-
 static gg_status periodic_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     periodic_allreduce *s = (periodic_allreduce *)strategy;
@@ -51,9 +45,9 @@ static void periodic_destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table table = {"periodic-allreduce", gg_strategy_nothing,  gg_strategy_no_layer,
-                                        periodic_ready,       gg_strategy_progress, periodic_end,
-                                        gg_strategy_nothing,  periodic_destroy};
+static const gg_strategy_table table = {"periodic-allreduce",     gg_strategy_nothing,  gg_strategy_no_layer,
+                                        gg_strategy_update_layer, gg_strategy_progress, periodic_end,
+                                        gg_strategy_nothing,      periodic_destroy};
 
 gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                        gg_strategy **out) {

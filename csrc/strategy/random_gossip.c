@@ -1,22 +1,22 @@
-/* PullGossip and PushGossip: after its update a rank draws another one and averages with it, and no rank waits for
- * another in a step.
+/* PullGossip and PushGossip: after its update a rank draws another rank and averages with it. No rank waits for another
+ * one in a step.
  *
- *   push   the new weights go to the drawn rank, which mixes at the end of a step all that has arrived whole.
- *   pull   the drawn rank is asked, and sends what it published last: its weights after its last update. It answers in
- * its polls.
+ *   push   the new weights are sent to the drawn rank, which mixes, at the end of each step, all that has arrived
+ * whole. pull   the drawn rank is asked, and sends what it published last: its weights after its last update. It
+ * answers in its polls.
  *
- * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1, or, with
- * push_sum, a rank that sends keeps half of its mass and gives half away with what it sends, so that the sum over the
- * ranks, and with all on the way, of mass*w is kept. At rest the masses become 1 again: all replicas are shifted by one
- * vector, so that their plain mean is what the weighted mean was.
+ * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1. With push_sum
+ * a rank that sends gives away half of its mass with its weights, so that the sum of mass*w over the ranks and over all
+ * messages in flight is preserved. At settling the masses become 1 again: all replicas are shifted by one vector, so
+ * that their plain mean is what the weighted mean was.
  *
- * The update of a layer leaves a copy in a snapshot in message memory, which is not written again before all who read
- * it are through. Where a partner lags so that no snapshot is free, or it has not taken the last ones, an exchange is
- * left out and counted.
+ * The update of a layer writes a copy to a snapshot in message memory, which is not written again before all its
+ * readers have finished. Where a partner lags, so that no snapshot is free or its last messages are unread, an exchange
+ * is skipped and counted.
  *
- * Who hears from whom, and when, is not known beforehand: every rank listens for small notes of every other, and only a
- * note makes it post what receives the weights. Settling ends with a note to everybody that says how many messages
- * there were, so nothing is lost and nothing is left under way. */
+ * Which rank sends to which, and when, is not known beforehand. So every rank has a receive posted for small notes from
+ * every other rank, and posts the receives of weights only when a note announces them. Settling ends with a note to
+ * every rank that says how many messages were sent to it, so that nothing is lost and nothing is left in flight. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -39,8 +39,8 @@ enum {
 typedef enum note_kind {
     ASK = 1, /* send me what you published */
     WEIGHTS, /* chunks of weights follow, with this mass */
-    DONE /* I have made my last step and need nothing any more; I have pushed so many messages to you since we last were
-            at rest */
+    DONE     /* I have made my last step and need no more weights; so many messages I have pushed to you since the last
+                settling */
 } note_kind;
 
 typedef struct note {
@@ -51,7 +51,7 @@ typedef struct note {
 typedef struct delivery {
     bool active;
     int snapshot, peer;
-    int next; /* the first chunk that is perhaps not taken yet */
+    int next; /* the first chunk that may not have been mixed yet */
     note note;
     gg_request announced, *chunk;
 } delivery;
@@ -76,10 +76,11 @@ typedef struct question {
 typedef struct peer_state {
     gg_request heard, done_sent;
     note landing, done_note;
-    bool done;       /* it has told so, and will send no more than answers */
-    int unanswered;  /* questions to it, to which no answer is announced */
-    int64_t pushed;  /* messages to it since all were at rest */
-    int64_t awaited; /* messages that it has told of and that have not come, less those that came before it told */
+    bool done;      /* it has sent DONE, and will send nothing but answers */
+    int unanswered; /* questions to it, to which no answer is announced */
+    int64_t pushed; /* messages to it since the last settling */
+    int64_t
+        awaited; /* messages that its DONE counts and that have not arrived, less those that arrived before its DONE */
 } peer_state;
 
 typedef struct random_gossip {
@@ -95,7 +96,7 @@ typedef struct random_gossip {
     bool fresh;             /* the weights are those that are published */
     bool chosen;            /* in this step: `writing`, and with whom to exchange */
     int partner;            /* of this step; -1: no exchange is due */
-    bool listens;           /* not at rest */
+    bool listens;           /* receives for notes are posted */
     delivery delivery[DELIVERIES];
     arrival arrival[ARRIVALS];
     question question[QUESTIONS];
@@ -251,7 +252,7 @@ static gg_status random_gossip_answer(random_gossip *s, int peer, bool *done) {
     return random_gossip_deliver(s, peer, s->published, done);
 }
 
-/* gg_test, which tells in *moved whether it has just become done: whoever pauses must have seen nothing move. */
+/* gg_test. *moved is set if the request has just become done: a rank may only pause after a round without this. */
 static gg_status random_gossip_look(random_gossip *s, gg_request *request, bool *done, bool *moved) {
     bool under_way = request->state == GG_REQUEST_SENDING || request->state == GG_REQUEST_RECEIVING;
     gg_status status = gg_test(s->head.env.transport, request, done);
@@ -448,7 +449,7 @@ cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
 
-/* ---- at rest ---- */
+/* ---- settling ---- */
 
 static gg_status say_rest(random_gossip *s) {
     gg_status status = GG_OK;
@@ -538,8 +539,8 @@ static gg_status random_gossip_settle(gg_strategy *strategy) {
             continue;
         }
         if (transport->timeout > 0 && now - last >= transport->timeout)
-            GG_TRY(gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for rank %d to come to rest (%s)", transport->rank,
-                           now - last, peer, transport->table->name));
+            GG_TRY(gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for rank %d to finish its last step (%s)",
+                           transport->rank, now - last, peer, transport->table->name));
         GG_TRY(gg_pause(transport, round));
     }
     if (s->push_sum) GG_TRY(even_out(s));
@@ -552,10 +553,6 @@ cleanup:
 
 /* ---- life ---- */
 
-static void random_gossip_give_up(gg_transport *transport, gg_request *requests, int n) {
-    for (int i = 0; requests != NULL && i < n; ++i) gg_cancel(transport, &requests[i]);
-}
-
 static void random_gossip_destroy(gg_strategy *strategy) {
     random_gossip *s = (random_gossip *)strategy;
     gg_transport *transport = strategy->env.transport;
@@ -565,13 +562,13 @@ static void random_gossip_destroy(gg_strategy *strategy) {
     }
     for (int i = 0; i < QUESTIONS; ++i) gg_cancel(transport, &s->question[i].asked);
     for (int i = 0; i < ARRIVALS; ++i) {
-        random_gossip_give_up(transport, s->arrival[i].chunk, s->cut.chunk_count);
+        gg_cancel_all(transport, s->arrival[i].chunk, s->cut.chunk_count);
         gg_free(s->arrival[i].chunk);
         gg_free(s->arrival[i].landing);
     }
     for (int i = 0; i < DELIVERIES; ++i) {
         gg_cancel(transport, &s->delivery[i].announced);
-        random_gossip_give_up(transport, s->delivery[i].chunk, s->cut.chunk_count);
+        gg_cancel_all(transport, s->delivery[i].chunk, s->cut.chunk_count);
         gg_free(s->delivery[i].chunk);
     }
     gg_allreduce_destroy(s->shift);
@@ -596,7 +593,8 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
     GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", &s->peer));
     for (int i = 0; i < SNAPSHOTS; ++i)
         GG_TRY(gg_message_alloc(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes,
-                                "snapshot of the weights", &s->snapshot[i])); /* at rest the first holds the shift */
+                                "snapshot of the weights",
+                                &s->snapshot[i])); /* while settling the first holds the shift */
     if (s->wire != GG_FLOAT32) GG_TRY(gg_alloc(s->cut.chunk[0].count * sizeof(float), "a chunk", &s->wide));
     for (int i = 0; i < DELIVERIES; ++i)
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->delivery[i].chunk));

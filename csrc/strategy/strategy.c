@@ -146,6 +146,12 @@ void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, cons
     env->device->table->update(env->device, &args);
 }
 
+gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer) {
+    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
+    return GG_OK;
+}
+
 void gg_strategy_waited(gg_strategy *strategy, double begin) {
     double end = gg_transport_now(strategy->env.transport);
     strategy->exposed_seconds += end - begin;

@@ -1,11 +1,11 @@
-/* How replicas are kept together: the strategy sees these calls and flat slices of arenas, nothing else.
+/* How replicas are synchronised. A strategy sees these calls and flat slices of arenas, and nothing else.
  *
  *   begin(step)   before the forward pass
  *   need(layer)   before the layer's forward: its weights are current when this returns
  *   ready(layer)  in the backward pass: its gradient is final and its weights are used no more in this step
  *   poll()        between nodes: let messages move and mix what has arrived
  *   end()         after the backward pass
- *   settle()      collective: completes and mixes all that is in flight; the state's arenas are current and at rest.
+ *   settle()      collective: completes and mixes all that is in flight; afterwards the state's arenas are current.
  *                 Evaluation, checkpoints and the end call it.
  * A strategy that computes the gradients of some linear layers' weights itself (gg_strategy_fc_hooks) is given,
  * besides, the input of each before need, and the error of its output before ready. The strategy owns the state's
@@ -68,8 +68,8 @@ typedef struct gg_strategy_options {
     int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
     int64_t interval;     /* steps from one exchange to the next */
     double probability;   /* with which an exchange that is due takes place */
-    bool push_sum;        /* weights carry a mass, so that averaging keeps their mean */
-    bool shuffle_samples; /* the ranks' shards move around a ring; the replica sees to it, whatever the strategy */
+    bool push_sum;        /* weights carry a mass, so that averaging preserves their mean */
+    bool shuffle_samples; /* the ranks' samples move around a ring; the replica does it, for every strategy */
     /* Where ranks share a centre: */
     bool synchronous; /* elastic averaging: all ranks at once */
     double alpha;     /* elastic averaging: the force; 0: the strategy's choice */
@@ -101,17 +101,17 @@ typedef struct gg_strategy_table {
     void (*destroy)(gg_strategy *strategy);
 } gg_strategy_table;
 
-/* Of a strategy that keeps a model of its own, which is evaluated and saved in place of the mean of the replicas. At
- * rest. */
+/* Of a strategy that has a model of its own, which is evaluated and saved instead of the mean of the replicas. Called
+ * when nothing is in flight. */
 typedef struct gg_strategy_model {
     gg_status (*read)(gg_strategy *strategy, float *out); /* collective: the same on every rank */
     void (*write)(gg_strategy *strategy, const float *weights);
 } gg_strategy_model;
 
-/* Of a strategy that computes the gradient of linear layers' weights itself. The vectors are read before the call
- * returns. */
+/* Of a strategy that computes the gradients of partitioned linear layers' weights itself. The vectors are read before
+ * the call returns. */
 typedef struct gg_strategy_fc_hooks {
-    /* *partitioned: it computes that of this layer in the step under way; then `error` is called, too. */
+    /* *partitioned: the strategy computes this layer's gradient in this step; `error` is then called as well. */
     gg_status (*input)(gg_strategy *strategy, int layer, const gg_vectors *input, bool *partitioned);
     gg_status (*error)(gg_strategy *strategy, int layer, const gg_vectors *error);
 } gg_strategy_fc_hooks;
@@ -119,28 +119,31 @@ typedef struct gg_strategy_fc_hooks {
 struct gg_strategy {
     const gg_strategy_table *table;
     const gg_strategy_model *model;       /* NULL: none */
-    const gg_strategy_fc_hooks *fc_hooks; /* NULL: it does not */
+    const gg_strategy_fc_hooks *fc_hooks; /* NULL: it computes none */
     gg_strategy_env env;
-    int64_t step;               /* of the training step under way; set by begin's caller */
-    const float *share;         /* batch of each rank / samples of all ranks in this step; set by begin's caller */
-    const int64_t *batch;       /* samples of each rank in this step; set by begin's caller */
-    double exposed_seconds;     /* waited in need, end and settle, since creation */
-    int64_t skipped;            /* exchanges left out since creation, so as not to wait for a rank that lags */
-    const bool *fc_partitioned; /* of each layer: whether it has been taken in some step since creation; NULL: none */
-    /* Which slices of the gradients' sum and of the optimiser's arenas each rank keeps; NULL: every rank keeps all. */
+    int64_t step;           /* the current training step; set by begin's caller */
+    const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
+    const int64_t *batch;   /* samples of each rank in this step; set by begin's caller */
+    double exposed_seconds; /* waited in need, end and settle, since creation */
+    int64_t skipped;        /* exchanges skipped since creation because a rank lagged behind */
+    const bool
+        *fc_partitioned; /* of each layer: whether it has been partitioned in a step since creation; NULL: none */
+    /* Which slices of the summed gradient and of the optimiser's arenas each rank owns; NULL: every rank has all. */
     const struct gg_partition *partition;
 };
 
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 void gg_strategy_destroy(gg_strategy *strategy);
-/* Of `size` ranks the first ones, this many, train; the others only serve. Any options. */
+/* How many of `size` ranks train: the first ones; the others are dedicated servers. Any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
 
-/* At rest: copies an arena to `whole`, `count` elements, whichever rank keeps them; nothing where the optimiser keeps
- * none. Collective: every rank asks for the same arena; `whole` may be NULL on those that only give. */
+/* Copies an arena, gathered from the ranks that own its slices, to `whole`, `count` elements; nothing where the
+ * optimiser has no such arena. Called when nothing is in flight. Collective: all ranks name the same arena; `whole` may
+ * be NULL on ranks that only send. */
 gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole);
-/* At rest: sets the weights or an arena of the optimiser from `count` elements, of which a rank takes what it keeps. */
+/* Sets the weights or an arena of the optimiser from `count` elements, of which a rank copies the slices that it owns.
+ * Called when nothing is in flight. */
 void gg_strategy_load(gg_strategy *strategy, gg_arena which, const float *whole);
 
 #endif

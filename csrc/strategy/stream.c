@@ -16,10 +16,11 @@ gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int in
                       .name = "bucket"};
 
     GG_TRY(gg_buckets_check_tags(buckets, (GG_TAG_LIMIT - GG_TAG_USER) / (index + 1)));
-    for (int i = 0; i < 2 && sends; ++i)
+    for (int i = 0; i < 2 && sends; ++i) {
         GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
+        GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &made.sent[i]));
+    }
     GG_TRY(gg_calloc(1, bytes, "landing arena", &made.landing));
-    for (int i = 0; i < 2; ++i) GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &made.sent[i]));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &made.received));
     GG_TRY(gg_calloc((size_t)buckets->count, sizeof *made.flights, "flights", &made.flights));
 cleanup:
@@ -28,18 +29,11 @@ cleanup:
     return status;
 }
 
-/* Requests must not outlive their memory. */
-static void stream_give_up(gg_stream *stream, gg_request *requests) {
-    for (int i = 0; requests != NULL && i < stream->buckets->chunk_count; ++i)
-        gg_cancel(stream->owner->env.transport, &requests[i]);
-}
-
 void gg_stream_destroy(gg_stream *stream) {
     if (stream->owner == NULL) return;
     gg_transport *transport = stream->owner->env.transport;
-    stream_give_up(stream, stream->sent[0]);
-    stream_give_up(stream, stream->sent[1]);
-    stream_give_up(stream, stream->received);
+    for (int i = 0; i < 2; ++i) gg_cancel_all(transport, stream->sent[i], stream->buckets->chunk_count);
+    gg_cancel_all(transport, stream->received, stream->buckets->chunk_count);
     gg_message_free(transport, stream->arena[1]);
     gg_message_free(transport, stream->arena[0]);
     gg_free(stream->landing);
@@ -53,12 +47,6 @@ void gg_stream_destroy(gg_stream *stream) {
 static gg_status stream_at_bucket(const gg_stream *stream, int bucket, gg_status status) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     return gg_strategy_at(stream->owner, b->first_layer, b->last_layer, status);
-}
-
-static int stream_bucket_of(const gg_stream *stream, int chunk) {
-    int bucket = 0;
-    while (chunk >= stream->buckets->bucket[bucket].end_chunk) ++bucket;
-    return bucket;
 }
 
 static void show_begin(gg_stream *stream, int bucket, int peer) {
@@ -173,7 +161,7 @@ gg_status gg_stream_wait_received(gg_stream *stream, int bucket) { return wait_a
 
 gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived) {
     gg_status status = gg_test(stream->owner->env.transport, &stream->received[chunk], arrived);
-    return status == GG_OK ? status : stream_at_bucket(stream, stream_bucket_of(stream, chunk), status);
+    return status == GG_OK ? status : stream_at_bucket(stream, gg_buckets_of_chunk(stream->buckets, chunk), status);
 }
 
 const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset) {
@@ -207,7 +195,7 @@ static void show_end(gg_stream *stream, int bucket, const gg_request *request) {
 
 gg_status gg_stream_release(gg_stream *stream, int chunk) {
     const gg_strategy_env *env = &stream->owner->env;
-    int bucket = stream_bucket_of(stream, chunk);
+    int bucket = gg_buckets_of_chunk(stream->buckets, chunk);
     if (env->trace != NULL) show_end(stream, bucket, &stream->received[chunk]);
     return stream_at_bucket(stream, bucket, gg_release(env->transport, &stream->received[chunk]));
 }

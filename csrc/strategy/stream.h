@@ -1,23 +1,23 @@
 /* Private to the room: one arena that partners exchange, chunk by chunk, as float32 or bfloat16
  * (gg_strategy_options.wire).
  *
- * A stream has two snapshot arenas that take turns, so that what is being sent is never written: one is filled and
- * sent while partners may still read the other. Before an arena is filled again, gg_stream_wait_sent makes sure that
- * partners have read what was sent from it.
+ * A stream has two snapshot arenas, used in turn, so that an arena is never written while it is being sent: one is
+ * filled and sent while partners may still read the other. Before an arena is filled again, gg_stream_wait_sent makes
+ * sure that partners have read what was sent from it.
  */
 #ifndef GG_STRATEGY_STREAM_H
 #define GG_STRATEGY_STREAM_H
 
 #include "strategy/buckets.h"
 
-/* What the trace tells of a bucket's exchange. */
+/* What the trace records of a bucket's exchange. */
 typedef struct gg_flight {
     double sent, arrived; /* the first chunk; the last one so far */
     int64_t step, bytes;
     int peer;
 } gg_flight;
 
-/* Of a bucket: chunks of one exchange may go out before those of the last one are released. */
+/* Of a bucket: chunks of one exchange may be sent before those of the previous one are released. */
 typedef struct gg_flights {
     gg_flight turn[2];
     int posted, released; /* chunks, modulo those of two exchanges */
@@ -30,7 +30,7 @@ typedef struct gg_stream {
     int tag;              /* of chunk 0; chunk i has tag + i */
     void *arena[2];       /* message memory; NULL: it only receives */
     void *landing;        /* where chunks arrive that cannot be read in place */
-    gg_request *sent[2];  /* a request a chunk, for each arena */
+    gg_request *sent[2];  /* a request a chunk, for each arena; NULL: it only receives */
     gg_request *received; /* a request a chunk */
     gg_flights *flights;  /* one a bucket */
     const char *name;     /* what travels, for the trace; set by the owner */
@@ -53,7 +53,7 @@ gg_status gg_stream_post_chunk(gg_stream *stream, int bucket, int chunk, int whi
 gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which);
 /* Waits until nothing at all is being sent: partners have read everything. */
 gg_status gg_stream_wait_all_sent(gg_stream *stream);
-/* Waits until a chunk of the bucket has arrived, if it is under way; gg_stream_received then gives it until
+/* Waits until a chunk of the bucket has arrived, if it is in flight; gg_stream_received then gives it until
  * gg_stream_release. */
 gg_status gg_stream_wait_chunk(gg_stream *stream, int bucket, int chunk);
 /* Waits until the whole bucket has arrived; gg_stream_received then gives it until gg_stream_release. */

@@ -35,8 +35,9 @@ enum {
     GG_OTHER_GRADIENT = 16
 };
 
-/* Allocates the state's arenas, zeroed: weights, gradients, and what the optimiser keeps. Collective where something is
- * shared. After a failure gg_state_destroy frees what there is; it takes the same `shared`, and is collective alike. */
+/* Allocates the state's arenas, zeroed: weights, gradients, and the moments of the optimiser. Collective where
+ * something is shared. After a failure gg_state_destroy frees what was allocated; it is given the same `shared`, and is
+ * collective in the same cases. */
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared);
 void gg_state_destroy(const gg_strategy_env *env, unsigned shared);
 
@@ -44,7 +45,7 @@ void gg_state_destroy(const gg_strategy_env *env, unsigned shared);
  * NULL. Collective, as is gg_message_free, which frees it. */
 gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out);
 
-/* A call that has nothing to do, and one on a layer. */
+/* Entries of a strategy's table that do nothing: without and with a layer. */
 gg_status gg_strategy_nothing(gg_strategy *strategy);
 gg_status gg_strategy_no_layer(gg_strategy *strategy, int layer);
 /* poll: lets messages move, no more. */
@@ -52,9 +53,11 @@ gg_status gg_strategy_progress(gg_strategy *strategy);
 
 /* The update of a run of elements with `gradient`, in place: what strategies without a mix do. */
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient);
+/* ready: updates the layer with its own gradient. */
+gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer);
 
-/* Counts the time from `begin` to now as waited, and shows it in the trace. The only way to count: exposed seconds are
- * the waits that the trace shows. */
+/* Counts the time from `begin` to now as waiting, and records it in the trace. All waits are counted here, so the
+ * exposed seconds are the waits in the trace. */
 void gg_strategy_waited(gg_strategy *strategy, double begin);
 /* Has the waits of a reduction counted so. */
 void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction);

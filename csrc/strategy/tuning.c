@@ -102,8 +102,8 @@ static double tuning_foresee(const model *m, double pace, const gg_buckets *buck
     return fmax(clock, sent);
 }
 
-/* The steps that computing in full, and in the least time, make; INFINITY: there would be more chunks than can be told
- * apart. */
+/* The steps that computing in full, and in the least time, make; INFINITY: there would be more chunks than
+ * there are tags. */
 static gg_status tuning_judge(const model *m, size_t bucket_bytes, size_t chunk_bytes, double *there,
                               double seconds[2]) {
     gg_status status = GG_OK;

@@ -42,7 +42,7 @@ bool gg_strategy_tunes(const gg_strategy_options *options, int ranks);
 
 /* Sets the sizes of `options` that are 0. forward: seconds of each layer in the forward pass, or from `least` (0 to 1)
  * times that on. link: NULL: not measured, the defaults. All ranks choose alike from alike arguments. `momenta`: how
- * many arenas the optimiser keeps. */
+ * many arenas the optimiser has. */
 gg_status gg_strategy_tune(gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks,
                            const double *forward, double least, const gg_link *link, gg_tuning *out);
 

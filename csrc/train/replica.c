@@ -26,7 +26,7 @@ struct gg_replica {
     gg_tuning tuning;
     gg_plans plans; /* the plan of the last step is pinned */
     gg_plan_hooks hooks;
-    bool failed;           /* in the middle of an exchange: nothing comes to rest any more */
+    bool failed;           /* in the middle of an exchange: settling is impossible from then on */
     double *layer_seconds; /* modelled forward time of one sample, or of any batch; backward is twice that */
     bool any_batch;
     gg_trace *trace;
@@ -410,7 +410,7 @@ gg_status gg_replica_end_epoch(gg_replica *r) {
     return status;
 }
 
-/* ---- at rest ---- */
+/* ---- settled ---- */
 
 static gg_status settle_samples(gg_replica *r) {
     gg_status status = GG_OK;

@@ -36,7 +36,7 @@ typedef struct gg_replica_options {
     int threads;
     gg_backend_choice backend;
     gg_isa isa;
-    size_t trace; /* spans kept; 0: off */
+    size_t trace; /* spans recorded at most; 0: off */
     gg_straggler straggler;
     const double *step_seconds; /* what virtual clocks charge for a step of each rank of the group; NULL: for its flops.
                                    Read at creation. */
@@ -55,7 +55,7 @@ typedef struct gg_progress_counts {
     int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
     int64_t skipped;                                 /* exchanges left out, so as not to wait */
     int64_t optimizer_bytes,
-        optimizer_bytes_saved; /* what the optimiser keeps, and how much more all elements would take */
+        optimizer_bytes_saved; /* of the moments that this rank owns, and of those that it leaves to others */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {
@@ -97,17 +97,17 @@ gg_status gg_replica_step(gg_replica *replica, const float *samples, const void 
 gg_status gg_replica_settle(gg_replica *replica); /* collective */
 /* Settles, and copies an arena of all elements; `whole` may be NULL. Collective: all ranks ask for the same. */
 gg_status gg_replica_gather(gg_replica *replica, gg_arena which, float *whole);
-/* Settled: sets the weights, or what this rank keeps of an arena of the optimiser. */
+/* Settled: sets the weights, or the slices that this rank owns of an arena of the optimiser. */
 void gg_replica_load(gg_replica *replica, gg_arena which, const float *whole);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
-/* The strategy's own model, where it keeps one, or else the mean of the replicas' weights; valid until the next call.
+/* The strategy's own model, where it has one, or else the mean of the replicas' weights; valid until the next call.
  * Settles. Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
 /* The learning rates of the steps from here on, checked by the caller; a table is not copied. At rest; all ranks give
  * the same. */
 void gg_replica_set_rate(gg_replica *replica, const gg_rate *rate);
-/* The strategy's own model, where it keeps one, becomes this. At rest; all ranks give the same, but need not call
+/* The strategy's own model, where it has one, becomes this. Settled; all ranks give the same, but need not call
  * together. */
 void gg_replica_set_consensus(gg_replica *replica, const float *weights);
 /* Mean over the ranks that train of |w_r - w_mean| / |w_mean|; NaN if any weight is NaN or infinite. Settles.
@@ -125,7 +125,7 @@ gg_status gg_replica_predict(gg_replica *replica, const float *weights, const fl
 /* Counts the samples of all ranks; GG_ERROR_STATE before there is data. Settles. Collective. */
 gg_status gg_replica_audit(gg_replica *replica, gg_sample_audit *out);
 /* How many samples this rank trains on, -1 before there is data; and the number (gg_sharding_id) of the one in a slot
- * of its shard, at rest. */
+ * of its shard. Settled. */
 int64_t gg_replica_slots(const gg_replica *replica);
 int64_t gg_replica_sample_id(const gg_replica *replica, int64_t slot);
 

@@ -54,7 +54,7 @@ cleanup:
 }
 
 /* Partners may still be reading what a rank has sent, or be about to send to it. */
-static void come_to_rest(gg_trainer *t) {
+static void settle_before_end(gg_trainer *t) {
     for (int i = 0; i < t->local; ++i)
         if (t->replica[i] == NULL || gg_replica_failed(t->replica[i])) return;
     (void)gg_trainer_settle(t);
@@ -62,7 +62,7 @@ static void come_to_rest(gg_trainer *t) {
 
 void gg_trainer_destroy(gg_trainer *t) {
     if (t == NULL) return;
-    if (t->replica != NULL) come_to_rest(t);
+    if (t->replica != NULL) settle_before_end(t);
     if (t->replica != NULL)
         for (int i = 0; i < t->local; ++i) gg_replica_destroy(t->replica[i]);
     gg_free(t->replica);
@@ -275,7 +275,7 @@ gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targ
             .trainer = t, .samples = samples, .targets = targets, .n = n, .steps = steps, .seconds = seconds});
 }
 
-/* ---- at rest ---- */
+/* ---- settled ---- */
 
 static gg_status trainer_settle(void *context, int local) {
     const gg_trainer *t = context;

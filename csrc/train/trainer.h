@@ -22,7 +22,7 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *const *sets, const gg_data_options *data);
 gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch);
 /* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few
- * times a second, with all ranks at rest in the middle of their steps: it may look at counts, and nothing else. When it
+ * times a second, with all ranks paused in the middle of their steps: it may look at counts, and nothing else. When it
  * returns false, the run ends after the first step that no rank has done yet. */
 gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps, bool (*watch)(void *context), void *context);
 

@@ -1,4 +1,4 @@
-/* Starting and ending MPI, and what can be told about it. */
+/* Starting and ending MPI, and facts about it. */
 #include <ctype.h>
 #include <dirent.h>
 #include <pthread.h>

@@ -7,7 +7,7 @@
 
 #define TAG_SUMS (GG_TAG_LIMIT + 2) /* of the messages by which MPI makes a communicator of some ranks */
 
-/* A communicator of its own: MPI tells collectives apart by their order on a communicator alone. */
+/* A communicator of its own: MPI matches collectives by their order on a communicator alone. */
 typedef struct mpi_sums {
     gg_sums sums; /* first: a gg_sums is cast to this */
     MPI_Comm comm;

@@ -1,4 +1,4 @@
-/* Nobody can run, or one has failed: how the others learn of it, and what they are told. */
+/* No rank can run, or one has failed: how the others learn of it, and the message. */
 #include <stdio.h>
 #include <string.h>
 

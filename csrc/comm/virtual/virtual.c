@@ -83,7 +83,7 @@ static gg_status cluster_check_options(const gg_virtual_options *options) {
 static gg_status start_threads(gg_virtual *cluster) {
     gg_status status = GG_OK;
     pthread_attr_t attributes;
-    /* Memory is taken only where a stack is touched; many ranks would still run out of addresses. */
+    /* Memory is used only where a stack is touched; many ranks would still run out of addresses. */
     size_t stack = (size_t)(cluster->options.size <= 256 ? 8 : 1) << 20;
     if (pthread_attr_init(&attributes) != 0) return gg_fail(GG_ERROR_MEMORY, "virtual cluster: no thread attributes");
     int code = pthread_attr_setstacksize(&attributes, stack);
@@ -160,7 +160,7 @@ typedef struct aside {
     bool has_event;
 } aside;
 
-static void keep_aside(gg_virtual_rank *rank, aside *out) {
+static void save_clock(gg_virtual_rank *rank, aside *out) {
     gg_transport *t = &rank->transport;
     *out = (aside){.clock = rank->clock,
                    .out_free = rank->out_free,
@@ -172,25 +172,25 @@ static void keep_aside(gg_virtual_rank *rank, aside *out) {
     t->timeout = 0;
 }
 
-static void take_back(gg_virtual_rank *rank, const aside *kept) {
-    rank->clock = kept->clock;
-    rank->out_free = kept->out_free;
-    rank->in_free = kept->in_free;
-    rank->has_event = kept->has_event;
-    rank->transport.timeout = kept->timeout;
-    rank->transport.bytes_sent = kept->bytes_sent;
-    rank->transport.messages_sent = kept->messages_sent;
+static void restore_clock(gg_virtual_rank *rank, const aside *saved) {
+    rank->clock = saved->clock;
+    rank->out_free = saved->out_free;
+    rank->in_free = saved->in_free;
+    rank->has_event = saved->has_event;
+    rank->transport.timeout = saved->timeout;
+    rank->transport.bytes_sent = saved->bytes_sent;
+    rank->transport.messages_sent = saved->messages_sent;
 }
 
 gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context) {
     gg_status status = GG_OK;
-    aside *kept = NULL;
-    GG_TRY(gg_alloc((size_t)cluster->options.size * sizeof *kept, "clocks", &kept));
-    for (int r = 0; r < cluster->options.size; ++r) keep_aside(&cluster->ranks[r], &kept[r]);
+    aside *saved = NULL;
+    GG_TRY(gg_alloc((size_t)cluster->options.size * sizeof *saved, "clocks", &saved));
+    for (int r = 0; r < cluster->options.size; ++r) save_clock(&cluster->ranks[r], &saved[r]);
     status = gg_virtual_run(cluster, fn, context);
-    for (int r = 0; r < cluster->options.size; ++r) take_back(&cluster->ranks[r], &kept[r]);
+    for (int r = 0; r < cluster->options.size; ++r) restore_clock(&cluster->ranks[r], &saved[r]);
 cleanup:
-    gg_free(kept);
+    gg_free(saved);
     return status;
 }
 

@@ -33,7 +33,7 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
 gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
 /* The same beside the clock, for measuring: afterwards clocks, links and counts of messages are what they were. No wait
- * ends by a timeout. Nothing may be under way before it or after it. */
+ * ends by a timeout. Nothing may be in flight before it or after it. */
 gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
 /* The same as gg_virtual_run, and every `seconds` of real time, when the baton next changes hands, watch(context) is
