@@ -46,15 +46,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a rank and step; default: the model's")
     parser.add_argument("--loss", choices=LOSSES, help="default: the model's")
     add_optimizer(parser)
-    parser.add_argument(
-        "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="another order in each epoch"
-    )
+    parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, help="another order in each epoch")
+    parser.set_defaults(shuffle=True)  # later, because Python 3.10 would add it to the help in words of its own
     parser.add_argument(
         "--shard",
         default="interleaved",
         choices=SHARDS,
-        help="which samples a rank trains on: one of each P in a row, drawn by the seed, or a contiguous part "
-        "(default: interleaved)",
+        help="which samples a rank trains on: one of each P in a row, drawn by the seed, or a contiguous part",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, orders and draws")
     add_machine(parser)
