@@ -102,6 +102,10 @@ class Configuration:
         self.batch = int(generator.integers(1, 8))
         self.samples = int(generator.integers(self.p * self.batch, self.p * self.batch * 6 + self.p))
         self.seed = int(generator.integers(1 << 30))
+        self.shard = str(generator.choice(["interleaved", "contiguous", "own"]))
+        if getattr(self.strategy, "shuffle_samples", False) or self.strategy.workers(self.p) < self.p:
+            self.shard = "interleaved"
+        self.weighted = bool(generator.random() < 0.3)
 
     def _cluster(self, generator: np.random.Generator) -> gg.VirtualCluster:
         known = inspect.signature(gg.VirtualCluster).parameters
@@ -120,6 +124,7 @@ class Configuration:
         return (
             f"number {self.number}: {self.strategy}, {self.cluster}, {self.optimizer}, layers {self.widths}"
             f"{' behind a convolution' if self.convolution else ''}, batch {self.batch}, {self.samples} samples"
+            f"{', weighted' if self.weighted else ''}, shards {self.shard}"
         )
 
     def net(self) -> gg.Model:
@@ -134,10 +139,24 @@ class Configuration:
             self.net(), optimizer=optimizer, strategy=self.strategy, seed=self.seed, comm=self.cluster, timeout=60
         )
 
-    def data(self) -> tuple[np.ndarray, np.ndarray]:
+    def data(self) -> gg.Dataset:
         generator = np.random.default_rng(self.number)
         images = generator.integers(0, 256, (self.samples, 1, 5, 4), dtype=np.uint8)
-        return images, generator.integers(0, 4, self.samples).astype(np.int32)
+        labels = generator.integers(0, 4, self.samples).astype(np.int32)
+        weights = generator.uniform(0, 2, self.samples) if self.weighted else None
+        return gg.Dataset(images, labels, sample_weight=weights, name="train")
+
+    def fit(self, trainer: gg.Trainer) -> gg.History:
+        options: dict = {"epochs": 2, "batch_size": self.batch, "progress": False}
+        if self.shard != "own":
+            return trainer.fit(self.data(), shard=self.shard, **options)
+        generator = np.random.default_rng([self.number, 1])  # parts of any sizes: a batch may be more than one has
+        cuts = 1 + np.sort(generator.choice(self.samples - 1, self.p - 1, replace=False))
+        ends = [0, *(int(cut) for cut in cuts), self.samples]
+        data, sizes = self.data(), np.diff(ends)
+        options["batch_size"] = min(self.batch, int(sizes.max()))
+        parts = [data[begin:end] for begin, end in itertools.pairwise(ends)]
+        return trainer.fit(parts if self.p > 1 else data, sharded=True, **options)
 
 
 # What differs from run to run: real time.
@@ -153,11 +172,10 @@ def check_training(configuration: Configuration) -> None:
     found = []
     for _ in range(2):
         trainer = configuration.trainer(configuration.optimizer)
-        history = trainer.fit(configuration.data(), epochs=2, batch_size=configuration.batch, progress=False)
+        history = configuration.fit(trainer)
         assert all(math.isfinite(loss) for loss in history["train_loss"]), history["train_loss"]
-        if getattr(configuration.strategy, "shuffle_samples", False):
-            audit = trainer.audit_samples()
-            assert audit["ok"], audit
+        audit = trainer.audit_samples()
+        assert audit["ok"] and audit["samples"] == configuration.samples, audit
         found.append((history.weights_sha256, [_fixed(one) for one in history.epochs]))
         trainer.close()
     assert found[0] == found[1], "a second run differs"
