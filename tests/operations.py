@@ -70,3 +70,12 @@ def run_kernel(
 def live_bytes() -> int:
     """What the core of this module holds; it counts for itself."""
     return _module.live_bytes()
+
+
+def float_mode() -> int:
+    """How this thread rounds and what it does with denormal numbers: x86's MXCSR, aarch64's FPCR, else 0."""
+    return _module.float_mode()
+
+
+def set_float_mode(mode: int) -> None:
+    _module.set_float_mode(mode)

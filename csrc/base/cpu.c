@@ -14,6 +14,9 @@
 #include <cpuid.h>
 #define HAVE_CPUID 1
 #endif
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 static const char *const isa_names[GG_ISA_COUNT] = {
     [GG_ISA_SCALAR] = "scalar",
@@ -121,3 +124,25 @@ int gg_cpu_count(void) {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (int)online : 1;
 }
+
+#if defined(__SSE__)
+/* MXCSR: flush to zero, all exceptions masked, denormals are zero; rounding is to nearest. */
+enum { FLUSH_TO_ZERO = 0x8000, MASKS = 0x1F80, DENORMALS_ARE_ZERO = 0x0040 };
+
+gg_float_mode gg_cpu_float_mode(void) { return _mm_getcsr(); }
+void gg_cpu_set_float_mode(gg_float_mode mode) { _mm_setcsr((unsigned)mode); }
+gg_float_mode gg_cpu_compute_mode(void) { return FLUSH_TO_ZERO | MASKS | DENORMALS_ARE_ZERO; }
+#elif defined(__aarch64__)
+/* FPCR: bit 24, FZ, is for operands and results; all else 0 is to nearest and without traps. */
+gg_float_mode gg_cpu_float_mode(void) {
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+void gg_cpu_set_float_mode(gg_float_mode mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
+gg_float_mode gg_cpu_compute_mode(void) { return (gg_float_mode)1 << 24; }
+#else
+gg_float_mode gg_cpu_float_mode(void) { return 0; }
+void gg_cpu_set_float_mode(gg_float_mode mode) { (void)mode; }
+gg_float_mode gg_cpu_compute_mode(void) { return 0; }
+#endif

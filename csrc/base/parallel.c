@@ -4,12 +4,66 @@
 #include <omp.h>
 #endif
 
+#ifdef _OPENMP
+/* OpenMP's threads are shared with others that use it in this process, so they get their mode back, too. A thread that
+ * OpenMP starts has the mode of the one that starts it. */
+typedef struct float_modes {
+    bool entered;
+    gg_float_mode former; /* if entered */
+    int workers;          /* of a thread that shares its work: the most threads of a region since it entered */
+} float_modes;
+
+static _Thread_local float_modes own;
+
+/* Before the first region of so many threads: they, too, enter. */
+static void workers_enter(int threads) {
+    if (!own.entered || threads <= own.workers) return;
+    gg_cpu_set_float_mode(own.former); /* for threads that are started here */
+#pragma omp parallel num_threads(threads)
+    if (omp_get_thread_num() != 0 && !own.entered) {
+        own = (float_modes){.entered = true, .former = gg_cpu_float_mode()};
+        gg_cpu_set_float_mode(gg_cpu_compute_mode());
+    }
+    gg_cpu_set_float_mode(gg_cpu_compute_mode());
+    own.workers = threads;
+}
+
+static void workers_leave(void) {
+    const gg_float_mode caller = own.former;
+    if (own.workers == 0) return;
+#pragma omp parallel num_threads(own.workers)
+    if (omp_get_thread_num() != 0) {
+        /* One that has not entered was started since then. */
+        gg_cpu_set_float_mode(own.entered ? own.former : caller);
+        own.entered = false;
+    }
+}
+#endif
+
+gg_float_mode gg_parallel_enter(void) {
+    const gg_float_mode former = gg_cpu_float_mode();
+    gg_cpu_set_float_mode(gg_cpu_compute_mode());
+#ifdef _OPENMP
+    own = (float_modes){.entered = true, .former = former};
+#endif
+    return former;
+}
+
+void gg_parallel_leave(gg_float_mode former) {
+#ifdef _OPENMP
+    workers_leave();
+    own.entered = false;
+#endif
+    gg_cpu_set_float_mode(former);
+}
+
 void gg_parallel_run(int threads, gg_parallel_fn fn, void *context) {
     if (threads <= 1) {
         fn(context, 0, 1);
         return;
     }
 #ifdef _OPENMP
+    workers_enter(threads);
 #pragma omp parallel num_threads(threads)
     {
         /* A thread limit or a surrounding parallel region may give fewer threads; the parts stay the same. */
@@ -35,6 +89,7 @@ void gg_parallel_split(size_t n, size_t grain, int thread, int threads, size_t *
 
 void gg_parallel_set_threads(int threads) {
 #ifdef _OPENMP
+    workers_enter(threads);
     omp_set_num_threads(threads > 0 ? threads : 1);
 #else
     (void)threads;

@@ -8,6 +8,15 @@
 
 #include <stddef.h>
 
+#include "base/cpu.h"
+
+/* From enter to leave the calling thread, and the threads that share its work, compute in gg_cpu_compute_mode;
+ * afterwards each has the mode that it had before. Whoever computes has entered: a rank of the virtual cluster once,
+ * for its thread's life; any other rank in each call into the core. Pairs on one thread do not nest. */
+gg_float_mode gg_parallel_enter(void);
+/* `former`: what enter gave. */
+void gg_parallel_leave(gg_float_mode former);
+
 typedef void (*gg_parallel_fn)(void *context, int thread, int threads);
 
 /* Calls fn(context, i, threads) for i = 0..threads-1, at the same time, and returns when all have. */
@@ -16,7 +25,7 @@ void gg_parallel_run(int threads, gg_parallel_fn fn, void *context);
 /* The part [begin, end) of 0..n-1 that belongs to `thread`, cut at multiples of `grain` elements. */
 void gg_parallel_split(size_t n, size_t grain, int thread, int threads, size_t *begin, size_t *end);
 
-/* How many threads a library that uses OpenMP by itself takes when the calling thread calls it. */
+/* How many threads a library that uses OpenMP by itself uses when the calling thread calls it. */
 void gg_parallel_set_threads(int threads);
 
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/parallel.h"
 #include "comm/local.h"
 #include "comm/mpi/mpi_transport.h"
 
@@ -144,5 +145,9 @@ gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), 
 
 gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context,
                               const gg_watch *watch) {
-    return team->cluster ? gg_virtual_run_watched(team->cluster, fn, context, watch) : fn(context, 0);
+    if (team->cluster != NULL) return gg_virtual_run_watched(team->cluster, fn, context, watch);
+    const gg_float_mode former = gg_parallel_enter();
+    const gg_status status = fn(context, 0);
+    gg_parallel_leave(former);
+    return status;
 }

@@ -28,7 +28,7 @@ gg_transport *gg_team_transport(gg_team *team, int local);
 void gg_team_set_timeout(gg_team *team, double seconds);
 
 /* Runs fn(context, local) for every local rank, each on its own thread where there are several, and returns when all
- * have. */
+ * have. They compute in gg_cpu_compute_mode; the calling thread has its own mode back afterwards. */
 gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context);
 /* The same, watched as gg_virtual_run_watched where the ranks are virtual; else `watch` is ignored. */
 gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context,

@@ -486,6 +486,41 @@ static void test_storage(void) {
     CHECK_INT(gg_memory_live_bytes(), live);
 }
 
+typedef struct products {
+    float of[4];
+} products;
+
+static void multiply_tiny(void *context, int thread, int threads) {
+    volatile float tiny = 1e-40f; /* denormal */
+    (void)threads;
+    ((products *)context)->of[thread] = tiny * 4.0f;
+}
+
+/* Threads that worked before, and threads that are started in between, flush while the caller computes and no longer.
+ */
+static void test_denormals(void) {
+    const gg_float_mode own = gg_cpu_float_mode();
+    const bool flushes = gg_cpu_compute_mode() != own;
+    for (int again = 0; again < 4; ++again) {
+        products p[4] = {0};
+        gg_parallel_run(again + 1, multiply_tiny, &p[0]);
+        gg_cpu_set_float_mode(own); /* without the flags that the products have raised */
+        const gg_float_mode former = gg_parallel_enter();
+        CHECK(former == own && (gg_cpu_float_mode() == gg_cpu_compute_mode()));
+        gg_parallel_run(2, multiply_tiny, &p[1]);
+        gg_parallel_run(4, multiply_tiny, &p[2]);
+        gg_parallel_leave(former);
+        CHECK(gg_cpu_float_mode() == own);
+        gg_parallel_run(4, multiply_tiny, &p[3]);
+        for (int i = 0; i < 4; ++i) {
+            CHECK((p[0].of[i] != 0) == (i < again + 1));
+            CHECK((p[1].of[i] != 0) == (!flushes && i < 2));
+            CHECK((p[2].of[i] != 0) == !flushes);
+            CHECK(p[3].of[i] != 0);
+        }
+    }
+}
+
 int main(void) {
     test_status();
     test_memory();
@@ -495,6 +530,7 @@ int main(void) {
     test_cpu();
     test_clock();
     test_parallel();
+    test_denormals();
     test_trace();
     test_tensor();
     test_storage();

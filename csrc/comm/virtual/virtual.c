@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/parallel.h"
 #include "comm/virtual/virtual_private.h"
 
 #define MAX_SIZE 4096
@@ -58,6 +59,7 @@ cleanup:
 static void *thread_main(void *context) {
     gg_virtual_rank *rank = context;
     gg_virtual *cluster = rank->cluster;
+    (void)gg_parallel_enter();
     for (;;) {
         gg_baton_await(&rank->baton);
         if (cluster->quit) return NULL;

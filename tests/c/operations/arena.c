@@ -1,6 +1,7 @@
 /* run_kernel: the kernels on arenas. */
 #include <string.h>
 
+#include "base/parallel.h"
 #include "operations/operations.h"
 
 #define MOST_ARRAYS 8
@@ -172,7 +173,9 @@ PyObject *gg_test_run_kernel(PyObject *module, PyObject *args, PyObject *kwargs)
         gg_py_raise(status);
         goto cleanup;
     }
+    const gg_float_mode former = gg_parallel_enter();
     result = kernel(device, name, n, count, data, number, outs);
+    gg_parallel_leave(former);
     for (int i = 0; result != NULL && i < MOST_ARRAYS + OUTS; ++i)
         if ((status = gg_test_guarded_check(&buffer[i], name)) != GG_OK) {
             Py_CLEAR(result);

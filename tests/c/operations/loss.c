@@ -1,6 +1,7 @@
 /* run_loss: the loss of a batch and its gradient. */
 #include <string.h>
 
+#include "base/parallel.h"
 #include "operations/operations.h"
 
 /* The loss on a batch in one of two layouts. */
@@ -63,9 +64,11 @@ PyObject *gg_test_run_loss(PyObject *module, PyObject *args, PyObject *kwargs) {
                          .features = PyArray_DIM(prediction, 1),
                          .prediction = PyArray_DATA(prediction),
                          .targets = PyArray_DATA(targets)};
+    const gg_float_mode former = gg_parallel_enter();
     status = gg_test_devices_open("native", isa, 1, &d);
     if (status == GG_OK) status = guarded_loss(&d, &loss, PyArray_DATA(gradient));
     gg_test_devices_close(&d);
+    gg_parallel_leave(former);
     result =
         status == GG_OK ? Py_BuildValue("dLO", loss.loss_sum, (long long)loss.correct, gradient) : gg_py_raise(status);
 cleanup:

@@ -1,6 +1,7 @@
 #define GG_PYTHON_MODULE
 #include "operations/operations.h"
 
+#include "base/cpu.h"
 #include "base/memory.h"
 
 /* Named by csrc/python/convert.c; here a failed message is no more than a RuntimeError. */
@@ -12,6 +13,20 @@ static PyObject *live_bytes(PyObject *module, PyObject *unused) {
     return PyLong_FromLongLong(gg_memory_live_bytes());
 }
 
+static PyObject *float_mode(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(gg_cpu_float_mode());
+}
+
+static PyObject *set_float_mode(PyObject *module, PyObject *mode) {
+    const unsigned long long wanted = PyLong_AsUnsignedLongLong(mode);
+    (void)module;
+    if (PyErr_Occurred()) return NULL;
+    gg_cpu_set_float_mode(wanted);
+    Py_RETURN_NONE;
+}
+
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 static PyMethodDef functions[] = {
@@ -19,6 +34,8 @@ static PyMethodDef functions[] = {
     {"run_loss", KEYWORDS(gg_test_run_loss), "Sum of losses, samples right, gradient of the mean."},
     {"run_kernel", KEYWORDS(gg_test_run_kernel), "A kernel on arenas."},
     {"live_bytes", live_bytes, METH_NOARGS, "Bytes that the core holds."},
+    {"float_mode", float_mode, METH_NOARGS, "The calling thread's."},
+    {"set_float_mode", set_float_mode, METH_O, "Sets the calling thread's."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "core_operations",

@@ -1,6 +1,7 @@
 /* run_op: one operation, forward and backward. */
 #include <string.h>
 
+#include "base/parallel.h"
 #include "operations/operations.h"
 
 /* Everything one run needs; arrays are plain and belong to Python. */
@@ -276,9 +277,11 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
         goto cleanup;
     }
     Py_BEGIN_ALLOW_THREADS;
+    const gg_float_mode former = gg_parallel_enter();
     status = gg_test_devices_open(backend, isa, threads, &d);
     if (status == GG_OK) status = run_guarded(&d, &run);
     gg_test_devices_close(&d);
+    gg_parallel_leave(former);
     Py_END_ALLOW_THREADS;
     result = status == GG_OK ? op_result(&arrays, desc) : gg_py_raise(status);
 cleanup:
