@@ -405,9 +405,10 @@ def is_legal(size, kernel, stride, padding, dilation, ceil):
 
 def pool_layer(kind: str, height, width, ceil):
     kernel, stride, padding, dilation = zip(height[1:], width[1:], strict=True)
+    options = dict(stride=stride, padding=padding, ceil_mode=ceil)
     if kind == "max_pool2d":
-        return gossipgrad.MaxPool2d(kernel, stride, padding, dilation, ceil_mode=ceil)
-    return gossipgrad.AvgPool2d(kernel, stride, padding, ceil_mode=ceil)
+        return gossipgrad.MaxPool2d(kernel, dilation=dilation, **options)
+    return gossipgrad.AvgPool2d(kernel, **options)
 
 
 @pytest.mark.parametrize("kind", ["max_pool2d", "avg_pool2d"])
