@@ -232,9 +232,7 @@ def test_linear(backend, isa, name):
 
 @tables
 @pytest.mark.parametrize("activation", ["none", "relu"])
-def test_nan_passes_a_layer(request, backend, isa, activation):
-    if (backend, activation) == ("onednn", "relu"):
-        request.applymarker(pytest.mark.xfail(reason="oneDNN's ReLU of NaN is 0", raises=AssertionError, strict=False))
+def test_nan_passes_a_layer(backend, isa, activation):
     x, weight, image, kernel = (np.ones(s, np.float32) for s in [(3, 5), (4, 5), (3, 2, 4, 4), (5, 2, 3, 3)])
     x[1, 2] = image[1, 1, 2, 2] = np.nan
     y = operations.run_op(backend, isa, "linear", [x], (4,), weight=weight, activation=activation)["output"]
@@ -338,11 +336,7 @@ def test_max_pool2d_takes_the_first_of_equals(backend, isa, name):
 
 @tables
 @pytest.mark.parametrize("name", TIES)
-def test_max_pool2d_of_nan_is_nan(request, backend, isa, name):
-    if backend == "onednn":
-        request.applymarker(
-            pytest.mark.xfail(reason="oneDNN's maximum passes over NaN", raises=AssertionError, strict=False)
-        )
+def test_max_pool2d_of_nan_is_nan(backend, isa, name):
     case = POOLS[name]
     x = np.round(pool_input(case, "nan")).astype(np.float32)
     x[seeded(name).random(x.shape) < 0.1] = np.nan
@@ -518,10 +512,8 @@ def test_activation_at_the_ends(backend, isa, kind):
 
 @tables
 @pytest.mark.parametrize("kind", ACTIVATIONS)
-def test_activation_of_nan_is_nan(request, backend, isa, kind):
+def test_activation_of_nan_is_nan(backend, isa, kind):
     """It must not be lost on the way to the loss."""
-    if (backend, kind) == ("onednn", "relu"):
-        request.applymarker(pytest.mark.xfail(reason="oneDNN's ReLU of NaN is 0", raises=AssertionError, strict=False))
     x = np.linspace(-3, 3, 38, dtype=np.float32)[None]
     x[0, 5] = np.nan
     y = operations.run_op(backend, isa, kind, [x], x.shape[1:])["output"]

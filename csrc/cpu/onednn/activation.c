@@ -1,4 +1,5 @@
-/* RELU, TANH, SIGMOID and ADD: element by element, in the layout that is offered. */
+/* TANH, SIGMOID and ADD: element by element, in the layout that is offered. RELU is the native table's, which takes any
+ * layout, too: oneDNN's makes a NaN 0. */
 #include "cpu/onednn/common.h"
 
 static gg_status check_shapes(const gg_op_desc *desc) {
@@ -29,11 +30,10 @@ gg_status gg_dnn_activation_create(gg_device *device, const gg_op_desc *desc, gg
     gg_dnn_op *op = NULL;
     const_dnnl_memory_desc_t md = NULL;
     dnnl_primitive_desc_t forward = NULL, backward = NULL;
-    dnnl_alg_kind_t kind = dnnl_eltwise_relu_use_dst_for_bwd;
+    const dnnl_alg_kind_t kind =
+        desc->kind == GG_OP_TANH ? dnnl_eltwise_tanh_use_dst_for_bwd : dnnl_eltwise_logistic_use_dst_for_bwd;
     const char *name = gg_op_kind_name(desc->kind);
     *out = NULL;
-    if (desc->kind == GG_OP_TANH) kind = dnnl_eltwise_tanh_use_dst_for_bwd;
-    if (desc->kind == GG_OP_SIGMOID) kind = dnnl_eltwise_logistic_use_dst_for_bwd;
     if (desc->inputs != 1) return gg_fail(GG_ERROR_ARGUMENT, "%s takes one input, not %d", name, desc->inputs);
     GG_TRY(check_shapes(desc));
     GG_TRY(gg_dnn_op_create(device, desc, &op));

@@ -59,6 +59,7 @@ static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pas
         GG_TRY(gg_error_prefix(status, "%s: ", step->what));
     }
     GG_DNN_TRY(dnnl_stream_wait, op->stream);
+    if (op->behind[pass] != NULL) op->behind[pass](op->device, op, args);
 cleanup:
     return status;
 }
@@ -69,10 +70,7 @@ static gg_status onednn_backward(gg_op *head, const gg_op_args *args) {
     if (!head->desc.training)
         return gg_fail(GG_ERROR_STATE, "%s was created without training and has no backward pass",
                        gg_op_kind_name(head->desc.kind));
-    gg_dnn_op *op = (gg_dnn_op *)head;
-    gg_status status = onednn_run(head, args, GG_DNN_BACKWARD);
-    if (status == GG_OK && op->behind != NULL) op->behind(op->device, op, args);
-    return status;
+    return onednn_run(head, args, GG_DNN_BACKWARD);
 }
 
 static void drop_descriptors(gg_dnn_op *op) {
@@ -80,8 +78,7 @@ static void drop_descriptors(gg_dnn_op *op) {
     for (int i = 0; i < op->pds; i++) dnnl_primitive_desc_destroy(op->pd[i]);
     op->mds = op->pds = 0;
     if (op->plain_attr != NULL) dnnl_primitive_attr_destroy(op->plain_attr);
-    if (op->relu_attr != NULL) dnnl_primitive_attr_destroy(op->relu_attr);
-    op->plain_attr = op->relu_attr = NULL;
+    op->plain_attr = NULL;
 }
 
 static void onednn_destroy(gg_op *head) {
@@ -102,18 +99,10 @@ static const gg_op_class op_class = {onednn_forward, onednn_backward, onednn_des
 
 static gg_status make_attributes(gg_dnn_op *op) {
     gg_status status = GG_OK;
-    dnnl_post_ops_t post = NULL;
-    dnnl_primitive_attr_t *both[2] = {&op->plain_attr, &op->relu_attr};
-    for (int i = 0; i < 2; i++) {
-        GG_DNN_TRY(dnnl_primitive_attr_create, both[i]);
-        GG_DNN_TRY(dnnl_primitive_attr_set_scratchpad_mode, *both[i], dnnl_scratchpad_mode_user);
-        GG_DNN_TRY(dnnl_primitive_attr_set_fpmath_mode, *both[i], dnnl_fpmath_mode_strict);
-    }
-    GG_DNN_TRY(dnnl_post_ops_create, &post);
-    GG_DNN_TRY(dnnl_post_ops_append_eltwise, post, dnnl_eltwise_relu, 0, 0);
-    GG_DNN_TRY(dnnl_primitive_attr_set_post_ops, op->relu_attr, post);
+    GG_DNN_TRY(dnnl_primitive_attr_create, &op->plain_attr);
+    GG_DNN_TRY(dnnl_primitive_attr_set_scratchpad_mode, op->plain_attr, dnnl_scratchpad_mode_user);
+    GG_DNN_TRY(dnnl_primitive_attr_set_fpmath_mode, op->plain_attr, dnnl_fpmath_mode_strict);
 cleanup:
-    if (post != NULL) dnnl_post_ops_destroy(post);
     return status;
 }
 
@@ -357,8 +346,31 @@ gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_d
     return gg_dnn_add_reorder(op, pass, what, needs, have, place, want, *out);
 }
 
-gg_status gg_dnn_add_relu_mask(gg_dnn_op *op) {
+typedef struct relu_job {
+    const gg_cpu_elementwise *kernels;
+    size_t n;
+    float *data;
+} relu_job;
+
+static void relu_part(void *context, int thread, int threads) {
+    const relu_job *job = context;
+    size_t begin, end;
+    gg_parallel_split(job->n, GG_LANES, thread, threads, &begin, &end);
+    job->kernels->relu(end - begin, job->data + begin, job->data + begin);
+}
+
+/* As one row: what pads channels is 0 and stays 0. */
+static void relu_output(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
+    const gg_op *head = &op->head;
+    relu_job job = {gg_cpu_device_kernels(device)->elementwise,
+                    gg_format_bytes(head->output, &head->desc.output, head->desc.batch) / sizeof(float), args->output};
+    gg_parallel_run(gg_cpu_threads_for(device, job.n), relu_part, &job);
+}
+
+gg_status gg_dnn_add_relu(gg_dnn_op *op) {
     gg_status status = GG_OK;
+    op->behind[GG_DNN_FORWARD] = relu_output;
+    if (!op->head.desc.training) return GG_OK;
     const_dnnl_memory_desc_t flat = NULL;
     dnnl_primitive_desc_t hint = NULL, pd = NULL;
     const size_t bytes = gg_format_bytes(op->head.output, &op->head.desc.output, op->head.desc.batch);

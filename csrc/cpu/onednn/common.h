@@ -73,8 +73,8 @@ typedef enum gg_dnn_pass { GG_DNN_FORWARD = 0, GG_DNN_BACKWARD, GG_DNN_PASSES } 
 typedef struct gg_dnn_op {
     gg_op head;
     gg_device *device;
-    /* What no primitive does, after those of the backward pass; NULL: nothing. */
-    void (*behind)(gg_device *device, const struct gg_dnn_op *op, const gg_op_args *args);
+    /* What no primitive does, after those of a pass; NULL: nothing. */
+    void (*behind[GG_DNN_PASSES])(gg_device *device, const struct gg_dnn_op *op, const gg_op_args *args);
     dnnl_engine_t engine; /* the device's */
     dnnl_stream_t stream;
     int threads;
@@ -89,7 +89,7 @@ typedef struct gg_dnn_op {
     int mds;
     dnnl_primitive_desc_t pd[GG_DNN_MAX_DESCS];
     int pds;
-    dnnl_primitive_attr_t plain_attr, relu_attr; /* user scratchpad, strict float32; and a ReLU behind */
+    dnnl_primitive_attr_t plain_attr; /* user scratchpad, strict float32 */
 } gg_dnn_op;
 
 /* An operation without steps. Checks inputs, batch and element types. */
@@ -137,8 +137,9 @@ gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, 
 gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
                          const_dnnl_memory_desc_t have, gg_dnn_place place, const_dnnl_memory_desc_t want,
                          gg_dnn_place *out);
-/* Adds a ReLU's backward pass, in place on grad_output, from the output. */
-gg_status gg_dnn_add_relu_mask(gg_dnn_op *op);
+/* Adds a ReLU: after the forward pass, in place on the output, by our own kernel, because oneDNN's makes a NaN 0; and
+ * before the backward pass, in place on grad_output, from the output. */
+gg_status gg_dnn_add_relu(gg_dnn_op *op);
 
 /* PyTorch's output size along one axis, and the padding on the right that oneDNN needs to arrive at it; GG_ERROR_SHAPE
  * if the output is not as large. */

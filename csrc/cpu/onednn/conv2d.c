@@ -28,8 +28,7 @@ static gg_status forward_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl
     const gg_op_desc *desc = &op->head.desc;
     GG_DNN_PD(op, out, dnnl_convolution_forward_primitive_desc_create, op->engine,
               desc->training ? dnnl_forward_training : dnnl_forward_inference, dnnl_convolution_direct, input,
-              it->weight_any, it->bias, output, it->stride, it->dilation, it->left, it->right,
-              desc->activation == GG_ACTIVATION_RELU ? op->relu_attr : op->plain_attr);
+              it->weight_any, it->bias, output, it->stride, it->dilation, it->left, it->right, op->plain_attr);
 cleanup:
     return status;
 }
@@ -151,7 +150,6 @@ static gg_status onednn_conv2d_add_backward(conv *it) {
     const_dnnl_memory_desc_t dy_md;
     dnnl_primitive_desc_t weights = NULL;
 
-    if (op->head.desc.activation == GG_ACTIVATION_RELU) GG_TRY(gg_dnn_add_relu_mask(op));
     GG_TRY(best_pd(it, weights_pd, &weights));
     const_dnnl_memory_desc_t x_md = dnnl_primitive_desc_query_md(weights, dnnl_query_src_md, 0);
     const_dnnl_memory_desc_t dw_md = dnnl_primitive_desc_query_md(weights, dnnl_query_diff_weights_md, 0);
@@ -216,6 +214,7 @@ gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op 
     if (desc->bias) GG_TRY(gg_dnn_md(it.op, 1, &outputs, GG_FLOAT32, dnnl_a, &it.bias));
     GG_TRY(choose_layouts(&it, device->isa));
     GG_TRY(onednn_conv2d_add_forward(&it));
+    if (desc->activation == GG_ACTIVATION_RELU) GG_TRY(gg_dnn_add_relu(it.op));
     if (desc->training) GG_TRY(onednn_conv2d_add_backward(&it));
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);

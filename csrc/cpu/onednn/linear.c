@@ -18,11 +18,11 @@ typedef struct linear {
 
 /* The forward pass as a product of matrices, whose kernels read large plain weights up to 2.4 times faster than the
  * inner product's (for backward data it is the other way round); NULL where there are none for this CPU. */
-static gg_status onednn_linear_product(linear *it, const_dnnl_primitive_attr_t attr, dnnl_primitive_desc_t *out) {
+static gg_status onednn_linear_product(linear *it, dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     GG_DNN_PD(op, out, dnnl_matmul_primitive_desc_create, op->engine, it->input, it->weight_turned, it->bias_row,
-              it->output, attr);
+              it->output, op->plain_attr);
     if (gg_dnn_is_slow(*out)) *out = NULL;
 cleanup:
     return status == GG_ERROR_UNSUPPORTED ? GG_OK : status;
@@ -32,13 +32,12 @@ static gg_status onednn_linear_add_forward(linear *it) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const gg_op_desc *desc = &op->head.desc;
-    const dnnl_primitive_attr_t attr = desc->activation == GG_ACTIVATION_RELU ? op->relu_attr : op->plain_attr;
     dnnl_primitive_desc_t fast = NULL;
     /* made in any case: the backward passes want it as a hint */
     GG_DNN_PD(op, &it->forward, dnnl_inner_product_forward_primitive_desc_create, op->engine,
               desc->training ? dnnl_forward_training : dnnl_forward_inference, it->input, it->weight, it->bias,
-              it->output, attr);
-    GG_TRY(onednn_linear_product(it, attr, &fast));
+              it->output, op->plain_attr);
+    GG_TRY(onednn_linear_product(it, &fast));
     const gg_dnn_bind bind[4] = {
         {DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
         {DNNL_ARG_WEIGHTS, fast != NULL ? it->weight_turned : it->weight, gg_dnn_at(GG_DNN_WEIGHT)},
@@ -78,8 +77,7 @@ static gg_status onednn_linear_add_backward(linear *it) {
     const gg_dnn_place grad_input = gg_dnn_at(GG_DNN_GRAD_INPUT);
     dnnl_primitive_desc_t data = NULL;
 
-    if (op->head.desc.activation == GG_ACTIVATION_RELU) GG_TRY(gg_dnn_add_relu_mask(op));
-    op->behind = parameter_gradients;
+    op->behind[GG_DNN_BACKWARD] = parameter_gradients;
     op->head.backward_needs_input = true;
     if (!op->head.desc.input_grad) goto cleanup;
 
@@ -121,6 +119,7 @@ gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op 
         GG_TRY(gg_dnn_md(it.op, 2, row, GG_FLOAT32, dnnl_ab, &it.bias_row));
     }
     GG_TRY(onednn_linear_add_forward(&it));
+    if (desc->activation == GG_ACTIVATION_RELU) GG_TRY(gg_dnn_add_relu(it.op));
     if (desc->training) GG_TRY(onednn_linear_add_backward(&it));
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);

@@ -1,4 +1,6 @@
 /* Maximum and average pooling, in the layout that is offered. Which value was the maximum is kept in `saved`. */
+#include <math.h>
+
 #include "cpu/onednn/common.h"
 
 /* The algorithm whose divisor is PyTorch's: with the padding counted PyTorch clips a window at the padding's edge,
@@ -15,6 +17,60 @@ static gg_status onednn_pool_algorithm(const gg_op_desc *desc, const int64_t rig
                        "oneDNN's average pooling counts the padding of a clipped last window differently");
     if (!beyond && (!padded || window->count_include_pad)) *out = dnnl_pooling_avg_include_padding;
     return GG_OK;
+}
+
+/* oneDNN's maximum passes over NaN, where PyTorch's is NaN. A NaN is seen by a look at all of the input, which takes a
+ * part of the time of the pooling; only then the windows are looked at one by one. */
+
+/* The place of an element of an image in its layout. */
+static size_t place_of(gg_layout layout, const gg_shape *shape, int64_t n, int64_t c, int64_t h, int64_t w) {
+    const int64_t channels = shape->size[0], height = shape->size[1], width = shape->size[2];
+    const int64_t block = layout == GG_LAYOUT_CHANNELS16 ? 16 : layout == GG_LAYOUT_CHANNELS8 ? 8 : 1;
+    const int64_t blocks = (channels + block - 1) / block;
+    if (layout == GG_LAYOUT_NHWC) return (size_t)(((n * height + h) * width + w) * channels + c);
+    return (size_t)((((n * blocks + c / block) * height + h) * width + w) * block + c % block);
+}
+
+/* The place in its window, row by row, of the last NaN; -1: none. */
+static int64_t last_nan(const gg_op_desc *desc, gg_layout layout, const float *input, int64_t n, int64_t c, int64_t h,
+                        int64_t w) {
+    const gg_window *window = &desc->window;
+    const gg_shape *shape = &desc->input[0];
+    int64_t found = -1;
+    for (int64_t i = 0; i < window->kernel[0]; i++) {
+        const int64_t row = h * window->stride[0] - window->padding[0] + i * window->dilation[0];
+        for (int64_t j = 0; j < window->kernel[1]; j++) {
+            const int64_t column = w * window->stride[1] - window->padding[1] + j * window->dilation[1];
+            if (row < 0 || row >= shape->size[1] || column < 0 || column >= shape->size[2]) continue;
+            if (isnan(input[place_of(layout, shape, n, c, row, column)])) found = i * window->kernel[1] + j;
+        }
+    }
+    return found;
+}
+
+/* Puts NaN into the outputs of windows that hold one, and its place where the backward pass looks for the maximum's. */
+static void pass_nan(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
+    const gg_op_desc *desc = &op->head.desc;
+    const gg_layout layout = op->head.output.layout;
+    const gg_shape *shape = &desc->output;
+    const size_t bytes = gg_format_bytes(op->head.output, shape, desc->batch);
+    const size_t place_bytes = op->head.saved_bytes / (bytes / sizeof(float));
+    float *output = args->output;
+    if (gg_cpu_all_finite(device, gg_format_bytes(op->head.input[0], &desc->input[0], desc->batch) / sizeof(float),
+                          args->input[0]))
+        return;
+    for (int64_t n = 0; n < desc->batch; n++)
+        for (int64_t c = 0; c < shape->size[0]; c++)
+            for (int64_t h = 0; h < shape->size[1]; h++)
+                for (int64_t w = 0; w < shape->size[2]; w++) {
+                    const int64_t found = last_nan(desc, layout, args->input[0], n, c, h, w);
+                    const size_t at = place_of(layout, shape, n, c, h, w);
+                    if (found < 0) continue;
+                    output[at] = NAN;
+                    if (args->saved == NULL) continue;
+                    if (place_bytes == 1) ((uint8_t *)args->saved)[at] = (uint8_t)found;
+                    else if (place_bytes == 4) ((int32_t *)args->saved)[at] = (int32_t)found;
+                }
 }
 
 gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
@@ -65,6 +121,7 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
                                  {DNNL_ARG_DST, output, gg_dnn_at(GG_DNN_OUTPUT)},
                                  {DNNL_ARG_WORKSPACE, workspace, gg_dnn_at(GG_DNN_SAVED)}};
     GG_TRY(gg_dnn_add(op, GG_DNN_FORWARD, name, gg_dnn_at(GG_DNN_ALWAYS), forward, 3, bind));
+    if (kind == dnnl_pooling_max) op->behind[GG_DNN_FORWARD] = pass_nan;
     if (!desc->training || !desc->input_grad) goto cleanup;
     GG_DNN_PD(op, &backward, dnnl_pooling_backward_primitive_desc_create, op->engine, kind, input, output, stride,
               kernel, dilation, left, right, forward, op->plain_attr);

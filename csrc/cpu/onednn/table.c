@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/parallel.h"
+#include "cpu/native/native.h"
 #include "cpu/onednn/common.h"
 
 /* oneDNN takes its instruction set once a process, before its first primitive: the first device that is opened decides,
@@ -67,7 +68,7 @@ const gg_backend gg_backend_onednn = {
             [GG_OP_LINEAR] = gg_dnn_linear_create,
             [GG_OP_MAX_POOL2D] = gg_dnn_pool_create,
             [GG_OP_AVG_POOL2D] = gg_dnn_pool_create,
-            [GG_OP_RELU] = gg_dnn_activation_create,
+            [GG_OP_RELU] = gg_native_activation_create,
             [GG_OP_TANH] = gg_dnn_activation_create,
             [GG_OP_SIGMOID] = gg_dnn_activation_create,
             [GG_OP_ADD] = gg_dnn_add_create,
