@@ -502,11 +502,9 @@ def test_seconds_until_a_wait_is_said(monkeypatch):
 STALLS = (
     HEAD.replace("import numpy", "late = os.environ['OMPI_COMM_WORLD_RANK'] == '1'\nimport numpy")
     + """
-pause = lambda: time.sleep(4) if late else None
+pause = lambda: time.sleep(2.5) if late else None
 pause()
 trainer = gg.Trainer(small_net())
-pause()
-trainer.evaluate(data)
 class Late(gg.Callback):
     def on_epoch_begin(self, trainer, epoch): pause()
     def on_progress(self, trainer, progress):
@@ -519,12 +517,11 @@ pause()
 
 def test_waits_that_last_are_said(mpirun):
     """In MPI's start and end, between calls, in a step. Each goes on, and a host says each once."""
-    done = mpirun(4, STALLS, env={"GOSSIPGRAD_STALL_SECONDS": "1"})
+    done = mpirun(4, STALLS, env={"GOSSIPGRAD_STALL_SECONDS": "0.7"})
     lines = [line for line in done.stderr.splitlines() if line.startswith("gossipgrad: ")]
-    ranks = r"(rank|ranks)( \d( and|,)?)+ (has|have) waited for [1-4](\.\d+)? s in "
+    ranks = r"(rank|ranks)( \d( and|,)?)+ (has|have) waited for [0-4](\.\d+)? s in "
     for place in (
         "MPI_Init",
-        "Trainer.evaluate",
         "Trainer.fit, begin of epoch 1",
         r"Trainer.fit, step \d, layers '\w+'",
     ):
