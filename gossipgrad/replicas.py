@@ -64,6 +64,9 @@ def _checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strate
     return strategy
 
 
+# Seconds that a rank which leaves a collective call by sys.exit gives the others for coming to the end of it as well.
+_LEAVING = 3.0
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -75,7 +78,14 @@ def collective(method: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(method)
     def named(*args: P.args, **kwargs: P.kwargs) -> R:
         with _stall.within(name):
-            return method(*args, **kwargs)
+            try:
+                return method(*args, **kwargs)
+            except SystemExit:
+                # Unless all leave it, they wait for this rank, and it must not wait for them while it frees its memory.
+                team = getattr(args[0], "team", None)
+                if team is not None and team.kind == "mpi":
+                    team.timeout = _LEAVING
+                raise
 
     return named
 

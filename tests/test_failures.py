@@ -66,6 +66,7 @@ def test_an_exception_on_one_rank_ends_all(where, staleness, mpirun):
 # How rank 1 ends -> (where, the exit code of all, what is on the screen)
 ENDS = {
     "sys.exit(0)": ("in a callback", 1, "rank 0 waits for rank 1, which has ended"),
+    "sys.exit()": ("between steps", 1, "rank 0 waits for rank 1, which has ended"),
     "sys.exit(3)": ("in a callback", 3, "gossipgrad: rank 1 ended with exit code 3: this ends all ranks"),
     "sys.exit('some text')": ("between calls", 1, "some text"),
     "os._exit(0)": ("at the very start", 1, "rank 1"),
@@ -88,8 +89,11 @@ def test_however_one_rank_ends_all_end(end, mpirun):
         + "class Ends(gg.Callback):\n"
         "    def on_epoch_end(self, trainer, record):\n"
         "        if trainer.rank == 1 and where == 'in a callback' and record['epoch'] == 2: end()\n"
+        "    def on_progress(self, trainer, progress):\n"
+        "        if trainer.rank == 1 and where == 'between steps': end()\n"
         "def train():\n"
-        "    trainer = gg.Trainer(small_net())\n"
+        "    strategy = gg.PushGossip() if where == 'between steps' else None\n"
+        "    trainer = gg.Trainer(small_net(), strategy=strategy)\n"
         "    data = np.zeros((60, 1, 8, 8), np.float32), np.zeros(60, np.int64)\n"
         "    trainer.fit(data, epochs=5, batch_size=5, callbacks=[Ends()], progress=False)\n"
         "    if trainer.rank == 1: end()\n"
@@ -112,6 +116,17 @@ def test_ranks_may_end_at_different_times(mpirun):
     )
     done = mpirun(3, text)
     assert sorted(done.stdout.split()) == ["0", "1", "2", "end", "end", "end", "of", "of", "of"] and not done.stderr
+
+
+def test_all_ranks_may_leave_fit_alike(mpirun):
+    text = HEAD + (
+        "class Ends(gg.Callback):\n"
+        "    def on_epoch_end(self, trainer, record): sys.exit()\n"
+        "trainer = gg.Trainer(small_net(), strategy=gg.PushGossip())\n"
+        "data = np.zeros((60, 1, 8, 8), np.float32), np.zeros(60, np.int64)\n"
+        "trainer.fit(data, epochs=5, batch_size=5, callbacks=[Ends()], progress=False)\n"
+    )
+    assert not mpirun(3, text).stderr
 
 
 def test_all_ranks_that_end_with_a_code_say_it_once(mpirun):

@@ -142,9 +142,9 @@ cleanup:
     return status;
 }
 
-static gg_status network_check_peer(gg_transport *transport, const gg_request *request) {
+static gg_status network_check_peer(gg_transport *transport, int peer) {
     gg_transport *inner = slow_of(transport)->inner;
-    return inner->table->check_peer != NULL ? inner->table->check_peer(inner, request) : GG_OK;
+    return inner->table->check_peer != NULL ? inner->table->check_peer(inner, peer) : GG_OK;
 }
 
 static gg_status network_progress(gg_transport *transport) {

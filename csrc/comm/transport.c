@@ -124,6 +124,11 @@ static void end_stall(const gg_transport *transport, gg_stall *stall, int peer) 
     gg_stall_end(stall, &facts);
 }
 
+static gg_status check_peer(gg_transport *transport, int round, int peer) {
+    if (round % GG_CHECK_ROUNDS != GG_CHECK_ROUNDS - 1 || transport->table->check_peer == NULL) return GG_OK;
+    return transport->table->check_peer(transport, peer);
+}
+
 gg_status gg_wait(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
     double start = 0;
@@ -149,8 +154,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
             if (round == 0) start = now;
             if (now - start >= transport->timeout) GG_TRY(waited_in_vain(transport, request, now - start));
         }
-        if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1 && transport->table->check_peer != NULL)
-            GG_TRY(transport->table->check_peer(transport, request));
+        GG_TRY(check_peer(transport, round, peer));
         GG_TRY(transport->table->pause(transport, round, serves ? NULL : request));
     }
 cleanup:
@@ -158,9 +162,13 @@ cleanup:
     return status;
 }
 
-gg_status gg_pause(gg_transport *transport, int round) {
+gg_status gg_pause(gg_transport *transport, int round, int peer) {
+    if (peer >= 0) {
+        gg_status status = check_peer(transport, round, peer);
+        if (status != GG_OK) return status;
+    }
     if (round == 0 && transport->stall.begin > 0) end_stall(transport, &transport->stall, -1);
-    if (transport->reports_stalls && round >= STALL_ROUNDS) look_at_stall(transport, &transport->stall, -1);
+    if (transport->reports_stalls && round >= STALL_ROUNDS) look_at_stall(transport, &transport->stall, peer);
     return transport->table->pause(transport, round, NULL);
 }
 

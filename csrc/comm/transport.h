@@ -64,9 +64,9 @@ typedef struct gg_transport_table {
     /* Called by gg_wait and gg_pause between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the
      * baton on until something happens to the request; NULL: to any request of this rank. */
     gg_status (*pause)(gg_transport *transport, int round, gg_request *request);
-    /* Called by gg_wait every GG_CHECK_ROUNDS rounds, which take about a second: GG_ERROR_COMM where the request's peer
-     * has come to its end, so that the wait would last for ever. NULL: peers do not end. */
-    gg_status (*check_peer)(gg_transport *transport, const gg_request *request);
+    /* Called by gg_wait and gg_pause every GG_CHECK_ROUNDS rounds, which take about a second: GG_ERROR_COMM where the
+     * peer (-1: any rank) has come to its end, so that the wait would last for ever. NULL: peers do not end. */
+    gg_status (*check_peer)(gg_transport *transport, int peer);
     /* In place of gg_wait's own loop; NULL: that loop. For views: who waits is then called by its name in the whole
      * group. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);
@@ -127,8 +127,9 @@ gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int p
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done);
 gg_status gg_wait(gg_transport *transport, gg_request *request);
 /* For loops that wait for the first of several requests: called when none of them is done, after all have been tested,
- * with round = 0, 1, ... since the last one that was. Returns after a while, or when something has happened. */
-gg_status gg_pause(gg_transport *transport, int round);
+ * with round = 0, 1, ... since the last one that was. Returns after a while, or when something has happened. peer: a
+ * rank without which the loop does not end; -1: none in particular. */
+gg_status gg_pause(gg_transport *transport, int round, int peer);
 /* Ends the reading of an arrived message; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
 /* Gives a request up, whatever its state, so that its memory may be freed. A receive for which nothing has been sent is

@@ -93,6 +93,23 @@ static PyObject *get_local(PyObject *self, void *unused) {
     return PyLong_FromLong(gg_team_local(((gg_py_team *)self)->team));
 }
 
+static PyObject *get_timeout(PyObject *self, void *unused) {
+    (void)unused;
+    return PyFloat_FromDouble(gg_team_transport(((gg_py_team *)self)->team, 0)->timeout);
+}
+
+static int set_timeout(PyObject *self, PyObject *value, void *unused) {
+    double seconds = value == NULL ? -1 : PyFloat_AsDouble(value);
+    (void)unused;
+    if (PyErr_Occurred()) return -1;
+    if (!(seconds >= 0)) {
+        PyErr_SetString(PyExc_ValueError, "timeout: must be a number of seconds, at least 0");
+        return -1;
+    }
+    gg_team_set_timeout(((gg_py_team *)self)->team, seconds);
+    return 0;
+}
+
 static PyObject *get_no_collectives(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(((gg_py_team *)self)->no_collectives);
@@ -276,6 +293,7 @@ static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virt
                                    {"size", get_size, NULL, "Ranks of the team.", NULL},
                                    {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
                                    {"local", get_local, NULL, "Ranks in this process.", NULL},
+                                   {"timeout", get_timeout, set_timeout, "Seconds a wait may take; 0: for ever.", NULL},
                                    {"no_collectives", get_no_collectives, set_no_collectives,
                                     "Other ranks may be anywhere: nothing collective.", NULL},
                                    {NULL, NULL, NULL, NULL, NULL}};

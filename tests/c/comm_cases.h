@@ -349,7 +349,7 @@ static gg_status case_any(gg_transport *t) {
                 if (sent || received) round = -1;
                 left -= sent + received;
             }
-            if (left > 0 && round >= 0) MUST(gg_pause(t, round));
+            if (left > 0 && round >= 0) MUST(gg_pause(t, round, -1));
         }
     }
     gg_free(send);

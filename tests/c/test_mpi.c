@@ -165,7 +165,7 @@ static void test_sums(int rank, int size, size_t limit) {
                 CHECK_OK(gg_allreduce_poll(many[i], &summed[i]));
                 left -= summed[i] && !before;
             }
-            if (left > 0) CHECK_OK(gg_pause(t, round));
+            if (left > 0) CHECK_OK(gg_pause(t, round, -1));
         }
         size_t wrong = 0;
         for (int i = 0; i < MANY; ++i) {

@@ -402,7 +402,7 @@ static gg_status run_any(void *context, int rank) {
             left--;
             break;
         }
-        if (!done && left > 0) MUST(gg_pause(t, 0));
+        if (!done && left > 0) MUST(gg_pause(t, 0, -1));
         CHECK(++rounds < 20);
     }
     return GG_OK;
@@ -419,7 +419,7 @@ static gg_status run_nothing(void *context, int rank) {
     if (rank == 2) GG_TRY(gg_wait(t, &request));
     for (bool done = false; !done;) {
         GG_TRY(gg_test(t, &request, &done));
-        if (!done) GG_TRY(gg_pause(t, 0));
+        if (!done) GG_TRY(gg_pause(t, 0, -1));
     }
 cleanup:
     CHECK(status == GG_ERROR_COMM);

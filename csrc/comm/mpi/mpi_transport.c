@@ -247,9 +247,9 @@ static gg_status mpi_pause_round(gg_transport *transport, int round, gg_request 
     return GG_OK;
 }
 
-static gg_status mpi_check_peer(gg_transport *transport, const gg_request *request) {
+static gg_status mpi_check_peer(gg_transport *transport, int peer) {
     mpi_transport *own = mpi_of(transport);
-    gg_status status = request->peer >= 0 ? gg_mpi_check_rank(own->comm, request->peer) : gg_mpi_check_ranks(own->comm);
+    gg_status status = peer >= 0 ? gg_mpi_check_rank(own->comm, peer) : gg_mpi_check_ranks(own->comm);
     if (status != GG_OK) own->broken = true;
     return status;
 }
