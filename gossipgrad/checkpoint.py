@@ -15,7 +15,7 @@ import numpy as np
 
 from gossipgrad import agreement, fingerprint, notices
 from gossipgrad import checkpoint_files as files
-from gossipgrad.errors import CheckpointError
+from gossipgrad.errors import CheckpointError, counted
 from gossipgrad.history import Record
 from gossipgrad.model import Model
 from gossipgrad.replicas import Arrays, Replicas
@@ -111,8 +111,8 @@ class _Saved:
             )
         if self.ranks != replicas.size:
             raise CheckpointError(
-                f"{name} is of {self.ranks} ranks, here are {replicas.size}; to go on it needs as many. "
-                "net.load_weights loads its consensus weights alone"
+                f"{name} is of {counted(self.ranks, 'rank')}, here are {replicas.size}; "
+                "to go on it needs as many. net.load_weights loads its consensus weights alone"
             )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gossipgrad import show
-from gossipgrad.errors import counted
+from gossipgrad.errors import counted, did_you_mean
 from gossipgrad.files import write_atomically
 
 SCHEMA = 1
@@ -92,7 +92,8 @@ def lookup(record: Mapping[str, Any], key: str) -> Any:
     value: Any = record
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise KeyError(f"{key!r} is not in an epoch's record; it has {', '.join(flat(record))}")
+            names = flat(record)
+            raise KeyError(f"{key!r} is not in an epoch's record; it has {', '.join(names)}{did_you_mean(key, names)}")
         value = value[part]
     return value
 

@@ -92,6 +92,8 @@ def named(names: Iterable[str]) -> list[str]:
 
 def _by_name(name: str, loss: str, output: Sequence[int]) -> Metric:
     top = _TOP.fullmatch(name)
+    if name in ("loss", "accuracy", "acc"):
+        raise ValueError(f"metrics: {name!r}: the loss, and the accuracy of classes, are measured without being named")
     if top is None and name not in NAMES:
         listed = ", ".join(map(repr, NAMES))
         raise ValueError(f"metrics: {name!r}: allowed: {listed}, or a function{did_you_mean(name, NAMES)}")

@@ -207,6 +207,7 @@ def test_ranks_must_measure_the_same():
     [
         ("top_5_acc", "cross_entropy", ValueError, "'top_5_acc': allowed: 'top_5_accuracy'.*did you mean 'top_5_acc"),
         ("top_8_accuracy", "cross_entropy", ValueError, "of 7 classes; allowed: 1..7"),
+        ("accuracy", "cross_entropy", ValueError, "are measured without being named"),
         ("auc", "cross_entropy", ValueError, "allowed: with loss='binary_cross_entropy'"),
         ("mean_absolute_error", "cross_entropy", ValueError, "allowed: with loss='mean_squared_error'"),
         ("top_2_accuracy", "mean_squared_error", ValueError, "allowed: with loss='cross_entropy'"),

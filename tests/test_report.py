@@ -95,6 +95,9 @@ def test_history_access(run, tmp_path):
     assert run.history["validation.accuracy"] == [r["validation"]["accuracy"] for r in run.history]
     with pytest.raises(KeyError, match="'speed' is not in an epoch's record; it has epoch"):
         run.history["speed"]
+    for name, meant in {"loss": "train_loss", "val_loss": "validation.loss", "lr": "learning_rate"}.items():
+        with pytest.raises(KeyError, match=f"did you mean '{meant}'"):
+            run.history[name]
     assert lookup(run.history.last, "validation.loss") == flat(run.history.last)["validation.loss"]
     (tmp_path / "x").write_text("{")
     with pytest.raises(ValueError, match="no report"):
