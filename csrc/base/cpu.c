@@ -60,6 +60,7 @@ static void list_isas(bool all, char *text, size_t bytes) {
 }
 
 gg_status gg_isa_select(const char *name, gg_isa *out) {
+    gg_status status = GG_OK;
     char list[64];
     const char *source = "isa";
     if (!name) {
@@ -70,20 +71,22 @@ gg_status gg_isa_select(const char *name, gg_isa *out) {
         int best = GG_ISA_COUNT - 1;
         while (!gg_cpu_supports((gg_isa)best)) --best;
         *out = (gg_isa)best;
-        return GG_OK;
+        goto cleanup;
     }
     for (int i = 0; i < GG_ISA_COUNT; ++i) {
         if (strcmp(name, isa_names[i]) != 0) continue;
         if (!gg_cpu_supports((gg_isa)i)) {
             list_isas(false, list, sizeof list);
-            return gg_fail(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name,
-                           gg_cpu_name(), list);
+            GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name,
+                           gg_cpu_name(), list));
         }
         *out = (gg_isa)i;
-        return GG_OK;
+        goto cleanup;
     }
     list_isas(true, list, sizeof list);
-    return gg_fail(GG_ERROR_ARGUMENT, "%s='%s': allowed are %s", source, name, list);
+    status = gg_fail(GG_ERROR_ARGUMENT, "%s='%s': allowed are %s", source, name, list);
+cleanup:
+    return status;
 }
 
 static char cpu_name[64] = "unknown";

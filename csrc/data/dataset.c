@@ -9,20 +9,22 @@
 
 static gg_status check_storage(const char *what, const gg_storage *storage, gg_dtype dtype, int64_t count,
                                int64_t values) {
+    gg_status status = GG_OK;
     size_t size = gg_dtype_size(dtype);
-    if (!storage) return gg_fail(GG_ERROR_ARGUMENT, "data set: no %s", what);
+    if (!storage) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: no %s", what));
     size_t bytes = gg_storage_bytes(storage);
     /* By division: the product of wild numbers may overflow. */
     size_t row = (size_t)values * size;
     if (bytes % row != 0 || bytes / row != (size_t)count)
-        return gg_fail(GG_ERROR_SHAPE,
+        GG_TRY(gg_fail(GG_ERROR_SHAPE,
                        "data set: %s take %zu bytes, but %" PRId64 " samples of %" PRId64
                        " %s values are wanted (%zu bytes each)",
-                       what, bytes, count, values, gg_dtype_name(dtype), size);
+                       what, bytes, count, values, gg_dtype_name(dtype), size));
     if ((uintptr_t)gg_storage_data(storage) % size != 0)
-        return gg_fail(GG_ERROR_ARGUMENT, "data set: the memory of the %s is not aligned to %s (%zu bytes)", what,
-                       gg_dtype_name(dtype), size);
-    return GG_OK;
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: the memory of the %s is not aligned to %s (%zu bytes)", what,
+                       gg_dtype_name(dtype), size));
+cleanup:
+    return status;
 }
 
 static gg_status check_rows(const gg_dataset *set) {
@@ -83,16 +85,18 @@ cleanup:
 }
 
 gg_status gg_dataset_check_classes(const gg_dataset *set, int64_t classes) {
+    gg_status status = GG_OK;
     if (set->target_dtype != GG_INT32)
-        return gg_fail(GG_ERROR_TYPE, "data set: targets are %s, but classes (int32) are needed",
-                       gg_dtype_name(set->target_dtype));
+        GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s, but classes (int32) are needed",
+                       gg_dtype_name(set->target_dtype)));
     const int32_t *target = gg_storage_data(set->targets);
     for (int64_t i = 0; i < set->count; ++i)
         if (target[i] < 0 || target[i] >= classes)
-            return gg_fail(GG_ERROR_ARGUMENT,
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                            "data set: sample %" PRId64 " has class %" PRId32 "; allowed are 0 to %" PRId64, i,
-                           target[i], classes - 1);
-    return GG_OK;
+                           target[i], classes - 1));
+cleanup:
+    return status;
 }
 
 void gg_dataset_retain(const gg_dataset *set) {

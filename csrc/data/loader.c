@@ -27,45 +27,49 @@ static void find_extremes(const gg_sharding *sharding, int64_t *smallest, int64_
 }
 
 static gg_status check_own(const gg_dataset *set, const gg_loader_options *options) {
+    gg_status status = GG_OK;
     const gg_sharding *sharding = &options->sharding;
     int64_t all = 0;
     for (int rank = 0; rank < sharding->size; ++rank) {
         if (sharding->counts[rank] < 1)
-            return gg_fail(GG_ERROR_ARGUMENT, "rank %d brings %" PRId64 " samples; every rank needs at least one", rank,
-                           sharding->counts[rank]);
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d brings %" PRId64 " samples; every rank needs at least one", rank,
+                           sharding->counts[rank]));
         all += sharding->counts[rank];
     }
     if (all != sharding->count || all > INT32_MAX)
-        return gg_fail(GG_ERROR_ARGUMENT,
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                        "%" PRId64 " samples of all ranks; allowed are 1 to %d, here their sum %" PRId64,
-                       sharding->count, INT32_MAX, all);
+                       sharding->count, INT32_MAX, all));
     if (set->count != sharding->counts[options->rank])
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d has a set of %" PRId64 " samples; %" PRId64 " were announced",
-                       options->rank, set->count, sharding->counts[options->rank]);
-    return GG_OK;
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d has a set of %" PRId64 " samples; %" PRId64 " were announced",
+                       options->rank, set->count, sharding->counts[options->rank]));
+cleanup:
+    return status;
 }
 
 static gg_status check_options(const gg_dataset *set, const gg_loader_options *options) {
+    gg_status status = GG_OK;
     const gg_sharding *sharding = &options->sharding;
     int64_t batch = options->batch, smallest, largest;
-    if (sharding->size < 1) return gg_fail(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", sharding->size);
+    if (sharding->size < 1)
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", sharding->size));
     if (options->rank < 0 || options->rank >= sharding->size)
-        return gg_fail(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, sharding->size - 1);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, sharding->size - 1));
     bool own = sharding->kind == GG_SHARD_OWN;
     if (own) {
-        gg_status status = check_own(set, options);
-        if (status != GG_OK) return status;
+        GG_TRY(check_own(set, options));
     } else if (set->count != sharding->count || set->count < sharding->size) {
-        return gg_fail(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
-                       sharding->size);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
+                       sharding->size));
     }
     find_extremes(sharding, &smallest, &largest);
     int64_t most = own ? largest : smallest;
     if (batch < 1 || batch > most)
-        return gg_fail(GG_ERROR_ARGUMENT,
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                        "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)",
-                       batch, sharding->count, sharding->size, most, own ? "largest" : "smallest");
-    return GG_OK;
+                       batch, sharding->count, sharding->size, most, own ? "largest" : "smallest"));
+cleanup:
+    return status;
 }
 
 gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *options, gg_loader **out) {
@@ -169,13 +173,14 @@ int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
 
 gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples,
                          void *targets, float *sample_weights) {
+    gg_status status = GG_OK;
     const gg_shard_copy *copy = loader->options.copy;
     const gg_dataset *set = copy ? &copy->set : &loader->set;
     int64_t n = gg_loader_batch(loader, loader->options.rank, step);
     if (copy != NULL && copy->in_flight)
-        return gg_fail(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read",
-                       step);
-    if (n == 0) return GG_OK;
+        GG_TRY(gg_fail(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read",
+                       step));
+    if (n == 0) goto cleanup;
     const int64_t begin = batch_begin(loader, loader->count, step);
     const uint32_t *index = loader->order + begin;
     const gg_gather_args args = {
@@ -195,8 +200,9 @@ gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_
     const char *from = gg_storage_data(set->targets);
     char *to = targets;
     for (int64_t i = 0; i < n; ++i) memcpy(to + (size_t)i * bytes, from + (size_t)index[i] * bytes, bytes);
-    if (set->sample_weights == NULL) return GG_OK;
+    if (set->sample_weights == NULL) goto cleanup;
     const float *weight = gg_storage_data(set->sample_weights);
     for (int64_t i = 0; i < n; ++i) sample_weights[i] = weight[index[i]];
-    return GG_OK;
+cleanup:
+    return status;
 }

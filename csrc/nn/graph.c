@@ -76,61 +76,69 @@ cleanup:
 
 /* Every size at least 1, and the whole small enough for any product made of it later. */
 static gg_status check_shape(const gg_shape *shape) {
+    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     int64_t count = 1;
     if (shape->dims < 1 || shape->dims > GG_MAX_DIMS)
-        return gg_fail(GG_ERROR_SHAPE, "a sample has 1 to %d axes, got %d", GG_MAX_DIMS, shape->dims);
+        GG_TRY(gg_fail(GG_ERROR_SHAPE, "a sample has 1 to %d axes, got %d", GG_MAX_DIMS, shape->dims));
     for (int i = 0; i < shape->dims; i++) {
         int64_t size = shape->size[i];
         if (size < 1)
-            return gg_fail(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text));
+            GG_TRY(gg_fail(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text)));
         if (size > GG_MAX_SAMPLE / count)
-            return gg_fail(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)",
-                           gg_shape_text(shape, text), (long long)GG_MAX_SAMPLE);
+            GG_TRY(gg_fail(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)",
+                           gg_shape_text(shape, text), (long long)GG_MAX_SAMPLE));
         count *= size;
     }
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 static gg_status check_name(const gg_graph *graph, const char name[GG_NAME_LENGTH]) {
+    gg_status status = GG_OK;
     if (memchr(name, '\0', GG_NAME_LENGTH) == NULL)
-        return gg_fail(GG_ERROR_ARGUMENT, "a layer's name must be shorter than %d bytes, got '%.*s...'", GG_NAME_LENGTH,
-                       GG_NAME_LENGTH - 1, name);
-    if (name[0] == '\0') return gg_fail(GG_ERROR_ARGUMENT, "a layer's name must not be empty");
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "a layer's name must be shorter than %d bytes, got '%.*s...'", GG_NAME_LENGTH,
+                       GG_NAME_LENGTH - 1, name));
+    if (name[0] == '\0') GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "a layer's name must not be empty"));
     for (int i = 0; i < graph->nodes; i++) {
         if (strcmp(graph->node[i].desc.name, name) == 0)
-            return gg_fail(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique",
-                           name, i, types[graph->node[i].desc.kind]->name);
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique",
+                           name, i, types[graph->node[i].desc.kind]->name));
     }
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, const gg_layer_desc *desc,
                              const gg_shape *shape, int inputs, const int *input, gg_shape *out) {
+    gg_status status = GG_OK;
     const gg_node *node[GG_MAX_INPUTS] = {0};
     if (desc->kind == GG_LAYER_INPUT) {
-        if (inputs != 0) return gg_fail(GG_ERROR_ARGUMENT, "takes no inputs, got %d", inputs);
+        if (inputs != 0) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "takes no inputs, got %d", inputs));
         if (graph->input >= 0)
-            return gg_fail(GG_ERROR_UNSUPPORTED, "a graph has one input, and '%s' is it already",
-                           graph->node[graph->input].desc.name);
-        if (shape == NULL) return gg_fail(GG_ERROR_ARGUMENT, "needs the shape of one sample");
+            GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "a graph has one input, and '%s' is it already",
+                           graph->node[graph->input].desc.name));
+        if (shape == NULL) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "needs the shape of one sample"));
         *out = *shape;
-        return check_shape(out);
+        status = check_shape(out);
+        goto cleanup;
     }
     if (inputs < type->least_inputs || inputs > type->most_inputs || (inputs > 0 && input == NULL)) {
         if (type->least_inputs == type->most_inputs)
-            return gg_fail(GG_ERROR_ARGUMENT, "takes %d input, got %d", type->least_inputs, inputs);
-        return gg_fail(GG_ERROR_ARGUMENT, "takes %d to %d inputs, got %d", type->least_inputs, type->most_inputs,
-                       inputs);
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "takes %d input, got %d", type->least_inputs, inputs));
+        GG_TRY(
+            gg_fail(GG_ERROR_ARGUMENT, "takes %d to %d inputs, got %d", type->least_inputs, type->most_inputs, inputs));
     }
     for (int i = 0; i < inputs; i++) {
         if (input[i] < 0 || input[i] >= graph->nodes)
-            return gg_fail(GG_ERROR_ARGUMENT, "input %d is node %d, but the graph has nodes 0 to %d", i, input[i],
-                           graph->nodes - 1);
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "input %d is node %d, but the graph has nodes 0 to %d", i, input[i],
+                           graph->nodes - 1));
         node[i] = &graph->node[input[i]];
     }
-    gg_status status = type->infer(desc, inputs, node, out);
-    return status == GG_OK ? check_shape(out) : status;
+    GG_TRY(type->infer(desc, inputs, node, out));
+    status = check_shape(out);
+cleanup:
+    return status;
 }
 
 gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shape *shape, int inputs, const int *input,
@@ -138,9 +146,9 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
     gg_status status = GG_OK;
     gg_parameter ignored[2];
     if (graph->finished)
-        return gg_fail(GG_ERROR_STATE, "layer '%.63s': the graph is finished and takes no more", desc->name);
+        GG_TRY(gg_fail(GG_ERROR_STATE, "layer '%.63s': the graph is finished and takes no more", desc->name));
     if ((int)desc->kind < 0 || desc->kind >= GG_LAYER_COUNT)
-        return gg_fail(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind));
     const gg_layer_type *type = types[desc->kind];
     gg_node made = {.desc = *desc, .inputs = inputs, .layer = -1};
 
@@ -210,11 +218,11 @@ static void place_parameters(gg_graph *graph) {
 gg_status gg_graph_finish(gg_graph *graph, int output) {
     gg_status status = GG_OK;
     const size_t layers = (size_t)graph->layers + 1; /* at least one, so that there are arrays */
-    if (graph->finished) return gg_fail(GG_ERROR_STATE, "the graph is already finished");
-    if (graph->input < 0) return gg_fail(GG_ERROR_STATE, "the graph has no input");
+    if (graph->finished) GG_TRY(gg_fail(GG_ERROR_STATE, "the graph is already finished"));
+    if (graph->input < 0) GG_TRY(gg_fail(GG_ERROR_STATE, "the graph has no input"));
     if (output < 0 || output >= graph->nodes)
-        return gg_fail(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output,
-                       graph->nodes - 1);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output,
+                       graph->nodes - 1));
     GG_TRY(check_reachable(graph, output));
     /* Those of a finish that failed before. */
     gg_free(graph->parameter);

@@ -8,14 +8,16 @@
 /* Creating -------------------------------------------------------------------------------------------------- */
 
 static gg_status plan_check_options(const gg_graph *graph, const gg_plan_options *options) {
-    if (gg_graph_output(graph) < 0) return gg_fail(GG_ERROR_STATE, "a plan needs a finished graph");
+    gg_status status = GG_OK;
+    if (gg_graph_output(graph) < 0) GG_TRY(gg_fail(GG_ERROR_STATE, "a plan needs a finished graph"));
     if (options->batch < 1 || options->batch > GG_MAX_BATCH)
-        return gg_fail(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
-                       (long long)options->batch);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
+                       (long long)options->batch));
     if ((int)options->loss < 0 || options->loss >= GG_LOSS_COUNT)
-        return gg_fail(GG_ERROR_ARGUMENT, "unknown loss %d", (int)options->loss);
-    if (options->device == NULL) return gg_fail(GG_ERROR_ARGUMENT, "a plan needs a device");
-    return GG_OK;
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "unknown loss %d", (int)options->loss));
+    if (options->device == NULL) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "a plan needs a device"));
+cleanup:
+    return status;
 }
 
 gg_status gg_plan_check_loss(const gg_plan *plan) {
@@ -29,6 +31,7 @@ gg_status gg_plan_check_loss(const gg_plan *plan) {
 }
 
 static gg_status find_kernels(gg_plan *plan) {
+    gg_status status = GG_OK;
     gg_device *device[2] = {plan->options.fallback, plan->options.device};
     for (int i = 0; i < 2; i++) {
         if (device[i] == NULL) continue;
@@ -37,11 +40,12 @@ static gg_status find_kernels(gg_plan *plan) {
         if (device[i]->table->transpose != NULL) plan->transpose_device = device[i];
     }
     if (plan->loss_device == NULL || plan->sum_device == NULL || plan->transpose_device == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "neither table offers %s",
+        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "neither table offers %s",
                        plan->loss_device == NULL  ? "a loss"
                        : plan->sum_device == NULL ? "weighted_sum"
-                                                  : "transpose");
-    return GG_OK;
+                                                  : "transpose"));
+cleanup:
+    return status;
 }
 
 gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
@@ -131,6 +135,7 @@ static gg_status give_error(const gg_plan *plan, const gg_step *step, const gg_p
 }
 
 static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training) {
+    gg_status status = GG_OK;
     gg_op_args *args = &step->forward_args;
     const gg_value *in = &plan->value[step->input[0]];
     if (step->layer != GG_NONE) {
@@ -141,12 +146,14 @@ static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights
     if (step->op->desc.kind == GG_OP_DROPOUT && !training) {
         /* A plan made for training that is asked to evaluate: dropout is the identity. */
         if (in->format.dtype != GG_FLOAT32)
-            return gg_fail(GG_ERROR_STATE, "evaluation with dropout in %s needs a plan made with training = false",
-                           gg_dtype_name(in->format.dtype));
+            GG_TRY(gg_fail(GG_ERROR_STATE, "evaluation with dropout in %s needs a plan made with training = false",
+                           gg_dtype_name(in->format.dtype)));
         copy_values(plan, in->bytes, args->input[0], args->output);
-        return GG_OK;
+        goto cleanup;
     }
-    return step->op->type->forward(step->op, args);
+    status = step->op->type->forward(step->op, args);
+cleanup:
+    return status;
 }
 
 static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_number, bool training,
@@ -242,8 +249,8 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
                         const float *sample_weights, uint64_t step, const gg_plan_hooks *hooks, double *loss_sum,
                         int64_t *correct) {
     gg_status status = GG_OK;
-    if (!plan->options.training) return gg_fail(GG_ERROR_STATE, "this plan was not made for training");
-    if (targets == NULL) return gg_fail(GG_ERROR_ARGUMENT, "no targets given");
+    if (!plan->options.training) GG_TRY(gg_fail(GG_ERROR_STATE, "this plan was not made for training"));
+    if (targets == NULL) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "no targets given"));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
     GG_TRY(run_forward(plan, weights, step, true, hooks));
@@ -256,7 +263,7 @@ cleanup:
 gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, const float *sample_weights,
                            double *loss_sum, int64_t *correct) {
     gg_status status = GG_OK;
-    if (targets == NULL) return gg_fail(GG_ERROR_ARGUMENT, "no targets given");
+    if (targets == NULL) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "no targets given"));
     GG_TRY(gg_plan_check_loss(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(run_forward(plan, weights, 0, false, NULL));
@@ -269,8 +276,8 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float 
     gg_status status = GG_OK;
     const float *from = plan->output_at;
     if (n < 0 || n > plan->options.batch)
-        return gg_fail(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld",
-                       (long long)plan->options.batch, (long long)n);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld",
+                       (long long)plan->options.batch, (long long)n));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(run_forward(plan, weights, 0, false, NULL));
     if (plan->plain_at != NULL) {

@@ -71,10 +71,10 @@ struct gg_storage {
 };
 
 gg_status gg_storage_wrap(void *data, size_t bytes, void *owner, void (*drop)(void *), gg_storage **out) {
+    gg_status status = GG_OK;
     void *block;
     *out = NULL;
-    gg_status status = gg_calloc(1, sizeof(gg_storage), "a storage", &block);
-    if (status != GG_OK) return status;
+    GG_TRY(gg_calloc(1, sizeof(gg_storage), "a storage", &block));
     gg_storage *storage = block;
     atomic_init(&storage->references, 1);
     storage->data = data;
@@ -82,7 +82,8 @@ gg_status gg_storage_wrap(void *data, size_t bytes, void *owner, void (*drop)(vo
     storage->owner = owner;
     storage->drop = drop;
     *out = storage;
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 gg_status gg_storage_create(size_t bytes, const char *what, gg_storage **out) {
