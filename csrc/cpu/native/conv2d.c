@@ -164,6 +164,7 @@ static void walk_destroy(conv_walk *walk) {
 }
 
 static gg_status slab_create(conv_op *conv) {
+    gg_status status = GG_OK;
     const gg_op_desc *desc = &conv->op.desc;
     const gg_window *w = &desc->window;
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
@@ -180,9 +181,7 @@ static gg_status slab_create(conv_op *conv) {
     conv->slab_bytes = conv->copied ? conv->slab_channels * channel : 0;
 
     void *block;
-    gg_status status =
-        gg_calloc((size_t)(conv->slab_channels * conv->taps), sizeof(int64_t), "convolution offsets", &block);
-    if (status != GG_OK) return status;
+    GG_TRY(gg_calloc((size_t)(conv->slab_channels * conv->taps), sizeof(int64_t), "convolution offsets", &block));
     conv->col_x = block;
     const int64_t width = conv->copied ? conv->slab_width : in[2];
     const int64_t plane = (conv->copied ? conv->slab_height * width : in[1] * in[2]) * conv->lanes;
@@ -191,7 +190,8 @@ static gg_status slab_create(conv_op *conv) {
         for (int64_t i = 0; i < w->kernel[0]; ++i)
             for (int64_t j = 0; j < w->kernel[1]; ++j)
                 *at++ = c * plane + (i * w->dilation[0] * width + j * w->dilation[1]) * conv->lanes;
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------- forward, backward data */
@@ -410,43 +410,44 @@ static const gg_op_class conv_class = {
     .forward = native_conv2d_forward, .backward = native_conv2d_backward, .destroy = native_conv2d_destroy};
 
 static gg_status native_conv2d_check(const gg_op_desc *desc) {
+    gg_status status = GG_OK;
     const gg_window *w = &desc->window;
     char text[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
-        return gg_fail(GG_ERROR_SHAPE, "a convolution takes one image (C, H, W), not %s",
-                       gg_shape_text(&desc->input[0], text));
+        GG_TRY(gg_fail(GG_ERROR_SHAPE, "a convolution takes one image (C, H, W), not %s",
+                       gg_shape_text(&desc->input[0], text)));
     if (desc->batch < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch));
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
     if (desc->groups < 1 || in[0] % desc->groups != 0 || out[0] % desc->groups != 0)
-        return gg_fail(GG_ERROR_ARGUMENT, "groups is %lld; it must divide %lld input and %lld output channels",
-                       (long long)desc->groups, (long long)in[0], (long long)out[0]);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "groups is %lld; it must divide %lld input and %lld output channels",
+                       (long long)desc->groups, (long long)in[0], (long long)out[0]));
     for (int a = 0; a < 2; ++a) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
-            return gg_fail(GG_ERROR_ARGUMENT,
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                            "kernel %lld, stride %lld, dilation %lld must be at least 1 and padding %lld at least 0",
                            (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
-                           (long long)w->padding[a]);
+                           (long long)w->padding[a]));
         const int64_t room = in[1 + a] + 2 * w->padding[a] - w->dilation[a] * (w->kernel[a] - 1) - 1;
         const int64_t size = room < 0 ? 0 : room / w->stride[a] + 1;
         if (size < 1 || size != out[1 + a])
-            return gg_fail(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a],
-                           (long long)size);
+            GG_TRY(gg_fail(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a],
+                           (long long)size));
     }
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *op = NULL;
     *out = NULL;
-    gg_status status = native_conv2d_check(desc);
-    if (status != GG_OK) return status;
+    GG_TRY(native_conv2d_check(desc));
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here",
-                       gg_isa_name(device->isa));
-    gg_op *op;
-    status = gg_native_op_create(desc, &conv_class, sizeof(conv_op), &op);
-    if (status != GG_OK) return status;
+        GG_TRY(
+            gg_fail(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here", gg_isa_name(device->isa)));
+    GG_TRY(gg_native_op_create(desc, &conv_class, sizeof(conv_op), &op));
     conv_op *conv = (conv_op *)op;
     conv->op.backward_needs_input = true;
     conv->op.backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
@@ -466,9 +467,9 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     }
     const size_t packed = (size_t)(conv->groups * conv->in_channels * conv->out_channels * conv->taps) * sizeof(float);
     conv->op.scratch_bytes = packed > slabs ? packed : slabs;
-    *out = &conv->op;
-    return GG_OK;
+    *out = op;
+    op = NULL;
 cleanup:
-    native_conv2d_destroy(&conv->op);
+    if (op != NULL) native_conv2d_destroy(op);
     return status;
 }

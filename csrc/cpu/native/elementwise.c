@@ -34,17 +34,17 @@ static void native_elementwise_destroy(gg_op *op) { gg_native_op_free(op); }
 
 static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type,
                                            gg_layout layout, gg_op **out) {
+    gg_status status = GG_OK;
     gg_op *head;
-    gg_status status = gg_native_op_create(desc, type, sizeof(element_op), &head);
     *out = NULL;
-    if (status != GG_OK) return status;
+    GG_TRY(gg_native_op_create(desc, type, sizeof(element_op), &head));
     element_op *op = (element_op *)head;
     for (int i = 0; i < desc->inputs; ++i) {
         if (!gg_shape_equal(&desc->input[i], &desc->output)) {
             char given[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
             gg_native_op_free(head);
-            return gg_fail(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
-                           gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted));
+            GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
+                           gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted)));
         }
         head->input[i].layout = layout;
     }
@@ -53,7 +53,8 @@ static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *
     op->device = device;
     op->n = gg_format_bytes(head->output, &desc->output, desc->batch) / sizeof(float);
     *out = head;
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------ activations */
@@ -149,9 +150,12 @@ static const gg_op_class add_class = {native_elementwise_add_forward, native_ele
                                       native_elementwise_destroy};
 
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
     *out = NULL;
-    if (desc->inputs < 2) return gg_fail(GG_ERROR_ARGUMENT, "add takes at least 2 inputs, not %d", desc->inputs);
-    return native_elementwise_create(device, desc, &add_class, desc->offered[0].layout, out);
+    if (desc->inputs < 2) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "add takes at least 2 inputs, not %d", desc->inputs));
+    status = native_elementwise_create(device, desc, &add_class, desc->offered[0].layout, out);
+cleanup:
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------ dropout */
@@ -242,22 +246,23 @@ static gg_status dropout_backward(gg_op *op, const gg_op_args *args) {
 static const gg_op_class dropout_class = {dropout_forward, dropout_backward, native_elementwise_destroy};
 
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
     const bool plain = desc->offered[0].layout == GG_LAYOUT_PLAIN;
     const double p = (double)desc->probability;
     *out = NULL;
-    if (!(p >= 0 && p <= 1)) return gg_fail(GG_ERROR_ARGUMENT, "dropout: the probability must be in 0..1, not %g", p);
+    if (!(p >= 0 && p <= 1)) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "dropout: the probability must be in 0..1, not %g", p));
     const int64_t features = gg_shape_count(&desc->output), blocks = (desc->batch + 3) / 4;
     if (features > (INT64_C(1) << 32) / (blocks > 0 ? blocks : 1))
-        return gg_fail(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
-                       (long long)features, (long long)desc->batch);
-    const gg_status status =
-        native_elementwise_create(device, desc, &dropout_class, plain ? GG_LAYOUT_PLAIN : GG_LAYOUT_BATCH_LAST, out);
-    if (status != GG_OK) return status;
+        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
+                       (long long)features, (long long)desc->batch));
+    GG_TRY(
+        native_elementwise_create(device, desc, &dropout_class, plain ? GG_LAYOUT_PLAIN : GG_LAYOUT_BATCH_LAST, out));
     element_op *op = (element_op *)*out;
     op->features = features;
     op->blocks = blocks;
     op->threshold = p < 1 ? (uint32_t)(p * 0x1p32) : 0;
     op->scale = p < 1 ? (float)(1.0 / (1.0 - p)) : 0.0f;
     op->head.saved_bytes = native_elementwise_copies(&op->head) || p >= 1 ? 0 : op->n;
-    return GG_OK;
+cleanup:
+    return status;
 }

@@ -144,17 +144,17 @@ static const gg_op_class linear_class = {
     .forward = native_linear_forward, .backward = native_linear_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs != 1 || desc->batch < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "a linear layer takes one input and a batch of at least 1, not %d and %lld",
-                       desc->inputs, (long long)desc->batch);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "a linear layer takes one input and a batch of at least 1, not %d and %lld",
+                       desc->inputs, (long long)desc->batch));
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here",
-                       gg_isa_name(device->isa));
+        GG_TRY(
+            gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here", gg_isa_name(device->isa)));
     gg_op *op;
-    gg_status status = gg_native_op_create(desc, &linear_class, sizeof(linear_op), &op);
-    if (status != GG_OK) return status;
+    GG_TRY(gg_native_op_create(desc, &linear_class, sizeof(linear_op), &op));
     linear_op *linear = (linear_op *)op;
     linear->op.backward_needs_input = true;
     linear->op.backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
@@ -172,5 +172,6 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     if (desc->training)
         linear->op.scratch_bytes = (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
     *out = &linear->op;
-    return GG_OK;
+cleanup:
+    return status;
 }

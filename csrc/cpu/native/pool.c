@@ -65,34 +65,36 @@ static void pool_destroy(gg_op *head) {
 static const gg_op_class pool_class = {pool_forward, pool_backward, pool_destroy};
 
 static gg_status native_pool_check(const gg_op_desc *desc) {
+    gg_status status = GG_OK;
     const gg_window *w = &desc->window;
     const char *name = gg_op_kind_name(desc->kind);
     static const char *const axes[2] = {"height", "width"};
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
         desc->input[0].size[0] != desc->output.size[0])
-        return gg_fail(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels", name);
+        GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels", name));
     for (int a = 0; a < 2; ++a) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
-            return gg_fail(GG_ERROR_ARGUMENT,
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                            "%s, %s: kernel %lld, stride %lld, dilation %lld, padding %lld are out of range", name,
                            axes[a], (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
-                           (long long)w->padding[a]);
+                           (long long)w->padding[a]));
         if (desc->kind == GG_OP_AVG_POOL2D && w->dilation[a] != 1)
-            return gg_fail(GG_ERROR_ARGUMENT, "%s takes no dilation, %lld given", name, (long long)w->dilation[a]);
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s takes no dilation, %lld given", name, (long long)w->dilation[a]));
         if (w->padding[a] > (w->dilation[a] * (w->kernel[a] - 1) + 1) / 2)
-            return gg_fail(GG_ERROR_ARGUMENT, "%s, %s: padding %lld is more than half of the window", name, axes[a],
-                           (long long)w->padding[a]);
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s, %s: padding %lld is more than half of the window", name, axes[a],
+                           (long long)w->padding[a]));
         const int64_t in = desc->input[0].size[1 + a], out = gg_window_output(w, a, in, w->ceil_mode);
         if (out < 1 || out != desc->output.size[1 + a])
-            return gg_fail(GG_ERROR_SHAPE, "%s, %s: windows over %lld elements give %lld outputs, not %lld", name,
-                           axes[a], (long long)in, (long long)out, (long long)desc->output.size[1 + a]);
+            GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s, %s: windows over %lld elements give %lld outputs, not %lld", name,
+                           axes[a], (long long)in, (long long)out, (long long)desc->output.size[1 + a]));
         if (!gg_window_covers(w, a, in, out))
-            return gg_fail(GG_ERROR_SHAPE, "%s, %s: a window holds no element of the image", name, axes[a]);
+            GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s, %s: a window holds no element of the image", name, axes[a]));
         if (in > INT32_MAX / 2 || w->kernel[a] > 32768)
-            return gg_fail(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements in windows of %lld are too many", name, axes[a],
-                           (long long)in, (long long)w->kernel[a]);
+            GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements in windows of %lld are too many", name, axes[a],
+                           (long long)in, (long long)w->kernel[a]));
     }
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 /* Fills one axis' tables and returns the place behind them. */
@@ -146,10 +148,10 @@ static int64_t native_pool_extent(const gg_pool_shape *shape, const gg_window *w
 }
 
 gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = native_pool_check(desc);
-    *out = NULL;
-    if (status != GG_OK) return status;
+    gg_status status = GG_OK;
     gg_op *head = NULL;
+    *out = NULL;
+    GG_TRY(native_pool_check(desc));
     void *block;
     GG_TRY(gg_native_op_create(desc, &pool_class, sizeof(pool_op), &head));
     pool_op *op = (pool_op *)head;
@@ -191,8 +193,7 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
         head->saved_bytes = desc->training ? outputs * (size_t)shape->index_bytes : 0;
     }
     *out = head;
-    return GG_OK;
-
+    head = NULL;
 cleanup:
     if (head != NULL) pool_destroy(head);
     return status;

@@ -38,18 +38,19 @@ static bool native_reorder_known(gg_layout layout) {
 }
 
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
     const gg_format from = desc->offered[0], to = desc->wanted_output;
     *out = NULL;
     if (from.dtype != GG_FLOAT32 || to.dtype != GG_FLOAT32 ||
         (from.layout != to.layout && !(native_reorder_known(from.layout) && native_reorder_known(to.layout))))
-        return gg_fail(GG_ERROR_UNSUPPORTED, "native reorder: not from %s %s to %s %s", gg_dtype_name(from.dtype),
-                       gg_layout_name(from.layout), gg_dtype_name(to.dtype), gg_layout_name(to.layout));
-    const gg_status status = gg_native_op_create(desc, &reorder_class, sizeof(move_op), out);
-    if (status != GG_OK) return status;
+        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "native reorder: not from %s %s to %s %s", gg_dtype_name(from.dtype),
+                       gg_layout_name(from.layout), gg_dtype_name(to.dtype), gg_layout_name(to.layout)));
+    GG_TRY(gg_native_op_create(desc, &reorder_class, sizeof(move_op), out));
     ((move_op *)*out)->device = device;
     (*out)->input[0] = from;
     (*out)->output = to;
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------ concatenation */
@@ -80,8 +81,8 @@ static gg_status concat_backward(gg_op *op, const gg_op_args *args) {
 static const gg_op_class concat_class = {concat_forward, concat_backward, native_reorder_destroy};
 
 gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    const gg_status status = gg_native_op_create(desc, &concat_class, sizeof(move_op), out);
-    if (status != GG_OK) return status;
+    gg_status status = GG_OK;
+    GG_TRY(gg_native_op_create(desc, &concat_class, sizeof(move_op), out));
     ((move_op *)*out)->device = device;
     int64_t rows = 0;
     bool fits = true;
@@ -94,8 +95,9 @@ gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_
     if (!fits || rows != desc->output.size[0]) {
         gg_native_op_free(*out);
         *out = NULL;
-        return gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes sum to %lld of %lld, or other axes differ",
-                       (long long)rows, (long long)desc->output.size[0]);
+        GG_TRY(gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes sum to %lld of %lld, or other axes differ",
+                       (long long)rows, (long long)desc->output.size[0]));
     }
-    return GG_OK;
+cleanup:
+    return status;
 }
