@@ -76,11 +76,13 @@ cleanup:
 gg_status gg_broadcast(gg_transport *transport, void *data, size_t bytes, int root) {
     gg_status status = GG_OK;
     if (root < 0 || root >= transport->size)
-        return gg_fail(GG_ERROR_ARGUMENT, "broadcast: root is %d, expected 0 to %d", root, transport->size - 1);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "broadcast: root is %d, expected 0 to %d", root, transport->size - 1));
     for (size_t done = 0; done < bytes; done += PIECE)
-        GG_TRY(broadcast_piece(transport, (char *)data + done, bytes - done < PIECE ? bytes - done : PIECE, root));
+        GG_TRY(gg_error_prefix(
+            broadcast_piece(transport, (char *)data + done, bytes - done < PIECE ? bytes - done : PIECE, root),
+            "broadcast from rank %d: ", root));
 cleanup:
-    return gg_error_prefix(status, "broadcast from rank %d: ", root);
+    return status;
 }
 
 /* The run of n blocks from `first` on wraps around the end: at most two parts, the same on both sides. */
@@ -137,15 +139,13 @@ gg_status gg_agree(gg_transport *transport, const void *data, size_t bytes, void
     return status;
 }
 
-gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
+static gg_status sum_doubles(gg_transport *transport, double *values, int n) {
     gg_status status = GG_OK;
     gg_request request[WINDOW] = {0};
     double landing[WINDOW][MAX_VALUES];
     int p = transport->size;
     size_t bytes = (size_t)n * sizeof *values;
-    if (n < 0 || n > MAX_VALUES)
-        return gg_fail(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
-    if (n == 0 || p == 1) return GG_OK;
+    if (n == 0 || p == 1) goto cleanup;
     if (transport->rank == 0) {
         /* Rank 0 adds in the order of ranks: the same bits as if everybody did, for 2(p-1) messages and no memory. */
         int posted = 1;
@@ -168,6 +168,11 @@ cleanup:
         gg_error_prefix(status, "allreduce of %d doubles: ", n);
     }
     return status;
+}
+
+gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
+    if (n >= 0 && n <= MAX_VALUES) return sum_doubles(transport, values, n);
+    return gg_fail(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
 }
 
 gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int from, int to) {
@@ -248,11 +253,11 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     size_t p = (size_t)transport->size, begin = 0;
     *out = NULL;
     if (count % GG_LANES != 0)
-        return gg_fail(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES));
     if (by == GG_COLLECTIVES_MPI && wire != NULL)
-        return gg_fail(GG_ERROR_ARGUMENT,
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                        "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
-                       "'float32', or collectives 'own'");
+                       "'float32', or collectives 'own'"));
     if (by == GG_COLLECTIVES_MPI) {
         /* A rank that does not come is named here; MPI's own call would wait for it for ever. */
         if (transport->sums == NULL && transport->table->sums_open != NULL) GG_TRY(gg_barrier(transport));
@@ -393,21 +398,18 @@ static void scale_by(gg_allreduce *allreduce, float *data, const float *scale) {
 }
 
 /* Peers are visited from the next rank on, so that not all of them send to one. */
-gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
+static gg_status start_idle(gg_allreduce *allreduce, float *data, const float *scale) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     size_t own = allreduce->own;
-    if (allreduce->stage != IDLE)
-        return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished",
-                       allreduce->count);
-    if (allreduce->count == 0) return GG_OK;
+    if (allreduce->count == 0) goto cleanup;
     if (p == 1 || allreduce->by_mpi) scale_by(allreduce, data, &scale[rank]);
-    if (p == 1) return GG_OK;
+    if (p == 1) goto cleanup;
     if (allreduce->by_mpi) {
         GG_TRY(gg_sum(transport, transport->sums, data, allreduce->count, &allreduce->sum));
         allreduce->stage = LEFT_TO_MPI;
-        return GG_OK;
+        goto cleanup;
     }
     allreduce->data = data;
     allreduce->scale = scale;
@@ -429,6 +431,11 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
     allreduce->next = 1;
 cleanup:
     return collective_failed(allreduce, status);
+}
+
+gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
+    if (allreduce->stage == IDLE) return start_idle(allreduce, data, scale);
+    return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
 }
 
 /* All peers' parts of the own slice are there: adds them in the order of ranks and sends the sum to all. */

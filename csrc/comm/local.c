@@ -90,12 +90,13 @@ static const gg_transport_table table = {
 };
 
 gg_status gg_local_transport_create(gg_transport **out) {
+    gg_status status = GG_OK;
     gg_transport *made = NULL;
     *out = NULL;
-    gg_status status = gg_calloc(1, sizeof *made, "local transport", &made);
-    if (status != GG_OK) return status;
+    GG_TRY(gg_calloc(1, sizeof *made, "local transport", &made));
     made->table = &table;
     made->size = 1;
     *out = made;
-    return GG_OK;
+cleanup:
+    return status;
 }

@@ -29,17 +29,19 @@ static void turn_to(gg_schedule *schedule, int64_t cycle) {
 }
 
 static gg_status check_table(const gg_schedule_options *o, int size) {
+    gg_status status = GG_OK;
     if (o->table == NULL || o->rows < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "topology: the table has no rows; allowed: at least one, a row a step");
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: the table has no rows; allowed: at least one, a row a step"));
     if (o->columns != size)
-        return gg_fail(GG_ERROR_ARGUMENT, "topology: the table has %lld columns; allowed: one a rank, here %d",
-                       (long long)o->columns, size);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: the table has %lld columns; allowed: one a rank, here %d",
+                       (long long)o->columns, size));
     for (int64_t i = 0; i < o->rows * o->columns; ++i)
         if (o->table[i] < -1 || o->table[i] >= size)
-            return gg_fail(GG_ERROR_ARGUMENT,
+            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                            "topology: row %lld, rank %lld: partner %lld; allowed: 0 to %d, or -1 for none",
-                           (long long)(i / size), (long long)(i % size), (long long)o->table[i], size - 1);
-    return GG_OK;
+                           (long long)(i / size), (long long)(i % size), (long long)o->table[i], size - 1));
+cleanup:
+    return status;
 }
 
 static int64_t stages_of(const gg_schedule_options *o, int size) {

@@ -155,8 +155,8 @@ gg_status gg_nodes_create(const gg_transport *transport, int ranks_per_node, gg_
     int p = transport->size, placed = 0;
     *out = made;
     if (ranks_per_node < 0)
-        return gg_fail(GG_ERROR_ARGUMENT, "ranks_per_node: %d; must be at least 1, or 0 for those that share memory",
-                       ranks_per_node);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "ranks_per_node: %d; must be at least 1, or 0 for those that share memory",
+                       ranks_per_node));
     GG_TRY(gg_alloc((size_t)p * sizeof(int), "nodes", &made.member));
     for (int node = 0; node < p; ++node) {
         int before = placed, end = ranks_per_node > 0 && ranks_per_node < p - node ? node + ranks_per_node : p;

@@ -4,19 +4,21 @@
 
 static gg_status transport_check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
                                  const gg_request *request, const char *verb) {
-    if (!memory) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
+    gg_status status = GG_OK;
+    if (!memory) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb));
     if (bytes == 0)
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb));
     if (peer < 0 || peer >= transport->size || peer == transport->rank)
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank,
-                       verb, peer, transport->size - 1);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank,
+                       verb, peer, transport->size - 1));
     if (tag < 0 || tag >= GG_TAG_LIMIT)
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: tag is %d, expected 0 to %d", transport->rank, verb, tag,
-                       GG_TAG_LIMIT - 1);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: tag is %d, expected 0 to %d", transport->rank, verb, tag,
+                       GG_TAG_LIMIT - 1));
     if (request->state != GG_REQUEST_IDLE)
-        return gg_fail(GG_ERROR_STATE, "rank %d: %s with rank %d, tag %d: the request is in use (peer %d, tag %d)",
-                       transport->rank, verb, peer, tag, request->peer, request->tag);
-    return GG_OK;
+        GG_TRY(gg_fail(GG_ERROR_STATE, "rank %d: %s with rank %d, tag %d: the request is in use (peer %d, tag %d)",
+                       transport->rank, verb, peer, tag, request->peer, request->tag));
+cleanup:
+    return status;
 }
 
 static void transport_begin(gg_request *request, gg_request_state state, size_t bytes, int peer, int tag) {
@@ -55,8 +57,8 @@ void gg_message_free(gg_transport *transport, void *block) {
 }
 
 gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
-    gg_status status = transport_check(transport, data, bytes, peer, tag, request, "send");
-    if (status != GG_OK) return status;
+    gg_status status = GG_OK;
+    GG_TRY(transport_check(transport, data, bytes, peer, tag, request, "send"));
     transport_begin(request, GG_REQUEST_SENDING, bytes, peer, tag);
     request->data = data;
     if (transport->check_buffers) request->checksum = transport_checksum(data, bytes);
@@ -67,16 +69,18 @@ gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int p
     } else {
         request->state = GG_REQUEST_IDLE;
     }
+cleanup:
     return status;
 }
 
 gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
-    gg_status status = transport_check(transport, landing, bytes, peer, tag, request, "receive");
-    if (status != GG_OK) return status;
+    gg_status status = GG_OK;
+    GG_TRY(transport_check(transport, landing, bytes, peer, tag, request, "receive"));
     transport_begin(request, GG_REQUEST_RECEIVING, bytes, peer, tag);
     request->landing = landing;
     status = transport->table->receive(transport, landing, bytes, peer, tag, request);
     if (status != GG_OK) request->state = GG_REQUEST_IDLE;
+cleanup:
     return status;
 }
 
@@ -92,14 +96,17 @@ gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
 }
 
 static gg_status waited_in_vain(const gg_transport *transport, const gg_request *request, double seconds) {
+    gg_status status = GG_OK;
     const char *name = transport->table->name;
     if (request->state == GG_REQUEST_SUMMING)
-        return gg_fail(GG_ERROR_COMM,
+        GG_TRY(gg_fail(GG_ERROR_COMM,
                        "rank %d: waited %.3f s for the sum of %zu values over %d ranks, not all of which came (%s)",
-                       transport->rank, seconds, request->bytes / sizeof(float), request->tag, name);
-    return gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)", transport->rank,
-                   seconds, request->bytes, request->state == GG_REQUEST_SENDING ? "to be taken by" : "from",
-                   request->peer, request->tag, name);
+                       transport->rank, seconds, request->bytes / sizeof(float), request->tag, name));
+    status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)", transport->rank,
+                     seconds, request->bytes, request->state == GG_REQUEST_SENDING ? "to be taken by" : "from",
+                     request->peer, request->tag, name);
+cleanup:
+    return status;
 }
 
 /* Waits that sleep have lasted so many rounds: before that nobody looks at a clock. */
@@ -163,24 +170,26 @@ cleanup:
 }
 
 gg_status gg_pause(gg_transport *transport, int round, int peer) {
-    if (peer >= 0) {
-        gg_status status = check_peer(transport, round, peer);
-        if (status != GG_OK) return status;
-    }
+    gg_status status = GG_OK;
+    if (peer >= 0) GG_TRY(check_peer(transport, round, peer));
     if (round == 0 && transport->stall.begin > 0) end_stall(transport, &transport->stall, -1);
     if (transport->reports_stalls && round >= STALL_ROUNDS) look_at_stall(transport, &transport->stall, peer);
-    return transport->table->pause(transport, round, NULL);
+    status = transport->table->pause(transport, round, NULL);
+cleanup:
+    return status;
 }
 
 gg_status gg_release(gg_transport *transport, gg_request *request) {
-    if (request->state == GG_REQUEST_IDLE) return GG_OK;
+    gg_status status = GG_OK;
+    if (request->state == GG_REQUEST_IDLE) goto cleanup;
     if (request->state != GG_REQUEST_ARRIVED)
-        return gg_fail(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived",
-                       transport->rank, request->peer, request->tag);
+        GG_TRY(gg_fail(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived",
+                       transport->rank, request->peer, request->tag));
     gg_status unwritten = transport->check_buffers ? check_unwritten(transport, request, false) : GG_OK;
-    gg_status status = transport->table->release(transport, request);
+    status = transport->table->release(transport, request);
     if (status == GG_OK) status = unwritten;
     request->state = GG_REQUEST_IDLE;
+cleanup:
     return status;
 }
 
@@ -195,29 +204,34 @@ void gg_cancel_all(gg_transport *transport, gg_request *requests, int n) {
 }
 
 gg_status gg_sum_prepare(gg_transport *transport) {
-    if (transport->sums != NULL) return GG_OK;
+    gg_status status = GG_OK;
+    if (transport->sums != NULL) goto cleanup;
     if (transport->table->sums_open == NULL)
-        return gg_fail(GG_ERROR_ARGUMENT,
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
                        "collectives: 'mpi', but not MPI alone connects the ranks here (%s); allowed is 'own', and "
                        "'mpi' under mpiexec "
                        "without network=",
-                       transport->table->name);
-    return transport->table->sums_open(transport, NULL, 0, &transport->sums);
+                       transport->table->name));
+    status = transport->table->sums_open(transport, NULL, 0, &transport->sums);
+cleanup:
+    return status;
 }
 
 gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
+    gg_status status = GG_OK;
     const size_t bytes = count * sizeof *data;
     if (request->state != GG_REQUEST_IDLE)
-        return gg_fail(GG_ERROR_STATE, "rank %d: sum of %zu values: the request is in use", transport->rank, count);
+        GG_TRY(gg_fail(GG_ERROR_STATE, "rank %d: sum of %zu values: the request is in use", transport->rank, count));
     transport_begin(request, GG_REQUEST_SUMMING, bytes, -1, sums->ranks);
     request->data = data;
-    gg_status status = transport->table->sum(transport, sums, data, count, request);
+    status = transport->table->sum(transport, sums, data, count, request);
     if (status == GG_OK) {
         transport->bytes_sent += (int64_t)bytes * 2 * (sums->ranks - 1) / sums->ranks;
         transport->messages_sent += 2 * (sums->ranks - 1);
     } else {
         request->state = GG_REQUEST_IDLE;
     }
+cleanup:
     return status;
 }
 
@@ -226,17 +240,23 @@ gg_status gg_progress(gg_transport *transport) { return transport->table->progre
 double gg_transport_now(gg_transport *transport) { return transport->table->now(transport); }
 
 gg_status gg_transport_compute(gg_transport *transport, double seconds) {
+    gg_status status = GG_OK;
     if (!(seconds >= 0))
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: compute: seconds is %g, expected at least 0", transport->rank,
-                       seconds);
-    return transport->table->compute(transport, seconds);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: compute: seconds is %g, expected at least 0", transport->rank,
+                       seconds));
+    status = transport->table->compute(transport, seconds);
+cleanup:
+    return status;
 }
 
 gg_status gg_transport_idle(gg_transport *transport, double seconds) {
+    gg_status status = GG_OK;
     if (!(seconds >= 0))
-        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: idle: seconds is %g, expected at least 0", transport->rank,
-                       seconds);
-    return transport->table->idle(transport, seconds);
+        GG_TRY(
+            gg_fail(GG_ERROR_ARGUMENT, "rank %d: idle: seconds is %g, expected at least 0", transport->rank, seconds));
+    status = transport->table->idle(transport, seconds);
+cleanup:
+    return status;
 }
 
 void gg_transport_destroy(gg_transport *transport) {

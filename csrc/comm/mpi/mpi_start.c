@@ -69,16 +69,18 @@ static gg_status library_version(char *out, size_t bytes) {
 }
 
 static gg_status check_library(void) {
+    gg_status status = GG_OK;
     char library[256], expected[256];
-    gg_status status = library_version(library, sizeof library);
-    if (status != GG_OK) return status;
+    GG_TRY(library_version(library, sizeof library));
     one_line(BUILT_AGAINST, expected, sizeof expected);
     size_t length = strlen(expected);
     /* "5.0.1" is not "5.0.11" */
     if (strncmp(library, expected, length) == 0 && !(length > 0 && isdigit((unsigned char)library[length])))
-        return GG_OK;
-    return gg_fail(GG_ERROR_UNSUPPORTED, "the MPI library found is '%.200s', but this package was built against '%s'",
-                   library, expected);
+        goto cleanup;
+    status = gg_fail(GG_ERROR_UNSUPPORTED, "the MPI library found is '%.200s', but this package was built against '%s'",
+                     library, expected);
+cleanup:
+    return status;
 }
 
 static bool folder_has_entries(const char *path) {
@@ -151,11 +153,11 @@ static gg_status stop_at_exit(void) {
 #endif
 
 gg_status gg_mpi_start(int launched) {
-    bool initialised = false, finalised = false;
+    gg_status status = GG_OK;
+    bool initialised = false, finalised = false, locked = false;
     int size = 0, level = 0;
-    gg_status status = check_process();
-    if (status != GG_OK) return status; /* the lock of a forked process may never be free again */
-    pthread_mutex_lock(&starting);
+    GG_TRY(check_process()); /* the lock of a forked process may never be free again */
+    locked = pthread_mutex_lock(&starting) == 0;
     GG_TRY(check_library());
     GG_TRY(mpi_alive(&initialised, &finalised));
     if (finalised) {
@@ -187,7 +189,7 @@ gg_status gg_mpi_start(int launched) {
     }
     if (!initialised) GG_TRY(gg_mpi_questions_open());
 cleanup:
-    pthread_mutex_unlock(&starting);
+    if (locked) pthread_mutex_unlock(&starting);
     return status;
 }
 

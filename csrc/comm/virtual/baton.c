@@ -4,7 +4,8 @@
 #include <time.h>
 
 gg_status gg_baton_create(gg_baton *b) {
-    if (pthread_mutex_init(&b->mutex, NULL) != 0) return gg_fail(GG_ERROR_MEMORY, "the system gave no mutex");
+    gg_status status = GG_OK;
+    if (pthread_mutex_init(&b->mutex, NULL) != 0) GG_TRY(gg_fail(GG_ERROR_MEMORY, "the system gave no mutex"));
     pthread_condattr_t attributes;
     bool made = pthread_condattr_init(&attributes) == 0;
     if (made) {
@@ -14,10 +15,11 @@ gg_status gg_baton_create(gg_baton *b) {
     }
     if (!made) {
         pthread_mutex_destroy(&b->mutex);
-        return gg_fail(GG_ERROR_MEMORY, "the system gave no condition variable");
+        GG_TRY(gg_fail(GG_ERROR_MEMORY, "the system gave no condition variable"));
     }
     b->made = true;
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 void gg_baton_destroy(gg_baton *b) {

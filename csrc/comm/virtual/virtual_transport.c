@@ -51,38 +51,40 @@ static void virtual_free_block(gg_transport *transport, void *block) {
 
 static gg_status virtual_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
                               gg_request *request) {
+    gg_status status = GG_OK;
     (void)bytes; /* the request's */
     gg_virtual_rank *rank = gg_rank_of(transport), *to = &rank->cluster->ranks[peer];
-    gg_status status = gg_virtual_still_good(rank);
-    if (status != GG_OK) return status;
+    GG_TRY(gg_virtual_still_good(rank));
     gg_virtual_put_on_wire(rank, data, request);
     unsigned bucket = virtual_bucket_of(transport->rank, tag);
     for (gg_request *r = to->receives[bucket].first; r; r = gg_link_of(r)->next) {
         if (r->peer != transport->rank || r->tag != tag) continue;
         queue_remove(&to->receives[bucket], r);
         virtual_match(rank->cluster, request, r);
-        return GG_OK;
+        goto cleanup;
     }
     queue_append(&to->sends[bucket], request);
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 static gg_status virtual_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
                                  gg_request *request) {
+    gg_status status = GG_OK;
     (void)landing, (void)bytes;
     gg_virtual_rank *rank = gg_rank_of(transport);
-    gg_status status = gg_virtual_still_good(rank);
-    if (status != GG_OK) return status;
+    GG_TRY(gg_virtual_still_good(rank));
     *gg_link_of(request) = (gg_virtual_request){.owner = transport->rank};
     unsigned bucket = virtual_bucket_of(peer, tag);
     for (gg_request *s = rank->sends[bucket].first; s; s = gg_link_of(s)->next) {
         if (gg_link_of(s)->owner != peer || s->tag != tag) continue;
         queue_remove(&rank->sends[bucket], s);
         virtual_match(rank->cluster, s, request);
-        return GG_OK;
+        goto cleanup;
     }
     queue_append(&rank->receives[bucket], request);
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 static gg_status virtual_test(gg_transport *transport, gg_request *request, bool *done) {
@@ -158,12 +160,15 @@ static void virtual_cancel(gg_transport *transport, gg_request *request) {
 }
 
 static gg_status virtual_pause_round(gg_transport *transport, int round, gg_request *request) {
+    gg_status status = GG_OK;
     gg_virtual_rank *rank = gg_rank_of(transport);
-    if (request == NULL) return gg_virtual_wait_for_any(rank);
+    if (request == NULL) {
+        status = gg_virtual_wait_for_any(rank);
+        goto cleanup;
+    }
     gg_virtual *cluster = rank->cluster;
     const gg_virtual_request *own = gg_link_of(request);
-    gg_status status = gg_virtual_still_good(rank);
-    if (status != GG_OK) return status;
+    GG_TRY(gg_virtual_still_good(rank));
     bool patient = !(transport->timeout > 0);
     double deadline = 0;
     if (!patient) {
@@ -184,7 +189,9 @@ static gg_status virtual_pause_round(gg_transport *transport, int round, gg_requ
     }
     gg_virtual_hand_on(cluster, rank);
     rank->waiting = NULL;
-    return gg_virtual_still_good(rank);
+    status = gg_virtual_still_good(rank);
+cleanup:
+    return status;
 }
 
 static gg_status virtual_progress(gg_transport *transport) {
@@ -194,15 +201,18 @@ static gg_status virtual_progress(gg_transport *transport) {
 static double virtual_now(gg_transport *transport) { return gg_rank_of(transport)->clock; }
 
 static gg_status virtual_idle(gg_transport *transport, double seconds) {
+    gg_status status = GG_OK;
     gg_virtual_rank *rank = gg_rank_of(transport);
     double after = rank->clock + seconds;
-    if (!(after < INFINITY)) return gg_fail(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
+    if (!(after < INFINITY)) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds));
     if (after > rank->clock) {
         rank->fruitless = 0;
         rank->next_known = INFINITY;
     }
     rank->clock = after;
-    return rank->cluster->failed ? gg_virtual_still_good(rank) : GG_OK;
+    status = rank->cluster->failed ? gg_virtual_still_good(rank) : GG_OK;
+cleanup:
+    return status;
 }
 
 static gg_status virtual_compute(gg_transport *transport, double seconds) {
