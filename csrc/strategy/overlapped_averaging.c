@@ -341,16 +341,15 @@ cleanup:
 }
 
 static gg_status overlapped_begin(gg_strategy *strategy) {
+    gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
-    if (s->fc.count > 0) {
-        gg_status status = gg_fc_begin(&s->fc);
-        if (status != GG_OK) return status;
-    }
+    if (s->fc.count > 0) GG_TRY(gg_fc_begin(&s->fc));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         s->bucket[bucket].waiting = b->last_layer - b->first_layer + 1;
     }
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 static gg_status overlapped_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *partitioned) {

@@ -42,9 +42,12 @@ static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("parameter-server")
 
 gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                      gg_strategy **out) {
+    gg_status status = GG_OK;
     *out = NULL;
-    gg_status status = gg_centre_check(options, env->transport->size);
-    if (status != GG_OK) return status;
-    if (env->transport->size == 1) return gg_no_exchange_create(options, env, out); /* nobody else moves the centre */
-    return gg_centre_create(&rule, 0, options, env, out);
+    GG_TRY(gg_centre_check(options, env->transport->size));
+    /* With one rank nobody else moves the centre. */
+    if (env->transport->size == 1) GG_TRY(gg_no_exchange_create(options, env, out));
+    else GG_TRY(gg_centre_create(&rule, 0, options, env, out));
+cleanup:
+    return status;
 }

@@ -4,29 +4,37 @@
 #include "strategy/tables.h"
 
 static gg_status check_sizes(const gg_strategy_options *options) {
+    gg_status status = GG_OK;
     if (options->bucket_bytes == 0 || options->chunk_bytes == 0)
-        return gg_fail(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1",
-                       options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes");
-    return GG_OK;
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1",
+                       options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes"));
+cleanup:
+    return status;
 }
 
 static gg_status strategy_check(const gg_strategy_options *options) {
+    gg_status status = GG_OK;
     if (options->staleness != 0 && options->staleness != 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness));
     if (options->push_sum && options->exchange == GG_EXCHANGE_GRADIENTS)
-        return gg_fail(GG_ERROR_ARGUMENT,
-                       "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
+                       "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'"));
     if (options->push_sum && options->mix == GG_MIX_HALVES)
-        return gg_fail(GG_ERROR_ARGUMENT, "push_sum: True with mix 'halves'; allowed is 'displacement'");
-    return check_sizes(options);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "push_sum: True with mix 'halves'; allowed is 'displacement'"));
+    status = check_sizes(options);
+cleanup:
+    return status;
 }
 
 static gg_status check_random(const gg_strategy_options *options) {
+    gg_status status = GG_OK;
     if (options->interval < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "interval: %lld; must be at least 1", (long long)options->interval);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "interval: %lld; must be at least 1", (long long)options->interval));
     if (!(options->probability > 0 && options->probability <= 1))
-        return gg_fail(GG_ERROR_ARGUMENT, "probability: %g; must be above 0 and at most 1", options->probability);
-    return check_sizes(options);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "probability: %g; must be above 0 and at most 1", options->probability));
+    status = check_sizes(options);
+cleanup:
+    return status;
 }
 
 gg_status gg_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
@@ -36,45 +44,49 @@ gg_status gg_gossip_create(const gg_strategy_options *options, const gg_strategy
 }
 
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
     *out = NULL;
     switch (options->kind) {
-    case GG_STRATEGY_GOSSIPGRAD: {
-        gg_status status = strategy_check(options);
-        if (status != GG_OK) return status;
-        return options->hierarchical ? gg_hierarchical_gossip_create(options, env, out)
-                                     : gg_gossip_create(options, env, out);
-    }
-    case GG_STRATEGY_ALLREDUCE: return gg_allreduce_strategy_create(options, env, out);
-    case GG_STRATEGY_LAYERWISE_ALLREDUCE: {
-        gg_status status = check_sizes(options);
-        return status != GG_OK ? status : gg_layerwise_allreduce_create(options, env, out);
-    }
+    case GG_STRATEGY_GOSSIPGRAD:
+        GG_TRY(strategy_check(options));
+        GG_TRY(options->hierarchical ? gg_hierarchical_gossip_create(options, env, out)
+                                     : gg_gossip_create(options, env, out));
+        break;
+    case GG_STRATEGY_ALLREDUCE: GG_TRY(gg_allreduce_strategy_create(options, env, out)); break;
+    case GG_STRATEGY_LAYERWISE_ALLREDUCE:
+        GG_TRY(check_sizes(options));
+        GG_TRY(gg_layerwise_allreduce_create(options, env, out));
+        break;
     case GG_STRATEGY_PERIODIC_ALLREDUCE:
         if (options->period < 0)
-            return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'",
-                           (long long)options->period);
-        return gg_periodic_allreduce_create(options, env, out);
+            GG_TRY(
+                gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period));
+        GG_TRY(gg_periodic_allreduce_create(options, env, out));
+        break;
     case GG_STRATEGY_ELASTIC_AVERAGING:
-    case GG_STRATEGY_PARAMETER_SERVER: {
-        gg_status status = check_sizes(options);
-        if (status != GG_OK) return status;
-        return options->kind == GG_STRATEGY_PARAMETER_SERVER ? gg_parameter_server_create(options, env, out)
-                                                             : gg_elastic_averaging_create(options, env, out);
-    }
+        GG_TRY(check_sizes(options));
+        GG_TRY(gg_elastic_averaging_create(options, env, out));
+        break;
+    case GG_STRATEGY_PARAMETER_SERVER:
+        GG_TRY(check_sizes(options));
+        GG_TRY(gg_parameter_server_create(options, env, out));
+        break;
     case GG_STRATEGY_PULL_GOSSIP:
-    case GG_STRATEGY_PUSH_GOSSIP: {
-        gg_status status = check_random(options);
-        return status != GG_OK ? status : gg_random_gossip_create(options, env, out);
-    }
-    case GG_STRATEGY_OVERLAPPED_AVERAGING: {
-        gg_status status = check_sizes(options);
-        return status != GG_OK ? status : gg_overlapped_averaging_create(options, env, out);
-    }
-    case GG_STRATEGY_NO_EXCHANGE: return gg_no_exchange_create(options, env, out);
+    case GG_STRATEGY_PUSH_GOSSIP:
+        GG_TRY(check_random(options));
+        GG_TRY(gg_random_gossip_create(options, env, out));
+        break;
+    case GG_STRATEGY_OVERLAPPED_AVERAGING:
+        GG_TRY(check_sizes(options));
+        GG_TRY(gg_overlapped_averaging_create(options, env, out));
+        break;
+    case GG_STRATEGY_NO_EXCHANGE: GG_TRY(gg_no_exchange_create(options, env, out)); break;
     default:
-        return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
-                       GG_STRATEGY_COUNT);
+        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
+                       GG_STRATEGY_COUNT));
     }
+cleanup:
+    return status;
 }
 
 void gg_strategy_destroy(gg_strategy *strategy) {

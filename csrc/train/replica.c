@@ -369,7 +369,7 @@ int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->loader ? gg_load
 
 gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     gg_status status = GG_OK;
-    if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "epoch: there is no data to train on yet");
+    if (r->loader == NULL) GG_TRY(gg_fail(GG_ERROR_STATE, "epoch: there is no data to train on yet"));
     gg_loader_epoch(r->loader, epoch);
     memset(&r->counts, 0, sizeof r->counts);
     if (r->ring != NULL) {
@@ -381,7 +381,8 @@ gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     r->messages_before = r->options.transport->messages_sent;
     r->skipped_before = r->strategy->skipped;
 cleanup:
-    if (status != GG_OK) r->failed = true;
+    /* Refused for want of data, it has changed nothing. */
+    if (status != GG_OK && r->loader != NULL) r->failed = true;
     return status;
 }
 
@@ -443,7 +444,7 @@ void gg_replica_load(gg_replica *r, gg_arena which, const float *whole) { gg_str
 
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
-    if (r->loader == NULL) return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
+    if (r->loader == NULL) GG_TRY(gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet"));
     GG_TRY(gg_replica_settle(r));
     GG_TRY(gg_sample_audit_run(r->options.transport, &r->sharding, r->shard, &r->set, out));
 cleanup:

@@ -317,11 +317,14 @@ cleanup:
 }
 
 gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
+    gg_status status = GG_OK;
     /* Refused before any rank runs: ranks that fail in a run stay failed. */
     for (int i = 0; i < t->local; ++i)
         if (gg_replica_slots(t->replica[i]) < 0)
-            return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
-    return gg_team_run(t->team, trainer_audit, &(audit_call){.trainer = t, .audit = out});
+            GG_TRY(gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet"));
+    status = gg_team_run(t->team, trainer_audit, &(audit_call){.trainer = t, .audit = out});
+cleanup:
+    return status;
 }
 
 typedef struct distance_call {
