@@ -122,6 +122,46 @@ def faults(name: str, text: str) -> list[str]:
     return found
 
 
+# A comment, a string or a character of C: what is inside of them is no code.
+C_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|/\*.*?\*/|//[^\n]*', re.DOTALL)
+FALLIBLE = re.compile(
+    r"^(?:static )?(?:inline )?gg_status *\(?(\w+)\)?\([^{};]*\)\s*\{(.*?)^\}", re.MULTILINE | re.DOTALL
+)
+
+
+def early_exits(name: str, text: str) -> list[str]:
+    """The fallible functions that return a failure from their middle instead of through their one exit."""
+    code = C_TEXT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+    found = []
+    for function in FALLIBLE.finditer(code):
+        body = function.group(2)
+        for bad in re.finditer(r"if \(status != GG_OK\) return\b|\breturn gg_fail\b[^;]*;", body):
+            if bad.group().startswith("if") or body[bad.end() :].strip():
+                line = code[: function.start(2) + bad.start()].count("\n") + 1
+                found.append(f"{name}:{line}: {function.group(1)} returns a failure early; GG_TRY leaves at `cleanup`")
+    return found
+
+
+def test_one_exit():
+    found = []
+    for path in sorted((ROOT / "csrc").rglob("*.[ch]")):
+        found += early_exits(path.relative_to(ROOT).as_posix(), path.read_text())
+    assert not found, "\n".join(found)
+
+
+def test_early_exits_are_seen():
+    early = 'gg_status f(int a) {\n    if (a) return gg_fail(1, "a; }");\n    return GG_OK;\n}\n'
+    passed = (
+        "static gg_status g(void) {\n    gg_status status = f(1);\n"
+        "    if (status != GG_OK) return status;\n    return h();\n}\n"
+    )
+    macro = early.replace("f(int", "(f)(int").replace("gg_status ", "gg_status")
+    last = 'gg_status f(int a) {\n    if (!a) return GG_OK;\n    return gg_fail(1,\n        "a"); /* why */\n}\n'
+    other = early.replace("gg_status f", "static PyObject *f")
+    assert [line.split(":")[1] for line in early_exits("x.c", early + passed)] == ["2", "7"]
+    assert early_exits("x.c", macro) and not early_exits("x.c", last + other)
+
+
 def test_text():
     found = []
     for path in project_files():
