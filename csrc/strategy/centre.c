@@ -6,23 +6,23 @@
 #include "comm/collective.h"
 #include "strategy/tables.h"
 
-/* Exchanges after which the centre has a worker's weights to the rounding of float32: each sends 8 of their 24 bits. */
+/* After so many exchanges the centre equals a worker's weights to the precision of float32: each sends 8 of 24 bits. */
 #define NARROW_ROUNDS 3
-/* What the virtual clock charges a server for: message and centre are read, centre and answer written, by a modest
- * core. */
+/* The time that the virtual clock charges a server: it reads the message and the centre and writes the centre and the
+ * answer, at the bandwidth of a modest core. */
 #define MODEL_BYTES_PER_SECOND 10e9
 #define MODEL_BYTES_PER_ELEMENT 16
 
 static bool centre_trains(const gg_centre *s) { return s->head.env.transport->rank < s->workers; }
 static int first_server(const gg_centre *s) { return s->head.env.transport->size - s->servers; }
 
-/* Where the chunk's middle lies, if every server has an equal part. */
+/* The server that owns the chunk's middle, if every server owns an equal part. */
 static int server_of(const gg_centre *s, int chunk) {
     const gg_chunk *c = &s->buckets.chunk[chunk];
     return first_server(s) + (int)((c->offset + c->count / 2) * (size_t)s->servers / s->head.env.state->count);
 }
 
-/* The elements that lie on a server: chunks [*first, *end), from element *begin on. Returns how many. */
+/* The elements that a server owns: chunks [*first, *end), from element *begin on. Returns how many. */
 static size_t centre_part_of(const gg_centre *s, int server, int *first, int *end, size_t *begin) {
     *begin = 0;
     for (*first = 0; *first < s->buckets.chunk_count && server_of(s, *first) < server;) ++*first;
@@ -69,7 +69,7 @@ static size_t centre_bytes_of(const gg_centre *s, int chunk) {
 
 /* ---- the server ---- */
 
-/* worker: who asks; this rank itself: in float32. */
+/* worker: the rank that asks. If it is this rank, the exchange is in float32. */
 static gg_status centre_change(gg_centre *s, int chunk, int worker, const void *message, void *answer) {
     const gg_chunk *c = &s->buckets.chunk[chunk];
     const bool rounded = centre_narrow(s) && worker != s->head.env.transport->rank;
@@ -95,7 +95,7 @@ static gg_request *served_of(const gg_centre *s, int chunk) {
     return s->served + (size_t)(chunk - s->first_chunk) * (size_t)s->workers;
 }
 
-/* The worker whose message came first; -1: there is none. */
+/* The worker whose message arrived first; -1: none. */
 static int centre_earliest(const gg_centre *s, const gg_request *served) {
     int found = -1;
     for (int worker = 0; worker < s->workers; ++worker)
@@ -121,7 +121,7 @@ static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
     for (int worker; (worker = centre_earliest(s, served)) >= 0; *busy = true) {
         const void *message = served[worker].data;
         void *answer = room_of(s, chunk, worker);
-        bool landed = message == answer; /* it stays where it is, and the answer takes its place */
+        bool landed = message == answer; /* the answer overwrites the message in its arena */
         if (landed) GG_TRY(gg_release(transport, &served[worker]));
         GG_TRY(centre_change(s, chunk, worker, message, answer));
         if (!landed) GG_TRY(gg_release(transport, &served[worker]));
@@ -153,7 +153,7 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
         const gg_chunk *c = &s->buckets.chunk[i];
         float *message = s->message + c->offset;
         int server = server_of(s, i);
-        GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* at once: its answer has come */
+        GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* returns at once: the answer has arrived */
         if (server == transport->rank || !centre_narrow(s)) s->rule->ask(s, c->offset, c->count, message);
         else
             gg_centre_difference(s->head.env.device, c->count, 1.0f, s->head.env.state->weight + c->offset,
@@ -195,7 +195,7 @@ static void apply_answer(gg_centre *s, const gg_chunk *c, const void *answer) {
     }
 }
 
-/* Takes the answers that have come; with `wait`, all that are on the way. */
+/* Applies the answers that have arrived; with `wait`, all outstanding ones. */
 static gg_status centre_take(gg_centre *s, int bucket, bool wait) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -221,7 +221,7 @@ cleanup:
 
 /* ---- the strategy ---- */
 
-/* Every worker gives every server the weights that it begins with. */
+/* Every worker sends every server its initial weights. */
 static gg_status centre_introduce(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -238,7 +238,7 @@ cleanup:
     return gg_error_prefix(status, "the first weights of the workers: ");
 }
 
-/* The first step after settling: no worker asks before all have finished settling. */
+/* The first step after a rest: no worker asks before all ranks have come to rest. */
 static gg_status begin_together(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -262,7 +262,7 @@ gg_status gg_centre_begin(gg_strategy *strategy) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         s->waiting[bucket] = b->last_layer - b->first_layer + 1;
     }
-    /* At rest a worker's weights are what it took last; others may have been loaded since. */
+    /* At rest a worker's weights are those of its last answer, unless others have been loaded since. */
     if (s->base != NULL && !s->stepped) memcpy(s->base, state->weight, state->count * sizeof(float));
     s->stepped = s->unreported = true;
 cleanup:
@@ -301,7 +301,7 @@ gg_status gg_centre_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* Writes the centre to `out`, the same on all ranks; nothing may be on the way. */
+/* Writes the centre to `out`, the same on all ranks. No message may be in flight. */
 static gg_status centre_gather(gg_centre *s, float *out) {
     gg_status status = GG_OK;
     if (s->count > 0) memcpy(out + s->begin, s->weight, s->count * sizeof(float));
@@ -335,7 +335,7 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
         GG_TRY(centre_receive_all(s));
     }
     for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(gg_strategy_wait(strategy, &s->asked[i]));
-    /* Who has come here asks no more, and serves, in the barrier, who has not. */
+    /* A rank that is here asks no more. While it waits in the barrier it serves those that still ask. */
     double begin = gg_transport_now(transport);
     GG_TRY(gg_barrier(transport));
     gg_strategy_waited(strategy, begin);
@@ -360,7 +360,7 @@ static void centre_write_model(gg_strategy *strategy, const float *weights) {
 
 static const gg_strategy_model model = {centre_read_model, centre_write_model};
 
-/* ---- life ---- */
+/* ---- creation and destruction ---- */
 
 void gg_centre_destroy(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
@@ -448,7 +448,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     s->period = options->period;
     s->servers = options->servers;
     s->workers = gg_strategy_workers(options, env->transport->size);
-    /* Chunks small enough that each server has its part, where the model is large enough. */
+    /* Chunks are small enough that each server owns a part, if the model is large enough. */
     size_t servers = (size_t)s->servers, lanes = env->state->count / GG_LANES;
     size_t part = (lanes + servers - 1) / servers * GG_LANES * sizeof(float);
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes,

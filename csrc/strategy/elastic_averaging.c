@@ -33,7 +33,7 @@ static void elastic_take(gg_centre *s, size_t at, size_t n, const float *answer)
     gg_add_scaled(s->head.env.device, n, weight, -1.0f, answer, weight);
 }
 
-/* The answer is -s, of which no more is rounded away than the centre keeps: c and w change by the same. */
+/* The answer is -s, rounded. The centre changes by the rounded value, so c and w change by the same amount. */
 static void elastic_answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message,
                                   uint16_t *answer) {
     gg_device *device = s->head.env.device;

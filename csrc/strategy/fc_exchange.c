@@ -7,7 +7,7 @@
 #include "strategy/stream.h"
 #include "strategy/tables.h"
 
-/* The choice by bytes leaves out weights below this, for messages cost by number, too: they travel with their
+/* Weights smaller than this are not chosen, because each message has a cost besides its bytes: they are sent with their
  * neighbours. */
 #define LEAST_BYTES 65536
 
@@ -50,8 +50,8 @@ static gg_fc_slice slice_of(const gg_parameter *weight, int rank, int ranks, int
     return slice;
 }
 
-/* Whether `samples` of all ranks make the exchange of inputs and errors send fewer bytes. Both ways leave out, of what
- * there is, the p-th part that a rank need not send to itself. The same numbers on every rank. */
+/* Whether, with `samples` on all ranks together, exchanging inputs and errors sends fewer bytes. In both ways a rank
+ * does not send itself its p-th part. The result is the same on every rank. */
 static bool fc_cheaper(const gg_parameter *weight, int ranks, double samples, size_t size) {
     double values = 0;
     if (weight->count * sizeof(float) < LEAST_BYTES) return false;
@@ -75,7 +75,7 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dty
     }
 }
 
-/* ---- life ---- */
+/* ---- creation and destruction ---- */
 
 static gg_status create_one(gg_fc_exchange *x, gg_fc *fc, const gg_partition *partition) {
     gg_status status = GG_OK;

@@ -1,7 +1,7 @@
 /* GossipGraD by push-sum: the mean of the replicas is preserved although a rank may receive more, or less, than it
  * sends.
  *
- * Every rank has a scalar, 1 at first. A rank that sends gives away half of its scalar with its weights. A rank's new
+ * Every rank has a scalar, initially 1. A rank that sends, sends half of its scalar with its weights. A rank's new
  * weights are the mean of its own and of those received, each weighted by the scalar that belongs to it, where a rank's
  * own share is s/2, or s in a step in which it does not send:
  *
@@ -17,7 +17,7 @@
  * share_j * (w_j - sent). As without push-sum, staleness 0 mixes before the forward pass uses the layer, staleness 1
  * adds the same after the next update, and to moments before it.
  *
- * With a bfloat16 wire a rank gives away s/2 times its rounded weights and keeps the remainder, so that the sum of s w
+ * With a bfloat16 wire a rank sends s/2 times its rounded weights and retains the remainder, so that the sum of s w
  * is still preserved:
  *
  *     s' w' = s w - s/2 round(w) + sum of s_j/2 round(w_j),   that is
@@ -44,15 +44,14 @@ typedef struct arrivals {
 
 typedef struct gossip_push_sum {
     gg_gossip gossip;
-    int kinds;                /* of arenas that are exchanged: weights, or the moments as well */
-    int most;                 /* messages to this rank in a step, at most; at least 1 */
-    gg_stream *stream[KINDS]; /* `most` of each kind: number i receives from sender i; number 0 also sends */
-    arrivals arrivals[2];     /* of this step at `turn`, of the one before at 1 - turn */
-    const arrivals **pending; /* a bucket: what is posted and not mixed yet; NULL: nothing */
-    int *next;                /* a bucket: the first chunk that is still to be mixed (staleness 0) */
-    int turn;                 /* the snapshot arena that this step writes */
-    float
-        *rounded[KINDS]; /* what a bfloat16 snapshot says, of the elements that are worked on; NULL: float32 is sent */
+    int kinds;                     /* of arenas that are exchanged: weights, or the moments as well */
+    int most;                      /* messages to this rank in a step, at most; at least 1 */
+    gg_stream *stream[KINDS];      /* `most` of each kind: number i receives from sender i; number 0 also sends */
+    arrivals arrivals[2];          /* of this step at `turn`, of the one before at 1 - turn */
+    const arrivals **pending;      /* per bucket: messages that are posted and not mixed yet; NULL: none */
+    int *next;                     /* per bucket: the first chunk that is not mixed yet (staleness 0) */
+    int turn;                      /* the snapshot arena that this step writes */
+    float *rounded[KINDS];         /* the current elements of a bfloat16 snapshot, in float32; NULL: float32 is sent */
     double *scalar, *scalar_after; /* of all ranks, before step scalar_step and after it */
     int64_t scalar_step;
 } gossip_push_sum;
@@ -99,7 +98,7 @@ static gg_status push_sum_begin(gg_strategy *strategy) {
 
 /* ---- mixing ---- */
 
-/* Before a mix, while the arena is what was sent: the rounding that a bfloat16 wire left behind. */
+/* Adds the rounding error of a bfloat16 wire, before a mix, while the arena still equals what was sent. */
 static void keep_rounding(gossip_push_sum *g, const arrivals *in, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
     for (int kind = 0; kind < g->kinds && g->gossip.options.wire == GG_BFLOAT16; ++kind) {
@@ -111,7 +110,7 @@ static void keep_rounding(gossip_push_sum *g, const arrivals *in, const gg_chunk
     }
 }
 
-/* Mixes what has come for a piece of a chunk into the arena. */
+/* Mixes what has arrived for a piece of a chunk into the arena. */
 static void push_sum_mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
     const gg_dtype wire = g->gossip.options.wire;
@@ -131,7 +130,7 @@ cleanup:
     return status;
 }
 
-/* Mixes the next chunk of a bucket, all of which has arrived; the arena is what was sent. */
+/* Mixes the next chunk of a bucket, which is complete. The arena equals what was sent. */
 static gg_status push_sum_mix_next(gossip_push_sum *g, int bucket) {
     const arrivals *in = g->pending[bucket];
     int chunk = g->next[bucket]++;
@@ -193,8 +192,8 @@ cleanup:
 
 /* ---- update and send ---- */
 
-/* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any
- * more, and what is mixed in with the update must have arrived. */
+/* Before the first update of a bucket in a step: waits until no partner reads the snapshot that will be written, and
+ * until the messages that the update mixes in are complete. */
 static gg_status push_sum_prepare(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     for (int kind = 0; kind < g->kinds; ++kind) GG_TRY(gg_stream_wait_sent(g->stream[kind], bucket, g->turn));
@@ -203,7 +202,7 @@ cleanup:
     return status;
 }
 
-/* Updates a piece of a layer that lies within one chunk, and takes its snapshot. */
+/* Updates a piece of a layer that lies within one chunk, and writes its snapshot. */
 static void push_sum_update(gossip_push_sum *g, int bucket, int chunk, const gg_chunk *piece) {
     gg_strategy *strategy = &g->gossip.head;
     gg_device *device = strategy->env.device;
@@ -220,7 +219,7 @@ static void push_sum_update(gossip_push_sum *g, int bucket, int chunk, const gg_
     }
 }
 
-/* After the last update of a bucket in a step: what was mixed in is let go, and the new snapshot is sent. */
+/* After the last update of a bucket in a step: releases the messages that were mixed in and sends the new snapshot. */
 static gg_status push_sum_finish(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
@@ -260,7 +259,7 @@ static gg_status push_sum_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* What was sent is still in the arena: no update has come between. */
+/* The arena still equals what was sent: there was no update in between. */
 static gg_status push_sum_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_push_sum *g = (gossip_push_sum *)strategy;
@@ -270,7 +269,7 @@ cleanup:
     return status;
 }
 
-/* ---- life ---- */
+/* ---- creation and destruction ---- */
 
 static void push_sum_destroy(gg_strategy *strategy) {
     gossip_push_sum *g = (gossip_push_sum *)strategy;
@@ -295,8 +294,7 @@ static void push_sum_destroy(gg_strategy *strategy) {
 static const gg_strategy_table table = {"gossipgrad",  push_sum_begin, push_sum_need,   push_sum_ready,
                                         push_sum_poll, push_sum_end,   push_sum_settle, push_sum_destroy};
 
-/* What does not reach every rank cannot make a common mean, and the scalar of a rank that never receives goes to 0.
- */
+/* Without a path between all ranks there is no common mean, and the scalar of a rank that never receives goes to 0. */
 static gg_status check_reach(gg_schedule *schedule) {
     gg_status status = GG_OK;
     int64_t steps;

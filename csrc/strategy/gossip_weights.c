@@ -4,17 +4,18 @@
  * Weights and moments are private and updated in place. The update streams a snapshot of them past the cache into
  * message memory, where partners read it: to write private memory again stays as cheap as without exchange, while lines
  * that another core has read would cost several times more. Nothing is copied afterwards, and a snapshot in flight is
- * never written: a stream has two arenas that take turns.
+ * never written: a stream alternates between two arenas.
  *
- *   staleness 0   when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the
- * layer. staleness 1   the next update adds (received - w)/2 in the same pass, where w is still what was sent: the
- * exchange hides behind a whole step.
+ * - Staleness 0: when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the
+ *   layer.
+ * - Staleness 1: the next update adds (received - w)/2 in the same pass, where w still equals what was sent. The
+ *   exchange overlaps with a whole step.
  *
  * Moments, which only updates need, are at either staleness mixed by the next update, before it uses them: no pass of
  * their own.
  *
  * With a bfloat16 wire the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed since its
- * snapshot was taken, so rounding it again gives what was sent without reading it. */
+ * snapshot was written, so rounding it again gives what was sent without reading it. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -80,8 +81,7 @@ cleanup:
     return status;
 }
 
-/* Mixes what is pending of a bucket. Between waits it mixes what weights have come of others, which are then out of the
- * way. */
+/* Mixes what is pending of a bucket. While it waits, it mixes weights of other buckets that have arrived. */
 static gg_status gossip_weights_complete(gossip_weights *g, exchanged *part, int bucket) {
     gg_status status = GG_OK;
     GG_TRY(gossip_weights_advance(g, part, bucket));
@@ -114,8 +114,8 @@ cleanup:
     return status;
 }
 
-/* Before the first update of a bucket in a step: the snapshot that is to be written must not be read by a partner any
- * more, and what the update works on or mixes in must have arrived. */
+/* Before the first update of a bucket in a step: waits until no partner reads the snapshot that will be written, and
+ * until everything that the update reads or mixes in has arrived. */
 static gg_status gossip_weights_prepare(gossip_weights *g, int bucket) {
     gg_status status = GG_OK;
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_sent(&g->part[i].stream, bucket, g->turn));
@@ -130,7 +130,7 @@ cleanup:
     return status;
 }
 
-/* The halves mix is for comparison and takes passes of its own. */
+/* The mix by halves exists for comparison and is a separate pass. */
 static void update_halves(gossip_weights *g, gg_update_args *args) {
     gg_device *device = g->gossip.head.env.device;
     float *own[PARTS] = {args->weight, args->momentum, args->square};
@@ -179,7 +179,7 @@ static void gossip_weights_update(gossip_weights *g, int chunk, const gg_chunk *
     else env->device->table->update(env->device, &args);
 }
 
-/* After the last update of a chunk in a step: what was mixed in is let go, and the new snapshot is sent. */
+/* After the last update of a chunk in a step: releases the message that was mixed in and sends the new snapshot. */
 static gg_status gossip_weights_finish(gossip_weights *g, int bucket, int chunk) {
     gg_status status = GG_OK;
     gg_gossip *gossip = &g->gossip;
@@ -219,14 +219,14 @@ static gg_status gossip_weights_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* Mixes what is pending into the private arenas, whose values are still those that were sent. */
+/* Mixes what is pending into the private arenas, which still equal what was sent. */
 static gg_status gossip_weights_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
     for (int i = 0; i < g->parts; ++i)
         for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
             GG_TRY(gossip_weights_complete(g, &g->part[i], bucket));
-    /* All that we received is let go, and so do the partners with what we sent: nobody waits in a circle. */
+    /* Every rank releases all that it received before it waits for what it sent, so no ranks wait in a circle. */
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_all_sent(&g->part[i].stream));
 cleanup:
     return status;

@@ -1,20 +1,21 @@
-/* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights and keeps the
- * optimiser's state of those alone (Lee, Agrawal, Balaprakash, Choudhary, Liao 2018).
+/* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights and stores
+ * the optimiser's state of those slices only (Lee, Agrawal, Balaprakash, Choudhary, Liao 2018).
  *
- *   backward      when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i
- *   owner         when all ranks' parts of its slice are there: adds them in the order of ranks, updates the slice,
- * sends it to all next forward  waits for the weights of a bucket when it needs one of its layers
+ * - Backward: when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i.
+ * - Owner: when all ranks' parts of its slice have arrived, it adds them in the order of ranks, updates the slice and
+ *   sends it to all.
+ * - Next forward: waits for the weights of a bucket when it needs one of its layers.
  *
  * Of linear layers where that is cheaper, ranks exchange inputs and errors instead of the weight's gradient
  * (fc_exchange.h):
  *
- *   forward       every rank sends the layer's input to all
- *   backward      it leaves the weight's gradient out, and sends each rank the errors of the outputs in its slice
- *   owner         computes its slice of every rank's gradient itself, and goes on as above
+ * - Forward: every rank sends the layer's input to all.
+ * - Backward: it does not compute the weight's gradient, and sends each rank the errors of the outputs in its slice.
+ * - Owner: computes its slice of every rank's gradient itself, and continues as above.
  *
- * Sums and updates are those of AllReduce, element by element, so the bits are the same, with and without overlap. What
- * is ours and not the paper's: chunks, small layers joined to buckets, slices of uneven size for any number of ranks,
- * and that linear layers are cut by outputs, for a slice of the weight (out, in) is a run of rows then.
+ * Sums and updates are those of AllReduce, element by element, so the bits are the same, with and without overlap. The
+ * following is not in the paper: chunks, small layers joined into buckets, slices of uneven size for any number of
+ * ranks, and that linear layers are cut by outputs, for a slice of the weight (out, in) is a run of rows then.
  *
  * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has
  * all its weights may be written by the next backward pass. They read updated weights from a snapshot which the update
@@ -31,8 +32,8 @@
 #include "strategy/stream.h"
 #include "strategy/tables.h"
 
-/* How far a chunk is: its gradients are under way, its own slice is updated but not sent yet, its weights are under
- * way. */
+/* The state of a chunk: its gradients are in flight, its own slice is updated but not sent yet, its weights are in
+ * flight. */
 typedef enum stage { IDLE = 0, REDUCING, UPDATED, GATHERING } stage;
 
 /* Its requests, of each kind one a peer. */
@@ -44,19 +45,18 @@ typedef struct chunk_state {
     int next; /* the peer whose message the stage waits for, counted from this rank; the number of ranks: none */
 } chunk_state;
 
-/* What the trace records of a bucket's gradients, or of its weights: chunks go out, arrive and are through in any
- * order.
+/* What the trace records of a bucket's gradients, or of its weights. Chunks are sent, arrive and complete in any order.
  */
 typedef struct passage {
     double sent;    /* the first chunk; 0: none */
     double arrived; /* the last message so far */
-    int left;       /* chunks that are not through */
+    int left;       /* chunks that are not complete */
 } passage;
 
 typedef struct bucket_state {
     int waiting;   /* layers whose gradient is not final yet in this step */
     int64_t polls; /* how many there had been when its gradients were sent */
-    int64_t step;  /* of the exchange under way */
+    int64_t step;  /* of the exchange in flight */
     passage gradients, weights;
 } bucket_state;
 
@@ -90,7 +90,7 @@ static gg_status at_chunk(const overlapped_averaging *s, int chunk, gg_status st
     return gg_strategy_at(&s->head, layer >= 0 ? layer : b->first_layer, layer >= 0 ? layer : b->last_layer, status);
 }
 
-/* Where element `at` of the gradients lies as it travels. */
+/* The address of element `at` of the gradients in the memory that is sent. */
 static void *overlapped_gradient_at(const overlapped_averaging *s, size_t at) {
     return s->wire != NULL ? (void *)(s->wire + at) : (void *)(s->head.env.state->gradient + at);
 }
@@ -145,7 +145,7 @@ static void overlapped_depart(const overlapped_averaging *s, passage *one) {
     if (s->head.env.trace != NULL && one->sent == 0) one->sent = gg_transport_now(s->head.env.transport);
 }
 
-/* Chunks that one rank keeps go out in the order of those ranks, from the next one on: not all send to one. */
+/* Chunks with one owner are sent in the order of the owners, from the next rank on, so that not all send to one. */
 static gg_status overlapped_start(overlapped_averaging *s, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &s->buckets.bucket[bucket];
@@ -163,7 +163,7 @@ cleanup:
 }
 
 /* The optimiser's step on an own slice, which it also writes to the snapshot. The optimiser's arenas hold own slices
- * alone: the slice is a state of its own. */
+ * only, so the slice is a separate state. */
 static void overlapped_update(overlapped_averaging *s, const gg_part *own) {
     const gg_strategy_env *env = &s->head.env;
     const gg_state *state = env->state;
@@ -208,7 +208,8 @@ static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part
     }
 }
 
-/* All parts of a chunk's own slice are there, or what they are made of: adds them and updates the slice. */
+/* All parts of a chunk's own slice, or the inputs and errors to compute them, have arrived: adds them and updates the
+ * slice. */
 static gg_status add_and_update(overlapped_averaging *s, int chunk) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
@@ -257,7 +258,7 @@ static int64_t overlapped_bytes_of(const overlapped_averaging *s, const gg_bucke
     return bytes;
 }
 
-/* A chunk's gradients, or weights, are through; those of a bucket are with its last one. */
+/* A chunk's gradients, or weights, are complete. Those of a bucket are complete with its last chunk. */
 static void overlapped_land(overlapped_averaging *s, int bucket, bool gradients) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     bucket_state *state = &s->bucket[bucket];
@@ -273,7 +274,7 @@ static void overlapped_land(overlapped_averaging *s, int bucket, bool gradients)
                                                     .bytes = overlapped_bytes_of(s, b, gradients)});
 }
 
-/* Goes on with what the chunk's stage waits for, until all is there or, without `wait`, until something is not. */
+/* Processes the messages of the chunk's stage, until all are complete or, without `wait`, until one is not. */
 static gg_status overlapped_arrive(overlapped_averaging *s, int chunk, bool wait, bool *all) {
     gg_status status = GG_OK;
     chunk_state *c = &s->chunk[chunk];
@@ -381,15 +382,16 @@ static gg_status overlapped_ready(gg_strategy *strategy, int layer) {
     return --s->bucket[bucket].waiting == 0 && s->overlap ? overlapped_start(s, bucket) : GG_OK;
 }
 
-/* Gradients that were sent before the last poll and are not here yet tell that the network is busy with them. */
+/* If gradients that were sent before the last poll have not arrived yet, the network is busy with them. */
 static bool network_is_busy(const overlapped_averaging *s) {
     for (int i = 0; i < s->buckets.chunk_count; ++i)
         if (s->chunk[i].stage == REDUCING && s->bucket[s->chunk[i].bucket].polls + 1 < s->polls) return true;
     return false;
 }
 
-/* The front first, whose weights are needed first. While gradients fill the network, weights that are sent would only
- * delay them and weights needed sooner: they are held, at most to the end of the step. */
+/* The first layers come first, for their weights are needed first. While gradients fill the network, sending weights
+ * would only delay the gradients and weights that are needed sooner: they are held back, at most to the end of the
+ * step. */
 static gg_status overlapped_poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
@@ -429,7 +431,7 @@ cleanup:
     return status;
 }
 
-/* Afterwards peers read nothing of this rank's any more. */
+/* Afterwards no peer reads this rank's memory. */
 static gg_status overlapped_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
@@ -495,7 +497,7 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof *s->bucket, "states of buckets", &s->bucket));
     GG_TRY(gg_calloc(p, sizeof *s->source, "sources", &s->source));
     GG_TRY(gg_calloc(chunks * KINDS * p, sizeof *s->request, "requests", &s->request));
-    /* One size on all ranks: message memory wants it so, and then every rank or none has an arena. */
+    /* The size is the same on all ranks: message memory requires it, and so every rank or none has an arena. */
     env->state->owned = s->partition.most;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     s->size = gg_dtype_size(options->wire);

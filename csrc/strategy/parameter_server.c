@@ -1,10 +1,10 @@
-/* ParameterServer: Downpour. A worker trains alone. After each step t with (t + 1) % period == 0, and when it settles,
- * it sends the servers the change of its weights since the last answer, d = w - base. The centre adds it, c += d, and
- * the worker continues with the centre's weights, w = c. The local step, momentum included, is the optimiser's; the
+/* ParameterServer: Downpour. A worker trains alone. After each step t with (t + 1) % period == 0, and when it comes to
+ * rest, it sends the servers the change of its weights since the last answer, d = w - base. The centre adds it, c += d,
+ * and the worker continues with the centre's weights, w = c. The local step, momentum included, is the optimiser's; the
  * momentum stays with its worker.
  *
- * With bfloat16 on the wire d is rounded, and so is the answer, c - (base + d). What both roundings lose stays in w -
- * base and is part of the next message. So c is always its first value plus all that was sent, and w - base is what is
+ * With bfloat16 on the wire d is rounded, and so is the answer, c - (base + d). The rounding errors of both stay in w -
+ * base and are part of the next message. So c is always its first value plus all that was sent, and w - base is what is
  * still to be sent. */
 #include <string.h>
 

@@ -1,22 +1,23 @@
 /* PullGossip and PushGossip: after its update a rank draws another rank and averages with it. No rank waits for another
  * one in a step.
  *
- *   push   the new weights are sent to the drawn rank, which mixes, at the end of each step, all that has arrived
- * whole. pull   the drawn rank is asked, and sends what it published last: its weights after its last update. It
- * answers in its polls.
+ * - Push: the new weights are sent to the drawn rank. At the end of each step a rank mixes all complete messages.
+ * - Pull: the drawn rank is asked for its weights and sends the last snapshot that it published, that is its weights
+ *   after its last update. It answers while it polls.
  *
  * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1. With push_sum
  * a rank that sends gives away half of its mass with its weights, so that the sum of mass*w over the ranks and over all
- * messages in flight is preserved. At settling the masses become 1 again: all replicas are shifted by one vector, so
- * that their plain mean is what the weighted mean was.
+ * messages in flight is preserved. When the run comes to rest the masses become 1 again: all replicas are shifted by
+ * one vector, so that their plain mean is what the weighted mean was.
  *
  * The update of a layer writes a copy to a snapshot in message memory, which is not written again before all its
- * readers have finished. Where a partner lags, so that no snapshot is free or its last messages are unread, an exchange
+ * readers have finished. If a partner lags, so that no snapshot is free or its last messages are unread, the exchange
  * is skipped and counted.
  *
  * Which rank sends to which, and when, is not known beforehand. So every rank has a receive posted for small notes from
- * every other rank, and posts the receives of weights only when a note announces them. Settling ends with a note to
- * every rank that says how many messages were sent to it, so that nothing is lost and nothing is left in flight. */
+ * every other rank, and posts the receives of weights only when a note announces them. Before a run comes to rest,
+ * every rank sends every other rank a note with the number of messages that it has sent there, so that no message is
+ * lost or left in flight. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -26,12 +27,11 @@
 #include "strategy/tables.h"
 
 enum {
-    SNAPSHOTS = 4,  /* two for the one that is written and the one before it, and two that a rank that lags may keep */
-    DELIVERIES = 8, /* snapshots on their way to somebody */
-    QUESTIONS = 4,  /* pulls that are not answered yet: an answer takes a step or so */
-    PEER_LIMIT = 2, /* pushes to one rank, or questions, that it has not dealt with */
-    ARRIVALS =
-        4, /* messages that come in at the same time, each with a landing arena; one for each question at least */
+    SNAPSHOTS = 4,  /* one being written, the one before it, and two that a slow rank may still be reading */
+    DELIVERIES = 8, /* snapshots in flight */
+    QUESTIONS = 4,  /* outstanding pulls: an answer arrives after about one step */
+    PEER_LIMIT = 2, /* pushes or pulls to one rank that it has not processed yet */
+    ARRIVALS = 4,   /* messages received at a time, each with a landing arena; at least one per outstanding pull */
     TAG_NOTE = GG_TAG_USER,
     TAG_CHUNK
 };
@@ -59,7 +59,7 @@ typedef struct delivery {
 typedef struct arrival {
     bool active;
     int peer;
-    int next;                        /* the first chunk that has perhaps not arrived yet; the number of chunks: whole */
+    int next; /* the first chunk that may not have arrived yet; the number of chunks: the message is complete */
     double mass, announced, arrived; /* the latter two: when, for the trace */
     void *landing;
     gg_request *chunk;
@@ -76,8 +76,8 @@ typedef struct question {
 typedef struct peer_state {
     gg_request heard, done_sent;
     note landing, done_note;
-    bool done;      /* it has sent DONE, and will send nothing but answers */
-    int unanswered; /* questions to it, to which no answer is announced */
+    bool done;      /* it has sent DONE, and will only answer pulls from then on */
+    int unanswered; /* pulls sent to it whose answer is not announced yet */
     int64_t pushed; /* messages to it since the last settling */
     int64_t
         awaited; /* messages that its DONE counts and that have not arrived, less those that arrived before its DONE */
@@ -110,7 +110,7 @@ static size_t chunk_bytes(const random_gossip *s, int chunk) {
     return s->cut.chunk[chunk].count * gg_dtype_size(s->wire);
 }
 
-/* Where element `offset` of the weights lies in an arena of what travels. */
+/* The address of element `offset` of the weights in an arena of the wire's type. */
 static void *random_gossip_travelling(const random_gossip *s, void *arena, size_t offset) {
     return (char *)arena + offset * gg_dtype_size(s->wire);
 }
@@ -132,7 +132,7 @@ static int draw_partner(const random_gossip *s) {
     return drawn + (drawn >= transport->rank);
 }
 
-/* Nobody reads it, and nobody may ask for it. */
+/* No rank reads the snapshot, and none may still ask for it. */
 static int free_snapshot(const random_gossip *s) {
     bool in_use[SNAPSHOTS] = {false};
     if (s->published >= 0) in_use[s->published] = true;
@@ -143,7 +143,7 @@ static int free_snapshot(const random_gossip *s) {
     return -1;
 }
 
-/* Whether a rank has still to deal with what was sent to it before. */
+/* Whether a rank has not yet processed the messages that were sent to it before. */
 static bool random_gossip_lags(const random_gossip *s, int peer) {
     int left = 0;
     for (int i = 0; !s->pulls && i < DELIVERIES; ++i) left += s->delivery[i].active && s->delivery[i].peer == peer;
@@ -151,9 +151,9 @@ static bool random_gossip_lags(const random_gossip *s, int peer) {
     return left >= PEER_LIMIT;
 }
 
-/* ---- what goes out ---- */
+/* ---- sending ---- */
 
-/* Chunk i of what travels, in float32. */
+/* Chunk i of a message, in float32. */
 static const float *random_gossip_widened(random_gossip *s, const void *travelled, int i) {
     gg_device *device = s->head.env.device;
     if (s->wire == GG_FLOAT32) return travelled;
@@ -161,8 +161,8 @@ static const float *random_gossip_widened(random_gossip *s, const void *travelle
     return s->wide;
 }
 
-/* Gives half of the mass away with a snapshot. What rounding has changed in it stays here, so that the sum of mass*w is
- * kept: m*w = m/2*(2*w - rounded w) + m/2*(rounded w). */
+/* Sends half of the mass with a snapshot. The rounding error of the snapshot stays here, so that the sum of mass*w is
+ * preserved: m*w = m/2*(2*w - rounded w) + m/2*(rounded w). */
 static void give_half(random_gossip *s, int snapshot) {
     const gg_strategy_env *env = &s->head.env;
     static const float scale[2] = {2, -1};
@@ -177,7 +177,7 @@ static void give_half(random_gossip *s, int snapshot) {
     }
 }
 
-/* Starts to send a snapshot. *done false: too much is under way. */
+/* Starts to send a snapshot. *done is false if too many messages are in flight. */
 static gg_status random_gossip_deliver(random_gossip *s, int peer, int snapshot, bool *done) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -223,9 +223,9 @@ cleanup:
     return status;
 }
 
-/* ---- what comes in ---- */
+/* ---- receiving ---- */
 
-/* Makes room for announced weights. *done false: there is none now. */
+/* Reserves a landing arena for announced weights. *done is false if none is free now. */
 static gg_status random_gossip_accept(random_gossip *s, int peer, double mass, bool *done) {
     gg_status status = GG_OK;
     arrival *a = s->arrival;
@@ -244,8 +244,8 @@ cleanup:
     return status;
 }
 
-/* Mass that is given away must go with the weights that it counts for, so with push_sum a snapshot that is no longer
- * the weights waits for the next one. */
+/* Mass must be sent with the weights that it belongs to. So with push_sum a snapshot that is older than the weights is
+ * not sent: the pull waits for the next snapshot. */
 static gg_status random_gossip_answer(random_gossip *s, int peer, bool *done) {
     *done = false;
     if (s->published < 0 || (s->push_sum && !s->fresh)) return GG_OK;
@@ -260,7 +260,7 @@ static gg_status random_gossip_look(random_gossip *s, gg_request *request, bool 
     return status;
 }
 
-/* Notes of one rank, in their order: one that cannot be followed now stays, and those behind it. */
+/* Processes the notes of one rank in order. If one cannot be processed now, it and all later ones stay queued. */
 static gg_status random_gossip_hear(random_gossip *s, int peer, bool *moved) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -287,7 +287,7 @@ cleanup:
     return status;
 }
 
-/* A message is whole: one less to wait for. */
+/* A message is complete: one fewer is outstanding. */
 static void random_gossip_arrived(random_gossip *s, arrival *a) {
     a->arrived = gg_transport_now(s->head.env.transport);
     s->peer[a->peer].awaited -= !s->pulls;
@@ -310,7 +310,7 @@ cleanup:
     return status;
 }
 
-/* Tests all that is under way, and goes on with it. */
+/* Tests all messages in flight and processes those that are complete. */
 static gg_status random_gossip_advance(random_gossip *s, bool *moved) {
     gg_status status = GG_OK;
     for (int peer = 0; peer < s->head.env.transport->size; ++peer) {
@@ -340,7 +340,7 @@ cleanup:
     return status;
 }
 
-/* Mixes all that has arrived whole. */
+/* Mixes all complete messages. */
 static gg_status random_gossip_mix(random_gossip *s, bool *moved) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
@@ -378,7 +378,7 @@ static gg_status random_gossip_begin(gg_strategy *strategy) {
     random_gossip *s = (random_gossip *)strategy;
     s->chosen = false;
     s->writing = s->partner = -1;
-    if (s->wire != GG_FLOAT32) s->fresh = false; /* to give mass changes the weights: not from the forward pass on */
+    if (s->wire != GG_FLOAT32) s->fresh = false; /* sending mass changes the weights: not from the forward pass on */
     if (strategy->env.transport->size == 1 || s->listens) return GG_OK;
     s->listens = true;
     for (int peer = 0; peer < strategy->env.transport->size; ++peer) {
@@ -400,7 +400,7 @@ cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
 
-/* As late as may be: just before the first update of the step. */
+/* As late as possible: just before the first update of the step. */
 static gg_status random_gossip_choose(random_gossip *s) {
     gg_status status = GG_OK;
     bool moved = false;
@@ -464,14 +464,14 @@ cleanup:
     return status;
 }
 
-/* Whom it has asked and has no whole answer of; -1: nobody. */
+/* A rank whose answer to a pull is not complete yet; -1: none. */
 static int random_gossip_asked(const random_gossip *s) {
     for (int i = 0; i < QUESTIONS; ++i)
         if (s->question[i].open || s->question[i].asked.state != GG_REQUEST_IDLE) return s->question[i].peer;
     return -1;
 }
 
-/* A rank from which something is still to come, or that has still to take something; -1: nobody. */
+/* A rank with an outstanding message to or from this one; -1: none. */
 static int random_gossip_missing(const random_gossip *s) {
     if (random_gossip_asked(s) >= 0) return random_gossip_asked(s);
     for (int i = 0; i < s->head.env.transport->size; ++i) {
@@ -483,7 +483,7 @@ static int random_gossip_missing(const random_gossip *s) {
     return -1;
 }
 
-/* With push_sum, publishes the weights as they are, if somebody may ask for them. */
+/* With push_sum, publishes the current weights if a rank may still pull them. */
 static void random_gossip_refresh(random_gossip *s) {
     const gg_state *state = s->head.env.state;
     int snapshot = s->pulls && s->push_sum && !s->fresh ? free_snapshot(s) : -1;
@@ -494,7 +494,7 @@ static void random_gossip_refresh(random_gossip *s) {
     s->fresh = true;
 }
 
-/* Makes every mass 1: w += (1/p) * sum over the ranks of (mass - 1)*w, on all alike. */
+/* Makes every mass 1: w += (1/p) * sum over the ranks of (mass - 1)*w, the same on all ranks. */
 static gg_status even_out(random_gossip *s) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
@@ -512,8 +512,8 @@ cleanup:
     return status;
 }
 
-/* Goes on serving the others until all have made their last step and nothing is under way. A rank that pulls says that
- * it is done when it has its answers: who has heard that of all will not be asked again. */
+/* Serves the other ranks until all have made their last step and no message is in flight. A rank sends DONE when all of
+ * its pulls are answered, so a rank that has DONE of all others will not be asked again. */
 static gg_status random_gossip_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
@@ -551,7 +551,7 @@ cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
 
-/* ---- life ---- */
+/* ---- creation and destruction ---- */
 
 static void random_gossip_destroy(gg_strategy *strategy) {
     random_gossip *s = (random_gossip *)strategy;
@@ -582,7 +582,7 @@ static void random_gossip_destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-/* What only an exchange needs. */
+/* Allocates what only an exchange needs. */
 static gg_status create_exchange(random_gossip *s, const gg_strategy_options *options, const gg_strategy_env *env) {
     gg_status status = GG_OK;
     size_t ranks = (size_t)env->transport->size, count = env->state->count, bytes = count * gg_dtype_size(s->wire),
@@ -600,7 +600,7 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->delivery[i].chunk));
     for (int i = 0; i < ARRIVALS; ++i) {
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->arrival[i].chunk));
-        /* Not cleared: where messages are read in place, it never takes real memory. */
+        /* Not cleared: where messages are read in place, its pages are never touched and use no physical memory. */
         GG_TRY(gg_alloc(bytes, "landing arena", &s->arrival[i].landing));
     }
     if (!s->push_sum) goto cleanup;

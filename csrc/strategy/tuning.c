@@ -6,11 +6,11 @@
 #include "strategy/buckets.h"
 
 #define KIB ((size_t)1 << 10)
-#define GAIN 0.95 /* of the default sizes' step: what is not shorter than that is not chosen */
+#define GAIN 0.95 /* as a part of the default sizes' step: sizes must make the step shorter than that to be chosen */
 #define STREAMS 4 /* of chunks with tags of their own, at most */
 
-/* Using what has come takes so many times one reading of it: it is mixed into or added to something that is read and
- * written. */
+/* The time to use a received message, in units of the time to read it once: it is mixed into, or added to, memory that
+ * is read and written. */
 #define USE_READS 2
 
 typedef struct model {
@@ -61,8 +61,8 @@ static double elements_of(const gg_buckets *buckets, const gg_bucket *bucket) {
 }
 
 /* When the backward pass is over at `clock`, and the link, busy until `wire` with the first halves of the reductions.
- * The second halves of those that were there before have been sent in polls. The others go one after the other, because
- * who waits for one does not look at the next, and behind all first halves. */
+ * The second halves of those that were there before have been sent in polls. The others are sent one after the
+ * other, after all first halves, because a rank that waits for one does not poll the next. */
 static double finish_all(const model *m, const gg_buckets *buckets, const double *there, double clock, double wire) {
     double end = clock;
     for (int b = buckets->count - 1; b >= 0; --b) {
@@ -76,7 +76,7 @@ static double finish_all(const model *m, const gg_buckets *buckets, const double
 }
 
 /* Seconds from the start of the backward pass until the next forward pass is over, where computing takes `pace` times
- * what is given. `there`: room for a number a bucket. */
+ * the given seconds. `there`: scratch memory, one number per bucket. */
 static double tuning_foresee(const model *m, double pace, const gg_buckets *buckets, double *there) {
     const int layers = gg_graph_layers(m->graph);
     const double quicker = fmin(m->link.byte, USE_READS * m->link.read);
@@ -102,8 +102,7 @@ static double tuning_foresee(const model *m, double pace, const gg_buckets *buck
     return fmax(clock, sent);
 }
 
-/* The steps that computing in full, and in the least time, make; INFINITY: there would be more chunks than
- * there are tags. */
+/* The seconds of a step with the full and with the least computing time; INFINITY: more chunks than tags. */
 static gg_status tuning_judge(const model *m, size_t bucket_bytes, size_t chunk_bytes, double *there,
                               double seconds[2]) {
     gg_status status = GG_OK;

@@ -10,10 +10,10 @@
 #include "cpu/cpu_backend.h"
 #include "train/plans.h"
 
-/* What the virtual clock charges for arithmetic when nothing else is said: a modest core. */
+/* The rate at which the virtual clock charges arithmetic by default: that of a modest core. */
 #define MODEL_FLOPS_PER_SECOND 50e9
-/* Sizes are tuned before it is known how large batches are: as large as this, or of as few samples as take so small a
- * part of its time. */
+/* Sizes are tuned before the batch size is known. It is assumed to be this, or so few samples that they need no more
+ * than this part of its time. */
 #define USUAL_BATCH 64
 #define LEAST (1.0 / 64)
 
@@ -38,7 +38,7 @@ struct gg_replica {
     gg_dataset set;
     gg_sharding sharding;  /* of the set, over the workers */
     int64_t *shard_counts; /* of the sharding where ranks bring their own samples */
-    gg_shard_copy *shard;  /* with its ring: where samples are shuffled among several ranks */
+    gg_shard_copy *shard;  /* used with the ring, if samples are shuffled among several ranks */
     gg_sample_ring *ring;
     int64_t batch;         /* samples of the step under way */
     double charged;        /* of the backward pass of the layer under way, to the virtual clock */
@@ -52,7 +52,7 @@ struct gg_replica {
 
     int workers; /* the first ranks, which train */
     gg_allreduce *averaging;
-    float *consensus;   /* message memory; made on first use */
+    float *consensus;   /* message memory, allocated on first use */
     float *equal_share; /* of each worker */
 };
 
@@ -74,7 +74,7 @@ static void replica_record(gg_replica *r, const char *name, double begin, int in
                                             .index = index});
 }
 
-/* Counts what has gone by since `begin` as spent on data; the trace shows the same. */
+/* Counts the time since `begin` as spent on data; the trace shows the same. */
 static void spent_on_data(gg_replica *r, const char *name, double begin) {
     double end = gg_transport_now(r->options.transport);
     r->counts.data_seconds += end - begin;
@@ -101,7 +101,8 @@ static gg_status on_need(void *context, int layer) {
     gg_status status = GG_OK;
     gg_replica *r = context;
     GG_TRY(r->strategy->table->need(r->strategy, layer));
-    if (r->trace != NULL) r->node_begin = gg_transport_now(r->options.transport); /* waiting is no computing */
+    if (r->trace != NULL)
+        r->node_begin = gg_transport_now(r->options.transport); /* waiting does not count as computing */
     GG_TRY(gg_transport_compute(r->options.transport, replica_modelled(r, layer)));
 cleanup:
     return status;
@@ -119,8 +120,8 @@ cleanup:
     return status;
 }
 
-/* The error is there when half of the layer's backward pass is done: what is left is the gradient of some rank's part
- * of the weight. */
+/* The error is complete after half of the layer's backward pass. The other half is the gradient of some rank's part of
+ * the weight. */
 static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     gg_status status = GG_OK;
     gg_replica *r = context;
@@ -328,7 +329,7 @@ cleanup:
 gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_options *data) {
     gg_status status = GG_OK;
     gg_transport *transport = r->options.transport;
-    /* Who only serves keeps the books of rank 0. */
+    /* A rank that only serves has the sharding of rank 0. */
     gg_loader_options options = {.rank = replica_trains(r) ? transport->rank : 0,
                                  .batch = data->batch,
                                  .shuffle = data->shuffle,
@@ -358,7 +359,7 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_o
     for (int64_t t = 0; replica_trains(r) && t < gg_loader_steps(r->loader); ++t)
         GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
 cleanup:
-    if (status != GG_OK) { /* nobody trains on a part of it; what is collective goes with the replica */
+    if (status != GG_OK) { /* no rank trains with a part of it; collective resources are freed with the replica */
         gg_loader_destroy(r->loader);
         r->loader = NULL;
     }
@@ -381,7 +382,7 @@ gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     r->messages_before = r->options.transport->messages_sent;
     r->skipped_before = r->strategy->skipped;
 cleanup:
-    /* Refused for want of data, it has changed nothing. */
+    /* An epoch that is refused for lack of data has changed nothing. */
     if (status != GG_OK && r->loader != NULL) r->failed = true;
     return status;
 }
@@ -411,7 +412,7 @@ gg_status gg_replica_end_epoch(gg_replica *r) {
     return status;
 }
 
-/* ---- settled ---- */
+/* ---- at rest ---- */
 
 static gg_status settle_samples(gg_replica *r) {
     gg_status status = GG_OK;
@@ -467,7 +468,7 @@ gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status)
     return gg_error_prefix(status, "step %lld, %s: ", (long long)r->state.step, what);
 }
 
-/* Room for the consensus model; made on first use. */
+/* Memory for the consensus model, allocated on first use. */
 static gg_status make_consensus(gg_replica *r) {
     gg_status status = GG_OK;
     if (r->averaging != NULL) return GG_OK;
@@ -570,7 +571,7 @@ cleanup:
     return status;
 }
 
-/* ---- life ---- */
+/* ---- creation and destruction ---- */
 
 static gg_status open_devices(gg_replica *r) {
     gg_status status = GG_OK;
@@ -618,7 +619,7 @@ cleanup:
     return status;
 }
 
-/* All ranks choose the same sizes, so with times that are the same on all: where they are given, the slowest rank's. */
+/* All ranks must choose the same sizes, so they use the same times: those of the slowest rank, if times are given. */
 static gg_status replica_tune(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_replica_options *o = &r->options;

@@ -15,12 +15,11 @@ struct gg_trainer {
     gg_replica **replica;
 };
 
-/* Each call below runs a function on each local rank, whose arguments, in a struct of their own, it shares with them.
- */
+/* Each call below runs a function on each local rank. All local ranks share one struct of arguments. */
 
 gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local) { return trainer->replica[local]; }
 
-/* ---- life ---- */
+/* ---- creation and destruction ---- */
 
 static gg_status trainer_create(void *context, int local) {
     gg_trainer *t = context;
@@ -53,7 +52,7 @@ cleanup:
     return status;
 }
 
-/* Partners may still be reading what a rank has sent, or be about to send to it. */
+/* Partners may still read what a rank has sent, or still send to it. */
 static void settle_before_end(gg_trainer *t) {
     for (int i = 0; i < t->local; ++i)
         if (t->replica[i] == NULL || gg_replica_failed(t->replica[i])) return;
@@ -83,7 +82,7 @@ static gg_status trainer_begin(void *context, int local) {
     return gg_replica_begin(c->trainer->replica[local], c->sets[local], c->data);
 }
 
-/* Each set once: ranks of a virtual cluster that share one have it in a row. */
+/* Counts each set once: ranks of a virtual cluster that share one are adjacent. */
 static gg_status check_sets(const gg_trainer *t, const gg_dataset *const *sets) {
     gg_status status = GG_OK;
     for (int i = 0; i < t->local; ++i)
@@ -275,7 +274,7 @@ gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targ
             .trainer = t, .samples = samples, .targets = targets, .n = n, .steps = steps, .seconds = seconds});
 }
 
-/* ---- settled ---- */
+/* ---- at rest ---- */
 
 static gg_status trainer_settle(void *context, int local) {
     const gg_trainer *t = context;
@@ -318,7 +317,7 @@ cleanup:
 
 gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
     gg_status status = GG_OK;
-    /* Refused before any rank runs: ranks that fail in a run stay failed. */
+    /* Checked before any rank runs, because ranks that fail in a run stay failed. */
     for (int i = 0; i < t->local; ++i)
         if (gg_replica_slots(t->replica[i]) < 0)
             GG_TRY(gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet"));
