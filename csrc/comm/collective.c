@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 
-/* One tag an operation suffices: messages between two ranks keep their order, and all ranks call in the same order. */
+/* One tag per operation suffices: messages between two ranks keep their order, and all ranks call in the same order. */
 enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER, TAG_AGREE };
 
 #define PIECE ((size_t)64 << 20) /* a broadcast goes in pieces: a message's size is an int for MPI */
@@ -46,8 +46,8 @@ cleanup:
     return status;
 }
 
-/* One piece down the binomial tree: the place (rank relative to the root) of a rank's parent is its place with the
- * lowest set bit cleared. */
+/* Sends one piece down the binomial tree. The place of a rank is its number relative to the root; the place of its
+ * parent is its own place with the lowest set bit cleared. */
 static gg_status broadcast_piece(gg_transport *transport, char *data, size_t bytes, int root) {
     gg_status status = GG_OK;
     gg_request up = {0}, down[ROUNDS] = {0};
@@ -147,7 +147,7 @@ static gg_status sum_doubles(gg_transport *transport, double *values, int n) {
     size_t bytes = (size_t)n * sizeof *values;
     if (n == 0 || p == 1) goto cleanup;
     if (transport->rank == 0) {
-        /* Rank 0 adds in the order of ranks: the same bits as if everybody did, for 2(p-1) messages and no memory. */
+        /* Rank 0 adds in the order of ranks: the same bits as if every rank did, with 2(p-1) messages and no memory. */
         int posted = 1;
         for (int r = 1; r < p; ++r) {
             for (; posted < p && posted < r + WINDOW; ++posted)
@@ -236,7 +236,7 @@ struct gg_allreduce {
     const float *scale;
     bool by_mpi; /* then none of the above but transport, device, count, stage is used, and `sum` is */
     gg_request sum;
-    gg_waited *waited; /* NULL: nobody counts */
+    gg_waited *waited; /* NULL: nothing is counted */
     void *context;
 };
 
@@ -259,7 +259,7 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
                        "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
                        "'float32', or collectives 'own'"));
     if (by == GG_COLLECTIVES_MPI) {
-        /* A rank that does not come is named here; MPI's own call would wait for it for ever. */
+        /* The barrier names a rank that does not arrive; MPI's own call would wait for it without end. */
         if (transport->sums == NULL && transport->table->sums_open != NULL) GG_TRY(gg_barrier(transport));
         GG_TRY(gg_sum_prepare(transport));
     }
@@ -293,7 +293,7 @@ cleanup:
     return status;
 }
 
-/* Gives up what is in flight: requests must not outlive their memory. */
+/* Cancels all messages in flight: requests must not outlive their memory. */
 static void collective_stop(gg_allreduce *allreduce) {
     int p = allreduce->transport->size;
     gg_cancel_all(allreduce->transport, allreduce->receives, p);
@@ -322,13 +322,13 @@ void gg_allreduce_destroy(gg_allreduce *allreduce) {
     gg_free(allreduce);
 }
 
-/* Where element `at` of what is sent lies. */
+/* The address of element `at` in the memory that is sent. */
 static char *sent_at(const gg_allreduce *allreduce, size_t at) {
     char *base = allreduce->wire.memory != NULL ? (char *)allreduce->wire.memory : (char *)allreduce->data;
     return base + at * allreduce->size;
 }
 
-/* Puts n elements of the sum, as they travel, into the data. */
+/* Copies n elements of the sum from the wire's type into the data. */
 static void collective_accept(gg_allreduce *allreduce, size_t at, size_t n, const uint16_t *sum) {
     gg_device *device = allreduce->device;
     float *data = allreduce->data + at;
@@ -336,13 +336,13 @@ static void collective_accept(gg_allreduce *allreduce, size_t at, size_t n, cons
     else device->table->widen(device, n, sum, data);
 }
 
-/* The sum of the own slice for rank `to`, as it travels. */
+/* The sum of the own slice for rank `to`, in the wire's type. */
 static const char *sum_for(const gg_allreduce *allreduce, int to) {
     size_t begin = 0, own = collective_slice(allreduce, allreduce->transport->rank, &begin);
     return allreduce->wire.displaces ? (const char *)(allreduce->reply + (size_t)to * own) : sent_at(allreduce, begin);
 }
 
-/* Rounds the sum of the own slice, n elements from `begin` on, and gives the difference to the rest. */
+/* Rounds the sum of the own slice, n elements from `begin` on, and adds the difference to the rest. */
 static void round_own(gg_allreduce *allreduce, size_t begin, size_t n) {
     static const float scale[3] = {1, -1, 1};
     gg_device *device = allreduce->device;
@@ -354,7 +354,7 @@ static void round_own(gg_allreduce *allreduce, size_t begin, size_t n) {
     device->table->weighted_sum(device, n, 3, source, scale, rest);
 }
 
-/* Adds what all ranks have sent of the own slice, and makes of it what they get. */
+/* Adds all ranks' parts of the own slice, and computes from the sum what is sent to them. */
 static void sum_own(gg_allreduce *allreduce) {
     gg_device *device = allreduce->device;
     const int p = allreduce->transport->size;
@@ -438,7 +438,7 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
     return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
 }
 
-/* All peers' parts of the own slice are there: adds them in the order of ranks and sends the sum to all. */
+/* All peers' parts of the own slice have arrived: adds them in the order of ranks and sends the sum to all. */
 static gg_status add_own(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
@@ -464,7 +464,7 @@ void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *contex
     allreduce->context = context;
 }
 
-/* Waits for a request, or only looks at it. */
+/* Waits for a request, or only tests it. */
 static gg_status collective_reach(gg_allreduce *allreduce, gg_request *request, bool wait, bool *done) {
     gg_status status = GG_OK;
     GG_TRY(gg_test(allreduce->transport, request, done));
@@ -477,7 +477,7 @@ cleanup:
     return status;
 }
 
-/* Goes on until the data holds the sum; without `wait`, until something is not there yet. */
+/* Continues until the data holds the sum; without `wait`, until a message has not arrived yet. */
 static gg_status collective_advance(gg_allreduce *allreduce, bool wait) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;

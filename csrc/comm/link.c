@@ -9,9 +9,9 @@
 enum { TAG_AGREE = 6, TAG_RING = 7 };
 
 #define SMALL 8
-#define BURST 8 /* small messages that travel together */
-/* Groups of small messages: as many as fit into FEW seconds, and some more, if they fit into MANY, where the machine
- * has other work. */
+#define BURST 8 /* small messages that are sent together */
+/* Groups of small messages: as many as fit into FEW seconds, but GROUPS_AT_LEAST if those fit into MANY,
+ * for a machine with other work. */
 #define GROUPS 8
 #define GROUPS_AT_LEAST 3
 #define FEW 5e-3
@@ -31,8 +31,8 @@ typedef struct ring {
     gg_request sent[BURST], received[BURST];
 } ring;
 
-/* The greatest of all ranks' values, on all of them. A value that has come twice does no harm, so a barrier's messages
- * suffice. */
+/* The maximum of all ranks' values, on all ranks. A value that arrives twice does no harm, so the message pattern of a
+ * barrier suffices. */
 static gg_status link_agree(gg_transport *transport, double values[VALUES]) {
     gg_status status = GG_OK;
     gg_request request[2] = {0};
@@ -77,7 +77,7 @@ static void read_once(const char *data, size_t bytes) {
     (void)sink;
 }
 
-/* Everybody sends n messages and gets as many. *arrived: seconds until they are there; *read: how many more to read
+/* Every rank sends n messages and receives n. *arrived: seconds until they have arrived; *read: further seconds to read
  * them. */
 static gg_status go_around(ring *r, size_t bytes, int n, double *arrived, double *read) {
     gg_status status = GG_OK;
@@ -97,8 +97,8 @@ cleanup:
     return status;
 }
 
-/* The least of some groups: whatever else the machine does only adds. A group's two single rounds count together,
- * because a rank that was late in one of them finds its message there already. */
+/* The minimum over some groups, because other work of the machine only adds time. A group's two single rounds count
+ * together, because a rank that was late in one of them finds that its message has already arrived. */
 static gg_status measure_small(ring *r, double values[VALUES]) {
     gg_status status = GG_OK;
     double latency = INFINITY, burst = INFINITY, first = 0, second = 0, together = 0, read = 0, before = -1, spent = 0;
@@ -113,7 +113,7 @@ static gg_status measure_small(ring *r, double values[VALUES]) {
         values[MESSAGE] = fmax(burst - latency, 0) / (BURST - 1);
         values[ELAPSED] = first + second + together;
         GG_TRY(link_agree(r->transport, values));
-        /* What takes exactly as long a second time is virtual time, of which there is nothing more to learn. */
+        /* A measurement that repeats exactly is virtual time: another one would add nothing. */
         again = values[ELAPSED] != before;
         before = values[ELAPSED];
         spent += before;
@@ -160,7 +160,7 @@ gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out) {
     GG_TRY(gg_alloc(limit, "messages to measure with", &landing));
     r.out = out_block;
     r.landing = landing;
-    memset(r.out, 1, limit); /* pages that nobody has written are all the same one */
+    memset(r.out, 1, limit); /* pages that were never written all map to one page */
     GG_TRY(link_agree(transport, values));
     GG_TRY(measure_small(&r, values));
     GG_TRY(measure_large(&r, limit, values));

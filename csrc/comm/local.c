@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-/* Nothing here can wait: gg_send and gg_receive refuse every peer of a group of one before they come here. */
+/* Nothing here can wait: gg_send and gg_receive refuse every peer in a group of one. */
 
 static void local_destroy(gg_transport *transport) { gg_free(transport); }
 

@@ -5,11 +5,11 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-/* What the private words of a message hold that waits here; `inner` overwrites them when it gets the message. */
+/* The private words of a message that is held back here; `inner` overwrites them when it receives the message. */
 typedef struct __attribute__((may_alias)) waiting {
     gg_request *next;
     const void *data;
-    double due; /* when `inner` gets it */
+    double due; /* when `inner` receives it */
 } waiting;
 
 _Static_assert(sizeof(waiting) <= sizeof((gg_request *)0)->private_, "waiting must fit");
@@ -18,7 +18,7 @@ typedef struct slow_transport {
     gg_transport transport; /* first: a gg_transport is cast to this */
     gg_transport *inner;
     gg_network network;
-    gg_request *first, *last; /* not given on yet, in the order in which they are due */
+    gg_request *first, *last; /* not passed on yet, in the order in which they are due */
     double out_free, in_free; /* when the links are idle again */
 } slow_transport;
 
@@ -42,7 +42,7 @@ static void network_free_block(gg_transport *transport, void *block) {
     gg_message_free(slow_of(transport)->inner, block);
 }
 
-/* Gives on what is due. */
+/* Passes on the messages that are due. */
 static gg_status give_on(slow_transport *own) {
     gg_status status = GG_OK;
     double now = own->first ? gg_clock_now() : 0;
@@ -98,7 +98,7 @@ static gg_status network_test(gg_transport *transport, gg_request *request, bool
             request->when = gg_clock_now();
             goto cleanup;
         }
-        /* It has come at some time since the last look. To take the earliest never makes the link slower than it is. */
+        /* It arrived at some time since the last test. Assuming the earliest never makes the link slower than it is. */
         own->in_free = request->when = fmax(own->in_free + network_transfer(own, request->bytes), looked);
         request->held = true;
         request->state = GG_REQUEST_RECEIVING;

@@ -12,7 +12,7 @@ struct gg_sample_ring {
     int64_t slots, rows; /* slots that move; of them in an exchange */
     int64_t exchanges;   /* begun, those that a seek has skipped included; -1: the shard is not filled */
     size_t bytes;        /* of a message */
-    void *message[2];    /* they take turns: one is packed while the other may still be read */
+    void *message[2];    /* used alternately: one is packed while the other may still be read */
     void *landing;
     gg_request sent[2], received;
     int64_t bytes_sent, messages_sent;
@@ -119,7 +119,7 @@ cleanup:
     return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
 }
 
-/* What has arrived takes the place of what was sent. */
+/* The samples that arrived replace those that were sent. */
 static gg_status take_in(gg_sample_ring *ring) {
     gg_shard_copy_unpack(ring->shard, first_slot(ring, ring->exchanges - 1), ring->rows, ring->slots,
                          ring->received.data);

@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 
-/* ---- life ---- */
+/* ---- creation and destruction ---- */
 
 static bool schedule_turns(const gg_schedule *schedule) {
     const gg_schedule_options *o = &schedule->options;
@@ -101,7 +101,7 @@ static int schedule_partner(gg_schedule *schedule, int64_t step, int rank, bool 
     if (schedule_turns(schedule) && cycle != schedule->cycle) turn_to(schedule, cycle);
     int64_t place = schedule->place_of[rank], hop = 1, peer;
     if (schedule->options.topology != GG_TOPOLOGY_RING)
-        hop <<= step % schedule->stages; /* below size: nobody meets himself */
+        hop <<= step % schedule->stages; /* below size: no rank is its own partner */
     switch (schedule->options.topology) {
     case GG_TOPOLOGY_CUBE:
     case GG_TOPOLOGY_RANDOM: peer = place ^ hop; return peer < size ? (int)schedule->rank_at[peer] : -1;
@@ -138,7 +138,7 @@ void gg_schedule_at(gg_schedule *schedule, int64_t step, int rank, int *send_to,
     *receive_from = gg_schedule_next_sender(schedule, step, rank, -1);
 }
 
-/* ---- what holds for all steps ---- */
+/* ---- properties of all steps ---- */
 
 gg_status gg_schedule_check_balance(const gg_schedule *schedule) {
     gg_status status = GG_OK;
@@ -170,9 +170,9 @@ cleanup:
 gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps) {
     gg_status status = GG_OK;
     const size_t size = (size_t)schedule->size, words = (size + 63) / 64;
-    /* Chance may bring nothing new for a while; a fixed cycle that brings nothing new never will. */
+    /* A random schedule may add nothing for a while. A fixed cycle that adds nothing once never will. */
     const int64_t patience = schedule->stages > 64 ? schedule->stages : 64;
-    uint64_t *known = NULL, *before = NULL; /* a row of bits a rank */
+    uint64_t *known = NULL, *before = NULL; /* one row of bits per rank */
     size_t reached = size;
     int64_t fruitless = 0;
     *steps = 0;
@@ -205,7 +205,7 @@ gg_status gg_schedule_meeting(gg_schedule *schedule, int64_t *steps) {
     const bool varies = schedule->options.topology == GG_TOPOLOGY_RANDOM ||
                         (schedule->options.rotate && schedule->options.topology != GG_TOPOLOGY_TABLE);
     const int64_t last = varies ? GG_MEETING_SEARCH / schedule->size : schedule->stages;
-    uint64_t *met = NULL; /* a row of bits a rank */
+    uint64_t *met = NULL; /* one row of bits per rank */
     size_t count = 0;
     *steps = 0;
     GG_TRY(gg_calloc(size * words, sizeof *met, "who has met whom", &met));

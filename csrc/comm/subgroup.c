@@ -26,7 +26,7 @@ static void subgroup_free_block(gg_transport *transport, void *block) {
     gg_message_free(subgroup_whole_of(transport), block);
 }
 
-/* The request becomes one of the whole group: from here on it names ranks of that. */
+/* The request becomes one of the whole group: from here on its ranks are those of the whole group. */
 static gg_status subgroup_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
                                gg_request *request) {
     request->state = GG_REQUEST_IDLE;
@@ -73,7 +73,7 @@ static gg_status subgroup_idle(gg_transport *transport, double seconds) {
 
 static gg_status subgroup_sums_open(gg_transport *transport, const int *members, int count, gg_sums **out) {
     gg_transport *whole = subgroup_whole_of(transport);
-    (void)members, (void)count;                                        /* all of the view: nobody wants less */
+    (void)members, (void)count;                                        /* all of the view: no caller needs a part */
     if (whole->table->sums_open == NULL) return gg_sum_prepare(whole); /* says so */
     return whole->table->sums_open(whole, view_of(transport)->member, transport->size, out);
 }

@@ -109,7 +109,7 @@ cleanup:
     return status;
 }
 
-/* Waits that sleep have lasted so many rounds: before that nobody looks at a clock. */
+/* A wait reads the clock only after so many rounds, when it already sleeps between tests. */
 #define STALL_ROUNDS 2048
 
 static gg_stall_facts stall_of(const gg_transport *transport, int peer) {
@@ -153,7 +153,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
             round = -1;
             continue;
         }
-        /* What comm/network.c holds back has arrived: its time on a simulated link is no stall. */
+        /* A message that comm/network.c holds back has arrived: its time on a simulated link is no stall. */
         if (transport->reports_stalls && round >= STALL_ROUNDS && !request->held)
             look_at_stall(transport, &stall, peer);
         if (transport->timeout > 0) {

@@ -1,4 +1,4 @@
-/* The end of a rank: what the others learn of it. */
+/* The end of a rank, and how the other ranks detect it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,9 +10,9 @@
 #include "comm/mpi/mpi_private.h"
 #include "comm/mpi/mpi_transport.h"
 
-/* A rank that has come to its end waits in gg_mpi_end for all others, because MPI_Finalize does. A rank that waits for
- * a message of it would wait for ever. So who has waited for about a second asks, and who has come to its end answers.
- * The messages go over a communicator of their own. */
+/* A rank that ends waits in gg_mpi_end for all others, because MPI_Finalize does. A rank that waits for a message of it
+ * would wait without end. So a rank that has waited for about a second asks, and a rank that has ended answers. These
+ * messages use a separate communicator. */
 #define TAG_QUESTION 1
 #define TAG_ANSWER 2
 
@@ -44,7 +44,7 @@ cleanup:
     return status;
 }
 
-/* *rank: who sent such a message, which is received; left alone if nobody has. */
+/* Receives such a message, if there is one. *rank: its sender; unchanged if there is none. */
 static gg_status question_receive(int from, int tag, int *rank) {
     gg_status status = GG_OK;
     MPI_Status found;
@@ -61,14 +61,14 @@ gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
     gg_status status = GG_OK;
     MPI_Group ours = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
     int rank = MPI_UNDEFINED, answered = -1, own = 0;
-    if (questions == MPI_COMM_NULL) return GG_OK; /* somebody else started MPI */
+    if (questions == MPI_COMM_NULL) return GG_OK; /* MPI was started elsewhere */
     GG_TRY_MPI(MPI_Comm_group, comm, &ours);
     GG_TRY_MPI(MPI_Comm_group, questions, &all);
     GG_TRY_MPI(MPI_Group_translate_ranks, ours, 1, &peer, all, &rank);
     GG_TRY_MPI(MPI_Comm_rank, comm, &own);
     if (rank == MPI_UNDEFINED || peer == own) goto cleanup;
     if (known[rank] == ENDED) {
-        /* Its answer came a while ago, and all that it had sent before has arrived since. */
+        /* Its answer arrived some time ago, and all that it had sent before has arrived since. */
         status = gg_fail(GG_ERROR_COMM, "rank %d waits for rank %d, which has ended", own, peer);
     } else if (known[rank] == NOT_ASKED) {
         GG_TRY(question_send(rank, TAG_QUESTION));
@@ -108,8 +108,8 @@ void gg_mpi_questions_close(void) {
     known = NULL;
 }
 
-/* The launcher gives each job a folder of its own on every host, and removes it: a file there says that a rank has
- * reported, however slow the others are. */
+/* The launcher creates a folder per job on every host, and removes it. A file there shows that a rank has reported,
+ * however slow the others are. */
 bool gg_mpi_first_of_host(const char *what) {
     const char *folder = getenv("PMIX_SERVER_TMPDIR"), *job = getenv("PMIX_NAMESPACE");
     char path[4096];

@@ -49,12 +49,12 @@ static _Atomic uint32_t *slot_of(const gg_shared *shared, uint32_t place, uint32
 static bool enough_room(int file, size_t bytes, int ranks) {
     struct statvfs facts;
     if (fstatvfs(file, &facts) != 0) return false;
-    /* A system without a limit (hugetlbfs, ramfs) says 0 blocks. */
+    /* A file system without a limit (hugetlbfs, ramfs) reports 0 blocks. */
     double room = (double)facts.f_bavail * (double)facts.f_frsize;
     return facts.f_blocks == 0 || room >= (double)bytes + (double)ROOM_FOR_MPI * ranks;
 }
 
-/* Reserves real memory, so that a full system says so here and not by a signal later. */
+/* Reserves physical memory, so that a full system fails here and not by a signal later. */
 static bool mpi_shared_reserve(int file, off_t offset, size_t bytes) {
     int code = 0;
     do code = posix_fallocate(file, offset, (off_t)bytes);
@@ -83,7 +83,7 @@ static gg_status segment_create(gg_shared *shared, size_t bytes, segment **out) 
     bool good = part >= bytes && whole / part == (size_t)shared->ranks && whole < (size_t)1 << 62;
     void *base = MAP_FAILED;
     *out = NULL;
-    /* Nobody may leave before all have agreed to. */
+    /* No rank may leave before all have agreed. */
     if (gg_calloc(1, sizeof *made, "shared segment", &made) != GG_OK) good = false;
     if (first && good) {
         struct timespec now = {0};
@@ -101,7 +101,7 @@ static gg_status segment_create(gg_shared *shared, size_t bytes, segment **out) 
     if (good) base = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     GG_TRY(all_agree(shared, base != MAP_FAILED, &all));
     if (!all) goto cleanup;
-    (void)madvise(base, whole, MADV_HUGEPAGE); /* a wish */
+    (void)madvise(base, whole, MADV_HUGEPAGE); /* only a hint: a failure has no effect */
     *made = (segment){.id = shared->next_id, .base = base, .part = part, .bytes = whole};
     *out = made;
     made = NULL;
@@ -121,7 +121,7 @@ static void segment_destroy(segment *old) {
     gg_free(old);
 }
 
-/* ---- life ---- */
+/* ---- creation and destruction ---- */
 
 static gg_status find_places(gg_shared *shared, MPI_Comm comm) {
     gg_status status = GG_OK;
@@ -152,7 +152,7 @@ cleanup:
     return status;
 }
 
-/* What GOSSIPGRAD_RANKS_PER_NODE says; 0: it is not set. All ranks fail if one does, or the others would wait for it.
+/* The value of GOSSIPGRAD_RANKS_PER_NODE, or 0 if it is not set. All ranks fail if one does, or the others would wait.
  */
 static gg_status read_ranks_per_node(MPI_Comm comm, int *out) {
     gg_status status = GG_OK;

@@ -35,7 +35,7 @@
 /* Threads may make their first trainers at the same time. */
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static bool ours;     /* MPI was started here, and is to be finalised here */
-static pid_t process; /* that first called gg_mpi_start; a fork of it has no part in MPI */
+static pid_t process; /* the process that first called gg_mpi_start; MPI does not work in its forks */
 static double init_seconds, stop_timeout;
 
 bool gg_mpi_is_ours(void) { return ours && process == getpid(); }
@@ -92,7 +92,7 @@ static bool folder_has_entries(const char *path) {
     return found;
 }
 
-/* Settings that save a second of start-up where there is no fast network, and what Open MPI cannot start without. */
+/* Settings that save a second of start-up without a fast network, and settings that Open MPI needs to start. */
 static void set_defaults(void) {
 #ifdef OPEN_MPI
     const char *temporary = getenv("TMPDIR"), *choice = getenv("GOSSIPGRAD_MPI_DEFAULTS");
@@ -101,7 +101,7 @@ static void set_defaults(void) {
     if (!folder_has_entries("/sys/class/infiniband") && !folder_has_entries("/sys/class/cxi")) {
         setenv("OMPI_MCA_btl", "^ofi,uct", 0);
         setenv("OMPI_MCA_pml", "ob1", 0);
-        /* Over TCP a receiver would ask for each large message when it can take it, and its asking queues behind all
+        /* Over TCP a receiver would request each large message when it is ready, and its request queues behind all
          * that it is itself sending to that peer: two ranks that exchange then use half of the link. Pieces that the
          * sender pushes do not wait. */
         setenv("OMPI_MCA_btl_tcp_flags", "send", 0);
@@ -146,7 +146,7 @@ static gg_status stop_at_exit(void) {
     return on_exit(end_at_exit, NULL) == 0 ? GG_OK : gg_fail(GG_ERROR_MEMORY, "on_exit: no room for another function");
 }
 #else
-/* Other C libraries do not say the code: a rank that ends with one other than 0 then waits for the rest. */
+/* Other C libraries do not pass the code: a rank that ends with one other than 0 then waits for the others. */
 static gg_status stop_at_exit(void) {
     return atexit(gg_mpi_stop) == 0 ? GG_OK : gg_fail(GG_ERROR_MEMORY, "atexit: no room for another function");
 }
@@ -156,7 +156,7 @@ gg_status gg_mpi_start(int launched) {
     gg_status status = GG_OK;
     bool initialised = false, finalised = false, locked = false;
     int size = 0, level = 0;
-    GG_TRY(check_process()); /* the lock of a forked process may never be free again */
+    GG_TRY(check_process()); /* in a forked process the lock may be held for ever */
     locked = pthread_mutex_lock(&starting) == 0;
     GG_TRY(check_library());
     GG_TRY(mpi_alive(&initialised, &finalised));
@@ -229,7 +229,7 @@ void gg_mpi_stop(void) {
     bool initialised = false, finalised = false;
     if (!gg_mpi_is_ours()) return;
     if (mpi_alive(&initialised, &finalised) == GG_OK && initialised && !finalised) {
-        /* No caller is left who could handle a failure. Other ranks may have work of their own to do. */
+        /* There is no caller left to handle a failure. Other ranks may still have work. */
         (void)gg_mpi_meet(MPI_COMM_WORLD, stop_timeout, "MPI_Finalize", true);
         gg_mpi_questions_close();
         (void)MPI_Finalize();

@@ -29,7 +29,7 @@ typedef struct mpi_transport {
     int *node_of;    /* transport.node_of */
     size_t most;     /* bytes of a piece; a larger message is so many of them and a rest */
     bool broken;     /* a call failed: collective clean-up might wait for ever */
-    bool unfinished; /* a sum was given up: MPI may write it at any time, so no message memory is freed any more */
+    bool unfinished; /* a sum was abandoned: MPI may still write its memory, so no message memory is freed */
 } mpi_transport;
 
 static request_link *link_of(gg_request *request) { return (request_link *)request->private_; }
@@ -53,7 +53,7 @@ typedef struct extent {
     int count;
 } extent;
 
-/* MPI keeps the type for as long as a message in flight needs it. */
+/* MPI retains the type for as long as a message in flight needs it. */
 static void extent_free(extent *e) {
     if (e->type != MPI_BYTE && e->type != MPI_DATATYPE_NULL) (void)MPI_Type_free(&e->type);
 }
@@ -201,8 +201,7 @@ static gg_status mpi_test(gg_transport *transport, gg_request *request, bool *do
         GG_TRY(mpi_arrived(transport, request, &result));
     } else {
         if (link->described && !gg_shared_acknowledged(own->shared, link->descriptor.slot)) {
-            if (!pending)
-                GG_TRY(mpi_progress(transport)); /* nobody else would: peers may want other things of this rank */
+            if (!pending) GG_TRY(mpi_progress(transport)); /* needed: peers may wait for other messages of this rank */
             goto cleanup;
         }
         request->state = GG_REQUEST_IDLE;
@@ -223,7 +222,7 @@ static void mpi_cancel(gg_transport *transport, gg_request *request) {
     request_link *link = link_of(request);
     int finalised = 0;
     bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && link->mpi != MPI_REQUEST_NULL;
-    int unused = 0; /* a receive that no message had come for */
+    int unused = 0; /* a receive without a matching message */
     if (request->state == GG_REQUEST_ARRIVED) {
         (void)mpi_release(transport, request);
     } else if (request->state == GG_REQUEST_RECEIVING && touch) {

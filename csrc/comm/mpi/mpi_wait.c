@@ -1,4 +1,4 @@
-/* Waiting without spinning, and not for ever. */
+/* Waiting without spinning, and with a limit. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -28,7 +28,7 @@ gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool ends
     gg_stall stall = {0};
     gg_stall_facts facts = {.peer = -1, .step = -1, .what = what};
     int come = 0;
-    bool asked = false, speaks = false; /* of the ranks of a host that have come to their end one says that it waits */
+    bool asked = false, speaks = false; /* of the ranks of a host that have ended, one reports that it waits */
     double begin = gg_clock_now(), next_report = timeout > 0 ? timeout : gg_stall_seconds();
     GG_TRY_MPI(MPI_Comm_rank, comm, &facts.rank);
     GG_TRY_MPI(MPI_Comm_size, comm, &facts.size);

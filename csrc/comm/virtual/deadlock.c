@@ -1,4 +1,4 @@
-/* No rank can run, or one has failed: how the others learn of it, and the message. */
+/* No rank can run, or one has failed: how the other ranks are stopped, and the message. */
 #include <stdio.h>
 #include <string.h>
 

@@ -18,7 +18,7 @@ void gg_virtual_wake(gg_virtual *cluster, gg_request *request, double time) {
     if (rank->waiting != request && !rank->polling && !rank->waits_for_any) return;
     double key = time > rank->clock ? time : rank->clock;
     rank->waiting = NULL;
-    if (rank->due.place >= 0) { /* its patience ends then, or it polls and knows of another event */
+    if (rank->due.place >= 0) { /* its timeout ends then, or it polls and knows of another event */
         if (rank->due.key < key) key = rank->due.key;
         gg_virtual_make_undue(cluster, rank);
     }

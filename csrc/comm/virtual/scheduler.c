@@ -1,16 +1,16 @@
-/* Who runs next. */
+/* The choice of the rank that runs next. */
 #include <math.h>
 
 #include "comm/virtual/virtual_private.h"
 
 /* Tests in a row that find nothing at one clock before a rank counts as polling: it then sleeps until something happens
- * to one of its requests, because in virtual time polling alone would last for ever. Far above what a strategy tests in
- * a step. */
+ * to one of its requests, because in virtual time polling alone would never end. The limit is far above the number of
+ * tests of a strategy in one step. */
 #define POLL_LIMIT 100000
 #define POLL_AGAIN 1000
 #define POLL_HOPELESS 50000000 /* the same when no other rank can run: about a second, then it fails */
 
-/* Nobody can run but ranks that poll: what they do next may help. */
+/* Only ranks that poll can run: what they do next may help. */
 static bool release_polling(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         gg_virtual_rank *rank = &cluster->ranks[r];

@@ -1,4 +1,4 @@
-/* A cluster's life, its runs, and what a rank's thread does. */
+/* Creation and destruction of a cluster, its runs, and the thread of a rank. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static void cluster_finish(gg_virtual_rank *rank, gg_status status) {
     gg_virtual_fail_all(cluster);
 }
 
-/* All functions have returned: nobody needs to be served any more. */
+/* All functions have returned: no rank needs to be served any more. */
 static void release_lingering(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         gg_virtual_rank *rank = &cluster->ranks[r];
@@ -40,7 +40,7 @@ static void release_lingering(gg_virtual *cluster) {
     }
 }
 
-/* The rank's function has returned: goes on serving until all have, so that nobody waits for it in vain. */
+/* The rank's function has returned: serves the others until all have returned, so that none waits for it in vain. */
 static gg_status cluster_linger(gg_virtual_rank *rank) {
     gg_status status = GG_OK;
     gg_virtual *cluster = rank->cluster;
@@ -157,7 +157,7 @@ gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int
     return gg_virtual_run_watched(cluster, fn, context, &(gg_watch){0});
 }
 
-/* What of a rank its messages change, once nothing is under way. */
+/* The state of a rank that messages change, once none is in flight. */
 typedef struct aside {
     double clock, out_free, in_free, timeout;
     int64_t bytes_sent, messages_sent;

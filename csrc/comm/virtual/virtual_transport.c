@@ -113,7 +113,7 @@ static gg_status virtual_test(gg_transport *transport, gg_request *request, bool
         request->state = GG_REQUEST_IDLE;
     }
     rank->fruitless = 0;
-    /* Of requests tested before this one, what is still to come is not forgotten: the rank may sleep next. */
+    /* Events of requests tested before this one are retained: the rank may sleep next. */
     if (rank->next_known <= rank->clock) rank->next_known = INFINITY;
     *done = true;
 cleanup:
@@ -144,7 +144,7 @@ static void virtual_cancel(gg_transport *transport, gg_request *request) {
     gg_virtual_rank *rank = gg_rank_of(transport);
     gg_virtual *cluster = rank->cluster;
     gg_virtual_request *own = gg_link_of(request);
-    if (cluster->failed) return; /* other requests may be gone already, and nobody looks at them any more */
+    if (cluster->failed) return; /* other requests may be freed already, and are not accessed any more */
     if (request->state == GG_REQUEST_SENDING && !own->arrived) gg_virtual_off_wire(cluster, rank, request);
     if (request->state != GG_REQUEST_SENDING) {
         if (own->partner) let_go(rank, request);
@@ -173,7 +173,7 @@ static gg_status virtual_pause_round(gg_transport *transport, int round, gg_requ
     double deadline = 0;
     if (!patient) {
         if (round == 0) rank->wait_start = rank->clock;
-        /* The first clock at which gg_wait will find that the time is over. */
+        /* The first clock at which gg_wait will find that its timeout is over. */
         deadline = rank->wait_start + transport->timeout;
         while (deadline - rank->wait_start < transport->timeout) deadline = nextafter(deadline, INFINITY);
         if (deadline < rank->clock) deadline = rank->clock;

@@ -1,4 +1,4 @@
-/* Messages under way: links that carry one at a time, and the clocks at which messages arrive. */
+/* Messages in flight: links that carry one at a time, and the clocks at which messages arrive. */
 #include <math.h>
 
 #include "comm/virtual/virtual_private.h"
@@ -14,7 +14,7 @@ static double wire_transfer(const gg_virtual *cluster, size_t bytes) {
     return bandwidth > 0 ? (double)bytes / bandwidth : 0;
 }
 
-/* The first byte of a message is at its receiver. */
+/* The first byte of a message has reached its receiver. */
 static void wire_arrive(gg_virtual *cluster, gg_request *send) {
     gg_virtual_request *own = gg_link_of(send);
     gg_virtual_rank *to = &cluster->ranks[send->peer];
