@@ -9,6 +9,8 @@
 The method: Daily et al., "GossipGraD" (2018), arXiv 1803.05880. Under mpiexec the same code trains on all ranks.
 """
 
+from typing import TYPE_CHECKING
+
 from gossipgrad import _preload
 
 _preload.load()  # before anything that imports the compiled core
@@ -26,7 +28,7 @@ from gossipgrad.callbacks import (  # noqa: E402
 from gossipgrad.cluster import Network, Straggler, VirtualCluster  # noqa: E402
 from gossipgrad.data import Dataset  # noqa: E402
 from gossipgrad.environment import VERSION as __version__  # noqa: E402
-from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError  # noqa: E402
+from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError, did_you_mean  # noqa: E402
 from gossipgrad.history import History  # noqa: E402
 from gossipgrad.layers import (  # noqa: E402
     Add,
@@ -116,3 +118,9 @@ __all__ = [
     "plots",
     "schedules",
 ]
+
+if not TYPE_CHECKING:  # a checker of types would take any name for given
+
+    def __getattr__(name: str) -> object:
+        """AttributeError that says which name is most like it, also of another library's."""
+        raise AttributeError(f"module 'gossipgrad' has no attribute {name!r}{did_you_mean(name, __all__)}")

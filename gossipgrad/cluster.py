@@ -198,7 +198,7 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
         return _core.Team("mpi", launched=launched, timeout=timeout, **links)
     if not callable(getattr(comm, "py2f", None)):
         raise TypeError(
-            f"comm is a {type(comm).__name__}; allowed: None, a gossipgrad.VirtualCluster, an mpi4py communicator"
+            f"comm={comm!r}: allowed: None, a gossipgrad.VirtualCluster, an mpi4py communicator"
         )
     _preload.mpi_environment()
     _failure.guard()

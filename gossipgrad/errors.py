@@ -56,6 +56,19 @@ _ELSEWHERE = {
     "mkldnn": "onednn",
     "cifar": "cifar10",
     "learningrate": "--lr",
+    "validationdata": "validation",
+    "valdata": "validation",
+    "verbose": "progress",
+    "nbepochs": "epochs",
+    "batch": "batch_size",
+    "dense": "Linear",
+    "maxpooling2d": "MaxPool2d",
+    "averagepooling2d": "AvgPool2d",
+    "concatenate": "Concat",
+    "adamw": "Adam",
+    "distributeddataparallel": "LayerwiseAllReduce",
+    "modelcheckpoint": "Checkpoint",
+    "reducelronplateau": "ReduceOnPlateau",
     "bs": "--batch-size",
     "wd": "--weight-decay",
     "workers": "--virtual-ranks",
@@ -80,6 +93,14 @@ def did_you_mean(value: Any, allowed: Iterable[Any]) -> str:
 
 def _near(name: str, names: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+
+
+def check_keywords(call: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """TypeError for a keyword that `call` does not have."""
+    allowed = list(allowed)
+    for one in given:
+        if one not in allowed:
+            raise TypeError(f"{call}() has no keyword {one!r}{did_you_mean(one, allowed)}")
 
 
 def choice(argument: str, value: Any, allowed: Iterable[Any]) -> Any:

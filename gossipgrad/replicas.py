@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import _core, _stall, agreement, cluster, environment, fingerprint, notices, optim, show, strategies
-from gossipgrad.errors import choice, counted, did_you_mean, integer, number
+from gossipgrad.errors import check_keywords, choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
 from gossipgrad.literals import BACKENDS, DEVICES, DTYPES, LOSSES, Backend, Device, DType, Loss
 from gossipgrad.metrics import Metrics, parse
@@ -74,9 +75,11 @@ R = TypeVar("R")
 def collective(method: Callable[P, R]) -> Callable[P, R]:
     """A call that all ranks make: what is waited for inside is waited for in it."""
     name = f"Trainer.{method.__name__}"
+    keywords = list(inspect.signature(method).parameters)
 
     @functools.wraps(method)
     def named(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_keywords(name, kwargs, keywords)
         with _stall.within(name):
             try:
                 return method(*args, **kwargs)

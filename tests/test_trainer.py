@@ -40,7 +40,7 @@ def make(**options):
         ({"backend": "cuda"}, ValueError, ["backend='cuda'", "'onednn', 'native'"]),
         ({"dtype": "bfloat16"}, ValueError, ["dtype='bfloat16'", "'float32'"]),
         ({"device": "cuda"}, ValueError, ["device='cuda'", "'cpu'"]),
-        ({"comm": 4}, TypeError, ["comm is a int", "VirtualCluster"]),
+        ({"comm": 4}, TypeError, ["comm=4", "VirtualCluster"]),
         ({"apoptosis": None}, TypeError, ["apoptosis"]),
     ],
 )

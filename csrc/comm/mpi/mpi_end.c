@@ -69,7 +69,9 @@ gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
     if (rank == MPI_UNDEFINED || peer == own) goto cleanup;
     if (known[rank] == ENDED) {
         /* Its answer arrived some time ago, and all that it had sent before has arrived since. */
-        status = gg_fail(GG_ERROR_COMM, "rank %d waits for rank %d, which has ended", own, peer);
+        status =
+            gg_fail(GG_ERROR_COMM,
+                    "rank %d waits for rank %d, which has ended; all ranks make the same collective calls", own, peer);
     } else if (known[rank] == NOT_ASKED) {
         GG_TRY(question_send(rank, TAG_QUESTION));
         known[rank] = ASKED;
