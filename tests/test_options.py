@@ -279,9 +279,9 @@ def test_a_name_that_is_nearly_right(make, name):
 
 def test_names_of_other_libraries_get_a_hint():
     trainer = gg.Trainer(gg.Sequential([gg.Linear(2)], input=(3,)), comm=gg.VirtualCluster(2))
-    with pytest.raises(TypeError, match=r"Trainer.fit\(\) has no keyword 'validation_data'; did you mean 'validation'\?"):
+    with pytest.raises(TypeError, match=r"fit\(\) has no keyword 'validation_data'; did you mean 'validation'\?"):
         trainer.fit(None, validation_data=None)
-    with pytest.raises(TypeError, match=r"Trainer.evaluate\(\) has no keyword 'batchsize'; did you mean 'batch_size'\?"):
+    with pytest.raises(TypeError, match=r"evaluate\(\) has no keyword 'batchsize'; did you mean 'batch_size'\?"):
         trainer.evaluate(None, batchsize=3)
     with pytest.raises(AttributeError, match=r"no attribute 'Dense'; did you mean 'Linear'\?"):
         _ = gg.Dense
