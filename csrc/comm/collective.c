@@ -18,7 +18,7 @@ enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER, TAG_AG
 /* Waits for an arrived message, copies it to `target` unless it landed there, and releases it. */
 static gg_status collective_take(gg_transport *transport, gg_request *request, void *target) {
     gg_status status = GG_OK;
-    if (request->state == GG_REQUEST_IDLE) return GG_OK;
+    if (request->state == GG_REQUEST_IDLE) goto cleanup;
     GG_TRY(gg_wait(transport, request));
     if (request->data != target) memcpy(target, request->data, request->bytes);
     GG_TRY(gg_release(transport, request));
@@ -382,7 +382,7 @@ static void sum_own(gg_allreduce *allreduce) {
 static gg_status take_sum(gg_allreduce *allreduce, gg_request *request, size_t at, size_t n) {
     gg_status status = GG_OK;
     if (allreduce->wire.memory == NULL) return collective_take(allreduce->transport, request, allreduce->data + at);
-    if (request->state == GG_REQUEST_IDLE) return GG_OK;
+    if (request->state == GG_REQUEST_IDLE) goto cleanup;
     GG_TRY(gg_wait(allreduce->transport, request));
     collective_accept(allreduce, at, n, request->data);
     GG_TRY(gg_release(allreduce->transport, request));
@@ -444,7 +444,7 @@ static gg_status add_own(gg_allreduce *allreduce) {
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     size_t begin = 0, own = collective_slice(allreduce, rank, &begin);
-    if (own == 0) return GG_OK;
+    if (own == 0) goto cleanup;
     for (int i = 0; i < p; ++i)
         allreduce->source[i] = i == rank ? sent_at(allreduce, begin) : allreduce->receives[i].data;
     sum_own(allreduce);
@@ -468,7 +468,7 @@ void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *contex
 static gg_status collective_reach(gg_allreduce *allreduce, gg_request *request, bool wait, bool *done) {
     gg_status status = GG_OK;
     GG_TRY(gg_test(allreduce->transport, request, done));
-    if (*done || !wait) return GG_OK;
+    if (*done || !wait) goto cleanup;
     double begin = allreduce->waited != NULL ? gg_transport_now(allreduce->transport) : 0;
     GG_TRY(gg_wait(allreduce->transport, request));
     if (allreduce->waited != NULL) allreduce->waited(allreduce->context, begin);

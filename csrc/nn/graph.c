@@ -62,7 +62,7 @@ void gg_graph_destroy(gg_graph *graph) {
 
 static gg_status reserve_node(gg_graph *graph) {
     gg_status status = GG_OK;
-    if (graph->nodes < graph->capacity) return GG_OK;
+    if (graph->nodes < graph->capacity) goto cleanup;
     int capacity = graph->capacity > 0 ? 2 * graph->capacity : 16;
     void *block = NULL;
     GG_TRY(gg_calloc((size_t)capacity, sizeof(gg_node), "graph nodes", &block));

@@ -15,7 +15,7 @@ static bool plan_shapeless(gg_layout layout) { return layout == GG_LAYOUT_PLAIN 
 gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, void **out) {
     gg_status status = GG_OK;
     *out = array;
-    if (count < *capacity) return GG_OK;
+    if (count < *capacity) goto cleanup;
     int room = *capacity > 0 ? 2 * *capacity : 32;
     void *block = NULL;
     GG_TRY(gg_calloc((size_t)room, size, "plan", &block));
@@ -140,7 +140,7 @@ static gg_status plan_convert(gg_plan *plan, int node, int value, gg_format form
     int found = find_copy(plan, value, format);
     if (found != GG_NONE) {
         *out = found;
-        return GG_OK;
+        goto cleanup;
     }
     gg_format from = plan->value[value].format;
     status = try_reorder(plan, node, value, format, out);

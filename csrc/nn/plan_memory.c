@@ -180,7 +180,7 @@ cleanup:
 static gg_status place_gradients(gg_plan *plan) {
     gg_status status = GG_OK;
     gg_place ignored;
-    if (!plan->options.training || !plan->value[plan->loss_value].needs_gradient) return GG_OK;
+    if (!plan->options.training || !plan->value[plan->loss_value].needs_gradient) goto cleanup;
     GG_TRY(grad_place(plan, plan->loss_value, plan->steps, &ignored));
     mark_written(plan, plan->loss_value);
     for (int s = plan->steps - 1; s >= 0; s--) {

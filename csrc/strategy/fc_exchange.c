@@ -319,7 +319,7 @@ void gg_fc_gradient(const gg_fc_exchange *x, const gg_fc *fc, int rank, size_t f
 
 gg_status gg_fc_used(gg_fc_exchange *x, gg_fc *fc) {
     gg_status status = GG_OK;
-    if (--fc->left > 0) return GG_OK;
+    if (--fc->left > 0) goto cleanup;
     for (int k = 0; k < GG_FC_WHATS * ranks_of(x); ++k) GG_TRY(gg_release(x->owner->env.transport, &fc->in_request[k]));
     for (int what = 0; what < GG_FC_WHATS; ++what)
         gg_strategy_exchanged(x->owner, (gg_trace_span){.begin = fc->sent[what],

@@ -81,7 +81,7 @@ static gg_status gossip_gradients_poll(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    if (gossip_gradients_stale(g)) return GG_OK;
+    if (gossip_gradients_stale(g)) goto cleanup;
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) {
         while (gossip_gradients_pending(g, bucket)) {
             bool arrived = false;
@@ -124,7 +124,7 @@ static gg_status gossip_gradients_finish(gossip_gradients *g, int bucket, int i)
     gg_device *device = gossip->head.env.device;
     const gg_chunk *chunk = &gossip->buckets.chunk[i];
     if (gossip_gradients_stale(g) && g->in_flight[bucket] != NOTHING) GG_TRY(gg_stream_release(&g->gradient, i));
-    if (!gg_gossip_exchanges(gossip)) return GG_OK;
+    if (!gg_gossip_exchanges(gossip)) goto cleanup;
     if (g->gradient.wire == GG_BFLOAT16)
         device->table->narrow(device, chunk->count, g->own[g->turn] + chunk->offset,
                               gg_stream_snapshot(&g->gradient, g->turn, chunk->offset));

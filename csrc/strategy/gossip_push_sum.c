@@ -151,7 +151,7 @@ cleanup:
 
 static gg_status push_sum_complete(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
-    if (g->pending[bucket] == NULL) return GG_OK;
+    if (g->pending[bucket] == NULL) goto cleanup;
     GG_TRY(wait_received(g, bucket));
     while (g->pending[bucket] != NULL) GG_TRY(push_sum_mix_next(g, bucket));
 cleanup:
@@ -298,7 +298,7 @@ static const gg_strategy_table table = {"gossipgrad",  push_sum_begin, push_sum_
 static gg_status check_reach(gg_schedule *schedule) {
     gg_status status = GG_OK;
     int64_t steps;
-    if (schedule->options.topology != GG_TOPOLOGY_TABLE) return GG_OK;
+    if (schedule->options.topology != GG_TOPOLOGY_TABLE) goto cleanup;
     GG_TRY(gg_schedule_diffusion(schedule, &steps));
     if (steps < 0)
         GG_TRY(gg_fail(GG_ERROR_ARGUMENT,

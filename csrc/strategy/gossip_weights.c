@@ -186,7 +186,7 @@ static gg_status gossip_weights_finish(gossip_weights *g, int bucket, int chunk)
     for (int i = 0; i < g->parts; ++i)
         if (g->part[i].stream.received[chunk].state == GG_REQUEST_ARRIVED)
             GG_TRY(gg_stream_release(&g->part[i].stream, chunk));
-    if (!gg_gossip_exchanges(gossip)) return GG_OK;
+    if (!gg_gossip_exchanges(gossip)) goto cleanup;
     for (int i = 0; i < g->parts; ++i)
         GG_TRY(gg_stream_post_chunk(&g->part[i].stream, bucket, chunk, g->turn, gossip->send_to, gossip->receive_from));
     gg_gossip_note_posted(gossip, bucket, chunk);

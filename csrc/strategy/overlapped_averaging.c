@@ -216,7 +216,7 @@ static gg_status add_and_update(overlapped_averaging *s, int chunk) {
     gg_fc *fc = fc_of_chunk(s, chunk);
     int p = env->transport->size, rank = env->transport->rank;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
-    if (own->count == 0) return GG_OK;
+    if (own->count == 0) goto cleanup;
     if (fc != NULL) {
         add_computed(s, fc, own);
         GG_TRY(gg_fc_used(&s->fc, fc));
@@ -241,7 +241,7 @@ static gg_status copy_weights(overlapped_averaging *s, int chunk, int from) {
     gg_status status = GG_OK;
     gg_request *request = overlapped_request_of(s, chunk, WEIGHT_IN, from);
     float *target = s->head.env.state->weight + gg_partition_part(&s->partition, from, chunk)->offset;
-    if (request->state == GG_REQUEST_IDLE) return GG_OK;
+    if (request->state == GG_REQUEST_IDLE) goto cleanup;
     if (request->data != target) memcpy(target, request->data, request->bytes);
     GG_TRY(gg_release(s->head.env.transport, request));
     GG_TRY(gg_strategy_wait(&s->head, overlapped_request_of(s, chunk, GRADIENT_OUT, from)));
@@ -290,7 +290,7 @@ static gg_status overlapped_arrive(overlapped_averaging *s, int chunk, bool wait
         if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, from, wait, all, arrived));
         else if (wait) GG_TRY(gg_strategy_wait(&s->head, request));
         else GG_TRY(gg_test(transport, request, all));
-        if (!*all) return GG_OK;
+        if (!*all) goto cleanup;
         if (request->when > *arrived) *arrived = request->when;
         if (kind == WEIGHT_IN) GG_TRY(copy_weights(s, chunk, from));
     }

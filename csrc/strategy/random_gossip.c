@@ -184,7 +184,7 @@ static gg_status random_gossip_deliver(random_gossip *s, int peer, int snapshot,
     delivery *d = s->delivery;
     while (d < s->delivery + DELIVERIES && d->active) ++d;
     *done = d < s->delivery + DELIVERIES;
-    if (!*done) return GG_OK;
+    if (!*done) goto cleanup;
     if (s->push_sum) give_half(s, snapshot);
     d->active = true;
     d->snapshot = snapshot;
@@ -208,7 +208,7 @@ static gg_status listen_to(random_gossip *s, int peer) {
 static gg_status random_gossip_ask(random_gossip *s, int peer, bool *done) {
     gg_status status = GG_OK;
     *done = false;
-    if (random_gossip_lags(s, peer)) return GG_OK;
+    if (random_gossip_lags(s, peer)) goto cleanup;
     for (int i = 0; i < QUESTIONS && !*done; ++i) {
         question *q = &s->question[i];
         if (q->open || q->asked.state != GG_REQUEST_IDLE) continue;
@@ -231,7 +231,7 @@ static gg_status random_gossip_accept(random_gossip *s, int peer, double mass, b
     arrival *a = s->arrival;
     while (a < s->arrival + ARRIVALS && a->active) ++a;
     *done = a < s->arrival + ARRIVALS;
-    if (!*done) return GG_OK;
+    if (!*done) goto cleanup;
     a->active = true;
     a->peer = peer;
     a->next = 0;

@@ -11,7 +11,7 @@ gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **
         if (plans->cached[i].plan != NULL && plans->cached[i].batch == batch && plans->cached[i].training == training) {
             plans->cached[i].used = ++plans->uses;
             *out = plans->cached[i].plan;
-            return GG_OK;
+            goto cleanup;
         }
         if (plans->cached[i].plan != NULL && plans->cached[i].plan == plans->pinned) continue;
         if (place < 0 || plans->cached[i].used < plans->cached[place].used) place = i;

@@ -471,7 +471,7 @@ gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status)
 /* Memory for the consensus model, allocated on first use. */
 static gg_status make_consensus(gg_replica *r) {
     gg_status status = GG_OK;
-    if (r->averaging != NULL) return GG_OK;
+    if (r->averaging != NULL) goto cleanup;
     GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", &r->consensus));
     GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL,
                                GG_COLLECTIVES_OWN, &r->averaging));
@@ -485,7 +485,7 @@ static gg_status replica_average(gg_replica *r, const float **weights) {
     GG_TRY(gg_replica_settle(r));
     if (r->options.transport->size == 1) {
         *weights = r->state.weight;
-        return GG_OK;
+        goto cleanup;
     }
     GG_TRY(make_consensus(r));
     memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));

@@ -97,7 +97,7 @@ cleanup:
 gg_status gg_mpi_questions_answer(void) {
     gg_status status = GG_OK;
     int rank = -1;
-    if (questions == MPI_COMM_NULL) return GG_OK;
+    if (questions == MPI_COMM_NULL) goto cleanup;
     GG_TRY(question_receive(MPI_ANY_SOURCE, TAG_QUESTION, &rank));
     if (rank >= 0) GG_TRY(question_send(rank, TAG_ANSWER));
 cleanup:

@@ -70,15 +70,15 @@ static gg_status choose_layouts(conv *it, gg_isa isa) {
     gg_layout input, output;
     if (prefer_nhwc(desc, isa) && in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK &&
         !gg_dnn_is_slow(it->forward))
-        return GG_OK;
+        goto cleanup;
     GG_TRY(gg_dnn_any_md(it->op, &desc->input[0], &any_input));
     GG_TRY(gg_dnn_any_md(it->op, &desc->output, &any_output));
     GG_TRY(forward_pd(it, any_input, any_output, &any));
     if (gg_dnn_layout_of(dnnl_primitive_desc_query_md(any, dnnl_query_src_md, 0), &input) &&
         gg_dnn_layout_of(dnnl_primitive_desc_query_md(any, dnnl_query_dst_md, 0), &output) &&
         in_layouts(it, input, output) == GG_OK)
-        return GG_OK;
-    if (in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK && !gg_dnn_is_slow(it->forward)) return GG_OK;
+        goto cleanup;
+    if (in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK && !gg_dnn_is_slow(it->forward)) goto cleanup;
     GG_TRY(in_layouts(it, GG_LAYOUT_PLAIN, GG_LAYOUT_PLAIN));
 cleanup:
     return status;
