@@ -86,6 +86,12 @@ def pytest_sessionfinish() -> None:
     remove_left_segments()
 
 
+def own_lines(stderr: str) -> list[str]:
+    """The lines of gossipgrad's own. What mpiexec says of a rank's end closes with a zero byte, which may come first."""
+    lines = (line.lstrip("\0 ") for line in stderr.splitlines())
+    return [line for line in lines if line.startswith("gossipgrad: ")]
+
+
 def run_group(command: list[str], timeout: float = DEADLINE, **options) -> subprocess.CompletedProcess:
     """subprocess.run that on a timeout fails the test and ends all descendants."""
     before = segments()

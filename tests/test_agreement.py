@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, own_lines
 from gossip_reference import small_net
 
 import gossipgrad as gg
@@ -518,7 +518,7 @@ pause()
 def test_waits_that_last_are_said(mpirun):
     """In MPI's start and end, between calls, in a step. Each goes on, and a host says each once."""
     done = mpirun(4, STALLS, env={"GOSSIPGRAD_STALL_SECONDS": "0.7"})
-    lines = [line for line in done.stderr.splitlines() if line.startswith("gossipgrad: ")]
+    lines = own_lines(done.stderr)
     ranks = r"(rank|ranks)( \d( and|,)?)+ (has|have) waited for [0-4](\.\d+)? s in "
     for place in (
         "MPI_Init",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, run_group
+from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, own_lines, run_group
 from gossip_reference import small_batches, small_net
 
 import gossipgrad as gg
@@ -29,7 +29,7 @@ def command(*arguments, env=None):
 
 def messages(done):
     """The lines of gossipgrad's own, without what mpiexec says of a rank's end."""
-    return [line for line in done.stderr.splitlines() if line.startswith("gossipgrad: ")]
+    return own_lines(done.stderr)
 
 
 # ---- one rank fails
