@@ -87,7 +87,7 @@ def pytest_sessionfinish() -> None:
 
 
 def own_lines(stderr: str) -> list[str]:
-    """The lines of gossipgrad's own. What mpiexec says of a rank's end closes with a zero byte, which may come first."""
+    """Lines of gossipgrad itself. What mpiexec says of a rank's end closes with a zero byte, which may be first."""
     lines = (line.lstrip("\0 ") for line in stderr.splitlines())
     return [line for line in lines if line.startswith("gossipgrad: ")]
 
