@@ -2,7 +2,8 @@
 # Static analysis of csrc: tests/analyze.sh [gcc] [clang] [file ...]     (both, and every file, by default)
 #
 # gcc: -fanalyzer of gcc 12 or later. clang: the analyzer that scan-build runs. Both get each file with the flags of the
-# last build (compile_commands.json, so build first), once, with those of its first instruction set. Any warning is an
+# build (compile_commands.json), once, with those of its first instruction set. It builds first, in place, because the
+# headers of pip's own build are gone after it: $PYTHON has setuptools, as with the test extra. Any warning is an
 # error; where one is wrong, the code says why beside it. An analyzer that is not installed is skipped, with a word.
 # gcc takes some ten seconds on two cores, clang two minutes. $JOBS: how many files at a time (default: the cores).
 set -euo pipefail
@@ -20,6 +21,11 @@ for argument in "$@"; do
     esac
 done
 [ ${#tools[@]} -gt 0 ] || tools=(gcc clang)
+
+"$python" setup.py -q build_ext -i >"$scratch/build" 2>&1 || {
+    cat "$scratch/build"
+    exit 1
+}
 
 # Where clang has no OpenMP: what base/parallel.c uses of it.
 cat >"$scratch/omp.h" <<'HEADER'
@@ -53,9 +59,6 @@ for entry in json.load(open(max(found, key=os.path.getmtime))):
             tool == "clang" and word.startswith("-mprefer")
         ):
             kept.append(word)
-    import numpy  # the build's own may have been a passing one
-
-    kept += ["-isystem", numpy.get_include()]
     # At -O0 the analyzer of gcc sees the code as it is written.
     if tool == "gcc":
         line = ["gcc", "-fanalyzer", "-O0", *kept, "-c", name, "-o", "/dev/null"]
