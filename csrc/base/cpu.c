@@ -77,8 +77,8 @@ gg_status gg_isa_select(const char *name, gg_isa *out) {
         if (strcmp(name, isa_names[i]) != 0) continue;
         if (!gg_cpu_supports((gg_isa)i)) {
             list_isas(false, list, sizeof list);
-            GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name,
-                           gg_cpu_name(), list));
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name, gg_cpu_name(),
+                    list);
         }
         *out = (gg_isa)i;
         goto cleanup;

@@ -28,11 +28,9 @@ gg_status(gg_alloc)(size_t bytes, const char *what, void *out) {
     if (bytes == 0) goto cleanup;
     void *base = NULL;
     size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : GG_ALIGNMENT;
-    if (bytes > (size_t)PTRDIFF_MAX - HUGE_PAGE || posix_memalign(&base, alignment, bytes + sizeof(header)) != 0) {
-        status = gg_fail(GG_ERROR_MEMORY, "no memory for %s: %zu bytes wanted, %lld bytes in use", what, bytes,
-                         (long long)gg_memory_live_bytes());
-        goto cleanup; /* whatever an analyser thinks that gg_fail may return */
-    }
+    if (bytes > (size_t)PTRDIFF_MAX - HUGE_PAGE || posix_memalign(&base, alignment, bytes + sizeof(header)) != 0)
+        GG_FAIL(GG_ERROR_MEMORY, "no memory for %s: %zu bytes wanted, %lld bytes in use", what, bytes,
+                (long long)gg_memory_live_bytes());
 #ifdef MADV_HUGEPAGE
     /* A wish: a system without huge pages says no, and nothing depends on the answer. */
     if (bytes >= HUGE_PAGE) (void)madvise(base, bytes + sizeof(header), MADV_HUGEPAGE);
@@ -50,7 +48,7 @@ gg_status(gg_calloc)(size_t count, size_t size, const char *what, void *out) {
     gg_status status = GG_OK;
     set_pointer(out, NULL);
     if (size != 0 && count > SIZE_MAX / size)
-        GG_TRY(gg_fail(GG_ERROR_MEMORY, "no memory for %s: %zu times %zu bytes wanted", what, count, size));
+        GG_FAIL(GG_ERROR_MEMORY, "no memory for %s: %zu times %zu bytes wanted", what, count, size);
     void *block = NULL;
     GG_TRY(gg_alloc(count * size, what, &block));
     if (block) set_pointer(out, memset(block, 0, count * size));

@@ -37,4 +37,11 @@ const char *gg_status_name(gg_status status);
         if (status != GG_OK) goto cleanup;                                                                             \
     } while (0)
 
+/* The same with a failure of one's own: GG_FAIL(status, format, ...) as gg_fail. */
+#define GG_FAIL(...)                                                                                                   \
+    do {                                                                                                               \
+        status = gg_fail(__VA_ARGS__);                                                                                 \
+        goto cleanup;                                                                                                  \
+    } while (0)
+
 #endif

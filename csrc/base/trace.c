@@ -12,7 +12,7 @@ gg_status gg_trace_create(size_t capacity, gg_trace **out) {
     gg_trace *trace = NULL;
     void *block;
     *out = NULL;
-    if (capacity == 0) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "trace capacity 0: must be at least 1 span"));
+    if (capacity == 0) GG_FAIL(GG_ERROR_ARGUMENT, "trace capacity 0: must be at least 1 span");
     GG_TRY(gg_calloc(1, sizeof *trace, "a trace", &block));
     trace = block;
     trace->capacity = capacity;

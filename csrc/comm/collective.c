@@ -76,7 +76,7 @@ cleanup:
 gg_status gg_broadcast(gg_transport *transport, void *data, size_t bytes, int root) {
     gg_status status = GG_OK;
     if (root < 0 || root >= transport->size)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "broadcast: root is %d, expected 0 to %d", root, transport->size - 1));
+        GG_FAIL(GG_ERROR_ARGUMENT, "broadcast: root is %d, expected 0 to %d", root, transport->size - 1);
     for (size_t done = 0; done < bytes; done += PIECE)
         GG_TRY(gg_error_prefix(
             broadcast_piece(transport, (char *)data + done, bytes - done < PIECE ? bytes - done : PIECE, root),
@@ -253,11 +253,11 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     size_t p = (size_t)transport->size, begin = 0;
     *out = NULL;
     if (count % GG_LANES != 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES));
+        GG_FAIL(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES);
     if (by == GG_COLLECTIVES_MPI && wire != NULL)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
-                       "'float32', or collectives 'own'"));
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
+                "'float32', or collectives 'own'");
     if (by == GG_COLLECTIVES_MPI) {
         /* The barrier names a rank that does not arrive; MPI's own call would wait for it without end. */
         if (transport->sums == NULL && transport->table->sums_open != NULL) GG_TRY(gg_barrier(transport));

@@ -196,10 +196,9 @@ static const gg_transport_table table = {
 gg_status gg_network_check(const gg_network *network) {
     gg_status status = GG_OK;
     if (!(network->latency >= 0 && network->latency < INFINITY))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "latency is %g s, expected at least 0", network->latency));
+        GG_FAIL(GG_ERROR_ARGUMENT, "latency is %g s, expected at least 0", network->latency);
     if (!(network->bandwidth >= 0))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "bandwidth is %g bytes/s, expected at least 0 (0: unlimited)",
-                       network->bandwidth));
+        GG_FAIL(GG_ERROR_ARGUMENT, "bandwidth is %g bytes/s, expected at least 0 (0: unlimited)", network->bandwidth);
 cleanup:
     return status;
 }

@@ -100,7 +100,7 @@ static gg_status ring_wait_for(gg_sample_ring *ring, gg_request *request) {
 gg_status gg_sample_ring_begin(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     gg_transport *transport = ring->transport;
-    if (ring->shard->in_flight) GG_TRY(gg_fail(GG_ERROR_STATE, "the one before is not finished"));
+    if (ring->shard->in_flight) GG_FAIL(GG_ERROR_STATE, "the one before is not finished");
     int turn = (int)(ring->exchanges % 2);
     GG_TRY(ring_wait_for(ring, &ring->sent[turn]));
     gg_shard_copy_pack(ring->shard, first_slot(ring, ring->exchanges), ring->rows, ring->slots, ring->message[turn]);

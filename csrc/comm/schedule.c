@@ -31,15 +31,14 @@ static void turn_to(gg_schedule *schedule, int64_t cycle) {
 static gg_status check_table(const gg_schedule_options *o, int size) {
     gg_status status = GG_OK;
     if (o->table == NULL || o->rows < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: the table has no rows; allowed: at least one, a row a step"));
+        GG_FAIL(GG_ERROR_ARGUMENT, "topology: the table has no rows; allowed: at least one, a row a step");
     if (o->columns != size)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: the table has %lld columns; allowed: one a rank, here %d",
-                       (long long)o->columns, size));
+        GG_FAIL(GG_ERROR_ARGUMENT, "topology: the table has %lld columns; allowed: one a rank, here %d",
+                (long long)o->columns, size);
     for (int64_t i = 0; i < o->rows * o->columns; ++i)
         if (o->table[i] < -1 || o->table[i] >= size)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                           "topology: row %lld, rank %lld: partner %lld; allowed: 0 to %d, or -1 for none",
-                           (long long)(i / size), (long long)(i % size), (long long)o->table[i], size - 1));
+            GG_FAIL(GG_ERROR_ARGUMENT, "topology: row %lld, rank %lld: partner %lld; allowed: 0 to %d, or -1 for none",
+                    (long long)(i / size), (long long)(i % size), (long long)o->table[i], size - 1);
 cleanup:
     return status;
 }
@@ -63,9 +62,9 @@ gg_status gg_schedule_create(const gg_schedule_options *options, int size, uint6
     void *block;
     memset(out, 0, sizeof *out);
     if ((unsigned)options->topology >= GG_TOPOLOGY_COUNT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: number %d is none of the %d known", (int)options->topology,
-                       GG_TOPOLOGY_COUNT));
-    if (size < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "schedule for %d ranks: at least 1 is needed", size));
+        GG_FAIL(GG_ERROR_ARGUMENT, "topology: number %d is none of the %d known", (int)options->topology,
+                GG_TOPOLOGY_COUNT);
+    if (size < 1) GG_FAIL(GG_ERROR_ARGUMENT, "schedule for %d ranks: at least 1 is needed", size);
     if (options->topology == GG_TOPOLOGY_TABLE) GG_TRY(check_table(options, size));
     schedule.stages = stages_of(options, size);
     GG_TRY(gg_alloc((size_t)size * sizeof *schedule.rank_at, "a partner schedule", &block));
@@ -155,11 +154,10 @@ gg_status gg_schedule_check_balance(const gg_schedule *schedule) {
                 continue;
             }
             if (other == to || r == to)
-                GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                               "topology: row %lld: rank %d receives from rank %d and sends to nobody; %s",
-                               (long long)row, to, other == to ? r : other, remedy));
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "topology: row %lld: ranks %d and %d both send to rank %d; %s",
-                           (long long)row, other, r, to, remedy));
+                GG_FAIL(GG_ERROR_ARGUMENT, "topology: row %lld: rank %d receives from rank %d and sends to nobody; %s",
+                        (long long)row, to, other == to ? r : other, remedy);
+            GG_FAIL(GG_ERROR_ARGUMENT, "topology: row %lld: ranks %d and %d both send to rank %d; %s", (long long)row,
+                    other, r, to, remedy);
         }
     }
 cleanup:

@@ -118,13 +118,12 @@ gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count,
     GG_TRY(gg_alloc((size_t)count * sizeof(int), "members of a subgroup", &made->member));
     for (int i = 0; i < count; ++i) {
         if (members[i] < 0 || members[i] >= whole->size)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "subgroup: member %d is rank %d, expected 0 to %d", i, members[i],
-                           whole->size - 1));
+            GG_FAIL(GG_ERROR_ARGUMENT, "subgroup: member %d is rank %d, expected 0 to %d", i, members[i],
+                    whole->size - 1);
         made->member[i] = members[i];
         if (members[i] == whole->rank) made->transport.rank = i;
     }
-    if (made->transport.rank < 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "subgroup: rank %d is not among its members", whole->rank));
+    if (made->transport.rank < 0) GG_FAIL(GG_ERROR_ARGUMENT, "subgroup: rank %d is not among its members", whole->rank);
     *out = &made->transport;
     made = NULL;
 cleanup:
@@ -155,8 +154,8 @@ gg_status gg_nodes_create(const gg_transport *transport, int ranks_per_node, gg_
     int p = transport->size, placed = 0;
     *out = made;
     if (ranks_per_node < 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "ranks_per_node: %d; must be at least 1, or 0 for those that share memory",
-                       ranks_per_node));
+        GG_FAIL(GG_ERROR_ARGUMENT, "ranks_per_node: %d; must be at least 1, or 0 for those that share memory",
+                ranks_per_node);
     GG_TRY(gg_alloc((size_t)p * sizeof(int), "nodes", &made.member));
     for (int node = 0; node < p; ++node) {
         int before = placed, end = ranks_per_node > 0 && ranks_per_node < p - node ? node + ranks_per_node : p;

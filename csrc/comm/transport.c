@@ -5,18 +5,17 @@
 static gg_status transport_check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
                                  const gg_request *request, const char *verb) {
     gg_status status = GG_OK;
-    if (!memory) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb));
-    if (bytes == 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb));
+    if (!memory) GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
+    if (bytes == 0) GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb);
     if (peer < 0 || peer >= transport->size || peer == transport->rank)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank,
-                       verb, peer, transport->size - 1));
+        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank, verb,
+                peer, transport->size - 1);
     if (tag < 0 || tag >= GG_TAG_LIMIT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: tag is %d, expected 0 to %d", transport->rank, verb, tag,
-                       GG_TAG_LIMIT - 1));
+        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: %s: tag is %d, expected 0 to %d", transport->rank, verb, tag,
+                GG_TAG_LIMIT - 1);
     if (request->state != GG_REQUEST_IDLE)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "rank %d: %s with rank %d, tag %d: the request is in use (peer %d, tag %d)",
-                       transport->rank, verb, peer, tag, request->peer, request->tag));
+        GG_FAIL(GG_ERROR_STATE, "rank %d: %s with rank %d, tag %d: the request is in use (peer %d, tag %d)",
+                transport->rank, verb, peer, tag, request->peer, request->tag);
 cleanup:
     return status;
 }
@@ -99,9 +98,9 @@ static gg_status waited_in_vain(const gg_transport *transport, const gg_request 
     gg_status status = GG_OK;
     const char *name = transport->table->name;
     if (request->state == GG_REQUEST_SUMMING)
-        GG_TRY(gg_fail(GG_ERROR_COMM,
-                       "rank %d: waited %.3f s for the sum of %zu values over %d ranks, not all of which came (%s)",
-                       transport->rank, seconds, request->bytes / sizeof(float), request->tag, name));
+        GG_FAIL(GG_ERROR_COMM,
+                "rank %d: waited %.3f s for the sum of %zu values over %d ranks, not all of which came (%s)",
+                transport->rank, seconds, request->bytes / sizeof(float), request->tag, name);
     status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)", transport->rank,
                      seconds, request->bytes, request->state == GG_REQUEST_SENDING ? "to be taken by" : "from",
                      request->peer, request->tag, name);
@@ -183,8 +182,8 @@ gg_status gg_release(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
     if (request->state == GG_REQUEST_IDLE) goto cleanup;
     if (request->state != GG_REQUEST_ARRIVED)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived",
-                       transport->rank, request->peer, request->tag));
+        GG_FAIL(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived", transport->rank,
+                request->peer, request->tag);
     gg_status unwritten = transport->check_buffers ? check_unwritten(transport, request, false) : GG_OK;
     status = transport->table->release(transport, request);
     if (status == GG_OK) status = unwritten;
@@ -207,11 +206,11 @@ gg_status gg_sum_prepare(gg_transport *transport) {
     gg_status status = GG_OK;
     if (transport->sums != NULL) goto cleanup;
     if (transport->table->sums_open == NULL)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "collectives: 'mpi', but not MPI alone connects the ranks here (%s); allowed is 'own', and "
-                       "'mpi' under mpiexec "
-                       "without network=",
-                       transport->table->name));
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "collectives: 'mpi', but not MPI alone connects the ranks here (%s); allowed is 'own', and "
+                "'mpi' under mpiexec "
+                "without network=",
+                transport->table->name);
     status = transport->table->sums_open(transport, NULL, 0, &transport->sums);
 cleanup:
     return status;
@@ -221,7 +220,7 @@ gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t cou
     gg_status status = GG_OK;
     const size_t bytes = count * sizeof *data;
     if (request->state != GG_REQUEST_IDLE)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "rank %d: sum of %zu values: the request is in use", transport->rank, count));
+        GG_FAIL(GG_ERROR_STATE, "rank %d: sum of %zu values: the request is in use", transport->rank, count);
     transport_begin(request, GG_REQUEST_SUMMING, bytes, -1, sums->ranks);
     request->data = data;
     status = transport->table->sum(transport, sums, data, count, request);
@@ -242,8 +241,7 @@ double gg_transport_now(gg_transport *transport) { return transport->table->now(
 gg_status gg_transport_compute(gg_transport *transport, double seconds) {
     gg_status status = GG_OK;
     if (!(seconds >= 0))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d: compute: seconds is %g, expected at least 0", transport->rank,
-                       seconds));
+        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: compute: seconds is %g, expected at least 0", transport->rank, seconds);
     status = transport->table->compute(transport, seconds);
 cleanup:
     return status;
@@ -252,8 +250,7 @@ cleanup:
 gg_status gg_transport_idle(gg_transport *transport, double seconds) {
     gg_status status = GG_OK;
     if (!(seconds >= 0))
-        GG_TRY(
-            gg_fail(GG_ERROR_ARGUMENT, "rank %d: idle: seconds is %g, expected at least 0", transport->rank, seconds));
+        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: idle: seconds is %g, expected at least 0", transport->rank, seconds);
     status = transport->table->idle(transport, seconds);
 cleanup:
     return status;

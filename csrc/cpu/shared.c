@@ -11,10 +11,10 @@ gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads,
     gg_status status = GG_OK;
     *out = NULL;
     if (threads < 1 || threads > GG_CPU_MAX_THREADS)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "a CPU device takes 1 to %d threads, not %d", GG_CPU_MAX_THREADS, threads));
+        GG_FAIL(GG_ERROR_ARGUMENT, "a CPU device takes 1 to %d threads, not %d", GG_CPU_MAX_THREADS, threads);
     const gg_cpu_kernels *kernels = gg_cpu_kernels_for(isa);
     if (kernels == NULL || !gg_cpu_supports(isa))
-        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "no kernels for the instruction set %s here", gg_isa_name(isa)));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "no kernels for the instruction set %s here", gg_isa_name(isa));
     gg_cpu_device *made;
     if (bytes < sizeof(gg_cpu_device)) bytes = sizeof(gg_cpu_device);
     GG_TRY(gg_calloc(1, bytes, "a CPU device", &made));

@@ -11,18 +11,18 @@ static gg_status check_storage(const char *what, const gg_storage *storage, gg_d
                                int64_t values) {
     gg_status status = GG_OK;
     size_t size = gg_dtype_size(dtype);
-    if (!storage) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: no %s", what));
+    if (!storage) GG_FAIL(GG_ERROR_ARGUMENT, "data set: no %s", what);
     size_t bytes = gg_storage_bytes(storage);
     /* By division: the product of wild numbers may overflow. */
     size_t row = (size_t)values * size;
     if (bytes % row != 0 || bytes / row != (size_t)count)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE,
-                       "data set: %s take %zu bytes, but %" PRId64 " samples of %" PRId64
-                       " %s values are wanted (%zu bytes each)",
-                       what, bytes, count, values, gg_dtype_name(dtype), size));
+        GG_FAIL(GG_ERROR_SHAPE,
+                "data set: %s take %zu bytes, but %" PRId64 " samples of %" PRId64
+                " %s values are wanted (%zu bytes each)",
+                what, bytes, count, values, gg_dtype_name(dtype), size);
     if ((uintptr_t)gg_storage_data(storage) % size != 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: the memory of the %s is not aligned to %s (%zu bytes)", what,
-                       gg_dtype_name(dtype), size));
+        GG_FAIL(GG_ERROR_ARGUMENT, "data set: the memory of the %s is not aligned to %s (%zu bytes)", what,
+                gg_dtype_name(dtype), size);
 cleanup:
     return status;
 }
@@ -32,9 +32,8 @@ static gg_status check_rows(const gg_dataset *set) {
     GG_TRY(check_storage("rows", set->rows, GG_INT32, set->count, 1)); /* as wide as uint32 */
     for (int64_t i = 0; i < set->count; ++i)
         if (gg_dataset_row(set, i) >= set->stored)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                           "data set: sample %" PRId64 " is row %" PRId64 "; allowed are 0 to %" PRId64, i,
-                           gg_dataset_row(set, i), set->stored - 1));
+            GG_FAIL(GG_ERROR_ARGUMENT, "data set: sample %" PRId64 " is row %" PRId64 "; allowed are 0 to %" PRId64, i,
+                    gg_dataset_row(set, i), set->stored - 1);
 cleanup:
     return status;
 }
@@ -47,34 +46,31 @@ gg_status gg_dataset_check(const gg_dataset *set) {
     gg_status status = GG_OK;
     int64_t values = 1;
     if (set->dtype != GG_UINT8 && set->dtype != GG_FLOAT32)
-        GG_TRY(
-            gg_fail(GG_ERROR_TYPE, "data set: samples are %s; allowed are uint8, float32", gg_dtype_name(set->dtype)));
+        GG_FAIL(GG_ERROR_TYPE, "data set: samples are %s; allowed are uint8, float32", gg_dtype_name(set->dtype));
     if (set->target_dtype != GG_INT32 && set->target_dtype != GG_FLOAT32)
-        GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; allowed are int32, float32",
-                       gg_dtype_name(set->target_dtype)));
+        GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; allowed are int32, float32",
+                gg_dtype_name(set->target_dtype));
     if (set->count < 1 || set->count > MAX_SAMPLES)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: %" PRId64 " samples; allowed are 1 to %" PRId64, set->count,
-                       MAX_SAMPLES));
+        GG_FAIL(GG_ERROR_ARGUMENT, "data set: %" PRId64 " samples; allowed are 1 to %" PRId64, set->count, MAX_SAMPLES);
     if (set->shape.dims < 1 || set->shape.dims > GG_MAX_DIMS)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: a sample has %d dimensions; allowed are 1 to %d", set->shape.dims,
-                       GG_MAX_DIMS));
+        GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has %d dimensions; allowed are 1 to %d", set->shape.dims,
+                GG_MAX_DIMS);
     for (int i = 0; i < set->shape.dims; ++i) {
         int64_t size = set->shape.size[i];
         if (size < 1 || size > INT64_MAX / 8 / values) {
             char text[GG_SHAPE_TEXT];
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: a sample has the shape %s; every size must be at least 1%s",
-                           gg_shape_text(&set->shape, text), size < 1 ? "" : " and the product must fit in memory"));
+            GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has the shape %s; every size must be at least 1%s",
+                    gg_shape_text(&set->shape, text), size < 1 ? "" : " and the product must fit in memory");
         }
         values *= size;
     }
     if (set->target_values < 1 || set->target_values > INT64_MAX / 8 ||
         (set->target_dtype == GG_INT32 && set->target_values != 1))
-        GG_TRY(
-            gg_fail(GG_ERROR_SHAPE, "data set: %" PRId64 " target values a sample; %s", set->target_values,
-                    set->target_dtype == GG_INT32 ? "int32 targets are one class a sample" : "at least 1 is needed"));
+        GG_FAIL(GG_ERROR_SHAPE, "data set: %" PRId64 " target values a sample; %s", set->target_values,
+                set->target_dtype == GG_INT32 ? "int32 targets are one class a sample" : "at least 1 is needed");
     if (!isfinite(set->scale) || !isfinite(set->shift))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "data set: scale=%g, shift=%g: must be finite", (double)set->scale,
-                       (double)set->shift));
+        GG_FAIL(GG_ERROR_ARGUMENT, "data set: scale=%g, shift=%g: must be finite", (double)set->scale,
+                (double)set->shift);
     GG_TRY(check_storage("samples", set->samples, set->dtype, set->rows ? set->stored : set->count, values));
     if (set->rows != NULL) GG_TRY(check_rows(set));
     GG_TRY(check_storage("targets", set->targets, set->target_dtype, set->count, set->target_values));
@@ -87,14 +83,13 @@ cleanup:
 gg_status gg_dataset_check_classes(const gg_dataset *set, int64_t classes) {
     gg_status status = GG_OK;
     if (set->target_dtype != GG_INT32)
-        GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s, but classes (int32) are needed",
-                       gg_dtype_name(set->target_dtype)));
+        GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s, but classes (int32) are needed",
+                gg_dtype_name(set->target_dtype));
     const int32_t *target = gg_storage_data(set->targets);
     for (int64_t i = 0; i < set->count; ++i)
         if (target[i] < 0 || target[i] >= classes)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                           "data set: sample %" PRId64 " has class %" PRId32 "; allowed are 0 to %" PRId64, i,
-                           target[i], classes - 1));
+            GG_FAIL(GG_ERROR_ARGUMENT, "data set: sample %" PRId64 " has class %" PRId32 "; allowed are 0 to %" PRId64,
+                    i, target[i], classes - 1);
 cleanup:
     return status;
 }

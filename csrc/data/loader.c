@@ -32,17 +32,16 @@ static gg_status check_own(const gg_dataset *set, const gg_loader_options *optio
     int64_t all = 0;
     for (int rank = 0; rank < sharding->size; ++rank) {
         if (sharding->counts[rank] < 1)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d brings %" PRId64 " samples; every rank needs at least one", rank,
-                           sharding->counts[rank]));
+            GG_FAIL(GG_ERROR_ARGUMENT, "rank %d brings %" PRId64 " samples; every rank needs at least one", rank,
+                    sharding->counts[rank]);
         all += sharding->counts[rank];
     }
     if (all != sharding->count || all > INT32_MAX)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "%" PRId64 " samples of all ranks; allowed are 1 to %d, here their sum %" PRId64,
-                       sharding->count, INT32_MAX, all));
+        GG_FAIL(GG_ERROR_ARGUMENT, "%" PRId64 " samples of all ranks; allowed are 1 to %d, here their sum %" PRId64,
+                sharding->count, INT32_MAX, all);
     if (set->count != sharding->counts[options->rank])
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "rank %d has a set of %" PRId64 " samples; %" PRId64 " were announced",
-                       options->rank, set->count, sharding->counts[options->rank]));
+        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d has a set of %" PRId64 " samples; %" PRId64 " were announced",
+                options->rank, set->count, sharding->counts[options->rank]);
 cleanup:
     return status;
 }
@@ -51,23 +50,22 @@ static gg_status check_options(const gg_dataset *set, const gg_loader_options *o
     gg_status status = GG_OK;
     const gg_sharding *sharding = &options->sharding;
     int64_t batch = options->batch, smallest, largest;
-    if (sharding->size < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", sharding->size));
+    if (sharding->size < 1) GG_FAIL(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", sharding->size);
     if (options->rank < 0 || options->rank >= sharding->size)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, sharding->size - 1));
+        GG_FAIL(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, sharding->size - 1);
     bool own = sharding->kind == GG_SHARD_OWN;
     if (own) {
         GG_TRY(check_own(set, options));
     } else if (set->count != sharding->count || set->count < sharding->size) {
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
-                       sharding->size));
+        GG_FAIL(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
+                sharding->size);
     }
     find_extremes(sharding, &smallest, &largest);
     int64_t most = own ? largest : smallest;
     if (batch < 1 || batch > most)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)",
-                       batch, sharding->count, sharding->size, most, own ? "largest" : "smallest"));
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)", batch,
+                sharding->count, sharding->size, most, own ? "largest" : "smallest");
 cleanup:
     return status;
 }
@@ -178,8 +176,7 @@ gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_
     const gg_dataset *set = copy ? &copy->set : &loader->set;
     int64_t n = gg_loader_batch(loader, loader->options.rank, step);
     if (copy != NULL && copy->in_flight)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read",
-                       step));
+        GG_FAIL(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read", step);
     if (n == 0) goto cleanup;
     const int64_t begin = batch_begin(loader, loader->count, step);
     const uint32_t *index = loader->order + begin;

@@ -80,14 +80,13 @@ static gg_status check_shape(const gg_shape *shape) {
     char text[GG_SHAPE_TEXT];
     int64_t count = 1;
     if (shape->dims < 1 || shape->dims > GG_MAX_DIMS)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "a sample has 1 to %d axes, got %d", GG_MAX_DIMS, shape->dims));
+        GG_FAIL(GG_ERROR_SHAPE, "a sample has 1 to %d axes, got %d", GG_MAX_DIMS, shape->dims);
     for (int i = 0; i < shape->dims; i++) {
         int64_t size = shape->size[i];
-        if (size < 1)
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text)));
+        if (size < 1) GG_FAIL(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text));
         if (size > GG_MAX_SAMPLE / count)
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)",
-                           gg_shape_text(shape, text), (long long)GG_MAX_SAMPLE));
+            GG_FAIL(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)",
+                    gg_shape_text(shape, text), (long long)GG_MAX_SAMPLE);
         count *= size;
     }
 cleanup:
@@ -97,13 +96,13 @@ cleanup:
 static gg_status check_name(const gg_graph *graph, const char name[GG_NAME_LENGTH]) {
     gg_status status = GG_OK;
     if (memchr(name, '\0', GG_NAME_LENGTH) == NULL)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "a layer's name must be shorter than %d bytes, got '%.*s...'", GG_NAME_LENGTH,
-                       GG_NAME_LENGTH - 1, name));
-    if (name[0] == '\0') GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "a layer's name must not be empty"));
+        GG_FAIL(GG_ERROR_ARGUMENT, "a layer's name must be shorter than %d bytes, got '%.*s...'", GG_NAME_LENGTH,
+                GG_NAME_LENGTH - 1, name);
+    if (name[0] == '\0') GG_FAIL(GG_ERROR_ARGUMENT, "a layer's name must not be empty");
     for (int i = 0; i < graph->nodes; i++) {
         if (strcmp(graph->node[i].desc.name, name) == 0)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique",
-                           name, i, types[graph->node[i].desc.kind]->name));
+            GG_FAIL(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique", name,
+                    i, types[graph->node[i].desc.kind]->name);
     }
 cleanup:
     return status;
@@ -114,25 +113,24 @@ static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, c
     gg_status status = GG_OK;
     const gg_node *node[GG_MAX_INPUTS] = {0};
     if (desc->kind == GG_LAYER_INPUT) {
-        if (inputs != 0) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "takes no inputs, got %d", inputs));
+        if (inputs != 0) GG_FAIL(GG_ERROR_ARGUMENT, "takes no inputs, got %d", inputs);
         if (graph->input >= 0)
-            GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "a graph has one input, and '%s' is it already",
-                           graph->node[graph->input].desc.name));
-        if (shape == NULL) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "needs the shape of one sample"));
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "a graph has one input, and '%s' is it already",
+                    graph->node[graph->input].desc.name);
+        if (shape == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "needs the shape of one sample");
         *out = *shape;
         status = check_shape(out);
         goto cleanup;
     }
     if (inputs < type->least_inputs || inputs > type->most_inputs || (inputs > 0 && input == NULL)) {
         if (type->least_inputs == type->most_inputs)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "takes %d input, got %d", type->least_inputs, inputs));
-        GG_TRY(
-            gg_fail(GG_ERROR_ARGUMENT, "takes %d to %d inputs, got %d", type->least_inputs, type->most_inputs, inputs));
+            GG_FAIL(GG_ERROR_ARGUMENT, "takes %d input, got %d", type->least_inputs, inputs);
+        GG_FAIL(GG_ERROR_ARGUMENT, "takes %d to %d inputs, got %d", type->least_inputs, type->most_inputs, inputs);
     }
     for (int i = 0; i < inputs; i++) {
         if (input[i] < 0 || input[i] >= graph->nodes)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "input %d is node %d, but the graph has nodes 0 to %d", i, input[i],
-                           graph->nodes - 1));
+            GG_FAIL(GG_ERROR_ARGUMENT, "input %d is node %d, but the graph has nodes 0 to %d", i, input[i],
+                    graph->nodes - 1);
         node[i] = &graph->node[input[i]];
     }
     GG_TRY(type->infer(desc, inputs, node, out));
@@ -145,10 +143,9 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
                        int *node) {
     gg_status status = GG_OK;
     gg_parameter ignored[2];
-    if (graph->finished)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "layer '%.63s': the graph is finished and takes no more", desc->name));
+    if (graph->finished) GG_FAIL(GG_ERROR_STATE, "layer '%.63s': the graph is finished and takes no more", desc->name);
     if ((int)desc->kind < 0 || desc->kind >= GG_LAYER_COUNT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind));
+        GG_FAIL(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind);
     const gg_layer_type *type = types[desc->kind];
     gg_node made = {.desc = *desc, .inputs = inputs, .layer = -1};
 
@@ -218,11 +215,10 @@ static void place_parameters(gg_graph *graph) {
 gg_status gg_graph_finish(gg_graph *graph, int output) {
     gg_status status = GG_OK;
     const size_t layers = (size_t)graph->layers + 1; /* at least one, so that there are arrays */
-    if (graph->finished) GG_TRY(gg_fail(GG_ERROR_STATE, "the graph is already finished"));
-    if (graph->input < 0) GG_TRY(gg_fail(GG_ERROR_STATE, "the graph has no input"));
+    if (graph->finished) GG_FAIL(GG_ERROR_STATE, "the graph is already finished");
+    if (graph->input < 0) GG_FAIL(GG_ERROR_STATE, "the graph has no input");
     if (output < 0 || output >= graph->nodes)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output,
-                       graph->nodes - 1));
+        GG_FAIL(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output, graph->nodes - 1);
     GG_TRY(check_reachable(graph, output));
     /* Those of a finish that failed before. */
     gg_free(graph->parameter);

@@ -113,7 +113,7 @@ static gg_status try_reorder(gg_plan *plan, int node, int from, gg_format format
     if (!same_format(step.op->input[0], desc.offered[0]) || !same_format(step.op->output, format)) {
         const char *backend = step.op->backend;
         gg_op_destroy(step.op);
-        GG_TRY(gg_fail(GG_ERROR_BACKEND, "the reorder of table '%s' is not between the formats asked for", backend));
+        GG_FAIL(GG_ERROR_BACKEND, "the reorder of table '%s' is not between the formats asked for", backend);
     }
     status = add_value(plan, &made, &step.output);
     if (status != GG_OK) {
@@ -164,8 +164,8 @@ static gg_status plan_resolve(gg_plan *plan, int node, int source, gg_format for
         plan_decide(plan, value, taken ? format : plain);
     }
     if (!plan_shapeless(format.layout) && gg_graph_node(plan->graph, source)->shape.dims != 3)
-        GG_TRY(gg_fail(GG_ERROR_BACKEND, "layout %s is for images only, but was asked for the output of '%s'",
-                       gg_layout_name(format.layout), gg_graph_node(plan->graph, source)->desc.name));
+        GG_FAIL(GG_ERROR_BACKEND, "layout %s is for images only, but was asked for the output of '%s'",
+                gg_layout_name(format.layout), gg_graph_node(plan->graph, source)->desc.name);
     status = plan_convert(plan, node, value, format, out);
 cleanup:
     return status;

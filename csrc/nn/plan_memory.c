@@ -138,8 +138,8 @@ static gg_status add_sums(gg_plan *plan, gg_step *step, int value, gg_place term
         size_t offset = 0;
         if (leaf->children > 0 || !is_within(plan, i, value)) continue;
         if (leaf->format.dtype != GG_FLOAT32)
-            GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "gradients of '%s' meet in %s; only float32 ones can be added",
-                           gg_graph_node(plan->graph, leaf->node)->desc.name, gg_dtype_name(leaf->format.dtype)));
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "gradients of '%s' meet in %s; only float32 ones can be added",
+                    gg_graph_node(plan->graph, leaf->node)->desc.name, gg_dtype_name(leaf->format.dtype));
         gg_sum made = {
             .term = term, .count = (leaf->bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES, .add = leaf->written};
         gg_plan_root(plan, i, &offset);

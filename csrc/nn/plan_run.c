@@ -9,13 +9,13 @@
 
 static gg_status plan_check_options(const gg_graph *graph, const gg_plan_options *options) {
     gg_status status = GG_OK;
-    if (gg_graph_output(graph) < 0) GG_TRY(gg_fail(GG_ERROR_STATE, "a plan needs a finished graph"));
+    if (gg_graph_output(graph) < 0) GG_FAIL(GG_ERROR_STATE, "a plan needs a finished graph");
     if (options->batch < 1 || options->batch > GG_MAX_BATCH)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
-                       (long long)options->batch));
+        GG_FAIL(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
+                (long long)options->batch);
     if ((int)options->loss < 0 || options->loss >= GG_LOSS_COUNT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "unknown loss %d", (int)options->loss));
-    if (options->device == NULL) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "a plan needs a device"));
+        GG_FAIL(GG_ERROR_ARGUMENT, "unknown loss %d", (int)options->loss);
+    if (options->device == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "a plan needs a device");
 cleanup:
     return status;
 }
@@ -40,10 +40,10 @@ static gg_status find_kernels(gg_plan *plan) {
         if (device[i]->table->transpose != NULL) plan->transpose_device = device[i];
     }
     if (plan->loss_device == NULL || plan->sum_device == NULL || plan->transpose_device == NULL)
-        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "neither table offers %s",
-                       plan->loss_device == NULL  ? "a loss"
-                       : plan->sum_device == NULL ? "weighted_sum"
-                                                  : "transpose"));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "neither table offers %s",
+                plan->loss_device == NULL  ? "a loss"
+                : plan->sum_device == NULL ? "weighted_sum"
+                                           : "transpose");
 cleanup:
     return status;
 }
@@ -146,8 +146,8 @@ static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights
     if (step->op->desc.kind == GG_OP_DROPOUT && !training) {
         /* A plan made for training that is asked to evaluate: dropout is the identity. */
         if (in->format.dtype != GG_FLOAT32)
-            GG_TRY(gg_fail(GG_ERROR_STATE, "evaluation with dropout in %s needs a plan made with training = false",
-                           gg_dtype_name(in->format.dtype)));
+            GG_FAIL(GG_ERROR_STATE, "evaluation with dropout in %s needs a plan made with training = false",
+                    gg_dtype_name(in->format.dtype));
         copy_values(plan, in->bytes, args->input[0], args->output);
         goto cleanup;
     }
@@ -249,8 +249,8 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
                         const float *sample_weights, uint64_t step, const gg_plan_hooks *hooks, double *loss_sum,
                         int64_t *correct) {
     gg_status status = GG_OK;
-    if (!plan->options.training) GG_TRY(gg_fail(GG_ERROR_STATE, "this plan was not made for training"));
-    if (targets == NULL) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "no targets given"));
+    if (!plan->options.training) GG_FAIL(GG_ERROR_STATE, "this plan was not made for training");
+    if (targets == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "no targets given");
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
     GG_TRY(run_forward(plan, weights, step, true, hooks));
@@ -263,7 +263,7 @@ cleanup:
 gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, const float *sample_weights,
                            double *loss_sum, int64_t *correct) {
     gg_status status = GG_OK;
-    if (targets == NULL) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "no targets given"));
+    if (targets == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "no targets given");
     GG_TRY(gg_plan_check_loss(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(run_forward(plan, weights, 0, false, NULL));
@@ -276,8 +276,8 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float 
     gg_status status = GG_OK;
     const float *from = plan->output_at;
     if (n < 0 || n > plan->options.batch)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld",
-                       (long long)plan->options.batch, (long long)n));
+        GG_FAIL(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
+                (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(run_forward(plan, weights, 0, false, NULL));
     if (plan->plain_at != NULL) {

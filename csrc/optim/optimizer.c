@@ -13,10 +13,10 @@ bool gg_optimizer_has_square(const gg_optimizer *optimizer) { return optimizer->
 static gg_status check_sgd(const gg_optimizer *optimizer) {
     gg_status status = GG_OK;
     if (!(optimizer->momentum >= 0 && optimizer->momentum < 1))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "momentum=%g: must be at least 0 and below 1", (double)optimizer->momentum));
+        GG_FAIL(GG_ERROR_ARGUMENT, "momentum=%g: must be at least 0 and below 1", (double)optimizer->momentum);
     if (optimizer->nesterov && !(optimizer->momentum > 0))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "nesterov=True with momentum=%g: momentum must be above 0",
-                       (double)optimizer->momentum));
+        GG_FAIL(GG_ERROR_ARGUMENT, "nesterov=True with momentum=%g: momentum must be above 0",
+                (double)optimizer->momentum);
 cleanup:
     return status;
 }
@@ -26,14 +26,12 @@ static gg_status check_adam(const gg_optimizer *optimizer) {
     for (int i = 0; i < 2; ++i) {
         double beta = i == 0 ? optimizer->beta1 : optimizer->beta2;
         if (!(beta >= 0 && (float)beta < 1)) /* the kernel computes in float32 */
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "beta%d=%g: must be at least 0 and below 1", i + 1, beta));
+            GG_FAIL(GG_ERROR_ARGUMENT, "beta%d=%g: must be at least 0 and below 1", i + 1, beta);
     }
     if (optimizer->moments_since < 0)
-        GG_TRY(
-            gg_fail(GG_ERROR_ARGUMENT, "moments_since=%lld: must be at least 0", (long long)optimizer->moments_since));
+        GG_FAIL(GG_ERROR_ARGUMENT, "moments_since=%lld: must be at least 0", (long long)optimizer->moments_since);
     if (!(optimizer->eps >= FLT_MIN && optimizer->eps <= FLT_MAX))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "eps=%g: must be finite and at least %g", (double)optimizer->eps,
-                       (double)FLT_MIN));
+        GG_FAIL(GG_ERROR_ARGUMENT, "eps=%g: must be finite and at least %g", (double)optimizer->eps, (double)FLT_MIN);
 cleanup:
     return status;
 }
@@ -42,12 +40,11 @@ gg_status gg_optimizer_check(const gg_optimizer *optimizer) {
     gg_status status = GG_OK;
     GG_TRY(gg_rate_check(&optimizer->rate));
     if (!(optimizer->weight_decay >= 0 && optimizer->weight_decay <= FLT_MAX))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "weight_decay=%g: must be finite and at least 0",
-                       (double)optimizer->weight_decay));
+        GG_FAIL(GG_ERROR_ARGUMENT, "weight_decay=%g: must be finite and at least 0", (double)optimizer->weight_decay);
     switch (optimizer->kind) {
     case GG_OPTIMIZER_SGD: GG_TRY(check_sgd(optimizer)); break;
     case GG_OPTIMIZER_ADAM: GG_TRY(check_adam(optimizer)); break;
-    default: GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "optimizer: number %d is none of the known", (int)optimizer->kind));
+    default: GG_FAIL(GG_ERROR_ARGUMENT, "optimizer: number %d is none of the known", (int)optimizer->kind);
     }
 cleanup:
     return status;

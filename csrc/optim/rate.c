@@ -16,27 +16,24 @@ static gg_status check_rate_value(const char *name, double value) {
 gg_status gg_rate_check(const gg_rate *rate) {
     gg_status status = GG_OK;
     if ((unsigned)rate->kind >= GG_SCHEDULE_COUNT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "schedule=%d: allowed are 0 to %d", (int)rate->kind, GG_SCHEDULE_COUNT - 1));
+        GG_FAIL(GG_ERROR_ARGUMENT, "schedule=%d: allowed are 0 to %d", (int)rate->kind, GG_SCHEDULE_COUNT - 1);
     GG_TRY(check_rate_value("lr", rate->lr));
-    if (rate->warmup < 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "warmup=%" PRId64 ": must be at least 0 steps", rate->warmup));
+    if (rate->warmup < 0) GG_FAIL(GG_ERROR_ARGUMENT, "warmup=%" PRId64 ": must be at least 0 steps", rate->warmup);
     if (!(rate->warmup_start >= 0 && rate->warmup_start <= 1))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "warmup_start=%g: must be from 0 to 1 (a share of lr)", rate->warmup_start));
+        GG_FAIL(GG_ERROR_ARGUMENT, "warmup_start=%g: must be from 0 to 1 (a share of lr)", rate->warmup_start);
     if (rate->kind == GG_SCHEDULE_STEP) {
         if (!(rate->gamma > 0 && rate->gamma <= 1))
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "gamma=%g: must be above 0 and at most 1", rate->gamma));
-        if (rate->every < 1)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "every=%" PRId64 ": must be at least 1 step", rate->every));
+            GG_FAIL(GG_ERROR_ARGUMENT, "gamma=%g: must be above 0 and at most 1", rate->gamma);
+        if (rate->every < 1) GG_FAIL(GG_ERROR_ARGUMENT, "every=%" PRId64 ": must be at least 1 step", rate->every);
     }
     if (rate->kind == GG_SCHEDULE_COSINE || rate->kind == GG_SCHEDULE_POLYNOMIAL) {
-        if (rate->total < 1)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "total=%" PRId64 ": must be at least 1 step", rate->total));
+        if (rate->total < 1) GG_FAIL(GG_ERROR_ARGUMENT, "total=%" PRId64 ": must be at least 1 step", rate->total);
         GG_TRY(check_rate_value("final", rate->final));
     }
     if (rate->kind == GG_SCHEDULE_POLYNOMIAL && !(rate->power > 0 && rate->power <= DBL_MAX))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "power=%g: must be finite and above 0", rate->power));
+        GG_FAIL(GG_ERROR_ARGUMENT, "power=%g: must be finite and above 0", rate->power);
     if (rate->kind == GG_SCHEDULE_TABLE) {
-        if (rate->count < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "values: empty; must be at least one rate"));
+        if (rate->count < 1) GG_FAIL(GG_ERROR_ARGUMENT, "values: empty; must be at least one rate");
         for (int64_t i = 0; i < rate->count; ++i) GG_TRY(check_rate_value("learning rate", rate->table[i]));
     }
 cleanup:

@@ -389,13 +389,12 @@ void gg_centre_destroy(gg_strategy *strategy) {
 gg_status gg_centre_check(const gg_strategy_options *options, int size) {
     gg_status status = GG_OK;
     int most = options->dedicated ? size - 1 : size;
-    if (options->period < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period));
+    if (options->period < 1) GG_FAIL(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
     if (options->dedicated && size == 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "dedicated: with 1 rank nobody would train; at least 2 ranks are needed"));
+        GG_FAIL(GG_ERROR_ARGUMENT, "dedicated: with 1 rank nobody would train; at least 2 ranks are needed");
     if (options->servers < 1 || options->servers > most)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "servers: %d; %d ranks allow 1 to %d%s", options->servers, size, most,
-                       options->dedicated ? " dedicated ones, so that one trains" : ""));
+        GG_FAIL(GG_ERROR_ARGUMENT, "servers: %d; %d ranks allow 1 to %d%s", options->servers, size, most,
+                options->dedicated ? " dedicated ones, so that one trains" : "");
 cleanup:
     return status;
 }

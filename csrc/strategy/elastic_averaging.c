@@ -120,11 +120,10 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     elastic *s = NULL;
     int p = env->transport->size;
     *out = NULL;
-    if (options->period < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period));
+    if (options->period < 1) GG_FAIL(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
     if (options->servers != 1 || options->dedicated)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
-                       options->dedicated ? "dedicated" : "servers"));
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
+                options->dedicated ? "dedicated" : "servers");
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = &synchronous;
     s->head.model = &model;
@@ -158,9 +157,8 @@ gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const 
     *out = NULL;
     if (alpha == 0 && workers > 0) alpha = (options->synchronous ? 0.8 : 0.9) / workers;
     if (!(alpha > 0 && alpha < limit))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "alpha: %g; with %d ranks it must be above 0 and below %g, or the centre runs away", alpha,
-                       workers, limit));
+        GG_FAIL(GG_ERROR_ARGUMENT, "alpha: %g; with %d ranks it must be above 0 and below %g, or the centre runs away",
+                alpha, workers, limit);
     status = options->synchronous ? create_synchronous((float)alpha, options, env, out)
                                   : gg_centre_create(&rule, (float)alpha, options, env, out);
 cleanup:

@@ -104,9 +104,9 @@ gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire
     for (int layer = 0; layer < layers; ++layer) count += separate[layer].count > 0;
     *out = (gg_fc_exchange){.owner = owner, .choice = choice, .size = gg_dtype_size(wire), .tag = tag};
     if (tag + GG_FC_WHATS * count > GG_TAG_LIMIT)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "partition_fc: %d layers are more than the %d for which there are tags beside %d chunks", count,
-                       (GG_TAG_LIMIT - tag) / GG_FC_WHATS, partition->chunks));
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "partition_fc: %d layers are more than the %d for which there are tags beside %d chunks", count,
+                (GG_TAG_LIMIT - tag) / GG_FC_WHATS, partition->chunks);
     GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->of_layer, "partitioned layers", &out->of_layer));
     GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->partitioned, "partitioned layers", &out->partitioned));
     GG_TRY(gg_calloc((size_t)count + 1, sizeof *out->fc, "partitioned layers", &out->fc));

@@ -301,9 +301,9 @@ static gg_status check_reach(gg_schedule *schedule) {
     if (schedule->options.topology != GG_TOPOLOGY_TABLE) goto cleanup;
     GG_TRY(gg_schedule_diffusion(schedule, &steps));
     if (steps < 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "topology: by this table some ranks never hear of others, whatever the number of steps; "
-                       "push_sum=True needs that all hear of all"));
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "topology: by this table some ranks never hear of others, whatever the number of steps; "
+                "push_sum=True needs that all hear of all");
 cleanup:
     return status;
 }

@@ -100,8 +100,7 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
      * goes through the graph from its end on every rank, whatever kernels it has there, so buckets are complete in
      * descending order. */
     if (bucket >= s->started)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket,
-                       s->started));
+        GG_FAIL(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket, s->started);
     s->started = bucket;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
         GG_TRY(gg_allreduce_start(s->reduction[i], strategy->env.state->gradient + s->buckets.chunk[i].offset, share));

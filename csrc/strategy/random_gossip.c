@@ -539,8 +539,8 @@ static gg_status random_gossip_settle(gg_strategy *strategy) {
             continue;
         }
         if (transport->timeout > 0 && now - last >= transport->timeout)
-            GG_TRY(gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for rank %d to finish its last step (%s)",
-                           transport->rank, now - last, peer, transport->table->name));
+            GG_FAIL(GG_ERROR_COMM, "rank %d: waited %.3f s for rank %d to finish its last step (%s)", transport->rank,
+                    now - last, peer, transport->table->name);
         GG_TRY(gg_pause(transport, round, peer));
     }
     if (s->push_sum) GG_TRY(even_out(s));

@@ -6,8 +6,8 @@
 static gg_status check_sizes(const gg_strategy_options *options) {
     gg_status status = GG_OK;
     if (options->bucket_bytes == 0 || options->chunk_bytes == 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1",
-                       options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes"));
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1",
+                options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes");
 cleanup:
     return status;
 }
@@ -15,12 +15,12 @@ cleanup:
 static gg_status strategy_check(const gg_strategy_options *options) {
     gg_status status = GG_OK;
     if (options->staleness != 0 && options->staleness != 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness));
+        GG_FAIL(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
     if (options->push_sum && options->exchange == GG_EXCHANGE_GRADIENTS)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                       "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'"));
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
     if (options->push_sum && options->mix == GG_MIX_HALVES)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "push_sum: True with mix 'halves'; allowed is 'displacement'"));
+        GG_FAIL(GG_ERROR_ARGUMENT, "push_sum: True with mix 'halves'; allowed is 'displacement'");
     status = check_sizes(options);
 cleanup:
     return status;
@@ -29,9 +29,9 @@ cleanup:
 static gg_status check_random(const gg_strategy_options *options) {
     gg_status status = GG_OK;
     if (options->interval < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "interval: %lld; must be at least 1", (long long)options->interval));
+        GG_FAIL(GG_ERROR_ARGUMENT, "interval: %lld; must be at least 1", (long long)options->interval);
     if (!(options->probability > 0 && options->probability <= 1))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "probability: %g; must be above 0 and at most 1", options->probability));
+        GG_FAIL(GG_ERROR_ARGUMENT, "probability: %g; must be above 0 and at most 1", options->probability);
     status = check_sizes(options);
 cleanup:
     return status;
@@ -59,8 +59,7 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
         break;
     case GG_STRATEGY_PERIODIC_ALLREDUCE:
         if (options->period < 0)
-            GG_TRY(
-                gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period));
+            GG_FAIL(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period);
         GG_TRY(gg_periodic_allreduce_create(options, env, out));
         break;
     case GG_STRATEGY_ELASTIC_AVERAGING:
@@ -82,8 +81,8 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
         break;
     case GG_STRATEGY_NO_EXCHANGE: GG_TRY(gg_no_exchange_create(options, env, out)); break;
     default:
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
-                       GG_STRATEGY_COUNT));
+        GG_FAIL(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
+                GG_STRATEGY_COUNT);
     }
 cleanup:
     return status;

@@ -312,11 +312,11 @@ static gg_status share_counts(gg_replica *r, int64_t own) {
     gg_status status = GG_OK;
     gg_transport *transport = r->options.transport;
     if (r->workers < transport->size)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "sharded: allowed only where all ranks train, here %d of %d do", r->workers,
-                       transport->size));
+        GG_FAIL(GG_ERROR_ARGUMENT, "sharded: allowed only where all ranks train, here %d of %d do", r->workers,
+                transport->size);
     if (r->options.strategy.shuffle_samples)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "sharded: not allowed with shuffle_samples, which needs the whole set on "
-                                          "every rank"));
+        GG_FAIL(GG_ERROR_ARGUMENT, "sharded: not allowed with shuffle_samples, which needs the whole set on "
+                                   "every rank");
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *r->shard_counts, "samples of each rank", &r->shard_counts));
     GG_TRY(gg_replica_at(r, "samples of each rank", gg_allgather(transport, &own, sizeof own, r->shard_counts)));
     r->sharding.counts = r->shard_counts;
@@ -370,7 +370,7 @@ int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->loader ? gg_load
 
 gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     gg_status status = GG_OK;
-    if (r->loader == NULL) GG_TRY(gg_fail(GG_ERROR_STATE, "epoch: there is no data to train on yet"));
+    if (r->loader == NULL) GG_FAIL(GG_ERROR_STATE, "epoch: there is no data to train on yet");
     gg_loader_epoch(r->loader, epoch);
     memset(&r->counts, 0, sizeof r->counts);
     if (r->ring != NULL) {
@@ -445,7 +445,7 @@ void gg_replica_load(gg_replica *r, gg_arena which, const float *whole) { gg_str
 
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
-    if (r->loader == NULL) GG_TRY(gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet"));
+    if (r->loader == NULL) GG_FAIL(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
     GG_TRY(gg_replica_settle(r));
     GG_TRY(gg_sample_audit_run(r->options.transport, &r->sharding, r->shard, &r->set, out));
 cleanup:
@@ -578,7 +578,7 @@ static gg_status open_devices(gg_replica *r) {
     const gg_replica_options *o = &r->options;
     const gg_backend *onednn = gg_cpu_onednn();
     if (o->backend == GG_CHOOSE_ONEDNN && onednn == NULL)
-        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN, allowed are auto, native"));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN, allowed are auto, native");
     GG_TRY(gg_backend_native.open(o->threads, o->isa, &r->native));
     if (o->backend != GG_CHOOSE_NATIVE && onednn != NULL) GG_TRY(onednn->open(o->threads, o->isa, &r->onednn));
     r->device = r->native;
@@ -613,7 +613,7 @@ static gg_status model_costs(gg_replica *r) {
     if (!r->any_batch) goto cleanup;
     double forward = r->options.step_seconds[r->options.transport->rank] / 3;
     if (!(forward >= 0 && forward < INFINITY))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", 3 * forward));
+        GG_FAIL(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", 3 * forward);
     scale_costs(layers, forward, r->layer_seconds);
 cleanup:
     return status;
@@ -645,11 +645,11 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *r, "replica", &r));
     r->options = *options;
-    if (options->threads < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads));
+    if (options->threads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads);
     GG_TRY(gg_optimizer_check(&options->optimizer));
     if (!(options->straggler.probability >= 0 && options->straggler.probability <= 1 && options->straggler.delay >= 0))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
-                       options->straggler.probability, options->straggler.delay));
+        GG_FAIL(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
+                options->straggler.probability, options->straggler.delay);
     GG_TRY(open_devices(r));
     GG_TRY(model_costs(r));
     GG_TRY(replica_tune(r));
@@ -660,8 +660,8 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
     r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
     if (options->strategy.shuffle_samples && r->workers < options->transport->size)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do",
-                       r->workers, options->transport->size));
+        GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", r->workers,
+                options->transport->size);
     for (int i = 0; i < r->workers; ++i) r->equal_share[i] = 1.0f / (float)r->workers;
     if (options->trace > 0) {
         GG_TRY(gg_trace_create(options->trace, &r->trace));

@@ -147,8 +147,7 @@ gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *conte
     gg_status status = GG_OK;
     int64_t done = steps_done(t, 0), left = gg_replica_epoch_steps(t->replica[0]) - done;
     run_call c = {.trainer = t, .steps = done + (steps < left ? steps : left), .watch = watch, .context = context};
-    if (gg_replica_epoch_steps(t->replica[0]) == 0)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet"));
+    if (gg_replica_epoch_steps(t->replica[0]) == 0) GG_FAIL(GG_ERROR_STATE, "run: there is no data to train on yet");
     GG_TRY(gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS}));
 cleanup:
     return status;
@@ -320,7 +319,7 @@ gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
     /* Checked before any rank runs, because ranks that fail in a run stay failed. */
     for (int i = 0; i < t->local; ++i)
         if (gg_replica_slots(t->replica[i]) < 0)
-            GG_TRY(gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet"));
+            GG_FAIL(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
     status = gg_team_run(t->team, trainer_audit, &(audit_call){.trainer = t, .audit = out});
 cleanup:
     return status;
@@ -408,7 +407,7 @@ gg_status gg_trainer_evaluate(gg_trainer *t, const gg_dataset *const *sets, int6
                               gg_evaluation *out) {
     gg_status status = GG_OK;
     GG_TRY(check_sets(t, sets));
-    if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
+    if (batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch);
     GG_TRY(gg_team_run(t->team, trainer_evaluate,
                        &(evaluate_call){.trainer = t, .sets = sets, .batch = batch, .kind = kind, .results = out}));
 cleanup:
@@ -434,7 +433,7 @@ cleanup:
 
 gg_status gg_trainer_predict(gg_trainer *t, const float *samples, int64_t n, int64_t batch, float *output) {
     gg_status status = GG_OK;
-    if (batch < 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch));
+    if (batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch);
     GG_TRY(gg_team_run(t->team, trainer_predict,
                        &(predict_call){.trainer = t, .samples = samples, .n = n, .batch = batch, .output = output}));
 cleanup:
@@ -449,21 +448,20 @@ gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {
     char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
     GG_TRY(gg_dataset_check(set));
     if (!gg_shape_equal(&set->shape, input))
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "data set: a sample has shape %s, the network's input is %s",
-                       gg_shape_text(&set->shape, have), gg_shape_text(input, want)));
+        GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has shape %s, the network's input is %s",
+                gg_shape_text(&set->shape, have), gg_shape_text(input, want));
     if (t->options.loss == GG_LOSS_CROSS_ENTROPY) {
         if (set->target_dtype != GG_INT32)
-            GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; cross_entropy takes one integer class a sample",
-                           gg_dtype_name(set->target_dtype)));
+            GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; cross_entropy takes one integer class a sample",
+                    gg_dtype_name(set->target_dtype));
         GG_TRY(gg_dataset_check_classes(set, gg_shape_count(output)));
     } else {
         if (set->target_dtype != GG_FLOAT32)
-            GG_TRY(gg_fail(GG_ERROR_TYPE, "data set: targets are %s; this loss takes float32",
-                           gg_dtype_name(set->target_dtype)));
+            GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; this loss takes float32",
+                    gg_dtype_name(set->target_dtype));
         if (set->target_values != gg_shape_count(output))
-            GG_TRY(gg_fail(GG_ERROR_SHAPE,
-                           "data set: a sample has %lld target values, the network's output has shape %s",
-                           (long long)set->target_values, gg_shape_text(output, want)));
+            GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has %lld target values, the network's output has shape %s",
+                    (long long)set->target_values, gg_shape_text(output, want));
     }
 cleanup:
     return status;

@@ -164,11 +164,9 @@ static gg_status read_ranks_per_node(MPI_Comm comm, int *out) {
     const bool good = text == NULL || (*text != '\0' && *end == '\0' && errno == 0 && value >= 1 && value <= INT_MAX);
     GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
     GG_TRY_MPI(MPI_Allreduce, &(int){good ? -1 : rank}, &wrong, 1, MPI_INT, MPI_MAX, comm);
-    if (!good)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: '%s'; must be a whole number, at least 1", text));
+    if (!good) GG_FAIL(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: '%s'; must be a whole number, at least 1", text);
     if (wrong >= 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: rank %d has no whole number, at least 1, there",
-                       wrong));
+        GG_FAIL(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: rank %d has no whole number, at least 1, there", wrong);
     *out = (int)value;
 cleanup:
     return status;

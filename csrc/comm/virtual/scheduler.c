@@ -44,14 +44,12 @@ void gg_virtual_hand_on(gg_virtual *cluster, gg_virtual_rank *self) {
 gg_status gg_virtual_still_good(const gg_virtual_rank *rank) {
     gg_status status = GG_OK;
     const gg_virtual *cluster = rank->cluster;
-    if (cluster->deadlock) GG_TRY(gg_fail(GG_ERROR_COMM, "%s", cluster->deadlock_text));
+    if (cluster->deadlock) GG_FAIL(GG_ERROR_COMM, "%s", cluster->deadlock_text);
     if (cluster->failed)
-        GG_TRY(gg_fail(GG_ERROR_CANCELLED, "stopped, because rank %d of the virtual cluster failed",
-                       cluster->failed_rank));
+        GG_FAIL(GG_ERROR_CANCELLED, "stopped, because rank %d of the virtual cluster failed", cluster->failed_rank);
     if (!cluster->running)
-        GG_TRY(gg_fail(GG_ERROR_STATE,
-                       "rank %d of the virtual cluster does not run: messages move inside of a run only",
-                       rank->transport.rank));
+        GG_FAIL(GG_ERROR_STATE, "rank %d of the virtual cluster does not run: messages move inside of a run only",
+                rank->transport.rank);
 cleanup:
     return status;
 }
@@ -80,8 +78,8 @@ gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request) {
     bool knows = rank->next_known < INFINITY;
     if (cluster->able == 0 && cluster->wire.size == 0 && !knows) {
         if (rank->fruitless < POLL_HOPELESS) goto cleanup;
-        GG_TRY(gg_fail(GG_ERROR_COMM, "rank %d polls for ever (peer %d, tag %d): all other ranks have returned or wait",
-                       rank->transport.rank, request->peer, request->tag));
+        GG_FAIL(GG_ERROR_COMM, "rank %d polls for ever (peer %d, tag %d): all other ranks have returned or wait",
+                rank->transport.rank, request->peer, request->tag);
     }
     if (cluster->able > 0) rank->fruitless = POLL_LIMIT - POLL_AGAIN;
     rank->polling = true;

@@ -74,11 +74,10 @@ static void *thread_main(void *context) {
 static gg_status cluster_check_options(const gg_virtual_options *options) {
     gg_status status = GG_OK;
     if (options->size < 1 || options->size > MAX_SIZE)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: size is %d, expected 1 to %d", options->size, MAX_SIZE));
+        GG_FAIL(GG_ERROR_ARGUMENT, "virtual cluster: size is %d, expected 1 to %d", options->size, MAX_SIZE);
     GG_TRY(gg_error_prefix(gg_network_check(&options->network), "virtual cluster: "));
     if (!(options->compute_rate >= 0 && options->compute_rate < INFINITY))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: compute_rate is %g, expected at least 0",
-                       options->compute_rate));
+        GG_FAIL(GG_ERROR_ARGUMENT, "virtual cluster: compute_rate is %g, expected at least 0", options->compute_rate);
 cleanup:
     return status;
 }
@@ -88,7 +87,7 @@ static gg_status start_threads(gg_virtual *cluster) {
     pthread_attr_t attributes;
     /* Memory is used only where a stack is touched; many ranks would still run out of addresses. */
     size_t stack = (size_t)(cluster->options.size <= 256 ? 8 : 1) << 20;
-    if (pthread_attr_init(&attributes) != 0) GG_TRY(gg_fail(GG_ERROR_MEMORY, "virtual cluster: no thread attributes"));
+    if (pthread_attr_init(&attributes) != 0) GG_FAIL(GG_ERROR_MEMORY, "virtual cluster: no thread attributes");
     int code = pthread_attr_setstacksize(&attributes, stack);
     for (int r = 0; r < cluster->options.size && code == 0; ++r) {
         code = pthread_create(&cluster->ranks[r].thread, &attributes, thread_main, &cluster->ranks[r]);
@@ -201,10 +200,9 @@ cleanup:
 gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context,
                                  const gg_watch *watch) {
     gg_status status = GG_OK;
-    if (cluster->running) GG_TRY(gg_fail(GG_ERROR_STATE, "virtual cluster: it runs already"));
+    if (cluster->running) GG_FAIL(GG_ERROR_STATE, "virtual cluster: it runs already");
     if (cluster->recorded)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)",
-                       cluster->text));
+        GG_FAIL(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)", cluster->text);
     cluster->fn = fn;
     cluster->context = context;
     cluster->unfinished = cluster->working = cluster->options.size;

@@ -204,7 +204,7 @@ static gg_status virtual_idle(gg_transport *transport, double seconds) {
     gg_status status = GG_OK;
     gg_virtual_rank *rank = gg_rank_of(transport);
     double after = rank->clock + seconds;
-    if (!(after < INFINITY)) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds));
+    if (!(after < INFINITY)) GG_FAIL(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
     if (after > rank->clock) {
         rank->fruitless = 0;
         rank->next_known = INFINITY;

@@ -414,25 +414,24 @@ static gg_status native_conv2d_check(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     char text[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "a convolution takes one image (C, H, W), not %s",
-                       gg_shape_text(&desc->input[0], text)));
-    if (desc->batch < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch));
+        GG_FAIL(GG_ERROR_SHAPE, "a convolution takes one image (C, H, W), not %s",
+                gg_shape_text(&desc->input[0], text));
+    if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch);
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
     if (desc->groups < 1 || in[0] % desc->groups != 0 || out[0] % desc->groups != 0)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "groups is %lld; it must divide %lld input and %lld output channels",
-                       (long long)desc->groups, (long long)in[0], (long long)out[0]));
+        GG_FAIL(GG_ERROR_ARGUMENT, "groups is %lld; it must divide %lld input and %lld output channels",
+                (long long)desc->groups, (long long)in[0], (long long)out[0]);
     for (int a = 0; a < 2; ++a) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                           "kernel %lld, stride %lld, dilation %lld must be at least 1 and padding %lld at least 0",
-                           (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
-                           (long long)w->padding[a]));
+            GG_FAIL(GG_ERROR_ARGUMENT,
+                    "kernel %lld, stride %lld, dilation %lld must be at least 1 and padding %lld at least 0",
+                    (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
+                    (long long)w->padding[a]);
         const int64_t room = in[1 + a] + 2 * w->padding[a] - w->dilation[a] * (w->kernel[a] - 1) - 1;
         const int64_t size = room < 0 ? 0 : room / w->stride[a] + 1;
         if (size < 1 || size != out[1 + a])
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a],
-                           (long long)size));
+            GG_FAIL(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a],
+                    (long long)size);
     }
 cleanup:
     return status;
@@ -445,8 +444,7 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     GG_TRY(native_conv2d_check(desc));
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        GG_TRY(
-            gg_fail(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here", gg_isa_name(device->isa)));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here", gg_isa_name(device->isa));
     GG_TRY(gg_native_op_create(desc, &conv_class, sizeof(conv_op), &op));
     conv_op *conv = (conv_op *)op;
     conv->op.backward_needs_input = true;

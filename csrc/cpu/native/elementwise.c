@@ -43,8 +43,8 @@ static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *
         if (!gg_shape_equal(&desc->input[i], &desc->output)) {
             char given[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
             gg_native_op_free(head);
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
-                           gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted)));
+            GG_FAIL(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
+                    gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted));
         }
         head->input[i].layout = layout;
     }
@@ -152,7 +152,7 @@ static const gg_op_class add_class = {native_elementwise_add_forward, native_ele
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     *out = NULL;
-    if (desc->inputs < 2) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "add takes at least 2 inputs, not %d", desc->inputs));
+    if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add takes at least 2 inputs, not %d", desc->inputs);
     status = native_elementwise_create(device, desc, &add_class, desc->offered[0].layout, out);
 cleanup:
     return status;
@@ -250,11 +250,11 @@ gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg
     const bool plain = desc->offered[0].layout == GG_LAYOUT_PLAIN;
     const double p = (double)desc->probability;
     *out = NULL;
-    if (!(p >= 0 && p <= 1)) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "dropout: the probability must be in 0..1, not %g", p));
+    if (!(p >= 0 && p <= 1)) GG_FAIL(GG_ERROR_ARGUMENT, "dropout: the probability must be in 0..1, not %g", p);
     const int64_t features = gg_shape_count(&desc->output), blocks = (desc->batch + 3) / 4;
     if (features > (INT64_C(1) << 32) / (blocks > 0 ? blocks : 1))
-        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
-                       (long long)features, (long long)desc->batch));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
+                (long long)features, (long long)desc->batch);
     GG_TRY(
         native_elementwise_create(device, desc, &dropout_class, plain ? GG_LAYOUT_PLAIN : GG_LAYOUT_BATCH_LAST, out));
     element_op *op = (element_op *)*out;

@@ -147,12 +147,11 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs != 1 || desc->batch < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "a linear layer takes one input and a batch of at least 1, not %d and %lld",
-                       desc->inputs, (long long)desc->batch));
+        GG_FAIL(GG_ERROR_ARGUMENT, "a linear layer takes one input and a batch of at least 1, not %d and %lld",
+                desc->inputs, (long long)desc->batch);
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        GG_TRY(
-            gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here", gg_isa_name(device->isa)));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here", gg_isa_name(device->isa));
     gg_op *op;
     GG_TRY(gg_native_op_create(desc, &linear_class, sizeof(linear_op), &op));
     linear_op *linear = (linear_op *)op;

@@ -71,27 +71,26 @@ static gg_status native_pool_check(const gg_op_desc *desc) {
     static const char *const axes[2] = {"height", "width"};
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
         desc->input[0].size[0] != desc->output.size[0])
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels", name));
+        GG_FAIL(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels", name);
     for (int a = 0; a < 2; ++a) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT,
-                           "%s, %s: kernel %lld, stride %lld, dilation %lld, padding %lld are out of range", name,
-                           axes[a], (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
-                           (long long)w->padding[a]));
+            GG_FAIL(GG_ERROR_ARGUMENT, "%s, %s: kernel %lld, stride %lld, dilation %lld, padding %lld are out of range",
+                    name, axes[a], (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
+                    (long long)w->padding[a]);
         if (desc->kind == GG_OP_AVG_POOL2D && w->dilation[a] != 1)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s takes no dilation, %lld given", name, (long long)w->dilation[a]));
+            GG_FAIL(GG_ERROR_ARGUMENT, "%s takes no dilation, %lld given", name, (long long)w->dilation[a]);
         if (w->padding[a] > (w->dilation[a] * (w->kernel[a] - 1) + 1) / 2)
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s, %s: padding %lld is more than half of the window", name, axes[a],
-                           (long long)w->padding[a]));
+            GG_FAIL(GG_ERROR_ARGUMENT, "%s, %s: padding %lld is more than half of the window", name, axes[a],
+                    (long long)w->padding[a]);
         const int64_t in = desc->input[0].size[1 + a], out = gg_window_output(w, a, in, w->ceil_mode);
         if (out < 1 || out != desc->output.size[1 + a])
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s, %s: windows over %lld elements give %lld outputs, not %lld", name,
-                           axes[a], (long long)in, (long long)out, (long long)desc->output.size[1 + a]));
+            GG_FAIL(GG_ERROR_SHAPE, "%s, %s: windows over %lld elements give %lld outputs, not %lld", name, axes[a],
+                    (long long)in, (long long)out, (long long)desc->output.size[1 + a]);
         if (!gg_window_covers(w, a, in, out))
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s, %s: a window holds no element of the image", name, axes[a]));
+            GG_FAIL(GG_ERROR_SHAPE, "%s, %s: a window holds no element of the image", name, axes[a]);
         if (in > INT32_MAX / 2 || w->kernel[a] > 32768)
-            GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements in windows of %lld are too many", name, axes[a],
-                           (long long)in, (long long)w->kernel[a]));
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements in windows of %lld are too many", name, axes[a],
+                    (long long)in, (long long)w->kernel[a]);
     }
 cleanup:
     return status;

@@ -7,8 +7,8 @@ static gg_status check_shapes(const gg_op_desc *desc) {
     for (int i = 0; i < desc->inputs && i < GG_MAX_INPUTS; i++) {
         if (!gg_shape_equal(&desc->input[i], &desc->output)) {
             char given[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
-                           gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted)));
+            GG_FAIL(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
+                    gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted));
         }
     }
 cleanup:
@@ -36,7 +36,7 @@ gg_status gg_dnn_activation_create(gg_device *device, const gg_op_desc *desc, gg
         desc->kind == GG_OP_TANH ? dnnl_eltwise_tanh_use_dst_for_bwd : dnnl_eltwise_logistic_use_dst_for_bwd;
     const char *name = gg_op_kind_name(desc->kind);
     *out = NULL;
-    if (desc->inputs != 1) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s takes one input, not %d", name, desc->inputs));
+    if (desc->inputs != 1) GG_FAIL(GG_ERROR_ARGUMENT, "%s takes one input, not %d", name, desc->inputs);
     GG_TRY(check_shapes(desc));
     GG_TRY(gg_dnn_op_create(device, desc, &op));
     op->head.in_place = true;
@@ -64,7 +64,7 @@ gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **o
     const_dnnl_memory_desc_t md = NULL;
     dnnl_primitive_desc_t pd = NULL;
     *out = NULL;
-    if (desc->inputs < 2) GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "add takes at least 2 inputs, not %d", desc->inputs));
+    if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add takes at least 2 inputs, not %d", desc->inputs);
     GG_TRY(check_shapes(desc));
     GG_TRY(gg_dnn_op_create(device, desc, &op));
     GG_TRY(set_layout(op, &md));

@@ -49,8 +49,8 @@ static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pas
             /* oneDNN's memory has no const; what it only reads it does not write. */
             void *data = (void *)(uintptr_t)onednn_pointer(args, &op->place[k]);
             if (data == NULL)
-                GG_TRY(gg_fail(GG_ERROR_STATE, "%s: argument %d of '%s' has no memory",
-                               gg_op_kind_name(head->desc.kind), op->argument[k].arg, step->what));
+                GG_FAIL(GG_ERROR_STATE, "%s: argument %d of '%s' has no memory", gg_op_kind_name(head->desc.kind),
+                        op->argument[k].arg, step->what);
             GG_DNN_TRY(dnnl_memory_set_data_handle, op->argument[k].memory, data);
         }
         status = gg_dnn_check(
@@ -69,8 +69,8 @@ static gg_status onednn_forward(gg_op *head, const gg_op_args *args) { return on
 static gg_status onednn_backward(gg_op *head, const gg_op_args *args) {
     gg_status status = GG_OK;
     if (!head->desc.training)
-        GG_TRY(gg_fail(GG_ERROR_STATE, "%s was created without training and has no backward pass",
-                       gg_op_kind_name(head->desc.kind)));
+        GG_FAIL(GG_ERROR_STATE, "%s was created without training and has no backward pass",
+                gg_op_kind_name(head->desc.kind));
     status = onednn_run(head, args, GG_DNN_BACKWARD);
 cleanup:
     return status;
@@ -116,13 +116,12 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     void *block = NULL;
     *out = NULL;
     if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s takes 1 to %d inputs, not %d", name, GG_MAX_INPUTS, desc->inputs));
-    if (desc->batch < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch));
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s takes 1 to %d inputs, not %d", name, GG_MAX_INPUTS, desc->inputs);
+    if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; i++)
         if (desc->offered[i].dtype != GG_FLOAT32 && desc->kind != GG_OP_REORDER)
-            GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN %s takes float32 here, not %s", name,
-                           gg_dtype_name(desc->offered[i].dtype)));
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN %s takes float32 here, not %s", name,
+                    gg_dtype_name(desc->offered[i].dtype));
     GG_TRY(gg_calloc(1, sizeof(gg_dnn_op), "an operation", &block));
     op = block;
     op->head.type = &op_class;
@@ -171,7 +170,7 @@ static gg_status keep_md(gg_dnn_op *op, dnnl_memory_desc_t md, const_dnnl_memory
     gg_status status = GG_OK;
     if (op->mds == GG_DNN_MAX_DESCS) {
         dnnl_memory_desc_destroy(md);
-        GG_TRY(gg_fail(GG_ERROR_BACKEND, "more than %d descriptors", GG_DNN_MAX_DESCS));
+        GG_FAIL(GG_ERROR_BACKEND, "more than %d descriptors", GG_DNN_MAX_DESCS);
     }
     op->md[op->mds++] = md;
     *out = md;
@@ -185,10 +184,9 @@ gg_status gg_dnn_md(gg_dnn_op *op, int dims, const int64_t *size, gg_dtype dtype
     dnnl_memory_desc_t md = NULL;
     dnnl_dims_t all = {0};
     if (dtype != GG_FLOAT32 && dtype != GG_BFLOAT16)
-        GG_TRY(
-            gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN operations take float32 or bfloat16, not %s", gg_dtype_name(dtype)));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN operations take float32 or bfloat16, not %s", gg_dtype_name(dtype));
     for (int i = 0; i < dims; i++) {
-        if (size[i] < 1) GG_TRY(gg_fail(GG_ERROR_SHAPE, "a size must be at least 1, not %lld", (long long)size[i]));
+        if (size[i] < 1) GG_FAIL(GG_ERROR_SHAPE, "a size must be at least 1, not %lld", (long long)size[i]);
         all[i] = size[i];
     }
     GG_DNN_TRY(dnnl_memory_desc_create_with_tag, &md, dims, all, dtype == GG_FLOAT32 ? dnnl_f32 : dnnl_bf16, tag);
@@ -213,13 +211,13 @@ gg_status gg_dnn_batch_md(gg_dnn_op *op, gg_format format, const gg_shape *sampl
     gg_status status = GG_OK;
     int64_t size[GG_MAX_DIMS + 1];
     if (sample->dims < 1 || sample->dims > GG_MAX_DIMS)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "a sample must have 1 to %d axes, not %d", GG_MAX_DIMS, sample->dims));
+        GG_FAIL(GG_ERROR_SHAPE, "a sample must have 1 to %d axes, not %d", GG_MAX_DIMS, sample->dims);
     dnnl_format_tag_t tag = sample->dims == 3 ? image_tag(format.layout) : dnnl_format_tag_undef;
     if (format.layout == GG_LAYOUT_PLAIN) tag = plain[sample->dims];
     if (tag == dnnl_format_tag_undef) {
         char text[GG_SHAPE_TEXT];
-        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN does not take samples of shape %s in layout %s",
-                       gg_shape_text(sample, text), gg_layout_name(format.layout)));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN does not take samples of shape %s in layout %s",
+                gg_shape_text(sample, text), gg_layout_name(format.layout));
     }
     size[0] = op->head.desc.batch;
     for (int i = 0; i < sample->dims; i++) size[i + 1] = sample->size[i];
@@ -281,7 +279,7 @@ gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_pr
     GG_TRY(gg_dnn_check(made, call));
     if (op->pds == GG_DNN_MAX_DESCS) {
         dnnl_primitive_desc_destroy(pd);
-        GG_TRY(gg_fail(GG_ERROR_BACKEND, "more than %d primitive descriptors", GG_DNN_MAX_DESCS));
+        GG_FAIL(GG_ERROR_BACKEND, "more than %d primitive descriptors", GG_DNN_MAX_DESCS);
     }
     op->pd[op->pds++] = pd;
     *out = pd;
@@ -309,7 +307,7 @@ gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_p
     const_dnnl_memory_desc_t scratchpad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
     const size_t scratchpad_bytes = scratchpad == NULL ? 0 : dnnl_memory_desc_get_size(scratchpad);
     if (op->steps[pass] == GG_DNN_MAX_STEPS || op->arguments + binds + 1 > GG_DNN_MAX_ARGUMENTS)
-        GG_TRY(gg_fail(GG_ERROR_BACKEND, "no room for the step '%s'", what));
+        GG_FAIL(GG_ERROR_BACKEND, "no room for the step '%s'", what);
     gg_dnn_step *step = &op->step[pass][op->steps[pass]];
     *step = (gg_dnn_step){.what = what, .needs = needs, .first = op->arguments};
     GG_DNN_TRY(dnnl_primitive_create, &step->primitive, pd);
@@ -404,14 +402,14 @@ gg_status gg_dnn_window(const gg_op_desc *desc, int axis, int64_t *right_padding
     const int64_t dilation = window->dilation[axis];
     const bool ceil_mode = desc->kind != GG_OP_CONV2D && window->ceil_mode;
     if (kernel < 1 || stride < 1 || padding < 0 || dilation < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld along the %s",
-                       gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding,
-                       (long long)dilation, names[axis]));
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld along the %s",
+                gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding,
+                (long long)dilation, names[axis]);
     const int64_t in = desc->input[0].size[axis + 1], out = desc->output.size[axis + 1];
     const int64_t wanted = gg_window_output(window, axis, in, ceil_mode);
     if (wanted < 1 || wanted != out)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s: a %s of %lld gives %lld, not %lld", gg_op_kind_name(desc->kind),
-                       names[axis], (long long)in, (long long)wanted, (long long)out));
+        GG_FAIL(GG_ERROR_SHAPE, "%s: a %s of %lld gives %lld, not %lld", gg_op_kind_name(desc->kind), names[axis],
+                (long long)in, (long long)wanted, (long long)out);
     const int64_t covered = (out - 1) * stride + dilation * (kernel - 1) + 1 - in - padding;
     *right_padding = covered > padding ? covered : padding;
 cleanup:

@@ -14,11 +14,11 @@ static gg_status onednn_conv2d_check(const gg_op_desc *desc) {
     gg_status status = GG_OK;
     char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "conv2d takes one image, not %d of shape %s to %s", desc->inputs,
-                       gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, out)));
+        GG_FAIL(GG_ERROR_SHAPE, "conv2d takes one image, not %d of shape %s to %s", desc->inputs,
+                gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, out));
     if (desc->groups < 1 || desc->input[0].size[0] % desc->groups != 0 || desc->output.size[0] % desc->groups != 0)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "conv2d: %lld groups do not divide %lld and %lld channels",
-                       (long long)desc->groups, (long long)desc->input[0].size[0], (long long)desc->output.size[0]));
+        GG_FAIL(GG_ERROR_SHAPE, "conv2d: %lld groups do not divide %lld and %lld channels", (long long)desc->groups,
+                (long long)desc->input[0].size[0], (long long)desc->output.size[0]);
 cleanup:
     return status;
 }

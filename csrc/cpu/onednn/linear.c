@@ -104,8 +104,8 @@ gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op 
         rows *= in->size[i];
     }
     if (!fits)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "linear takes one input, whose last axis it changes, not %d of shape %s to %s",
-                       desc->inputs, gg_shape_text(in, in_text), gg_shape_text(made, out_text)));
+        GG_FAIL(GG_ERROR_SHAPE, "linear takes one input, whose last axis it changes, not %d of shape %s to %s",
+                desc->inputs, gg_shape_text(in, in_text), gg_shape_text(made, out_text));
     GG_TRY(gg_dnn_op_create(device, desc, &it.op));
     const int64_t taken = in->size[in->dims - 1], given = made->size[made->dims - 1];
     const int64_t input[2] = {rows, taken}, output[2] = {rows, given}, weight[2] = {given, taken};

@@ -14,8 +14,8 @@ static gg_status onednn_pool_algorithm(const gg_op_desc *desc, const int64_t rig
     if (desc->kind == GG_OP_MAX_POOL2D) goto cleanup;
     *out = dnnl_pooling_avg_exclude_padding;
     if (beyond && padded && window->count_include_pad)
-        GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED,
-                       "oneDNN's average pooling counts the padding of a clipped last window differently"));
+        GG_FAIL(GG_ERROR_UNSUPPORTED,
+                "oneDNN's average pooling counts the padding of a clipped last window differently");
     if (!beyond && (!padded || window->count_include_pad)) *out = dnnl_pooling_avg_include_padding;
 cleanup:
     return status;
@@ -87,8 +87,8 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     *out = NULL;
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
         desc->input[0].size[0] != desc->output.size[0])
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s takes one image and keeps its channels, not %d of shape %s to %s", name,
-                       desc->inputs, gg_shape_text(&desc->input[0], in_text), gg_shape_text(&desc->output, out_text)));
+        GG_FAIL(GG_ERROR_SHAPE, "%s takes one image and keeps its channels, not %d of shape %s to %s", name,
+                desc->inputs, gg_shape_text(&desc->input[0], in_text), gg_shape_text(&desc->output, out_text));
     for (int i = 0; i < 2; i++) {
         GG_TRY(gg_dnn_window(desc, i, &right[i]));
         stride[i] = desc->window.stride[i];
@@ -96,13 +96,13 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
         left[i] = desc->window.padding[i];
         dilation[i] = desc->window.dilation[i] - 1;
         if (desc->kind == GG_OP_AVG_POOL2D && dilation[i] > 0)
-            GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "%s has no dilation, but it is %lld", name,
-                           (long long)desc->window.dilation[i]));
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s has no dilation, but it is %lld", name,
+                    (long long)desc->window.dilation[i]);
         if (2 * left[i] > dilation[i] * (kernel[i] - 1) + kernel[i])
-            GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "%s: the padding %lld must be at most half of the kernel %lld", name,
-                           (long long)left[i], (long long)kernel[i]));
+            GG_FAIL(GG_ERROR_ARGUMENT, "%s: the padding %lld must be at most half of the kernel %lld", name,
+                    (long long)left[i], (long long)kernel[i]);
         if (!gg_window_covers(&desc->window, i, desc->input[0].size[1 + i], desc->output.size[1 + i]))
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "%s: a window holds no element of the image", name));
+            GG_FAIL(GG_ERROR_SHAPE, "%s: a window holds no element of the image", name);
     }
     GG_TRY(onednn_pool_algorithm(desc, right, &kind));
     GG_TRY(gg_dnn_op_create(device, desc, &op));

@@ -9,8 +9,8 @@ gg_status gg_dnn_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op
     *out = NULL;
     if (desc->inputs != 1 || !gg_shape_equal(&desc->input[0], &desc->output)) {
         char in[GG_SHAPE_TEXT], made[GG_SHAPE_TEXT];
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "reorder keeps the shape of one input, not %d of shape %s to %s", desc->inputs,
-                       gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, made)));
+        GG_FAIL(GG_ERROR_SHAPE, "reorder keeps the shape of one input, not %d of shape %s to %s", desc->inputs,
+                gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, made));
     }
     GG_TRY(gg_dnn_op_create(device, desc, &op));
     op->head.input[0] = desc->offered[0];
@@ -52,14 +52,14 @@ gg_status gg_dnn_concat_create(gg_device *device, const gg_op_desc *desc, gg_op 
         for (int k = 1; fits && k < in->dims; k++) fits = in->size[k] == made->size[k];
         if (!fits) {
             char given[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
-            GG_TRY(gg_fail(GG_ERROR_SHAPE, "concat: input %d is %s, the output %s", i, gg_shape_text(in, given),
-                           gg_shape_text(made, wanted)));
+            GG_FAIL(GG_ERROR_SHAPE, "concat: input %d is %s, the output %s", i, gg_shape_text(in, given),
+                    gg_shape_text(made, wanted));
         }
         joined += in->size[0];
     }
     if (joined != desc->output.size[0])
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes add up to %lld, the output's is %lld",
-                       (long long)joined, (long long)desc->output.size[0]));
+        GG_FAIL(GG_ERROR_SHAPE, "concat: the inputs' first axes add up to %lld, the output's is %lld",
+                (long long)joined, (long long)desc->output.size[0]);
     op->head.output.layout = concat_layout(desc);
     GG_TRY(gg_dnn_batch_md(op, op->head.output, &desc->output, &output));
     for (int i = 0; i < desc->inputs; i++) {

@@ -5,7 +5,7 @@ static gg_status dropout_infer(const gg_layer_desc *desc, int inputs, const gg_n
     gg_status status = GG_OK;
     (void)inputs;
     if (!(desc->probability >= 0 && desc->probability < 1))
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability));
+        GG_FAIL(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
     *out = input[0]->shape;
 cleanup:
     return status;

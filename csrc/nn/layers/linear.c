@@ -10,13 +10,13 @@ static gg_status linear_infer(const gg_layer_desc *desc, int inputs, const gg_no
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     if (input[0]->shape.dims != 1)
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "input must be (features), got %s from '%s'; put a Flatten before it",
-                       gg_shape_text(&input[0]->shape, text), input[0]->desc.name));
+        GG_FAIL(GG_ERROR_SHAPE, "input must be (features), got %s from '%s'; put a Flatten before it",
+                gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
     if (desc->outputs < 1)
-        GG_TRY(gg_fail(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)desc->outputs));
+        GG_FAIL(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)desc->outputs);
     if (desc->outputs > GG_MAX_SAMPLE / input[0]->shape.size[0])
-        GG_TRY(gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)",
-                       (long long)desc->outputs, (long long)input[0]->shape.size[0], (long long)GG_MAX_SAMPLE));
+        GG_FAIL(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)desc->outputs,
+                (long long)input[0]->shape.size[0], (long long)GG_MAX_SAMPLE);
     *out = (gg_shape){1, {desc->outputs}};
 cleanup:
     return status;
