@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gossipgrad import files
+from gossipgrad.errors import DataError
 
 WAIT = 0.1  # seconds between two looks at a lock
 
@@ -21,6 +22,19 @@ def root() -> Path:
     if own:
         return Path(own)
     return (Path(base) if base else Path(os.path.expanduser("~")) / ".cache") / "gossipgrad"
+
+
+def places(name: str, folder: str | os.PathLike[str] | None) -> list[Path]:
+    """Where a set's files may lie: `folder` and its folder `name`, or $GOSSIPGRAD_DATA/`name` and the cache's.
+
+    DataError: `folder` is none.
+    """
+    if folder is not None:
+        if not os.path.isdir(folder):
+            raise DataError(f"data: no such folder: {os.fspath(folder)!r}")
+        return [Path(folder), Path(folder) / name]
+    given = os.environ.get("GOSSIPGRAD_DATA")
+    return [*([Path(given) / name] if given else []), root() / name]
 
 
 @contextlib.contextmanager

@@ -31,13 +31,7 @@ def _find(folder: Path, part: str) -> Path | None:
 
 def locate(folder: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
     """(file to train, file to test) in `folder` (or its higgs/), else $GOSSIPGRAD_DATA/higgs or the cache."""
-    if folder is not None:
-        if not os.path.isdir(folder):
-            raise DataError(f"data: no such folder: {os.fspath(folder)!r}")
-        looked = [Path(folder), Path(folder) / "higgs"]
-    else:
-        given = os.environ.get("GOSSIPGRAD_DATA")
-        looked = [*([Path(given) / "higgs"] if given else []), cache.root() / "higgs"]
+    looked = cache.places("higgs", folder)
     for place in looked:
         train, test = (_find(place, part) if place.is_dir() else None for part in ("train", "test"))
         if train is not None and test is not None:

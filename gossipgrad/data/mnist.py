@@ -94,14 +94,7 @@ def _advice(looked: list[Path], reason: str) -> str:
 
 def locate(folder: str | os.PathLike[str] | None = None, download: bool = True) -> Path:
     """The folder that holds all four files. A folder given by name is the only one looked at (and its mnist/)."""
-    if folder is not None:
-        if not os.path.isdir(folder):
-            raise DataError(f"data: no such folder: {os.fspath(folder)!r}")
-        looked = [Path(folder), Path(folder) / "mnist"]
-    else:
-        given = os.environ.get("GOSSIPGRAD_DATA")
-        looked = [Path(given) / "mnist"] if given else []
-        looked.append(cache_folder())
+    looked = cache.places("mnist", folder)
     for place in looked:
         present = [name for name in FILES if find(name, place)]
         if len(present) == len(FILES):
