@@ -104,7 +104,7 @@ def test_python_of_readme(tmp_path):
 
 def test_shape_of_readme():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) < 130 and max(map(len, lines)) <= 120
+    assert len(lines) <= 100 and max(map(len, lines)) <= 120
 
 
 def test_links_of_documents():
