@@ -17,25 +17,8 @@ class Graph:
     """Layers as nodes. Node numbers start at 0; the input is a node."""
 
     def input(self, shape: Sequence[int], name: str = "input") -> int: ...
-    def layer(
-        self,
-        kind: str,  # conv2d linear max_pool2d avg_pool2d relu tanh sigmoid flatten dropout add concat
-        name: str,
-        inputs: Sequence[int],
-        *,
-        outputs: int = 0,
-        kernel: tuple[int, int] = (0, 0),
-        stride: tuple[int, int] = (1, 1),
-        padding: tuple[int, int] = (0, 0),
-        dilation: tuple[int, int] = (1, 1),
-        groups: int = 1,
-        bias: bool = True,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        probability: float = 0.0,
-        weight_init: tuple[str, float] = ("default", 0.0),
-        bias_init: tuple[str, float] = ("default", 0.0),
-    ) -> int: ...
+    def layer(self, kind: str, name: str, inputs: Sequence[int], /, **options: Any) -> int:
+        """Adds a layer; returns its node number. The options are those of the kind, under the names of Layer.options()."""
     def finish(self, output: int, /) -> None: ...
     def shape(self, node: int, /) -> tuple[int, ...]: ...
     def nodes(self) -> list[dict[str, Any]]:

@@ -75,22 +75,24 @@ typedef struct gg_op_desc {
  * PLAIN. */
 #define GG_READ_BEHIND 128
 
-/* One run. Pointers are aligned to 64 bytes. Weights and their gradients are float32 in PyTorch's layouts:
- * convolution (O, I/groups, kH, kW), linear (out, in), bias (out). Gradients are written, never added to. */
+/* The places of parameters that several operations have, in gg_op_args. */
+enum { GG_PARAMETER_WEIGHT = 0, GG_PARAMETER_BIAS };
+
+/* One run. Pointers are aligned to 64 bytes. Parameters and their gradients are float32, in the order and the layouts
+ * of the layer's (nn/layer.h), which are PyTorch's: convolution (O, I/groups, kH, kW), linear (out, in), bias (out).
+ * Gradients are written, never added to. */
 typedef struct gg_op_args {
     const void *input[GG_MAX_INPUTS];
     void *output;                    /* backward: the forward's output, valid if op->backward_needs_output */
     void *grad_output;               /* backward: may be overwritten by the operation */
     void *grad_input[GG_MAX_INPUTS]; /* backward: NULL where not wanted */
-    const void *weight;
-    const float *bias;
-    float *grad_weight; /* LINEAR: NULL where not wanted; grad_output then holds the error behind the activation
-                           afterwards */
-    float *grad_bias;
-    void *saved;   /* op->saved_bytes, held by the plan from forward to backward */
-    void *scratch; /* op->scratch_bytes, content lost between runs */
-    uint32_t rank; /* DROPOUT */
-    uint64_t step; /* DROPOUT */
+    const float *const *parameter;   /* one pointer a parameter that the operation has; owned by the caller */
+    float *const *gradient;          /* backward: one a parameter. LINEAR: that of the weight is NULL where not wanted;
+                                        grad_output then holds the error behind the activation afterwards */
+    void *saved;                     /* op->saved_bytes, held by the plan from forward to backward */
+    void *scratch;                   /* op->scratch_bytes, content lost between runs */
+    uint32_t rank;                   /* DROPOUT */
+    uint64_t step;                   /* DROPOUT */
 } gg_op_args;
 
 typedef struct gg_op gg_op;

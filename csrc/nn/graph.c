@@ -14,8 +14,9 @@ struct gg_graph {
     bool finished;
     gg_parameter *parameter;
     int parameters;
-    gg_slice *slice; /* one a layer */
-    int *layer_node; /* one a layer */
+    gg_slice *slice;      /* one a layer */
+    int *layer_node;      /* one a layer */
+    int *first_parameter; /* one a layer, and one behind the last */
     size_t arena_count;
 };
 
@@ -39,6 +40,11 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }
 const char *gg_layer_kind_name(gg_layer_kind kind) { return types[kind]->name; }
 
+const char *gg_role_name(gg_role role) {
+    static const char *const names[GG_ROLE_COUNT] = {"weight", "bias", "scale", "shift", "statistic"};
+    return names[role];
+}
+
 gg_status gg_graph_create(gg_graph **out) {
     gg_status status = GG_OK;
     void *block = NULL;
@@ -57,6 +63,7 @@ void gg_graph_destroy(gg_graph *graph) {
     gg_free(graph->parameter);
     gg_free(graph->slice);
     gg_free(graph->layer_node);
+    gg_free(graph->first_parameter);
     gg_free(graph);
 }
 
@@ -142,7 +149,6 @@ cleanup:
 gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shape *shape, int inputs, const int *input,
                        int *node) {
     gg_status status = GG_OK;
-    gg_parameter ignored[2];
     if (graph->finished) GG_FAIL(GG_ERROR_STATE, "layer '%.63s': the graph is finished and takes no more", desc->name);
     if ((int)desc->kind < 0 || desc->kind >= GG_LAYER_COUNT)
         GG_FAIL(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind);
@@ -154,7 +160,7 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
     GG_TRY(gg_error_prefix(status, "layer '%s' (%s): ", desc->name, type->name));
     GG_TRY(reserve_node(graph));
     for (int i = 0; i < inputs; i++) made.input[i] = input[i];
-    if (type->parameters != NULL && type->parameters(&made, &graph->node[input[0]].shape, ignored) > 0)
+    if (type->parameters != NULL && type->parameters(&made, &graph->node[input[0]].shape, NULL) > 0)
         made.layer = graph->layers++;
     if (desc->kind == GG_LAYER_INPUT) graph->input = graph->nodes;
     if (node != NULL) *node = graph->nodes;
@@ -184,22 +190,34 @@ cleanup:
     return status;
 }
 
-/* Lays the parameters out in forward order. The rooms for them are already there. */
+static int count_parameters(const gg_graph *graph) {
+    int count = 0;
+    for (int i = 0; i < graph->nodes; i++) {
+        const gg_node *node = &graph->node[i];
+        if (node->layer >= 0)
+            count += types[node->desc.kind]->parameters(node, &graph->node[node->input[0]].shape, NULL);
+    }
+    return count;
+}
+
+/* Lays the parameters out in forward order. The rooms for them are already there, zeroed. */
 static void place_parameters(gg_graph *graph) {
     size_t offset = 0;
     int count = 0;
     for (int i = 0; i < graph->nodes; i++) {
         const gg_node *node = &graph->node[i];
         if (node->layer < 0) continue;
-        gg_parameter made[2];
-        memset(made, 0, sizeof made);
+        gg_parameter *made = &graph->parameter[count];
         int n = types[node->desc.kind]->parameters(node, &graph->node[node->input[0]].shape, made);
         graph->slice[node->layer].offset = offset;
+        graph->first_parameter[node->layer] = count;
+        count += n;
         for (int k = 0; k < n; k++) {
-            gg_parameter *parameter = &graph->parameter[count++];
-            *parameter = made[k];
-            snprintf(parameter->name, sizeof parameter->name, "%.*s%.7s", GG_NAME_LENGTH - 1, node->desc.name,
-                     made[k].name);
+            gg_parameter *parameter = &made[k];
+            char suffix[GG_SUFFIX_LENGTH];
+            snprintf(suffix, sizeof suffix, "%.*s", GG_SUFFIX_LENGTH - 1, parameter->name);
+            snprintf(parameter->name, sizeof parameter->name, "%.*s%s", GG_NAME_LENGTH - 1, node->desc.name, suffix);
+            parameter->lr_factor = parameter->decay_factor = 1;
             parameter->count = (size_t)gg_shape_count(&parameter->shape);
             parameter->offset = offset;
             parameter->layer = node->layer;
@@ -208,6 +226,7 @@ static void place_parameters(gg_graph *graph) {
         graph->slice[node->layer].count = offset - graph->slice[node->layer].offset;
         graph->layer_node[node->layer] = i;
     }
+    graph->first_parameter[graph->layers] = count;
     graph->parameters = count;
     graph->arena_count = offset;
 }
@@ -224,9 +243,12 @@ gg_status gg_graph_finish(gg_graph *graph, int output) {
     gg_free(graph->parameter);
     gg_free(graph->slice);
     gg_free(graph->layer_node);
-    GG_TRY(gg_calloc(2 * layers, sizeof *graph->parameter, "graph parameters", &graph->parameter));
+    gg_free(graph->first_parameter);
+    GG_TRY(gg_calloc((size_t)count_parameters(graph) + 1, sizeof *graph->parameter, "graph parameters",
+                     &graph->parameter));
     GG_TRY(gg_calloc(layers, sizeof *graph->slice, "graph layers", &graph->slice));
     GG_TRY(gg_calloc(layers, sizeof *graph->layer_node, "graph layers", &graph->layer_node));
+    GG_TRY(gg_calloc(layers, sizeof *graph->first_parameter, "graph layers", &graph->first_parameter));
     place_parameters(graph);
     graph->output = output;
     graph->finished = true;
@@ -242,6 +264,12 @@ int gg_graph_parameters(const gg_graph *graph) { return graph->parameters; }
 const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter) { return &graph->parameter[parameter]; }
 int gg_graph_layers(const gg_graph *graph) { return graph->layers; }
 const gg_slice *gg_graph_layer(const gg_graph *graph, int layer) { return &graph->slice[layer]; }
+
+int gg_graph_layer_parameters(const gg_graph *graph, int layer, int *first) {
+    *first = graph->first_parameter[layer];
+    return graph->first_parameter[layer + 1] - *first;
+}
+
 size_t gg_graph_arena_count(const gg_graph *graph) { return graph->arena_count; }
 
 const char *gg_graph_layer_name(const gg_graph *graph, int layer) {

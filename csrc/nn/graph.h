@@ -66,9 +66,27 @@ typedef struct gg_node {
     int layer;                /* number among the layers with parameters, in node order; -1: has none */
 } gg_node;
 
-/* One trained tensor. Its place in an arena is in float32 elements. */
+/* What a parameter is for. Optimisers treat roles in their own ways (optim/optim.h). */
+typedef enum gg_role {
+    GG_ROLE_WEIGHT = 0, /* multiplies inputs */
+    GG_ROLE_BIAS,       /* is added to outputs */
+    GG_ROLE_SCALE,      /* of a normalisation */
+    GG_ROLE_SHIFT,      /* of a normalisation */
+    GG_ROLE_STATISTIC,  /* not trained: a running mean of what the batches show. Its layer's backward pass writes as its
+                           gradient what is to be subtracted from it */
+    GG_ROLE_COUNT
+} gg_role;
+
+const char *gg_role_name(gg_role role); /* "weight"; role < GG_ROLE_COUNT */
+
+/* The longest suffix of a parameter's name, as ".weight_ih_l0", with its closing zero. */
+#define GG_SUFFIX_LENGTH 32
+
+/* One tensor of a layer. Its place in an arena is in float32 elements. */
 typedef struct gg_parameter {
-    char name[GG_NAME_LENGTH + 8]; /* "conv1.weight" */
+    char name[GG_NAME_LENGTH + GG_SUFFIX_LENGTH]; /* "conv1.weight" */
+    gg_role role;
+    float lr_factor, decay_factor; /* multiply the optimiser's learning rate and weight decay */
     gg_shape shape;
     size_t offset, count;
     int layer;
@@ -105,9 +123,11 @@ int gg_graph_parameters(const gg_graph *graph);
 const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter);
 int gg_graph_layers(const gg_graph *graph);
 const gg_slice *gg_graph_layer(const gg_graph *graph, int layer);
+/* The layer's parameters: so many from number *first on. */
+int gg_graph_layer_parameters(const gg_graph *graph, int layer, int *first);
 const char *gg_graph_layer_name(const gg_graph *graph, int layer);
 size_t gg_graph_arena_count(const gg_graph *graph);          /* float32 elements of an arena, padding included */
-int64_t gg_graph_parameter_count(const gg_graph *graph);     /* trained numbers, without padding */
+int64_t gg_graph_parameter_count(const gg_graph *graph);     /* numbers in all parameters, without padding */
 int64_t gg_graph_node_macs(const gg_graph *graph, int node); /* multiply-adds of one sample's forward pass */
 
 /* Fills an arena with initial weights: a function of the seed alone, the same on every rank. */

@@ -16,8 +16,9 @@ typedef struct gg_layer_type {
     gg_op_kind op; /* GG_OP_COUNT: no operation of its own */
     /* Checks the description against the inputs and gives the shape of one output sample. */
     gg_status (*infer)(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out);
-    /* The trained tensors in order; names are suffixes (".weight") here. Returns how many. */
-    int (*parameters)(const gg_node *node, const gg_shape *input, gg_parameter out[2]);
+    /* Returns how many tensors the layer has, and writes them in order where `out` is not NULL: name (a suffix, as
+     * ".weight"), role, shape, fans and initialiser, into zeroed entries. */
+    int (*parameters)(const gg_node *node, const gg_shape *input, gg_parameter *out);
     int64_t (*macs)(const gg_node *node, const gg_shape *input);
     /* Fills what an operation needs beyond shapes and batch. */
     void (*describe)(const gg_layer_desc *desc, gg_op_desc *out);

@@ -244,22 +244,6 @@ static void join_by_view(gg_plan *plan, int joined, int inputs, const int *input
     plan->value[joined].children = inputs;
 }
 
-static void find_parameters(const gg_graph *graph, gg_step *step) {
-    bool first = true;
-    if (step->layer == GG_NONE) return;
-    for (int i = 0; i < gg_graph_parameters(graph); i++) {
-        const gg_parameter *parameter = gg_graph_parameter(graph, i);
-        if (parameter->layer != step->layer) continue;
-        if (first) {
-            step->weight_offset = parameter->offset;
-        } else {
-            step->bias_offset = parameter->offset;
-            step->has_bias = true;
-        }
-        first = false;
-    }
-}
-
 static gg_status build_op(gg_plan *plan, int node) {
     gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(plan->graph, node);
@@ -285,7 +269,7 @@ static gg_status build_op(gg_plan *plan, int node) {
     plan->node[node].value = step.output;
     plan->node[node].backend = op->backend;
     step.backward = plan->options.training && plan->node[node].needs_gradient;
-    find_parameters(plan->graph, &step);
+    if (it->layer >= 0) step.parameters = gg_graph_layer_parameters(plan->graph, it->layer, &step.first_parameter);
     step.op = op;
     op = NULL;
     GG_TRY(add_step(plan, &step));

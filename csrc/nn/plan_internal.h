@@ -60,10 +60,9 @@ typedef struct gg_step {
     int input[GG_MAX_INPUTS];
     int output;
     bool backward;
-    size_t weight_offset, bias_offset; /* in arenas, with a layer */
-    bool has_bias;
-    bool skip_weight_gradient; /* in the current step the strategy computes the gradient of its weight */
-    int saved;                 /* buffer */
+    int first_parameter, parameters; /* of the graph; 0 without a layer */
+    bool skip_weight_gradient;       /* in the current step the strategy computes the gradient of its weight */
+    int saved;                       /* buffer */
     gg_place grad_input[GG_MAX_INPUTS];
     int first_sum, sums;
     gg_op_args forward_args, backward_args; /* all pointers into the plan's block are filled once */
@@ -93,6 +92,8 @@ struct gg_plan {
     int buffers, buffer_capacity;
     gg_sum *sum;
     int sums, sum_capacity;
+    const float **parameter_at; /* of each parameter of the graph, in the arenas of the current run */
+    float **gradient_at;
     int input_value, loss_value;
     int scratch_buffer, plain_buffer; /* plain_buffer: a plain copy of the output, for predict */
     size_t scratch_bytes;

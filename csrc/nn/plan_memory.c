@@ -305,6 +305,8 @@ static void plan_bind(gg_plan *plan) {
         forward->saved = plan_at(plan, saved);
         forward->scratch = plan_at(plan, scratch);
         forward->rank = plan->options.rank;
+        forward->parameter = plan->parameter_at + step->first_parameter;
+        forward->gradient = plan->gradient_at + step->first_parameter;
         *backward = *forward;
         forward->output = activation_at(plan, step->output);
         for (int i = 0; i < step->inputs; i++) forward->input[i] = activation_at(plan, step->input[i]);

@@ -61,6 +61,9 @@ gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, 
     plan->features = gg_shape_count(&gg_graph_node(graph, gg_graph_output(graph))->shape);
     GG_TRY(gg_calloc((size_t)gg_graph_nodes(graph), sizeof(gg_node_state), "plan", &block));
     plan->node = block;
+    const size_t parameters = (size_t)gg_graph_parameters(graph) + 1; /* at least one, so that there are arrays */
+    GG_TRY(gg_calloc(parameters, sizeof *plan->parameter_at, "plan", &plan->parameter_at));
+    GG_TRY(gg_calloc(parameters, sizeof *plan->gradient_at, "plan", &plan->gradient_at));
     if (options->training) GG_TRY(gg_plan_check_loss(plan));
     GG_TRY(find_kernels(plan));
     GG_TRY(gg_plan_build(plan));
@@ -80,6 +83,8 @@ void gg_plan_destroy(gg_plan *plan) {
     gg_free(plan->step);
     gg_free(plan->buffer);
     gg_free(plan->sum);
+    gg_free(plan->parameter_at);
+    gg_free(plan->gradient_at);
     gg_free(plan->block);
     gg_free(plan);
 }
@@ -134,14 +139,17 @@ static gg_status give_error(const gg_plan *plan, const gg_step *step, const gg_p
     return step->skip_weight_gradient ? hooks->error(hooks->context, step->layer, &error) : GG_OK;
 }
 
+/* Where a step's parameter lies in every arena. */
+static size_t plan_offset(const gg_plan *plan, const gg_step *step, int parameter) {
+    return gg_graph_parameter(plan->graph, step->first_parameter + parameter)->offset;
+}
+
 static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training) {
     gg_status status = GG_OK;
     gg_op_args *args = &step->forward_args;
     const gg_value *in = &plan->value[step->input[0]];
-    if (step->layer != GG_NONE) {
-        args->weight = weights + step->weight_offset;
-        args->bias = step->has_bias ? weights + step->bias_offset : NULL;
-    }
+    for (int i = 0; i < step->parameters; i++)
+        plan->parameter_at[step->first_parameter + i] = weights + plan_offset(plan, step, i);
     args->step = step_number;
     if (step->op->desc.kind == GG_OP_DROPOUT && !training) {
         /* A plan made for training that is asked to evaluate: dropout is the identity. */
@@ -190,19 +198,16 @@ static void add_gradients(const gg_plan *plan, const gg_step *step) {
     }
 }
 
-static gg_status run_backward(gg_plan *plan, const float *weights, float *gradients, uint64_t step_number,
-                              const gg_plan_hooks *hooks) {
+static gg_status run_backward(gg_plan *plan, float *gradients, uint64_t step_number, const gg_plan_hooks *hooks) {
     gg_status status = GG_OK;
     for (int s = plan->steps - 1; s >= 0; s--) {
         gg_step *step = &plan->step[s];
         if (!step->backward) continue;
         plan_enter(hooks, step);
         gg_op_args *args = &step->backward_args;
-        if (step->layer != GG_NONE) {
-            args->weight = weights + step->weight_offset;
-            args->bias = step->has_bias ? weights + step->bias_offset : NULL;
-            args->grad_weight = step->skip_weight_gradient ? NULL : gradients + step->weight_offset;
-            args->grad_bias = step->has_bias ? gradients + step->bias_offset : NULL;
+        for (int i = 0; i < step->parameters; i++) {
+            bool skip = step->skip_weight_gradient && i == GG_PARAMETER_WEIGHT;
+            plan->gradient_at[step->first_parameter + i] = skip ? NULL : gradients + plan_offset(plan, step, i);
         }
         args->step = step_number;
         double begin = plan->timing ? gg_clock_now() : 0;
@@ -255,7 +260,7 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
     GG_TRY(check_arena(plan, gradients, "gradients"));
     GG_TRY(run_forward(plan, weights, step, true, hooks));
     run_loss(plan, targets, sample_weights, true, loss_sum, correct);
-    GG_TRY(run_backward(plan, weights, gradients, step, hooks));
+    GG_TRY(run_backward(plan, gradients, step, hooks));
 cleanup:
     return status;
 }

@@ -49,40 +49,95 @@ static PyObject *add_input(PyObject *self, PyObject *args, PyObject *kwargs) {
     return status == GG_OK ? PyLong_FromLong(node) : gg_py_raise(status);
 }
 
-static PyObject *add_layer(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"kind",        "name",        "inputs",    "outputs", "kernel",    "stride",
-                            "padding",     "dilation",    "groups",    "bias",    "ceil_mode", "count_include_pad",
-                            "probability", "weight_init", "bias_init", NULL};
-    const char *kind, *name, *weight_init = "default", *bias_init = "default";
-    PyObject *inputs, *fast;
-    int bias = 1, ceil_mode = 0, include_pad = 1, node, nodes[GG_MAX_INPUTS];
-    long long outputs = 0, groups = 1, kernel[2] = {0, 0}, stride[2] = {1, 1}, padding[2] = {0, 0},
-              dilation[2] = {1, 1};
-    gg_layer_desc desc = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ssO|$L(LL)(LL)(LL)(LL)Lpppf(sf)(sf):layer", names, &kind, &name,
-                                     &inputs, &outputs, &kernel[0], &kernel[1], &stride[0], &stride[1], &padding[0],
-                                     &padding[1], &dilation[0], &dilation[1], &groups, &bias, &ceil_mode, &include_pad,
-                                     &desc.probability, &weight_init, &desc.weight_init.value, &bias_init,
-                                     &desc.bias_init.value))
-        return NULL;
-    int kind_number = gg_py_choice("kind", kind, kind_names, GG_LAYER_COUNT);
-    int weight_kind = gg_py_choice("weight_init", weight_init, init_names, GG_INIT_COUNT);
-    int bias_kind = gg_py_choice("bias_init", bias_init, init_names, GG_INIT_COUNT);
-    if (kind_number < 0 || weight_kind < 0 || bias_kind < 0 || copy_name(name, &desc) < 0) return NULL;
-    desc.kind = (gg_layer_kind)kind_number;
-    desc.weight_init.kind = (gg_init_kind)weight_kind;
-    desc.bias_init.kind = (gg_init_kind)bias_kind;
-    desc.outputs = outputs;
-    desc.groups = groups;
-    desc.bias = bias;
-    desc.window.ceil_mode = ceil_mode;
-    desc.window.count_include_pad = include_pad;
-    for (int i = 0; i < 2; ++i) {
-        desc.window.kernel[i] = kernel[i];
-        desc.window.stride[i] = stride[i];
-        desc.window.padding[i] = padding[i];
-        desc.window.dilation[i] = dilation[i];
+/* How a layer's option is read from Python into its description. */
+typedef enum option_type {
+    OPTION_INTEGER, /* int64_t */
+    OPTION_PAIR,    /* int64_t[2], a tuple of two integers */
+    OPTION_FLAG,    /* bool */
+    OPTION_NUMBER,  /* float */
+    OPTION_INIT     /* gg_init, a tuple (name, value) */
+} option_type;
+
+typedef struct layer_option {
+    const char *name;
+    option_type type;
+    size_t offset;
+} layer_option;
+
+#define OPTION(name, type, field)                                                                                      \
+    { name, type, offsetof(gg_layer_desc, field) }
+static const layer_option layer_options[] = {
+    OPTION("outputs", OPTION_INTEGER, outputs),
+    OPTION("kernel", OPTION_PAIR, window.kernel),
+    OPTION("stride", OPTION_PAIR, window.stride),
+    OPTION("padding", OPTION_PAIR, window.padding),
+    OPTION("dilation", OPTION_PAIR, window.dilation),
+    OPTION("ceil_mode", OPTION_FLAG, window.ceil_mode),
+    OPTION("count_include_pad", OPTION_FLAG, window.count_include_pad),
+    OPTION("groups", OPTION_INTEGER, groups),
+    OPTION("bias", OPTION_FLAG, bias),
+    OPTION("probability", OPTION_NUMBER, probability),
+    OPTION("weight_init", OPTION_INIT, weight_init),
+    OPTION("bias_init", OPTION_INIT, bias_init),
+};
+#undef OPTION
+
+static int read_init(PyObject *value, const char *name, gg_init *out) {
+    const char *kind;
+    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "sf", &kind, &out->value)) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%s: must be a tuple (name, value)", name);
+        return -1;
     }
+    int number = gg_py_choice(name, kind, init_names, GG_INIT_COUNT);
+    out->kind = (gg_init_kind)(number < 0 ? 0 : number);
+    return number < 0 ? -1 : 0;
+}
+
+static int read_option(const layer_option *option, PyObject *value, gg_layer_desc *desc) {
+    void *field = (char *)desc + option->offset;
+    int64_t *integer = field;
+    switch (option->type) {
+    case OPTION_INTEGER: *integer = PyLong_AsLongLong(value); break;
+    case OPTION_PAIR:
+        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 2) {
+            PyErr_Format(PyExc_TypeError, "%s: must be a tuple of two integers", option->name);
+            return -1;
+        }
+        for (int i = 0; i < 2; ++i) integer[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
+        break;
+    case OPTION_FLAG: *(bool *)field = PyObject_IsTrue(value) == 1; break;
+    case OPTION_NUMBER: *(float *)field = (float)PyFloat_AsDouble(value); break;
+    case OPTION_INIT: return read_init(value, option->name, field);
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_options(PyObject *options, gg_layer_desc *desc) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (options != NULL && PyDict_Next(options, &at, &key, &value)) {
+        const size_t count = sizeof layer_options / sizeof *layer_options;
+        size_t i = 0;
+        while (i < count && PyUnicode_CompareWithASCIIString(key, layer_options[i].name) != 0) ++i;
+        if (i == count) {
+            PyErr_Format(PyExc_TypeError, "layer '%s': unknown option '%U'", desc->name, key);
+            return -1;
+        }
+        if (read_option(&layer_options[i], value, desc) < 0) return -1;
+    }
+    return 0;
+}
+
+static PyObject *add_layer(PyObject *self, PyObject *args, PyObject *options) {
+    const char *kind, *name;
+    PyObject *inputs, *fast;
+    int node, nodes[GG_MAX_INPUTS];
+    gg_layer_desc desc = {
+        .window = {.stride = {1, 1}, .dilation = {1, 1}, .count_include_pad = true}, .groups = 1, .bias = true};
+    if (!PyArg_ParseTuple(args, "ssO:layer", &kind, &name, &inputs)) return NULL;
+    int kind_number = gg_py_choice("kind", kind, kind_names, GG_LAYER_COUNT);
+    if (kind_number < 0 || copy_name(name, &desc) < 0 || read_options(options, &desc) < 0) return NULL;
+    desc.kind = (gg_layer_kind)kind_number;
     fast = PySequence_Fast(inputs, "inputs must be a sequence of node numbers");
     if (fast == NULL) return NULL;
     Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);
@@ -180,7 +235,7 @@ static PyObject *initial_weights(PyObject *self, PyObject *argument) {
 static PyMethodDef methods[] = {
     {"input", (PyCFunction)(void (*)(void))add_input, METH_VARARGS | METH_KEYWORDS, "Adds the input node."},
     {"layer", (PyCFunction)(void (*)(void))add_layer, METH_VARARGS | METH_KEYWORDS,
-     "Adds a layer; returns its node number."},
+     "Adds a layer; returns its node number. The options are those of the kind, under the names of Layer.options()."},
     {"finish", py_graph_finish, METH_O, "finish($self, output, /)\n--\n\nNames the output and closes the graph."},
     {"shape", py_graph_shape, METH_O, "shape($self, node, /)\n--\n\nThe shape of one sample's output."},
     {"nodes", py_graph_nodes, METH_NOARGS, "One dict a node: name, kind, inputs, shape, parameters (count), macs."},

@@ -271,8 +271,12 @@ typedef struct fake_op {
     fake_taps taps;
 } fake_op;
 
+static bool fake_has_weight(const gg_op_desc *desc) { return desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR; }
+
 static gg_status fake_forward(gg_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->desc;
+    const float *weight = fake_has_weight(desc) ? args->parameter[GG_PARAMETER_WEIGHT] : NULL;
+    const float *bias = weight && desc->bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
     double *in[GG_MAX_INPUTS], *out = fake_load(GG_LAYOUT_PLAIN, &desc->output, desc->batch, NULL);
     int64_t count = gg_shape_count(&desc->output);
     for (int k = 0; k < desc->inputs; k++) {
@@ -283,7 +287,7 @@ static gg_status fake_forward(gg_op *op, const gg_op_args *args) {
     for (int64_t n = 0; n < desc->batch; n++) {
         const double *sample[GG_MAX_INPUTS];
         for (int k = 0; k < desc->inputs; k++) sample[k] = in[k] + n * gg_shape_count(&desc->input[k]);
-        fake_forward_sample(desc, &((fake_op *)op)->taps, sample, args->weight, args->bias, out + n * count);
+        fake_forward_sample(desc, &((fake_op *)op)->taps, sample, weight, bias, out + n * count);
     }
     for (int64_t i = 0; desc->kind == GG_OP_DROPOUT && i < desc->batch * count; i++) {
         float keep = desc->training ? fake_keep(desc, args->rank, args->step, i) : 1;
@@ -298,11 +302,12 @@ static gg_status fake_forward(gg_op *op, const gg_op_args *args) {
 
 static gg_status fake_backward(gg_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->desc;
+    const float *weight = fake_has_weight(desc) ? args->parameter[GG_PARAMETER_WEIGHT] : NULL;
     double *in[GG_MAX_INPUTS], *to[GG_MAX_INPUTS], *grad_weight = NULL, *grad_bias = NULL;
     double *out = fake_load(op->output.layout, &desc->output, desc->batch, args->output);
     double *grad_out = fake_load(op->output.layout, &desc->output, desc->batch, args->grad_output);
     int64_t count = gg_shape_count(&desc->output), first = desc->output.size[0], weights = 0;
-    bool wanted = false, weighty = desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR;
+    bool wanted = false;
     CHECK(desc->training);
     CHECK((args->output != NULL) == op->backward_needs_output);
     for (int64_t i = 0; desc->kind == GG_OP_DROPOUT && i < desc->batch * count; i++)
@@ -315,14 +320,13 @@ static gg_status fake_backward(gg_op *op, const gg_op_args *args) {
         CHECK(!args->grad_input[k] || args->grad_input[k] != args->grad_output || (k == 0 && op->in_place));
     }
     CHECK(wanted == desc->input_grad);
-    if (weighty) {
+    if (weight != NULL) {
         for (size_t t = 0; t < ((fake_op *)op)->taps.count; t++)
             if (((fake_op *)op)->taps.tap[t].weight >= weights) weights = ((fake_op *)op)->taps.tap[t].weight + 1;
         if (desc->kind == GG_OP_CONV2D)
             weights = first * desc->input[0].size[0] / desc->groups * desc->window.kernel[0] * desc->window.kernel[1];
         grad_weight = calloc((size_t)weights, sizeof(double));
         grad_bias = desc->bias ? calloc((size_t)first, sizeof(double)) : NULL;
-        CHECK((args->grad_bias != NULL) == desc->bias);
     }
     for (int64_t n = 0; n < desc->batch; n++) {
         const double *sample[GG_MAX_INPUTS];
@@ -331,8 +335,8 @@ static gg_status fake_backward(gg_op *op, const gg_op_args *args) {
             sample[k] = in[k] + n * gg_shape_count(&desc->input[k]);
             grad[k] = to[k] ? to[k] + n * gg_shape_count(&desc->input[k]) : NULL;
         }
-        fake_backward_sample(desc, &((fake_op *)op)->taps, sample, out + n * count, grad_out + n * count, args->weight,
-                             grad, grad_weight, grad_bias);
+        fake_backward_sample(desc, &((fake_op *)op)->taps, sample, out + n * count, grad_out + n * count, weight, grad,
+                             grad_weight, grad_bias);
     }
     fake_spoil(args->grad_output, gg_format_bytes(op->output, &desc->output, desc->batch));
     if (op->scratch_bytes) fake_spoil(args->scratch, op->scratch_bytes);
@@ -341,8 +345,8 @@ static gg_status fake_backward(gg_op *op, const gg_op_args *args) {
         free(in[k]);
         free(to[k]);
     }
-    for (int64_t i = 0; i < weights; i++) args->grad_weight[i] = (float)grad_weight[i];
-    for (int64_t i = 0; grad_bias && i < first; i++) args->grad_bias[i] = (float)grad_bias[i];
+    for (int64_t i = 0; i < weights; i++) args->gradient[GG_PARAMETER_WEIGHT][i] = (float)grad_weight[i];
+    for (int64_t i = 0; grad_bias && i < first; i++) args->gradient[GG_PARAMETER_BIAS][i] = (float)grad_bias[i];
     free(grad_weight);
     free(grad_bias);
     free(out);

@@ -200,14 +200,13 @@ static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, con
     buffer db = buffer_create(channels), dy = buffer_create(outputs * s->lanes);
     buffer scratch = buffer_create(op->scratch_bytes / sizeof(float));
     memcpy(dy.data, dy_given->data, dy.count * sizeof(float));
+    float *gradient[] = {dw.data, c->bias ? db.data : NULL};
     gg_op_args args = {.input = {x->data},
                        .output = y.data,
                        .grad_output = dy.data,
                        .grad_input = {dx.data},
-                       .weight = w->data,
-                       .bias = c->bias ? b->data : NULL,
-                       .grad_weight = dw.data,
-                       .grad_bias = c->bias ? db.data : NULL,
+                       .parameter = (const float *[]){w->data, c->bias ? b->data : NULL},
+                       .gradient = gradient,
                        .scratch = scratch.data};
     CHECK_INT(op->output.layout, GG_LAYOUT_BATCH_LAST);
     CHECK_OK(op->type->forward(op, &args));
@@ -226,7 +225,7 @@ static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, con
     buffer again = buffer_create(w->count);
     memcpy(dy.data, dy_given->data, dy.count * sizeof(float));
     args.grad_input[0] = NULL;
-    args.grad_weight = again.data;
+    gradient[GG_PARAMETER_WEIGHT] = again.data;
     CHECK_OK(op->type->backward(op, &args));
     CHECK(memcmp(again.data, dw.data, w->count * sizeof(float)) == 0);
     op->type->destroy(op);
@@ -458,8 +457,10 @@ static buffer whole_gradient(gg_device *device, int64_t batch, int64_t in, int64
     buffer scratch = buffer_create(op->scratch_bytes / sizeof(float));
     device->table->transpose(device, batch, in, true, x->data, x_lanes.data);
     device->table->transpose(device, batch, out, true, dy->data, dy_lanes.data);
-    const gg_op_args args = {
-        .input = {x_lanes.data}, .grad_output = dy_lanes.data, .grad_weight = dw.data, .scratch = scratch.data};
+    const gg_op_args args = {.input = {x_lanes.data},
+                             .grad_output = dy_lanes.data,
+                             .gradient = (float *[]){dw.data},
+                             .scratch = scratch.data};
     CHECK_OK(op->type->backward(op, &args));
     gg_op_destroy(op);
     buffer_free(&x_lanes);

@@ -164,6 +164,10 @@ static void run_trial(gg_device *device, trial *t) {
     seen_layout[0] = gg_layout_name(op->input[0].layout);
     seen_layout[1] = gg_layout_name(op->output.layout);
     buffer saved = buffer_make(op->saved_bytes), scratch = buffer_make(op->scratch_bytes);
+    const float *parameter[2] = {NULL, NULL};
+    float *gradient[2] = {NULL, NULL};
+    args.parameter = parameter;
+    args.gradient = gradient;
     args.saved = op->saved_bytes > 0 ? saved.data : NULL;
     args.scratch = op->scratch_bytes > 0 ? scratch.data : NULL;
     for (int i = 0; i < t->desc.inputs; i++) {
@@ -174,11 +178,11 @@ static void run_trial(gg_device *device, trial *t) {
     args.output = t->in_place && op->in_place ? x[0].data : y.data;
     if (t->weights > 0) {
         w = plain_buffer(t->w, t->weights);
-        args.weight = w.data;
+        parameter[GG_PARAMETER_WEIGHT] = w.data;
         dw = plain_buffer(NULL, t->weights);
         if (t->desc.bias) {
             b = plain_buffer(t->b, t->outputs);
-            args.bias = b.data;
+            parameter[GG_PARAMETER_BIAS] = b.data;
             db = plain_buffer(NULL, t->outputs);
         }
     }
@@ -196,8 +200,8 @@ static void run_trial(gg_device *device, trial *t) {
             if (t->desc.input_grad) args.grad_input[i] = dx[i].data;
         }
         if (t->in_place && op->in_place && t->desc.input_grad) args.grad_input[0] = dy.data;
-        args.grad_weight = dw.data;
-        args.grad_bias = db.data;
+        gradient[GG_PARAMETER_WEIGHT] = dw.data;
+        gradient[GG_PARAMETER_BIAS] = db.data;
         memset(scratch.data, 0xff, scratch.bytes);
         CHECK_OK(op->type->backward(op, &args));
         for (int i = 0; t->desc.input_grad && i < t->desc.inputs; i++) {
@@ -680,10 +684,8 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
     gg_op_args args = {.input = {b[0].data},
                        .output = b[1].data,
                        .grad_output = b[2].data,
-                       .weight = b[4].data,
-                       .grad_weight = b[5].data,
-                       .bias = b[6].data,
-                       .grad_bias = b[7].data,
+                       .parameter = (const float *[]){b[4].data, b[6].data},
+                       .gradient = (float *[]){b[5].data, b[7].data},
                        .scratch = b[8].data,
                        .saved = b[9].data};
     double best[3] = {1e9, 1e9, 1e9};

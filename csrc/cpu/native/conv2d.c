@@ -222,7 +222,7 @@ static void native_conv2d_pack_part(void *context, int thread, int threads) {
         const int64_t rows = gg_block_begin(walk->rows, blocks, block + 1) - m;
         const int64_t k = gg_block_begin(walk->terms, walk->parts, part);
         const int64_t terms = gg_block_begin(walk->terms, walk->parts, part + 1) - k;
-        const float *from = (const float *)j->args->weight + group * weights + m * row_step + k * term_step;
+        const float *from = j->args->parameter[GG_PARAMETER_WEIGHT] + group * weights + m * row_step + k * term_step;
         float *to = (float *)j->args->scratch + group * weights + k * walk->rows * taps + m * taps * terms;
         for (int64_t t = 0; t < taps; ++t)
             for (int64_t term = 0; term < terms; ++term)
@@ -240,7 +240,7 @@ static void walk_part(void *context, int thread, int threads) {
     const int64_t target_plane = walk->target[0] * walk->target[1] * conv->lanes;
     const float *source = j->forward ? args->input[0] : args->grad_output;
     float *target = j->forward ? args->output : args->grad_input[0];
-    const float *bias = j->forward && conv->op.desc.bias ? args->bias : NULL;
+    const float *bias = j->forward && conv->op.desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
     /* By rows where there are enough of them, because then each thread reads its part of the source only. */
     const bool by_rows = walk->target[0] >= 4 * threads || walk->target[0] >= blocks;
     size_t begin, end;
@@ -294,7 +294,9 @@ static void native_conv2d_prepare(const conv_op *conv, const gg_op_args *args, i
     if (!relu && !conv->op.desc.bias) return;
     const float *y = relu ? (const float *)args->output + at : NULL;
     const float sum = conv->kernels->mask_sum(n, y, (float *)args->grad_output + at);
-    if (conv->op.desc.bias) args->grad_bias[channel] = begin == 0 ? sum : args->grad_bias[channel] + sum;
+    if (!conv->op.desc.bias) return;
+    float *bias = &args->gradient[GG_PARAMETER_BIAS][channel];
+    *bias = begin == 0 ? sum : *bias + sum;
 }
 
 /* Copies channels [channel, channel+count) of the source rows under output rows [begin, end), with the padding. */
@@ -366,7 +368,7 @@ static void native_conv2d_weights_part(void *context, int thread, int threads) {
                     .dy = (const float *)args->grad_output + group * conv->out_channels * out[1] * dy_row + r * dy_row,
                     .dy_plane = out[1] * dy_row,
                     .dy_row = dy_row,
-                    .dw = args->grad_weight + group * conv->out_channels * cols + c * conv->taps,
+                    .dw = args->gradient[GG_PARAMETER_WEIGHT] + group * conv->out_channels * cols + c * conv->taps,
                     .dw_row = cols,
                     .add = r > 0,
                 };

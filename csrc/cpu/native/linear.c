@@ -34,14 +34,14 @@ static void native_linear_forward_part(void *context, int thread, int threads) {
         .m = linear->out,
         .n = linear->lanes,
         .k = linear->in,
-        .a = j->args->weight,
+        .a = j->args->parameter[GG_PARAMETER_WEIGHT],
         .a_row = linear->in,
         .a_step = 1,
         .b = j->args->input[0],
         .b_row = linear->lanes,
         .c = j->args->output,
         .c_row = linear->lanes,
-        .bias = linear->op.desc.bias ? j->args->bias : NULL,
+        .bias = linear->op.desc.bias ? j->args->parameter[GG_PARAMETER_BIAS] : NULL,
         .relu = linear->op.desc.activation == GG_ACTIVATION_RELU,
     };
     int64_t begin, end;
@@ -68,9 +68,9 @@ static void turn_part(void *context, int thread, int threads) {
     for (size_t i = begin; i < end && (relu || bias); ++i) {
         const float *y = relu ? (const float *)args->output + (int64_t)i * lanes : NULL;
         const float sum = linear->kernels->mask_sum(lanes, y, dy + (int64_t)i * lanes);
-        if (bias) args->grad_bias[i] = sum;
+        if (bias) args->gradient[GG_PARAMETER_BIAS][i] = sum;
     }
-    if (args->grad_weight == NULL) return;
+    if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return;
     if (begin < end) {
         const int64_t rows = (int64_t)(end - begin);
         const int64_t padded = (int64_t)end == linear->out ? linear->out_padded - (int64_t)begin : rows;
@@ -98,7 +98,7 @@ static void native_linear_weights_part(void *context, int thread, int threads) {
         .a_step = linear->out_padded,
         .b = turned_input(j->args),
         .b_row = linear->in_padded,
-        .c = j->args->grad_weight,
+        .c = j->args->gradient[GG_PARAMETER_WEIGHT],
         .c_row = linear->in,
     };
     int64_t begin, end;
@@ -113,7 +113,7 @@ static void data_part(void *context, int thread, int threads) {
         .m = linear->in,
         .n = linear->lanes,
         .k = linear->out,
-        .a = j->args->weight,
+        .a = j->args->parameter[GG_PARAMETER_WEIGHT],
         .a_row = 1,
         .a_step = linear->in,
         .b = j->args->grad_output,
@@ -135,7 +135,7 @@ static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
 static gg_status native_linear_backward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
     gg_parallel_run(j.linear->threads, turn_part, &j);
-    if (args->grad_weight != NULL) gg_parallel_run(j.linear->threads, native_linear_weights_part, &j);
+    if (args->gradient[GG_PARAMETER_WEIGHT] != NULL) gg_parallel_run(j.linear->threads, native_linear_weights_part, &j);
     if (op->desc.input_grad && args->grad_input[0] != NULL) gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
 }

@@ -22,10 +22,8 @@ static const void *onednn_pointer(const gg_op_args *args, const gg_dnn_place *pl
     case GG_DNN_OUTPUT: return args->output;
     case GG_DNN_GRAD_OUTPUT: return args->grad_output;
     case GG_DNN_GRAD_INPUT: return args->grad_input[place->index];
-    case GG_DNN_WEIGHT: return args->weight;
-    case GG_DNN_BIAS: return args->bias;
-    case GG_DNN_GRAD_WEIGHT: return args->grad_weight;
-    case GG_DNN_GRAD_BIAS: return args->grad_bias;
+    case GG_DNN_PARAMETER: return args->parameter[place->index];
+    case GG_DNN_GRADIENT: return args->gradient[place->index];
     case GG_DNN_SAVED: return args->saved == NULL ? NULL : (const char *)args->saved + place->offset;
     case GG_DNN_SCRATCH:
     case GG_DNN_SCRATCHPAD: return args->scratch == NULL ? NULL : (const char *)args->scratch + place->offset;

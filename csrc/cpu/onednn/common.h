@@ -32,10 +32,8 @@ typedef enum gg_dnn_slot {
     GG_DNN_OUTPUT,
     GG_DNN_GRAD_OUTPUT,
     GG_DNN_GRAD_INPUT,
-    GG_DNN_WEIGHT,
-    GG_DNN_BIAS,
-    GG_DNN_GRAD_WEIGHT,
-    GG_DNN_GRAD_BIAS,
+    GG_DNN_PARAMETER,
+    GG_DNN_GRADIENT, /* of a parameter */
     GG_DNN_SAVED,
     GG_DNN_SCRATCH,
     GG_DNN_SCRATCHPAD /* the primitive's own: behind all temporaries, shared by the steps */
@@ -43,11 +41,13 @@ typedef enum gg_dnn_slot {
 
 typedef struct gg_dnn_place {
     gg_dnn_slot slot;
-    int index;     /* INPUT and GRAD_INPUT */
+    int index;     /* INPUT, GRAD_INPUT, PARAMETER and GRADIENT */
     size_t offset; /* SAVED and SCRATCH, in bytes */
 } gg_dnn_place;
 
 static inline gg_dnn_place gg_dnn_at(gg_dnn_slot slot) { return (gg_dnn_place){slot, 0, 0}; }
+static inline gg_dnn_place gg_dnn_parameter(int index) { return (gg_dnn_place){GG_DNN_PARAMETER, index, 0}; }
+static inline gg_dnn_place gg_dnn_gradient(int index) { return (gg_dnn_place){GG_DNN_GRADIENT, index, 0}; }
 
 /* An argument of a step that is being added. A NULL md: the step has no such argument. */
 typedef struct gg_dnn_bind {

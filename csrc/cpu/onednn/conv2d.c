@@ -90,10 +90,10 @@ static gg_status onednn_conv2d_add_forward(conv *it) {
     const_dnnl_memory_desc_t weight = dnnl_primitive_desc_query_md(it->forward, dnnl_query_weights_md, 0);
     gg_dnn_place place;
     GG_TRY(gg_dnn_read_as(op, GG_DNN_FORWARD, "conv2d weights", gg_dnn_at(GG_DNN_ALWAYS), it->weight,
-                          gg_dnn_at(GG_DNN_WEIGHT), weight, &place));
+                          gg_dnn_parameter(GG_PARAMETER_WEIGHT), weight, &place));
     const gg_dnn_bind bind[4] = {{DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
                                  {DNNL_ARG_WEIGHTS, weight, place},
-                                 {DNNL_ARG_BIAS, it->bias, gg_dnn_at(GG_DNN_BIAS)},
+                                 {DNNL_ARG_BIAS, it->bias, gg_dnn_parameter(GG_PARAMETER_BIAS)},
                                  {DNNL_ARG_DST, it->output, gg_dnn_at(GG_DNN_OUTPUT)}};
     GG_TRY(gg_dnn_add(op, GG_DNN_FORWARD, "conv2d", gg_dnn_at(GG_DNN_ALWAYS), it->forward, 4, bind));
 cleanup:
@@ -160,15 +160,15 @@ static gg_status onednn_conv2d_add_backward(conv *it) {
     GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d gradient", always, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
                           dy_md, &dy));
     bool direct = dnnl_memory_desc_equal(dw_md, it->weight) != 0;
-    place = direct ? gg_dnn_at(GG_DNN_GRAD_WEIGHT) : gg_dnn_temporary(op, GG_DNN_BACKWARD, dw_md);
+    place = direct ? gg_dnn_gradient(GG_PARAMETER_WEIGHT) : gg_dnn_temporary(op, GG_DNN_BACKWARD, dw_md);
     const gg_dnn_bind bind[4] = {{DNNL_ARG_SRC, x_md, x},
                                  {DNNL_ARG_DIFF_DST, dy_md, dy},
                                  {DNNL_ARG_DIFF_WEIGHTS, dw_md, place},
-                                 {DNNL_ARG_DIFF_BIAS, it->bias, gg_dnn_at(GG_DNN_GRAD_BIAS)}};
+                                 {DNNL_ARG_DIFF_BIAS, it->bias, gg_dnn_gradient(GG_PARAMETER_BIAS)}};
     GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, "conv2d backward weights", always, weights, 4, bind));
     if (!direct)
         GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "conv2d weight gradient", always, dw_md, place, it->weight,
-                                  gg_dnn_at(GG_DNN_GRAD_WEIGHT)));
+                                  gg_dnn_gradient(GG_PARAMETER_WEIGHT)));
     op->head.backward_needs_input = true;
     if (!op->head.desc.input_grad) goto cleanup;
 
@@ -181,8 +181,8 @@ static gg_status onednn_conv2d_add_backward(conv *it) {
     if (!dnnl_memory_desc_equal(dy_md, dy2_md))
         GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d gradient", wanted, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
                               dy2_md, &dy2));
-    GG_TRY(
-        gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d weights", wanted, it->weight, gg_dnn_at(GG_DNN_WEIGHT), w_md, &w));
+    GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d weights", wanted, it->weight,
+                          gg_dnn_parameter(GG_PARAMETER_WEIGHT), w_md, &w));
     direct = dnnl_memory_desc_equal(dx_md, it->input) != 0;
     place = direct ? wanted : gg_dnn_temporary(op, GG_DNN_BACKWARD, dx_md);
     const gg_dnn_bind bind2[3] = {

@@ -40,8 +40,8 @@ static gg_status onednn_linear_add_forward(linear *it) {
     GG_TRY(onednn_linear_product(it, &fast));
     const gg_dnn_bind bind[4] = {
         {DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
-        {DNNL_ARG_WEIGHTS, fast != NULL ? it->weight_turned : it->weight, gg_dnn_at(GG_DNN_WEIGHT)},
-        {DNNL_ARG_BIAS, fast != NULL ? it->bias_row : it->bias, gg_dnn_at(GG_DNN_BIAS)},
+        {DNNL_ARG_WEIGHTS, fast != NULL ? it->weight_turned : it->weight, gg_dnn_parameter(GG_PARAMETER_WEIGHT)},
+        {DNNL_ARG_BIAS, fast != NULL ? it->bias_row : it->bias, gg_dnn_parameter(GG_PARAMETER_BIAS)},
         {DNNL_ARG_DST, it->output, gg_dnn_at(GG_DNN_OUTPUT)}};
     GG_TRY(
         gg_dnn_add(op, GG_DNN_FORWARD, "linear", gg_dnn_at(GG_DNN_ALWAYS), fast != NULL ? fast : it->forward, 4, bind));
@@ -56,18 +56,18 @@ static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg
     const int64_t rows = desc->batch * gg_shape_count(&desc->output) / out;
     const float *error = args->grad_output;
     if (desc->bias) {
-        memcpy(args->grad_bias, error, (size_t)out * sizeof(float));
+        memcpy(args->gradient[GG_PARAMETER_BIAS], error, (size_t)out * sizeof(float));
         for (int64_t i = 1; i < rows; i++)
-            for (int64_t o = 0; o < out; o++) args->grad_bias[o] += error[i * out + o];
+            for (int64_t o = 0; o < out; o++) args->gradient[GG_PARAMETER_BIAS][o] += error[i * out + o];
     }
-    if (args->grad_weight == NULL) return;
+    if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return;
     const gg_weight_gradient_args all = {.batch = rows,
                                          .in = in,
                                          .error = error,
                                          .input = args->input[0],
                                          .error_row = out,
                                          .count = in * out,
-                                         .out = args->grad_weight};
+                                         .out = args->gradient[GG_PARAMETER_WEIGHT]};
     gg_cpu_weight_gradient(device, &all);
 }
 
@@ -84,7 +84,7 @@ static gg_status onednn_linear_add_backward(linear *it) {
     GG_DNN_PD(op, &data, dnnl_inner_product_backward_data_primitive_desc_create, op->engine, it->input, it->weight,
               it->output, it->forward, op->plain_attr);
     const gg_dnn_bind bind[3] = {{DNNL_ARG_DIFF_SRC, it->input, grad_input},
-                                 {DNNL_ARG_WEIGHTS, it->weight, gg_dnn_at(GG_DNN_WEIGHT)},
+                                 {DNNL_ARG_WEIGHTS, it->weight, gg_dnn_parameter(GG_PARAMETER_WEIGHT)},
                                  {DNNL_ARG_DIFF_DST, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT)}};
     GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, "linear backward data", grad_input, data, 3, bind));
 cleanup:

@@ -27,7 +27,7 @@ cleanup:
     return status;
 }
 
-static int conv2d_parameters(const gg_node *node, const gg_shape *input, gg_parameter out[2]) {
+static int conv2d_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
     const gg_layer_desc *desc = &node->desc;
     int64_t channels = input->size[0] / desc->groups, window = desc->window.kernel[0] * desc->window.kernel[1];
     gg_parameter weight = {
@@ -39,10 +39,11 @@ static int conv2d_parameters(const gg_node *node, const gg_shape *input, gg_para
     };
     gg_parameter bias = weight;
     memcpy(bias.name, ".bias", sizeof ".bias");
+    bias.role = GG_ROLE_BIAS;
     bias.shape = (gg_shape){1, {desc->outputs}};
     bias.init = desc->bias_init;
-    out[0] = weight;
-    out[1] = bias;
+    if (out != NULL) out[GG_PARAMETER_WEIGHT] = weight;
+    if (out != NULL && desc->bias) out[GG_PARAMETER_BIAS] = bias;
     return desc->bias ? 2 : 1;
 }
 

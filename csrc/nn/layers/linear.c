@@ -22,7 +22,7 @@ cleanup:
     return status;
 }
 
-static int linear_parameters(const gg_node *node, const gg_shape *input, gg_parameter out[2]) {
+static int linear_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
     const gg_layer_desc *desc = &node->desc;
     gg_parameter weight = {
         .name = ".weight",
@@ -33,10 +33,11 @@ static int linear_parameters(const gg_node *node, const gg_shape *input, gg_para
     };
     gg_parameter bias = weight;
     memcpy(bias.name, ".bias", sizeof ".bias");
+    bias.role = GG_ROLE_BIAS;
     bias.shape = (gg_shape){1, {desc->outputs}};
     bias.init = desc->bias_init;
-    out[0] = weight;
-    out[1] = bias;
+    if (out != NULL) out[GG_PARAMETER_WEIGHT] = weight;
+    if (out != NULL && desc->bias) out[GG_PARAMETER_BIAS] = bias;
     return desc->bias ? 2 : 1;
 }
 

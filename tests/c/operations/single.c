@@ -36,8 +36,8 @@ static gg_status run_guarded(gg_test_devices *d, op_run *run) {
         args.input[i] = input[i].data;
     }
     args.output = output.data;
-    args.weight = weight.data;
-    args.bias = bias.data;
+    const float *parameter[] = {weight.data, bias.data};
+    args.parameter = parameter;
     args.saved = saved.data;
     args.scratch = scratch.data;
     GG_TRY(op->type->forward(op, &args));
@@ -56,10 +56,10 @@ static gg_status run_guarded(gg_test_devices *d, op_run *run) {
             if (!op->backward_needs_input) args.input[i] = NULL;
         }
         if (!op->backward_needs_output) args.output = NULL;
+        float *gradient[] = {grad_weight.data, grad_bias.data};
         memset(scratch.data, 0xFF, scratch.bytes);
         args.grad_output = grad_output.data;
-        args.grad_weight = grad_weight.data;
-        args.grad_bias = grad_bias.data;
+        args.gradient = gradient;
         GG_TRY(op->type->backward(op, &args));
         for (int i = 0; desc->input_grad && i < desc->inputs; ++i)
             GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, grad_input[i].data,
