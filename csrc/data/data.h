@@ -78,6 +78,13 @@ size_t gg_shard_copy_slot_bytes(const gg_shard_copy *copy);
 void gg_shard_copy_pack(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, void *message);
 void gg_shard_copy_unpack(gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, const void *message);
 
+/* How the data are given to the ranks. */
+typedef struct gg_data_options {
+    gg_shard_kind shard; /* OWN: the set is this rank's own part; else all ranks have the same one */
+    int64_t batch;       /* samples a rank and step */
+    bool shuffle;
+} gg_data_options;
+
 /* The batches of one rank. In epoch e the rank's samples are visited in an order that depends on (seed, rank, e) alone.
  * Every rank makes the same number of steps, ceil(largest shard / batch), every sample is seen exactly once an epoch,
  * and no batch is empty: batches are full but for the last; a rank that would have nothing left for the last step moves

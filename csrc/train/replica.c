@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "comm/collective.h"
 #include "cpu/cpu_backend.h"
+#include "train/batches.h"
 #include "train/plans.h"
 
 /* The rate at which the virtual clock charges arithmetic by default: that of a modest core. */
@@ -34,18 +35,11 @@ struct gg_replica {
     double node_begin;
     double clock_offset;
 
-    gg_loader *loader;
-    gg_dataset set;
-    gg_sharding sharding;  /* of the set, over the workers */
-    int64_t *shard_counts; /* of the sharding where ranks bring their own samples */
-    gg_shard_copy *shard;  /* used with the ring, if samples are shuffled among several ranks */
-    gg_sample_ring *ring;
-    int64_t batch;         /* samples of the step under way */
-    double charged;        /* of the backward pass of the layer under way, to the virtual clock */
-    void *targets;         /* of one batch */
-    float *sample_weights; /* of one batch; NULL: the set has none */
+    gg_batches data;
+    int64_t batch;  /* samples of the step under way */
+    double charged; /* of the backward pass of the layer under way, to the virtual clock */
     float *share;
-    int64_t *batches;          /* of each rank in this step */
+    int64_t *batches;          /* samples of each rank in this step */
     gg_progress_counts counts; /* since the epoch began */
     double exposed_before;
     int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
@@ -159,7 +153,7 @@ static gg_status on_poll(void *context) {
     gg_status status = GG_OK;
     gg_replica *r = context;
     GG_TRY(r->strategy->table->poll(r->strategy));
-    if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_poll(r->ring)));
+    GG_TRY(gg_batches_poll(&r->data));
 cleanup:
     return status;
 }
@@ -181,33 +175,18 @@ cleanup:
     return status;
 }
 
-/* Puts n rows into the plan's input; index NULL: consecutive ones. */
-static void read_rows(gg_replica *r, gg_plan *plan, gg_dtype dtype, const void *rows, const uint32_t *index, int64_t n,
-                      float scale, float shift) {
-    const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph));
-    r->device->table->gather(r->device, &(gg_gather_args){.dtype = dtype,
-                                                          .rows = rows,
-                                                          .values = gg_shape_count(&input->shape),
-                                                          .index = index,
-                                                          .n = n,
-                                                          .scale = scale,
-                                                          .shift = shift,
-                                                          .layout = gg_plan_input_layout(plan),
-                                                          .out = gg_plan_input(plan)});
+static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
+    double begin = gg_transport_now(r->options.transport);
+    gg_status status = gg_batches_read(&r->data, plan, t);
+    if (status == GG_OK) spent_on_data(r, "batch", begin);
+    else r->failed = true;
+    return status;
 }
 
-/* Puts batch t of the epoch into the plan's input and starts what happens to samples under the step. */
-static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
-    gg_status status = GG_OK;
-    double begin = gg_transport_now(r->options.transport);
-    if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_finish(r->ring)));
-    GG_TRY(gg_loader_read(r->loader, r->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), r->targets,
-                          r->sample_weights));
-    if (r->ring != NULL) GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_begin(r->ring)));
-    spent_on_data(r, "batch", begin);
-cleanup:
-    if (status != GG_OK) r->failed = true;
-    return status;
+/* Puts samples as the network sees them into the plan's input. */
+static void read_plain(gg_replica *r, gg_plan *plan, const float *samples, int64_t n) {
+    const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph));
+    gg_batches_read_rows(r->device, plan, GG_FLOAT32, samples, gg_shape_count(&input->shape), NULL, n, 1.0f, 0.0f);
 }
 
 /* What each rank puts into the sums of this step. */
@@ -249,16 +228,16 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     int64_t total = gg_replica_epoch_steps(r);
     double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
     for (; steps > 0 && r->counts.steps < total; --steps) {
-        int64_t t = r->counts.steps, n = gg_loader_batch(r->loader, r->options.transport->rank, t), correct = 0;
+        int64_t t = r->counts.steps, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t), correct = 0;
         double loss_sum = 0;
         gg_plan *plan = NULL;
-        for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = gg_loader_batch(r->loader, rank, t);
+        for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
         count_batches(r);
         if (n > 0) {
             GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
             GG_TRY(read_batch(r, plan, t));
         }
-        GG_TRY(step_on(r, plan, n, r->targets, r->sample_weights, &loss_sum, &correct));
+        GG_TRY(step_on(r, plan, n, r->data.targets, r->data.sample_weights, &loss_sum, &correct));
         r->counts.steps++;
         r->counts.samples += n;
         r->counts.loss_sum += loss_sum;
@@ -281,7 +260,7 @@ gg_status gg_replica_step(gg_replica *r, const float *samples, const void *targe
     count_batches(r);
     if (replica_trains(r)) {
         GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
-        read_rows(r, plan, GG_FLOAT32, samples, NULL, n, 1.0f, 0.0f);
+        read_plain(r, plan, samples, n);
     }
     GG_TRY(step_on(r, plan, n, targets, NULL, &loss_sum, &correct));
     *loss = plan != NULL ? loss_sum / (double)n : NAN;
@@ -291,99 +270,36 @@ cleanup:
 
 /* ---- the epoch ---- */
 
-static void drop_data(gg_replica *r) {
-    gg_loader_destroy(r->loader);
-    gg_sample_ring_destroy(r->ring);
-    gg_shard_copy_destroy(r->shard);
-    gg_dataset_release(&r->set);
-    gg_free(r->targets);
-    gg_free(r->sample_weights);
-    r->sample_weights = NULL;
-    gg_free(r->shard_counts);
-    r->shard_counts = NULL;
-    r->loader = NULL;
-    r->ring = NULL;
-    r->shard = NULL;
-    r->targets = NULL;
-}
-
-/* Every rank learns how many samples the others bring. */
-static gg_status share_counts(gg_replica *r, int64_t own) {
-    gg_status status = GG_OK;
-    gg_transport *transport = r->options.transport;
-    if (r->workers < transport->size)
-        GG_FAIL(GG_ERROR_ARGUMENT, "sharded: allowed only where all ranks train, here %d of %d do", r->workers,
-                transport->size);
-    if (r->options.strategy.shuffle_samples)
-        GG_FAIL(GG_ERROR_ARGUMENT, "sharded: not allowed with shuffle_samples, which needs the whole set on "
-                                   "every rank");
-    GG_TRY(gg_alloc((size_t)transport->size * sizeof *r->shard_counts, "samples of each rank", &r->shard_counts));
-    GG_TRY(gg_replica_at(r, "samples of each rank", gg_allgather(transport, &own, sizeof own, r->shard_counts)));
-    r->sharding.counts = r->shard_counts;
-    r->sharding.count = 0;
-    for (int rank = 0; rank < transport->size; ++rank) r->sharding.count += r->shard_counts[rank];
-cleanup:
-    return status;
-}
-
 gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_options *data) {
     gg_status status = GG_OK;
-    gg_transport *transport = r->options.transport;
-    /* A rank that only serves has the sharding of rank 0. */
-    gg_loader_options options = {.rank = replica_trains(r) ? transport->rank : 0,
-                                 .batch = data->batch,
-                                 .shuffle = data->shuffle,
-                                 .seed = r->options.seed};
     gg_plan *plan = NULL;
-    bool ring = r->options.strategy.shuffle_samples && transport->size > 1;
-
-    if (r->ring != NULL && !r->failed) GG_TRY(gg_sample_ring_settle(r->ring));
-    drop_data(r);
-    r->sharding = (gg_sharding){.kind = data->shard, .size = r->workers, .seed = r->options.seed, .count = set->count};
-    if (data->shard == GG_SHARD_OWN) GG_TRY(share_counts(r, set->count));
-    options.sharding = r->sharding;
-    if (ring) GG_TRY(gg_shard_copy_create(set, &r->sharding, options.rank, &r->shard));
-    options.copy = r->shard;
-    GG_TRY(gg_loader_create(set, &options, &r->loader));
-    if (ring) {
-        GG_TRY(gg_sample_ring_create(transport, r->shard, &r->sharding, data->batch, &r->ring));
-        gg_sample_ring_show(r->ring, r->trace, &r->state.step);
-    }
-    gg_dataset_retain(set);
-    r->set = *set;
-    /* The loader has checked that the batch is no larger than a shard. */
-    const size_t target_bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
-    GG_TRY(gg_alloc((size_t)data->batch * target_bytes, "targets of a batch", &r->targets));
-    if (set->sample_weights != NULL)
-        GG_TRY(gg_alloc((size_t)data->batch * sizeof(float), "weights of a batch", &r->sample_weights));
-    for (int64_t t = 0; replica_trains(r) && t < gg_loader_steps(r->loader); ++t)
-        GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->loader, options.rank, t), true, &plan));
+    if (!r->failed) GG_TRY(gg_batches_settle(&r->data));
+    GG_TRY(gg_batches_begin(&r->data, set, data));
+    for (int64_t t = 0; replica_trains(r) && t < gg_loader_steps(r->data.loader); ++t)
+        GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->data.loader, r->options.transport->rank, t), true, &plan));
 cleanup:
-    if (status != GG_OK) { /* no rank trains with a part of it; collective resources are freed with the replica */
-        gg_loader_destroy(r->loader);
-        r->loader = NULL;
+    if (status != GG_OK) { /* no rank trains on data that another one has not */
+        gg_loader_destroy(r->data.loader);
+        r->data.loader = NULL;
     }
     return status;
 }
 
-int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->loader ? gg_loader_steps(r->loader) : 0; }
+int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->data.loader ? gg_loader_steps(r->data.loader) : 0; }
 
 gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     gg_status status = GG_OK;
-    if (r->loader == NULL) GG_FAIL(GG_ERROR_STATE, "epoch: there is no data to train on yet");
-    gg_loader_epoch(r->loader, epoch);
+    if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "epoch: there is no data to train on yet");
     memset(&r->counts, 0, sizeof r->counts);
-    if (r->ring != NULL) {
-        GG_TRY(gg_sample_ring_seek(r->ring, &r->set, epoch * gg_loader_steps(r->loader)));
-        gg_sample_ring_sent(r->ring, &r->sample_bytes_before, &r->sample_messages_before);
-    }
+    GG_TRY(gg_batches_epoch(&r->data, epoch));
+    if (r->data.ring != NULL) gg_sample_ring_sent(r->data.ring, &r->sample_bytes_before, &r->sample_messages_before);
     r->exposed_before = r->strategy->exposed_seconds;
     r->bytes_before = r->options.transport->bytes_sent;
     r->messages_before = r->options.transport->messages_sent;
     r->skipped_before = r->strategy->skipped;
 cleanup:
     /* An epoch that is refused for lack of data has changed nothing. */
-    if (status != GG_OK && r->loader != NULL) r->failed = true;
+    if (status != GG_OK && r->data.loader != NULL) r->failed = true;
     return status;
 }
 
@@ -396,8 +312,8 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->skipped = r->strategy->skipped - r->skipped_before;
     out->optimizer_bytes = gg_state_optimizer_bytes(&r->state, false);
     out->optimizer_bytes_saved = gg_state_optimizer_bytes(&r->state, true) - out->optimizer_bytes;
-    if (r->ring == NULL) return;
-    gg_sample_ring_sent(r->ring, &out->sample_bytes_sent, &out->sample_messages_sent);
+    if (r->data.ring == NULL) return;
+    gg_sample_ring_sent(r->data.ring, &out->sample_bytes_sent, &out->sample_messages_sent);
     out->sample_bytes_sent -= r->sample_bytes_before;
     out->sample_messages_sent -= r->sample_messages_before;
     out->bytes_sent -= out->sample_bytes_sent;
@@ -417,8 +333,8 @@ gg_status gg_replica_end_epoch(gg_replica *r) {
 static gg_status settle_samples(gg_replica *r) {
     gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
-    if (r->ring == NULL || gg_sample_ring_is_idle(r->ring)) goto cleanup;
-    GG_TRY(gg_replica_at(r, "shuffle", gg_sample_ring_settle(r->ring)));
+    if (gg_batches_is_idle(&r->data)) goto cleanup;
+    GG_TRY(gg_batches_settle(&r->data));
     spent_on_data(r, "settle", begin);
 cleanup:
     return status;
@@ -445,21 +361,21 @@ void gg_replica_load(gg_replica *r, gg_arena which, const float *whole) { gg_str
 
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
-    if (r->loader == NULL) GG_FAIL(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
+    if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
     GG_TRY(gg_replica_settle(r));
-    GG_TRY(gg_sample_audit_run(r->options.transport, &r->sharding, r->shard, &r->set, out));
+    GG_TRY(gg_sample_audit_run(r->options.transport, &r->data.sharding, r->data.shard, &r->data.set, out));
 cleanup:
     return status;
 }
 
 int64_t gg_replica_slots(const gg_replica *r) {
-    if (r->loader == NULL) return -1;
-    return replica_trains(r) ? gg_sharding_slots(&r->sharding, r->options.transport->rank) : 0;
+    if (r->data.loader == NULL) return -1;
+    return replica_trains(r) ? gg_sharding_slots(&r->data.sharding, r->options.transport->rank) : 0;
 }
 
 int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) {
-    if (r->shard != NULL) return r->shard->id[slot];
-    return gg_sharding_id(&r->sharding, r->options.transport->rank, slot);
+    if (r->data.shard != NULL) return r->data.shard->id[slot];
+    return gg_sharding_id(&r->data.sharding, r->options.transport->rank, slot);
 }
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }
@@ -541,8 +457,8 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
         GG_TRY(gg_plans_get(&r->plans, n, false, &plan));
         const char *rows = gg_storage_data(set->samples);
         const uint32_t *index = set->rows != NULL ? gg_storage_data(set->rows) : NULL;
-        read_rows(r, plan, set->dtype, index ? rows : rows + (size_t)i * row_bytes, index ? index + i : NULL, n,
-                  set->scale, set->shift);
+        gg_batches_read_rows(r->device, plan, set->dtype, index ? rows : rows + (size_t)i * row_bytes, values,
+                             index ? index + i : NULL, n, set->scale, set->shift);
         const char *targets = (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes;
         const float *each = set->sample_weights != NULL ? gg_storage_data(set->sample_weights) : NULL;
         GG_TRY(gg_plan_evaluate(plan, weights, targets, each != NULL ? each + i : NULL, &loss_sum, &correct));
@@ -564,7 +480,7 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const float *s
         int64_t now = n - i < batch ? n - i : batch;
         gg_plan *plan = NULL;
         GG_TRY(gg_plans_get(&r->plans, now, false, &plan));
-        read_rows(r, plan, GG_FLOAT32, samples + i * values, NULL, now, 1.0f, 0.0f);
+        read_plain(r, plan, samples + i * values, now);
         GG_TRY(gg_plan_predict(plan, weights, now, output + i * results));
     }
 cleanup:
@@ -662,9 +578,16 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     if (options->strategy.shuffle_samples && r->workers < options->transport->size)
         GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", r->workers,
                 options->transport->size);
+    r->data = (gg_batches){.transport = options->transport,
+                           .device = r->device,
+                           .workers = r->workers,
+                           .seed = options->seed,
+                           .shuffle_samples = options->strategy.shuffle_samples,
+                           .step = &r->state.step};
     for (int i = 0; i < r->workers; ++i) r->equal_share[i] = 1.0f / (float)r->workers;
     if (options->trace > 0) {
         GG_TRY(gg_trace_create(options->trace, &r->trace));
+        r->data.trace = r->trace;
         GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
     }
     r->state.count = r->state.owned = gg_graph_arena_count(options->graph);
@@ -692,7 +615,7 @@ void gg_replica_destroy(gg_replica *r) {
     if (r == NULL) return;
     gg_strategy_destroy(r->strategy);
     gg_plans_clear(&r->plans);
-    drop_data(r);
+    gg_batches_clear(&r->data);
     gg_free(r->share);
     gg_free(r->equal_share);
     gg_free(r->batches);

@@ -69,13 +69,6 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
 /* Collective; NULL is fine. Settle first: what is in flight is given up, and partners may read memory that is freed. */
 void gg_replica_destroy(gg_replica *replica);
 
-/* How the data are given to the ranks. */
-typedef struct gg_data_options {
-    gg_shard_kind shard; /* OWN: the set is this rank's own part; else all ranks have the same one */
-    int64_t batch;       /* samples a rank and step */
-    bool shuffle;
-} gg_data_options;
-
 /* Gives the data to train on and builds the plans of every batch size that an epoch has. Retains the set. Errors are
  * the same on all ranks, but for those of the set itself. Collective. */
 gg_status gg_replica_begin(gg_replica *replica, const gg_dataset *set, const gg_data_options *data);
