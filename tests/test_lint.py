@@ -125,16 +125,22 @@ def faults(name: str, text: str) -> list[str]:
 # A comment, a string or a character of C: what is inside of them is no code.
 C_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|/\*.*?\*/|//[^\n]*', re.DOTALL)
 FALLIBLE = re.compile(
-    r"^(?:static )?(?:inline )?gg_status *\(?(\w+)\)?\([^{};]*\)\s*\{(.*?)^\}", re.MULTILINE | re.DOTALL
+    r"^(?:static )?(?:inline )?gg_status *\(?(\w+)\)?\([^{};]*\)\s*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL
 )
 
 
 def early_exits(name: str, text: str) -> list[str]:
-    """The fallible functions that return a failure from their middle instead of through their one exit."""
+    """The fallible functions that return from their middle: a failure, or anything where they have the one exit."""
     code = C_TEXT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
     found = []
     for function in FALLIBLE.finditer(code):
         body = function.group(2)
+        before, label, _ = body.partition("\ncleanup:")
+        for bad in re.finditer(r"\breturn\b", before if label else ""):
+            line = code[: function.start(2) + bad.start()].count("\n") + 1
+            found.append(f"{name}:{line}: {function.group(1)} returns before `cleanup`; goto cleanup, GG_TRY, GG_FAIL")
+        if label:
+            continue
         for bad in re.finditer(r"if \(status != GG_OK\) return\b|\breturn gg_fail\b[^;]*;", body):
             if bad.group().startswith("if") or body[bad.end() :].strip():
                 line = code[: function.start(2) + bad.start()].count("\n") + 1
@@ -158,7 +164,10 @@ def test_early_exits_are_seen():
     macro = early.replace("f(int", "(f)(int").replace("gg_status ", "gg_status")
     last = 'gg_status f(int a) {\n    if (!a) return GG_OK;\n    return gg_fail(1,\n        "a"); /* why */\n}\n'
     other = early.replace("gg_status f", "static PyObject *f")
+    mixed = "gg_status f(int a) {\n    if (a) return GG_OK;\n    GG_TRY(g(a));\ncleanup:\n    return status;\n}\n"
+    short = "gg_status f(int a) { return g(a); }\n"
     assert [line.split(":")[1] for line in early_exits("x.c", early + passed)] == ["2", "7"]
+    assert [line.split(":")[1] for line in early_exits("x.c", short + mixed)] == ["3"]
     assert early_exits("x.c", macro) and not early_exits("x.c", last + other)
 
 

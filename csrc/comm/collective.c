@@ -16,7 +16,7 @@ enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER, TAG_AG
 #define CLOCK_ROUNDS 10
 
 /* Waits for an arrived message, copies it to `target` unless it landed there, and releases it. */
-static gg_status collective_take(gg_transport *transport, gg_request *request, void *target) {
+static gg_status wait_and_copy(gg_transport *transport, gg_request *request, void *target) {
     gg_status status = GG_OK;
     if (request->state == GG_REQUEST_IDLE) goto cleanup;
     GG_TRY(gg_wait(transport, request));
@@ -35,7 +35,7 @@ gg_status gg_barrier(gg_transport *transport) {
         int to = (int)((rank + hop) % p), from = (int)((rank - hop + p) % p);
         GG_TRY(gg_receive(transport, &landing, 1, from, TAG_BARRIER, &request[0]));
         GG_TRY(gg_send(transport, &token, 1, to, TAG_BARRIER, &request[1]));
-        GG_TRY(collective_take(transport, &request[0], &landing));
+        GG_TRY(wait_and_copy(transport, &request[0], &landing));
         GG_TRY(gg_wait(transport, &request[1]));
     }
 cleanup:
@@ -57,7 +57,7 @@ static gg_status broadcast_piece(gg_transport *transport, char *data, size_t byt
     if (place) {
         int parent = (int)((place - bit + root) % p);
         GG_TRY(gg_receive(transport, data, bytes, parent, TAG_BROADCAST, &up));
-        GG_TRY(collective_take(transport, &up, data));
+        GG_TRY(wait_and_copy(transport, &up, data));
     }
     for (bit /= 2; bit >= 1; bit /= 2) {
         if (place + bit >= p) continue;
@@ -99,7 +99,7 @@ static gg_status collective_gather_all(gg_transport *transport, const void *data
     gg_request receives[2] = {0}, sends[2] = {0};
     int p = transport->size, rank = transport->rank, begin[2], length[2];
     char *blocks = out;
-    if (bytes == 0) return GG_OK;
+    if (bytes == 0) goto cleanup;
     if (blocks + (size_t)rank * bytes != data) memmove(blocks + (size_t)rank * bytes, data, bytes);
     /* Doubling: with blocks rank .. rank+hop-1 in hand, those of rank+hop follow on. */
     for (int64_t hop = 1; hop < p; hop *= 2) {
@@ -115,7 +115,7 @@ static gg_status collective_gather_all(gg_transport *transport, const void *data
             GG_TRY(
                 gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, tag, &sends[i]));
         for (int i = 0; i < 2; ++i)
-            GG_TRY(collective_take(transport, &receives[i], blocks + (size_t)received[i] * bytes));
+            GG_TRY(wait_and_copy(transport, &receives[i], blocks + (size_t)received[i] * bytes));
         for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(transport, &sends[i]));
     }
 cleanup:
@@ -154,7 +154,7 @@ static gg_status sum_doubles(gg_transport *transport, double *values, int n) {
                 GG_TRY(
                     gg_receive(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM, &request[posted % WINDOW]));
             double *own = landing[r % WINDOW];
-            GG_TRY(collective_take(transport, &request[r % WINDOW], own));
+            GG_TRY(wait_and_copy(transport, &request[r % WINDOW], own));
             for (int i = 0; i < n; ++i) values[i] += own[i];
         }
     } else {
@@ -186,7 +186,7 @@ gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int fro
             GG_TRY(gg_wait(transport, &request));
         } else if (transport->rank == to) {
             GG_TRY(gg_receive(transport, at, n, from, TAG_TRANSFER, &request));
-            GG_TRY(collective_take(transport, &request, at));
+            GG_TRY(wait_and_copy(transport, &request, at));
         }
     }
 cleanup:
@@ -198,17 +198,17 @@ gg_status gg_clock_offset(gg_transport *transport, double *seconds) {
     gg_status status = GG_OK;
     double quickest = INFINITY;
     *seconds = 0;
-    if (transport->table->one_clock) return GG_OK;
+    if (transport->table->one_clock) goto cleanup;
     for (int r = 1; r < transport->size; ++r)
         for (int i = 0; i < CLOCK_ROUNDS; ++i) {
             double begin = gg_transport_now(transport), there = 0;
             GG_TRY(gg_transfer(transport, &begin, sizeof begin, r, 0));
             if (transport->rank == 0) there = gg_transport_now(transport);
             GG_TRY(gg_transfer(transport, &there, sizeof there, 0, r));
-            double took = gg_transport_now(transport) - begin;
-            if (transport->rank != r || took >= quickest) continue;
-            quickest = took;
-            *seconds = there - (begin + took / 2);
+            double duration = gg_transport_now(transport) - begin;
+            if (transport->rank != r || duration >= quickest) continue;
+            quickest = duration;
+            *seconds = there - (begin + duration / 2);
         }
     if (fabs(*seconds) <= quickest / 2) *seconds = 0;
 cleanup:
@@ -378,14 +378,16 @@ static void sum_own(gg_allreduce *allreduce) {
     }
 }
 
-/* The same for a slice that a peer has sent. */
-static gg_status take_sum(gg_allreduce *allreduce, gg_request *request, size_t at, size_t n) {
+/* Waits for a slice of the sum from a peer, and copies it into the data. */
+static gg_status receive_sum(gg_allreduce *allreduce, gg_request *request, size_t at, size_t n) {
     gg_status status = GG_OK;
-    if (allreduce->wire.memory == NULL) return collective_take(allreduce->transport, request, allreduce->data + at);
-    if (request->state == GG_REQUEST_IDLE) goto cleanup;
-    GG_TRY(gg_wait(allreduce->transport, request));
-    collective_accept(allreduce, at, n, request->data);
-    GG_TRY(gg_release(allreduce->transport, request));
+    if (allreduce->wire.memory == NULL) {
+        GG_TRY(wait_and_copy(allreduce->transport, request, allreduce->data + at));
+    } else if (request->state != GG_REQUEST_IDLE) {
+        GG_TRY(gg_wait(allreduce->transport, request));
+        collective_accept(allreduce, at, n, request->data);
+        GG_TRY(gg_release(allreduce->transport, request));
+    }
 cleanup:
     return status;
 }
@@ -487,7 +489,7 @@ static gg_status collective_advance(gg_allreduce *allreduce, bool wait) {
         if (allreduce->stage == LEFT_TO_MPI) {
             GG_TRY(collective_reach(allreduce, &allreduce->sum, wait, &done));
             if (done) allreduce->stage = IDLE;
-            return GG_OK;
+            goto cleanup;
         }
         if (allreduce->next == p) {
             if (allreduce->stage == SCATTERING) GG_TRY(add_own(allreduce));
@@ -508,9 +510,9 @@ static gg_status collective_advance(gg_allreduce *allreduce, bool wait) {
             break;
         default:
             GG_TRY(collective_reach(allreduce, &allreduce->receives[from], wait, &done));
-            if (done) GG_TRY(take_sum(allreduce, &allreduce->receives[from], at, n));
+            if (done) GG_TRY(receive_sum(allreduce, &allreduce->receives[from], at, n));
         }
-        if (!done) return GG_OK;
+        if (!done) goto cleanup;
         allreduce->next++;
     }
 cleanup:
@@ -525,15 +527,23 @@ gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed) {
 
 gg_status gg_allreduce_wait(gg_allreduce *allreduce) { return collective_advance(allreduce, true); }
 
-gg_status gg_allreduce_finish(gg_allreduce *allreduce) {
+/* Waits until the peers have read this rank's slice of the sum. */
+static gg_status wait_for_readers(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
-    if ((status = collective_advance(allreduce, true)) != GG_OK || allreduce->stage == IDLE) return status;
     bool read = false;
     for (int i = 0; i < allreduce->transport->size; ++i)
         GG_TRY(collective_reach(allreduce, &allreduce->gathered[i], true, &read));
     allreduce->stage = IDLE;
 cleanup:
     return collective_failed(allreduce, status);
+}
+
+gg_status gg_allreduce_finish(gg_allreduce *allreduce) {
+    gg_status status = GG_OK;
+    GG_TRY(collective_advance(allreduce, true));
+    if (allreduce->stage != IDLE) GG_TRY(wait_for_readers(allreduce));
+cleanup:
+    return status;
 }
 
 gg_status gg_allreduce_run(gg_allreduce *allreduce, float *data, const float *scale) {

@@ -152,7 +152,7 @@ gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out) {
     ring r = {.transport = transport};
     void *out_block = NULL, *landing = NULL;
     *out = (gg_link){0};
-    if (p == 1) return GG_OK;
+    if (p == 1) goto cleanup;
     int hop = hop_of(transport);
     r.to = (rank + hop) % p;
     r.from = (rank - hop + p) % p;

@@ -143,7 +143,7 @@ gg_status gg_schedule_check_balance(const gg_schedule *schedule) {
     gg_status status = GG_OK;
     const char *remedy = "allowed with push_sum=True only";
     int *sender = NULL;
-    if (schedule->options.topology != GG_TOPOLOGY_TABLE) return GG_OK;
+    if (schedule->options.topology != GG_TOPOLOGY_TABLE) goto cleanup;
     GG_TRY(gg_alloc((size_t)schedule->size * sizeof *sender, "senders of a step", &sender));
     for (int64_t row = 0; row < schedule->options.rows; ++row) {
         for (int r = 0; r < schedule->size; ++r) sender[r] = -1;

@@ -84,14 +84,16 @@ cleanup:
 }
 
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
+    gg_status status = GG_OK;
+    const bool sent = request->state == GG_REQUEST_SENDING, summed = request->state == GG_REQUEST_SUMMING;
     *done = true;
-    if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) return GG_OK;
-    bool sent = request->state == GG_REQUEST_SENDING, summed = request->state == GG_REQUEST_SUMMING;
-    gg_status status = transport->table->test(transport, request, done);
-    if (!transport->check_buffers || status != GG_OK || !*done || summed) return status;
-    if (sent) return check_unwritten(transport, request, sent);
-    request->checksum = transport_checksum(request->data, request->bytes);
-    return GG_OK;
+    if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) goto cleanup;
+    GG_TRY(transport->table->test(transport, request, done));
+    if (!transport->check_buffers || !*done || summed) goto cleanup;
+    if (sent) GG_TRY(check_unwritten(transport, request, sent));
+    else request->checksum = transport_checksum(request->data, request->bytes);
+cleanup:
+    return status;
 }
 
 static gg_status waited_in_vain(const gg_transport *transport, const gg_request *request, double seconds) {
@@ -141,7 +143,10 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
     gg_stall stall = {0};
     const int peer = request->peer;
     const bool serves = transport->service.serve != NULL;
-    if (transport->table->wait != NULL) return transport->table->wait(transport, request);
+    if (transport->table->wait != NULL) {
+        status = transport->table->wait(transport, request);
+        goto cleanup;
+    }
     for (int round = 0;; ++round) {
         bool done = false, busy = false;
         GG_TRY(gg_test(transport, request, &done));

@@ -144,10 +144,12 @@ static gg_status plan_convert(gg_plan *plan, int node, int value, gg_format form
     }
     gg_format from = plan->value[value].format;
     status = try_reorder(plan, node, value, format, out);
-    if (status != GG_ERROR_UNSUPPORTED) return status;
-    if (same_format(from, plain) || same_format(format, plain))
-        return gg_error_prefix(status, "from %s %s to %s %s: ", gg_dtype_name(from.dtype), gg_layout_name(from.layout),
-                               gg_dtype_name(format.dtype), gg_layout_name(format.layout));
+    if (status != GG_ERROR_UNSUPPORTED) goto cleanup;
+    if (same_format(from, plain) || same_format(format, plain)) {
+        gg_error_prefix(status, "from %s %s to %s %s: ", gg_dtype_name(from.dtype), gg_layout_name(from.layout),
+                        gg_dtype_name(format.dtype), gg_layout_name(format.layout));
+        goto cleanup;
+    }
     int between = GG_NONE;
     GG_TRY(plan_convert(plan, node, value, plain, &between));
     GG_TRY(plan_convert(plan, node, between, format, out));

@@ -201,14 +201,14 @@ static gg_status centre_take(gg_centre *s, int bucket, bool wait) {
     gg_transport *transport = s->head.env.transport;
     const gg_bucket *b = &s->buckets.bucket[bucket];
     gg_flight *flight = &s->flight[bucket];
-    if (s->next[bucket] == b->end_chunk) return GG_OK;
+    if (s->next[bucket] == b->end_chunk) goto cleanup;
     for (; s->next[bucket] < b->end_chunk; ++s->next[bucket]) {
         const gg_chunk *c = &s->buckets.chunk[s->next[bucket]];
         gg_request *answer = &s->answered[s->next[bucket]];
         bool done = true;
         if (wait) GG_TRY(gg_strategy_wait(&s->head, answer));
         else GG_TRY(gg_test(transport, answer, &done));
-        if (!done) return GG_OK;
+        if (!done) goto cleanup;
         if (answer->state == GG_REQUEST_IDLE) continue; /* its server is this rank */
         if (answer->when > flight->arrived) flight->arrived = answer->when;
         apply_answer(s, c, answer->data);
@@ -327,7 +327,7 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
-    if (!s->stepped) return GG_OK;
+    if (!s->stepped) goto cleanup;
     int rounds = s->rule->accumulates && centre_trains(s) ? (centre_narrow(s) ? NARROW_ROUNDS : 1) - !s->unreported : 0;
     GG_TRY(centre_receive_all(s));
     for (; rounds > 0; --rounds) {

@@ -68,7 +68,7 @@ static gg_status elastic_end(gg_strategy *strategy) {
     elastic *s = (elastic *)strategy;
     const gg_strategy_env *env = &strategy->env;
     const gg_state *state = env->state;
-    if ((strategy->step + 1) % s->period != 0) return GG_OK;
+    if ((strategy->step + 1) % s->period != 0) goto cleanup;
     gg_scaled_difference(env->device, state->count, s->alpha, s->centre, state->weight, s->pull);
     if (s->wire == NULL) gg_add_scaled(env->device, state->count, state->weight, 1.0f, s->pull, state->weight);
     double begin = gg_transport_now(env->transport);

@@ -95,7 +95,7 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
     int bucket = s->buckets.bucket_of_layer[layer];
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const float *share = s->gossip != NULL ? s->node_share : strategy->share;
-    if (--s->waiting[bucket] > 0) return GG_OK;
+    if (--s->waiting[bucket] > 0) goto cleanup;
     /* All ranks must start reductions in one order; MPI matches collectives by their order alone. The backward pass
      * goes through the graph from its end on every rank, whatever kernels it has there, so buckets are complete in
      * descending order. */

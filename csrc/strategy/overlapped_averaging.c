@@ -301,9 +301,9 @@ cleanup:
 static gg_status overlapped_reduce(overlapped_averaging *s, int chunk, bool wait) {
     gg_status status = GG_OK;
     bool all = false;
-    if (s->chunk[chunk].stage != REDUCING) return GG_OK;
+    if (s->chunk[chunk].stage != REDUCING) goto cleanup;
     GG_TRY(overlapped_arrive(s, chunk, wait, &all));
-    if (!all) return GG_OK;
+    if (!all) goto cleanup;
     GG_TRY(add_and_update(s, chunk));
     s->chunk[chunk].stage = UPDATED;
     overlapped_land(s, s->chunk[chunk].bucket, true);
@@ -316,7 +316,7 @@ static gg_status send_weights(overlapped_averaging *s, int chunk) {
     gg_transport *transport = s->head.env.transport;
     int p = transport->size, rank = transport->rank;
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
-    if (s->chunk[chunk].stage != UPDATED) return GG_OK;
+    if (s->chunk[chunk].stage != UPDATED) goto cleanup;
     overlapped_depart(s, &s->bucket[s->chunk[chunk].bucket].weights);
     for (int i = 1; i < p && own->count > 0; ++i) {
         int to = (rank + i) % p;
@@ -332,9 +332,9 @@ cleanup:
 static gg_status overlapped_gather(overlapped_averaging *s, int chunk, bool wait) {
     gg_status status = GG_OK;
     bool all = false;
-    if (s->chunk[chunk].stage != GATHERING) return GG_OK;
+    if (s->chunk[chunk].stage != GATHERING) goto cleanup;
     GG_TRY(overlapped_arrive(s, chunk, wait, &all));
-    if (!all) return GG_OK;
+    if (!all) goto cleanup;
     s->chunk[chunk].stage = IDLE;
     overlapped_land(s, s->chunk[chunk].bucket, false);
 cleanup:

@@ -129,10 +129,10 @@ gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole
     const float *own = gg_state_arena(state, which);
     gg_transport *transport = strategy->env.transport;
     float *slices = NULL;
-    if (own == NULL) return GG_OK;
+    if (own == NULL) goto cleanup;
     if (partition == NULL || which == GG_ARENA_WEIGHT) {
         if (whole != NULL) memcpy(whole, own, state->count * sizeof(float));
-        return GG_OK;
+        goto cleanup;
     }
     GG_TRY(gg_alloc(partition->most * sizeof(float), "slices of one rank", &slices));
     for (int rank = 0; rank < partition->ranks; ++rank) {

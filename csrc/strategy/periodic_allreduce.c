@@ -21,7 +21,7 @@ static gg_status periodic_end(gg_strategy *strategy) {
     const gg_state *state = strategy->env.state;
     double begin = gg_transport_now(strategy->env.transport);
     int64_t sent = strategy->env.transport->bytes_sent;
-    if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) return GG_OK;
+    if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) goto cleanup;
     GG_TRY(gg_allreduce_run(s->averaging, state->weight, s->equal_share));
     if (state->momentum != NULL) GG_TRY(gg_allreduce_run(s->averaging, state->momentum, s->equal_share));
     if (state->square != NULL) GG_TRY(gg_allreduce_run(s->averaging, state->square, s->equal_share));

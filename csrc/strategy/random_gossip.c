@@ -379,7 +379,7 @@ static gg_status random_gossip_begin(gg_strategy *strategy) {
     s->chosen = false;
     s->writing = s->partner = -1;
     if (s->wire != GG_FLOAT32) s->fresh = false; /* sending mass changes the weights: not from the forward pass on */
-    if (strategy->env.transport->size == 1 || s->listens) return GG_OK;
+    if (strategy->env.transport->size == 1 || s->listens) goto cleanup;
     s->listens = true;
     for (int peer = 0; peer < strategy->env.transport->size; ++peer) {
         s->peer[peer].done = false;
@@ -405,7 +405,7 @@ static gg_status random_gossip_choose(random_gossip *s) {
     gg_status status = GG_OK;
     bool moved = false;
     s->chosen = true;
-    if (!s->listens) return GG_OK;
+    if (!s->listens) goto cleanup;
     GG_TRY(random_gossip_advance(s, &moved));
     s->fresh = false;
     s->partner = draw_partner(s);
@@ -433,7 +433,7 @@ static gg_status random_gossip_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
     bool moved = false, done = false;
-    if (!s->listens) return GG_OK;
+    if (!s->listens) goto cleanup;
     if (s->pulls && s->writing >= 0) {
         s->published = s->writing;
         s->fresh = true;
@@ -520,7 +520,7 @@ static gg_status random_gossip_settle(gg_strategy *strategy) {
     gg_transport *transport = strategy->env.transport;
     double begin = gg_transport_now(transport), last = begin;
     bool said = false;
-    if (!s->listens) return GG_OK;
+    if (!s->listens) goto cleanup;
     for (int round = 0;; ++round) {
         bool moved = false;
         random_gossip_refresh(s);

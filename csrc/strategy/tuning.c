@@ -109,7 +109,7 @@ static gg_status tuning_judge(const model *m, size_t bucket_bytes, size_t chunk_
     gg_buckets buckets = {0};
     const size_t most = (GG_TAG_LIMIT - GG_TAG_USER) / STREAMS;
     seconds[0] = seconds[1] = INFINITY;
-    if (gg_graph_arena_count(m->graph) * sizeof(float) / chunk_bytes > most) return GG_OK;
+    if (gg_graph_arena_count(m->graph) * sizeof(float) / chunk_bytes > most) goto cleanup;
     GG_TRY(gg_buckets_create(m->graph, bucket_bytes, chunk_bytes, &buckets));
     if ((size_t)buckets.chunk_count > most) goto cleanup;
     seconds[0] = tuning_foresee(m, 1.0, &buckets, there);

@@ -413,7 +413,10 @@ cleanup:
 
 gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
-    if (r->strategy->model == NULL) return replica_average(r, weights);
+    if (r->strategy->model == NULL) {
+        status = replica_average(r, weights);
+        goto cleanup;
+    }
     GG_TRY(gg_replica_settle(r));
     GG_TRY(make_consensus(r));
     GG_TRY(gg_replica_at(r, "the strategy's model", r->strategy->model->read(r->strategy, r->consensus)));

@@ -61,7 +61,7 @@ gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
     gg_status status = GG_OK;
     MPI_Group ours = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
     int rank = MPI_UNDEFINED, answered = -1, own = 0;
-    if (questions == MPI_COMM_NULL) return GG_OK; /* MPI was started elsewhere */
+    if (questions == MPI_COMM_NULL) goto cleanup; /* MPI was started elsewhere */
     GG_TRY_MPI(MPI_Comm_group, comm, &ours);
     GG_TRY_MPI(MPI_Comm_group, questions, &all);
     GG_TRY_MPI(MPI_Group_translate_ranks, ours, 1, &peer, all, &rank);

@@ -219,7 +219,7 @@ gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, dou
     /* The largest of bytes and of -bytes: both are this rank's size only if all ranks gave the same. */
     long long own[2] = {(long long)bytes, -(long long)bytes}, most[2] = {0, 0};
     *out = NULL;
-    if (!shared->control) return GG_OK;
+    if (!shared->control) goto cleanup;
     GG_TRY(gg_mpi_meet(shared->node, timeout, "message memory", false));
     GG_TRY_MPI(MPI_Allreduce, own, most, 2, MPI_LONG_LONG, MPI_MAX, shared->node);
     if (most[0] != -most[1]) {

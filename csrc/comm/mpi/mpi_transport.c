@@ -65,7 +65,7 @@ static gg_status extent_make(gg_transport *transport, size_t bytes, extent *out)
     MPI_Datatype parts[2] = {MPI_DATATYPE_NULL, MPI_BYTE};
     if (bytes <= most) {
         *out = (extent){MPI_BYTE, (int)bytes};
-        return GG_OK;
+        goto cleanup;
     }
     const int count[2] = {(int)pieces, (int)rest};
     const MPI_Aint begin[2] = {0, (MPI_Aint)(bytes - rest)};

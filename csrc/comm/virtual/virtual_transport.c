@@ -98,7 +98,10 @@ static gg_status virtual_test(gg_transport *transport, gg_request *request, bool
                          transport->rank, request->peer, request->bytes, request->tag);
         goto cleanup;
     }
-    if (!own->known || own->time > rank->clock) return gg_virtual_found_nothing(rank, request);
+    if (!own->known || own->time > rank->clock) {
+        status = gg_virtual_found_nothing(rank, request);
+        goto cleanup;
+    }
     if (request->state == GG_REQUEST_RECEIVING) {
         if (own->partner->bytes != request->bytes) {
             status =

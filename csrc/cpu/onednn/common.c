@@ -145,11 +145,7 @@ static size_t onednn_align(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / G
 
 gg_status gg_dnn_op_finish(gg_status status, gg_dnn_op *op, gg_op **out) {
     *out = NULL;
-    if (op == NULL) return status;
-    if (status != GG_OK) {
-        onednn_destroy(&op->head);
-        return status;
-    }
+    if (op == NULL || status != GG_OK) goto cleanup;
     for (int pass = 0; pass < GG_DNN_PASSES; pass++) {
         size_t bytes = op->temporaries[pass] + op->scratchpad[pass];
         if (bytes > op->head.scratch_bytes) op->head.scratch_bytes = bytes;
@@ -161,7 +157,9 @@ gg_status gg_dnn_op_finish(gg_status status, gg_dnn_op *op, gg_op **out) {
     }
     drop_descriptors(op);
     *out = &op->head;
-    return GG_OK;
+cleanup:
+    if (op != NULL && status != GG_OK) onednn_destroy(&op->head);
+    return status;
 }
 
 static gg_status keep_md(gg_dnn_op *op, dnnl_memory_desc_t md, const_dnnl_memory_desc_t *out) {

@@ -126,11 +126,12 @@ static gg_status best_pd(conv *it,
                          gg_status (*make)(conv *, const_dnnl_memory_desc_t, const_dnnl_memory_desc_t,
                                            dnnl_primitive_desc_t *),
                          dnnl_primitive_desc_t *out) {
-    gg_status status = make(it, it->input, it->output, out);
-    if (status == GG_OK && !gg_dnn_is_slow(*out)) return GG_OK;
-    if (status != GG_OK && status != GG_ERROR_UNSUPPORTED) return status;
-    dnnl_primitive_desc_t own = *out, any = NULL;
+    dnnl_primitive_desc_t own = NULL, any = NULL;
     const_dnnl_memory_desc_t any_input = NULL, any_output = NULL;
+    gg_status status = make(it, it->input, it->output, out);
+    if (status == GG_OK && !gg_dnn_is_slow(*out)) goto cleanup;
+    if (status != GG_OK && status != GG_ERROR_UNSUPPORTED) goto cleanup;
+    own = *out;
     GG_TRY(gg_dnn_any_md(it->op, &it->op->head.desc.input[0], &any_input));
     GG_TRY(gg_dnn_any_md(it->op, &it->op->head.desc.output, &any_output));
     status = make(it, any_input, any_output, &any);
