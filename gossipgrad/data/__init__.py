@@ -1,4 +1,4 @@
-"""Data sets: arrays in memory, IDX files, MNIST, the small MNIST that is in the package, CIFAR-10 and HIGGS."""
+"""Data sets: arrays in memory, tables, and sets by name: MNIST, the small MNIST in the package, CIFAR-10, HIGGS."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ import os
 
 from gossipgrad.data import cifar10, embedded, higgs, idx, mnist
 from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
+from gossipgrad.data.tables import csv, npz, standardize
 from gossipgrad.errors import DataError, choice
 from gossipgrad.model import Model
 
-__all__ = ["NAMES", "DataError", "Dataset", "as_dataset", "for_network", "idx", "load", "synthetic"]
+__all__ = [
+    "NAMES",
+    "DataError",
+    "Dataset",
+    "as_dataset",
+    "csv",
+    "for_network",
+    "idx",
+    "load",
+    "npz",
+    "standardize",
+    "synthetic",
+]
 
 NAMES = ("mnist-10k", "mnist", "cifar10", "higgs")
 
@@ -22,7 +35,7 @@ def load(
     "mnist-10k": in the package, 10,000 + 2,000 digits. "mnist": from `folder`, $GOSSIPGRAD_DATA/mnist, the cache
     ($GOSSIPGRAD_CACHE or ~/.cache/gossipgrad), or the network if `download`. "cifar10": from `folder` (or an archive),
     $GOSSIPGRAD_DATA/cifar10 or the cache; progress: print how far decoding is. "higgs": CSV files from `folder`,
-    $GOSSIPGRAD_DATA/higgs or the cache. Errors: DataError for files, ValueError
+    $GOSSIPGRAD_DATA/higgs or the cache; each feature has mean 0 and deviation 1 in the training part. Errors: DataError for files, ValueError
     for another name.
     """
     choice("dataset", name, NAMES)
@@ -31,7 +44,7 @@ def load(
     if name == "cifar10":
         return cifar10.load(folder, progress)
     if name == "higgs":
-        return higgs.load(folder)
+        return higgs.load(folder, progress)
     return mnist.load(folder, download)
 
 

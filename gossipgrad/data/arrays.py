@@ -183,6 +183,7 @@ class Dataset:
 
     len(data); data[100:200], data[rows] with an array of sample numbers or of bools: parts of it. Parts, and those of
     split, shuffle and take, share the samples with the whole set. The arrays must not change while a set is in use.
+    Of sets from files: `classes`, the classes' names, or None; `standardization`, see gossipgrad.data.standardize.
     """
 
     def __init__(
@@ -198,6 +199,8 @@ class Dataset:
         self.name = name
         self._stored = samples_array(samples)
         self._rows: NDArray[np.uint32] | None = None  # of the stored samples, where the set is a part of them
+        self.classes: list[str] | None = None  # their names
+        self.standardization: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None  # (mean, deviation)
         self.targets = np.asarray(targets)
         self.scale = number("scale", scale)
         self.shift = number("shift", shift)

@@ -1,4 +1,4 @@
-"""HIGGS: whether a collision made a Higgs boson, from 28 numbers. From the UCI repository, as CSV files with a header.
+"""HIGGS: whether a collision made a Higgs boson, from 28 numbers. From the UCI repository, as CSV files.
 
 Baldi, Sadowski, Whiteson, "Searching for exotic particles in high-energy physics with deep learning" (2014). The whole
 set has 11 million rows; any part of it in two files will do.
@@ -6,20 +6,18 @@ set has 11 million rows; any part of it in two files will do.
 
 from __future__ import annotations
 
-import gzip
 import os
-import warnings
 from pathlib import Path
 
 import numpy as np
 
-from gossipgrad.data import cache
+from gossipgrad.data import cache, tables
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
 
 FEATURES = 28
-_WANTED = "two files, one with train in its name and one with test: *.csv or *.csv.gz, a line of names, then the label "
-_WANTED += f"(0 or 1) and {FEATURES} numbers a line"
+_WANTED = "two files, one with train in its name and one with test: *.csv or *.csv.gz, a line of names or none, then "
+_WANTED += f"the label (0 or 1) and {FEATURES} numbers a line"
 
 
 def _find(folder: Path, part: str) -> Path | None:
@@ -41,30 +39,19 @@ def locate(folder: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
     raise DataError(f"higgs not found in {', '.join(map(str, looked))}. Put there, or name by --data: {_WANTED}")
 
 
-def read(path: str | os.PathLike[str]) -> Dataset:
+def read(path: str | os.PathLike[str], progress: bool = True) -> Dataset:
     """The samples (n, 28) of a CSV file, plain or gzip, with targets (n, 1) of 0 or 1. DataError: damaged."""
-    path = Path(path)
-    try:
-        with gzip.open(path, "rt") if path.name.endswith(".gz") else open(path, encoding="ascii") as file:
-            names = file.readline().strip().split(",")
-            if len(names) != 1 + FEATURES or names[0] in ("0", "1") or names[0][:1].isdigit():
-                raise DataError(f"{path}: its first line is no line of {1 + FEATURES} names. Wanted: {_WANTED}")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a file without lines, which is an error below
-                table = np.loadtxt(file, np.float32, delimiter=",", ndmin=2)
-    except (OSError, EOFError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: damaged: {' '.join(str(error).split())}") from error
-    if not len(table) or table.shape[1] != 1 + FEATURES:
-        raise DataError(f"{path}: an array of {table.shape}; wanted lines of {1 + FEATURES} numbers")
-    wrong = np.flatnonzero(~np.isfinite(table).all(axis=1) | ~np.isin(table[:, 0], (0, 1)))
+    made: Dataset = tables.csv(path, 0, name="higgs", progress=progress)
+    if made.shape != (FEATURES,):
+        raise DataError(f"{path}: {made.shape[0]} numbers a line beside the label. Wanted: {_WANTED}")
+    wrong = np.flatnonzero(~np.isin(made.targets, (0, 1)))
     if len(wrong):
-        raise DataError(f"{path}: line {wrong[0] + 2}: a label other than 0 and 1, or a number that is not finite")
-    return Dataset(np.ascontiguousarray(table[:, 1:]), table[:, :1].copy(), name="higgs")
+        raise DataError(f"{path}: row {wrong[0] + 1}: a label of {made.targets[wrong[0]]:g}; allowed: 0 and 1")
+    return Dataset(made.samples, made.targets[:, None], name="higgs")
 
 
-def load(folder: str | os.PathLike[str] | None = None) -> tuple[Dataset, Dataset]:
-    """(train, test) from the files that locate finds."""
+def load(folder: str | os.PathLike[str] | None = None, progress: bool = True) -> tuple[Dataset, Dataset]:
+    """(train, test) from the files that locate finds, each feature with mean 0 and deviation 1 in the first of them."""
     train, test = locate(folder)
-    return read(train), read(test)
+    first, second = tables.standardize(read(train, progress), read(test, progress))
+    return first, second
