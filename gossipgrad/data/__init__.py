@@ -34,9 +34,9 @@ def load(
 
     "mnist-10k": in the package, 10,000 + 2,000 digits. "mnist": from `folder`, $GOSSIPGRAD_DATA/mnist, the cache
     ($GOSSIPGRAD_CACHE or ~/.cache/gossipgrad), or the network if `download`. "cifar10": from `folder` (or an archive),
-    $GOSSIPGRAD_DATA/cifar10 or the cache; progress: print how far decoding is. "higgs": CSV files from `folder`,
-    $GOSSIPGRAD_DATA/higgs or the cache; each feature has mean 0 and deviation 1 in the training part. Errors: DataError for files, ValueError
-    for another name.
+    $GOSSIPGRAD_DATA/cifar10 or the cache. "higgs": CSV files from `folder`, $GOSSIPGRAD_DATA/higgs or the cache; each
+    feature has mean 0 and deviation 1 in the training part. progress: show how far reading and decoding are.
+    Errors: DataError for files, ValueError for another name.
     """
     choice("dataset", name, NAMES)
     if name == "mnist-10k":
