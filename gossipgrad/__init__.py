@@ -61,6 +61,7 @@ from gossipgrad.strategies import (  # noqa: E402
     Strategy,
 )
 from gossipgrad.trainer import Trainer  # noqa: E402
+from gossipgrad.weights import read as read_weights  # noqa: E402
 
 __all__ = [
     "SGD",
@@ -116,6 +117,7 @@ __all__ = [
     "metrics",
     "models",
     "plots",
+    "read_weights",
     "schedules",
 ]
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import _core, safetensors, show
-from gossipgrad.errors import CheckpointError, choice, integer
+from gossipgrad import weights as weights_of_others
+from gossipgrad.errors import CheckpointError, choice, flag, integer
 from gossipgrad.layers import KINDS, Layer, Node
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -116,7 +117,7 @@ class Model:
                 graph.layer(node.layer.kind, given, places, **node.layer.options())
         graph.finish(len(order) - 1)
         self.graph = graph
-        self._loaded: dict[str, NDArray[np.float32]] | None = None
+        self._loaded: Arrays | None = None
 
     @staticmethod
     def _names(order: list[Node]) -> list[str]:
@@ -193,47 +194,55 @@ class Model:
     # weights
 
     def weights(self, seed: int = 0) -> dict[str, NDArray[np.float32]]:
-        """The weights training starts from: those loaded, else the initial ones of this seed. Copies, by name."""
-        if self._loaded is not None:
-            return {name: array.copy() for name, array in self._loaded.items()}
-        return self.graph.initial_weights(integer("seed", seed, 0, 2**64 - 1))
+        """The weights training starts from: those loaded, for others the initial ones of this seed. Copies, by name."""
+        loaded = self._loaded or {}
+        if len(loaded) == len(self.parameter_shapes()):
+            return {name: array.copy() for name, array in loaded.items()}
+        initial = self.graph.initial_weights(integer("seed", seed, 0, 2**64 - 1))
+        return initial | {name: array.copy() for name, array in loaded.items()}
 
     @property
     def loaded(self) -> bool:
-        """Have weights been loaded? Else a trainer draws initial ones from its seed."""
+        """Have weights been loaded? For the others a trainer draws initial ones from its seed."""
         return self._loaded is not None
 
-    def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str]) -> None:
-        """Start from these: arrays by name, or a .safetensors file (PyTorch's names and shapes; copied).
+    def load_weights(
+        self, weights: Mapping[str, Any] | str | os.PathLike[str], *, strict: bool = True
+    ) -> weights_of_others.Misfit:
+        """Start from these: a .safetensors file, a .pt or .pth file of torch.save, or arrays or tensors by name.
 
-        ValueError or CheckpointError names what is missing, too much, or of another shape.
+        Names and shapes are PyTorch's, so a state_dict of a module with the same names loads as it is, and one that
+        was saved under DistributedDataParallel or torch.compile too. Of a file that holds more, as {"model": ...,
+        "optimizer": ...}, the only dictionary of tensors is loaded. Nothing in a file is run. All is copied.
+
+        strict   True: CheckpointError names everything that is missing, too much, or of another shape. False: what
+                 fits is loaded, and the rest of the network starts from its initial weights; at least one tensor must
+                 fit. What did not fit is returned: `missing`, `extra`, and `shapes`, (given, wanted) by name.
         """
-        what = "weights"
-        if isinstance(weights, (str, os.PathLike)):
-            what = os.fspath(weights)
-            weights = safetensors.read(weights)[0]
-        self._loaded = self.check_weights(weights, what)
+        given, what = weights_of_others.opened(weights)
+        found, misfit = weights_of_others.fit(given, self.parameter_shapes(), what)
+        if misfit and (flag("strict", strict) or not found):
+            raise CheckpointError(f"{what} is of another model than {self.name!r}: it {misfit}")
+        self._loaded = found
+        return misfit
 
-    def check_weights(self, weights: Mapping[str, Any], what: str = "weights") -> dict[str, NDArray[np.float32]]:
-        """Copies of these weights as float32 in the network's order; ValueError if they do not fit it."""
-        shapes = self.parameter_shapes()
-        missing = [name for name in shapes if name not in weights]
-        extra = [name for name in weights if name not in shapes]
-        if missing or extra:
-            parts = [f"has no {', '.join(missing[:4])}"] if missing else []
-            parts += [f"has {', '.join(extra[:4])}, which the network lacks"] if extra else []
-            raise CheckpointError(f"{what} is of another model than {self.name!r}: it {' and '.join(parts)}")
-        result = {}
-        for name, shape in shapes.items():
-            array = np.asarray(weights[name])
-            if array.shape != shape:
-                raise CheckpointError(
-                    f"{what} is of another model than {self.name!r}: {name} has shape {array.shape}, here {shape}"
-                )
-            if array.dtype.kind not in "iuf":
-                raise TypeError(f"{what}: {name} is of dtype {array.dtype}; wanted numbers")
-            result[name] = np.array(array, np.float32, order="C")
-        return result
+    def save_weights(self, path: str | os.PathLike[str], seed: int = 0) -> None:
+        """Write `weights(seed)` to a .safetensors file, under PyTorch's names.
+
+        A trainer's weights are written by trainer.save. CheckpointError: not written.
+        """
+        arrays = self.weights(seed)
+        try:
+            safetensors.write(path, arrays)
+        except OSError as error:
+            raise CheckpointError(f"{os.fspath(path)}: not written: {error.strerror or error}") from error
+
+    def check_weights(self, weights: Mapping[str, Any], what: str = "weights") -> Arrays:
+        """Copies of these weights as float32 in the network's order; CheckpointError if they do not fit it."""
+        found, misfit = weights_of_others.fit(weights, self.parameter_shapes(), what)
+        if misfit:
+            raise CheckpointError(f"{what} is of another model than {self.name!r}: it {misfit}")
+        return found
 
     # copies
 

@@ -283,7 +283,7 @@ class Replicas:
         if state is not None:
             self.set_state(*state)
         elif self.net.loaded:
-            self._core.load_weights(self.net.weights())
+            self._core.load_weights(self.net.weights(self.seed))
 
     def _straggler_options(self) -> tuple[float, float, int]:
         one = self.straggler or cluster.Straggler(0.0, 0.0)

@@ -73,7 +73,8 @@ def write(
     return digest
 
 
-def _content(path: str) -> bytes:
+def content(path: str) -> bytes:
+    """The bytes of a regular file; CheckpointError: there is none, or it cannot be read."""
     try:
         # A named pipe that nobody writes to would be waited for.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -160,14 +161,14 @@ def read(path: str | os.PathLike[str], *, checksums: bool = False) -> tuple[dict
     Checksums are compared where the file has them; with `checksums` a file without is an error.
     """
     path = os.fspath(path)
-    content = _content(path)
-    header, base = _header(path, content)
+    whole = content(path)
+    header, base = _header(path, whole)
     metadata: dict[str, str] = header.get("__metadata__", {})
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    found = {name: _array(path, name, entry, content, base) for name, entry in entries.items()}
+    found = {name: _array(path, name, entry, whole, base) for name, entry in entries.items()}
     last = max((end for _, end in found.values()), default=base)
-    if last < len(content):
-        raise CheckpointError(f"{path}: {len(content) - last} bytes behind the last array")
+    if last < len(whole):
+        raise CheckpointError(f"{path}: {len(whole) - last} bytes behind the last array")
     if checksums and "__metadata__" not in header:
         raise CheckpointError(f"{path}: without checksums")
     digests = _digests(path, header, metadata, checksums)

@@ -24,7 +24,6 @@ from gossipgrad import (
     notices,
     optim,
     outputs,
-    safetensors,
     strategies,
     trace,
 )
@@ -39,6 +38,7 @@ from gossipgrad.literals import Backend
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
 from gossipgrad.replicas import Arrays, Replicas, collective
+from gossipgrad.weights import opened
 
 
 class Trainer(Replicas):
@@ -359,13 +359,9 @@ class Trainer(Replicas):
 
     @collective
     def load_weights(self, weights: Any) -> None:
-        """Give every rank, and a centre, these weights: arrays by name or a .safetensors file. Momentum, step stay."""
+        """Give every rank, and a centre, these weights: what Model.load_weights reads. Momentum, step stay."""
         with self.agreed() as one:
-            what = "weights"
-            if isinstance(weights, (str, os.PathLike)):
-                what = os.fspath(weights)
-                weights = safetensors.read(weights)[0]
-            checked = self.net.check_weights(weights, what)
+            checked = self.net.check_weights(*opened(weights))
             one.facts = {"weights": lambda: fingerprint.weights(checked)}
         self.core.settle()
         self.core.load_weights(checked)

@@ -1,0 +1,177 @@
+"""Pickles that are read without running them.
+
+Python's own reader imports and calls whatever a file names. This one knows containers, numbers and text, and of
+classes and functions only those it is given: any other name is an error that says it, and nothing is imported.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+_LITERALS = frozenset(
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
+    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
+)
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_EMPTY: dict[str, Callable[[], Any]] = {
+    "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_SET": set,
+}  # fmt: skip
+_SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class Unreadable(ValueError):
+    """Not a pickle, damaged, or with a class or function in it that is not known."""
+
+
+class Made:
+    """What a known name may give: an object whose state the file sets afterwards."""
+
+    def set_state(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+class Name:
+    """A class or function of the file, by its full name, with what stands for it here."""
+
+    def __init__(self, full: str, value: Any) -> None:
+        self.full, self.value = full, value
+
+
+_MARK = object()
+
+
+class _Machine:
+    """The stack and the memo of one pickle."""
+
+    def __init__(self, known: Mapping[str, Any], persistent: Callable[[Any], Any] | None) -> None:
+        self.known, self.persistent = known, persistent
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def pop(self) -> Any:
+        if not self.stack or self.stack[-1] is _MARK:
+            raise Unreadable("damaged: the stack is empty")
+        return self.stack.pop()
+
+    def top(self, kind: type | tuple[type, ...]) -> Any:
+        if not self.stack or not isinstance(self.stack[-1], kind):
+            raise Unreadable("damaged: elements without a container")
+        return self.stack[-1]
+
+    def to_mark(self) -> list[Any]:
+        """What stands above the last mark, which goes with it."""
+        for place in range(len(self.stack) - 1, -1, -1):
+            if self.stack[place] is _MARK:
+                found = self.stack[place + 1 :]
+                del self.stack[place:]
+                return found
+        raise Unreadable("damaged: no mark")
+
+    def name(self, full: str) -> None:
+        if full not in self.known:
+            raise Unreadable(f"it holds {full!r}, which is not read; allowed: {_shown(self.known)}")
+        value = self.known[full]
+        self.stack.append(Name(full, value) if callable(value) else value)
+
+    def call(self) -> None:
+        arguments, what = self.pop(), self.pop()
+        if not isinstance(what, Name) or not isinstance(arguments, tuple):
+            raise Unreadable("damaged: a call of what is no function")
+        self.stack.append(what.value(*arguments))
+
+    def set_state(self) -> None:
+        state = self.pop()
+        target = self.top(object)
+        if isinstance(target, Made):
+            target.set_state(state)
+        elif not isinstance(target, dict):  # attributes of a dict, as the version of a state_dict, say nothing of it
+            raise Unreadable("damaged: a state for what has none")
+
+    def pairs(self, values: list[Any]) -> None:
+        if len(values) % 2:
+            raise Unreadable("damaged: a key without a value")
+        self.top(dict).update(zip(values[::2], values[1::2], strict=True))
+
+    def step(self, code: str, argument: Any) -> None:
+        stack = self.stack
+        if code in _LITERALS:
+            stack.append(argument)
+        elif code in _CONSTANTS:
+            stack.append(_CONSTANTS[code])
+        elif code in _EMPTY:
+            stack.append(_EMPTY[code]())
+        elif code == "MARK":
+            stack.append(_MARK)
+        elif code in ("PUT", "BINPUT", "LONG_BINPUT"):
+            self.memo[argument] = self.top(object)
+        elif code == "MEMOIZE":
+            self.memo[len(self.memo)] = self.top(object)
+        elif code in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(self.memo[argument])
+        elif code in _SIZES:
+            stack.append(tuple(reversed([self.pop() for _ in range(_SIZES[code])])))
+        elif code == "TUPLE":
+            stack.append(tuple(self.to_mark()))
+        elif code == "APPEND":
+            one = self.pop()
+            self.top(list).append(one)
+        elif code == "APPENDS":
+            several = self.to_mark()
+            self.top(list).extend(several)
+        elif code == "ADDITEMS":
+            several = self.to_mark()
+            self.top(set).update(several)
+        elif code == "LIST":
+            stack.append(self.to_mark())
+        elif code == "DICT":
+            values = self.to_mark()
+            stack.append({})
+            self.pairs(values)
+        elif code == "SETITEM":
+            value, key = self.pop(), self.pop()
+            self.pairs([key, value])
+        elif code == "SETITEMS":
+            self.pairs(self.to_mark())
+        elif code == "GLOBAL":
+            self.name(".".join(argument.split(" ")))
+        elif code == "STACK_GLOBAL":
+            name, module = self.pop(), self.pop()
+            self.name(f"{module}.{name}")
+        elif code in ("REDUCE", "NEWOBJ"):
+            self.call()
+        elif code == "BUILD":
+            self.set_state()
+        elif code == "BINPERSID" and self.persistent is not None:
+            stack.append(self.persistent(self.pop()))
+        elif code not in ("PROTO", "FRAME"):
+            raise Unreadable(f"it has the instruction {code}, which is not read")
+
+
+def _shown(known: Mapping[str, Any]) -> str:
+    names = sorted(known)
+    return ", ".join(names) if len(names) < 9 else f"{', '.join(names[:8])}, ..."
+
+
+def read(content: bytes | IO[bytes], known: Mapping[str, Any], persistent: Callable[[Any], Any] | None = None) -> Any:
+    """The object of one pickle; of a file, from its position on, which afterwards is behind the pickle.
+
+    known       what stands for a class, function or constant, by its full name ("collections.OrderedDict"). What can
+                be called is called with the file's arguments, so it must check them.
+    persistent  gives the object of a persistent id; None: there are none.
+
+    Unreadable: damaged, or with another name in it.
+    """
+    machine = _Machine(known, persistent)
+    try:
+        for code, argument, _ in pickletools.genops(io.BytesIO(content) if isinstance(content, bytes) else content):
+            if code.name == "STOP":
+                return machine.pop()
+            machine.step(code.name, argument)
+    except Unreadable:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError) as error:
+        raise Unreadable(f"damaged: {error}") from error
+    raise Unreadable("damaged: it has no end")

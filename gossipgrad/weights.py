@@ -1,0 +1,131 @@
+"""Weights from outside: files and dictionaries of others, and which of them fit a network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad import safetensors, torch_file
+from gossipgrad.errors import CheckpointError
+
+_WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+_COUNTERS = ".num_batches_tracked"  # of PyTorch's BatchNorm: how many batches; no momentum here needs it
+
+
+class Misfit(NamedTuple):
+    """What of given weights and a network do not fit each other: names, and for `shapes` (given, wanted) by name."""
+
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+
+    def __bool__(self) -> bool:
+        """Is there anything?"""
+        return bool(self.missing or self.extra or self.shapes)
+
+    def __str__(self) -> str:
+        """All of it in one line."""
+        parts = [f"has no {', '.join(self.missing)}"] if self.missing else []
+        parts += [f"has {', '.join(self.extra)}, which the network lacks"] if self.extra else []
+        parts += [f"{name} has shape {given}, here {wanted}" for name, (given, wanted) in self.shapes.items()]
+        return "; ".join(parts)
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file of weights holds, as NumPy arrays by name: .safetensors, or .pt and .pth of torch.save.
+
+    Nothing in a file is run, and PyTorch is not needed. A file that holds more than weights, as
+    {"model": ..., "optimizer": ..., "step": 7}, gives dictionaries in each other. bfloat16 becomes float32.
+    CheckpointError: missing, damaged, another format, or with other things in it than data.
+    """
+    name = os.fspath(path)
+    content = safetensors.content(name)
+    if not torch_file.is_one(content[:16]):
+        return safetensors.read(name)[0]
+    found = torch_file.read(name, content)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{name}: holds a {type(found).__name__}; wanted a dictionary, as net.state_dict() gives")
+    return found
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or hasattr(value, "detach")
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """A tensor of PyTorch, or whatever NumPy makes an array of."""
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    value = value.detach().cpu()
+    try:
+        return np.asarray(value.numpy())
+    except TypeError:  # NumPy has no such type, as bfloat16
+        return np.asarray(value.float().numpy())
+
+
+def _alone(content: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    """The weights in a file that may hold more: itself, or its only entry that is a dictionary of tensors."""
+    if not content or not any(isinstance(value, Mapping) for value in content.values()):
+        return content
+    inside = {
+        key: value
+        for key, value in content.items()
+        if isinstance(value, Mapping) and value and all(map(_is_tensor, value.values()))
+    }
+    if len(inside) == 1:
+        return next(iter(inside.values()))
+    found = f"{len(inside)} dictionaries of weights ({', '.join(map(repr, inside))})" if inside else "no weights"
+    raise CheckpointError(
+        f"{what}: holds {found} among its entries {', '.join(map(repr, content))}; allowed: one. "
+        "gossipgrad.read_weights gives them all, and load_weights one of them"
+    )
+
+
+def _plain(content: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the prefixes that wrappers add, and without counters that the network does not have."""
+    found = {str(name): value for name, value in content.items()}
+    for _ in range(4):  # a wrapper in a wrapper
+        for prefix in _WRAPPERS:
+            if found and all(name.startswith(prefix) for name in found) and not any(n in wanted for n in found):
+                found = {name[len(prefix) :]: value for name, value in found.items()}
+    if not any("_orig_mod." in name for name in wanted):  # of modules that were compiled one by one
+        found = {name.replace("_orig_mod.", ""): value for name, value in found.items()}
+    return {name: value for name, value in found.items() if name in wanted or not name.endswith(_COUNTERS)}
+
+
+def fit(
+    weights: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], what: str
+) -> tuple[dict[str, NDArray[np.float32]], Misfit]:
+    """(copies of those that fit, as float32 in the order of `shapes`; what does not fit).
+
+    TypeError: no dictionary, or elements that are no numbers.
+    """
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"{what}: a {type(weights).__name__}; allowed: arrays by name, or the path of a file")
+    found = _plain(_alone(weights, what), shapes)
+    missing = tuple(name for name in shapes if name not in found)
+    extra = tuple(name for name in found if name not in shapes)
+    misshapen = {}
+    copies = {}
+    for name, shape in shapes.items():
+        if name not in found:
+            continue
+        array = _array(found[name])
+        if array.shape != shape:
+            misshapen[name] = (array.shape, shape)
+        elif array.dtype.kind not in "iuf":
+            raise TypeError(f"{what}: {name} is of dtype {array.dtype}; wanted numbers")
+        else:
+            copies[name] = np.array(array, np.float32, order="C")
+    return copies, Misfit(missing, extra, misshapen)
+
+
+def opened(weights: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[Mapping[str, Any], str]:
+    """(the weights, what messages call them): arrays by name as they are, or what a file holds."""
+    if isinstance(weights, (str, os.PathLike)):
+        return read(weights), os.fspath(weights)
+    return weights, "weights"
