@@ -171,20 +171,17 @@ class Trainer:
     def consensus_distance(self) -> float: ...
 
     # state, at rest
-    def weights(self, rank: int = 0) -> dict[str, NDArray[np.float32]]:
-        """Copies, by name; `rank` counts the local ranks."""
+    def arenas(self) -> dict[str, str]:
+        """What a rank trains with: "weight", "gradient" or "moment" (the optimiser's) by the arena's name."""
+    def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]:
+        """Copies, by the parameters' names; `rank` counts the local ranks."""
+    def load_arena(self, name: str, arrays: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
+        """None: every local rank. All names and shapes must fit."""
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
     def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None:
         """Sets the strategy's own model, where it has one (a centre)."""
     def set_schedule(self, schedule: dict[str, Any], /) -> None:
         """The learning rates of the steps from here on, at rest: schedule{kind ...} as in the optimizer's options."""
-    def gradients(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
-    def momentum(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
-    def load_weights(self, weights: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
-        """None: every local rank. All names and shapes must fit."""
-    def second_moment(self, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
-    def load_second_moment(self, second_moment: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
-    def load_momentum(self, momentum: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
 
     # measurement
     def bench(self, samples: NDArray[np.float32], targets: NDArray[Any], warmup: int, steps: int) -> list[float]:

@@ -138,7 +138,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
             part = files.read_rank(name, description, rank)
             where = f"{name}, rank {rank}"
             parts.append({key: _checked(net, arrays, f"{where}, {key}") for key, arrays in part.items()})
-            if not parts[-1]["weight"]:
+            if not parts[-1].get("weight"):
                 raise CheckpointError(f"{where}: without weights")
         found.append((saved, consensus, parts))
 
@@ -152,7 +152,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     replicas.core.settle()
     _restore_exchange(replicas, saved.settings)
     if saved.optimizer != replicas.optimizer.name:
-        parts = [part | {"momentum": {}, "second_moment": {}} for part in parts]
+        parts = [{"weight": part["weight"]} for part in parts]
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
     replicas.set_state(saved.step, parts, consensus)
     _restore_rate(replicas, saved)

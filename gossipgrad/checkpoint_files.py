@@ -1,9 +1,10 @@
 """The files of a checkpoint: PATH, the consensus weights as safetensors, and PATH.state/, all ranks' own state.
 
-PATH.state/step-<step>-<token>/rank-00000.safetensors holds a rank's "weight/...", "momentum/..." and
-"second_moment/..."; the metadata of PATH say which folder belongs to it, and the checksum of each rank's file. A save
-writes a new folder, then replaces PATH in one step, then removes the old folder: whenever it is interrupted, PATH and
-its folder belong together. Every file has a checksum for each array and for its header, compared when it is read.
+PATH.state/step-<step>-<token>/rank-00000.safetensors holds a rank's arenas, each array as "<arena>/<parameter>":
+"weight/...", and the moments of the optimiser, such as "momentum/..."; the metadata of PATH say which folder belongs to
+it, and the checksum of each rank's file. A save writes a new folder, then replaces PATH in one step, then removes the
+old folder: whenever it is interrupted, PATH and its folder belong together. Every file has a checksum for each array
+and for its header, compared when it is read.
 
 Who saves holds a lock on PATH.state/ meanwhile; a Checkpoint callback holds it as long as fit runs.
 """
@@ -29,7 +30,6 @@ from gossipgrad.errors import CheckpointError
 from gossipgrad.files import sync_folder
 
 FORMAT = "gossipgrad-checkpoint-2"
-PARTS = ("weight", "momentum", "second_moment")
 Arrays = dict[str, NDArray[np.float32]]
 
 _STATE = re.compile(r"step-\d{8,}-[0-9a-f]{8}")
@@ -130,8 +130,8 @@ def prepare(path: str, state: str) -> None:
 
 
 def write_rank(path: str, state: str, rank: int, step: int, parts: dict[str, Arrays]) -> str:
-    """One rank's state: the arrays of each of PARTS by name. Returns the file's checksum."""
-    arrays = {f"{part}/{name}": array for part in PARTS for name, array in parts[part].items()}
+    """One rank's state: the arrays of each arena by name. Returns the file's checksum."""
+    arrays = {f"{part}/{name}": array for part, own in parts.items() for name, array in own.items()}
     metadata = {"format": FORMAT, "rank": str(rank), "step": str(step)}
     return safetensors.write(rank_file(path, state, rank), arrays, metadata, checksums=True)
 
@@ -185,9 +185,8 @@ def read_rank(path: str | os.PathLike[str], description: dict[str, Any], rank: i
         raise CheckpointError(f"{name}: the state after step {metadata.get('step')}, not {description['step']}")
     if safetensors.header_digest(name, metadata) != description["rank_files"][rank]:
         raise CheckpointError(f"{name}: of another save or run than {os.fspath(path)}, by its checksum")
-    parts: dict[str, Arrays] = {part: {} for part in PARTS}
+    parts: dict[str, Arrays] = {}
     for key, array in arrays.items():
         part, _, name = key.partition("/")
-        if part in parts:
-            parts[part][name] = array
+        parts.setdefault(part, {})[name] = array
     return parts

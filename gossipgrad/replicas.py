@@ -283,7 +283,7 @@ class Replicas:
         if state is not None:
             self.set_state(*state)
         elif self.net.loaded:
-            self._core.load_weights(self.net.weights(self.seed))
+            self._core.load_arena("weight", self.net.weights(self.seed))
 
     def _straggler_options(self) -> tuple[float, float, int]:
         one = self.straggler or cluster.Straggler(0.0, 0.0)
@@ -297,7 +297,7 @@ class Replicas:
 
     def copy_weights(self) -> tuple[list[Arrays], Arrays]:
         """The weights of each local rank, and the consensus weights, for put_weights_back. Collective."""
-        return [self.core.weights(local) for local in range(self.team.local)], self.core.consensus_weights()
+        return [self.core.arena("weight", local) for local in range(self.team.local)], self.core.consensus_weights()
 
     def put_weights_back(self, weights: tuple[list[Arrays], Arrays]) -> None:
         """Every rank, and a centre, gets the weights that copy_weights gave; moments and step stay. Collective."""
@@ -305,7 +305,7 @@ class Replicas:
         self.core.settle()
         self.core.load_consensus(consensus)
         for local, arrays in enumerate(own):
-            self.core.load_weights(arrays, local)
+            self.core.load_arena("weight", arrays, local)
 
     # ---- what users see
 
@@ -371,13 +371,9 @@ class Replicas:
     # ---- state, at rest
 
     def rank_state(self, local: int) -> dict[str, Arrays]:
-        """All that a local rank trains with, by name; empty where the optimiser has no such moment."""
-        core = self.core
-        return {
-            "weight": core.weights(local),
-            "momentum": core.momentum(local),
-            "second_moment": core.second_moment(local),
-        }
+        """All that a local rank trains with, by the arena's name: "weight", and the moments of the optimiser."""
+        arenas = self.core.arenas()
+        return {name: self.core.arena(name, local) for name, kind in arenas.items() if kind != "gradient"}
 
     def state(self) -> tuple[int, list[dict[str, Arrays]], Arrays]:
         """(step, rank_state of each local rank, consensus weights). Collective."""
@@ -385,17 +381,14 @@ class Replicas:
         return self.core.step, parts, self.core.consensus_weights()
 
     def set_state(self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays) -> None:
-        """Go on from what state() gave. Collective."""
+        """Go on from what state() gave. A moment that the state does not have begins at zero. Collective."""
         core = self.core
         core.load_consensus(consensus)
         for local, part in enumerate(parts):
-            core.load_weights(part["weight"], local)
-            for name, here, load in (
-                ("momentum", core.momentum(local), core.load_momentum),
-                ("second_moment", core.second_moment(local), core.load_second_moment),
-            ):
-                if here:  # a moment that the state does not have begins at zero
-                    load(part[name] or {key: np.zeros_like(array) for key, array in here.items()}, local)
+            for name, kind in core.arenas().items():
+                if kind != "gradient":
+                    zeros = {key: np.zeros_like(array) for key, array in part["weight"].items()}
+                    core.load_arena(name, part.get(name) or zeros, local)
         core.step = step
 
     @collective
@@ -407,7 +400,7 @@ class Replicas:
         self.core.settle()
         for local in range(self.team.local):
             digest = hashlib.sha256()
-            for array in self.core.weights(local).values():
+            for array in self.core.arena("weight", local).values():
                 digest.update(np.ascontiguousarray(array, "<f4").data)
             own.append(digest.hexdigest())
         return own if agreement.alone(self.team) else [one.decode() for one in self.gather(own[0].encode())]

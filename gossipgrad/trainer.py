@@ -316,7 +316,7 @@ class Trainer(Replicas):
         with self.agreed():
             local = self._local(rank)
         self.core.settle()
-        return self.core.weights(local)
+        return self.core.arena("weight", local)
 
     @collective
     def consensus_weights(self) -> Arrays:
@@ -331,7 +331,7 @@ class Trainer(Replicas):
         with self.agreed():
             local = self._local(rank)
         self.core.settle()
-        return self.core.gradients(local)
+        return self.core.arena("gradient", local)
 
     @collective
     def momentum(self, rank: int = 0) -> Arrays:
@@ -339,16 +339,19 @@ class Trainer(Replicas):
         with self.agreed():
             local = self._local(rank)
         self.core.settle()
-        return self.core.momentum(local)
+        return self.core.arena("momentum", local) if "momentum" in self.core.arenas() else {}
 
     @collective
     def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
-        """{"step": updates done, "momentum": arrays by name, "second_moment": Adam's, else empty}. Collective."""
+        """{"step": updates done, "momentum": arrays by name, "second_moment": likewise, Adam's}. Collective.
+
+        A moment that the optimiser does not have is empty.
+        """
         with self.agreed():
             local = self._local(rank)
         self.core.settle()
         moments = {key: value for key, value in self.rank_state(local).items() if key != "weight"}
-        return {"step": self.step, **moments}
+        return {"step": self.step, "momentum": {}, "second_moment": {}, **moments}
 
     @collective
     def consensus_distance(self) -> float:
@@ -364,7 +367,7 @@ class Trainer(Replicas):
             checked = self.net.check_weights(*opened(weights))
             one.facts = {"weights": lambda: fingerprint.weights(checked)}
         self.core.settle()
-        self.core.load_weights(checked)
+        self.core.load_arena("weight", checked)
 
     # ---- checkpoints
 

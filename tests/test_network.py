@@ -133,9 +133,9 @@ def test_lenet_three_steps(rng, backend, setting):
             weights[name], momentum[name] = ref.sgd(weights[name], grads[name], momentum[name], *sgd)
     all_near(trainer.weights(), weights, 3e-6)
     if "momentum" in options:
-        all_near(trainer.core.momentum(0), momentum, 1e-5)
+        all_near(trainer.core.arena("momentum", 0), momentum, 1e-5)
     else:
-        assert trainer.core.momentum(0) == {}
+        assert "momentum" not in trainer.core.arenas()
     assert trainer.step == 3
 
 
@@ -173,7 +173,7 @@ def test_lenet_is_torchs(rng, backend, setting):
     all_near(trainer.weights(), {name: p.detach().numpy() for name, p in theirs.named_parameters()}, 3e-6)
     if "momentum" in options:
         buffers = {name: optimizer.state[p]["momentum_buffer"].numpy() for name, p in theirs.named_parameters()}
-        all_near(trainer.core.momentum(0), buffers, 2e-5)
+        all_near(trainer.core.arena("momentum", 0), buffers, 2e-5)
 
 
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "auto"])
@@ -682,7 +682,7 @@ def main():
     assert _core.memory() == (live, made), (live, made, _core.memory())
     core.evaluate(data, 32)
     trainer.predict(samples[:7].astype(np.float32))
-    core.weights(), core.gradients(), core.momentum()
+    core.arena("weight"), core.arena("gradient"), core.arena("momentum")
 
 
 main()

@@ -133,8 +133,8 @@ def test_momentum_is_shown_and_set_whole():
     assert whole(first, 0) == whole(first, 1) == whole(first, 2)
     assert set(whole(first, 0)) == set(first.weights())
     second = trainer_of(3, OPTIMIZERS["momentum"], gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=64))
-    second.core.load_weights(first.weights(1))
-    second.core.load_momentum(first.momentum(2))
+    second.core.load_arena("weight", first.weights(1))
+    second.core.load_arena("momentum", first.momentum(2))
     second.core.step = first.step
     assert whole(second, 1) == whole(first, 1)
     for trainer in (first, second):
@@ -142,7 +142,7 @@ def test_momentum_is_shown_and_set_whole():
     assert whole(second, 0) == whole(first, 0) and second.weights_sha256() == first.weights_sha256()
     bad = {k: v for k, v in first.momentum().items() if k != "fc1.bias"}
     with pytest.raises(ValueError, match=r"momentum.*fc1\.bias"):
-        second.core.load_momentum(bad)
+        second.core.load_arena("momentum", bad)
     assert whole(second, 0) == whole(first, 0)
 
 

@@ -321,3 +321,22 @@ def test_warnings_are_at_the_line_that_called(tmp_path):
     wanted = ["timeout=", "topology='cube'", "look sorted", "uint8", "spans a rank", "other settings", "nothing is"]
     assert all(any(words in text for text in said) for words in wanted), said
     assert {one.filename for one in seen} == {__file__}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "moments"),
+    [(gg.SGD(0.1), []), (gg.SGD(0.1, momentum=0.9), ["momentum"]), (gg.Adam(), ["momentum", "second_moment"])],
+)
+def test_arenas_are_a_list_with_names(optimizer, moments):
+    with gg.Trainer(gg.models.mlp(), optimizer=optimizer, comm=gg.VirtualCluster(2)) as trainer:
+        core = trainer.core
+        assert core.arenas() == {"weight": "weight", "gradient": "gradient", **dict.fromkeys(moments, "moment")}
+        assert list(trainer.rank_state(0)) == ["weight", *moments]
+        for name in core.arenas():
+            arrays = {key: np.full_like(value, 3) for key, value in core.arena(name, 1).items()}
+            core.load_arena(name, arrays, 1)
+            assert all(np.array_equal(core.arena(name, 1)[key], value) for key, value in arrays.items())
+            assert not any(np.any(value == 3) for value in core.arena(name, 0).values())
+        for call in (core.arena, lambda name: core.load_arena(name, {})):
+            with pytest.raises(ValueError, match="arena: 'residue'; allowed: 'weight', 'gradient'"):
+                call("residue")

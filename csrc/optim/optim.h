@@ -4,6 +4,7 @@
 
 #include "backend/backend.h"
 #include "nn/graph.h"
+#include "optim/state.h"
 
 typedef enum gg_schedule_kind {
     GG_SCHEDULE_CONSTANT = 0,
@@ -42,33 +43,9 @@ typedef struct gg_optimizer {
 } gg_optimizer;
 
 gg_status gg_optimizer_check(const gg_optimizer *optimizer); /* GG_ERROR_ARGUMENT naming the keyword */
-/* Whether it has a first moment, and a second. */
-bool gg_optimizer_has_momentum(const gg_optimizer *optimizer);
-bool gg_optimizer_has_square(const gg_optimizer *optimizer);
-
-/* The trained state of one rank: arenas in the graph's order, zeroed at creation. `weight` is what the forward
- * pass reads now; a strategy owns the arenas and has the current values here when it has settled. */
-typedef struct gg_state {
-    size_t count; /* elements of each arena */
-    size_t owned; /* elements of each arena of the optimiser: `count`, or fewer where every rank owns only a part */
-    float *weight, *gradient;
-    float *momentum;        /* SGD's momentum or Adam's first moment; NULL if the optimiser has none */
-    float *square;          /* Adam's second moment; NULL if the optimiser has none */
-    uint16_t *compute_copy; /* the weights in bfloat16 for kernels that compute so; NULL: they read `weight` */
-    int64_t step;           /* updates done */
-} gg_state;
-
-typedef enum gg_arena {
-    GG_ARENA_WEIGHT = 0,
-    GG_ARENA_GRADIENT,
-    GG_ARENA_MOMENTUM,
-    GG_ARENA_SQUARE,
-    GG_ARENA_COUNT
-} gg_arena;
-
-float *gg_state_arena(const gg_state *state, gg_arena which); /* NULL if the optimiser has none */
-/* Bytes of the moments that this rank owns; with `whole`, of those of all elements. */
-int64_t gg_state_optimizer_bytes(const gg_state *state, bool whole);
+/* How many moments it has, and their arenas' names: "momentum" is SGD's or Adam's first moment, "second_moment" Adam's
+ * second. */
+int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MOST_MOMENTS]);
 
 /* The update of elements [offset, offset + count) in step `step`, with the state's arenas and `gradient`, which points
  * to the first of them; nothing is received or copied. The step counts from 0. */

@@ -3,11 +3,12 @@
 
 #include "optim/optim.h"
 
-bool gg_optimizer_has_momentum(const gg_optimizer *optimizer) {
-    return optimizer->kind == GG_OPTIMIZER_ADAM || optimizer->momentum > 0;
+int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MOST_MOMENTS]) {
+    names[0] = "momentum";
+    names[1] = "second_moment";
+    if (optimizer->kind == GG_OPTIMIZER_ADAM) return 2;
+    return optimizer->momentum > 0 ? 1 : 0;
 }
-
-bool gg_optimizer_has_square(const gg_optimizer *optimizer) { return optimizer->kind == GG_OPTIMIZER_ADAM; }
 
 /* Every test is written as what must hold: NaN fails too. */
 static gg_status check_sgd(const gg_optimizer *optimizer) {
@@ -77,11 +78,12 @@ static void fill_adam(const gg_optimizer *optimizer, double lr, int64_t step, gg
 gg_update_args gg_optimizer_update(const gg_optimizer *optimizer, const gg_state *state, int64_t step, size_t offset,
                                    size_t count, const float *gradient) {
     const double lr = gg_rate_at(&optimizer->rate, step);
+    float *const moment[GG_MOST_MOMENTS] = {gg_state_moment(state, 0), gg_state_moment(state, 1)};
     gg_update_args args = {.n = count,
                            .grad = gradient,
-                           .weight = state->weight + offset,
-                           .momentum = state->momentum != NULL ? state->momentum + offset : NULL,
-                           .square = state->square != NULL ? state->square + offset : NULL,
+                           .weight = gg_state_weights(state) + offset,
+                           .momentum = moment[0] != NULL ? moment[0] + offset : NULL,
+                           .square = moment[1] != NULL ? moment[1] + offset : NULL,
                            .grad_scale = 1.0f};
     if (optimizer->kind == GG_OPTIMIZER_ADAM) fill_adam(optimizer, lr, step, &args);
     else fill_sgd(optimizer, lr, &args);
@@ -96,19 +98,4 @@ void gg_optimizer_late(const gg_optimizer *optimizer, int64_t step, float *first
     }
     *first = 1.0f;
     *second = -(float)gg_rate_at(&optimizer->rate, step) * (optimizer->nesterov ? 1.0f + optimizer->momentum : 1.0f);
-}
-
-float *gg_state_arena(const gg_state *state, gg_arena which) {
-    float *const arenas[GG_ARENA_COUNT] = {[GG_ARENA_WEIGHT] = state->weight,
-                                           [GG_ARENA_GRADIENT] = state->gradient,
-                                           [GG_ARENA_MOMENTUM] = state->momentum,
-                                           [GG_ARENA_SQUARE] = state->square};
-    return arenas[which];
-}
-
-int64_t gg_state_optimizer_bytes(const gg_state *state, bool whole) {
-    size_t bytes = 0;
-    for (int i = GG_ARENA_MOMENTUM; i < GG_ARENA_COUNT; ++i)
-        if (gg_state_arena(state, (gg_arena)i) != NULL) bytes += (whole ? state->count : state->owned) * sizeof(float);
-    return (int64_t)bytes;
 }

@@ -17,7 +17,7 @@ static gg_status allreduce_end(gg_strategy *strategy) {
     if (env->transport->size > 1) {
         double begin = gg_transport_now(env->transport);
         int64_t sent = env->transport->bytes_sent;
-        GG_TRY(gg_allreduce_run(((allreduce *)strategy)->reduction, env->state->gradient, strategy->share));
+        GG_TRY(gg_allreduce_run(((allreduce *)strategy)->reduction, gg_state_gradients(env->state), strategy->share));
         gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                         .arrived = gg_transport_now(env->transport),
                                                         .name = "gradients",
@@ -26,7 +26,7 @@ static gg_status allreduce_end(gg_strategy *strategy) {
                                                         .peer = -1,
                                                         .bytes = env->transport->bytes_sent - sent});
     }
-    gg_strategy_update(strategy, 0, env->state->count, env->state->gradient);
+    gg_strategy_update(strategy, 0, env->state->count, gg_state_gradients(env->state));
 cleanup:
     return gg_strategy_at_all(strategy, status);
 }
@@ -35,7 +35,7 @@ static void allreduce_destroy(gg_strategy *strategy) {
     allreduce *s = (allreduce *)strategy;
     gg_allreduce_destroy(s->reduction);
     gg_message_free(strategy->env.transport, s->wire);
-    gg_state_destroy(&strategy->env, GG_SHARED_GRADIENT);
+    gg_state_destroy(&strategy->env);
     gg_free(strategy);
 }
 

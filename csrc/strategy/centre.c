@@ -156,7 +156,7 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
         GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* returns at once: the answer has arrived */
         if (server == transport->rank || !centre_narrow(s)) s->rule->ask(s, c->offset, c->count, message);
         else
-            gg_centre_difference(s->head.env.device, c->count, 1.0f, s->head.env.state->weight + c->offset,
+            gg_centre_difference(s->head.env.device, c->count, 1.0f, gg_state_weights(s->head.env.state) + c->offset,
                                  s->base + c->offset, (uint16_t *)message);
         if (server == transport->rank) {
             GG_TRY(centre_change(s, i, server, message, message));
@@ -188,7 +188,7 @@ static void centre_show(gg_centre *s, int bucket) {
 static void apply_answer(gg_centre *s, const gg_chunk *c, const void *answer) {
     gg_device *device = s->head.env.device;
     if (centre_narrow(s)) {
-        device->table->widen_add(device, c->count, answer, s->head.env.state->weight + c->offset);
+        device->table->widen_add(device, c->count, answer, gg_state_weights(s->head.env.state) + c->offset);
         device->table->widen_add(device, c->count, answer, s->base + c->offset);
     } else {
         s->rule->take(s, c->offset, c->count, answer);
@@ -229,7 +229,7 @@ static gg_status centre_introduce(gg_centre *s) {
         for (int server = first_server(s); server < transport->size; ++server) {
             int first, end;
             size_t begin, count = centre_part_of(s, server, &first, &end, &begin);
-            float *data = s->head.env.state->weight + begin;
+            float *data = gg_state_weights(s->head.env.state) + begin;
             if (worker == server || count == 0) continue;
             if (server == transport->rank) data = s->known + (size_t)worker * count;
             GG_TRY(gg_transfer(transport, data, count * sizeof(float), worker, server));
@@ -263,7 +263,7 @@ gg_status gg_centre_begin(gg_strategy *strategy) {
         s->waiting[bucket] = b->last_layer - b->first_layer + 1;
     }
     /* At rest a worker's weights are those of its last answer, unless others have been loaded since. */
-    if (s->base != NULL && !s->stepped) memcpy(s->base, state->weight, state->count * sizeof(float));
+    if (s->base != NULL && !s->stepped) memcpy(s->base, gg_state_weights(state), state->count * sizeof(float));
     s->stepped = s->unreported = true;
 cleanup:
     return status;
@@ -280,7 +280,7 @@ gg_status gg_centre_ready(gg_strategy *strategy, int layer) {
     gg_centre *s = (gg_centre *)strategy;
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     int bucket = s->buckets.bucket_of_layer[layer];
-    gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
+    gg_strategy_update(strategy, slice->offset, slice->count, gg_state_gradients(strategy->env.state) + slice->offset);
     return --s->waiting[bucket] == 0 && centre_asks(s) ? centre_ask(s, bucket) : GG_OK;
 }
 
@@ -342,7 +342,7 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     if (s->workers < transport->size) {
         GG_TRY(centre_gather(s, s->message));
         if (!centre_trains(s))
-            memcpy(strategy->env.state->weight, s->message, strategy->env.state->count * sizeof(float));
+            memcpy(gg_state_weights(strategy->env.state), s->message, strategy->env.state->count * sizeof(float));
     }
     s->stepped = s->unreported = false;
 cleanup:
@@ -370,7 +370,7 @@ void gg_centre_destroy(gg_strategy *strategy) {
     gg_cancel_all(transport, s->answered, s->buckets.chunk_count);
     gg_cancel_all(transport, s->served, (s->end_chunk - s->first_chunk) * s->workers);
     gg_message_free(transport, s->message);
-    gg_state_destroy(&strategy->env, 0);
+    gg_state_destroy(&strategy->env);
     gg_free(s->landing);
     gg_free(s->base);
     gg_free(s->asked);

@@ -19,7 +19,7 @@
 /* ---- asynchronous ---- */
 
 static void elastic_ask(gg_centre *s, size_t at, size_t n, float *message) {
-    memcpy(message, s->head.env.state->weight + at, n * sizeof(float));
+    memcpy(message, gg_state_weights(s->head.env.state) + at, n * sizeof(float));
 }
 
 static void elastic_answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
@@ -29,7 +29,7 @@ static void elastic_answer(gg_centre *s, size_t n, float *weight, const float *m
 }
 
 static void elastic_take(gg_centre *s, size_t at, size_t n, const float *answer) {
-    float *weight = s->head.env.state->weight + at;
+    float *weight = gg_state_weights(s->head.env.state) + at;
     gg_add_scaled(s->head.env.device, n, weight, -1.0f, answer, weight);
 }
 
@@ -69,12 +69,13 @@ static gg_status elastic_end(gg_strategy *strategy) {
     const gg_strategy_env *env = &strategy->env;
     const gg_state *state = env->state;
     if ((strategy->step + 1) % s->period != 0) goto cleanup;
-    gg_scaled_difference(env->device, state->count, s->alpha, s->centre, state->weight, s->pull);
-    if (s->wire == NULL) gg_add_scaled(env->device, state->count, state->weight, 1.0f, s->pull, state->weight);
+    gg_scaled_difference(env->device, state->count, s->alpha, s->centre, gg_state_weights(state), s->pull);
+    if (s->wire == NULL)
+        gg_add_scaled(env->device, state->count, gg_state_weights(state), 1.0f, s->pull, gg_state_weights(state));
     double begin = gg_transport_now(env->transport);
     int64_t sent = env->transport->bytes_sent;
     GG_TRY(gg_allreduce_start(s->reduction, s->pull, s->ones));
-    if (s->wire != NULL) env->device->table->widen_add(env->device, state->count, s->wire, state->weight);
+    if (s->wire != NULL) env->device->table->widen_add(env->device, state->count, s->wire, gg_state_weights(state));
     GG_TRY(gg_allreduce_finish(s->reduction));
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(env->transport),
@@ -104,7 +105,7 @@ static void elastic_destroy(gg_strategy *strategy) {
     gg_allreduce_destroy(s->reduction);
     gg_message_free(strategy->env.transport, s->wire);
     gg_message_free(strategy->env.transport, s->pull);
-    gg_state_destroy(&strategy->env, 0);
+    gg_state_destroy(&strategy->env);
     gg_free(s->centre);
     gg_free(s->ones);
     gg_free(s);
@@ -136,9 +137,10 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
     if (p > 1) GG_TRY(gg_wire_create(options, env, &s->wire));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
-                               s->wire ? &(gg_narrow_wire){.memory = s->wire, .rest = env->state->weight} : NULL,
-                               options->collectives, &s->reduction));
+    GG_TRY(
+        gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
+                            s->wire ? &(gg_narrow_wire){.memory = s->wire, .rest = gg_state_weights(env->state)} : NULL,
+                            options->collectives, &s->reduction));
     gg_strategy_watch(&s->head, s->reduction);
     *out = &s->head;
 cleanup:

@@ -58,7 +58,7 @@ static gg_status gossip_gradients_begin(gg_strategy *strategy) {
     gossip_gradients *g = (gossip_gradients *)strategy;
     gg_gossip_begin(&g->gossip);
     g->turn = 1 - g->turn;
-    strategy->env.state->gradient = g->own[g->turn];
+    strategy->env.state->arena[GG_GRADIENTS].data = g->own[g->turn];
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
         GG_TRY(gg_stream_wait_sent(&g->gradient, bucket, g->turn));
 cleanup:
@@ -175,10 +175,10 @@ static gg_status add_late(gossip_gradients *g, int bucket) {
         const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
         const void *received = gg_stream_received(&g->gradient, i, chunk->offset);
         const float *own = g->own[g->in_flight[bucket]] + chunk->offset;
-        float *weight = state->weight + chunk->offset;
+        float *weight = gg_state_weights(state) + chunk->offset;
         device->table->mix(device, chunk->count, wire, second / 2, weight, received, own, weight);
-        if (state->momentum != NULL) {
-            float *momentum = state->momentum + chunk->offset;
+        if (gg_state_moments(state) > 0) {
+            float *momentum = gg_state_moment(state, 0) + chunk->offset;
             device->table->mix(device, chunk->count, wire, first / 2, momentum, received, own, momentum);
         }
     }
@@ -211,7 +211,7 @@ static void gossip_gradients_destroy(gg_strategy *strategy) {
     gg_free(g->gradients);
     gg_free(g->mixed);
     gg_free(g->in_flight);
-    gg_state_destroy(&strategy->env, GG_OTHER_GRADIENT);
+    gg_state_destroy(&strategy->env);
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
 }
@@ -239,8 +239,8 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
         if (options->wire == GG_FLOAT32) g->own[i] = g->gradient.arena[i];
         else GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", &g->own[i]));
     }
-    GG_TRY(gg_state_create(env, GG_OTHER_GRADIENT));
-    state->gradient = g->own[g->turn];
+    GG_TRY(gg_state_create(env, GG_BORROWED_GRADIENT));
+    state->arena[GG_GRADIENTS].data = g->own[g->turn];
 cleanup:
     if (status != GG_OK && g != NULL) gossip_gradients_destroy(&g->gossip.head), g = NULL;
     *out = g ? &g->gossip.head : NULL;

@@ -31,7 +31,7 @@
 #include "strategy/gossip.h"
 #include "strategy/tables.h"
 
-enum { WEIGHT = 0, MOMENTUM, SQUARE, KINDS };
+enum { WEIGHT = 0, MOMENT, KINDS = MOMENT + GG_MOST_MOMENTS };
 
 /* The messages of one step to this rank. */
 typedef struct arrivals {
@@ -60,7 +60,7 @@ static bool push_sum_stale(const gossip_push_sum *g) { return g->gossip.options.
 
 static float *push_sum_arena(const gossip_push_sum *g, int kind) {
     const gg_state *state = g->gossip.head.env.state;
-    return kind == WEIGHT ? state->weight : kind == MOMENTUM ? state->momentum : state->square;
+    return kind == WEIGHT ? gg_state_weights(state) : gg_state_moment(state, kind - MOMENT);
 }
 
 /* ---- the schedule ---- */
@@ -208,8 +208,8 @@ static void push_sum_update(gossip_push_sum *g, int bucket, int chunk, const gg_
     gg_device *device = strategy->env.device;
     const arrivals *in = g->pending[bucket];
     if (in != NULL) keep_rounding(g, in, piece);
-    for (int kind = MOMENTUM; in != NULL && kind < g->kinds; ++kind) push_sum_mix(g, in, kind, chunk, piece);
-    gg_strategy_update(strategy, piece->offset, piece->count, strategy->env.state->gradient + piece->offset);
+    for (int kind = MOMENT; in != NULL && kind < g->kinds; ++kind) push_sum_mix(g, in, kind, chunk, piece);
+    gg_strategy_update(strategy, piece->offset, piece->count, gg_state_gradients(strategy->env.state) + piece->offset);
     if (in != NULL) push_sum_mix(g, in, WEIGHT, chunk, piece);
     for (int kind = 0; kind < g->kinds; ++kind) {
         float *own = push_sum_arena(g, kind) + piece->offset;
@@ -286,7 +286,7 @@ static void push_sum_destroy(gg_strategy *strategy) {
     gg_free(g->next);
     gg_free(g->scalar);
     gg_free(g->scalar_after);
-    gg_state_destroy(&strategy->env, gg_gossip_shared(&g->gossip.options));
+    gg_state_destroy(&strategy->env);
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
 }
@@ -354,10 +354,9 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
     g->scalar_step = INT64_MAX; /* the first step sets them */
     GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
     if (ranks > 1) GG_TRY(create_streams(g, WEIGHT, "weights"));
-    if (ranks > 1 && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) {
-        if (env->state->momentum != NULL) GG_TRY(create_streams(g, MOMENTUM, "momentum"));
-        if (env->state->square != NULL) GG_TRY(create_streams(g, SQUARE, "second moment"));
-    }
+    if (ranks > 1 && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)
+        for (int i = 0; i < gg_state_moments(env->state); ++i)
+            GG_TRY(create_streams(g, MOMENT + i, env->state->arena[GG_MOMENTS + i].name));
 cleanup:
     if (status != GG_OK && g != NULL) push_sum_destroy(&g->gossip.head), g = NULL;
     *out = g ? &g->gossip.head : NULL;

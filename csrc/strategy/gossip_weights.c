@@ -29,7 +29,7 @@ typedef struct exchanged {
     int *mixed; /* a bucket: the chunks of its last exchange that have been mixed by a pass of their own */
 } exchanged;
 
-enum { WEIGHT, MOMENTUM, SQUARE, PARTS };
+enum { WEIGHT, MOMENT, PARTS = MOMENT + GG_MOST_MOMENTS };
 
 typedef struct gossip_weights {
     gg_gossip gossip;
@@ -138,7 +138,7 @@ static void update_halves(gossip_weights *g, gg_update_args *args) {
     void *copy[PARTS] = {args->weight_copy, args->momentum_copy, args->square_copy};
     args->weight_after = args->momentum_before = args->square_before = NULL;
     args->weight_copy = args->momentum_copy = args->square_copy = NULL;
-    for (int i = MOMENTUM; i < PARTS; ++i)
+    for (int i = MOMENT; i < PARTS; ++i)
         if (received[i] != NULL) gg_gossip_mix(&g->gossip, args->n, own[i], received[i], NULL, own[i]);
     device->table->update(device, args);
     if (received[WEIGHT] != NULL)
@@ -167,14 +167,14 @@ static void gossip_weights_update(gossip_weights *g, int chunk, const gg_chunk *
     const gg_strategy_env *env = &g->gossip.head.env;
     const size_t at = piece->offset;
     gg_update_args args = gg_optimizer_update(env->optimizer, env->state, g->gossip.head.step, at, piece->count,
-                                              env->state->gradient + at);
+                                              gg_state_gradients(env->state) + at);
     args.wire = g->gossip.options.wire;
     args.weight_after = gossip_weights_received(&g->part[WEIGHT], chunk, at);
-    args.momentum_before = gossip_weights_received(&g->part[MOMENTUM], chunk, at);
-    args.square_before = gossip_weights_received(&g->part[SQUARE], chunk, at);
-    args.square_copy = gossip_weights_copy(g, &g->part[SQUARE], at);
+    args.momentum_before = gossip_weights_received(&g->part[MOMENT], chunk, at);
+    args.square_before = gossip_weights_received(&g->part[MOMENT + 1], chunk, at);
+    args.square_copy = gossip_weights_copy(g, &g->part[MOMENT + 1], at);
     args.weight_copy = gossip_weights_copy(g, &g->part[WEIGHT], at);
-    args.momentum_copy = gossip_weights_copy(g, &g->part[MOMENTUM], at);
+    args.momentum_copy = gossip_weights_copy(g, &g->part[MOMENT], at);
     if (g->gossip.options.mix == GG_MIX_HALVES) update_halves(g, &args);
     else env->device->table->update(env->device, &args);
 }
@@ -238,7 +238,7 @@ static void gossip_weights_destroy(gg_strategy *strategy) {
         gg_stream_destroy(&g->part[i].stream);
         gg_free(g->part[i].mixed);
     }
-    gg_state_destroy(&strategy->env, gg_gossip_shared(&g->gossip.options));
+    gg_state_destroy(&strategy->env);
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
 }
@@ -256,21 +256,18 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     g->gossip.head.table = &table;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
     GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
-    g->part[WEIGHT].own = env->state->weight;
-    g->part[MOMENTUM].own = env->state->momentum;
-    g->part[SQUARE].own = env->state->square;
     if (env->transport->size > 1) {
         /* Adam's moments travel together: a first moment that is mixed into one whose second moment is still 0 is
          * divided by eps alone. */
         parts = 1;
-        while (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM && parts < PARTS && g->part[parts].own != NULL)
-            parts++;
+        if (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) parts += gg_state_moments(env->state);
     }
     g->parts = parts;
     for (int i = 0; i < parts; ++i) {
         GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->part[i].mixed));
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, true, options->wire, &g->part[i].stream));
-        g->part[i].stream.name = (const char *const[]){"weights", "momentum", "second moment"}[i];
+        g->part[i].stream.name = i == WEIGHT ? "weights" : env->state->arena[GG_MOMENTS + i - MOMENT].name;
+        g->part[i].own = i == WEIGHT ? gg_state_weights(env->state) : gg_state_moment(env->state, i - MOMENT);
     }
 cleanup:
     if (status != GG_OK && g != NULL) gossip_weights_destroy(&g->gossip.head), g = NULL;

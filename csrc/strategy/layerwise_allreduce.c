@@ -103,7 +103,8 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
         GG_FAIL(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket, s->started);
     s->started = bucket;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
-        GG_TRY(gg_allreduce_start(s->reduction[i], strategy->env.state->gradient + s->buckets.chunk[i].offset, share));
+        GG_TRY(gg_allreduce_start(s->reduction[i], gg_state_gradients(strategy->env.state) + s->buckets.chunk[i].offset,
+                                  share));
     s->next[bucket] = b->first_chunk;
     s->started_at[bucket] = gg_transport_now(strategy->env.transport);
 cleanup:
@@ -119,7 +120,8 @@ static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const bool last = s->next[bucket] == b->end_chunk;
     if (s->gossip == NULL)
-        gg_strategy_update(strategy, chunk->offset, chunk->count, strategy->env.state->gradient + chunk->offset);
+        gg_strategy_update(strategy, chunk->offset, chunk->count,
+                           gg_state_gradients(strategy->env.state) + chunk->offset);
     else
         for (int layer = b->last_layer; last && layer >= b->first_layer; --layer)
             GG_TRY(by_gossip(s, s->gossip->table->ready(s->gossip, layer)));
@@ -200,7 +202,7 @@ static void layerwise_destroy(gg_strategy *strategy) {
     gg_free(s->next);
     gg_free(s->started_at);
     if (s->gossip != NULL) gg_strategy_destroy(s->gossip);
-    else gg_state_destroy(&strategy->env, GG_SHARED_GRADIENT);
+    else gg_state_destroy(&strategy->env);
     gg_transport_destroy(s->across);
     gg_transport_destroy(s->node);
     gg_nodes_destroy(&s->nodes);

@@ -3,7 +3,7 @@
 #include "strategy/tables.h"
 
 static void no_exchange_destroy(gg_strategy *strategy) {
-    gg_state_destroy(&strategy->env, 0);
+    gg_state_destroy(&strategy->env);
     gg_free(strategy);
 }
 

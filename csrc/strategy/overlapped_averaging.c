@@ -92,7 +92,7 @@ static gg_status at_chunk(const overlapped_averaging *s, int chunk, gg_status st
 
 /* The address of element `at` of the gradients in the memory that is sent. */
 static void *overlapped_gradient_at(const overlapped_averaging *s, size_t at) {
-    return s->wire != NULL ? (void *)(s->wire + at) : (void *)(s->head.env.state->gradient + at);
+    return s->wire != NULL ? (void *)(s->wire + at) : (void *)(gg_state_gradients(s->head.env.state) + at);
 }
 
 /* The layer whose weight the chunk is part of, if it is partitioned in this step; else NULL. */
@@ -116,7 +116,7 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
     const gg_chunk *whole = &s->buckets.chunk[chunk];
     bool computed = fc_of_chunk(s, chunk) != NULL; /* there is no gradient to send */
     if (s->wire != NULL && !computed)
-        s->head.env.device->table->narrow(s->head.env.device, whole->count, state->gradient + whole->offset,
+        s->head.env.device->table->narrow(s->head.env.device, whole->count, gg_state_gradients(state) + whole->offset,
                                           s->wire + whole->offset);
     for (int i = 1; i < p; ++i) {
         int from = (rank - i + p) % p;
@@ -125,8 +125,8 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
             GG_TRY(gg_receive(transport, overlapped_landing_of(s, own, from), own->count * s->size, from, tag,
                               overlapped_request_of(s, chunk, GRADIENT_IN, from)));
         if (theirs->count > 0)
-            GG_TRY(gg_receive(transport, state->weight + theirs->offset, theirs->count * sizeof(float), from, tag,
-                              overlapped_request_of(s, chunk, WEIGHT_IN, from)));
+            GG_TRY(gg_receive(transport, gg_state_weights(state) + theirs->offset, theirs->count * sizeof(float), from,
+                              tag, overlapped_request_of(s, chunk, WEIGHT_IN, from)));
     }
     for (int i = 1; i < p && !computed; ++i) {
         int to = (rank + i) % p;
@@ -167,11 +167,11 @@ cleanup:
 static void overlapped_update(overlapped_averaging *s, const gg_part *own) {
     const gg_strategy_env *env = &s->head.env;
     const gg_state *state = env->state;
-    const gg_state slice = {.weight = state->weight + own->offset,
-                            .momentum = state->momentum != NULL ? state->momentum + own->owned_offset : NULL,
-                            .square = state->square != NULL ? state->square + own->owned_offset : NULL};
-    gg_update_args args =
-        gg_optimizer_update(env->optimizer, &slice, s->head.step, 0, own->count, state->gradient + own->offset);
+    gg_state slice = *state;
+    slice.arena[GG_WEIGHTS].data += own->offset;
+    for (int i = 0; i < gg_state_moments(state); ++i) slice.arena[GG_MOMENTS + i].data += own->owned_offset;
+    gg_update_args args = gg_optimizer_update(env->optimizer, &slice, s->head.step, 0, own->count,
+                                              gg_state_gradients(state) + own->offset);
     if (s->snapshot != NULL) args.weight_copy = s->snapshot + own->owned_offset;
     env->device->table->update(env->device, &args);
 }
@@ -180,7 +180,7 @@ static void overlapped_update(overlapped_averaging *s, const gg_part *own) {
 static void add_sources(overlapped_averaging *s, size_t offset, size_t count) {
     const gg_strategy_env *env = &s->head.env;
     int p = env->transport->size;
-    float *sum = env->state->gradient + offset;
+    float *sum = gg_state_gradients(env->state) + offset;
     if (s->wire != NULL)
         env->device->table->narrow_sum(env->device, count, p, (const uint16_t *const *)s->source, s->head.share, sum,
                                        s->wire + offset);
@@ -240,7 +240,7 @@ cleanup:
 static gg_status copy_weights(overlapped_averaging *s, int chunk, int from) {
     gg_status status = GG_OK;
     gg_request *request = overlapped_request_of(s, chunk, WEIGHT_IN, from);
-    float *target = s->head.env.state->weight + gg_partition_part(&s->partition, from, chunk)->offset;
+    float *target = gg_state_weights(s->head.env.state) + gg_partition_part(&s->partition, from, chunk)->offset;
     if (request->state == GG_REQUEST_IDLE) goto cleanup;
     if (request->data != target) memcpy(target, request->data, request->bytes);
     GG_TRY(gg_release(s->head.env.transport, request));
@@ -459,7 +459,7 @@ static void overlapped_destroy(gg_strategy *strategy) {
     gg_free(s->request);
     gg_free(s->chunk);
     gg_free(s->bucket);
-    gg_state_destroy(&strategy->env, GG_SHARED_GRADIENT);
+    gg_state_destroy(&strategy->env);
     gg_partition_destroy(&s->partition);
     gg_buckets_destroy(&s->buckets);
     gg_free(s);

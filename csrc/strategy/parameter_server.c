@@ -12,7 +12,7 @@
 #include "strategy/tables.h"
 
 static void parameter_server_ask(gg_centre *s, size_t at, size_t n, float *message) {
-    gg_add_scaled(s->head.env.device, n, s->head.env.state->weight + at, -1.0f, s->base + at, message);
+    gg_add_scaled(s->head.env.device, n, gg_state_weights(s->head.env.state) + at, -1.0f, s->base + at, message);
 }
 
 static void parameter_server_answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
@@ -21,7 +21,7 @@ static void parameter_server_answer(gg_centre *s, size_t n, float *weight, const
 }
 
 static void parameter_server_take(gg_centre *s, size_t at, size_t n, const float *answer) {
-    memcpy(s->head.env.state->weight + at, answer, n * sizeof(float));
+    memcpy(gg_state_weights(s->head.env.state) + at, answer, n * sizeof(float));
     memcpy(s->base + at, answer, n * sizeof(float));
 }
 

@@ -122,23 +122,22 @@ static size_t owned_count(const gg_partition *partition, int rank) {
     return last->owned_offset + last->count;
 }
 
-gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole) {
+gg_status gg_strategy_gather(gg_strategy *strategy, int arena, float *whole) {
     gg_status status = GG_OK;
     const gg_partition *partition = strategy->partition;
     const gg_state *state = strategy->env.state;
-    const float *own = gg_state_arena(state, which);
+    const gg_arena *from = &state->arena[arena];
     gg_transport *transport = strategy->env.transport;
     float *slices = NULL;
-    if (own == NULL) goto cleanup;
-    if (partition == NULL || which == GG_ARENA_WEIGHT) {
-        if (whole != NULL) memcpy(whole, own, state->count * sizeof(float));
+    if (partition == NULL || from->kind == GG_ARENA_WEIGHT) {
+        if (whole != NULL) memcpy(whole, from->data, state->count * sizeof(float));
         goto cleanup;
     }
     GG_TRY(gg_alloc(partition->most * sizeof(float), "slices of one rank", &slices));
     for (int rank = 0; rank < partition->ranks; ++rank) {
         size_t bytes = owned_count(partition, rank) * sizeof(float);
-        if (rank == transport->rank && which == GG_ARENA_GRADIENT) pack_owned(partition, rank, own, slices);
-        else if (rank == transport->rank) memcpy(slices, own, bytes);
+        if (rank == transport->rank && from->kind == GG_ARENA_GRADIENT) pack_owned(partition, rank, from->data, slices);
+        else if (rank == transport->rank) memcpy(slices, from->data, bytes);
         GG_TRY(gg_broadcast(transport, slices, bytes, rank));
         if (whole != NULL) unpack_owned(partition, rank, slices, whole);
     }
@@ -147,10 +146,10 @@ cleanup:
     return status;
 }
 
-void gg_strategy_load(gg_strategy *strategy, gg_arena which, const float *whole) {
+void gg_strategy_load(gg_strategy *strategy, int arena, const float *whole) {
     const gg_state *state = strategy->env.state;
-    float *own = gg_state_arena(state, which);
-    if (own == NULL) return;
-    if (strategy->partition == NULL || which == GG_ARENA_WEIGHT) memcpy(own, whole, state->count * sizeof(float));
-    else pack_owned(strategy->partition, strategy->env.transport->rank, whole, own);
+    const gg_arena *to = &state->arena[arena];
+    if (strategy->partition == NULL || to->kind != GG_ARENA_MOMENT)
+        memcpy(to->data, whole, state->count * sizeof(float));
+    else pack_owned(strategy->partition, strategy->env.transport->rank, whole, to->data);
 }

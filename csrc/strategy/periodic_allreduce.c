@@ -13,8 +13,6 @@ typedef struct periodic_allreduce {
     int64_t period;
 } periodic_allreduce;
 
-enum { SHARED = GG_SHARED_WEIGHT | GG_SHARED_MOMENTUM | GG_SHARED_SQUARE };
-
 static gg_status periodic_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     periodic_allreduce *s = (periodic_allreduce *)strategy;
@@ -22,9 +20,9 @@ static gg_status periodic_end(gg_strategy *strategy) {
     double begin = gg_transport_now(strategy->env.transport);
     int64_t sent = strategy->env.transport->bytes_sent;
     if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) goto cleanup;
-    GG_TRY(gg_allreduce_run(s->averaging, state->weight, s->equal_share));
-    if (state->momentum != NULL) GG_TRY(gg_allreduce_run(s->averaging, state->momentum, s->equal_share));
-    if (state->square != NULL) GG_TRY(gg_allreduce_run(s->averaging, state->square, s->equal_share));
+    for (int i = 0; i < state->arenas; ++i)
+        if (state->arena[i].kind != GG_ARENA_GRADIENT)
+            GG_TRY(gg_allreduce_run(s->averaging, state->arena[i].data, s->equal_share));
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(strategy->env.transport),
                                                     .name = "weights",
@@ -40,7 +38,7 @@ static void periodic_destroy(gg_strategy *strategy) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     gg_allreduce_destroy(s->averaging);
     gg_message_free(strategy->env.transport, s->wire);
-    gg_state_destroy(&strategy->env, SHARED);
+    gg_state_destroy(&strategy->env);
     gg_free(s->equal_share);
     gg_free(s);
 }
@@ -64,7 +62,7 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
     }
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &made->equal_share));
     for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
-    GG_TRY(gg_state_create(env, SHARED));
+    GG_TRY(gg_state_create(env, GG_SHARED_WEIGHT | GG_SHARED_MOMENTS));
     GG_TRY(gg_wire_create(options, env, &made->wire));
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
                                made->wire ? &(gg_narrow_wire){.memory = made->wire, .displaces = true} : NULL,

@@ -170,7 +170,7 @@ static void give_half(random_gossip *s, int snapshot) {
     if (s->wire == GG_FLOAT32) return;
     for (int i = 0; i < s->cut.chunk_count; ++i) {
         const gg_chunk *chunk = &s->cut.chunk[i];
-        float *weight = env->state->weight + chunk->offset;
+        float *weight = gg_state_weights(env->state) + chunk->offset;
         const float *const source[2] = {
             weight, random_gossip_widened(s, random_gossip_travelling(s, s->snapshot[snapshot], chunk->offset), i)};
         env->device->table->weighted_sum(env->device, chunk->count, 2, source, scale, weight);
@@ -350,7 +350,7 @@ static gg_status random_gossip_mix(random_gossip *s, bool *moved) {
         if (!a->active || a->next < s->cut.chunk_count) continue;
         whole += a->mass;
         for (int c = 0; c < s->cut.chunk_count; ++c) {
-            float *weight = env->state->weight + s->cut.chunk[c].offset;
+            float *weight = gg_state_weights(env->state) + s->cut.chunk[c].offset;
             env->device->table->mix(env->device, s->cut.chunk[c].count, GG_FLOAT32, (float)(a->mass / whole), weight,
                                     random_gossip_widened(s, a->chunk[c].data, c), weight, weight);
             GG_TRY(gg_release(env->transport, &a->chunk[c]));
@@ -420,7 +420,7 @@ static gg_status random_gossip_ready(gg_strategy *strategy, int layer) {
     const gg_strategy_env *env = &strategy->env;
     const gg_slice *slice = gg_graph_layer(env->graph, layer);
     gg_update_args args = gg_optimizer_update(env->optimizer, env->state, strategy->step, slice->offset, slice->count,
-                                              env->state->gradient + slice->offset);
+                                              gg_state_gradients(env->state) + slice->offset);
     if (!s->chosen) GG_TRY(random_gossip_choose(s));
     args.wire = s->wire;
     if (s->writing >= 0) args.weight_copy = random_gossip_travelling(s, s->snapshot[s->writing], slice->offset);
@@ -488,8 +488,10 @@ static void random_gossip_refresh(random_gossip *s) {
     const gg_state *state = s->head.env.state;
     int snapshot = s->pulls && s->push_sum && !s->fresh ? free_snapshot(s) : -1;
     if (snapshot < 0) return;
-    if (s->wire == GG_FLOAT32) memcpy(s->snapshot[snapshot], state->weight, state->count * sizeof(float));
-    else s->head.env.device->table->narrow(s->head.env.device, state->count, state->weight, s->snapshot[snapshot]);
+    if (s->wire == GG_FLOAT32) memcpy(s->snapshot[snapshot], gg_state_weights(state), state->count * sizeof(float));
+    else
+        s->head.env.device->table->narrow(s->head.env.device, state->count, gg_state_weights(state),
+                                          s->snapshot[snapshot]);
     s->published = snapshot;
     s->fresh = true;
 }
@@ -503,10 +505,11 @@ static gg_status even_out(random_gossip *s) {
     static const float both[2] = {1, 1};
     GG_TRY(gg_allgather(env->transport, &s->mass, sizeof s->mass, s->masses));
     for (int r = 0; r < env->transport->size; ++r) s->scale[r] = (float)((s->masses[r] - 1) / env->transport->size);
-    memcpy(shift, state->weight, state->count * sizeof(float));
+    memcpy(shift, gg_state_weights(state), state->count * sizeof(float));
     GG_TRY(gg_allreduce_run(s->shift, shift, s->scale));
-    env->device->table->weighted_sum(env->device, state->count, 2, (const float *const[]){state->weight, shift}, both,
-                                     state->weight);
+    env->device->table->weighted_sum(env->device, state->count, 2,
+                                     (const float *const[]){gg_state_weights(state), shift}, both,
+                                     gg_state_weights(state));
     s->mass = 1;
 cleanup:
     return status;
@@ -578,7 +581,7 @@ static void random_gossip_destroy(gg_strategy *strategy) {
     gg_free(s->masses);
     gg_free(s->scale);
     gg_buckets_destroy(&s->cut);
-    gg_state_destroy(&strategy->env, 0);
+    gg_state_destroy(&strategy->env);
     gg_free(s);
 }
 

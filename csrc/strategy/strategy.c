@@ -98,38 +98,46 @@ int gg_strategy_workers(const gg_strategy_options *options, int size) {
     return dedicated ? size - options->servers : size;
 }
 
-static gg_status arena_create(const gg_strategy_env *env, bool shared, size_t count, const char *what, float **out) {
-    size_t bytes = count * sizeof(float);
-    return shared ? gg_message_alloc(env->transport, bytes, what, out) : gg_calloc(1, bytes, what, out);
+static size_t arena_elements(const gg_state *state, const gg_arena *arena) {
+    return arena->kind == GG_ARENA_MOMENT ? state->owned : state->count;
 }
 
-static void arena_destroy(const gg_strategy_env *env, bool shared, float **arena) {
-    if (shared) gg_message_free(env->transport, *arena);
-    else gg_free(*arena);
-    *arena = NULL;
+static void list_arenas(gg_state *state, const gg_optimizer *optimizer, unsigned shared) {
+    const char *moment[GG_MOST_MOMENTS];
+    const int moments = gg_optimizer_moments(optimizer, moment);
+    state->arenas = GG_MOMENTS + moments;
+    state->arena[GG_WEIGHTS] = (gg_arena){.name = "weight", .kind = GG_ARENA_WEIGHT};
+    state->arena[GG_GRADIENTS] = (gg_arena){.name = "gradient", .kind = GG_ARENA_GRADIENT};
+    for (int i = 0; i < moments; ++i)
+        state->arena[GG_MOMENTS + i] = (gg_arena){.name = moment[i], .kind = GG_ARENA_MOMENT};
+    for (int i = 0; i < state->arenas; ++i)
+        if (shared & 1u << state->arena[i].kind) state->arena[i].memory = GG_MEMORY_MESSAGE;
+    if (shared & GG_BORROWED_GRADIENT) state->arena[GG_GRADIENTS].memory = GG_MEMORY_BORROWED;
 }
 
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     gg_status status = GG_OK;
     gg_state *state = env->state;
-    GG_TRY(arena_create(env, shared & GG_SHARED_WEIGHT, state->count, "weights", &state->weight));
-    if (!(shared & GG_OTHER_GRADIENT))
-        GG_TRY(arena_create(env, shared & GG_SHARED_GRADIENT, state->count, "gradients", &state->gradient));
-    if (gg_optimizer_has_momentum(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_MOMENTUM, state->owned, "momentum", &state->momentum));
-    if (gg_optimizer_has_square(env->optimizer))
-        GG_TRY(arena_create(env, shared & GG_SHARED_SQUARE, state->owned, "second moment", &state->square));
+    list_arenas(state, env->optimizer, shared);
+    for (int i = 0; i < state->arenas; ++i) {
+        gg_arena *arena = &state->arena[i];
+        const size_t bytes = arena_elements(state, arena) * sizeof(float);
+        if (arena->memory == GG_MEMORY_MESSAGE)
+            GG_TRY(gg_message_alloc(env->transport, bytes, arena->name, &arena->data));
+        else if (arena->memory == GG_MEMORY_PRIVATE) GG_TRY(gg_calloc(1, bytes, arena->name, &arena->data));
+    }
 cleanup:
     return status;
 }
 
-void gg_state_destroy(const gg_strategy_env *env, unsigned shared) {
+void gg_state_destroy(const gg_strategy_env *env) {
     gg_state *state = env->state;
-    arena_destroy(env, shared & GG_SHARED_SQUARE, &state->square);
-    arena_destroy(env, shared & GG_SHARED_MOMENTUM, &state->momentum);
-    if (shared & GG_OTHER_GRADIENT) state->gradient = NULL;
-    else arena_destroy(env, shared & GG_SHARED_GRADIENT, &state->gradient);
-    arena_destroy(env, shared & GG_SHARED_WEIGHT, &state->weight);
+    for (int i = state->arenas - 1; i >= 0; --i) {
+        gg_arena *arena = &state->arena[i];
+        if (arena->memory == GG_MEMORY_MESSAGE) gg_message_free(env->transport, arena->data);
+        else if (arena->memory == GG_MEMORY_PRIVATE) gg_free(arena->data);
+        arena->data = NULL;
+    }
 }
 
 gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out) {
@@ -159,7 +167,7 @@ void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, cons
 
 gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
-    gg_strategy_update(strategy, slice->offset, slice->count, strategy->env.state->gradient + slice->offset);
+    gg_strategy_update(strategy, slice->offset, slice->count, gg_state_gradients(strategy->env.state) + slice->offset);
     return GG_OK;
 }
 

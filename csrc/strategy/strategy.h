@@ -9,7 +9,7 @@
  *                 Evaluation, checkpoints and the end call it.
  * A strategy that computes the gradients of some linear layers' weights itself (gg_strategy_fc_hooks) is given,
  * besides, the input of each before need, and the error of its output before ready. The strategy owns the state's
- * arenas (weight, gradient, momentum) and what is exchanged, and calls the optimiser where it updates. One rank, one
+ * arenas and what is exchanged, and calls the optimiser where it updates. One rank, one
  * thread.
  */
 #ifndef GG_STRATEGY_STRATEGY_H
@@ -138,12 +138,12 @@ void gg_strategy_destroy(gg_strategy *strategy);
 /* How many of `size` ranks train: the first ones; the others are dedicated servers. Any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
 
-/* Copies an arena, gathered from the ranks that own its slices, to `whole`, `count` elements; nothing where the
- * optimiser has no such arena. Called when nothing is in flight. Collective: all ranks name the same arena; `whole` may
- * be NULL on ranks that only send. */
-gg_status gg_strategy_gather(gg_strategy *strategy, gg_arena which, float *whole);
-/* Sets the weights or an arena of the optimiser from `count` elements, of which a rank copies the slices that it owns.
- * Called when nothing is in flight. */
-void gg_strategy_load(gg_strategy *strategy, gg_arena which, const float *whole);
+/* Copies the arena at a place of the state's list, gathered from the ranks that own its slices, to `whole`, `count`
+ * elements. Called when nothing is in flight. Collective: all ranks name the same arena; `whole` may be NULL on ranks
+ * that only send. */
+gg_status gg_strategy_gather(gg_strategy *strategy, int arena, float *whole);
+/* Sets the weights or a moment from `count` elements, of which a rank copies the slices that it owns. Called when
+ * nothing is in flight. */
+void gg_strategy_load(gg_strategy *strategy, int arena, const float *whole);
 
 #endif

@@ -25,21 +25,20 @@ gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const 
 gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 
-/* Arenas in message memory, where partners read them; the others are private. OTHER_GRADIENT: the strategy brings the
- * gradients' arena. */
+/* Kinds of arenas that lie in message memory, where partners read them; the others are private. BORROWED_GRADIENT: the
+ * strategy brings the gradients' arena. */
 enum {
-    GG_SHARED_WEIGHT = 1,
-    GG_SHARED_GRADIENT = 2,
-    GG_SHARED_MOMENTUM = 4,
-    GG_SHARED_SQUARE = 8,
-    GG_OTHER_GRADIENT = 16
+    GG_SHARED_WEIGHT = 1 << GG_ARENA_WEIGHT,
+    GG_SHARED_GRADIENT = 1 << GG_ARENA_GRADIENT,
+    GG_SHARED_MOMENTS = 1 << GG_ARENA_MOMENT,
+    GG_BORROWED_GRADIENT = 1 << GG_ARENA_KINDS
 };
 
-/* Allocates the state's arenas, zeroed: weights, gradients, and the moments of the optimiser. Collective where
- * something is shared. After a failure gg_state_destroy frees what was allocated; it is given the same `shared`, and is
- * collective in the same cases. */
+/* Lists the state's arenas, weights, gradients and the moments of the optimiser, and allocates them, zeroed. Collective
+ * where something is shared. After a failure gg_state_destroy frees what was allocated; it is collective in the same
+ * cases. */
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared);
-void gg_state_destroy(const gg_strategy_env *env, unsigned shared);
+void gg_state_destroy(const gg_strategy_env *env);
 
 /* The memory of gg_narrow_wire for as many elements as an arena, where the options want bfloat16 on the wire; else
  * NULL. Collective, as is gg_message_free, which frees it. */

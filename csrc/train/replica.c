@@ -212,8 +212,8 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     r->options.transport->step = &r->state.step;
     GG_TRY(table->begin(r->strategy));
     if (plan != NULL)
-        GG_TRY(gg_plan_train(plan, r->state.weight, r->state.gradient, targets, sample_weights, (uint64_t)r->state.step,
-                             &r->hooks, loss_sum, correct));
+        GG_TRY(gg_plan_train(plan, gg_state_weights(&r->state), gg_state_gradients(&r->state), targets, sample_weights,
+                             (uint64_t)r->state.step, &r->hooks, loss_sum, correct));
     GG_TRY(table->end(r->strategy));
     replica_record(r, "step", begin, -1);
     r->state.step++;
@@ -310,8 +310,8 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
     out->messages_sent = r->options.transport->messages_sent - r->messages_before;
     out->skipped = r->strategy->skipped - r->skipped_before;
-    out->optimizer_bytes = gg_state_optimizer_bytes(&r->state, false);
-    out->optimizer_bytes_saved = gg_state_optimizer_bytes(&r->state, true) - out->optimizer_bytes;
+    out->optimizer_bytes = gg_state_moment_bytes(&r->state, false);
+    out->optimizer_bytes_saved = gg_state_moment_bytes(&r->state, true) - out->optimizer_bytes;
     if (r->data.ring == NULL) return;
     gg_sample_ring_sent(r->data.ring, &out->sample_bytes_sent, &out->sample_messages_sent);
     out->sample_bytes_sent -= r->sample_bytes_before;
@@ -349,15 +349,15 @@ cleanup:
     return status;
 }
 
-gg_status gg_replica_gather(gg_replica *r, gg_arena which, float *whole) {
+gg_status gg_replica_gather(gg_replica *r, int arena, float *whole) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
-    GG_TRY(gg_strategy_gather(r->strategy, which, whole));
+    GG_TRY(gg_strategy_gather(r->strategy, arena, whole));
 cleanup:
     return status;
 }
 
-void gg_replica_load(gg_replica *r, gg_arena which, const float *whole) { gg_strategy_load(r->strategy, which, whole); }
+void gg_replica_load(gg_replica *r, int arena, const float *whole) { gg_strategy_load(r->strategy, arena, whole); }
 
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
@@ -400,11 +400,11 @@ static gg_status replica_average(gg_replica *r, const float **weights) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
     if (r->options.transport->size == 1) {
-        *weights = r->state.weight;
+        *weights = gg_state_weights(&r->state);
         goto cleanup;
     }
     GG_TRY(make_consensus(r));
-    memcpy(r->consensus, r->state.weight, r->state.count * sizeof(float));
+    memcpy(r->consensus, gg_state_weights(&r->state), r->state.count * sizeof(float));
     GG_TRY(gg_replica_at(r, "mean of the replicas", gg_allreduce_run(r->averaging, r->consensus, r->equal_share)));
     *weights = r->consensus;
 cleanup:
@@ -435,8 +435,9 @@ gg_status gg_replica_distance(gg_replica *r, double *distance) {
     gg_status status = GG_OK;
     const float *mean = NULL;
     GG_TRY(replica_average(r, &mean));
-    double apart =
-        replica_trains(r) ? r->device->table->sum_squares(r->device, r->state.count, r->state.weight, mean) : 0;
+    double apart = replica_trains(r)
+                       ? r->device->table->sum_squares(r->device, r->state.count, gg_state_weights(&r->state), mean)
+                       : 0;
     double whole = r->device->table->sum_squares(r->device, r->state.count, mean, NULL);
     double own = whole != 0 ? sqrt(apart / whole) : 0; /* NaN stays NaN */
     GG_TRY(gg_replica_at(r, "consensus distance", gg_allreduce_doubles(r->options.transport, &own, 1)));
@@ -543,7 +544,8 @@ static gg_status replica_tune(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_replica_options *o = &r->options;
     const int layers = gg_graph_layers(o->graph), ranks = o->transport->size;
-    const int moments = gg_optimizer_has_momentum(&o->optimizer) + gg_optimizer_has_square(&o->optimizer);
+    const char *names[GG_MOST_MOMENTS];
+    const int moments = gg_optimizer_moments(&o->optimizer, names);
     double *forward = NULL, slowest = 0;
     GG_TRY(gg_alloc(((size_t)layers + 1) * sizeof *forward, "modelled times", &forward));
     for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : USUAL_BATCH);
@@ -606,8 +608,8 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
                                                  .trace = r->trace},
                               &r->strategy));
     if (r->strategy->fc_hooks != NULL) r->hooks.input = on_input, r->hooks.error = on_error;
-    gg_graph_initialise(options->graph, options->seed, r->state.weight);
-    gg_replica_set_consensus(r, r->state.weight);
+    gg_graph_initialise(options->graph, options->seed, gg_state_weights(&r->state));
+    gg_replica_set_consensus(r, gg_state_weights(&r->state));
     *out = r;
 cleanup:
     if (status != GG_OK) gg_replica_destroy(r);
@@ -647,5 +649,5 @@ const char *gg_replica_backend_name(const gg_replica *r) {
 
 size_t gg_replica_bytes(const gg_replica *r) {
     return gg_plans_bytes(&r->plans) + 2 * r->state.count * sizeof(float) +
-           (size_t)gg_state_optimizer_bytes(&r->state, false);
+           (size_t)gg_state_moment_bytes(&r->state, false);
 }

@@ -88,10 +88,11 @@ gg_status gg_replica_step(gg_replica *replica, const float *samples, const void 
                           const int64_t *batches, double *loss);
 
 gg_status gg_replica_settle(gg_replica *replica); /* collective */
-/* Settles, and copies an arena of all elements; `whole` may be NULL. Collective: all ranks ask for the same. */
-gg_status gg_replica_gather(gg_replica *replica, gg_arena which, float *whole);
-/* Settled: sets the weights, or the slices that this rank owns of an arena of the optimiser. */
-void gg_replica_load(gg_replica *replica, gg_arena which, const float *whole);
+/* Settles, and copies all elements of the arena at a place of the state's list; `whole` may be NULL. Collective: all
+ * ranks ask for the same. */
+gg_status gg_replica_gather(gg_replica *replica, int arena, float *whole);
+/* Settled: sets the weights, or the slices that this rank owns of a moment. */
+void gg_replica_load(gg_replica *replica, int arena, const float *whole);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
 /* The strategy's own model, where it has one, or else the mean of the replicas' weights; valid until the next call.

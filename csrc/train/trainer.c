@@ -284,7 +284,7 @@ gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, trainer
 
 typedef struct gather_call {
     gg_trainer *trainer;
-    gg_arena arena;
+    int arena;    /* its place in the state */
     int receiver; /* the local rank that writes `whole` */
     float *whole;
 } gather_call;
@@ -294,9 +294,9 @@ static gg_status trainer_gather(void *context, int local) {
     return gg_replica_gather(c->trainer->replica[local], c->arena, local == c->receiver ? c->whole : NULL);
 }
 
-gg_status gg_trainer_gather(gg_trainer *t, gg_arena which, int local, float *whole) {
+gg_status gg_trainer_gather(gg_trainer *t, int arena, int local, float *whole) {
     return gg_team_run(t->team, trainer_gather,
-                       &(gather_call){.trainer = t, .arena = which, .receiver = local, .whole = whole});
+                       &(gather_call){.trainer = t, .arena = arena, .receiver = local, .whole = whole});
 }
 
 typedef struct audit_call {
@@ -382,7 +382,7 @@ static gg_status trainer_evaluate(void *context, int local) {
     gg_evaluation own = {0}, *all = NULL;
 
     GG_TRY(gg_replica_consensus(replica, &weights));
-    if (c->kind == GG_EVALUATE_REPLICAS) weights = gg_replica_state(replica)->weight;
+    if (c->kind == GG_EVALUATE_REPLICAS) weights = gg_state_weights(gg_replica_state(replica));
     if (c->kind == GG_EVALUATE_SPLIT) gg_shard(set->count, transport->rank, transport->size, &first, &end);
     GG_TRY(gg_replica_evaluate(replica, weights, set, first, end, c->batch, &own));
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));

@@ -43,8 +43,8 @@ gg_status gg_trainer_bench(gg_trainer *trainer, const float *samples, const void
                            double *seconds);
 
 gg_status gg_trainer_settle(gg_trainer *trainer);
-/* Settles, and copies an arena of a local rank, all elements of it. */
-gg_status gg_trainer_gather(gg_trainer *trainer, gg_arena which, int local, float *whole);
+/* Settles, and copies an arena of a local rank, by its place in the state: all elements of it. */
+gg_status gg_trainer_gather(gg_trainer *trainer, int arena, int local, float *whole);
 gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
 gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
 /* Copies the consensus weights into an arena of the caller. */

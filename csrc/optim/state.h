@@ -1,0 +1,49 @@
+/* What one rank trains: a list of arenas with names, in the graph's order, zeroed at creation. */
+#ifndef GG_OPTIM_STATE_H
+#define GG_OPTIM_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What the forward pass reads, parameters and statistics; what the backward pass writes; what the optimiser remembers
+ * from step to step, of which a rank may own only a part. */
+typedef enum gg_arena_kind { GG_ARENA_WEIGHT = 0, GG_ARENA_GRADIENT, GG_ARENA_MOMENT, GG_ARENA_KINDS } gg_arena_kind;
+
+/* Where an arena lies: in private memory, in message memory, where partners read it, or in memory that its strategy
+ * owns. */
+typedef enum gg_arena_memory { GG_MEMORY_PRIVATE = 0, GG_MEMORY_MESSAGE, GG_MEMORY_BORROWED } gg_arena_memory;
+
+typedef struct gg_arena {
+    const char *name; /* "weight", "gradient", "momentum": in checkpoints; constant */
+    gg_arena_kind kind;
+    gg_arena_memory memory;
+    float *data; /* `count` elements, of moments `owned` */
+} gg_arena;
+
+/* The places of the arenas that every state has; moments follow from GG_MOMENTS on. */
+enum { GG_WEIGHTS = 0, GG_GRADIENTS, GG_MOMENTS, GG_MOST_MOMENTS = 2, GG_MOST_ARENAS = 8 };
+
+/* The strategy owns the arenas, and has the current values in them when it has settled. The data of an arena may change
+ * places from step to step. */
+typedef struct gg_state {
+    size_t count; /* elements of each arena */
+    size_t owned; /* elements of each arena of moments: `count`, or fewer where every rank owns only a part */
+    int arenas;
+    gg_arena arena[GG_MOST_ARENAS];
+    int64_t step; /* updates done */
+} gg_state;
+
+static inline float *gg_state_weights(const gg_state *state) { return state->arena[GG_WEIGHTS].data; }
+static inline float *gg_state_gradients(const gg_state *state) { return state->arena[GG_GRADIENTS].data; }
+
+/* How many moments it has; and moment i of them, NULL where it has fewer. */
+int gg_state_moments(const gg_state *state);
+static inline float *gg_state_moment(const gg_state *state, int i) { return state->arena[GG_MOMENTS + i].data; }
+
+/* The place of the arena of this name; -1: there is none. */
+int gg_state_find(const gg_state *state, const char *name);
+/* Bytes of the moments that this rank owns; with `whole`, of those of all elements. */
+int64_t gg_state_moment_bytes(const gg_state *state, bool whole);
+
+#endif
