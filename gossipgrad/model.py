@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, safetensors, show
+from gossipgrad import _core, safetensors, show, summary
 from gossipgrad import weights as weights_of_others
 from gossipgrad.errors import CheckpointError, choice, flag, integer
 from gossipgrad.layers import KINDS, Layer, Node
@@ -158,35 +158,33 @@ class Model:
     @property
     def parameters(self) -> int:
         """How many numbers are trained."""
-        return sum(int(np.prod(shape)) for _, shape in self.graph.parameters())
+        return summary.count(self.graph, trained=True)
+
+    @property
+    def statistics(self) -> int:
+        """How many numbers are stored with the parameters and not trained, as the running means of BatchNorm."""
+        return summary.count(self.graph, trained=False)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The trained tensors' shapes by name, in the order of the network."""
-        return {name: tuple(shape) for name, shape in self.graph.parameters()}
+        """The tensors' shapes by name, in the order of the network, statistics among them."""
+        return {name: shape for name, shape, _ in self.graph.parameters()}
+
+    def parameter_roles(self) -> dict[str, str]:
+        """What each tensor is for: "weight", "bias", "scale", "shift", or "statistic", which is not trained."""
+        return {name: role for name, _, role in self.graph.parameters()}
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.input_shape} -> {self.output_shape}, {self.parameters:,} parameters>"
 
     def summary(self) -> show.Text:
-        """A table of the layers: name, kind, inputs, output shape, parameters, multiply-adds of one sample."""
-        rows = [("layer", "kind", "from", "output", "parameters", "multiply-adds")]
-        total = 0
-        for node in self.graph.nodes():
-            sources = ", ".join(self._layers[i][1] for i in node["inputs"])
-            total += node["macs"]
-            shape = " x ".join(map(str, node["shape"]))
-            rows.append((node["name"], node["kind"], sources, shape, f"{node['parameters']:,}", f"{node['macs']:,}"))
-        rows.append(("total", "", "", "", f"{self.parameters:,}", f"{total:,}"))
-        widths = [max(len(row[i]) for row in rows) for i in range(6)]
-        lines = []
-        for row in rows:
-            cells = [
-                cell.rjust(w) if i > 3 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
-        rule = "-" * max(map(len, lines))
-        head = f"{self.name}: input {self.input_shape}"
-        return show.Text("\n".join([head, lines[0], rule, *lines[1:-1], rule, lines[-1]]))
+        """A table of the layers: kind, inputs, output shape, parameters; multiply-adds and bytes of outputs, a sample.
+
+        print(net) shows it as well.
+        """
+        return summary.text(self.name, self.graph)
+
+    def __str__(self) -> str:
+        return str(self.summary())
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()

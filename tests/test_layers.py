@@ -26,7 +26,14 @@ def test_names_shapes_and_counts():
     }
     assert net.parameters == 4 * 2 * 9 + 4 + 5 * 36 + 5
     text = net.summary()
-    assert "conv1" in text and f"{net.parameters:,}" in text and "4 x 7 x 6" in text
+    assert "conv1" in text and f"{net.parameters:,}" in text and "4 x 7 x 6" in text and str(net) == text
+    outputs = 4 * (2 * 9 * 8 + 2 * 4 * 7 * 6 + 2 * 4 * 3 * 3 + 5)
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[3] == ["input", "input", "2", "x", "9", "x", "8", "0", "0", f"{4 * 2 * 9 * 8}"]
+    assert rows[-3] == ["total", f"{net.parameters:,}", f"{4 * 18 * 42 + 36 * 5:,}", f"{outputs:,}"]
+    assert rows[-2][:3] == ["parameters:", f"{net.parameters:,}", "trained"]
+    assert f"{outputs / 1024:.1f} KiB of outputs" in text
+    assert net.statistics == 0 and set(net.parameter_roles().values()) == {"weight", "bias"}
 
 
 def test_automatic_names_avoid_given_ones():

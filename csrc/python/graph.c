@@ -211,7 +211,7 @@ static PyObject *py_graph_parameters(PyObject *self, PyObject *unused) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && i < gg_graph_parameters(graph); ++i) {
         const gg_parameter *p = gg_graph_parameter(graph, i);
-        PyObject *entry = Py_BuildValue("sN", p->name, gg_py_shape_tuple(&p->shape));
+        PyObject *entry = Py_BuildValue("sNs", p->name, gg_py_shape_tuple(&p->shape), gg_role_name(p->role));
         if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
         Py_XDECREF(entry);
     }
@@ -239,7 +239,7 @@ static PyMethodDef methods[] = {
     {"finish", py_graph_finish, METH_O, "finish($self, output, /)\n--\n\nNames the output and closes the graph."},
     {"shape", py_graph_shape, METH_O, "shape($self, node, /)\n--\n\nThe shape of one sample's output."},
     {"nodes", py_graph_nodes, METH_NOARGS, "One dict a node: name, kind, inputs, shape, parameters (count), macs."},
-    {"parameters", py_graph_parameters, METH_NOARGS, "Names and shapes of the trained tensors."},
+    {"parameters", py_graph_parameters, METH_NOARGS, "Name, shape and role of each tensor."},
     {"initial_weights", initial_weights, METH_O,
      "initial_weights($self, seed, /)\n--\n\nThe weights that training starts from."},
     {NULL, NULL, 0, NULL}};
