@@ -289,7 +289,8 @@ def test_a_rank_that_stops_is_named_by_all_others(where, samples, strategy, plac
     done = mpirun(3, text, check=False)
     assert done.returncode != 0
     for rank in (0, 2):
-        waited = rf"{place}rank {rank}: waited [1-9]\d*\.\d+ s for \d+ bytes (from|to be taken by) rank [012] with tag"
+        what = r"\d+ bytes (from|to be received by) rank [012] with tag"
+        waited = rf"{place}rank {rank}: waited [1-9]\d*\.\d+ s for {what}"
         assert re.search(waited, done.stderr), done.stderr
     assert re.search("(from|by) rank 1 with tag", done.stderr), done.stderr
 
@@ -334,7 +335,7 @@ def test_strategies_say_where_they_wait(made):
         trainer.fit(ZEROS, batch_size=5, epochs=2, progress=False)
     text = str(caught.value)
     assert re.match(r"rank \d: step \d+, layers '\w+' to '\w+': ", text), text
-    assert re.search(r"waited \d+\.\d+ s for \d+ bytes (from|to be taken by) rank \d", text), text
+    assert re.search(r"waited \d+\.\d+ s for \d+ bytes (from|to be received by) rank \d", text), text
 
 
 @pytest.mark.parametrize("made", [c for c in gg.strategies.BY_NAME.values() if c not in (*WAITING, gg.NoExchange)])
@@ -345,7 +346,7 @@ def test_those_that_wait_for_nobody_in_a_step_say_it_at_its_end(made):
         trainer.fit(ZEROS, batch_size=5, epochs=2, progress=False)
     text = str(caught.value)
     assert re.match(r"rank \d: step \d+, (layers '\w+' to '\w+'|[\w ]+): ", text), text
-    assert re.search(r"waited \d+\.\d+ s for (\d+ bytes (from|to be taken by) )?rank \d", text), text
+    assert re.search(r"waited \d+\.\d+ s for (\d+ bytes (from|to be received by) )?rank \d", text), text
 
 
 def test_a_sample_that_does_not_come_is_said():

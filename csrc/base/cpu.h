@@ -16,15 +16,15 @@ const char *gg_isa_name(gg_isa isa);
 /* The level for this process: `name` if not NULL, else $GOSSIPGRAD_ISA, else the best the CPU has. An unknown
  * name is GG_ERROR_ARGUMENT, one that the CPU lacks GG_ERROR_UNSUPPORTED. */
 gg_status gg_isa_select(const char *name, gg_isa *out);
-/* The CPU's own name, "unknown" where it cannot be told. */
+/* The CPU's own name, or "unknown". */
 const char *gg_cpu_name(void);
-/* How the calling thread rounds, what it does with denormal numbers, and which exceptions trap: the CPU's own word. */
+/* The calling thread's control register: rounding, denormal numbers, and exceptions that trap. */
 typedef uint64_t gg_float_mode;
 gg_float_mode gg_cpu_float_mode(void);
 void gg_cpu_set_float_mode(gg_float_mode mode);
 /* The mode in which the core computes, whatever the caller's is: to nearest, without traps, and denormal numbers count
- * as 0 and become 0. They change no training, and one operation on them takes a hundred cycles. Where the CPU cannot do
- * so, the calling thread's mode. */
+ * as 0 and become 0. Such numbers do not affect training, but an operation on one costs a hundred cycles. A CPU without
+ * this setting: the calling thread's mode. */
 gg_float_mode gg_cpu_compute_mode(void);
 /* Processors this process may run on. */
 int gg_cpu_count(void);

@@ -14,7 +14,7 @@ typedef union header {
     unsigned char line[GG_ALIGNMENT];
 } header;
 
-_Static_assert(sizeof(header) == GG_ALIGNMENT, "the header keeps the block's alignment");
+_Static_assert(sizeof(header) == GG_ALIGNMENT, "the header preserves the block's alignment");
 
 static _Atomic int64_t live_bytes;
 static _Atomic int64_t allocations;
@@ -32,7 +32,7 @@ gg_status(gg_alloc)(size_t bytes, const char *what, void *out) {
         GG_FAIL(GG_ERROR_MEMORY, "no memory for %s: %zu bytes wanted, %lld bytes in use", what, bytes,
                 (long long)gg_memory_live_bytes());
 #ifdef MADV_HUGEPAGE
-    /* A wish: a system without huge pages says no, and nothing depends on the answer. */
+    /* Only a hint: where the system has no huge pages, nothing changes. */
     if (bytes >= HUGE_PAGE) (void)madvise(base, bytes + sizeof(header), MADV_HUGEPAGE);
 #endif
     header *head = base;

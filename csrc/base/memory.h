@@ -1,8 +1,8 @@
 /* Tracked, aligned memory. All memory of the core comes from here.
  *
- * Blocks are aligned to 64 bytes (2 MiB and huge pages asked for from 2 MiB up). Two counters are kept,
- * exact under threads: live bytes (0 again after everything is destroyed) and the number of allocations
- * ever made (unchanged over a warm step). Any thread may allocate and free. */
+ * Blocks are aligned to 64 bytes (2 MiB and huge pages asked for from 2 MiB up). Two counters are exact under threads:
+ * live bytes, 0 again after everything is destroyed, and the number of all allocations, which a warm step does not
+ * change. Any thread may allocate and free. */
 #ifndef GG_BASE_MEMORY_H
 #define GG_BASE_MEMORY_H
 

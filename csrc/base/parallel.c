@@ -5,17 +5,17 @@
 #endif
 
 #ifdef _OPENMP
-/* OpenMP's threads are shared with others that use it in this process, so they get their mode back, too. A thread that
- * OpenMP starts has the mode of the one that starts it. */
+/* Other libraries in this process may use the same OpenMP threads, so their mode is restored too. A thread that OpenMP
+ * starts inherits the mode of the thread that starts it. */
 typedef struct float_modes {
     bool entered;
     gg_float_mode former; /* if entered */
-    int workers;          /* of a thread that shares its work: the most threads of a region since it entered */
+    int workers;          /* of a thread that starts regions: the most threads of one since it entered */
 } float_modes;
 
 static _Thread_local float_modes own;
 
-/* Before the first region of so many threads: they, too, enter. */
+/* Called before the first region with so many threads: they enter too. */
 static void workers_enter(int threads) {
     if (!own.entered || threads <= own.workers) return;
     gg_cpu_set_float_mode(own.former); /* for threads that are started here */
@@ -66,7 +66,7 @@ void gg_parallel_run(int threads, gg_parallel_fn fn, void *context) {
     workers_enter(threads);
 #pragma omp parallel num_threads(threads)
     {
-        /* A thread limit or a surrounding parallel region may give fewer threads; the parts stay the same. */
+        /* Under a thread limit or inside another region there may be fewer threads. The parts are the same. */
         int team = omp_get_num_threads();
         for (int i = omp_get_thread_num(); i < threads; i += team) fn(context, i, threads);
     }

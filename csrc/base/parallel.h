@@ -1,8 +1,8 @@
 /* Work shared by the threads of one rank.
  *
- * The threads are OpenMP's, so that they are the same ones that oneDNN uses: two pools on the same cores
- * would fight for them. How work is split depends on the number of threads alone, so the bits of a result
- * do too. With one thread the function is called directly and no OpenMP is entered. */
+ * The threads are OpenMP's, which oneDNN uses as well: two pools would compete for the same cores. How work is split
+ * depends on the number of threads alone, so the bits of a result do too. With one thread the function is called
+ * directly and no OpenMP is entered. */
 #ifndef GG_BASE_PARALLEL_H
 #define GG_BASE_PARALLEL_H
 
@@ -11,8 +11,8 @@
 #include "base/cpu.h"
 
 /* From enter to leave the calling thread, and the threads that share its work, compute in gg_cpu_compute_mode;
- * afterwards each has the mode that it had before. Whoever computes has entered: a rank of the virtual cluster once,
- * for its thread's life; any other rank in each call into the core. Pairs on one thread do not nest. */
+ * afterwards each has the mode that it had before. Every thread that computes calls it: a rank of the virtual cluster
+ * once, for the life of its thread, any other rank in each call into the core. Pairs on one thread do not nest. */
 gg_float_mode gg_parallel_enter(void);
 /* `former`: what enter gave. */
 void gg_parallel_leave(gg_float_mode former);

@@ -25,8 +25,8 @@ static void random_philox(const uint32_t counter[4], const uint32_t key[2], uint
 }
 
 void gg_random_block(const gg_random_key *key, uint32_t index, uint32_t out[4]) {
-    /* The seed is the cipher's key and all else its counter, every field with bits of its own (56 of the
-     * step, 8 of the purpose): two streams share no block, whatever their numbers. */
+    /* The seed is the key of the cipher. Everything else is its counter, in which every field has its own bits (56 of
+     * the step, 8 of the purpose): two streams share no block, whatever their numbers. */
     const uint32_t words[2] = {(uint32_t)key->seed, (uint32_t)(key->seed >> 32)};
     const uint32_t counter[4] = {
         index,
@@ -95,8 +95,8 @@ void gg_random_permutation(const gg_random_key *key, uint32_t n, uint32_t *out) 
     for (uint32_t i = 0; i < n; ++i) out[i] = i;
     for (uint32_t i = n; i > 1; --i) {
         uint32_t j = random_bounded(&stream, i);
-        uint32_t kept = out[i - 1];
+        uint32_t last = out[i - 1];
         out[i - 1] = out[j];
-        out[j] = kept;
+        out[j] = last;
     }
 }

@@ -21,7 +21,7 @@ typedef struct gg_trace_span {
     /* Of messages only: the exchange lane, and samples in that of data. There bytes > 0. */
     int32_t last;   /* exchange: the last layer of the run */
     int32_t peer;   /* whose message it was; -1: of all */
-    double arrived; /* begin: it was sent and asked for; arrived: all of it is there; end: it is used */
+    double arrived; /* begin: send and receive were posted; arrived: all bytes have arrived; end: they are used */
     int64_t bytes;
 } gg_trace_span;
 

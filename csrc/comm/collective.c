@@ -6,12 +6,12 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 
-/* One tag per operation suffices: messages between two ranks keep their order, and all ranks call in the same order. */
+/* One tag per operation suffices: messages between two ranks arrive in order, and all ranks call in the same order. */
 enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER, TAG_AGREE };
 
 #define PIECE ((size_t)64 << 20) /* a broadcast goes in pieces: a message's size is an int for MPI */
 #define ROUNDS 31                /* more than log2 of any group's size */
-#define WINDOW 16                /* receives that the root of a sum keeps open */
+#define WINDOW 16                /* outstanding receives of the root of a sum */
 #define MAX_VALUES 64
 #define CLOCK_ROUNDS 10
 
@@ -101,7 +101,7 @@ static gg_status collective_gather_all(gg_transport *transport, const void *data
     char *blocks = out;
     if (bytes == 0) goto cleanup;
     if (blocks + (size_t)rank * bytes != data) memmove(blocks + (size_t)rank * bytes, data, bytes);
-    /* Doubling: with blocks rank .. rank+hop-1 in hand, those of rank+hop follow on. */
+    /* Doubling: a rank that has blocks rank .. rank+hop-1 receives the next ones from rank+hop. */
     for (int64_t hop = 1; hop < p; hop *= 2) {
         int to = (int)((rank - hop + p) % p), from = (int)((rank + hop) % p);
         int n = (int)(hop < p - hop ? hop : p - hop);
@@ -234,7 +234,7 @@ struct gg_allreduce {
     int next; /* the next peer of this stage, counted from this rank */
     float *data;
     const float *scale;
-    bool by_mpi; /* then none of the above but transport, device, count, stage is used, and `sum` is */
+    bool by_mpi; /* then `sum` is used, and of the above only transport, device, count and stage */
     gg_request sum;
     gg_waited *waited; /* NULL: nothing is counted */
     void *context;
@@ -479,7 +479,7 @@ cleanup:
     return status;
 }
 
-/* Continues until the data holds the sum; without `wait`, until a message has not arrived yet. */
+/* Continues until the data holds the sum. Without `wait` it stops at the first message that has not arrived yet. */
 static gg_status collective_advance(gg_allreduce *allreduce, bool wait) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;

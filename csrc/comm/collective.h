@@ -12,14 +12,14 @@ gg_status gg_barrier(gg_transport *transport);
 gg_status gg_broadcast(gg_transport *transport, void *data, size_t bytes, int root);
 /* Every rank's `bytes` bytes to all: out holds size * bytes, in rank order. */
 gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, void *out);
-/* The same, by which ranks find out whether they do the same: uncounted, and with a tag of its own, so that it never
- * meets a message of something else that a rank does at that time. */
+/* The same for comparing what ranks do. It is not counted, and it has a tag of its own: a rank that makes another call
+ * at that time never receives its messages. */
 gg_status gg_agree(gg_transport *transport, const void *data, size_t bytes, void *out);
 /* Sums over ranks 0, 1, ..., p-1 in this order, of a few doubles, in place. n <= 64. */
 gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n);
 
-/* `bytes` bytes of rank `from` to rank `to`, which are two; others return at once. `to` writes data, `from` reads it.
- */
+/* Copies `bytes` bytes from rank `from` to another rank `to`. Other ranks return at once. `to` writes data, `from`
+ * reads it. */
 gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int from, int to);
 /* Seconds to add to this rank's clock to get rank 0's, measured by the quickest of a few messages there and back. 0
  * where the clocks differ by less than such a message can resolve. A later drift of the clocks is not included. */
@@ -38,12 +38,12 @@ typedef struct gg_allreduce gg_allreduce;
 
 /* Values that travel as bfloat16, rounded to nearest even, for half the bytes. They are summed in float32.
  *
- * displaces false: data = the sum, which travels rounded: the same bits on every rank.
- * displaces false with `rest`, where all sums must add up: who adds a slice adds to its own `rest` by how much rounding
- * has raised the sum, rest += rounded sum - sum. So (sum over the ranks of rest) - data is what it would be without
- * that rounding. displaces true, for means: every rank receives the rounded difference between the mean and what it
- * sent, and adds it. So data keep the digits that bfloat16 cannot hold, and no small update is lost; the mean over the
- * ranks is preserved, and the ranks agree to the precision of bfloat16. */
+ * displaces false: data = the sum, which travels rounded: the same bits on every rank. displaces false with `rest`,
+ * where all sums must add up: the rank that adds a slice also computes rest += rounded sum - sum. So (sum over the
+ * ranks of rest) - data is as it would be without rounding. displaces true, for means: every rank receives the rounded
+ * difference between the mean and what it sent, and adds it. So data retain the digits that bfloat16 cannot represent,
+ * and no small update is lost; the mean over the ranks is preserved, and the ranks agree to the precision of
+ * bfloat16. */
 typedef struct gg_narrow_wire {
     uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish.
                          From the start until the first poll or wait it holds this rank's values, as they travel */
@@ -52,19 +52,20 @@ typedef struct gg_narrow_wire {
 } gg_narrow_wire;
 
 /* Which library adds. MPI: each rank's scaled values go through gg_sum (see there): `data` comes from gg_message_alloc,
- * values travel as float32, and creation is collective; the bits are the same on every rank, and nothing more
- * is promised of them. All ranks start their sums in the same order. */
+ * values travel as float32, and creation is collective; the bits are the same on every rank, but not in every run. All
+ * ranks start their sums in the same order. */
 typedef enum gg_collectives { GG_COLLECTIVES_OWN = 0, GG_COLLECTIVES_MPI, GG_COLLECTIVES_COUNT } gg_collectives;
 
 /* wire: NULL: values travel as float32, from where they lie. */
 gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag,
                               const gg_narrow_wire *wire, gg_collectives by, gg_allreduce **out);
-void gg_allreduce_destroy(gg_allreduce *allreduce); /* gives up what is in flight; NULL is fine */
+void gg_allreduce_destroy(gg_allreduce *allreduce); /* cancels what is in flight; NULL is fine */
 
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.
- * scale[size of group]: the same on every rank; kept until the sum is there. */
+ * scale[size of group]: the same on every rank; it must remain valid until the sum is there. */
 gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale);
-/* Goes on as far as messages allow. *summed: data holds the sum; also if nothing was started. */
+/* Continues without waiting, as far as messages have arrived. *summed: data holds the sum; also if nothing was
+ * started. */
 gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed);
 gg_status gg_allreduce_wait(gg_allreduce *allreduce);   /* until data holds the sum */
 gg_status gg_allreduce_finish(gg_allreduce *allreduce); /* until the peers have read it, too: data may be written */

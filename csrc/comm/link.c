@@ -5,7 +5,7 @@
 
 #include "base/memory.h"
 
-/* Below those of strategies, beside the collectives'. */
+/* Tags below those of the strategies and different from those of the collectives. */
 enum { TAG_AGREE = 6, TAG_RING = 7 };
 
 #define SMALL 8
@@ -16,7 +16,7 @@ enum { TAG_AGREE = 6, TAG_RING = 7 };
 #define GROUPS_AT_LEAST 3
 #define FEW 5e-3
 #define MANY 50e-3
-#define SMALLEST ((size_t)4 << 10) /* of the large ones: of this size on they are read where they lie, if at all */
+#define SMALLEST ((size_t)4 << 10) /* of the large messages: from here on shared memory is read without a copy */
 #define LARGEST ((size_t)1 << 20)
 #define ROUNDS 3
 #define LONG 12e-3    /* seconds of them, after which no larger messages are tried */
@@ -31,7 +31,7 @@ typedef struct ring {
     gg_request sent[BURST], received[BURST];
 } ring;
 
-/* The maximum of all ranks' values, on all ranks. A value that arrives twice does no harm, so the message pattern of a
+/* The maximum of all ranks' values, on all ranks. A maximum may include a value twice, so the message pattern of a
  * barrier suffices. */
 static gg_status link_agree(gg_transport *transport, double values[VALUES]) {
     gg_status status = GG_OK;
@@ -97,8 +97,8 @@ cleanup:
     return status;
 }
 
-/* The minimum over some groups, because other work of the machine only adds time. A group's two single rounds count
- * together, because a rank that was late in one of them finds that its message has already arrived. */
+/* The minimum over some groups, because other work on the machine only adds time. The two single rounds of a group are
+ * averaged: a rank that is late in one of them sees too short a time in the other. */
 static gg_status measure_small(ring *r, double values[VALUES]) {
     gg_status status = GG_OK;
     double latency = INFINITY, burst = INFINITY, first = 0, second = 0, together = 0, read = 0, before = -1, spent = 0;

@@ -8,7 +8,7 @@
 typedef struct gg_link {
     double latency; /* seconds until a small message is there */
     double message; /* seconds that each further message adds when several are in flight: work of the ranks */
-    double byte;    /* seconds that a byte of a large message adds; next to 0 where it lies in memory that is shared */
+    double byte;    /* seconds that a byte of a large message adds; nearly 0 in shared memory */
     double read;    /* and until the receiver has read it once */
 } gg_link;
 

@@ -42,8 +42,8 @@ static void network_free_block(gg_transport *transport, void *block) {
     gg_message_free(slow_of(transport)->inner, block);
 }
 
-/* Passes on the messages that are due. */
-static gg_status give_on(slow_transport *own) {
+/* Gives the messages that are due to `inner`. */
+static gg_status send_due(slow_transport *own) {
     gg_status status = GG_OK;
     double now = own->first ? gg_clock_now() : 0;
     while (own->first && waiting_of(own->first)->due <= now) {
@@ -62,7 +62,7 @@ static gg_status network_send(gg_transport *transport, const void *data, size_t 
     gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     (void)peer, (void)tag;
-    GG_TRY(give_on(own));
+    GG_TRY(send_due(own));
     own->out_free = fmax(own->out_free, gg_clock_now()) + network_transfer(own, bytes);
     *waiting_of(request) = (waiting){.data = data, .due = own->out_free + own->network.latency};
     request->held = true;
@@ -77,7 +77,7 @@ static gg_status network_receive(gg_transport *transport, void *landing, size_t 
                                  gg_request *request) {
     gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
-    GG_TRY(give_on(own));
+    GG_TRY(send_due(own));
     request->when = gg_clock_now();
     GG_TRY(own->inner->table->receive(own->inner, landing, bytes, peer, tag, request));
 cleanup:
@@ -89,7 +89,7 @@ static gg_status network_test(gg_transport *transport, gg_request *request, bool
     slow_transport *own = slow_of(transport);
     bool receiving = request->state == GG_REQUEST_RECEIVING;
     *done = false;
-    GG_TRY(give_on(own));
+    GG_TRY(send_due(own));
     if (!request->held) {
         double looked = request->when;
         GG_TRY(own->inner->table->test(own->inner, request, done));
@@ -98,7 +98,8 @@ static gg_status network_test(gg_transport *transport, gg_request *request, bool
             request->when = gg_clock_now();
             goto cleanup;
         }
-        /* It arrived at some time since the last test. Assuming the earliest never makes the link slower than it is. */
+        /* It arrived at some time since the last test. The earliest possible time is assumed, so that the link is never
+         * slower than specified. */
         own->in_free = request->when = fmax(own->in_free + network_transfer(own, request->bytes), looked);
         request->held = true;
         request->state = GG_REQUEST_RECEIVING;
@@ -136,7 +137,7 @@ static void network_cancel(gg_transport *transport, gg_request *request) {
 static gg_status network_pause_round(gg_transport *transport, int round, gg_request *request) {
     gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
-    GG_TRY(give_on(own));
+    GG_TRY(send_due(own));
     GG_TRY(own->inner->table->pause(own->inner, round, request));
 cleanup:
     return status;
@@ -149,7 +150,7 @@ static gg_status network_check_peer(gg_transport *transport, int peer) {
 
 static gg_status network_progress(gg_transport *transport) {
     gg_status status = GG_OK;
-    GG_TRY(give_on(slow_of(transport)));
+    GG_TRY(send_due(slow_of(transport)));
     GG_TRY(gg_progress(slow_of(transport)->inner));
 cleanup:
     return status;
@@ -169,7 +170,7 @@ static gg_status network_idle(gg_transport *transport, double seconds) {
     for (double time = 0; (time = gg_clock_now()) < end;) {
         double until = own->first ? fmin(end, waiting_of(own->first)->due) : end;
         GG_TRY(gg_transport_idle(own->inner, fmax(until - time, 0)));
-        GG_TRY(give_on(own));
+        GG_TRY(send_due(own));
     }
 cleanup:
     return status;

@@ -19,8 +19,9 @@ typedef struct gg_network {
 gg_status gg_network_check(const gg_network *network);
 
 /* A transport that slows `inner` down in real time, and owns it from now on if this succeeds. A message is given to
- * `inner` when its last byte would be there with the receiver's link free, never sooner, and the receiver holds it back
- * for the messages before it, with the precision of how often it polls. Both happen inside of the rank's calls. */
+ * `inner` when its last byte would be there with the receiver's link free, never sooner. The receiver delays it until
+ * the messages before it have arrived. Both happen only inside calls of the rank, so times are as exact as it polls
+ * often. */
 gg_status gg_network_transport_create(gg_transport *inner, const gg_network *network, gg_transport **out);
 
 #endif

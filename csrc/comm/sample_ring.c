@@ -10,21 +10,22 @@ struct gg_sample_ring {
     gg_shard_copy *shard;
     gg_sharding sharding;
     int64_t slots, rows; /* slots that move; of them in an exchange */
-    int64_t exchanges;   /* begun, those that a seek has skipped included; -1: the shard is not filled */
-    size_t bytes;        /* of a message */
-    void *message[2];    /* used alternately: one is packed while the other may still be read */
+    int64_t
+        exchanges; /* exchanges that have begun, including those that a seek has skipped; -1: the shard is not filled */
+    size_t bytes;  /* of a message */
+    void *message[2]; /* used alternately: one is packed while the other may still be read */
     void *landing;
     gg_request sent[2], received;
     int64_t bytes_sent, messages_sent;
     gg_trace *trace;
     const int64_t *step;
-    double sent_at; /* of what is in flight, where there is a trace */
+    double sent_at; /* of the exchange in flight; only with a trace */
     int64_t sent_in_step;
 };
 
 int64_t gg_sample_ring_id(const gg_sharding *sharding, int rank, int64_t slot, int64_t rows, int64_t exchanges) {
     int64_t slots = sharding->count / sharding->size;
-    /* The slots sent so far are a run from slot 0 on, around the ring: how often it has passed this one. */
+    /* How often this slot was sent: the slots sent so far are one run from slot 0 on, around the ring. */
     int64_t moves = slot < slots ? (exchanges * rows + slots - 1 - slot) / slots : 0;
     return gg_sharding_id(sharding, (int)((rank + moves) % sharding->size), slot);
 }
@@ -120,7 +121,7 @@ cleanup:
 }
 
 /* The samples that arrived replace those that were sent. */
-static gg_status take_in(gg_sample_ring *ring) {
+static gg_status copy_arrived(gg_sample_ring *ring) {
     gg_shard_copy_unpack(ring->shard, first_slot(ring, ring->exchanges - 1), ring->rows, ring->slots,
                          ring->received.data);
     ring->shard->in_flight = false;
@@ -144,7 +145,7 @@ gg_status gg_sample_ring_poll(gg_sample_ring *ring) {
     bool arrived = false;
     if (!ring->shard->in_flight) goto cleanup;
     GG_TRY(gg_test(ring->transport, &ring->received, &arrived));
-    if (arrived) GG_TRY(take_in(ring));
+    if (arrived) GG_TRY(copy_arrived(ring));
 cleanup:
     return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
 }
@@ -153,7 +154,7 @@ gg_status gg_sample_ring_finish(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     if (!ring->shard->in_flight) goto cleanup;
     GG_TRY(ring_wait_for(ring, &ring->received));
-    GG_TRY(take_in(ring));
+    GG_TRY(copy_arrived(ring));
 cleanup:
     return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
 }
@@ -193,7 +194,8 @@ static void count_ids(const char *parts, size_t part_bytes, int size, int64_t co
         out->altered += p->altered;
         for (int32_t slot = 0; slot < p->slots; ++slot) {
             int32_t id = p->id[slot];
-            if (id < 0 || id >= count) continue; /* it counts as altered, and what should be there as missing */
+            if (id < 0 || id >= count)
+                continue; /* the sample found counts as altered, and the one expected there as missing */
             if (seen[id] && out->duplicate++ == 0) out->first_duplicate = id;
             seen[id] = 1;
         }

@@ -94,7 +94,7 @@ static int in_table(const gg_schedule *schedule, int64_t step, int rank) {
     return to == rank ? -1 : (int)to;
 }
 
-/* The partner in step `step` of all but tables: the one that is sent to, or the one that sends. */
+/* The partner in step `step`, the receiver or the sender. Not for tables. */
 static int schedule_partner(gg_schedule *schedule, int64_t step, int rank, bool sends) {
     int64_t cycle = step / schedule->stages, size = schedule->size;
     if (schedule_turns(schedule) && cycle != schedule->cycle) turn_to(schedule, cycle);
@@ -168,16 +168,16 @@ cleanup:
 gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps) {
     gg_status status = GG_OK;
     const size_t size = (size_t)schedule->size, words = (size + 63) / 64;
-    /* A random schedule may add nothing for a while. A fixed cycle that adds nothing once never will. */
+    /* In a random schedule many steps may spread no data. A fixed cycle that spreads none once never will. */
     const int64_t patience = schedule->stages > 64 ? schedule->stages : 64;
     uint64_t *known = NULL, *before = NULL; /* one row of bits per rank */
     size_t reached = size;
-    int64_t fruitless = 0;
+    int64_t without_gain = 0;
     *steps = 0;
     GG_TRY(gg_calloc(size * words, sizeof *known, "what ranks know", &known));
     GG_TRY(gg_calloc(size * words, sizeof *before, "what ranks knew", &before));
     for (size_t r = 0; r < size; ++r) known[r * words + r / 64] = (uint64_t)1 << (r % 64);
-    while (reached < size * size && fruitless < patience) {
+    while (reached < size * size && without_gain < patience) {
         size_t now = 0;
         memcpy(before, known, size * words * sizeof *known);
         for (int r = 0; r < schedule->size; ++r) {
@@ -186,7 +186,7 @@ gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps) {
                 known[(size_t)to * words + i] |= before[(size_t)r * words + i];
         }
         for (size_t i = 0; i < size * words; ++i) now += (size_t)__builtin_popcountll(known[i]);
-        fruitless = now > reached ? 0 : fruitless + 1;
+        without_gain = now > reached ? 0 : without_gain + 1;
         reached = now;
         ++*steps;
     }

@@ -47,7 +47,7 @@ typedef struct gg_schedule {
     int size; /* ranks, >= 1 */
     uint64_t seed;
     int64_t stages; /* steps of a cycle; 0 for one rank */
-    /* The permutation of the cycle that was asked for last, place -> rank and back. */
+    /* The permutation of the last cycle that was asked for, from place to rank and back. */
     int64_t cycle;
     uint32_t *rank_at, *place_of;
 } gg_schedule;

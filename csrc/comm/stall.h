@@ -25,7 +25,7 @@ typedef double gg_stall_reporter(const gg_stall_facts *facts);
  * waits, or before any does. */
 void gg_stall_configure(double seconds, gg_stall_reporter *reporter);
 double gg_stall_seconds(void); /* 0: none is reported */
-/* A wait is reported again after so many times these seconds, where nobody chooses otherwise. */
+/* A wait is reported again after so many times these seconds, by default. */
 #define GG_STALL_REPEAT 6
 
 /* One wait; zero-initialised at its begin. */

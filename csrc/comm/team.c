@@ -115,7 +115,7 @@ cleanup:
     return status;
 }
 
-/* Outside of a virtual cluster there is one rank here, whose clock is the world's. */
+/* Without a virtual cluster there is one local rank, and its clock is real time. */
 static gg_status measure_alone(measurement *m) {
     gg_transport *transport = m->team->transport;
     const int64_t bytes = transport->bytes_sent, messages = transport->messages_sent;

@@ -1,7 +1,7 @@
 /* A team: the ranks that train together, of which some live in this process.
  *
- * One rank alone and a rank of MPI have one local rank, a virtual cluster has all of them. Whoever drives training says
- * "run this on every local rank" and never asks which kind it is. Used by one thread at a time. */
+ * One rank alone and a rank of MPI have one local rank, a virtual cluster has all of them. The code that drives
+ * training runs a function on every local rank and need not know the kind. Used by one thread at a time. */
 #ifndef GG_COMM_TEAM_H
 #define GG_COMM_TEAM_H
 
@@ -33,9 +33,8 @@ gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), 
 /* The same, watched as gg_virtual_run_watched where the ranks are virtual; else `watch` is ignored. */
 gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context,
                               const gg_watch *watch);
-/* What messages between these ranks cost (gg_link_measure), measured when it is first asked for. Takes no time of a
- * virtual cluster, and no rank counts what it sends for it; waits have no timeout. Collective, with nothing in flight.
- */
+/* What messages between these ranks cost (gg_link_measure), measured when it is first asked for. It advances no virtual
+ * clock, its messages are not counted, and its waits have no timeout. Collective, with nothing in flight. */
 gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out);
 
 #endif

@@ -96,7 +96,7 @@ cleanup:
     return status;
 }
 
-static gg_status waited_in_vain(const gg_transport *transport, const gg_request *request, double seconds) {
+static gg_status wait_timed_out(const gg_transport *transport, const gg_request *request, double seconds) {
     gg_status status = GG_OK;
     const char *name = transport->table->name;
     if (request->state == GG_REQUEST_SUMMING)
@@ -104,13 +104,13 @@ static gg_status waited_in_vain(const gg_transport *transport, const gg_request 
                 "rank %d: waited %.3f s for the sum of %zu values over %d ranks, not all of which came (%s)",
                 transport->rank, seconds, request->bytes / sizeof(float), request->tag, name);
     status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)", transport->rank,
-                     seconds, request->bytes, request->state == GG_REQUEST_SENDING ? "to be taken by" : "from",
+                     seconds, request->bytes, request->state == GG_REQUEST_SENDING ? "to be received by" : "from",
                      request->peer, request->tag, name);
 cleanup:
     return status;
 }
 
-/* A wait reads the clock only after so many rounds, when it already sleeps between tests. */
+/* A wait looks at the clock only after so many rounds, when it already sleeps between tests. */
 #define STALL_ROUNDS 2048
 
 static gg_stall_facts stall_of(const gg_transport *transport, int peer) {
@@ -163,7 +163,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
         if (transport->timeout > 0) {
             double now = gg_transport_now(transport);
             if (round == 0) start = now;
-            if (now - start >= transport->timeout) GG_TRY(waited_in_vain(transport, request, now - start));
+            if (now - start >= transport->timeout) GG_TRY(wait_timed_out(transport, request, now - start));
         }
         GG_TRY(check_peer(transport, round, peer));
         GG_TRY(transport->table->pause(transport, round, serves ? NULL : request));

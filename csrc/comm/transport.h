@@ -5,9 +5,9 @@
  * A transport belongs to one rank and is used by that rank's thread alone.
  *
  * Messages between two ranks with the same tag arrive in the order they were sent. A message's bytes must not be
- * written between gg_send and the request's completion. A receive gives its bytes in `landing`, or, where the
- * transport can, in the sender's own memory without a copy: read them at request->data, and only there, until
- * gg_release. Nothing moves unless the rank calls in; a wait sleeps instead of spinning. */
+ * written between gg_send and the request's completion. A receive gives its bytes in `landing`, or, where the transport
+ * can, in the sender's own memory without a copy: read them at request->data, and only there, until gg_release.
+ * Messages progress only inside calls of the rank. A wait sleeps instead of spinning. */
 #ifndef GG_COMM_TRANSPORT_H
 #define GG_COMM_TRANSPORT_H
 
@@ -47,7 +47,7 @@ typedef struct gg_sums {
     int ranks;
 } gg_sums;
 
-/* Rounds of a wait between two questions whether the peer is still there. */
+/* A wait checks every so many rounds that the peer has not ended. */
 #define GG_CHECK_ROUNDS 4096
 
 typedef struct gg_transport_table {
@@ -65,9 +65,9 @@ typedef struct gg_transport_table {
      * baton on until something happens to the request; NULL: to any request of this rank. */
     gg_status (*pause)(gg_transport *transport, int round, gg_request *request);
     /* Called by gg_wait and gg_pause every GG_CHECK_ROUNDS rounds, which take about a second: GG_ERROR_COMM where the
-     * peer (-1: any rank) has come to its end, so that the wait would last for ever. NULL: peers do not end. */
+     * peer (-1: any rank) has ended, so that the wait would never end. NULL: peers do not end. */
     gg_status (*check_peer)(gg_transport *transport, int peer);
-    /* In place of gg_wait's own loop; NULL: that loop. For views: who waits is then called by its name in the whole
+    /* Replaces the loop of gg_wait; NULL: that loop is used. For views: messages then name the rank in the whole
      * group. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);
     gg_status (*progress)(gg_transport *transport);
@@ -75,16 +75,16 @@ typedef struct gg_transport_table {
     gg_status (*compute)(gg_transport *transport, double seconds);
     gg_status (*idle)(gg_transport *transport, double seconds);
     /* Sums by a library's collective, in `test` and `cancel` too; all three NULL where there is none. Open: collective
-     * over the members, ranks of this transport, this one among them; NULL: all. Close: collective too, with all sums
-     * at rest. */
+     * over the members, ranks of this transport, this one among them; NULL: all. Close: collective too, when all sums
+     * are complete. */
     gg_status (*sums_open)(gg_transport *transport, const int *members, int count, gg_sums **out);
     void (*sums_close)(gg_transport *transport, gg_sums *sums);
     gg_status (*sum)(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request);
 } gg_transport_table;
 
-/* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it goes on
- * when the rank's function has returned, until all have. It looks at requests of its own, sends and releases, and never
- * waits. *busy: set to true where it found something to do. */
+/* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it is also
+ * called after the rank's function has returned, until all have. It tests its own requests, sends and releases, and
+ * never waits. *busy: set to true where it found something to do. */
 typedef struct gg_service {
     gg_status (*serve)(void *context, bool *busy); /* NULL: none */
     void *context;
@@ -96,13 +96,14 @@ struct gg_transport {
     const int
         *node_of;  /* of each rank: the lowest rank with which it shares memory; NULL: all share it. The transport's */
     gg_sums *sums; /* of all ranks here; made by gg_sum_prepare, freed with the transport */
-    gg_service service;                /* set and cleared by whoever has something to answer */
+    gg_service service;                /* set and cleared by its owner */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
     double timeout; /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for
                        ever */
-    bool
-        reports_stalls; /* waits that last are reported (comm/stall.h): where the clock is real and ranks are others' */
-    const int64_t *step;      /* of training, for such reports; NULL: not known. Whoever sets it clears it */
+    bool reports_stalls; /* long waits are reported (comm/stall.h): true where the clock is real and ranks are processes
+                          */
+    const int64_t
+        *step; /* of training, for such reports; NULL: not known. Set and cleared by the owner of the counter */
     const char *waits_for[2]; /* the first and the last layer whose exchange is waited for; NULL: not known */
     gg_stall stall;           /* of gg_pause */
     bool check_buffers; /* GG_ERROR_STATE where a buffer in flight was written, by checksums: reads every message twice
@@ -132,33 +133,32 @@ gg_status gg_wait(gg_transport *transport, gg_request *request);
 gg_status gg_pause(gg_transport *transport, int round, int peer);
 /* Ends the reading of an arrived message; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
-/* Gives a request up, whatever its state, so that its memory may be freed. A receive for which nothing has been sent is
- * taken back without harm. Otherwise, after a failure: the message is lost, and the peer may wait for ever or fail.
- * IDLE: nothing. Keeps the error message. */
+/* Cancels a request in any state, so that its memory may be freed. A receive for which nothing has been sent is
+ * withdrawn without harm. Otherwise the message is lost, and the peer may wait for ever or fail: for use after a
+ * failure. IDLE: nothing. The error message does not change. */
 void gg_cancel(gg_transport *transport, gg_request *request);
 /* Of n requests: they must not outlive their memory. NULL is fine. */
 void gg_cancel_all(gg_transport *transport, gg_request *requests, int n);
-/* Makes ready for gg_sum with transport->sums; the first time it is collective. GG_ERROR_ARGUMENT, in the words of the
+/* Makes ready for gg_sum with transport->sums; the first time it is collective. GG_ERROR_ARGUMENT, naming the
  * strategies' keyword, where no library offers sums. */
 gg_status gg_sum_prepare(gg_transport *transport);
 /* data becomes the sum of all ranks' data, by a library's collective: in an order that is the library's, so these are
  * not the bits of comm/collective.h, but the same on all ranks, which MPI demands. Returns at once; the request is
  * tested, waited for and cancelled like one of a message, and IDLE when the sum is there; until then data must not be
  * touched. All ranks start their sums over the same ranks in the same order. data comes from gg_message_alloc: a
- * library cannot give a sum up, so after a cancel its memory is kept for good, where it may still be written. What the
- * library sends is not known: it is counted as what a reduce-scatter and an all-gather send, 2(ranks-1)/ranks of the
- * bytes in 2(ranks-1) messages. */
+ * library cannot cancel a sum, so the memory of a cancelled one is never freed: it may still be written. The library
+ * does not report what it sends; counted is what a reduce-scatter and an all-gather send, 2(ranks-1)/ranks of the bytes
+ * in 2(ranks-1) messages. */
 gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request);
 /* Lets messages move; cheap; called between layers. In the virtual cluster ranks whose clock is behind run first. */
 gg_status gg_progress(gg_transport *transport);
 
 /* The rank's clock in seconds: real time under MPI, virtual time in the virtual cluster. */
 double gg_transport_now(gg_transport *transport);
-/* Tells that the rank has just computed something that the model says takes `seconds` of virtual time; MPI ignores it.
- */
+/* Advances the rank's virtual clock by `seconds`, the modelled time of what it has just computed. MPI ignores it. */
 gg_status gg_transport_compute(gg_transport *transport, double seconds);
-/* Does nothing for `seconds` of the rank's clock: sleeps, where that is real time. Messages may stand still meanwhile.
- */
+/* Does nothing for `seconds` of the rank's clock: sleeps, where that is real time. Messages need not progress
+ * meanwhile. */
 gg_status gg_transport_idle(gg_transport *transport, double seconds);
 void gg_transport_destroy(gg_transport *transport); /* NULL is fine */
 

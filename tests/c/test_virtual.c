@@ -497,7 +497,7 @@ static void test_deadlock(void) {
     CHECK(strstr(text, "rank 1: layer 'x': "));
     CHECK(strstr(text, "1 of 3"));
     CHECK(strstr(text, "rank 1 waits for 7 bytes from rank 2 (tag 77)"));
-    CHECK(strstr(text, "rank 2 waits for rank 1 to take 8 bytes (tag 78)"));
+    CHECK(strstr(text, "rank 2 waits for rank 1 to receive 8 bytes (tag 78)"));
     CHECK(s.order[1] == GG_ERROR_COMM && s.order[2] == GG_ERROR_COMM);
     CHECK(gg_virtual_run(s.cluster, run_deadlock, &s) == GG_ERROR_STATE);
     gg_virtual_destroy(s.cluster);

@@ -10,9 +10,9 @@
 #include "comm/mpi/mpi_private.h"
 #include "comm/mpi/mpi_transport.h"
 
-/* A rank that ends waits in gg_mpi_end for all others, because MPI_Finalize does. A rank that waits for a message of it
- * would wait without end. So a rank that has waited for about a second asks, and a rank that has ended answers. These
- * messages use a separate communicator. */
+/* A rank that ends waits in gg_mpi_end for all others, because MPI_Finalize does. A rank that waits for a message from
+ * it would wait without end. So a rank that has waited for about a second sends a question, which a rank that has ended
+ * answers. These messages use a separate communicator. */
 #define TAG_QUESTION 1
 #define TAG_ANSWER 2
 
@@ -121,7 +121,7 @@ bool gg_mpi_first_of_host(const char *what) {
     for (char *at = path + strlen(folder) + 1; *at != '\0'; ++at)
         if (*at == '/') *at = '-';
     const int file = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
-    if (file < 0) return errno != EEXIST; /* another error: the folder is not ours to write to */
+    if (file < 0) return errno != EEXIST; /* another error: we cannot write to the folder */
     close(file);
     return true;
 }

@@ -15,26 +15,27 @@ void gg_mpi_pause(int round);
 /* A process that was forked from the one that started MPI has no part in it. */
 bool gg_mpi_is_ours(void);
 
-/* Messages by which a rank that has waited for long learns that another has come to its end. Open: collective over the
- * world, after MPI_Init where it was called here; without it nobody is ever found to have ended. */
+/* Messages by which a rank that has waited for long learns that another has ended. Open: collective over the world,
+ * after MPI_Init where it was called here; without it no rank is ever found to have ended. */
 gg_status gg_mpi_questions_open(void);
 /* Asks `peer`, a rank of `comm`; called about once a second while this rank waits for it. GG_ERROR_COMM: it has ended.
  * The other form: for every rank of `comm`. */
 gg_status gg_mpi_check_rank(MPI_Comm comm, int peer);
 gg_status gg_mpi_check_ranks(MPI_Comm comm);
-/* Called again and again by a rank that has come to its end. */
+/* Called repeatedly by a rank that has ended. */
 gg_status gg_mpi_questions_answer(void);
 /* Collective over the world. */
 void gg_mpi_questions_close(void);
 
-/* Whether this is the first process of this job on this host to ask so with these words; yes where nobody can know. */
+/* Whether this is the first process of this job on this host to call it with this text. True where that cannot be
+ * determined. */
 bool gg_mpi_first_of_host(const char *what);
 
-/* Returns when all ranks of `comm` have come here. Before MPI's own collective calls, which wait for ever, without a
- * word. After `timeout` seconds (0: never), or where a rank has ended, GG_ERROR_COMM that names `what`, and the
- * communicator is of no use any more. With `ends` this rank has come to its own end: it answers those who ask, and
- * after `timeout` seconds, or those of comm/stall.h, it says on stderr that it waits, and goes on waiting: one rank of
- * a host does. */
+/* Returns when all ranks of `comm` have come here. Called before MPI's own collective calls, which would wait for ever
+ * and report nothing. After `timeout` seconds (0: never), or where a rank has ended, GG_ERROR_COMM that names `what`,
+ * and the communicator cannot be used any more. With `ends` this rank itself has ended: it answers the questions of
+ * others. After `timeout` seconds, or those of comm/stall.h, one rank of a host reports on stderr that it waits, and
+ * continues to wait. */
 gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool ends);
 /* After how many seconds gg_mpi_stop says that it waits for other ranks; 0: it never does. */
 void gg_mpi_set_stop_timeout(double seconds);

@@ -38,8 +38,8 @@ void gg_shared_destroy(gg_shared *shared, bool touch_mpi);
 /* The lowest rank of the communicator that is on this node. */
 int gg_shared_first(const gg_shared *shared);
 
-/* Collective: fails where ranks of the node have not come after `timeout` seconds (0: for ever). *out NULL: nothing to
- * share here, take plain memory. Zeroed. */
+/* Collective: fails where ranks of the node have not come after `timeout` seconds (0: for ever). *out NULL: nothing is
+ * shared here, and the caller allocates plain memory. Zeroed. */
 gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, double timeout, void **out);
 /* False: not a block of gg_shared_alloc. */
 bool gg_shared_free(gg_shared *shared, void *block);

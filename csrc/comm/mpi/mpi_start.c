@@ -122,7 +122,7 @@ cleanup:
     return status;
 }
 
-/* How long a rank that need not report waits to be ended by the one that did. */
+/* Seconds that a rank which need not report waits for the reporting rank to end it. */
 #define SECONDS_TO_BE_ENDED 30.0
 
 /* From now on the end of the process stops MPI; with an exit code other than 0 it ends all ranks. */

@@ -15,8 +15,8 @@ typedef struct gg_mpi_info {
     double init_seconds;
 } gg_mpi_info;
 
-/* Any thread. Starts MPI if nobody has (THREAD_FUNNELED at least). Refuses a library other than the one built against,
- * and a world whose size differs from `launched` (what the launcher said; 0: not known). */
+/* Any thread. Starts MPI if nobody has (THREAD_FUNNELED at least). Fails with a library other than the one built
+ * against, and a world whose size differs from `launched` (what the launcher said; 0: not known). */
 gg_status gg_mpi_start(int launched);
 /* Fills info; works before start too (library version, built_against). */
 gg_status gg_mpi_query(gg_mpi_info *info);
@@ -28,7 +28,8 @@ void gg_mpi_stop(void);
  * this one was forked from. */
 void gg_mpi_abort(int code);
 
-/* Whether no rank of this job has reported yet on this host why the job ends: true once, and where nobody can know. */
+/* Whether no rank of this job on this host has reported yet why the job ends. True once, and where that cannot be
+ * determined. */
 bool gg_mpi_first_to_report(void);
 
 /* A transport over a duplicate of the communicator with this Fortran handle (MPI_Comm_c2f); world if use_world.

@@ -6,8 +6,8 @@
 #include "comm/stall.h"
 #include "comm/transport.h"
 
-/* Rounds of a wait that only yield the processor, half a millisecond or so: partners in step differ by less, and a
- * sleep takes 0.07 ms at least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
+/* Rounds of a wait that only yield the processor, about half a millisecond: ranks in step differ by less, and a sleep
+ * lasts 0.07 ms at least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
 #define YIELD_ROUNDS 2048
 #define SLEEP_MIN 20e-6
 #define SLEEP_MAX 200e-6

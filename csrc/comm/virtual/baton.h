@@ -1,4 +1,4 @@
-/* A baton of one holder: who has it runs. Private to the room. */
+/* A baton: only the thread that holds it runs. Private to the room. */
 #ifndef GG_COMM_VIRTUAL_BATON_H
 #define GG_COMM_VIRTUAL_BATON_H
 
@@ -7,8 +7,8 @@
 
 #include "base/status.h"
 
-/* Zero-initialised. `here` is set under the mutex by the one who hands it on; the mutex so orders what both threads do.
- */
+/* Zero-initialised. The thread that hands the baton on sets `here` under the mutex, which orders the work of both
+ * threads. */
 typedef struct gg_baton {
     pthread_mutex_t mutex;
     pthread_cond_t turn;

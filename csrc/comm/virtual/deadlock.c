@@ -8,7 +8,7 @@ static void describe_wait(const gg_virtual_rank *rank, char *text, size_t bytes)
     const gg_request *request = rank->waiting;
     if (rank->waits_for_any) snprintf(text, bytes, "rank %d waits for any of its messages", rank->transport.rank);
     else if (request->state == GG_REQUEST_SENDING)
-        snprintf(text, bytes, "rank %d waits for rank %d to take %zu bytes (tag %d)", rank->transport.rank,
+        snprintf(text, bytes, "rank %d waits for rank %d to receive %zu bytes (tag %d)", rank->transport.rank,
                  request->peer, request->bytes, request->tag);
     else
         snprintf(text, bytes, "rank %d waits for %zu bytes from rank %d (tag %d)", rank->transport.rank, request->bytes,
@@ -17,7 +17,7 @@ static void describe_wait(const gg_virtual_rank *rank, char *text, size_t bytes)
 
 void gg_virtual_fail_all(gg_virtual *cluster) {
     cluster->failed = true;
-    cluster->wire.size = 0; /* the requests may be gone soon */
+    cluster->wire.size = 0; /* the requests may be freed soon */
     for (int r = 0; r < cluster->options.size; ++r) {
         gg_virtual_rank *rank = &cluster->ranks[r];
         bool asleep = (rank->polling || rank->waits_for_any) && rank->due.place < 0;

@@ -17,7 +17,7 @@ typedef struct gg_heap {
 
 bool gg_heap_earlier(const gg_heap_entry *a, const gg_heap_entry *b);
 
-/* Of an entry that is not in it, and of one that is. */
+/* push: an entry that is not in the heap; remove: one that is. */
 void gg_heap_push(gg_heap *h, gg_heap_entry *e, double key);
 void gg_heap_remove(gg_heap *h, gg_heap_entry *e);
 

@@ -10,7 +10,7 @@
 #define POLL_AGAIN 1000
 #define POLL_HOPELESS 50000000 /* the same when no other rank can run: about a second, then it fails */
 
-/* Only ranks that poll can run: what they do next may help. */
+/* Only ranks that poll can run: one of them may send next. */
 static bool release_polling(gg_virtual *cluster) {
     for (int r = 0; r < cluster->options.size; ++r) {
         gg_virtual_rank *rank = &cluster->ranks[r];
@@ -74,14 +74,14 @@ gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request) {
     gg_virtual *cluster = rank->cluster;
     if (gg_link_of(request)->known && gg_link_of(request)->time < rank->next_known)
         rank->next_known = gg_link_of(request)->time;
-    if (++rank->fruitless < POLL_LIMIT) goto cleanup;
+    if (++rank->empty_tests < POLL_LIMIT) goto cleanup;
     bool knows = rank->next_known < INFINITY;
     if (cluster->able == 0 && cluster->wire.size == 0 && !knows) {
-        if (rank->fruitless < POLL_HOPELESS) goto cleanup;
+        if (rank->empty_tests < POLL_HOPELESS) goto cleanup;
         GG_FAIL(GG_ERROR_COMM, "rank %d polls for ever (peer %d, tag %d): all other ranks have returned or wait",
                 rank->transport.rank, request->peer, request->tag);
     }
-    if (cluster->able > 0) rank->fruitless = POLL_LIMIT - POLL_AGAIN;
+    if (cluster->able > 0) rank->empty_tests = POLL_LIMIT - POLL_AGAIN;
     rank->polling = true;
     if (knows) gg_virtual_make_due(cluster, rank, rank->next_known, false);
     gg_virtual_hand_on(cluster, rank);
@@ -103,7 +103,7 @@ gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank) {
         rank->waits_for_any = false;
     }
     rank->has_event = false;
-    rank->fruitless = 0;
+    rank->empty_tests = 0;
     rank->next_known = INFINITY;
     status = gg_virtual_still_good(rank);
 cleanup:

@@ -40,7 +40,8 @@ static void release_lingering(gg_virtual *cluster) {
     }
 }
 
-/* The rank's function has returned: serves the others until all have returned, so that none waits for it in vain. */
+/* The rank's function has returned: serves the others until all have returned, so that none waits for it without
+ * end. */
 static gg_status cluster_linger(gg_virtual_rank *rank) {
     gg_status status = GG_OK;
     gg_virtual *cluster = rank->cluster;
@@ -85,7 +86,7 @@ cleanup:
 static gg_status start_threads(gg_virtual *cluster) {
     gg_status status = GG_OK;
     pthread_attr_t attributes;
-    /* Memory is used only where a stack is touched; many ranks would still run out of addresses. */
+    /* Untouched pages of a stack cost no memory, but the stacks of many ranks could exhaust the address space. */
     size_t stack = (size_t)(cluster->options.size <= 256 ? 8 : 1) << 20;
     if (pthread_attr_init(&attributes) != 0) GG_FAIL(GG_ERROR_MEMORY, "virtual cluster: no thread attributes");
     int code = pthread_attr_setstacksize(&attributes, stack);
@@ -209,7 +210,7 @@ gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *cont
     cluster->running = true;
     for (int r = 0; r < cluster->options.size; ++r) {
         cluster->ranks[r].finished = false;
-        cluster->ranks[r].fruitless = 0;
+        cluster->ranks[r].empty_tests = 0;
         cluster->ranks[r].next_known = INFINITY;
         gg_virtual_make_due(cluster, &cluster->ranks[r], cluster->ranks[r].clock, false);
     }

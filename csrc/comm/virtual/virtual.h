@@ -5,8 +5,8 @@
  * come to a receiver's link in the order of their first bytes (ties: the lowest sender). So every run is deterministic,
  * asynchronous methods included. Messages are read in the sender's memory.
  *
- * A rank with a service (transport.h) goes on serving after it has returned from a run, until all ranks have: its clock
- * moves on to what it served last. */
+ * A rank with a service (transport.h) continues to serve after it has returned from a run, until all ranks have. Its
+ * clock advances to what it served last. */
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_H
 #define GG_COMM_VIRTUAL_VIRTUAL_H
 

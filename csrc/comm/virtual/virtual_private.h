@@ -26,7 +26,7 @@ typedef struct __attribute__((may_alias)) gg_virtual_request {
     const void *data;                      /* send: the message */
     double time;                           /* if known: the clock at which this request completes */
     int32_t owner;                         /* the rank whose request it is */
-    bool known, broken;                    /* broken: the other side gave up */
+    bool known, broken;                    /* broken: the other side cancelled */
     bool arrived;                          /* send: `time` is that of its arrival; before, of its first byte's */
 } gg_virtual_request;
 
@@ -43,17 +43,17 @@ typedef struct gg_virtual_rank {
     pthread_t thread;
     bool started, finished;
     double clock, out_free, in_free; /* the latter: when the links are idle again */
-    gg_heap_entry due;               /* in the heap of ranks that can run and do not: from when */
-    bool only_deadline;              /* that is the end of a wait's patience: does not count as able to run */
+    gg_heap_entry due;               /* in the heap of ranks that wait for the baton: the clock from which it can run */
+    bool only_deadline;              /* that clock is the timeout of a wait: the rank does not count as able to run */
     gg_heap_entry wire; /* in the heap of ranks with messages on the wire: when the next first byte arrives */
     gg_request *wire_first, *wire_last;
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
-    bool polling;       /* sleeps until something happens to any of its requests, or nobody else can run */
-    bool waits_for_any; /* sleeps until something happens to any of its requests */
+    bool polling;       /* sleeps until one of its requests changes, or no other rank can run */
+    bool waits_for_any; /* sleeps until one of its requests changes */
     bool lingers;       /* its function has returned, and it serves those whose function has not */
-    bool has_event;     /* something has happened to one of them since it last waited for any */
-    int fruitless;      /* tests in a row that found nothing */
+    bool has_event;     /* one of them has changed since it last waited for any */
+    int empty_tests;    /* tests in a row that found nothing */
     double next_known;  /* the first clock at which one of the requests that they asked for completes */
     /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
     gg_virtual_queue sends[GG_VIRTUAL_BUCKETS], receives[GG_VIRTUAL_BUCKETS];
@@ -83,7 +83,7 @@ extern const gg_transport_table gg_virtual_table;
 
 /* ---- due.c ---- */
 
-/* Enters a rank that does not run into the heap of those that can, from `key` on, and takes it out. */
+/* Inserts a rank into the heap of those that can run, from clock `key` on, and removes it. */
 void gg_virtual_make_due(gg_virtual *cluster, gg_virtual_rank *rank, double key, bool only_deadline);
 void gg_virtual_make_undue(gg_virtual *cluster, gg_virtual_rank *rank);
 
@@ -104,15 +104,14 @@ gg_status gg_virtual_let_others_catch_up(gg_virtual_rank *rank);
 /* A test found nothing. Puts a rank that only polls to sleep until there is something to find. */
 gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request);
 
-/* Returns at once where something has happened while the rank was testing its other requests: it must test all of them
- * again. */
+/* Returns at once if a request changed while the rank was testing others: it must test all of them again. */
 gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank);
 
 /* ---- wire.c ---- */
 
 /* A message leaves this rank as soon as its link is idle. */
 void gg_virtual_put_on_wire(gg_virtual_rank *from, const void *data, gg_request *send);
-/* It has not arrived, and is given up. */
+/* Removes a message that has not arrived. */
 void gg_virtual_off_wire(gg_virtual *cluster, gg_virtual_rank *from, gg_request *send);
 
 /* The receive has its message, or will have it at `time`. */

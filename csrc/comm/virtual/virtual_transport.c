@@ -115,7 +115,7 @@ static gg_status virtual_test(gg_transport *transport, gg_request *request, bool
     } else {
         request->state = GG_REQUEST_IDLE;
     }
-    rank->fruitless = 0;
+    rank->empty_tests = 0;
     /* Events of requests tested before this one are retained: the rank may sleep next. */
     if (rank->next_known <= rank->clock) rank->next_known = INFINITY;
     *done = true;
@@ -124,7 +124,7 @@ cleanup:
 }
 
 /* The sender of a matched receive may write its memory from this rank's clock on. */
-static void let_go(gg_virtual_rank *rank, gg_request *request) {
+static void release_sender(gg_virtual_rank *rank, gg_request *request) {
     gg_request *send_request = gg_link_of(request)->partner;
     if (!send_request) return;
     gg_virtual_request *theirs = gg_link_of(send_request);
@@ -139,7 +139,7 @@ static void let_go(gg_virtual_rank *rank, gg_request *request) {
 
 static gg_status virtual_release(gg_transport *transport, gg_request *request) {
     gg_status status = gg_virtual_still_good(gg_rank_of(transport));
-    if (status == GG_OK) let_go(gg_rank_of(transport), request);
+    if (status == GG_OK) release_sender(gg_rank_of(transport), request);
     return status;
 }
 
@@ -150,7 +150,7 @@ static void virtual_cancel(gg_transport *transport, gg_request *request) {
     if (cluster->failed) return; /* other requests may be freed already, and are not accessed any more */
     if (request->state == GG_REQUEST_SENDING && !own->arrived) gg_virtual_off_wire(cluster, rank, request);
     if (request->state != GG_REQUEST_SENDING) {
-        if (own->partner) let_go(rank, request);
+        if (own->partner) release_sender(rank, request);
         else if (!own->broken) queue_remove(&rank->receives[virtual_bucket_of(request->peer, request->tag)], request);
     } else if (own->partner) {
         gg_virtual_request *theirs = gg_link_of(own->partner);
@@ -181,7 +181,7 @@ static gg_status virtual_pause_round(gg_transport *transport, int round, gg_requ
         while (deadline - rank->wait_start < transport->timeout) deadline = nextafter(deadline, INFINITY);
         if (deadline < rank->clock) deadline = rank->clock;
     }
-    rank->fruitless = 0;
+    rank->empty_tests = 0;
     rank->next_known = INFINITY;
     if (own->known) {
         double key = own->time > rank->clock ? own->time : rank->clock;
@@ -209,7 +209,7 @@ static gg_status virtual_idle(gg_transport *transport, double seconds) {
     double after = rank->clock + seconds;
     if (!(after < INFINITY)) GG_FAIL(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
     if (after > rank->clock) {
-        rank->fruitless = 0;
+        rank->empty_tests = 0;
         rank->next_known = INFINITY;
     }
     rank->clock = after;
