@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 Loss = Literal["cross_entropy", "binary_cross_entropy", "mean_squared_error"]
+InputType = Literal["float32", "int32"]
 Backend = Literal["onednn", "native"]
 DType = Literal["float32"]
 Device = Literal["cpu"]
 
 LOSSES: tuple[Loss, ...] = get_args(Loss)
+INPUT_TYPES: tuple[InputType, ...] = get_args(InputType)
 BACKENDS: tuple[Backend | None, ...] = (None, *get_args(Backend))
 DTYPES: tuple[DType, ...] = get_args(DType)
 DEVICES: tuple[Device, ...] = get_args(Device)

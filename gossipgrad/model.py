@@ -19,6 +19,7 @@ from gossipgrad import _core, safetensors, show, summary
 from gossipgrad import weights as weights_of_others
 from gossipgrad.errors import CheckpointError, choice, flag, integer
 from gossipgrad.layers import KINDS, Layer, Node
+from gossipgrad.literals import INPUT_TYPES, InputType
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -26,8 +27,9 @@ Arrays = dict[str, NDArray[np.float32]]
 class _InputLayer(Layer):
     kind, prefix, inputs = "input", "input", (0, 0)
 
-    def __init__(self, shape: Sequence[int], name: str | None = None) -> None:
+    def __init__(self, shape: Sequence[int], dtype: InputType = "float32", name: str | None = None) -> None:
         super().__init__(name)
+        self.dtype: InputType = choice("dtype", dtype, INPUT_TYPES)
         if isinstance(shape, (int, np.integer)):
             shape = (int(shape),)
         if not isinstance(shape, (tuple, list)) or not shape:
@@ -35,14 +37,19 @@ class _InputLayer(Layer):
         self.shape = tuple(integer(f"shape[{i}]", size, 1) for i, size in enumerate(shape))
 
     def config(self) -> dict[str, Any]:
-        return {"shape": list(self.shape)}
+        return {"shape": list(self.shape)} | ({} if self.dtype == "float32" else {"dtype": self.dtype})
 
 
-def Input(shape: Sequence[int] | int, name: str | None = None) -> Node:  # noqa: N802, as the layers
-    """The network's input: the shape of one sample, without the batch, as (28,), or for images, whose channels come
+def Input(  # noqa: N802, as the layers
+    shape: Sequence[int] | int, dtype: InputType = "float32", name: str | None = None
+) -> Node:
+    """An input of the network: the shape of one sample, without the batch, as (28,), or for images, whose channels come
     first, (3, 224, 224).
+
+    dtype  "float32": numbers, also where the data have them as uint8 or another type. "int32": tokens, which stay whole
+           numbers; layers take them that say so, as Embedding.
     """
-    layer = _InputLayer((shape,) if isinstance(shape, int) else shape, name)
+    layer = _InputLayer((shape,) if isinstance(shape, int) else shape, dtype, name)
     layer._used = True
     return Node(layer, ())
 
@@ -112,7 +119,7 @@ class Model:
             places = tuple(number_of[id(one)] for one in node.inputs)
             self._layers.append((node.layer, given, places))
             if isinstance(node.layer, _InputLayer):
-                graph.input(node.layer.shape, given)
+                graph.input(node.layer.shape, given, node.layer.dtype)
             else:
                 graph.layer(node.layer.kind, given, places, **node.layer.options())
         graph.finish(len(order) - 1)
@@ -265,7 +272,7 @@ class Model:
         root: Node | None = None
         for entry in config["layers"]:
             if entry["layer"] == "Input":
-                root = Input(tuple(entry["options"]["shape"]), entry["name"])
+                root = Input(tuple(entry["options"]["shape"]), entry["options"].get("dtype", "float32"), entry["name"])
                 nodes.append(root)
                 continue
             choice("layer", entry["layer"], KINDS)

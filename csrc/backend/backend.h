@@ -51,6 +51,8 @@ int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool 
 bool gg_window_covers(const gg_window *window, int axis, int64_t input, int64_t outputs);
 
 #define GG_MAX_INPUTS 16
+/* Inputs of a network, and targets of a data set, at most. */
+#define GG_MAX_FIELDS 8
 
 /* What an operation is to compute. Shapes are of one sample; batch is N. */
 typedef struct gg_op_desc {
@@ -126,21 +128,38 @@ typedef enum gg_loss_kind {
     GG_LOSS_COUNT
 } gg_loss_kind;
 
-/* A loss over the first `batch` samples of a prediction of `features` values a sample. With weights it is
- * sum(weight * loss of the sample) / batch: divided by the number of samples, not by the sum of the weights, so that
- * what a sample counts for does not depend on which others are in its batch or on its rank. targets: CROSS_ENTROPY
- * int32 class of each sample (checked by the caller), others float32 (batch, features), plain.
- */
-typedef struct gg_loss_args {
+/* What a loss is. The fields that its kind does not use are zero. */
+typedef struct gg_loss_options {
     gg_loss_kind kind;
+    float label_smoothing; /* CROSS_ENTROPY, in [0, 1): this part of each target is spread evenly over all classes */
+    bool ignores;          /* CROSS_ENTROPY: positions whose target is ignore_index do not count */
+    int32_t ignore_index;
+    const float *class_weights; /* CROSS_ENTROPY: what a target of each class counts, at least 0; NULL: all 1. Owned by
+                                   the caller, for as long as the options are in use */
+} gg_loss_options;
+
+/* A loss over the first `batch` samples of a prediction. A sample has `positions` positions of `features` values each,
+ * row-major: (T, V) for a class a position, one position for all else.
+ *   targets  CROSS_ENTROPY: int32 (batch, positions), a class each or ignore_index (checked by the caller); others:
+ *            float32 (batch, features), plain.
+ * The mean loss is loss_sum/divisor, and `gradient` is that mean's. With one position and neither class weights nor an
+ * ignored index the divisor is the number of samples, also where samples have weights: so what a sample counts for does
+ * not depend on which others are in its batch or on its rank. Else it is the number of positions that count, each times
+ * its class's weight: PyTorch's mean over a batch. Where nothing counts, loss and gradient are 0. Ranks are weighted by
+ * their numbers of samples in any case, as by PyTorch's data parallelism: a position counts for more on a rank whose
+ * batch has fewer that count. Evaluation adds sums and divisors over all batches and ranks, and divides once. */
+typedef struct gg_loss_args {
+    gg_loss_options loss;
     gg_layout layout; /* PLAIN or BATCH_LAST, of prediction and gradient */
-    int64_t batch, features;
+    int64_t batch, positions, features;
     const float *prediction;
     const void *targets;
     const float *sample_weights; /* one a sample; NULL: all 1, with the same bits as ones */
     float *gradient;             /* of the batch's mean loss; NULL: evaluation only. Padding lanes get zeros. */
-    double loss_sum;             /* out: weighted sum over samples (for the float losses: of the mean over features) */
-    int64_t correct; /* out: samples classified right (argmax, lowest index on ties; sign for binary; 0 for MSE) */
+    double loss_sum, divisor;    /* out: weighted sum over what counts (for the float losses: over samples, of the mean
+                                    over features), and what it is to be divided by */
+    int64_t correct, counted; /* out: positions classified right (argmax, lowest index on ties; sign for binary; 0 for
+                                 MSE), of so many that count */
 } gg_loss_args;
 
 typedef enum gg_update_rule {

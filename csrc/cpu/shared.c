@@ -74,7 +74,7 @@ static void loss_part(void *context, int thread, int threads) {
     double sum = 0;
     int64_t correct = 0;
     if (p.count > 0)
-        c->device->kernels->loss->loss[c->args->kind](c->args, (int64_t)p.begin, (int64_t)p.end, &sum, &correct);
+        c->device->kernels->loss->loss[c->args->loss.kind](c->args, (int64_t)p.begin, (int64_t)p.end, &sum, &correct);
     c->device->partial[thread] = sum;
     c->device->partial_count[thread] = correct;
 }
@@ -85,6 +85,8 @@ void gg_cpu_loss(gg_device *device, gg_loss_args *args) {
     gg_parallel_run(threads, loss_part, &call);
     args->loss_sum = 0;
     args->correct = 0;
+    args->divisor = (double)args->batch;
+    args->counted = args->batch;
     for (int i = 0; i < threads; ++i) {
         args->loss_sum += call.device->partial[i];
         args->correct += call.device->partial_count[i];

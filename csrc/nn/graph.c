@@ -9,7 +9,8 @@
 struct gg_graph {
     gg_node *node;
     int nodes, capacity;
-    int input, output;
+    int inputs, input[GG_MAX_FIELDS];
+    int output;
     int layers;
     bool finished;
     gg_parameter *parameter;
@@ -51,7 +52,6 @@ gg_status gg_graph_create(gg_graph **out) {
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof(gg_graph), "graph", &block));
     *out = block;
-    (*out)->input = -1;
     (*out)->output = -1;
 cleanup:
     return status;
@@ -115,15 +115,24 @@ cleanup:
     return status;
 }
 
+/* Token numbers are no quantities: a layer takes them only where it says so. */
+static gg_status check_dtype(const gg_layer_type *type, int i, const gg_node *input) {
+    gg_dtype wanted = type->integer_inputs >> i & 1 ? GG_INT32 : GG_FLOAT32;
+    if (type->view || input->dtype == wanted) return GG_OK;
+    return gg_fail(GG_ERROR_TYPE, "input %d must be %s, got %s from '%s'", i, gg_dtype_name(wanted),
+                   gg_dtype_name(input->dtype), input->desc.name);
+}
+
 static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, const gg_layer_desc *desc,
                              const gg_shape *shape, int inputs, const int *input, gg_shape *out) {
     gg_status status = GG_OK;
     const gg_node *node[GG_MAX_INPUTS] = {0};
     if (desc->kind == GG_LAYER_INPUT) {
         if (inputs != 0) GG_FAIL(GG_ERROR_ARGUMENT, "takes no inputs, got %d", inputs);
-        if (graph->input >= 0)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "a graph has one input, and '%s' is it already",
-                    graph->node[graph->input].desc.name);
+        if (graph->inputs == GG_MAX_FIELDS)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "a graph has at most %d inputs", GG_MAX_FIELDS);
+        if (desc->dtype != GG_FLOAT32 && desc->dtype != GG_INT32)
+            GG_FAIL(GG_ERROR_TYPE, "an input is float32 or int32, got %s", gg_dtype_name(desc->dtype));
         if (shape == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "needs the shape of one sample");
         *out = *shape;
         status = check_shape(out);
@@ -139,6 +148,7 @@ static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, c
             GG_FAIL(GG_ERROR_ARGUMENT, "input %d is node %d, but the graph has nodes 0 to %d", i, input[i],
                     graph->nodes - 1);
         node[i] = &graph->node[input[i]];
+        GG_TRY(check_dtype(type, i, node[i]));
     }
     GG_TRY(type->infer(desc, inputs, node, out));
     status = check_shape(out);
@@ -160,9 +170,11 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
     GG_TRY(gg_error_prefix(status, "layer '%s' (%s): ", desc->name, type->name));
     GG_TRY(reserve_node(graph));
     for (int i = 0; i < inputs; i++) made.input[i] = input[i];
+    if (desc->kind == GG_LAYER_INPUT) made.dtype = desc->dtype;
+    else if (type->view) made.dtype = graph->node[input[0]].dtype;
     if (type->parameters != NULL && type->parameters(&made, &graph->node[input[0]].shape, NULL) > 0)
         made.layer = graph->layers++;
-    if (desc->kind == GG_LAYER_INPUT) graph->input = graph->nodes;
+    if (desc->kind == GG_LAYER_INPUT) graph->input[graph->inputs++] = graph->nodes;
     if (node != NULL) *node = graph->nodes;
     graph->node[graph->nodes++] = made;
 cleanup:
@@ -235,9 +247,12 @@ gg_status gg_graph_finish(gg_graph *graph, int output) {
     gg_status status = GG_OK;
     const size_t layers = (size_t)graph->layers + 1; /* at least one, so that there are arrays */
     if (graph->finished) GG_FAIL(GG_ERROR_STATE, "the graph is already finished");
-    if (graph->input < 0) GG_FAIL(GG_ERROR_STATE, "the graph has no input");
+    if (graph->inputs == 0) GG_FAIL(GG_ERROR_STATE, "the graph has no input");
     if (output < 0 || output >= graph->nodes)
         GG_FAIL(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output, graph->nodes - 1);
+    if (graph->node[output].dtype != GG_FLOAT32)
+        GG_FAIL(GG_ERROR_TYPE, "the output '%s' is %s; a loss takes float32", graph->node[output].desc.name,
+                gg_dtype_name(graph->node[output].dtype));
     GG_TRY(check_reachable(graph, output));
     /* Those of a finish that failed before. */
     gg_free(graph->parameter);
@@ -258,7 +273,8 @@ cleanup:
 
 int gg_graph_nodes(const gg_graph *graph) { return graph->nodes; }
 const gg_node *gg_graph_node(const gg_graph *graph, int node) { return &graph->node[node]; }
-int gg_graph_input(const gg_graph *graph) { return graph->input; }
+int gg_graph_inputs(const gg_graph *graph) { return graph->inputs; }
+int gg_graph_input(const gg_graph *graph, int i) { return graph->input[i]; }
 int gg_graph_output(const gg_graph *graph) { return graph->output; }
 int gg_graph_parameters(const gg_graph *graph) { return graph->parameters; }
 const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter) { return &graph->parameter[parameter]; }

@@ -56,6 +56,7 @@ typedef struct gg_layer_desc {
     bool bias;                 /* CONV2D, LINEAR */
     float probability;         /* DROPOUT, in [0, 1) */
     gg_init weight_init, bias_init;
+    gg_dtype dtype; /* INPUT: FLOAT32, or INT32 for tokens */
 } gg_layer_desc;
 
 typedef struct gg_node {
@@ -63,7 +64,8 @@ typedef struct gg_node {
     int inputs;
     int input[GG_MAX_INPUTS]; /* node numbers, all smaller than this node's */
     gg_shape shape;           /* of one sample's output */
-    int layer;                /* number among the layers with parameters, in node order; -1: has none */
+    gg_dtype dtype; /* of its output, as the graph means it: FLOAT32 or INT32. Plans may store FLOAT32 narrower */
+    int layer;      /* number among the layers with parameters, in node order; -1: has none */
 } gg_node;
 
 /* What a parameter is for. Optimisers treat roles in their own ways (optim/optim.h). */
@@ -106,16 +108,17 @@ gg_status gg_graph_create(gg_graph **out);
 void gg_graph_destroy(gg_graph *graph);
 
 /* Adds a node and gives its number. Errors name the layer and the shapes. `inputs` is 0 for INPUT, whose sample
- * shape is `shape` (ignored for all other kinds). */
+ * shape is `shape` (ignored for all other kinds). Any number of nodes up to GG_MAX_FIELDS may be INPUT. */
 gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shape *shape, int inputs, const int *input,
                        int *node);
 /* Names the node whose output the loss sees, and closes the graph. Every node must lead to it, else an error names
- * the first that does not. One INPUT only, for now. */
+ * the first that does not. */
 gg_status gg_graph_finish(gg_graph *graph, int output);
 
 int gg_graph_nodes(const gg_graph *graph);
 const gg_node *gg_graph_node(const gg_graph *graph, int node);
-int gg_graph_input(const gg_graph *graph);
+int gg_graph_inputs(const gg_graph *graph);       /* how many nodes are INPUT */
+int gg_graph_input(const gg_graph *graph, int i); /* the i-th of them, in the order in which they were added */
 int gg_graph_output(const gg_graph *graph);
 
 /* After finish: */

@@ -44,12 +44,13 @@ typedef struct gg_plan gg_plan;
 gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, gg_plan **out);
 void gg_plan_destroy(gg_plan *plan);
 
-/* Where the next batch is to be written, and how: the format is float32, PLAIN or BATCH_LAST. */
-float *gg_plan_input(gg_plan *plan);
-gg_layout gg_plan_input_layout(const gg_plan *plan);
+/* Where input i of the next batch is to be written, and how: float32, PLAIN or BATCH_LAST, or int32, PLAIN. */
+int gg_plan_inputs(const gg_plan *plan);
+void *gg_plan_input(gg_plan *plan, int i);
+gg_format gg_plan_input_format(const gg_plan *plan, int i);
 
-/* Forward, loss and backward of the batch at gg_plan_input. `weights` is read, `gradients` written, both arenas in the
- * graph's order. loss_sum is over samples. targets and sample_weights as in gg_loss_args. NULL hooks: none. */
+/* Forward, loss and backward of the batch in the plan's inputs. `weights` is read, `gradients` written, both arenas in
+ * the graph's order. loss_sum is over samples. targets and sample_weights as in gg_loss_args. NULL hooks: none. */
 gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const void *targets,
                         const float *sample_weights, uint64_t step, const gg_plan_hooks *hooks, double *loss_sum,
                         int64_t *correct);

@@ -82,8 +82,9 @@ static gg_status create_from(gg_device *device, const gg_op_desc *desc, gg_op **
 
 /* Reorders ----------------------------------------------------------------------------------------------- */
 
-/* A reorder from one value to a new one, if a table does it in one go. */
-static gg_status try_reorder(gg_plan *plan, int node, int from, gg_format format, int *out) {
+/* A reorder from one value to a new one, if a table does it in one go. `shape` is that of the node whose output is
+ * read: another one than the value's behind a view. */
+static gg_status try_reorder(gg_plan *plan, int node, int from, const gg_shape *shape, gg_format format, int *out) {
     gg_status status = GG_OK;
     const gg_value *source = &plan->value[from];
     gg_device *order[2] = {plan->options.device, plan->options.fallback};
@@ -92,14 +93,14 @@ static gg_status try_reorder(gg_plan *plan, int node, int from, gg_format format
         .kind = GG_OP_REORDER,
         .batch = plan->options.batch,
         .inputs = 1,
-        .input = {source->shape},
-        .output = source->shape,
+        .input = {*shape},
+        .output = *shape,
         .offered = {source->format},
         .wanted_output = format,
         .training = plan->options.training,
         .input_grad = plan->options.training && source->needs_gradient,
     };
-    gg_value made = {.shape = source->shape,
+    gg_value made = {.shape = *shape,
                      .format = format,
                      .needs_gradient = source->needs_gradient,
                      .node = source->node,
@@ -126,24 +127,28 @@ cleanup:
     return status;
 }
 
-static int find_copy(const gg_plan *plan, int value, gg_format format) {
+/* A copy of an activation in this format, or the value itself. In a layout that depends on the shape both must have the
+ * same one. */
+static int find_copy(const gg_plan *plan, int value, const gg_shape *shape, gg_format format) {
     if (same_format(plan->value[value].format, format)) return value;
     for (int i = 0; i < plan->values; i++) {
-        if (plan->value[i].origin == plan->value[value].origin && same_format(plan->value[i].format, format)) return i;
+        const gg_value *copy = &plan->value[i];
+        if (copy->origin != plan->value[value].origin || !same_format(copy->format, format)) continue;
+        if (plan_shapeless(format.layout) || gg_shape_equal(&copy->shape, shape)) return i;
     }
     return GG_NONE;
 }
 
 /* The same activation in another format: an existing copy, a reorder of the value, or two by way of PLAIN. */
-static gg_status plan_convert(gg_plan *plan, int node, int value, gg_format format, int *out) {
+static gg_status plan_convert(gg_plan *plan, int node, int value, const gg_shape *shape, gg_format format, int *out) {
     gg_status status = GG_OK;
-    int found = find_copy(plan, value, format);
+    int found = find_copy(plan, value, shape, format);
     if (found != GG_NONE) {
         *out = found;
         goto cleanup;
     }
     gg_format from = plan->value[value].format;
-    status = try_reorder(plan, node, value, format, out);
+    status = try_reorder(plan, node, value, shape, format, out);
     if (status != GG_ERROR_UNSUPPORTED) goto cleanup;
     if (same_format(from, plain) || same_format(format, plain)) {
         gg_error_prefix(status, "from %s %s to %s %s: ", gg_dtype_name(from.dtype), gg_layout_name(from.layout),
@@ -151,8 +156,8 @@ static gg_status plan_convert(gg_plan *plan, int node, int value, gg_format form
         goto cleanup;
     }
     int between = GG_NONE;
-    GG_TRY(plan_convert(plan, node, value, plain, &between));
-    GG_TRY(plan_convert(plan, node, between, format, out));
+    GG_TRY(plan_convert(plan, node, value, shape, plain, &between));
+    GG_TRY(plan_convert(plan, node, between, shape, format, out));
 cleanup:
     return status;
 }
@@ -168,7 +173,7 @@ static gg_status plan_resolve(gg_plan *plan, int node, int source, gg_format for
     if (!plan_shapeless(format.layout) && gg_graph_node(plan->graph, source)->shape.dims != 3)
         GG_FAIL(GG_ERROR_BACKEND, "layout %s is for images only, but was asked for the output of '%s'",
                 gg_layout_name(format.layout), gg_graph_node(plan->graph, source)->desc.name);
-    status = plan_convert(plan, node, value, format, out);
+    status = plan_convert(plan, node, value, &gg_graph_node(plan->graph, source)->shape, format, out);
 cleanup:
     return status;
 }
@@ -280,13 +285,14 @@ cleanup:
     return status;
 }
 
-static gg_status build_flatten(gg_plan *plan, int node) {
+/* The values of the input under another shape. A layout that depends on the shape becomes PLAIN first. */
+static gg_status build_view(gg_plan *plan, int node) {
     gg_status status = GG_OK;
     int source = gg_graph_node(plan->graph, node)->input[0];
     int value = plan->node[source].value;
     if (!plan_shapeless(plan->value[value].format.layout)) {
         gg_format format = {plan->value[value].format.dtype, GG_LAYOUT_PLAIN};
-        GG_TRY(plan_convert(plan, node, value, format, &value));
+        GG_TRY(plan_convert(plan, node, value, &gg_graph_node(plan->graph, source)->shape, format, &value));
     }
     plan->node[node].value = value;
 cleanup:
@@ -298,17 +304,15 @@ static gg_status build_node(gg_plan *plan, int node) {
     gg_node_state *state = &plan->node[node];
     if (it->desc.kind == GG_LAYER_INPUT) {
         gg_value made = {.shape = it->shape,
-                         .format = plain,
-                         .undecided = true,
+                         .format = {it->dtype, GG_LAYOUT_PLAIN},
+                         .undecided = it->dtype == GG_FLOAT32,
                          .pinned = true,
                          .node = node,
                          .origin = GG_NONE,
                          .producer = GG_NONE};
-        gg_status status = add_value(plan, &made, &state->value);
-        plan->input_value = state->value;
-        return status;
+        return add_value(plan, &made, &state->value);
     }
-    if (it->desc.kind == GG_LAYER_FLATTEN) return build_flatten(plan, node);
+    if (gg_layer_type_of(it->desc.kind)->view) return build_view(plan, node);
     bool still = it->desc.kind == GG_LAYER_DROPOUT && (!plan->options.training || it->desc.probability == 0);
     if (state->absorbed || still) {
         state->value = plan->node[it->input[0]].value;
@@ -355,7 +359,8 @@ gg_status gg_plan_build(gg_plan *plan) {
     if (value->undecided) value->undecided = false;
     gg_format format = value->format;
     if (format.dtype != GG_FLOAT32 || !plan_shapeless(format.layout)) format = plain;
-    status = plan_convert(plan, output, plan->node[output].value, format, &plan->loss_value);
+    status = plan_convert(plan, output, plan->node[output].value, &gg_graph_node(plan->graph, output)->shape, format,
+                          &plan->loss_value);
     GG_TRY(gg_error_prefix(status, "the loss on '%s': ", gg_graph_node(plan->graph, output)->desc.name));
 cleanup:
     return status;

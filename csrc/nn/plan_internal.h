@@ -24,12 +24,12 @@ typedef struct gg_value {
     gg_shape shape; /* of the node it was made for; copies in other formats have their origin's */
     gg_format format;
     size_t bytes;
-    bool undecided; /* the plan's input, until its first reader says which format it takes */
-    bool pinned;    /* the plan's input: never written by the plan, shares no memory */
+    bool undecided; /* a float32 input, until its first reader says which format it takes */
+    bool pinned;    /* an input: never written by the plan, shares no memory */
     bool needs_gradient;
     int node;
     int origin;   /* the value that this one is a copy of in another format; itself: none */
-    int producer; /* step; GG_NONE: the plan's input and views */
+    int producer; /* step; GG_NONE: inputs and views */
     int parent;   /* value that this one is a slice of; GG_NONE: none */
     size_t parent_offset;
     int children;
@@ -94,12 +94,13 @@ struct gg_plan {
     int sums, sum_capacity;
     const float **parameter_at; /* of each parameter of the graph, in the arenas of the current run */
     float **gradient_at;
-    int input_value, loss_value;
+    int loss_value;
     int scratch_buffer, plain_buffer; /* plain_buffer: a plain copy of the output, for predict */
     size_t scratch_bytes;
     char *block;
     size_t block_bytes;
-    float *input_at, *output_at, *output_gradient_at, *plain_at;
+    void *input_at[GG_MAX_FIELDS]; /* of each input of the graph */
+    float *output_at, *output_gradient_at, *plain_at;
     gg_device *loss_device, *sum_device, *transpose_device;
     int64_t features; /* values in one output sample */
     bool timing;

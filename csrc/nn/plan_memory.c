@@ -78,8 +78,10 @@ static bool forward_in_place(const gg_plan *plan, const gg_step *step, int time)
 
 static gg_status place_activations(gg_plan *plan) {
     gg_status status = GG_OK;
-    gg_value *input = &plan->value[plan->input_value];
-    GG_TRY(add_buffer(plan, input->bytes, input->first, input->last, &input->buffer));
+    for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
+        gg_value *input = &plan->value[plan->node[gg_graph_input(plan->graph, i)].value];
+        GG_TRY(add_buffer(plan, input->bytes, input->first, input->last, &input->buffer));
+    }
     for (int s = 0; s < plan->steps; s++) {
         gg_value *out = &plan->value[plan->step[s].output];
         if (forward_in_place(plan, &plan->step[s], s)) {
@@ -290,7 +292,8 @@ static void *plan_gradient_at(const gg_plan *plan, int value) {
 /* Backward sees only what its operation says it reads: everything else may have been overwritten. */
 static void plan_bind(gg_plan *plan) {
     gg_place scratch = {plan->scratch_buffer, 0}, copy = {plan->plain_buffer, 0};
-    plan->input_at = activation_at(plan, plan->input_value);
+    for (int i = 0; i < gg_graph_inputs(plan->graph); i++)
+        plan->input_at[i] = activation_at(plan, plan->node[gg_graph_input(plan->graph, i)].value);
     plan->output_at = activation_at(plan, plan->loss_value);
     plan->output_gradient_at = plan_gradient_at(plan, plan->loss_value);
     plan->plain_at = plan_at(plan, copy);

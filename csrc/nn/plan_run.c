@@ -231,9 +231,10 @@ cleanup:
 static void run_loss(gg_plan *plan, const void *targets, const float *sample_weights, bool training, double *loss_sum,
                      int64_t *correct) {
     gg_loss_args args = {
-        .kind = plan->options.loss,
+        .loss = {.kind = plan->options.loss},
         .layout = plan->value[plan->loss_value].format.layout,
         .batch = plan->options.batch,
+        .positions = 1,
         .features = plan->features,
         .prediction = plan->output_at,
         .targets = targets,
@@ -297,9 +298,13 @@ cleanup:
 
 /* Asking ---------------------------------------------------------------------------------------------------- */
 
-float *gg_plan_input(gg_plan *plan) { return plan->input_at; }
+int gg_plan_inputs(const gg_plan *plan) { return gg_graph_inputs(plan->graph); }
 
-gg_layout gg_plan_input_layout(const gg_plan *plan) { return plan->value[plan->input_value].format.layout; }
+void *gg_plan_input(gg_plan *plan, int i) { return plan->input_at[i]; }
+
+gg_format gg_plan_input_format(const gg_plan *plan, int i) {
+    return plan->value[plan->node[gg_graph_input(plan->graph, i)].value].format;
+}
 
 size_t gg_plan_bytes(const gg_plan *plan) { return plan->block_bytes; }
 

@@ -37,14 +37,18 @@ static int copy_name(const char *name, gg_layer_desc *desc) {
 }
 
 static PyObject *add_input(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"shape", "name", NULL};
+    static char *names[] = {"shape", "name", "dtype", NULL};
+    static const char *const dtypes[] = {"float32", "int32"};
     PyObject *sizes;
-    const char *name = "input";
+    const char *name = "input", *dtype = "float32";
     gg_layer_desc desc = {.kind = GG_LAYER_INPUT};
     gg_shape shape;
     int node;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|s:input", names, &sizes, &name)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|ss:input", names, &sizes, &name, &dtype)) return NULL;
     if (gg_py_shape(sizes, "shape", &shape) < 0 || copy_name(name, &desc) < 0) return NULL;
+    int number = gg_py_choice("dtype", dtype, dtypes, 2);
+    if (number < 0) return NULL;
+    desc.dtype = number == 1 ? GG_INT32 : GG_FLOAT32;
     gg_status status = gg_graph_add(((gg_py_graph *)self)->graph, &desc, &shape, 0, NULL, &node);
     return status == GG_OK ? PyLong_FromLong(node) : gg_py_raise(status);
 }

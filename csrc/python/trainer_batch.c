@@ -6,7 +6,7 @@
 /* Checks that an array is a batch of the network's input. */
 static bool is_batch(gg_py_trainer *t, PyArrayObject *array) {
     const gg_graph *graph = t->graph->graph;
-    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph))->shape;
+    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph, 0))->shape;
     bool fits = PyArray_NDIM(array) == input->dims + 1 && PyArray_DIM(array, 0) >= 1;
     for (int i = 0; fits && i < input->dims; ++i) fits = PyArray_DIM(array, i + 1) == input->size[i];
     if (!fits) {

@@ -18,15 +18,15 @@ void gg_batches_read_rows(gg_device *device, gg_plan *plan, gg_dtype dtype, cons
                                                     .n = n,
                                                     .scale = scale,
                                                     .shift = shift,
-                                                    .layout = gg_plan_input_layout(plan),
-                                                    .out = gg_plan_input(plan)});
+                                                    .layout = gg_plan_input_format(plan, 0).layout,
+                                                    .out = gg_plan_input(plan, 0)});
 }
 
 gg_status gg_batches_read(gg_batches *b, gg_plan *plan, int64_t t) {
     gg_status status = GG_OK;
     if (b->ring != NULL) GG_TRY(batches_at(b, "shuffle", gg_sample_ring_finish(b->ring)));
-    GG_TRY(gg_loader_read(b->loader, b->device, t, gg_plan_input_layout(plan), gg_plan_input(plan), b->targets,
-                          b->sample_weights));
+    GG_TRY(gg_loader_read(b->loader, b->device, t, gg_plan_input_format(plan, 0).layout, gg_plan_input(plan, 0),
+                          b->targets, b->sample_weights));
     if (b->ring != NULL) GG_TRY(batches_at(b, "shuffle", gg_sample_ring_begin(b->ring)));
 cleanup:
     return status;

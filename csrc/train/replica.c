@@ -185,7 +185,7 @@ static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
 
 /* Puts samples as the network sees them into the plan's input. */
 static void read_plain(gg_replica *r, gg_plan *plan, const float *samples, int64_t n) {
-    const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph));
+    const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph, 0));
     gg_batches_read_rows(r->device, plan, GG_FLOAT32, samples, gg_shape_count(&input->shape), NULL, n, 1.0f, 0.0f);
 }
 
@@ -477,7 +477,7 @@ cleanup:
 gg_status gg_replica_predict(gg_replica *r, const float *weights, const float *samples, int64_t n, int64_t batch,
                              float *output) {
     gg_status status = GG_OK;
-    int64_t values = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_input(r->options.graph))->shape);
+    int64_t values = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_input(r->options.graph, 0))->shape);
     int64_t results = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_output(r->options.graph))->shape);
     if (batch > n) batch = n;
     for (int64_t i = 0; i < n; i += batch) {

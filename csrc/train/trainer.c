@@ -443,7 +443,7 @@ cleanup:
 gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {
     gg_status status = GG_OK;
     const gg_graph *graph = t->options.graph;
-    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph))->shape;
+    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph, 0))->shape;
     const gg_shape *output = &gg_graph_node(graph, gg_graph_output(graph))->shape;
     char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
     GG_TRY(gg_dataset_check(set));

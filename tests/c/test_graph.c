@@ -144,12 +144,43 @@ static void test_windows(void) {
     }
 }
 
+/* Several inputs, of two types. */
+static void test_inputs(void) {
+    gg_graph *graph = start(1, (int64_t[]){3});
+    gg_layer_desc tokens = named(GG_LAYER_INPUT, "tokens"), more = named(GG_LAYER_INPUT, "more");
+    const gg_shape shape = {1, {6}};
+    int token = 0, flat = 0, node = 0;
+    tokens.dtype = GG_INT32;
+    CHECK_OK(gg_graph_add(graph, &tokens, &shape, 0, NULL, &token));
+    CHECK_OK(gg_graph_add(graph, &more, &shape, 0, NULL, &node));
+    CHECK_INT(gg_graph_inputs(graph), 3);
+    CHECK_INT(gg_graph_input(graph, 0), 0);
+    CHECK_INT(gg_graph_input(graph, 1), token);
+    CHECK_INT(gg_graph_input(graph, 2), node);
+    CHECK_INT(gg_graph_node(graph, token)->dtype, GG_INT32);
+    CHECK_INT(gg_graph_node(graph, node)->dtype, GG_FLOAT32);
+    CHECK_FAILS(add1(graph, named(GG_LAYER_TANH, "t"), token, NULL), GG_ERROR_TYPE,
+                "layer 't' (tanh): input 0 must be float32, got int32 from 'tokens'");
+    CHECK_OK(add1(graph, named(GG_LAYER_FLATTEN, "flat"), token, &flat));
+    CHECK_INT(gg_graph_node(graph, flat)->dtype, GG_INT32);
+    CHECK_FAILS(gg_graph_finish(graph, flat), GG_ERROR_TYPE, "'flat' is int32");
+    CHECK_FAILS(gg_graph_finish(graph, node), GG_ERROR_ARGUMENT, "layer 'input' (input) does not lead to");
+    for (int i = 3; i < GG_MAX_FIELDS; i++) {
+        snprintf(more.name, sizeof more.name, "input%d", i);
+        CHECK_OK(gg_graph_add(graph, &more, &shape, 0, NULL, NULL));
+    }
+    snprintf(more.name, sizeof more.name, "last");
+    CHECK_FAILS(gg_graph_add(graph, &more, &shape, 0, NULL, NULL), GG_ERROR_UNSUPPORTED, "at most 8 inputs");
+    gg_graph_destroy(graph);
+}
+
 static void test_refusals(void) {
     gg_graph *graph = start(3, (int64_t[]){4, 8, 6});
     gg_layer_desc desc = named(GG_LAYER_INPUT, "second");
     gg_shape shape = {1, {3}};
     int pair[2] = {0, 0}, node;
-    CHECK_FAILS(gg_graph_add(graph, &desc, &shape, 0, NULL, NULL), GG_ERROR_UNSUPPORTED, "'input' is it already");
+    desc.dtype = GG_UINT8;
+    CHECK_FAILS(gg_graph_add(graph, &desc, &shape, 0, NULL, NULL), GG_ERROR_TYPE, "float32 or int32, got uint8");
     CHECK_FAILS(add1(graph, named(GG_LAYER_RELU, ""), 0, NULL), GG_ERROR_ARGUMENT, "must not be empty");
     CHECK_FAILS(add1(graph, named(GG_LAYER_RELU, "input"), 0, NULL), GG_ERROR_ARGUMENT, "'input' is already taken");
     CHECK_FAILS(add1(graph, named(GG_LAYER_RELU, "r"), 1, NULL), GG_ERROR_ARGUMENT, "nodes 0 to 0");
@@ -269,6 +300,7 @@ static void test_initialisers(void) {
 int main(void) {
     test_lenet();
     test_windows();
+    test_inputs();
     test_refusals();
     test_initialisers();
     CHECK_INT(gg_memory_live_bytes(), 0);

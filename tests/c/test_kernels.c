@@ -539,7 +539,12 @@ static void check_loss(gg_loss_kind kind, gg_layout layout, int64_t batch, int64
         sum += share * mean;
         correct += kind == GG_LOSS_CROSS_ENTROPY ? best == class[s] : kind == GG_LOSS_BINARY_CROSS_ENTROPY ? right : 0;
     }
-    gg_loss_args args = {.kind = kind, .layout = layout, .batch = batch, .features = features, .prediction = x};
+    gg_loss_args args = {.loss = {.kind = kind},
+                         .layout = layout,
+                         .batch = batch,
+                         .positions = 1,
+                         .features = features,
+                         .prediction = x};
     args.targets = kind == GG_LOSS_CROSS_ENTROPY ? (const void *)class : wanted_target;
     args.gradient = gradient;
     if (weighted) args.sample_weights = weight;
@@ -588,7 +593,11 @@ static void test_losses(void) {
     int32_t class[2] = {1, 0};
     for (int i = 0; i < 32; ++i) x[i] = 0;
     x[0] = 1e4f, x[16] = -1e4f, x[1] = 1e4f, x[17] = -1e4f;
-    gg_loss_args args = {.kind = GG_LOSS_CROSS_ENTROPY, .layout = GG_LAYOUT_BATCH_LAST, .batch = 2, .features = 2};
+    gg_loss_args args = {.loss = {.kind = GG_LOSS_CROSS_ENTROPY},
+                         .layout = GG_LAYOUT_BATCH_LAST,
+                         .batch = 2,
+                         .positions = 1,
+                         .features = 2};
     args.prediction = x;
     args.targets = class;
     args.gradient = gradient;

@@ -205,7 +205,7 @@ static answer reference(const gg_graph *graph, int64_t batch, const float *x, co
     double *value[MAX_NODES] = {0}, *grad[MAX_NODES] = {0};
     answer out = {.gradient = calloc(gg_graph_arena_count(graph) + 1, sizeof(double))};
     for (int i = 0; i < nodes; i++) {
-        value[i] = fake_load(GG_LAYOUT_PLAIN, shape_of(graph, i), batch, i == gg_graph_input(graph) ? x : NULL);
+        value[i] = fake_load(GG_LAYOUT_PLAIN, shape_of(graph, i), batch, i == gg_graph_input(graph, 0) ? x : NULL);
         grad[i] = fake_load(GG_LAYOUT_PLAIN, shape_of(graph, i), batch, NULL);
     }
     for (int pass = 0; pass < 2; pass++) {
@@ -269,7 +269,7 @@ typedef struct problem {
 static problem problem_of(gg_graph *graph, int64_t batch, gg_loss_kind loss, uint64_t seed) {
     problem p = {.graph = graph, .batch = batch, .loss = loss};
     gg_random_key key = {.seed = seed, .purpose = GG_RANDOM_TEST, .step = 1};
-    size_t count = (size_t)gg_shape_count(shape_of(graph, gg_graph_input(graph))) * (size_t)batch;
+    size_t count = (size_t)gg_shape_count(shape_of(graph, gg_graph_input(graph, 0))) * (size_t)batch;
     size_t arena = gg_graph_arena_count(graph) * sizeof(float);
     void *block = NULL;
     p.features = gg_shape_count(shape_of(graph, gg_graph_output(graph)));
@@ -297,11 +297,11 @@ static void problem_free(problem *p) {
 }
 
 static void fill_input(gg_plan *plan, const problem *p) {
-    const gg_shape *shape = shape_of(p->graph, gg_graph_input(p->graph));
-    gg_layout layout = gg_plan_input_layout(plan);
+    const gg_shape *shape = shape_of(p->graph, gg_graph_input(p->graph, 0));
+    gg_layout layout = gg_plan_input_format(plan, 0).layout;
     CHECK(layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST);
     double *x = fake_load(GG_LAYOUT_PLAIN, shape, p->batch, p->x);
-    fake_store(layout, shape, p->batch, x, gg_plan_input(plan));
+    fake_store(layout, shape, p->batch, x, gg_plan_input(plan, 0));
     free(x);
 }
 
@@ -537,7 +537,7 @@ static void test_choices(void) {
     problem p = problem_of(graph, 9, GG_LOSS_CROSS_ENTROPY, 1);
     gg_plan *plan = NULL;
     CHECK_OK(make(&p, &fake_lanes, &fake_plain, false, true, &plan));
-    CHECK_INT(gg_plan_input_layout(plan), GG_LAYOUT_BATCH_LAST);
+    CHECK_INT(gg_plan_input_format(plan, 0).layout, GG_LAYOUT_BATCH_LAST);
     CHECK_TEXT(gg_plan_node_backend(plan, 0), "");
     CHECK_TEXT(gg_plan_node_backend(plan, conv), "fake-lanes");
     CHECK_TEXT(gg_plan_node_backend(plan, relu), "");
@@ -546,11 +546,11 @@ static void test_choices(void) {
     CHECK_TEXT(gg_plan_node_backend(plan, end), "fake-lanes");
     gg_plan_destroy(plan);
     CHECK_OK(make(&p, &fake_plain, NULL, false, true, &plan));
-    CHECK_INT(gg_plan_input_layout(plan), GG_LAYOUT_PLAIN);
+    CHECK_INT(gg_plan_input_format(plan, 0).layout, GG_LAYOUT_PLAIN);
     CHECK_TEXT(gg_plan_node_backend(plan, both), "fake-plain");
     gg_plan_destroy(plan);
     CHECK_OK(make(&p, &fake_channels, &fake_plain, false, true, &plan));
-    CHECK_INT(gg_plan_input_layout(plan), GG_LAYOUT_PLAIN);
+    CHECK_INT(gg_plan_input_format(plan, 0).layout, GG_LAYOUT_PLAIN);
     CHECK_TEXT(gg_plan_node_backend(plan, conv), "fake-channels");
     CHECK_TEXT(gg_plan_node_backend(plan, relu), "fake-plain"); /* the first table comes before fusion */
     gg_plan_destroy(plan);
@@ -562,7 +562,7 @@ static gg_graph *one_layer(int64_t channels, int64_t outputs, int64_t groups) {
     gg_graph *graph = start((gg_shape){3, {channels, 8, 8}});
     gg_layer_desc desc = window(GG_LAYER_CONV2D, outputs, 3, 1, 1);
     desc.groups = groups;
-    const int input = gg_graph_input(graph);
+    const int input = gg_graph_input(graph, 0);
     CHECK_OK(gg_graph_finish(graph, groups > 0 ? add1(graph, desc, input)
                                                : linear(graph, outputs, kind(graph, GG_LAYER_FLATTEN, input))));
     return graph;

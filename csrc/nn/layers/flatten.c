@@ -9,4 +9,4 @@ static gg_status flatten_infer(const gg_layer_desc *desc, int inputs, const gg_n
 }
 
 const gg_layer_type gg_layer_flatten = {
-    .name = "flatten", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_COUNT, .infer = flatten_infer};
+    .name = "flatten", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_COUNT, .view = true, .infer = flatten_infer};

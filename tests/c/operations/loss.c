@@ -58,9 +58,10 @@ PyObject *gg_test_run_loss(PyObject *module, PyObject *args, PyObject *kwargs) {
     }
     gradient = gg_py_new_array(2, PyArray_DIMS(prediction), NPY_FLOAT32);
     if (gradient == NULL) goto cleanup;
-    gg_loss_args loss = {.kind = (gg_loss_kind)kind_number,
+    gg_loss_args loss = {.loss = {.kind = (gg_loss_kind)kind_number},
                          .layout = (gg_layout)layout_number,
                          .batch = PyArray_DIM(prediction, 0),
+                         .positions = 1,
                          .features = PyArray_DIM(prediction, 1),
                          .prediction = PyArray_DATA(prediction),
                          .targets = PyArray_DATA(targets)};
