@@ -82,7 +82,7 @@ def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
     if one is None:
         return "none"
     facts: dict[str, Any] = {"shape of a sample": one.shape, "type of samples": str(one.dtype), "sharded": sharded}
-    facts |= {"scale": one.scale, "shift": one.shift}
+    facts |= {"scale": np.asarray(one.scale).tolist(), "shift": np.asarray(one.shift).tolist()}
     if sharded:
         return facts | {"shape of a target": one.targets.shape[1:], "weighted": one.sample_weight is not None}
     weights = one.sample_weight

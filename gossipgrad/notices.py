@@ -70,7 +70,7 @@ def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) 
 def unscaled_pixels(rank: int, train: Dataset, validation: Dataset | None) -> None:
     """Images are uint8, and a network that is to learn from 0..255 seldom does."""
     for argument, one in (("train", train), ("validation", validation)):
-        if rank or one is None or one.dtype != np.uint8 or one.scale != 1.0:
+        if rank or one is None or one.dtype != np.uint8 or not one.unscaled:
             continue
         highest = one[:1000].samples.max(initial=0)  # the set may be large
         if highest <= 1:

@@ -203,7 +203,7 @@ def test_parts_are_those_rows_and_share_the_samples(dtype):
     }
     for name, (part, wanted) in cases.items():
         assert everything(part) == (x[wanted].tolist(), wanted.tolist(), w[wanted].tolist()), name
-        assert np.shares_memory(part._stored, x) and len(part) == len(wanted)
+        assert np.shares_memory(part._array, x) and len(part) == len(wanted)
     assert everything(data) == (x.tolist(), y.tolist(), w.tolist())
 
 
@@ -335,3 +335,98 @@ def test_synthetic_is_the_same_each_time():
     assert np.array_equal(a.samples, b.samples) and len(test) == 50 and set(b.targets) == set(range(5))
     binary, _ = gg.data.synthetic((4,), 1)
     assert binary.targets.shape == (2000, 1) and set(binary.targets.ravel()) == {0, 1}
+
+
+# ---- channels, memory maps, sources
+
+
+def test_a_scale_for_each_channel():
+    x = np.random.default_rng(0).integers(0, 256, (6, 3, 2, 4), dtype=np.uint8)
+    mean, deviation = np.array([0.5, 0.4, 0.3]), np.array([0.2, 0.3, 0.1])
+    data = gg.Dataset(x, np.arange(6) % 2, 1 / (255 * deviation), -mean / deviation)
+    seen = np.concatenate(list(data[[3, 1, 2]].batches(2)))
+    expected = (x[[3, 1, 2]] / 255 - mean[:, None, None]) / deviation[:, None, None]
+    np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-5)
+    assert seen.dtype == np.float32
+    losses = []
+    for given in (data, gg.Dataset(np.concatenate(list(data.batches(6))), data.targets)):
+        net = gg.Sequential([gg.Flatten(), gg.Linear(2)], input=(3, 2, 4))
+        with gg.Trainer(net, seed=1) as trainer:
+            losses.append(trainer.fit(given, epochs=2, batch_size=2, progress=False)["train_loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    for scale in ([1, 2], [[1, 2, 3]], ["a", "b", "c"]):
+        with pytest.raises(ValueError, match="scale: shape .* allowed: one number, or 3 of them, one a channel"):
+            gg.Dataset(x, np.zeros(6), scale)
+    with pytest.raises(ValueError, match=r"shift\[1\] is NaN"):
+        gg.Dataset(x, np.zeros(6), shift=[0, np.nan, 0])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_memory_maps_are_not_copied(tmp_path, dtype):
+    x = np.random.default_rng(0).integers(0, 9, (40, 5)).astype(dtype)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    data = gg.Dataset(mapped, x[:, 0] > 4)
+    assert np.shares_memory(data.samples, mapped) and np.shares_memory(data[3:9].samples, mapped)
+    net = gg.Sequential([gg.Linear(2)], input=(5,))
+    losses = []
+    for given in (data, gg.Dataset(x, x[:, 0] > 4)):
+        with gg.Trainer(net, seed=1) as trainer:
+            losses.append(trainer.fit(given, epochs=1, batch_size=8, progress=False).last["train_loss"])
+    assert losses[0] == losses[1]
+
+
+class _Squares(gg.data.Source):
+    """Sample i is (i, i * i), its target i % 3; with `own`, read gives the targets."""
+
+    name, dtype, shape = "squares", np.dtype(np.float32), (2,)
+
+    def __init__(self, count, own=False):
+        self.count = count
+        if not own:
+            self.targets, self.classes = np.arange(count) % 3, ["a", "b", "c"]
+
+    def __len__(self):
+        return self.count
+
+    def read(self, rows, epoch, samples, targets):
+        samples[:, 0], samples[:, 1] = rows, np.asarray(rows, np.float64) ** 2
+        if targets is not None:
+            targets[...] = rows % 3
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_set_of_a_source(own):
+    data = gg.Dataset(_Squares(10, own))
+    assert len(data) == 10 and data.shape == (2,) and data.name == "squares" and data.dtype == np.float32
+    assert data.classes == (None if own else ["a", "b", "c"])
+    assert data.samples.tolist() == [[i, i * i] for i in range(10)] and data.targets.tolist() == [
+        i % 3 for i in range(10)
+    ]
+    for part, rows in (
+        (data[2:5], [2, 3, 4]),
+        (data[[7, -1]], [7, 9]),
+        (data[3:][[0, 2]], [3, 5]),
+        (data.take(1), [0]),
+    ):
+        assert part.samples[:, 0].tolist() == rows and part.targets.tolist() == [i % 3 for i in rows]
+        assert len(part) == len(rows)
+        assert np.concatenate(list(part.batches(2)))[:, 1].tolist() == [i * i for i in rows]
+    parts = data.split(0.5, seed=1)
+    assert sorted(i for part in parts for i in part.samples[:, 0]) == list(range(10))
+
+
+def test_what_a_source_says_is_checked():
+    class Wrong(_Squares):
+        dtype = np.dtype(np.float64)
+
+    with pytest.raises(TypeError, match="squares: samples of float64; allowed: uint8, float32, int32"):
+        gg.Dataset(Wrong(3))
+    with pytest.raises(ValueError, match="scale=2.0: a source has its own"):
+        gg.Dataset(_Squares(3), scale=2.0)
+    with pytest.raises(ValueError, match="empty"):
+        gg.Dataset(_Squares(0))
+    with pytest.raises(ValueError, match="3 samples but 4 targets"):
+        gg.Dataset(_Squares(3), np.zeros(4))
+    with pytest.raises(TypeError, match="targets: missing"):
+        gg.Dataset(np.zeros((3, 2)))

@@ -1,11 +1,13 @@
-"""Data sets: arrays in memory, tables, and sets by name: MNIST, the small MNIST in the package, CIFAR-10, HIGGS."""
+"""Data sets: arrays in memory, tables, texts, and sets by name."""
 
 from __future__ import annotations
 
 import os
 
-from gossipgrad.data import cifar10, embedded, higgs, idx, mnist
+from gossipgrad.data import characters, cifar10, embedded, higgs, idx, mnist
 from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
+from gossipgrad.data.characters import Vocabulary, text
+from gossipgrad.data.source import Source
 from gossipgrad.data.tables import csv, npz, standardize
 from gossipgrad.errors import DataError, choice
 from gossipgrad.model import Model
@@ -14,6 +16,8 @@ __all__ = [
     "NAMES",
     "DataError",
     "Dataset",
+    "Source",
+    "Vocabulary",
     "as_dataset",
     "csv",
     "for_network",
@@ -22,9 +26,10 @@ __all__ = [
     "npz",
     "standardize",
     "synthetic",
+    "text",
 ]
 
-NAMES = ("mnist-10k", "mnist", "cifar10", "higgs")
+NAMES = ("mnist-10k", "mnist", "cifar10", "higgs", "shakespeare")
 
 
 def load(
@@ -35,7 +40,8 @@ def load(
     "mnist-10k": in the package, 10,000 + 2,000 digits. "mnist": from `folder`, $GOSSIPGRAD_DATA/mnist, the cache
     ($GOSSIPGRAD_CACHE or ~/.cache/gossipgrad), or the network if `download`. "cifar10": from `folder` (or an archive),
     $GOSSIPGRAD_DATA/cifar10 or the cache. "higgs": CSV files from `folder`, $GOSSIPGRAD_DATA/higgs or the cache; each
-    feature has mean 0 and deviation 1 in the training part. progress: show how far reading and decoding are.
+    feature has mean 0 and deviation 1 in the training part. "shakespeare": input.txt likewise, in windows of 64
+    characters; gossipgrad.data.text has more to choose. progress: show how far reading and decoding are.
     Errors: DataError for files, ValueError for another name.
     """
     choice("dataset", name, NAMES)
@@ -45,6 +51,8 @@ def load(
         return cifar10.load(folder, progress)
     if name == "higgs":
         return higgs.load(folder, progress)
+    if name == "shakespeare":
+        return characters.shakespeare(folder)
     return mnist.load(folder, download)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gossipgrad import _core
+from gossipgrad.data.source import EVALUATION, Source
 from gossipgrad.errors import flag, integer, number
 
 CLASS_LOSSES = ("cross_entropy",)
@@ -171,14 +172,41 @@ def weights_array(weights: Any, count: int, what: str = "sample_weight") -> NDAr
     return made
 
 
-class Dataset:
-    """Samples (n, ...) with targets, in memory.
+Affine = float | NDArray[np.float32]  # one number, or one a channel
 
-    samples        uint8 or float32, used without a copy if C-contiguous; other numbers become float32. What the network
-                   sees is scale * element + shift, computed batch by batch: uint8 pixels with scale=1/255 take a
-                   quarter of the room. Images have their channels first: (n, channels, height, width).
+
+def affine(argument: str, value: Any, shape: Sequence[int]) -> Affine:
+    """A scale or shift of samples of this shape: a number, or float32 (channels,), one for each place of axis 0."""
+    array = np.asarray(value)
+    if array.ndim == 0:
+        return number(argument, value)
+    if array.dtype.kind not in "iuf" or not shape or array.shape != (shape[0],):
+        wanted = f", or {shape[0]} of them, one a channel" if shape else ""
+        raise ValueError(f"{argument}: shape {array.shape} of {array.dtype}; allowed: one number{wanted}")
+    made = np.ascontiguousarray(array, np.float32)
+    check_finite(made, argument)
+    return made
+
+
+def along_channels(value: Affine, shape: Sequence[int]) -> Affine:
+    """A scale or shift in the form in which NumPy applies it to samples (n, *shape), as float32."""
+    if isinstance(value, np.ndarray):
+        return value.reshape(-1, *(1,) * (len(shape) - 1))
+    return np.float32(value)  # type: ignore[return-value]
+
+
+class Dataset:
+    """Samples (n, ...) with targets: arrays in memory or memory maps, or a source that reads them.
+
+    samples        uint8 or float32, used without a copy if C-contiguous, and so are memory maps, which may be larger
+                   than memory; other numbers become float32. What the network sees is scale * element + shift, computed
+                   batch by batch: uint8 pixels with scale=1/255 take a quarter of the room. Images have their channels
+                   first: (n, channels, height, width). Or a gossipgrad.data.Source, which has scale and shift of its
+                   own.
     targets        classes (n,), one-hot rows (n, classes) or numbers (n, ...); checked against the network and its loss
-                   when the set is used.
+                   when the set is used. None: the source gives them.
+    scale, shift   one number each, or one for each channel, (channels,): (x / 255 - mean) / deviation is
+                   scale=1 / (255 * deviation), shift=-mean / deviation.
     sample_weight  what the loss of each sample counts, (n,), at least 0; None: 1 each. In training and in validation.
 
     len(data); data[100:200], data[rows] with an array of sample numbers or of bools: parts of it. Parts, and those of
@@ -189,45 +217,101 @@ class Dataset:
     def __init__(
         self,
         samples: Any,
-        targets: Any,
-        scale: float = 1.0,
-        shift: float = 0.0,
+        targets: Any = None,
+        scale: Any = 1.0,
+        shift: Any = 0.0,
         *,
         sample_weight: ArrayLike | None = None,
-        name: str = "arrays",
+        name: str | None = None,
     ) -> None:
-        self.name = name
-        self._stored = samples_array(samples)
+        self.source: Source | None = samples if isinstance(samples, Source) else None
         self._rows: NDArray[np.uint32] | None = None  # of the stored samples, where the set is a part of them
+        self._array: NDArray[Any] | None = None  # all stored samples; None: the source reads them
+        self._targets: NDArray[Any] | None = None  # of this part; None: the source reads them
         self.classes: list[str] | None = None  # their names
         self.standardization: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None  # (mean, deviation)
-        self.targets = np.asarray(targets)
-        self.scale = number("scale", scale)
-        self.shift = number("shift", shift)
-        if self.targets.ndim < 1 or len(self._stored) != len(self.targets):
-            count = len(self.targets) if self.targets.ndim else "one number as"
-            raise ValueError(f"{len(self._stored)} samples but {count} targets")
-        if not len(self._stored):
+        if self.source is not None:
+            scale, shift, targets = self._of_source(self.source, scale, shift, targets)
+        else:
+            if targets is None:
+                raise TypeError("targets: missing; wanted an array (n, ...)")
+            self._array = samples_array(samples)
+            self._shape = tuple(self._array.shape[1:])
+        self._count = len(samples) if self.source is not None else len(self._array)  # type: ignore[arg-type]
+        self.name = name or ("arrays" if self.source is None else self.source.name)
+        if targets is not None:
+            self._targets = np.asarray(targets)
+            if self._targets.ndim < 1 or self._count != len(self._targets):
+                count = len(self._targets) if self._targets.ndim else "one number as"
+                raise ValueError(f"{self._count} samples but {count} targets")
+        self.scale = affine("scale", scale, self.shape)
+        self.shift = affine("shift", shift, self.shape)
+        if not self._count:
             raise ValueError("samples: empty")
-        self.sample_weight = None if sample_weight is None else weights_array(sample_weight, len(self._stored))
+        self.sample_weight = None if sample_weight is None else weights_array(sample_weight, self._count)
+
+    def _of_source(self, source: Source, scale: Any, shift: Any, targets: Any) -> tuple[Any, Any, Any]:
+        """(scale, shift, targets), after what the source says of itself."""
+        self._shape = tuple(source.shape)
+        if np.dtype(source.dtype) not in (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.int32)):
+            raise TypeError(f"{source.name}: samples of {source.dtype}; allowed: uint8, float32, int32")
+        for argument, value, plain in (("scale", scale, 1.0), ("shift", shift, 0.0)):
+            if np.ndim(value) or value != plain:
+                raise ValueError(f"{argument}={value!r}: a source has its own; allowed: {argument} of the source")
+        self.classes = source.classes
+        return source.scale, source.shift, source.targets if targets is None else targets
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return self._count
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        """Of all samples, (n, ...). A source that reads them reads all, as for evaluation."""
+        if self._targets is not None:
+            return self._targets
+        assert self.source is not None
+        made = np.empty((len(self), *self.source.target_shape), self.source.target_dtype)
+        for rows in self._runs():
+            targets = self._read(rows)[1]
+            assert targets is not None
+            made[rows] = targets
+        return made
 
     @property
     def samples(self) -> NDArray[Any]:
-        """As given, (n, ...). Of a part that is no run of the whole set's samples this is a copy."""
-        return self._stored if self._rows is None else self._stored[self._rows]
+        """As given, (n, ...). A copy of a part that is no run of the whole set's samples; a source reads all."""
+        if self._array is not None:
+            return self._array if self._rows is None else self._array[self._rows]
+        made = np.empty((len(self), *self.shape), self.dtype)
+        for rows in self._runs():
+            made[rows] = self._read(rows)[0]
+        return made
+
+    def _runs(self) -> Iterator[slice]:
+        """All samples in pieces that are read together."""
+        rows = max(1, PIECE // max(1, self.dtype.itemsize * int(np.prod(self.shape))))
+        return (slice(begin, min(begin + rows, len(self))) for begin in range(0, len(self), rows))
+
+    def _read(self, rows: slice) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """(samples, targets or None) of a run of the set, as for evaluation."""
+        if self._array is not None:
+            return self._array[rows if self._rows is None else self._rows[rows]], None
+        assert self.source is not None
+        places = np.arange(rows.start, min(rows.stop, len(self)), dtype=np.uint32)
+        return self.source.read_new(places if self._rows is None else self._rows[rows], EVALUATION)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the samples: uint8 or float32."""
-        return self._stored.dtype
+        """Of the samples: uint8, float32, or of a source int32."""
+        if self._array is not None:
+            return self._array.dtype
+        assert self.source is not None
+        return np.dtype(self.source.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one sample."""
-        return tuple(self._stored.shape[1:])
+        return self._shape
 
     def __repr__(self) -> str:
         weighted = "" if self.sample_weight is None else ", weighted"
@@ -239,13 +323,15 @@ class Dataset:
         """The samples that a slice, or numbers in 0..n-1, select."""
         part = object.__new__(Dataset)
         part.__dict__.update(self.__dict__)
-        part.targets = self.targets[index]
+        part._targets = None if self._targets is None else self._targets[index]
         part.sample_weight = None if self.sample_weight is None else self.sample_weight[index]
-        if isinstance(index, slice) and index.step in (None, 1) and self._rows is None:
-            part._stored = self._stored[index]
+        if isinstance(index, slice) and index.step in (None, 1) and self._rows is None and self._array is not None:
+            part._array = self._array[index]
+            part._count = len(part._array)
         else:
-            rows = np.arange(len(self._stored), dtype=np.uint32) if self._rows is None else self._rows
+            rows = np.arange(self._count, dtype=np.uint32) if self._rows is None else self._rows
             part._rows = np.ascontiguousarray(rows[index])
+            part._count = len(part._rows)
         return part
 
     def __getitem__(self, index: slice | ArrayLike) -> Dataset:
@@ -301,15 +387,20 @@ class Dataset:
         chosen = _stratified(self.targets[drawn], sizes) if flag("stratify", stratify) else _runs(sizes)
         return tuple(self._part(np.sort(drawn[rows])) for rows in chosen)
 
-    def batches(self, size: int) -> Iterator[NDArray[np.float32]]:
-        """The samples in order as the network sees them, float32, `size` at a time."""
+    def batches(self, size: int) -> Iterator[NDArray[Any]]:
+        """The samples in order as the network sees them, float32 or int32 tokens, `size` at a time."""
+        scale, shift = along_channels(self.scale, self.shape), along_channels(self.shift, self.shape)
         for begin in range(0, len(self), size):
-            rows = slice(begin, begin + size)
-            part = self._stored[rows if self._rows is None else self._rows[rows]]
-            if part.dtype == np.float32 and self.scale == 1.0 and self.shift == 0.0:
+            part = self._read(slice(begin, begin + size))[0]
+            if part.dtype == np.int32 or (part.dtype == np.float32 and self.unscaled):
                 yield part
             else:
-                yield part.astype(np.float32) * np.float32(self.scale) + np.float32(self.shift)
+                yield part.astype(np.float32) * scale + shift
+
+    @property
+    def unscaled(self) -> bool:
+        """Does the network see the elements as they are?"""
+        return bool(np.all(self.scale == 1.0) and np.all(self.shift == 0.0))
 
     # ---- what the core trains on
 
@@ -322,17 +413,24 @@ class Dataset:
             )
         self._check_samples()
         targets = targets_array(self.targets, loss, output, f"{self.name}: targets")
-        return _core.Dataset(self._stored, targets, self.scale, self.shift, self.sample_weight, self._rows)
+        if self._array is None:
+            raise TypeError(
+                f"{self.name}: the core reads arrays alone; allowed: gg.Dataset(data.samples, data.targets)"
+            )
+        scale, shift, array = self.scale, self.shift, self._array
+        if isinstance(scale, np.ndarray) or isinstance(shift, np.ndarray):  # the core knows one of each
+            scaled = array * along_channels(scale, self.shape) + along_channels(shift, self.shape)
+            scale, shift, array = 1.0, 0.0, np.ascontiguousarray(scaled, np.float32)
+        return _core.Dataset(array, targets, scale, shift, self.sample_weight, self._rows)
 
     def _check_samples(self) -> None:
-        if self.dtype.kind != "f":
-            return
+        if self._array is None or self.dtype.kind != "f":
+            return  # the core looks at what a source reads
         if self._rows is None:
-            check_finite(self._stored, f"{self.name}: samples")
+            check_finite(self._array, f"{self.name}: samples")
             return
-        rows = max(1, PIECE // max(1, self._stored[:1].nbytes))
-        for begin in range(0, len(self), rows):
-            piece = self._stored[self._rows[begin : begin + rows]]
+        for rows in self._runs():
+            piece = self._array[self._rows[rows]]
             if not np.isfinite(piece).all():
                 check_finite(self.samples, f"{self.name}: samples")
 
