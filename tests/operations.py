@@ -34,22 +34,35 @@ def run_op(
     backend: str,
     isa: str | None,
     kind: str,
-    inputs: Sequence[NDArray[np.float32]],
+    inputs: Sequence[NDArray[Any]],
     output_shape: Sequence[int],
     *,
+    parameters: Sequence[NDArray[np.float32]] | None = None,
     weight: NDArray[np.float32] | None = None,
     bias: NDArray[np.float32] | None = None,
     grad_output: NDArray[np.float32] | None = None,
     threads: int = 1,
-    **attributes: Any,
+    **options: Any,
 ) -> dict[str, Any]:
-    """One operation of one table on arrays (N, ...): output, and with grad_output grad_inputs, grad_weight, grad_bias.
+    """One operation of one table on arrays (N, ...), float32 or int32: its output, and with grad_output also
+    grad_inputs (None for an integer input) and gradients, one a parameter.
 
-    Every buffer stands between guard bytes; a damaged guard is an error. attributes: kernel, stride, padding, dilation,
-    groups, ceil_mode, count_include_pad, probability, activation, seed, rank, step, input_grad.
+    parameters are those of the layer in its order; weight= and bias= are another way to give the first two, whose
+    gradients are then grad_weight and grad_bias as well. Every buffer stands between guard bytes; a damaged guard is an
+    error. options: the names of the table run_options in tests/c/operations/single.c.
     """
-    options: dict[str, Any] = dict(weight=weight, bias=bias, grad_output=grad_output, threads=threads, **attributes)
-    return _module.run_op(backend, isa, kind, inputs, output_shape, **options)
+    if parameters is None:
+        parameters = [one for one in (weight, bias) if one is not None]
+        options["bias"] = bias is not None
+    else:
+        assert weight is None and bias is None
+    found = _module.run_op(
+        backend, isa, kind, list(inputs), output_shape, list(parameters), grad_output, threads, options
+    )
+    if grad_output is not None:
+        gradients = dict(zip(("weight", "bias"), found["gradients"], strict=False))
+        found |= {f"grad_{name}": gradients.get(name) for name in ("weight", "bias")}
+    return found
 
 
 def run_loss(

@@ -604,6 +604,12 @@ def test_dropout_is_random(p):
         assert abs(product) < 5 / math.sqrt(first.size)
 
 
+def test_dropout_of_a_training_plan_copies_in_evaluation():
+    x = float32(seeded("evaluation"), 5, 7)
+    found = operations.run_op("native", None, "dropout", [x], (7,), probability=0.5, seed=1, evaluate=True)
+    np.testing.assert_array_equal(found["output"], x)
+
+
 def test_no_two_samples_share_a_mask():
     mask = dropped(None, np.ones((37, 64), np.float32), 0.5)["output"] != 0
     assert len({row.tobytes() for row in mask}) == 37

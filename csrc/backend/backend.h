@@ -95,6 +95,8 @@ typedef struct gg_op_args {
     void *scratch;                   /* op->scratch_bytes, content lost between runs */
     uint32_t rank;                   /* DROPOUT */
     uint64_t step;                   /* DROPOUT */
+    bool evaluate; /* forward of an operation that was created for training: compute as in evaluation; no backward run
+                      follows */
 } gg_op_args;
 
 typedef struct gg_op gg_op;

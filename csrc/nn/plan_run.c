@@ -112,13 +112,6 @@ static gg_status name_failure(const gg_plan *plan, const gg_step *step, gg_statu
                            pass);
 }
 
-static void copy_values(const gg_plan *plan, size_t bytes, const float *from, float *to) {
-    const float one = 1;
-    const float *source[1] = {from};
-    size_t count = (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES;
-    if (from != to) plan->sum_device->table->weighted_sum(plan->sum_device, count, 1, source, &one, to);
-}
-
 static gg_vectors plan_vectors(gg_format format, const gg_shape *shape, int64_t batch, const void *data) {
     return (gg_vectors){.data = data, .layout = format.layout, .batch = batch, .features = gg_shape_count(shape)};
 }
@@ -145,23 +138,12 @@ static size_t plan_offset(const gg_plan *plan, const gg_step *step, int paramete
 }
 
 static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training) {
-    gg_status status = GG_OK;
     gg_op_args *args = &step->forward_args;
-    const gg_value *in = &plan->value[step->input[0]];
     for (int i = 0; i < step->parameters; i++)
         plan->parameter_at[step->first_parameter + i] = weights + plan_offset(plan, step, i);
     args->step = step_number;
-    if (step->op->desc.kind == GG_OP_DROPOUT && !training) {
-        /* A plan made for training that is asked to evaluate: dropout is the identity. */
-        if (in->format.dtype != GG_FLOAT32)
-            GG_FAIL(GG_ERROR_STATE, "evaluation with dropout in %s needs a plan made with training = false",
-                    gg_dtype_name(in->format.dtype));
-        copy_values(plan, in->bytes, args->input[0], args->output);
-        goto cleanup;
-    }
-    status = step->op->type->forward(step->op, args);
-cleanup:
-    return status;
+    args->evaluate = !training;
+    return step->op->type->forward(step->op, args);
 }
 
 static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_number, bool training,

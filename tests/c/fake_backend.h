@@ -125,9 +125,7 @@ static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, c
             for (int64_t i = 0; i < count; i++) *out++ = in[k][i];
         }
         break;
-    case GG_OP_DROPOUT:
-    case GG_OP_REORDER:
-    case GG_OP_COUNT:
+    default: /* DROPOUT, REORDER */
         for (int64_t i = 0; i < n; i++) out[i] = in[0][i];
         break;
     }
@@ -185,9 +183,7 @@ static void fake_backward_sample(const gg_op_desc *desc, const fake_taps *taps, 
             grad_out += count;
         }
         break;
-    case GG_OP_DROPOUT:
-    case GG_OP_REORDER:
-    case GG_OP_COUNT:
+    default: /* DROPOUT, REORDER */
         for (int64_t i = 0; to && i < n; i++) to[i] += grad_out[i];
         break;
     }
@@ -290,7 +286,7 @@ static gg_status fake_forward(gg_op *op, const gg_op_args *args) {
         fake_forward_sample(desc, &((fake_op *)op)->taps, sample, weight, bias, out + n * count);
     }
     for (int64_t i = 0; desc->kind == GG_OP_DROPOUT && i < desc->batch * count; i++) {
-        float keep = desc->training ? fake_keep(desc, args->rank, args->step, i) : 1;
+        float keep = desc->training && !args->evaluate ? fake_keep(desc, args->rank, args->step, i) : 1;
         ((float *)args->saved)[i] = keep;
         out[i] *= (double)keep;
     }

@@ -223,7 +223,7 @@ static gg_status dropout_run(const element_op *op, const gg_op_args *args, bool 
     const float *in = draw ? args->input[0] : args->grad_output;
     float *out = draw ? args->output : args->grad_input[0];
     if (out == NULL) return GG_OK;
-    if (native_elementwise_copies(&op->head)) {
+    if (native_elementwise_copies(&op->head) || args->evaluate) {
         if (out != in) memcpy(out, in, op->n * sizeof(float));
         return GG_OK;
     }

@@ -68,6 +68,18 @@ gg_status gg_test_op_create(gg_device *device, const gg_op_desc *desc, gg_op **o
     return device->table->create[desc->kind](device, desc, out);
 }
 
+static gg_status integers_to_lanes(const gg_shape *shape, int64_t batch, gg_format to, const int32_t *in,
+                                   int32_t *out) {
+    const int64_t values = gg_shape_count(shape), lanes = gg_lanes_padded(batch);
+    if (to.dtype != GG_INT32 || to.layout != GG_LAYOUT_BATCH_LAST)
+        return gg_fail(GG_ERROR_UNSUPPORTED, "int32 inputs lie in %s or %s, not in %s %s",
+                       gg_layout_name(GG_LAYOUT_PLAIN), gg_layout_name(GG_LAYOUT_BATCH_LAST), gg_dtype_name(to.dtype),
+                       gg_layout_name(to.layout));
+    for (int64_t n = 0; n < batch; ++n)
+        for (int64_t i = 0; i < values; ++i) out[i * lanes + n] = in[n * values + i];
+    return GG_OK;
+}
+
 /* Copies a batch from one format to another, one of them plain. */
 gg_status gg_test_convert(gg_test_devices *d, const gg_shape *shape, int64_t batch, gg_format from, gg_format to,
                           const void *in, void *out) {
@@ -85,6 +97,7 @@ gg_status gg_test_convert(gg_test_devices *d, const gg_shape *shape, int64_t bat
         memcpy(out, in, gg_format_bytes(from, shape, batch));
         return GG_OK;
     }
+    if (from.dtype == GG_INT32) return integers_to_lanes(shape, batch, to, in, out);
     if (gg_test_op_create(d->wanted, &desc, &op) != GG_OK) GG_TRY(gg_test_op_create(d->native, &desc, &op));
     GG_TRY(gg_alloc(op->scratch_bytes, "scratch", &scratch));
     GG_TRY(gg_alloc(op->saved_bytes, "saved", &saved));

@@ -4,93 +4,230 @@
 #include "base/parallel.h"
 #include "operations/operations.h"
 
-/* Everything one run needs; arrays are plain and belong to Python. */
+/* Parameters of one operation, at most. */
+#define MOST_PARAMETERS 32
+
+/* Everything one run needs; arrays are plain and belong to Python. Inputs are float32 or int32, all else float32. */
 typedef struct op_run {
     gg_op_desc desc;
-    const float *input[GG_MAX_INPUTS], *weight, *bias, *grad_output;
-    float *output, *grad_input[GG_MAX_INPUTS], *grad_weight, *grad_bias;
-    size_t weight_count, bias_count;
+    const void *input[GG_MAX_INPUTS];
+    int parameters;
+    const float *parameter[MOST_PARAMETERS], *grad_output;
+    float *output, *grad_input[GG_MAX_INPUTS], *gradient[MOST_PARAMETERS];
+    size_t parameter_count[MOST_PARAMETERS];
     uint32_t rank;
     uint64_t step;
+    bool evaluate;
 } op_run;
+
+/* The buffers of one run. */
+typedef struct op_buffers {
+    gg_test_guarded input[GG_MAX_INPUTS], grad_input[GG_MAX_INPUTS];
+    gg_test_guarded parameter[MOST_PARAMETERS], gradient[MOST_PARAMETERS];
+    gg_test_guarded output, grad_output, saved, scratch;
+    const float *parameter_at[MOST_PARAMETERS];
+    float *gradient_at[MOST_PARAMETERS];
+} op_buffers;
+
+static gg_status make_input(gg_test_devices *d, const op_run *run, const gg_op *op, int i, gg_test_guarded *out) {
+    gg_status status = GG_OK;
+    const gg_op_desc *desc = &op->desc;
+    const gg_format from = desc->offered[i], to = op->input[i];
+    GG_TRY(gg_test_guarded_make(out, gg_format_bytes(to, &desc->input[i], desc->batch)));
+    memset(out->data, 0, out->bytes);
+    GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, from, to, run->input[i], out->data));
+cleanup:
+    return status;
+}
+
+static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buffers *b, gg_op_args *args) {
+    gg_status status = GG_OK;
+    const gg_op_desc *desc = &run->desc;
+    GG_TRY(gg_test_guarded_make(&b->saved, op->saved_bytes));
+    GG_TRY(gg_test_guarded_make(&b->scratch, op->scratch_bytes));
+    GG_TRY(gg_test_guarded_make(&b->output, gg_format_bytes(op->output, &desc->output, desc->batch)));
+    for (int i = 0; i < run->parameters; ++i) {
+        GG_TRY(gg_test_guarded_copy(&b->parameter[i], run->parameter[i], run->parameter_count[i] * sizeof(float)));
+        b->parameter_at[i] = b->parameter[i].data;
+    }
+    for (int i = 0; i < desc->inputs; ++i) {
+        GG_TRY(make_input(d, run, op, i, &b->input[i]));
+        args->input[i] = b->input[i].data;
+    }
+    args->output = b->output.data;
+    args->parameter = b->parameter_at;
+    args->saved = b->saved.data;
+    args->scratch = b->scratch.data;
+    args->evaluate = run->evaluate;
+    GG_TRY(op->type->forward(op, args));
+    GG_TRY(gg_test_convert(d, &desc->output, desc->batch, op->output, gg_test_plain, b->output.data, run->output));
+cleanup:
+    return status;
+}
+
+static gg_status run_backward(gg_test_devices *d, op_run *run, gg_op *op, op_buffers *b, gg_op_args *args) {
+    gg_status status = GG_OK;
+    const gg_op_desc *desc = &run->desc;
+    GG_TRY(gg_test_guarded_make(&b->grad_output, b->output.bytes));
+    memset(b->grad_output.data, 0, b->grad_output.bytes);
+    GG_TRY(gg_test_convert(d, &desc->output, desc->batch, gg_test_plain, op->output, run->grad_output,
+                           b->grad_output.data));
+    for (int i = 0; i < run->parameters; ++i) {
+        GG_TRY(gg_test_guarded_make(&b->gradient[i], b->parameter[i].bytes));
+        b->gradient_at[i] = b->gradient[i].data;
+    }
+    for (int i = 0; i < desc->inputs; ++i) {
+        if (!op->backward_needs_input) args->input[i] = NULL;
+        if (run->grad_input[i] == NULL) continue;
+        GG_TRY(gg_test_guarded_make(&b->grad_input[i], b->input[i].bytes));
+        args->grad_input[i] = b->grad_input[i].data;
+    }
+    if (!op->backward_needs_output) args->output = NULL;
+    memset(b->scratch.data, 0xFF, b->scratch.bytes);
+    args->grad_output = b->grad_output.data;
+    args->gradient = b->gradient_at;
+    GG_TRY(op->type->backward(op, args));
+    for (int i = 0; i < desc->inputs; ++i)
+        if (run->grad_input[i] != NULL)
+            GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, b->grad_input[i].data,
+                                   run->grad_input[i]));
+    for (int i = 0; i < run->parameters; ++i)
+        if (run->parameter_count[i] > 0) memcpy(run->gradient[i], b->gradient[i].data, b->gradient[i].bytes);
+cleanup:
+    return status;
+}
+
+static gg_status check_guards(const op_run *run, const op_buffers *b) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_test_guarded_check(&b->output, "output"));
+    GG_TRY(gg_test_guarded_check(&b->grad_output, "grad_output"));
+    GG_TRY(gg_test_guarded_check(&b->saved, "saved"));
+    GG_TRY(gg_test_guarded_check(&b->scratch, "scratch"));
+    for (int i = 0; i < run->parameters; ++i) {
+        GG_TRY(gg_test_guarded_check(&b->parameter[i], "parameter"));
+        GG_TRY(gg_test_guarded_check(&b->gradient[i], "gradient"));
+    }
+    for (int i = 0; i < run->desc.inputs; ++i) {
+        GG_TRY(gg_test_guarded_check(&b->input[i], "input"));
+        GG_TRY(gg_test_guarded_check(&b->grad_input[i], "grad_input"));
+    }
+cleanup:
+    return status;
+}
+
+static void op_buffers_free(op_buffers *b) {
+    for (int i = 0; i < GG_MAX_INPUTS; ++i) {
+        gg_test_guarded_free(&b->input[i]);
+        gg_test_guarded_free(&b->grad_input[i]);
+    }
+    for (int i = 0; i < MOST_PARAMETERS; ++i) {
+        gg_test_guarded_free(&b->parameter[i]);
+        gg_test_guarded_free(&b->gradient[i]);
+    }
+    gg_test_guarded *const all[] = {&b->output, &b->grad_output, &b->saved, &b->scratch};
+    for (size_t i = 0; i < sizeof all / sizeof *all; ++i) gg_test_guarded_free(all[i]);
+}
 
 static gg_status run_guarded(gg_test_devices *d, op_run *run) {
     gg_status status = GG_OK;
     gg_op *op = NULL;
-    const gg_op_desc *desc = &run->desc;
-    gg_test_guarded input[GG_MAX_INPUTS] = {0}, grad_input[GG_MAX_INPUTS] = {0}, output = {0}, grad_output = {0},
-                    weight = {0}, bias = {0}, grad_weight = {0}, grad_bias = {0}, saved = {0}, scratch = {0};
+    op_buffers buffers = {.output = {0}};
     gg_op_args args = {.rank = run->rank, .step = run->step};
-
-    GG_TRY(gg_test_op_create(d->wanted, desc, &op));
-    GG_TRY(gg_test_guarded_make(&saved, op->saved_bytes));
-    GG_TRY(gg_test_guarded_make(&scratch, op->scratch_bytes));
-    GG_TRY(gg_test_guarded_make(&output, gg_format_bytes(op->output, &desc->output, desc->batch)));
-    GG_TRY(gg_test_guarded_copy(&weight, run->weight, run->weight_count * sizeof(float)));
-    GG_TRY(gg_test_guarded_copy(&bias, run->bias, run->bias_count * sizeof(float)));
-    for (int i = 0; i < desc->inputs; ++i) {
-        GG_TRY(gg_test_guarded_make(&input[i], gg_format_bytes(op->input[i], &desc->input[i], desc->batch)));
-        memset(input[i].data, 0, input[i].bytes);
-        GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, gg_test_plain, op->input[i], run->input[i],
-                               input[i].data));
-        args.input[i] = input[i].data;
-    }
-    args.output = output.data;
-    const float *parameter[] = {weight.data, bias.data};
-    args.parameter = parameter;
-    args.saved = saved.data;
-    args.scratch = scratch.data;
-    GG_TRY(op->type->forward(op, &args));
-    GG_TRY(gg_test_convert(d, &desc->output, desc->batch, op->output, gg_test_plain, output.data, run->output));
-
-    if (run->grad_output != NULL) {
-        GG_TRY(gg_test_guarded_make(&grad_output, output.bytes));
-        memset(grad_output.data, 0, grad_output.bytes);
-        GG_TRY(gg_test_convert(d, &desc->output, desc->batch, gg_test_plain, op->output, run->grad_output,
-                               grad_output.data));
-        if (weight.block != NULL) GG_TRY(gg_test_guarded_make(&grad_weight, weight.bytes));
-        if (bias.block != NULL) GG_TRY(gg_test_guarded_make(&grad_bias, bias.bytes));
-        for (int i = 0; desc->input_grad && i < desc->inputs; ++i) {
-            GG_TRY(gg_test_guarded_make(&grad_input[i], input[i].bytes));
-            args.grad_input[i] = grad_input[i].data;
-            if (!op->backward_needs_input) args.input[i] = NULL;
-        }
-        if (!op->backward_needs_output) args.output = NULL;
-        float *gradient[] = {grad_weight.data, grad_bias.data};
-        memset(scratch.data, 0xFF, scratch.bytes);
-        args.grad_output = grad_output.data;
-        args.gradient = gradient;
-        GG_TRY(op->type->backward(op, &args));
-        for (int i = 0; desc->input_grad && i < desc->inputs; ++i)
-            GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, grad_input[i].data,
-                                   run->grad_input[i]));
-        if (grad_weight.block != NULL) memcpy(run->grad_weight, grad_weight.data, grad_weight.bytes);
-        if (grad_bias.block != NULL) memcpy(run->grad_bias, grad_bias.data, grad_bias.bytes);
-    }
-    GG_TRY(gg_test_guarded_check(&output, "output"));
-    GG_TRY(gg_test_guarded_check(&grad_output, "grad_output"));
-    GG_TRY(gg_test_guarded_check(&weight, "weight"));
-    GG_TRY(gg_test_guarded_check(&bias, "bias"));
-    GG_TRY(gg_test_guarded_check(&grad_weight, "grad_weight"));
-    GG_TRY(gg_test_guarded_check(&grad_bias, "grad_bias"));
-    GG_TRY(gg_test_guarded_check(&saved, "saved"));
-    GG_TRY(gg_test_guarded_check(&scratch, "scratch"));
-    for (int i = 0; i < desc->inputs; ++i) {
-        GG_TRY(gg_test_guarded_check(&input[i], "input"));
-        GG_TRY(gg_test_guarded_check(&grad_input[i], "grad_input"));
-    }
+    GG_TRY(gg_test_op_create(d->wanted, &run->desc, &op));
+    GG_TRY(run_forward(d, run, op, &buffers, &args));
+    if (run->grad_output != NULL) GG_TRY(run_backward(d, run, op, &buffers, &args));
+    GG_TRY(check_guards(run, &buffers));
 cleanup:
     gg_op_destroy(op);
-    for (int i = 0; i < desc->inputs; ++i) {
-        gg_test_guarded_free(&input[i]);
-        gg_test_guarded_free(&grad_input[i]);
-    }
-    gg_test_guarded *const all[] = {&output, &grad_output, &weight, &bias, &grad_weight, &grad_bias, &saved, &scratch};
-    for (size_t i = 0; i < sizeof all / sizeof *all; ++i) gg_test_guarded_free(all[i]);
+    op_buffers_free(&buffers);
     return status;
 }
 
 /* ---- from and to Python ---- */
+
+/* How an option is read into an op_run. */
+typedef enum option_type {
+    OPTION_INTEGER, /* int64_t */
+    OPTION_RANK,    /* uint32_t */
+    OPTION_COUNT,   /* uint64_t */
+    OPTION_PAIR,    /* int64_t[2], a tuple of two integers */
+    OPTION_FLAG,    /* bool */
+    OPTION_NUMBER,  /* float */
+    OPTION_ACTIVATION
+} option_type;
+
+typedef struct run_option {
+    const char *name;
+    option_type type;
+    size_t offset;
+} run_option;
+
+#define OPTION(name, type, field)                                                                                      \
+    { name, type, offsetof(op_run, field) }
+static const run_option run_options[] = {
+    OPTION("kernel", OPTION_PAIR, desc.window.kernel),
+    OPTION("stride", OPTION_PAIR, desc.window.stride),
+    OPTION("padding", OPTION_PAIR, desc.window.padding),
+    OPTION("dilation", OPTION_PAIR, desc.window.dilation),
+    OPTION("ceil_mode", OPTION_FLAG, desc.window.ceil_mode),
+    OPTION("count_include_pad", OPTION_FLAG, desc.window.count_include_pad),
+    OPTION("groups", OPTION_INTEGER, desc.groups),
+    OPTION("bias", OPTION_FLAG, desc.bias),
+    OPTION("activation", OPTION_ACTIVATION, desc.activation),
+    OPTION("probability", OPTION_NUMBER, desc.probability),
+    OPTION("seed", OPTION_COUNT, desc.seed),
+    OPTION("training", OPTION_FLAG, desc.training),
+    OPTION("input_grad", OPTION_FLAG, desc.input_grad),
+    OPTION("rank", OPTION_RANK, rank),
+    OPTION("step", OPTION_COUNT, step),
+    OPTION("evaluate", OPTION_FLAG, evaluate),
+};
+#undef OPTION
+
+static int read_activation(PyObject *value, gg_activation *out) {
+    static const char *const activations[] = {"none", "relu"};
+    const char *name = PyUnicode_AsUTF8(value);
+    const int choice = name != NULL ? gg_py_choice("activation", name, activations, 2) : -1;
+    if (choice >= 0) *out = (gg_activation)choice;
+    return choice < 0 ? -1 : 0;
+}
+
+static int read_option(const run_option *option, PyObject *value, op_run *run) {
+    void *field = (char *)run + option->offset;
+    int64_t *integer = field;
+    switch (option->type) {
+    case OPTION_INTEGER: *integer = PyLong_AsLongLong(value); break;
+    case OPTION_RANK: *(uint32_t *)field = (uint32_t)PyLong_AsUnsignedLong(value); break;
+    case OPTION_COUNT: *(uint64_t *)field = PyLong_AsUnsignedLongLong(value); break;
+    case OPTION_PAIR:
+        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 2) {
+            PyErr_Format(PyExc_TypeError, "%s: must be a tuple of two integers", option->name);
+            return -1;
+        }
+        for (int i = 0; i < 2; ++i) integer[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
+        break;
+    case OPTION_FLAG: *(bool *)field = PyObject_IsTrue(value) == 1; break;
+    case OPTION_NUMBER: *(float *)field = (float)PyFloat_AsDouble(value); break;
+    case OPTION_ACTIVATION: return read_activation(value, field);
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_options(PyObject *options, op_run *run) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(options, &at, &key, &value)) {
+        const size_t count = sizeof run_options / sizeof *run_options;
+        size_t i = 0;
+        while (i < count && PyUnicode_CompareWithASCIIString(key, run_options[i].name) != 0) ++i;
+        if (i == count) {
+            PyErr_Format(PyExc_TypeError, "run_op: unknown option '%U'", key);
+            return -1;
+        }
+        if (read_option(&run_options[i], value, run) < 0) return -1;
+    }
+    return 0;
+}
 
 /* The sample's shape of a batch array. */
 static int sample_shape(PyArrayObject *array, gg_shape *out) {
@@ -110,31 +247,29 @@ static PyArrayObject *batch_array(int64_t batch, const gg_shape *shape) {
     return gg_py_new_array(shape->dims + 1, sizes, NPY_FLOAT32);
 }
 
-static PyArrayObject *optional(PyObject *object, const char *argument) {
-    return object == NULL || object == Py_None ? NULL : gg_py_array(object, NPY_FLOAT32, argument);
-}
-
-/* Weight and bias must have the sizes that the operation will read. */
-static int check_parameters(const gg_op_desc *desc, PyArrayObject *weight, PyArrayObject *bias) {
+/* Convolution and linear layer read as much as their shapes say: weight and bias must have it. */
+static int check_parameters(const op_run *run) {
+    const gg_op_desc *desc = &run->desc;
     const gg_window *w = &desc->window;
-    bool convolution = desc->kind == GG_OP_CONV2D;
-    int64_t outputs = desc->output.size[0], want = 0;
-    if (convolution && desc->groups >= 1)
-        want = outputs * (desc->input[0].size[0] / desc->groups) * w->kernel[0] * w->kernel[1];
+    const size_t *count = run->parameter_count;
+    const int64_t outputs = desc->output.size[0];
+    int64_t want = 0;
+    if (desc->kind != GG_OP_CONV2D && desc->kind != GG_OP_LINEAR) return 0;
     if (desc->kind == GG_OP_LINEAR) want = outputs * desc->input[0].size[0];
-    if ((weight ? PyArray_SIZE(weight) : 0) != want || (bias && PyArray_SIZE(bias) != outputs)) {
-        PyErr_Format(PyExc_ValueError, "weight, bias: %zd and %zd elements; the operation has %lld and %lld",
-                     weight ? PyArray_SIZE(weight) : 0, bias ? PyArray_SIZE(bias) : 0, (long long)want,
-                     (long long)outputs);
+    else if (desc->groups >= 1) want = outputs * (desc->input[0].size[0] / desc->groups) * w->kernel[0] * w->kernel[1];
+    if ((int64_t)count[0] != want || run->parameters != 1 + desc->bias ||
+        (desc->bias && (int64_t)count[1] != outputs)) {
+        PyErr_Format(PyExc_ValueError, "parameters: %d, of %zu and %zu elements; the operation has %lld and %lld",
+                     run->parameters, count[0], count[1], (long long)want, (long long)(desc->bias ? outputs : 0));
         return -1;
     }
     return 0;
 }
 
-/* The arrays of one run, all owned; NULL: the operation has none. */
+/* The arrays of one run, all owned. */
 typedef struct op_arrays {
-    PyArrayObject *input[GG_MAX_INPUTS], *weight, *bias, *grad_output;
-    PyArrayObject *output, *grad_input[GG_MAX_INPUTS], *grad_weight, *grad_bias;
+    PyArrayObject *input[GG_MAX_INPUTS], *parameter[MOST_PARAMETERS], *grad_output;
+    PyArrayObject *output, *grad_input[GG_MAX_INPUTS], *gradient[MOST_PARAMETERS];
 } op_arrays;
 
 static void op_arrays_free(op_arrays *a) {
@@ -142,39 +277,41 @@ static void op_arrays_free(op_arrays *a) {
         Py_XDECREF(a->input[i]);
         Py_XDECREF(a->grad_input[i]);
     }
-    Py_XDECREF(a->weight);
-    Py_XDECREF(a->bias);
+    for (int i = 0; i < MOST_PARAMETERS; ++i) {
+        Py_XDECREF(a->parameter[i]);
+        Py_XDECREF(a->gradient[i]);
+    }
     Py_XDECREF(a->grad_output);
     Py_XDECREF(a->output);
-    Py_XDECREF(a->grad_weight);
-    Py_XDECREF(a->grad_bias);
+}
+
+/* An input in its own type: int32 or float32. */
+static PyArrayObject *input_array(PyObject *object, gg_format *format) {
+    const bool integers = PyArray_Check(object) && PyArray_TYPE((PyArrayObject *)object) == NPY_INT32;
+    format->dtype = integers ? GG_INT32 : GG_FLOAT32;
+    format->layout = GG_LAYOUT_PLAIN;
+    return gg_py_array(object, integers ? NPY_INT32 : NPY_FLOAT32, "inputs");
 }
 
 /* What is given, and with it the shapes of the inputs; the output's is known. -1 with an exception. */
-static int op_arrays_take(op_arrays *a, op_run *run, PyObject *inputs, PyObject *weight, PyObject *bias,
-                          PyObject *grad_output) {
+static int op_arrays_read(op_arrays *a, op_run *run, PyObject *inputs, PyObject *parameters, PyObject *grad_output) {
     gg_op_desc *desc = &run->desc;
     for (int i = 0; i < desc->inputs; ++i) {
-        a->input[i] = gg_py_array(PyList_GET_ITEM(inputs, i), NPY_FLOAT32, "inputs");
+        a->input[i] = input_array(PyList_GET_ITEM(inputs, i), &desc->offered[i]);
         if (a->input[i] == NULL || sample_shape(a->input[i], &desc->input[i]) < 0) return -1;
         desc->batch = PyArray_DIM(a->input[i], 0);
-        desc->offered[i] = gg_test_plain;
         run->input[i] = PyArray_DATA(a->input[i]);
     }
-    a->weight = optional(weight, "weight");
-    a->bias = optional(bias, "bias");
-    a->grad_output = optional(grad_output, "grad_output");
-    if (PyErr_Occurred()) return -1;
-    desc->bias = a->bias != NULL;
-    if (a->weight != NULL) {
-        run->weight = PyArray_DATA(a->weight);
-        run->weight_count = (size_t)PyArray_SIZE(a->weight);
+    for (int i = 0; i < run->parameters; ++i) {
+        a->parameter[i] = gg_py_array(PyList_GET_ITEM(parameters, i), NPY_FLOAT32, "parameters");
+        if (a->parameter[i] == NULL) return -1;
+        run->parameter[i] = PyArray_DATA(a->parameter[i]);
+        run->parameter_count[i] = (size_t)PyArray_SIZE(a->parameter[i]);
     }
-    if (a->bias != NULL) {
-        run->bias = PyArray_DATA(a->bias);
-        run->bias_count = (size_t)PyArray_SIZE(a->bias);
-    }
-    run->grad_output = a->grad_output ? PyArray_DATA(a->grad_output) : NULL;
+    if (grad_output == Py_None) return 0;
+    a->grad_output = gg_py_array(grad_output, NPY_FLOAT32, "grad_output");
+    if (a->grad_output == NULL) return -1;
+    run->grad_output = PyArray_DATA(a->grad_output);
     return 0;
 }
 
@@ -183,99 +320,76 @@ static int op_arrays_make(op_arrays *a, op_run *run) {
     const gg_op_desc *desc = &run->desc;
     if ((a->output = batch_array(desc->batch, &desc->output)) == NULL) return -1;
     run->output = PyArray_DATA(a->output);
-    if (a->weight != NULL) {
-        a->grad_weight = gg_py_new_array(PyArray_NDIM(a->weight), PyArray_DIMS(a->weight), NPY_FLOAT32);
-        if (a->grad_weight == NULL) return -1;
-        run->grad_weight = PyArray_DATA(a->grad_weight);
+    for (int i = 0; i < run->parameters; ++i) {
+        a->gradient[i] = gg_py_new_array(PyArray_NDIM(a->parameter[i]), PyArray_DIMS(a->parameter[i]), NPY_FLOAT32);
+        if (a->gradient[i] == NULL) return -1;
+        run->gradient[i] = PyArray_DATA(a->gradient[i]);
     }
-    if (a->bias != NULL) {
-        a->grad_bias = gg_py_new_array(PyArray_NDIM(a->bias), PyArray_DIMS(a->bias), NPY_FLOAT32);
-        if (a->grad_bias == NULL) return -1;
-        run->grad_bias = PyArray_DATA(a->grad_bias);
-    }
-    for (int i = 0; i < desc->inputs; ++i) {
+    for (int i = 0; desc->input_grad && i < desc->inputs; ++i) {
+        if (desc->offered[i].dtype != GG_FLOAT32) continue;
         a->grad_input[i] = batch_array(desc->batch, &desc->input[i]);
         if (a->grad_input[i] == NULL) return -1;
         run->grad_input[i] = PyArray_DATA(a->grad_input[i]);
     }
+    if (a->grad_output != NULL && PyArray_SIZE(a->grad_output) != PyArray_SIZE(a->output)) {
+        PyErr_SetString(PyExc_ValueError, "grad_output: does not have the output's size");
+        return -1;
+    }
     return 0;
 }
 
-static PyObject *op_result(const op_arrays *a, const gg_op_desc *desc) {
-    PyObject *result = Py_BuildValue("{sO}", "output", a->output);
-    if (result == NULL || a->grad_output == NULL) return result;
+static PyObject *list_of(int count, PyArrayObject *const *array) {
     PyObject *list = PyList_New(0);
-    for (int i = 0; list != NULL && desc->input_grad && i < desc->inputs; ++i)
-        if (PyList_Append(list, (PyObject *)a->grad_input[i]) < 0) Py_CLEAR(list);
-    if (list == NULL || PyDict_SetItemString(result, "grad_inputs", list) < 0 ||
-        PyDict_SetItemString(result, "grad_weight", a->grad_weight ? (PyObject *)a->grad_weight : Py_None) < 0 ||
-        PyDict_SetItemString(result, "grad_bias", a->grad_bias ? (PyObject *)a->grad_bias : Py_None) < 0)
-        Py_CLEAR(result);
-    Py_XDECREF(list);
-    return result;
+    for (int i = 0; list != NULL && i < count; ++i)
+        if (PyList_Append(list, array[i] != NULL ? (PyObject *)array[i] : Py_None) < 0) Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *op_result(const op_arrays *a, const op_run *run) {
+    if (a->grad_output == NULL) return Py_BuildValue("{sO}", "output", a->output);
+    return Py_BuildValue("{sOsNsN}", "output", a->output, "grad_inputs",
+                         list_of(run->desc.input_grad ? run->desc.inputs : 0, a->grad_input), "gradients",
+                         list_of(run->parameters, a->gradient));
 }
 
 PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"backend",      "isa",        "kind",      "inputs",
-                            "output_shape", "weight",     "bias",      "grad_output",
-                            "threads",      "kernel",     "stride",    "padding",
-                            "dilation",     "groups",     "ceil_mode", "count_include_pad",
-                            "probability",  "activation", "seed",      "rank",
-                            "step",         "input_grad", NULL};
+    static char *names[] = {"backend",    "isa",         "kind",    "inputs",  "output_shape",
+                            "parameters", "grad_output", "threads", "options", NULL};
     static const char *const backends[] = {"native", "onednn"};
-    static const char *const activations[] = {"none", "relu"};
-    const char *backend, *isa_name = NULL, *kind, *activation = "none";
-    PyObject *inputs, *output_shape, *weight = NULL, *bias = NULL, *grad_output = NULL, *result = NULL;
-    int threads = 1, ceil_mode = 0, include_pad = 1, input_grad = 1, choice = -1, kind_number = -1;
-    long long kernel[2] = {1, 1}, stride[2] = {1, 1}, padding[2] = {0, 0}, dilation[2] = {1, 1}, groups = 1;
-    unsigned int rank = 0;
-    unsigned long long seed = 0, step = 0;
+    const char *backend, *isa_name = NULL, *kind;
+    PyObject *inputs, *output_shape, *parameters, *grad_output, *options, *result = NULL;
+    int threads = 1, kind_number = -1;
     gg_isa isa;
     gg_test_devices d = {NULL, NULL};
-    op_run run = {.desc = {.inputs = 0}};
-    op_arrays arrays = {.weight = NULL};
+    op_run run = {
+        .desc = {.groups = 1,
+                 .training = true,
+                 .input_grad = true,
+                 .window = {.kernel = {1, 1}, .stride = {1, 1}, .dilation = {1, 1}, .count_include_pad = true}}};
+    op_arrays arrays = {.output = NULL};
     gg_op_desc *desc = &run.desc;
     gg_status status = GG_OK;
     const char *kind_names[GG_OP_COUNT];
     (void)module;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsOO|$OOOi(LL)(LL)(LL)(LL)LppfsKIKp:run_op", names, &backend,
-                                     &isa_name, &kind, &inputs, &output_shape, &weight, &bias, &grad_output, &threads,
-                                     &kernel[0], &kernel[1], &stride[0], &stride[1], &padding[0], &padding[1],
-                                     &dilation[0], &dilation[1], &groups, &ceil_mode, &include_pad, &desc->probability,
-                                     &activation, &seed, &rank, &step, &input_grad))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsO!OO!OiO!:run_op", names, &backend, &isa_name, &kind,
+                                     &PyList_Type, &inputs, &output_shape, &PyList_Type, &parameters, &grad_output,
+                                     &threads, &PyDict_Type, &options))
         return NULL;
     for (int i = 0; i < GG_OP_COUNT; ++i) kind_names[i] = gg_op_kind_name((gg_op_kind)i);
     if (gg_py_choice("backend", backend, backends, 2) < 0 || gg_test_isa_of(isa_name, &isa) < 0) return NULL;
     if ((kind_number = gg_py_choice("kind", kind, kind_names, GG_OP_COUNT)) < 0) return NULL;
-    if ((choice = gg_py_choice("activation", activation, activations, 2)) < 0) return NULL;
-    if (!PyList_Check(inputs) || PyList_GET_SIZE(inputs) < 1 || PyList_GET_SIZE(inputs) > GG_MAX_INPUTS)
+    if (PyList_GET_SIZE(inputs) < 1 || PyList_GET_SIZE(inputs) > GG_MAX_INPUTS)
         return PyErr_Format(PyExc_ValueError, "inputs: must be a list of 1 to %d arrays", GG_MAX_INPUTS);
+    if (PyList_GET_SIZE(parameters) > MOST_PARAMETERS)
+        return PyErr_Format(PyExc_ValueError, "parameters: must be a list of at most %d arrays", MOST_PARAMETERS);
 
-    run.rank = rank;
-    run.step = step;
-    *desc = (gg_op_desc){.kind = (gg_op_kind)kind_number,
-                         .inputs = (int)PyList_GET_SIZE(inputs),
-                         .groups = groups,
-                         .activation = (gg_activation)choice,
-                         .probability = desc->probability,
-                         .seed = seed,
-                         .training = true,
-                         .input_grad = input_grad,
-                         .window = {.ceil_mode = ceil_mode, .count_include_pad = include_pad}};
-    for (int i = 0; i < 2; ++i) {
-        desc->window.kernel[i] = kernel[i];
-        desc->window.stride[i] = stride[i];
-        desc->window.padding[i] = padding[i];
-        desc->window.dilation[i] = dilation[i];
-    }
-    if (gg_py_shape(output_shape, "output_shape", &desc->output) < 0) goto cleanup;
-    if (op_arrays_take(&arrays, &run, inputs, weight, bias, grad_output) < 0) goto cleanup;
-    if (check_parameters(desc, arrays.weight, arrays.bias) < 0 || op_arrays_make(&arrays, &run) < 0) goto cleanup;
-    if (arrays.grad_output != NULL && PyArray_SIZE(arrays.grad_output) != PyArray_SIZE(arrays.output)) {
-        PyErr_SetString(PyExc_ValueError, "grad_output: does not have the output's size");
-        goto cleanup;
-    }
+    desc->kind = (gg_op_kind)kind_number;
+    desc->inputs = (int)PyList_GET_SIZE(inputs);
+    run.parameters = (int)PyList_GET_SIZE(parameters);
+    if (read_options(options, &run) < 0 || gg_py_shape(output_shape, "output_shape", &desc->output) < 0) return NULL;
+    if (op_arrays_read(&arrays, &run, inputs, parameters, grad_output) < 0) goto cleanup;
+    if (check_parameters(&run) < 0 || op_arrays_make(&arrays, &run) < 0) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;
     const gg_float_mode former = gg_parallel_enter();
     status = gg_test_devices_open(backend, isa, threads, &d);
@@ -283,7 +397,7 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     gg_test_devices_close(&d);
     gg_parallel_leave(former);
     Py_END_ALLOW_THREADS;
-    result = status == GG_OK ? op_result(&arrays, desc) : gg_py_raise(status);
+    result = status == GG_OK ? op_result(&arrays, &run) : gg_py_raise(status);
 cleanup:
     op_arrays_free(&arrays);
     return result;
