@@ -1,22 +1,26 @@
-"""Networks by name."""
+"""The small networks: LeNet, Caffe's quick one for CIFAR-10, and linear layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from gossipgrad.errors import choice, integer
 from gossipgrad.layers import AvgPool2d, Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, ReLU
-from gossipgrad.literals import Loss
 from gossipgrad.model import Model, Sequential
+from gossipgrad.models.building import Shape, at_least, chain, image
 
 
-def lenet(classes: int = 10, weight_init: Init = "caffe_xavier", bias_init: Init = 0.0) -> Model:
+def lenet(
+    classes: int = 10,
+    weight_init: Init = "caffe_xavier",
+    bias_init: Init = 0.0,
+    *,
+    input: Shape = (1, 28, 28),
+) -> Model:
     """Caffe's LeNet for 28 x 28 grey digits: 431,080 parameters at 10 classes; loss "cross_entropy".
 
     After LeCun et al., "Gradient-based learning applied to document recognition" (1998), as in Caffe's examples/mnist:
-    no activation after the convolutions, weights start from Caffe's "xavier", biases from 0. Input (1, 28, 28).
+    no activation after the convolutions, weights start from Caffe's "xavier", biases from 0.
     """
     how: dict[str, Any] = {"weight_init": weight_init, "bias_init": bias_init}
     layers: list[Layer] = [
@@ -27,16 +31,17 @@ def lenet(classes: int = 10, weight_init: Init = "caffe_xavier", bias_init: Init
         Flatten(name="flatten"),
         Linear(500, name="fc1", **how),
         ReLU(name="relu1"),
-        Linear(integer("classes", classes, 1), name="fc2", **how),
+        Linear(at_least("classes", classes), name="fc2", **how),
     ]
-    return Sequential(layers, input=(1, 28, 28), name="lenet")
+    x = image(input)
+    return Model(x, chain(x, layers), name="lenet")
 
 
-def cifar_quick(classes: int = 10) -> Model:
+def cifar_quick(classes: int = 10, *, input: Shape = (3, 32, 32)) -> Model:
     """Caffe's cifar10_quick for 32 x 32 colour images: 145,578 parameters at 10 classes; loss "cross_entropy".
 
     After Krizhevsky's cuda-convnet, as in Caffe's examples/cifar10: windows of 3 x 3 by 2 that reach over the edge
-    (32, 16, 8, 4), the first activation after its pooling, none between the linear layers. Input (3, 32, 32).
+    (32, 16, 8, 4), the first activation after its pooling, none between the linear layers.
     Weights start as PyTorch's do: Caffe's normal ones (deviation 1e-4 in conv1) are made for pixels of 0..255, and on
     0..1 an epoch at lr 0.01 or 0.03 ends at chance.
     """
@@ -52,38 +57,16 @@ def cifar_quick(classes: int = 10) -> Model:
         AvgPool2d(3, 2, ceil_mode=True, name="pool3"),
         Flatten(name="flatten"),
         Linear(64, name="fc1"),
-        Linear(integer("classes", classes, 1), name="fc2"),
+        Linear(at_least("classes", classes), name="fc2"),
     ]
-    return Sequential(layers, input=(3, 32, 32), name="cifar_quick")
+    x = image(input)
+    return Model(x, chain(x, layers), name="cifar_quick")
 
 
 def mlp(inputs: int = 28, hidden: Sequence[int] = (300, 300, 300), outputs: int = 1) -> Model:
     """Linear layers with ReLU between: 28-300-300-300-1 for HIGGS; loss "binary_cross_entropy" (scores, no sigmoid)."""
     layers: list[Layer] = []
     for i, width in enumerate(hidden, 1):
-        layers += [Linear(integer(f"hidden[{i - 1}]", width, 1), name=f"fc{i}"), ReLU(name=f"relu{i}")]
-    layers.append(Linear(integer("outputs", outputs, 1), name=f"fc{len(hidden) + 1}"))
-    return Sequential(layers, input=(integer("inputs", inputs, 1),), name="mlp")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A network of the command line, with the loss, batch and data set that go with it."""
-
-    make: Callable[[], Model]
-    loss: Loss
-    batch: int
-    dataset: str
-
-
-BY_NAME = {
-    "lenet": Entry(lenet, "cross_entropy", 64, "mnist-10k"),
-    "mlp": Entry(mlp, "binary_cross_entropy", 256, "higgs"),
-    "cifar_quick": Entry(cifar_quick, "cross_entropy", 100, "cifar10"),
-}
-
-
-def by_name(name: str) -> Entry:
-    """The entry of a name; ValueError lists the names there are."""
-    choice("model", name, BY_NAME)
-    return BY_NAME[name]
+        layers += [Linear(at_least(f"hidden[{i - 1}]", width), name=f"fc{i}"), ReLU(name=f"relu{i}")]
+    layers.append(Linear(at_least("outputs", outputs), name=f"fc{len(hidden) + 1}"))
+    return Sequential(layers, input=(at_least("inputs", inputs),), name="mlp")

@@ -1,0 +1,42 @@
+"""What the networks have in common: their arguments, and how weights start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gossipgrad.errors import integer, number
+from gossipgrad.layers import Init, Layer, Node
+from gossipgrad.model import Input
+
+Shape = Sequence[int]  # (channels, height, width)
+
+
+def image(shape: Any) -> Node:
+    """The input of a network for images; `shape` is its argument input=."""
+    if not isinstance(shape, (tuple, list)) or len(shape) != 3:
+        raise ValueError(f"input={shape!r}: allowed: (channels, height, width), as (3, 224, 224)")
+    return Input(tuple(integer(f"input[{i}]", size, 1) for i, size in enumerate(shape)))
+
+
+def at_least(argument: str, value: Any, least: int = 1) -> int:
+    """An argument that counts something."""
+    return integer(argument, value, least)
+
+
+def rate(value: Any, argument: str = "dropout") -> float:
+    """The argument dropout=, a probability."""
+    return number(argument, value, 0.0, below=1.0)
+
+
+def chain(node: Node, layers: Sequence[Layer]) -> Node:
+    """The layers one after another."""
+    for layer in layers:
+        node = layer(node)
+    return node
+
+
+def fan_out(out: int, kernel: int) -> Init:
+    """PyTorch's kaiming_normal_(mode="fan_out", nonlinearity="relu"): He et al. 2015, of the backward pass."""
+    return "normal", math.sqrt(2.0 / (out * kernel * kernel))
