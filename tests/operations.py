@@ -66,10 +66,19 @@ def run_op(
 
 
 def run_loss(
-    isa: str | None, kind: str, layout: str, prediction: NDArray[np.float32], targets: NDArray[Any]
-) -> tuple[float, int, NDArray[np.float32]]:
-    """Sum of losses, samples right, gradient of the mean."""
-    return _module.run_loss(isa, kind, layout, prediction, targets)
+    isa: str | None,
+    kind: str,
+    layout: str,
+    prediction: NDArray[np.float32],
+    targets: NDArray[Any],
+    **options: Any,
+) -> tuple[float, int, NDArray[np.float32], float, int]:
+    """Sum of losses, targets met, gradient of the mean, what the sum is divided by, targets counted.
+
+    prediction: (n, values), or (n, positions, classes). options: class_weights, sample_weights, label_smoothing,
+    ignore_index, threads.
+    """
+    return _module.run_loss(isa, kind, layout, prediction, targets, **options)
 
 
 def run_kernel(

@@ -6,6 +6,7 @@ Arrays are (batch, channels, height, width) or (batch, features), weights in PyT
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -224,6 +225,48 @@ def cross_entropy(x: Array, classes: Array) -> tuple[float, int, Array]:
     others[n, classes] = 0
     grad[n, classes] = -others.sum(1) / total  # p - 1 without the difference
     return float(losses.sum()), int((x.argmax(1) == classes).sum()), grad / len(x)
+
+
+@dataclasses.dataclass
+class Loss:
+    loss: float  # weighted sum; the mean is loss / divisor
+    correct: int
+    gradient: Array  # of the mean
+    divisor: float
+    counted: int
+    magnitude: Array  # the sum of the absolute values of what a gradient is the sum of
+
+
+def cross_entropy_of_positions(
+    x: Array,
+    classes: Array,
+    class_weights: Array | None = None,
+    sample_weights: Array | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int | None = None,
+) -> Loss:
+    """PyTorch's formulas: x (n, positions, classes); classes (n, positions), some of them ignore_index."""
+    n, positions, count = x.shape
+    weight = np.ones(count) if class_weights is None else class_weights
+    out = Loss(0.0, 0, np.zeros_like(x), 0.0, 0, np.zeros_like(x))
+    for i in range(n):
+        for t in range(positions):
+            target = classes[i, t]
+            if target == ignore_index:
+                continue
+            shifted = x[i, t] - x[i, t].max()
+            log_p = shifted - np.log(np.exp(shifted).sum())
+            wanted = (1 - label_smoothing) * weight[target] * np.eye(count)[target] + label_smoothing / count * weight
+            wanted = wanted * (1 if sample_weights is None else sample_weights[i])
+            out.loss -= float((wanted * log_p).sum())
+            out.gradient[i, t] = wanted.sum() * np.exp(log_p) - wanted
+            out.magnitude[i, t] = wanted.sum() * np.exp(log_p) + wanted
+            out.divisor += float(weight[target])
+            out.counted += 1
+            out.correct += int(x[i, t].argmax() == target)
+    out.gradient /= out.divisor or 1.0
+    out.magnitude /= out.divisor or 1.0
+    return out
 
 
 def binary_cross_entropy(x: Array, targets: Array) -> tuple[float, int, Array]:

@@ -422,7 +422,8 @@ static void fake_loss(gg_device *device, gg_loss_args *args) {
     double *grad = fake_load(GG_LAYOUT_PLAIN, &shape, args->batch, NULL);
     args->divisor = (double)args->batch;
     args->counted = args->batch;
-    fake_loss_kernel(args->loss.kind, args->batch, args->features, p, args->targets, grad, &args->loss_sum, &args->correct);
+    fake_loss_kernel(args->loss.kind, args->batch, args->features, p, args->targets, grad, &args->loss_sum,
+                     &args->correct);
     if (args->gradient) fake_store(args->layout, &shape, args->batch, grad, args->gradient);
     free(p);
     free(grad);

@@ -21,34 +21,73 @@ static void clear_padding(const gg_loss_args *args, int64_t end) {
     if (args->gradient == NULL || args->layout != GG_LAYOUT_BATCH_LAST || end != args->batch) return;
     const int64_t padded = gg_lanes_padded(args->batch);
     if (padded == args->batch) return;
-    for (int64_t f = 0; f < args->features; ++f)
+    for (int64_t f = 0; f < args->positions * args->features; ++f)
         memset(args->gradient + f * padded + args->batch, 0, (size_t)(padded - args->batch) * sizeof(float));
 }
 
-/* log(sum of exp(x)) - x[target], with the largest x taken out of the exponentials, for one PLAIN sample. The sum is
- * in double: a thousand classes would cost digits. Sixteen partial sums, since the compiler may not reorder. */
-static void cross_entropy_row(const gg_loss_args *args, int64_t sample, double *loss_sum, int64_t *correct) {
-    const int64_t features = args->features;
-    const float *x = args->prediction + sample * features;
-    const int32_t target = ((const int32_t *)args->targets)[sample];
-    const double weight = loss_weight_of(args, sample);
+/* Cross entropy's weights of one target: PyTorch's formula is
+ *   loss = one*(log p of the target, negated) + even*sum over c of class weight[c]*(log p[c], negated)
+ * and the gradient p[c]*all - even*class weight[c], less `one` at the target. The sample's weight is in all of them. */
+typedef struct target_weights {
+    double one, even, all;
+} target_weights;
+
+static double class_weight(const gg_loss_options *options, int64_t c) {
+    return options->class_weights != NULL ? (double)options->class_weights[c] : 1.0;
+}
+
+static double class_weights_sum(const gg_loss_options *options, int64_t classes) {
+    double sum = 0;
+    if (options->class_weights == NULL) return (double)classes;
+    for (int64_t c = 0; c < classes; ++c) sum += (double)options->class_weights[c];
+    return sum;
+}
+
+static target_weights weights_of_target(const gg_loss_args *args, int64_t sample, int32_t target, int64_t classes,
+                                        double class_sum) {
+    const double smoothing = (double)args->loss.label_smoothing, weight = loss_weight_of(args, sample);
+    target_weights w = {.one = (1.0 - smoothing) * weight * class_weight(&args->loss, target),
+                        .even = smoothing * weight / (double)classes};
+    w.all = w.one + w.even * class_sum;
+    return w;
+}
+
+static bool loss_ignores(const gg_loss_args *args, int32_t target) {
+    return args->loss.ignores && target == args->loss.ignore_index;
+}
+
+/* What the sum over the batch is divided by; where nothing is counted, the sum is 0. */
+static double loss_divisor(const gg_loss_args *args) { return args->divisor > 0 ? args->divisor : 1.0; }
+
+/* One position of a PLAIN prediction, with the largest x taken out of the exponentials. Their sum is in double: a
+ * thousand classes would cost digits. Sixteen partial sums, since the compiler may not reorder. */
+static void cross_entropy_row(const gg_loss_args *args, int64_t position, double class_sum, double *loss_sum,
+                              int64_t *correct) {
+    const int64_t classes = args->features;
+    const float *x = args->prediction + position * classes;
+    const int32_t target = ((const int32_t *)args->targets)[position];
+    float *gradient = args->gradient != NULL ? args->gradient + position * classes : NULL;
+    if (loss_ignores(args, target)) {
+        if (gradient != NULL) memset(gradient, 0, (size_t)classes * sizeof(float));
+        return;
+    }
+    const target_weights weight = weights_of_target(args, position / args->positions, target, classes, class_sum);
     float best[GG_LANES];
     double sum[GG_LANES] = {0};
     for (int i = 0; i < GG_LANES; ++i) best[i] = x[0];
     int64_t f = 0;
-    for (; f + GG_LANES <= features; f += GG_LANES)
+    for (; f + GG_LANES <= classes; f += GG_LANES)
         for (int i = 0; i < GG_LANES; ++i) best[i] = x[f + i] > best[i] ? x[f + i] : best[i];
-    for (; f < features; ++f) best[0] = x[f] > best[0] ? x[f] : best[0];
+    for (; f < classes; ++f) best[0] = x[f] > best[0] ? x[f] : best[0];
     float top = best[0];
     for (int i = 1; i < GG_LANES; ++i) top = best[i] > top ? best[i] : top;
 
     int64_t first = 0;
-    while (first < features && x[first] != top) ++first;
+    while (first < classes && x[first] != top) ++first;
     *correct += first == target;
 
-    float *gradient = args->gradient != NULL ? args->gradient + sample * features : NULL;
-    for (f = 0; f < features; f += GG_LANES) {
-        const int count = features - f < GG_LANES ? (int)(features - f) : GG_LANES;
+    for (f = 0; f < classes; f += GG_LANES) {
+        const int count = classes - f < GG_LANES ? (int)(classes - f) : GG_LANES;
         float e[GG_LANES];
         if (count == GG_LANES)
             for (int i = 0; i < GG_LANES; ++i) e[i] = exp_of_negative(x[f + i] - top);
@@ -59,25 +98,34 @@ static void cross_entropy_row(const gg_loss_args *args, int64_t sample, double *
     }
     double total = 0;
     for (int i = 0; i < GG_LANES; ++i) total += sum[i];
-    *loss_sum += weight * (log(total) - ((double)x[target] - (double)top));
+    const double log_total = log(total), divisor = loss_divisor(args);
+    *loss_sum += weight.one * (log_total - ((double)x[target] - (double)top));
+    for (f = 0; weight.even > 0 && f < classes; ++f)
+        *loss_sum += weight.even * class_weight(&args->loss, f) * (log_total - ((double)x[f] - (double)top));
     if (gradient == NULL) return;
-    const float share = (float)(weight / (total * (double)args->batch));
-    for (f = 0; f < features; ++f) gradient[f] *= share;
+    const float share = (float)(weight.all / (total * divisor));
+    for (f = 0; f < classes; ++f) gradient[f] *= share;
+    for (f = 0; weight.even > 0 && f < classes; ++f)
+        gradient[f] -= (float)(weight.even * class_weight(&args->loss, f) / divisor);
     /* The last step of p - 1 anew: rounding p*share first would leave its error in a difference. */
-    gradient[target] = (float)(weight * (exp((double)x[target] - (double)top) / total - 1.0) / (double)args->batch);
+    const double p = exp((double)x[target] - (double)top) / total;
+    const double even = weight.even * class_weight(&args->loss, target);
+    gradient[target] = (float)((weight.one * (p - 1.0) + (weight.all - weight.one) * p - even) / divisor);
 }
 
-/* The same for up to sixteen samples of a BATCH_LAST prediction, one a lane. */
-static void cross_entropy_lanes(const gg_loss_args *args, int64_t sample, double *loss_sum, int64_t *correct) {
-    const int64_t features = args->features, stride = gg_lanes_padded(args->batch);
+/* The same for one position of up to sixteen samples of a BATCH_LAST prediction, one a lane. */
+static void cross_entropy_lanes(const gg_loss_args *args, int64_t sample, int64_t position, double class_sum,
+                                double *loss_sum, int64_t *correct) {
+    const int64_t classes = args->features, stride = gg_lanes_padded(args->batch);
     const int count = args->batch - sample < GG_LANES ? (int)(args->batch - sample) : GG_LANES;
-    const float *x = GG_ALIGNED(args->prediction + sample);
-    const int32_t *target = (const int32_t *)args->targets + sample;
+    const int64_t at = position * classes * stride + sample;
+    const float *x = GG_ALIGNED(args->prediction + at);
+    const int32_t *targets = (const int32_t *)args->targets + sample * args->positions + position;
     _Alignas(64) float top[GG_LANES];
     _Alignas(64) int32_t first[GG_LANES] = {0};
     double sum[GG_LANES] = {0};
     for (int i = 0; i < GG_LANES; ++i) top[i] = x[i];
-    for (int64_t f = 1; f < features; ++f) {
+    for (int64_t f = 1; f < classes; ++f) {
         const float *row = GG_ALIGNED(x + f * stride);
         for (int i = 0; i < GG_LANES; ++i) {
             const int more = row[i] > top[i];
@@ -85,37 +133,54 @@ static void cross_entropy_lanes(const gg_loss_args *args, int64_t sample, double
             top[i] = more ? row[i] : top[i];
         }
     }
-    for (int64_t f = 0; f < features; ++f) {
+    for (int64_t f = 0; f < classes; ++f) {
         const float *row = GG_ALIGNED(x + f * stride);
         _Alignas(64) float e[GG_LANES];
         for (int i = 0; i < GG_LANES; ++i) e[i] = exp_of_negative(row[i] - top[i]);
         for (int i = 0; i < GG_LANES; ++i) sum[i] += (double)e[i];
-        if (args->gradient != NULL) memcpy(args->gradient + sample + f * stride, e, sizeof e);
+        if (args->gradient != NULL) memcpy(args->gradient + at + f * stride, e, sizeof e);
     }
-    _Alignas(64) float share[GG_LANES] = {0};
+    const double divisor = loss_divisor(args);
+    target_weights weight[GG_LANES] = {{0}};
+    _Alignas(64) float share[GG_LANES] = {0}, even[GG_LANES] = {0};
     for (int i = 0; i < count; ++i) {
-        const double weight = loss_weight_of(args, sample + i);
-        *loss_sum += weight * (log(sum[i]) - ((double)x[target[i] * stride + i] - (double)top[i]));
-        *correct += first[i] == target[i];
-        share[i] = (float)(weight / (sum[i] * (double)args->batch));
+        const int32_t target = targets[i * args->positions];
+        if (loss_ignores(args, target)) continue;
+        const double log_total = log(sum[i]);
+        weight[i] = weights_of_target(args, sample + i, target, classes, class_sum);
+        *loss_sum += weight[i].one * (log_total - ((double)x[target * stride + i] - (double)top[i]));
+        for (int64_t f = 0; weight[i].even > 0 && f < classes; ++f)
+            *loss_sum += weight[i].even * class_weight(&args->loss, f) *
+                         (log_total - ((double)x[f * stride + i] - (double)top[i]));
+        *correct += first[i] == target;
+        share[i] = (float)(weight[i].all / (sum[i] * divisor));
+        even[i] = (float)(weight[i].even / divisor);
     }
     if (args->gradient == NULL) return;
-    float *gradient = GG_ALIGNED(args->gradient + sample);
-    for (int64_t f = 0; f < features; ++f) {
+    float *gradient = GG_ALIGNED(args->gradient + at);
+    for (int64_t f = 0; f < classes; ++f) {
         float *row = GG_ALIGNED(gradient + f * stride);
-        for (int i = 0; i < GG_LANES; ++i) row[i] *= share[i];
+        const float class = (float)class_weight(&args->loss, f);
+        for (int i = 0; i < GG_LANES; ++i) row[i] = row[i] * share[i] - even[i] * class;
     }
     for (int i = 0; i < count; ++i) {
-        const double p = exp((double)x[target[i] * stride + i] - (double)top[i]) / sum[i];
-        gradient[target[i] * stride + i] = (float)(loss_weight_of(args, sample + i) * (p - 1.0) / (double)args->batch);
+        const int32_t target = targets[i * args->positions];
+        if (loss_ignores(args, target)) continue;
+        const double p = exp((double)x[target * stride + i] - (double)top[i]) / sum[i];
+        const double spread = weight[i].even * class_weight(&args->loss, target);
+        gradient[target * stride + i] =
+            (float)((weight[i].one * (p - 1.0) + (weight[i].all - weight[i].one) * p - spread) / divisor);
     }
 }
 
 static void cross_entropy(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum, int64_t *correct) {
-    if (args->layout == GG_LAYOUT_BATCH_LAST)
-        for (int64_t n = begin; n < end; n += GG_LANES) cross_entropy_lanes(args, n, loss_sum, correct);
-    else
-        for (int64_t n = begin; n < end; ++n) cross_entropy_row(args, n, loss_sum, correct);
+    const double class_sum = class_weights_sum(&args->loss, args->features);
+    if (args->layout == GG_LAYOUT_PLAIN) {
+        for (int64_t n = begin; n < end; ++n) cross_entropy_row(args, n, class_sum, loss_sum, correct);
+        return;
+    }
+    for (int64_t n = begin; n < end; n += GG_LANES)
+        for (int64_t t = 0; t < args->positions; ++t) cross_entropy_lanes(args, n, t, class_sum, loss_sum, correct);
     clear_padding(args, end);
 }
 
