@@ -47,14 +47,15 @@ gg_status gg_optimizer_check(const gg_optimizer *optimizer); /* GG_ERROR_ARGUMEN
  * second. */
 int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MOST_MOMENTS]);
 
-/* The update of elements [offset, offset + count) in step `step`, with the state's arenas and `gradient`, which points
- * to the first of them; nothing is received or copied. The step counts from 0. */
-gg_update_args gg_optimizer_update(const gg_optimizer *optimizer, const gg_state *state, int64_t step, size_t offset,
-                                   size_t count, const float *gradient);
+/* What the updates of a group of parameters (optim/updater.h) are in step `step`, from 0: fills rule, learning rate,
+ * decay and all else that is not an address. */
+struct gg_group;
+void gg_optimizer_rule(const gg_optimizer *optimizer, const struct gg_group *group, int64_t step, gg_update_args *args);
 
 /* What a change d of the gradient of step `step` would have changed: *momentum += first * d, *weight += second * d.
  * Adam's division by the second moment is not linear in d: its weights are left alone, and follow from the next step
  * on. */
-void gg_optimizer_late(const gg_optimizer *optimizer, int64_t step, float *first, float *second);
+void gg_optimizer_late(const gg_optimizer *optimizer, const struct gg_group *group, int64_t step, float *first,
+                       float *second);
 
 #endif

@@ -1,7 +1,7 @@
 #include <float.h>
 #include <math.h>
 
-#include "optim/optim.h"
+#include "optim/updater.h"
 
 int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MOST_MOMENTS]) {
     names[0] = "momentum";
@@ -51,17 +51,18 @@ cleanup:
     return status;
 }
 
-static void fill_sgd(const gg_optimizer *optimizer, double lr, gg_update_args *args) {
+static void fill_sgd(const gg_optimizer *optimizer, double lr, float weight_decay, gg_update_args *args) {
     args->rule = optimizer->momentum <= 0 ? GG_UPDATE_PLAIN
                  : optimizer->nesterov    ? GG_UPDATE_NESTEROV
                                           : GG_UPDATE_MOMENTUM;
     args->lr = (float)lr;
     args->mu = optimizer->momentum;
-    args->weight_decay = optimizer->weight_decay;
+    args->weight_decay = weight_decay;
 }
 
 /* Moments start as zeros, so they are too small by 1 - beta^updates. */
-static void fill_adam(const gg_optimizer *optimizer, double lr, int64_t step, gg_update_args *args) {
+static void fill_adam(const gg_optimizer *optimizer, double lr, float weight_decay, int64_t step,
+                      gg_update_args *args) {
     const double updates = (double)(step - optimizer->moments_since) + 1;
     args->rule = GG_UPDATE_ADAM;
     args->lr = (float)(lr / (1 - pow(optimizer->beta1, updates)));
@@ -71,31 +72,38 @@ static void fill_adam(const gg_optimizer *optimizer, double lr, int64_t step, gg
     args->square_share = (float)(1 - optimizer->beta2);
     args->root_scale = (float)(1 / sqrt(1 - pow(optimizer->beta2, updates)));
     args->eps = optimizer->eps;
-    args->weight_decay = optimizer->decoupled ? 0.0f : optimizer->weight_decay;
-    args->weight_factor = optimizer->decoupled ? (float)(1 - lr * (double)optimizer->weight_decay) : 1.0f;
+    args->weight_decay = optimizer->decoupled ? 0.0f : weight_decay;
+    args->weight_factor = optimizer->decoupled ? (float)(1 - lr * (double)weight_decay) : 1.0f;
 }
 
-gg_update_args gg_optimizer_update(const gg_optimizer *optimizer, const gg_state *state, int64_t step, size_t offset,
-                                   size_t count, const float *gradient) {
-    const double lr = gg_rate_at(&optimizer->rate, step);
-    float *const moment[GG_MOST_MOMENTS] = {gg_state_moment(state, 0), gg_state_moment(state, 1)};
-    gg_update_args args = {.n = count,
-                           .grad = gradient,
-                           .weight = gg_state_weights(state) + offset,
-                           .momentum = moment[0] != NULL ? moment[0] + offset : NULL,
-                           .square = moment[1] != NULL ? moment[1] + offset : NULL,
-                           .grad_scale = 1.0f};
-    if (optimizer->kind == GG_OPTIMIZER_ADAM) fill_adam(optimizer, lr, step, &args);
-    else fill_sgd(optimizer, lr, &args);
-    return args;
+static double group_rate(const gg_optimizer *optimizer, const gg_group *group, int64_t step) {
+    return gg_rate_at(&optimizer->rate, step) * (double)group->lr_factor;
 }
 
-void gg_optimizer_late(const gg_optimizer *optimizer, int64_t step, float *first, float *second) {
-    if (optimizer->kind == GG_OPTIMIZER_ADAM) {
-        *first = (float)(1 - optimizer->beta1);
-        *second = 0.0f;
+void gg_optimizer_rule(const gg_optimizer *optimizer, const gg_group *group, int64_t step, gg_update_args *args) {
+    args->grad_scale = 1.0f;
+    if (group->statistic) {
+        args->rule = GG_UPDATE_PLAIN;
+        args->lr = 1.0f;
+        args->weight_decay = 0.0f;
         return;
     }
-    *first = 1.0f;
-    *second = -(float)gg_rate_at(&optimizer->rate, step) * (optimizer->nesterov ? 1.0f + optimizer->momentum : 1.0f);
+    const double lr = group_rate(optimizer, group, step);
+    const float weight_decay = optimizer->weight_decay * group->decay_factor;
+    if (optimizer->kind == GG_OPTIMIZER_ADAM) fill_adam(optimizer, lr, weight_decay, step, args);
+    else fill_sgd(optimizer, lr, weight_decay, args);
+}
+
+void gg_optimizer_late(const gg_optimizer *optimizer, const gg_group *group, int64_t step, float *first,
+                       float *second) {
+    *first = group->statistic ? 0.0f : 1.0f;
+    if (group->statistic) {
+        *second = -1.0f;
+    } else if (optimizer->kind == GG_OPTIMIZER_ADAM) {
+        *first = (float)(1 - optimizer->beta1);
+        *second = 0.0f;
+    } else {
+        *second =
+            -(float)group_rate(optimizer, group, step) * (optimizer->nesterov ? 1.0f + optimizer->momentum : 1.0f);
+    }
 }

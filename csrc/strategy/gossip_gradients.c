@@ -27,9 +27,12 @@ static bool gossip_gradients_stale(const gossip_gradients *g) { return g->gossip
 
 static void gossip_gradients_update(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
     const gg_strategy_env *env = &g->gossip.head.env;
-    const gg_update_args args =
-        gg_optimizer_update(env->optimizer, env->state, step, piece->offset, piece->count, gradient);
-    env->device->table->update(env->device, &args);
+    gg_updater_apply(env->updater, env->device, env->state,
+                     &(gg_update){.step = step,
+                                  .offset = piece->offset,
+                                  .count = piece->count,
+                                  .owned_offset = piece->offset,
+                                  .gradient = gradient});
 }
 
 /* staleness 0: whether a chunk of a bucket is under way; the next one. */
@@ -164,23 +167,18 @@ static gg_status gossip_gradients_end(gg_strategy *strategy) {
 static gg_status add_late(gossip_gradients *g, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-    const gg_state *state = g->gossip.head.env.state;
-    gg_device *device = g->gossip.head.env.device;
-    const gg_dtype wire = g->gradient.wire;
-    float first = 0, second = 0;
-    gg_optimizer_late(g->gossip.head.env.optimizer, g->sent_at, &first, &second);
-
+    const gg_strategy_env *env = &g->gossip.head.env;
     GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
-        const void *received = gg_stream_received(&g->gradient, i, chunk->offset);
-        const float *own = g->own[g->in_flight[bucket]] + chunk->offset;
-        float *weight = gg_state_weights(state) + chunk->offset;
-        device->table->mix(device, chunk->count, wire, second / 2, weight, received, own, weight);
-        if (gg_state_moments(state) > 0) {
-            float *momentum = gg_state_moment(state, 0) + chunk->offset;
-            device->table->mix(device, chunk->count, wire, first / 2, momentum, received, own, momentum);
-        }
+        gg_updater_late(env->updater, env->device, env->state,
+                        &(gg_update){.step = g->sent_at,
+                                     .offset = chunk->offset,
+                                     .count = chunk->count,
+                                     .owned_offset = chunk->offset,
+                                     .gradient = g->own[g->in_flight[bucket]] + chunk->offset,
+                                     .wire = g->gradient.wire,
+                                     .received = {gg_stream_received(&g->gradient, i, chunk->offset)}});
     }
     for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_stream_release(&g->gradient, i));
     g->in_flight[bucket] = NOTHING;

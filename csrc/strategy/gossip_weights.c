@@ -131,34 +131,35 @@ cleanup:
 }
 
 /* The mix by halves exists for comparison and is a separate pass. */
-static void update_halves(gossip_weights *g, gg_update_args *args) {
-    gg_device *device = g->gossip.head.env.device;
-    float *own[PARTS] = {args->weight, args->momentum, args->square};
-    const void *received[PARTS] = {args->weight_after, args->momentum_before, args->square_before};
-    void *copy[PARTS] = {args->weight_copy, args->momentum_copy, args->square_copy};
-    args->weight_after = args->momentum_before = args->square_before = NULL;
-    args->weight_copy = args->momentum_copy = args->square_copy = NULL;
-    for (int i = MOMENT; i < PARTS; ++i)
-        if (received[i] != NULL) gg_gossip_mix(&g->gossip, args->n, own[i], received[i], NULL, own[i]);
-    device->table->update(device, args);
-    if (received[WEIGHT] != NULL)
-        gg_gossip_mix(&g->gossip, args->n, args->weight, received[WEIGHT], NULL, args->weight);
-    for (int i = 0; i < PARTS; ++i) {
-        if (copy[i] == NULL) continue;
-        if (args->wire == GG_BFLOAT16) device->table->narrow(device, args->n, own[i], copy[i]);
-        else memcpy(copy[i], own[i], args->n * sizeof(float));
+static void update_halves(gossip_weights *g, const gg_update *update) {
+    const gg_strategy_env *env = &g->gossip.head.env;
+    const size_t at = update->offset, n = update->count;
+    gg_update alone = *update;
+    memset(alone.received, 0, sizeof alone.received);
+    memset(alone.copy, 0, sizeof alone.copy);
+    for (int i = MOMENT; i < g->parts; ++i)
+        if (update->received[i] != NULL)
+            gg_gossip_mix(&g->gossip, n, g->part[i].own + at, update->received[i], NULL, g->part[i].own + at);
+    gg_updater_apply(env->updater, env->device, env->state, &alone);
+    for (int i = 0; i < g->parts; ++i) {
+        float *own = g->part[i].own + at;
+        if (i == WEIGHT && update->received[i] != NULL)
+            gg_gossip_mix(&g->gossip, n, own, update->received[i], NULL, own);
+        if (update->copy[i] == NULL) continue;
+        if (update->wire == GG_BFLOAT16) env->device->table->narrow(env->device, n, own, update->copy[i]);
+        else memcpy(update->copy[i], own, n * sizeof(float));
     }
 }
 
 /* What came for elements of a chunk that the update mixes in, and where the update puts their snapshot; NULL: nothing.
  */
 static const void *gossip_weights_received(const exchanged *part, int chunk, size_t offset) {
-    if (part->stream.owner == NULL || part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
+    if (part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
     return gg_stream_received(&part->stream, chunk, offset);
 }
 
 static void *gossip_weights_copy(const gossip_weights *g, const exchanged *part, size_t offset) {
-    if (part->stream.owner == NULL || !gg_gossip_exchanges(&g->gossip)) return NULL;
+    if (!gg_gossip_exchanges(&g->gossip)) return NULL;
     return gg_stream_snapshot(&part->stream, g->turn, offset);
 }
 
@@ -166,17 +167,18 @@ static void *gossip_weights_copy(const gossip_weights *g, const exchanged *part,
 static void gossip_weights_update(gossip_weights *g, int chunk, const gg_chunk *piece) {
     const gg_strategy_env *env = &g->gossip.head.env;
     const size_t at = piece->offset;
-    gg_update_args args = gg_optimizer_update(env->optimizer, env->state, g->gossip.head.step, at, piece->count,
-                                              gg_state_gradients(env->state) + at);
-    args.wire = g->gossip.options.wire;
-    args.weight_after = gossip_weights_received(&g->part[WEIGHT], chunk, at);
-    args.momentum_before = gossip_weights_received(&g->part[MOMENT], chunk, at);
-    args.square_before = gossip_weights_received(&g->part[MOMENT + 1], chunk, at);
-    args.square_copy = gossip_weights_copy(g, &g->part[MOMENT + 1], at);
-    args.weight_copy = gossip_weights_copy(g, &g->part[WEIGHT], at);
-    args.momentum_copy = gossip_weights_copy(g, &g->part[MOMENT], at);
-    if (g->gossip.options.mix == GG_MIX_HALVES) update_halves(g, &args);
-    else env->device->table->update(env->device, &args);
+    gg_update update = {.step = g->gossip.head.step,
+                        .offset = at,
+                        .count = piece->count,
+                        .owned_offset = at,
+                        .gradient = gg_state_gradients(env->state) + at,
+                        .wire = g->gossip.options.wire};
+    for (int i = 0; i < g->parts; ++i) {
+        update.received[i] = gossip_weights_received(&g->part[i], chunk, at);
+        update.copy[i] = gossip_weights_copy(g, &g->part[i], at);
+    }
+    if (g->gossip.options.mix == GG_MIX_HALVES) update_halves(g, &update);
+    else gg_updater_apply(env->updater, env->device, env->state, &update);
 }
 
 /* After the last update of a chunk in a step: releases the message that was mixed in and sends the new snapshot. */

@@ -162,18 +162,18 @@ cleanup:
     return status;
 }
 
-/* The optimiser's step on an own slice, which it also writes to the snapshot. The optimiser's arenas hold own slices
- * only, so the slice is a separate state. */
+/* The optimiser's step on an own slice, which it also writes to the snapshot. The arenas of moments hold own slices
+ * only. */
 static void overlapped_update(overlapped_averaging *s, const gg_part *own) {
     const gg_strategy_env *env = &s->head.env;
-    const gg_state *state = env->state;
-    gg_state slice = *state;
-    slice.arena[GG_WEIGHTS].data += own->offset;
-    for (int i = 0; i < gg_state_moments(state); ++i) slice.arena[GG_MOMENTS + i].data += own->owned_offset;
-    gg_update_args args = gg_optimizer_update(env->optimizer, &slice, s->head.step, 0, own->count,
-                                              gg_state_gradients(state) + own->offset);
-    if (s->snapshot != NULL) args.weight_copy = s->snapshot + own->owned_offset;
-    env->device->table->update(env->device, &args);
+    gg_updater_apply(env->updater, env->device, env->state,
+                     &(gg_update){.step = s->head.step,
+                                  .offset = own->offset,
+                                  .count = own->count,
+                                  .owned_offset = own->owned_offset,
+                                  .gradient = gg_state_gradients(env->state) + own->offset,
+                                  .wire = GG_FLOAT32,
+                                  .copy = {s->snapshot != NULL ? s->snapshot + own->owned_offset : NULL}});
 }
 
 /* The sum over the ranks of what s->source has, `count` elements from `offset` of the arenas on. */

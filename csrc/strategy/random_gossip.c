@@ -419,12 +419,16 @@ static gg_status random_gossip_ready(gg_strategy *strategy, int layer) {
     random_gossip *s = (random_gossip *)strategy;
     const gg_strategy_env *env = &strategy->env;
     const gg_slice *slice = gg_graph_layer(env->graph, layer);
-    gg_update_args args = gg_optimizer_update(env->optimizer, env->state, strategy->step, slice->offset, slice->count,
-                                              gg_state_gradients(env->state) + slice->offset);
     if (!s->chosen) GG_TRY(random_gossip_choose(s));
-    args.wire = s->wire;
-    if (s->writing >= 0) args.weight_copy = random_gossip_travelling(s, s->snapshot[s->writing], slice->offset);
-    env->device->table->update(env->device, &args);
+    void *snapshot = s->writing >= 0 ? random_gossip_travelling(s, s->snapshot[s->writing], slice->offset) : NULL;
+    gg_updater_apply(env->updater, env->device, env->state,
+                     &(gg_update){.step = strategy->step,
+                                  .offset = slice->offset,
+                                  .count = slice->count,
+                                  .owned_offset = slice->offset,
+                                  .gradient = gg_state_gradients(env->state) + slice->offset,
+                                  .wire = s->wire,
+                                  .copy = {snapshot}});
 cleanup:
     return status;
 }

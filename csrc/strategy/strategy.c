@@ -118,7 +118,7 @@ static void list_arenas(gg_state *state, const gg_optimizer *optimizer, unsigned
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     gg_status status = GG_OK;
     gg_state *state = env->state;
-    list_arenas(state, env->optimizer, shared);
+    list_arenas(state, env->updater->optimizer, shared);
     for (int i = 0; i < state->arenas; ++i) {
         gg_arena *arena = &state->arena[i];
         const size_t bytes = arena_elements(state, arena) * sizeof(float);
@@ -160,9 +160,10 @@ gg_status gg_strategy_progress(gg_strategy *strategy) { return gg_progress(strat
 
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient) {
     const gg_strategy_env *env = &strategy->env;
-    const gg_update_args args =
-        gg_optimizer_update(env->optimizer, env->state, strategy->step, offset, count, gradient);
-    env->device->table->update(env->device, &args);
+    gg_updater_apply(
+        env->updater, env->device, env->state,
+        &(gg_update){
+            .step = strategy->step, .offset = offset, .count = count, .owned_offset = offset, .gradient = gradient});
 }
 
 gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer) {

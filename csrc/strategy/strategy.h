@@ -19,7 +19,7 @@
 #include "comm/collective.h"
 #include "comm/schedule.h"
 #include "comm/transport.h"
-#include "optim/optim.h"
+#include "optim/updater.h"
 
 typedef enum gg_strategy_kind {
     GG_STRATEGY_GOSSIPGRAD = 0,
@@ -81,8 +81,8 @@ typedef struct gg_strategy_options {
 typedef struct gg_strategy_env {
     gg_transport *transport;
     gg_device *device;
-    const gg_optimizer *optimizer;
-    gg_state *state; /* count set by the caller; the arenas are allocated by the strategy */
+    const gg_updater *updater; /* applies the optimiser */
+    gg_state *state;           /* count set by the caller; the arenas are allocated by the strategy */
     const gg_graph *graph;
     uint64_t seed;
     gg_trace *trace; /* NULL: off */

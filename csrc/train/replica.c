@@ -22,6 +22,7 @@ struct gg_replica {
     gg_replica_options options;
     gg_device *native, *onednn; /* onednn NULL: only native is used */
     gg_device *device;          /* arenas and gathering */
+    gg_updater updater;
     gg_state state;
     gg_strategy *strategy;
     gg_tuning tuning;
@@ -598,10 +599,11 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     r->state.count = r->state.owned = gg_graph_arena_count(options->graph);
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
+    GG_TRY(gg_updater_create(options->graph, &r->options.optimizer, &r->updater));
     GG_TRY(gg_strategy_create(&r->options.strategy,
                               &(gg_strategy_env){.transport = options->transport,
                                                  .device = r->device,
-                                                 .optimizer = &r->options.optimizer,
+                                                 .updater = &r->updater,
                                                  .state = &r->state,
                                                  .graph = options->graph,
                                                  .seed = options->seed,
@@ -619,6 +621,7 @@ cleanup:
 void gg_replica_destroy(gg_replica *r) {
     if (r == NULL) return;
     gg_strategy_destroy(r->strategy);
+    gg_updater_destroy(&r->updater);
     gg_plans_clear(&r->plans);
     gg_batches_clear(&r->data);
     gg_free(r->share);

@@ -509,18 +509,19 @@ static void test_optimizer(void) {
                               .weight_decay = 1e-4f,
                               .nesterov = true};
     CHECK_OK(gg_optimizer_check(&optimizer));
-    float weight[64] = {0}, momentum[64] = {0}, square[64] = {0}, gradient[32] = {0};
-    const gg_state state = {
-        .count = 64, .arenas = 4, .arena = {{.data = weight}, {0}, {.data = momentum}, {.data = square}}};
-    gg_update_args args = gg_optimizer_update(&optimizer, &state, 2, 16, 32, gradient);
+    const gg_group plain = {.lr_factor = 1, .decay_factor = 1}, caffe = {.lr_factor = 2, .decay_factor = 0.5f};
+    const gg_group statistic = {.statistic = true};
+    gg_update_args args = {.lr = -1, .weight_decay = -1};
+    gg_optimizer_rule(&optimizer, &plain, 2, &args);
     CHECK_NEAR(args.lr, 0.25, 0);
     CHECK_NEAR(args.mu, 0.9f, 0);
     CHECK_NEAR(args.weight_decay, 1e-4f, 0);
+    CHECK_NEAR(args.grad_scale, 1, 0);
     CHECK_INT(args.rule, GG_UPDATE_NESTEROV);
-    CHECK_INT(args.n, 32);
-    CHECK(args.grad == gradient && args.weight == weight + 16 && args.momentum == momentum + 16 &&
-          args.square == square + 16);
-    CHECK(args.weight_copy == NULL && args.weight_after == NULL && args.compute_copy == NULL);
+    gg_optimizer_rule(&optimizer, &caffe, 2, &args);
+    CHECK(args.lr == 0.5f && args.weight_decay == 0.5e-4f);
+    gg_optimizer_rule(&optimizer, &statistic, 2, &args);
+    CHECK(args.lr == 1 && args.weight_decay == 0 && args.rule == GG_UPDATE_PLAIN);
     const char *names[GG_MOST_MOMENTS];
     CHECK_INT(gg_optimizer_moments(&optimizer, names), 1);
 
@@ -528,15 +529,18 @@ static void test_optimizer(void) {
     adam.weight_decay = 0.1f;
     CHECK_OK(gg_optimizer_check(&adam));
     CHECK_INT(gg_optimizer_moments(&adam, names), 2);
-    args = gg_optimizer_update(&adam, &state, 0, 0, 32, gradient);
+    gg_optimizer_rule(&adam, &plain, 0, &args);
     CHECK_INT(args.rule, GG_UPDATE_ADAM);
     CHECK_NEAR(args.lr, 5.0, 1e-6);                   /* 0.5 / (1 - 0.9) */
     CHECK_NEAR(args.root_scale, 31.6227766, 1e-5);    /* 1 / sqrt(1 - 0.999) */
     CHECK_NEAR(args.square_share / 0.001, 1.0, 1e-7); /* not 1 - 0.999f */
     CHECK(args.weight_decay == 0.1f && args.weight_factor == 1.0f);
     adam.decoupled = true;
-    args = gg_optimizer_update(&adam, &state, 0, 0, 32, gradient);
+    gg_optimizer_rule(&adam, &plain, 0, &args);
     CHECK(args.weight_decay == 0.0f && args.weight_factor == 0.95f);
+    gg_optimizer_rule(&adam, &caffe, 0, &args);
+    CHECK_NEAR(args.lr, 10.0, 1e-5);
+    CHECK(args.weight_decay == 0.0f && args.weight_factor == 0.95f); /* twice the rate, half the decay */
 
 #define BREAK(change, text)                                                                                            \
     do {                                                                                                               \

@@ -1,0 +1,119 @@
+#include "optim/updater.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+
+static bool updated_alike(const gg_group *a, const gg_group *b) {
+    return a->statistic == b->statistic && a->lr_factor == b->lr_factor && a->decay_factor == b->decay_factor;
+}
+
+gg_status gg_updater_create(const gg_graph *graph, const gg_optimizer *optimizer, gg_updater *out) {
+    gg_status status = GG_OK;
+    const int parameters = gg_graph_parameters(graph);
+    *out = (gg_updater){.optimizer = optimizer};
+    GG_TRY(gg_calloc((size_t)parameters + 1, sizeof *out->group, "groups of parameters", &out->group));
+    for (int i = 0; i < parameters; ++i) {
+        const gg_parameter *p = gg_graph_parameter(graph, i);
+        gg_group *last = out->groups > 0 ? &out->group[out->groups - 1] : NULL;
+        gg_group group = {.begin = p->offset, .statistic = p->role == GG_ROLE_STATISTIC};
+        group.end = i + 1 < parameters ? gg_graph_parameter(graph, i + 1)->offset : gg_graph_arena_count(graph);
+        if (!group.statistic) {
+            group.lr_factor = p->lr_factor;
+            group.decay_factor = p->decay_factor;
+        }
+        if (last != NULL && updated_alike(last, &group)) last->end = group.end;
+        else out->group[out->groups++] = group;
+    }
+cleanup:
+    return status;
+}
+
+void gg_updater_destroy(gg_updater *updater) {
+    gg_free(updater->group);
+    memset(updater, 0, sizeof *updater);
+}
+
+const gg_group *gg_updater_group(const gg_updater *updater, size_t at) {
+    int low = 0, high = updater->groups - 1;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (at < updater->group[middle].end) high = middle;
+        else low = middle + 1;
+    }
+    return &updater->group[low];
+}
+
+/* What is `elements` of the wire's type behind; NULL stays NULL. */
+static const void *received_at(const gg_update *update, int which, size_t elements) {
+    const char *received = update->received[which];
+    return received != NULL ? received + elements * gg_dtype_size(update->wire) : NULL;
+}
+
+static void *copy_at(const gg_update *update, int which, size_t elements) {
+    char *copy = update->copy[which];
+    return copy != NULL ? copy + elements * gg_dtype_size(update->wire) : NULL;
+}
+
+static float *moment_at(const gg_state *state, int i, size_t at) {
+    float *moment = gg_state_moment(state, i);
+    return moment != NULL ? moment + at : NULL;
+}
+
+/* Elements [from, from + count) of the update, all of one group. */
+static void apply_piece(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,
+                        const gg_update *update, size_t from, size_t count) {
+    gg_update_args args = {.n = count,
+                           .wire = update->wire,
+                           .grad = update->gradient + from,
+                           .weight = gg_state_weights(state) + update->offset + from,
+                           .weight_after = received_at(update, 0, from),
+                           .weight_copy = copy_at(update, 0, from)};
+    gg_optimizer_rule(updater->optimizer, group, update->step, &args);
+    if (!group->statistic) {
+        args.momentum = moment_at(state, 0, update->owned_offset + from);
+        args.momentum_before = received_at(update, 1, from);
+        args.momentum_copy = copy_at(update, 1, from);
+        args.square = moment_at(state, 1, update->owned_offset + from);
+        args.square_before = received_at(update, 2, from);
+        args.square_copy = copy_at(update, 2, from);
+    }
+    device->table->update(device, &args);
+    for (int i = 1; i <= GG_MOST_MOMENTS && group->statistic; ++i)
+        if (update->copy[i] != NULL) memset(copy_at(update, i, from), 0, count * gg_dtype_size(update->wire));
+}
+
+static void late_piece(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,
+                       const gg_update *update, size_t from, size_t count) {
+    const void *received = received_at(update, 0, from);
+    const float *own = update->gradient + from;
+    float *weight = gg_state_weights(state) + update->offset + from;
+    float *momentum = moment_at(state, 0, update->owned_offset + from);
+    float first = 0, second = 0;
+    gg_optimizer_late(updater->optimizer, group, update->step, &first, &second);
+    device->table->mix(device, count, update->wire, second / 2, weight, received, own, weight);
+    if (momentum != NULL && !group->statistic)
+        device->table->mix(device, count, update->wire, first / 2, momentum, received, own, momentum);
+}
+
+/* Cuts an update where groups change. */
+static void each_piece(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update,
+                       void (*piece)(const gg_updater *updater, const gg_group *group, gg_device *device,
+                                     const gg_state *state, const gg_update *update, size_t from, size_t count)) {
+    const size_t end = update->offset + update->count;
+    if (update->count == 0) return;
+    const gg_group *group = gg_updater_group(updater, update->offset);
+    for (size_t at = update->offset; at < end; ++group) {
+        const size_t next = group->end < end ? group->end : end;
+        piece(updater, group, device, state, update, at - update->offset, next - at);
+        at = next;
+    }
+}
+
+void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
+    each_piece(updater, device, state, update, apply_piece);
+}
+
+void gg_updater_late(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
+    each_piece(updater, device, state, update, late_piece);
+}
