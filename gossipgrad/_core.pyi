@@ -23,6 +23,8 @@ class Graph:
     def shape(self, node: int, /) -> tuple[int, ...]: ...
     def nodes(self) -> list[dict[str, Any]]:
         """One dict a node: name, kind, inputs, shape, parameters (count), macs."""
+    def set_factors(self, node: int, lr: tuple[float, float], weight_decay: tuple[float, float], /) -> None:
+        """What multiplies the optimiser's, of the layer's weights and of its biases; before finish."""
     def parameters(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and role of each tensor; roles: weight bias scale shift statistic."""
     def initial_weights(self, seed: int, /) -> dict[str, NDArray[np.float32]]: ...

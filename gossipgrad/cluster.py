@@ -197,9 +197,7 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
             _core.mpi_start(launched)
         return _core.Team("mpi", launched=launched, timeout=timeout, **links)
     if not callable(getattr(comm, "py2f", None)):
-        raise TypeError(
-            f"comm={comm!r}: allowed: None, a gossipgrad.VirtualCluster, an mpi4py communicator"
-        )
+        raise TypeError(f"comm={comm!r}: allowed: None, a gossipgrad.VirtualCluster, an mpi4py communicator")
     _preload.mpi_environment()
     _failure.guard()
     _stall.start()

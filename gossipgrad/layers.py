@@ -34,6 +34,16 @@ def _init(argument: str, value: Any) -> tuple[str, float]:
     return value, 0.0
 
 
+Factor = float | tuple[float, float]
+
+
+def _factors(argument: str, value: Any) -> tuple[float, float]:
+    """(of the weights, of the biases), from a pair or from one number for both."""
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return number(f"{argument}[0]", value[0], 0.0), number(f"{argument}[1]", value[1], 0.0)
+    return (number(argument, value, 0.0),) * 2
+
+
 def _no_more(layer: str, given: tuple[Any, ...], more: tuple[Any, ...], allowed: str, keywords: str) -> None:
     """TypeError for more positional arguments: other libraries have the input's channels before the outputs."""
     if more:
@@ -80,8 +90,12 @@ class Layer:
         return {}
 
     def config(self) -> dict[str, Any]:
-        """The constructor's keywords, without the name, in terms of JSON."""
+        """The constructor's keywords, without the name and those of Trained, in terms of JSON."""
         return {}
+
+    def described(self) -> dict[str, Any]:
+        """All keywords of the constructor but the name, in terms of JSON."""
+        return self.config()
 
     def __call__(self, *nodes: Node | Sequence[Node]) -> Node:
         flat: list[Node] = []
@@ -107,11 +121,33 @@ class Layer:
 
     def __repr__(self) -> str:
         shown = {"name": self.name} if self.name else {}
-        shown |= {key: value for key, value in self.config().items() if value is not None}
+        shown |= {key: value for key, value in self.described().items() if value is not None}
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
-class Conv2d(Layer):
+class Trained(Layer):
+    """The base of layers with parameters.
+
+    lr, weight_decay  factors of the optimiser's learning rate and weight decay for this layer: one number, or a pair
+                      (of weights and scales, of biases and shifts), as lr=(1, 2) in Caffe's networks. lr=0: it stays
+                      as it is.
+    """
+
+    def __init__(self, name: str | None = None, lr: Factor = 1.0, weight_decay: Factor = 1.0) -> None:
+        super().__init__(name)
+        self.lr = _factors("lr", lr)
+        self.weight_decay = _factors("weight_decay", weight_decay)
+
+    def factors(self) -> dict[str, tuple[float, float]]:
+        """Those that are not 1."""
+        given = {"lr": self.lr, "weight_decay": self.weight_decay}
+        return {key: pair_ for key, pair_ in given.items() if pair_ != (1.0, 1.0)}
+
+    def described(self) -> dict[str, Any]:
+        return self.config() | {key: list(pair_) for key, pair_ in self.factors().items()}
+
+
+class Conv2d(Trained):
     """Convolution (cross-correlation) of (channels, height, width) with `out` filters; input channels are inferred.
 
     kernel, stride, padding, dilation  one integer, or (height, width); padding is zeros on each side.
@@ -119,6 +155,8 @@ class Conv2d(Layer):
     weight_init, bias_init  "default" (PyTorch's), "xavier_uniform", "xavier_normal" (Glorot and Bengio 2010),
                  "he_uniform", "he_normal" (He et al. 2015), "caffe_xavier", ("uniform", bound), ("normal", deviation),
                  ("constant", value), or a number for all elements.
+    lr, weight_decay  factors of the optimiser's for this layer: one number, or a pair (of the weight, of the bias),
+                 as lr=(1, 2) in Caffe's networks.
     """
 
     kind, prefix = "conv2d", "conv"
@@ -135,10 +173,12 @@ class Conv2d(Layer):
         bias: bool = True,
         weight_init: Init = "default",
         bias_init: Init = "default",
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
         name: str | None = None,
     ) -> None:
         _no_more("Conv2d", (out, kernel), more, "filters and kernel", "stride=, padding=, ...")
-        super().__init__(name)
+        super().__init__(name, lr, weight_decay)
         self.out = integer("out", out, 1)
         self.kernel = pair("kernel", kernel, 1)
         self.stride = pair("stride", stride, 1)
@@ -162,10 +202,10 @@ class Conv2d(Layer):
         return {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
 
 
-class Linear(Layer):
+class Linear(Trained):
     """out = weight x + bias: `out` features from a flat input (Flatten first), whose features are inferred.
 
-    weight_init, bias_init  as of Conv2d.
+    weight_init, bias_init, lr, weight_decay  as of Conv2d.
     """
 
     kind, prefix = "linear", "fc"
@@ -177,10 +217,12 @@ class Linear(Layer):
         bias: bool = True,
         weight_init: Init = "default",
         bias_init: Init = "default",
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
         name: str | None = None,
     ) -> None:
         _no_more("Linear", (out,), more, "the number of outputs", "bias=, ...")
-        super().__init__(name)
+        super().__init__(name, lr, weight_decay)
         self.out = integer("out", out, 1)
         self.bias = flag("bias", bias)
         self.weight_init = _init("weight_init", weight_init)

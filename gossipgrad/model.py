@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gossipgrad import _core, safetensors, show, summary
 from gossipgrad import weights as weights_of_others
 from gossipgrad.errors import CheckpointError, choice, flag, integer
-from gossipgrad.layers import KINDS, Layer, Node
+from gossipgrad.layers import KINDS, Layer, Node, Trained
 from gossipgrad.literals import INPUT_TYPES, InputType
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -121,7 +121,9 @@ class Model:
             if isinstance(node.layer, _InputLayer):
                 graph.input(node.layer.shape, given, node.layer.dtype)
             else:
-                graph.layer(node.layer.kind, given, places, **node.layer.options())
+                place = graph.layer(node.layer.kind, given, places, **node.layer.options())
+                if isinstance(node.layer, Trained) and node.layer.factors():
+                    graph.set_factors(place, node.layer.lr, node.layer.weight_decay)
         graph.finish(len(order) - 1)
         self.graph = graph
         self._loaded: Arrays | None = None
@@ -262,7 +264,7 @@ class Model:
         layers = []
         for layer, name, inputs in self._layers:
             kind = "Input" if isinstance(layer, _InputLayer) else type(layer).__name__
-            layers.append({"layer": kind, "name": name, "inputs": list(inputs), "options": layer.config()})
+            layers.append({"layer": kind, "name": name, "inputs": list(inputs), "options": layer.described()})
         return {"name": self.name, "layers": layers}
 
     @classmethod

@@ -5,11 +5,30 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from gossipgrad import _core, schedules
 from gossipgrad.errors import choice, flag, integer, number, store
 from gossipgrad.keywords import about
+
+Part = Literal["bias", "norm"]
+
+# The roles of tensors that the optimisers' options name; "norm" is what normalisations multiply by and add.
+_ROLES: dict[str, tuple[str, ...]] = {"bias": ("bias",), "norm": ("scale", "shift")}
+
+
+def _parts(argument: str, value: Any) -> tuple[Part, ...]:
+    """Names of _ROLES, each once, from one or a sequence of them."""
+    given = (value,) if isinstance(value, str) else value
+    if not isinstance(given, (tuple, list, set, frozenset)):
+        raise TypeError(f"{argument}={value!r}: allowed: a tuple of {', '.join(map(repr, _ROLES))}")
+    for one in given:
+        choice(argument, one, _ROLES)
+    return tuple(part for part in ("bias", "norm") if part in given)
+
+
+def _read_parts(argument: str) -> Callable[[str], tuple[Part, ...]]:
+    return lambda text: _parts(argument, [] if text == "none" else text.split(","))
 
 
 class Optimizer:
@@ -17,11 +36,13 @@ class Optimizer:
 
     name: ClassVar[str] = ""
     lr: float
+    no_decay: Any  # a tuple of parts, once it is made
     schedule: Any  # a Schedule, once it is made
     _total = None  # steps of all training, where a trainer has said so
 
     def __post_init__(self) -> None:
-        store(self, lr=number("lr", self.lr, 0.0), schedule=schedules.of(self.schedule))
+        no_decay = _parts("no_decay", self.no_decay)
+        store(self, lr=number("lr", self.lr, 0.0), no_decay=no_decay, schedule=schedules.of(self.schedule))
 
     @property
     def timing(self) -> schedules.Schedule:
@@ -45,11 +66,17 @@ class Optimizer:
 
     def settings(self) -> dict[str, Any]:
         """The keywords, with the name as "optimizer", in terms of JSON."""
-        return {"optimizer": self.name, **self._own(), **self.timing.settings()}
+        own = {key: list(value) if isinstance(value, tuple) else value for key, value in self._own().items()}
+        return {"optimizer": self.name, **own, **self.timing.settings()}
 
     def options(self) -> dict[str, Any]:
         """What the core wants, the learning rate aside."""
-        return {"name": self.name, **self._own()}
+        roles = {
+            key: [role for part in value for role in _ROLES[part]]
+            for key, value in self._own().items()
+            if isinstance(value, tuple)
+        }
+        return {"name": self.name, **self._own(), **roles}
 
     def rates(self, first: int, count: int) -> dict[str, Any]:
         """What the core wants to know the learning rates of `count` steps from step `first` on."""
@@ -72,6 +99,11 @@ def _weight_decay() -> Any:
     return field(default=0.0, metadata=about("times the weights, added to the gradients"))
 
 
+def _no_decay() -> Any:
+    help_ = "what does not decay: bias, norm (of normalisations), or bias,norm"
+    return field(default=(), metadata=about(help_, metavar="PARTS", read=_read_parts("no_decay")))
+
+
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent in PyTorch's form: g += weight_decay * w; v = momentum * v + g; w -= lr * v.
@@ -80,6 +112,10 @@ class SGD(Optimizer):
                   (Goyal et al. 2017).
     nesterov      w -= lr * (g + momentum * v).
     schedule      one of gossipgrad.schedules, or a function of the step whose value multiplies lr.
+    no_decay      what weight decay leaves alone: "bias", "norm" (what normalisations multiply by and add), or both in a
+                  tuple. By default everything decays, as in PyTorch.
+
+    Layers may have factors of lr and weight_decay of their own: gossipgrad.Conv2d(..., lr=(1, 2)).
     """
 
     name: ClassVar[str] = "sgd"
@@ -88,6 +124,7 @@ class SGD(Optimizer):
     weight_decay: float = _weight_decay()
     nesterov: bool = field(default=False, metadata=about("Nesterov's momentum"))
     schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
+    no_decay: tuple[Part, ...] | Part = _no_decay()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,6 +149,7 @@ class Adam(Optimizer):
     decoupled  decays the weights themselves, w -= lr * weight_decay * w, in place of the gradient (Loshchilov and
                Hutter 2019).
     schedule   one of gossipgrad.schedules, or a function of the step whose value multiplies lr.
+    no_decay   as of SGD.
 
     GossipGraD's exchange="weights+momentum" means both moments, as does PeriodicAllReduce: a first moment that is mixed
     without its second is divided by almost nothing. exchange="weights" learns as well on LeNet and MNIST with 4 and 8
@@ -126,6 +164,7 @@ class Adam(Optimizer):
     weight_decay: float = _weight_decay()
     decoupled: bool = field(default=False, metadata=about("weight decay of the weights themselves: AdamW"))
     schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
+    no_decay: tuple[Part, ...] | Part = _no_decay()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,4 +199,5 @@ def by_name(name: str, schedule: schedules.Schedule | None = None, **options: An
 def from_settings(settings: Mapping[str, Any]) -> Optimizer:
     """The optimiser that settings() described; other keys are ignored."""
     made = BY_NAME[choice("optimizer", settings["optimizer"], BY_NAME)]
-    return made(**{key: settings[key] for key in keywords(made)}, schedule=schedules.from_settings(settings))
+    own = {key: settings[key] for key in keywords(made) if key in settings}  # an older checkpoint has fewer
+    return made(**own, schedule=schedules.from_settings(settings))

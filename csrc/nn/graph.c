@@ -1,5 +1,6 @@
 #include "nn/graph.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -163,7 +164,7 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
     if ((int)desc->kind < 0 || desc->kind >= GG_LAYER_COUNT)
         GG_FAIL(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind);
     const gg_layer_type *type = types[desc->kind];
-    gg_node made = {.desc = *desc, .inputs = inputs, .layer = -1};
+    gg_node made = {.desc = *desc, .lr = {1, 1}, .decay = {1, 1}, .inputs = inputs, .layer = -1};
 
     GG_TRY(check_name(graph, desc->name));
     status = graph_infer(graph, type, desc, shape, inputs, input, &made.shape);
@@ -178,6 +179,33 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
     if (node != NULL) *node = graph->nodes;
     graph->node[graph->nodes++] = made;
 cleanup:
+    return status;
+}
+
+static gg_status check_factors(const char *what, gg_factors factors) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < 2; ++i) {
+        const double value = i == 0 ? (double)factors.weight : (double)factors.bias;
+        if (!(value >= 0 && value <= (double)FLT_MAX))
+            GG_FAIL(GG_ERROR_ARGUMENT, "%s of the %s is %g; must be finite and at least 0", what,
+                    i == 0 ? "weight" : "bias", value);
+    }
+cleanup:
+    return status;
+}
+
+gg_status gg_graph_set_factors(gg_graph *graph, int node, gg_factors lr, gg_factors decay) {
+    gg_status status = GG_OK;
+    if (graph->finished) GG_FAIL(GG_ERROR_STATE, "factors of node %d: the graph is finished", node);
+    if (node < 0 || node >= graph->nodes)
+        GG_FAIL(GG_ERROR_ARGUMENT, "node: %d; the graph has nodes 0 to %d", node, graph->nodes - 1);
+    GG_TRY(check_factors("lr", lr));
+    GG_TRY(check_factors("weight_decay", decay));
+    graph->node[node].lr = lr;
+    graph->node[node].decay = decay;
+cleanup:
+    if (status != GG_OK && node >= 0 && node < graph->nodes)
+        status = gg_error_prefix(status, "layer '%s': ", graph->node[node].desc.name);
     return status;
 }
 
@@ -229,7 +257,9 @@ static void place_parameters(gg_graph *graph) {
             char suffix[GG_SUFFIX_LENGTH];
             snprintf(suffix, sizeof suffix, "%.*s", GG_SUFFIX_LENGTH - 1, parameter->name);
             snprintf(parameter->name, sizeof parameter->name, "%.*s%s", GG_NAME_LENGTH - 1, node->desc.name, suffix);
-            parameter->lr_factor = parameter->decay_factor = 1;
+            const bool added = parameter->role == GG_ROLE_BIAS || parameter->role == GG_ROLE_SHIFT;
+            parameter->lr_factor = added ? node->lr.bias : node->lr.weight;
+            parameter->decay_factor = added ? node->decay.bias : node->decay.weight;
             parameter->count = (size_t)gg_shape_count(&parameter->shape);
             parameter->offset = offset;
             parameter->layer = node->layer;

@@ -59,15 +59,6 @@ typedef struct gg_layer_desc {
     gg_dtype dtype; /* INPUT: FLOAT32, or INT32 for tokens */
 } gg_layer_desc;
 
-typedef struct gg_node {
-    gg_layer_desc desc;
-    int inputs;
-    int input[GG_MAX_INPUTS]; /* node numbers, all smaller than this node's */
-    gg_shape shape;           /* of one sample's output */
-    gg_dtype dtype; /* of its output, as the graph means it: FLOAT32 or INT32. Plans may store FLOAT32 narrower */
-    int layer;      /* number among the layers with parameters, in node order; -1: has none */
-} gg_node;
-
 /* What a parameter is for. Optimisers treat roles in their own ways (optim/optim.h). */
 typedef enum gg_role {
     GG_ROLE_WEIGHT = 0, /* multiplies inputs */
@@ -80,6 +71,22 @@ typedef enum gg_role {
 } gg_role;
 
 const char *gg_role_name(gg_role role); /* "weight"; role < GG_ROLE_COUNT */
+
+/* What multiplies an optimiser's learning rate or weight decay: of the roles that multiply, weight and scale, and of
+ * those that are added, bias and shift. */
+typedef struct gg_factors {
+    float weight, bias;
+} gg_factors;
+
+typedef struct gg_node {
+    gg_layer_desc desc;
+    gg_factors lr, decay; /* 1, unless set */
+    int inputs;
+    int input[GG_MAX_INPUTS]; /* node numbers, all smaller than this node's */
+    gg_shape shape;           /* of one sample's output */
+    gg_dtype dtype; /* of its output, as the graph means it: FLOAT32 or INT32. Plans may store FLOAT32 narrower */
+    int layer;      /* number among the layers with parameters, in node order; -1: has none */
+} gg_node;
 
 /* The longest suffix of a parameter's name, as ".weight_ih_l0", with its closing zero. */
 #define GG_SUFFIX_LENGTH 32
@@ -111,6 +118,8 @@ void gg_graph_destroy(gg_graph *graph);
  * shape is `shape` (ignored for all other kinds). Any number of nodes up to GG_MAX_FIELDS may be INPUT. */
 gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shape *shape, int inputs, const int *input,
                        int *node);
+/* Sets the factors of a node's parameters, finite and at least 0, before finish; errors name the layer. */
+gg_status gg_graph_set_factors(gg_graph *graph, int node, gg_factors lr, gg_factors decay);
 /* Names the node whose output the loss sees, and closes the graph. Every node must lead to it, else an error names
  * the first that does not. */
 gg_status gg_graph_finish(gg_graph *graph, int output);

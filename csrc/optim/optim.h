@@ -34,6 +34,7 @@ typedef struct gg_optimizer {
     gg_optimizer_kind kind;
     gg_rate rate;
     float weight_decay;
+    unsigned no_decay;     /* bit 1 << role: parameters of this role do not decay */
     float momentum;        /* SGD */
     bool nesterov;         /* SGD */
     double beta1, beta2;   /* ADAM */

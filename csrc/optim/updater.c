@@ -20,7 +20,7 @@ gg_status gg_updater_create(const gg_graph *graph, const gg_optimizer *optimizer
         group.end = i + 1 < parameters ? gg_graph_parameter(graph, i + 1)->offset : gg_graph_arena_count(graph);
         if (!group.statistic) {
             group.lr_factor = p->lr_factor;
-            group.decay_factor = p->decay_factor;
+            group.decay_factor = optimizer->no_decay & 1u << p->role ? 0 : p->decay_factor;
         }
         if (last != NULL && updated_alike(last, &group)) last->end = group.end;
         else out->group[out->groups++] = group;

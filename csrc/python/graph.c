@@ -155,6 +155,16 @@ static PyObject *add_layer(PyObject *self, PyObject *args, PyObject *options) {
     return status == GG_OK ? PyLong_FromLong(node) : gg_py_raise(status);
 }
 
+static PyObject *set_factors(PyObject *self, PyObject *args) {
+    int node;
+    gg_factors lr, decay;
+    if (!PyArg_ParseTuple(args, "i(ff)(ff):set_factors", &node, &lr.weight, &lr.bias, &decay.weight, &decay.bias))
+        return NULL;
+    gg_status status = gg_graph_set_factors(((gg_py_graph *)self)->graph, node, lr, decay);
+    if (status != GG_OK) return gg_py_raise(status);
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_graph_finish(PyObject *self, PyObject *argument) {
     gg_py_graph *g = (gg_py_graph *)self;
     long node = PyLong_AsLong(argument);
@@ -240,6 +250,9 @@ static PyMethodDef methods[] = {
     {"input", (PyCFunction)(void (*)(void))add_input, METH_VARARGS | METH_KEYWORDS, "Adds the input node."},
     {"layer", (PyCFunction)(void (*)(void))add_layer, METH_VARARGS | METH_KEYWORDS,
      "Adds a layer; returns its node number. The options are those of the kind, under the names of Layer.options()."},
+    {"set_factors", set_factors, METH_VARARGS,
+     "set_factors($self, node, lr, weight_decay, /)\n--\n\nWhat multiplies the optimiser's of a layer's weights and of "
+     "its biases: two pairs."},
     {"finish", py_graph_finish, METH_O, "finish($self, output, /)\n--\n\nNames the output and closes the graph."},
     {"shape", py_graph_shape, METH_O, "shape($self, node, /)\n--\n\nThe shape of one sample's output."},
     {"nodes", py_graph_nodes, METH_NOARGS, "One dict a node: name, kind, inputs, shape, parameters (count), macs."},

@@ -115,6 +115,23 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
     return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
 }
 
+/* A set of roles, a bit each, from a sequence of names; -1 with an exception. */
+static int roles_of(PyObject *dict, const char *name, unsigned *out) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    const char *names[GG_ROLE_COUNT];
+    *out = 0;
+    if (item == NULL) return 0;
+    for (int i = 0; i < GG_ROLE_COUNT; ++i) names[i] = gg_role_name((gg_role)i);
+    PyObject *fast = PySequence_Fast(item, "roles must be a sequence of names");
+    for (Py_ssize_t i = 0; fast != NULL && i < PySequence_Fast_GET_SIZE(fast) && !PyErr_Occurred(); ++i) {
+        const char *text = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(fast, i));
+        int role = text != NULL ? gg_py_choice(name, text, names, GG_ROLE_COUNT) : -1;
+        if (role >= 0) *out |= 1u << role;
+    }
+    Py_XDECREF(fast);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
     static const char *const names[GG_OPTIMIZER_COUNT] = {"sgd", "adam"};
     PyObject *schedule = PyDict_GetItemString(dict, "schedule");
@@ -130,7 +147,7 @@ int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
                           .eps = (float)number_of(dict, "eps", 1e-8),
                           .decoupled = flag_of(dict, "decoupled"),
                           .moments_since = py_options_whole_of(dict, "moments_since", 0)};
-    if (PyErr_Occurred()) return -1;
+    if (PyErr_Occurred() || roles_of(dict, "no_decay", &out->no_decay) < 0) return -1;
     if (schedule != NULL && schedule != Py_None) {
         if (!PyDict_Check(schedule)) {
             PyErr_SetString(PyExc_TypeError, "schedule: must be a dict");

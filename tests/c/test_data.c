@@ -3,8 +3,9 @@
 
 #include "base/memory.h"
 #include "check.h"
+#include "cpu/cpu_backend.h"
 #include "data/data.h"
-#include "optim/optim.h"
+#include "optim/updater.h"
 
 /* ---------------------------------------------------------------------------------------------- a small
  * device */
@@ -565,6 +566,81 @@ static void test_optimizer(void) {
 #undef BREAK
 }
 
+/* Two linear layers: weight 3x20 and bias 3 in 64 + 16 elements, then weight 2x3 and bias 2 in 16 + 16. */
+static gg_graph *two_layers(gg_factors lr, gg_factors decay) {
+    gg_graph *graph = NULL;
+    int node = 0;
+    const gg_shape input = {1, {20}};
+    CHECK_OK(gg_graph_create(&graph));
+    CHECK_OK(gg_graph_add(graph, &(gg_layer_desc){.kind = GG_LAYER_INPUT, .name = "x"}, &input, 0, NULL, &node));
+    for (int i = 0; i < 2; ++i) {
+        gg_layer_desc desc = {.kind = GG_LAYER_LINEAR, .outputs = 3 - i, .bias = true};
+        desc.name[0] = (char)('a' + i);
+        CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, (int[]){i}, &node));
+        CHECK_OK(gg_graph_set_factors(graph, node, lr, decay));
+    }
+    CHECK_OK(gg_graph_finish(graph, node));
+    CHECK_FAILS(gg_graph_set_factors(graph, node, lr, decay), GG_ERROR_STATE, "finished");
+    return graph;
+}
+
+static void test_updater(void) {
+    enum { COUNT = 112, AT = 16, END = 96 };
+    const gg_optimizer plain = {.rate = {.lr = 0.5}, .momentum = 0.5f, .weight_decay = 0.25f};
+    gg_graph *graph = two_layers((gg_factors){1, 2}, (gg_factors){1, 0}),
+             *alike = two_layers((gg_factors){1, 1}, (gg_factors){1, 1});
+    gg_updater updater = {0}, one = {0};
+    gg_device *device = NULL;
+    static _Alignas(64) float weight[COUNT], momentum[COUNT], gradient[COUNT], owned[COUNT];
+    static _Alignas(64) uint16_t received[COUNT], copy[COUNT];
+    const gg_state state = {.count = COUNT, .arenas = 3, .arena = {{.data = weight}, {0}, {.data = momentum}}};
+    CHECK_OK(gg_backend_native.open(1, GG_ISA_SCALAR, &device));
+    CHECK_INT(gg_graph_arena_count(graph), COUNT);
+    CHECK_OK(gg_updater_create(graph, &plain, &updater));
+    CHECK_INT(updater.groups, 4);
+    CHECK(updater.group[3].begin == 96 && updater.group[3].end == COUNT && updater.group[1].begin == 64);
+    CHECK(gg_updater_group(&updater, 63) == &updater.group[0] && gg_updater_group(&updater, 64) == &updater.group[1]);
+    CHECK_OK(gg_updater_create(alike, &plain, &one));
+    CHECK_INT(one.groups, 1);
+    gg_updater_destroy(&one);
+    gg_optimizer excluded = plain;
+    excluded.no_decay = 1u << GG_ROLE_BIAS;
+    CHECK_OK(gg_updater_create(alike, &excluded, &one));
+    CHECK(one.groups == 4 && one.group[1].decay_factor == 0 && one.group[2].decay_factor == 1);
+    gg_updater_destroy(&one);
+
+    /* A run that begins and ends within parameters, with received and copied values of two bytes: received is 3 where
+     * the weight is 1. Every value is exact in bfloat16. */
+    for (int i = 0; i < COUNT; ++i) weight[i] = 1, gradient[i] = 2, momentum[i] = 0, received[i] = 0x4040, copy[i] = 0;
+    gg_updater_apply(&updater, device, &state,
+                     &(gg_update){.offset = AT,
+                                  .count = END - AT,
+                                  .owned_offset = AT,
+                                  .gradient = gradient + AT,
+                                  .wire = GG_BFLOAT16,
+                                  .received = {received + AT},
+                                  .copy = {copy + AT}});
+    for (int i = 0; i < COUNT; ++i) {
+        const bool inside = i >= AT && i < END, bias = i >= 64 && i < 80;
+        const float velocity = bias ? 2 : 2.25f, want = inside ? 1 - (bias ? 1.0f : 0.5f) * velocity + 1 : 1;
+        uint32_t copied = (uint32_t)copy[i] << 16;
+        float value;
+        memcpy(&value, &copied, sizeof value);
+        CHECK_NEAR(weight[i], want, 0);
+        CHECK_NEAR(momentum[i], inside ? velocity : 0, 0);
+        CHECK_NEAR(value, inside ? want : 0, 0);
+    }
+    /* Moments of own slices only. */
+    const gg_state slices = {.count = COUNT, .arenas = 3, .arena = {{.data = weight}, {0}, {.data = owned}}};
+    gg_updater_apply(&updater, device, &slices,
+                     &(gg_update){.offset = 64, .count = 32, .owned_offset = 16, .gradient = gradient});
+    CHECK(owned[15] == 0 && owned[16] == 2 && owned[31] == 2 && owned[32] > 2 && owned[48] == 0);
+    gg_updater_destroy(&updater);
+    device->table->close(device);
+    gg_graph_destroy(graph);
+    gg_graph_destroy(alike);
+}
+
 int main(void) {
     test_dataset();
     test_shard();
@@ -576,6 +652,7 @@ int main(void) {
     test_read_formats();
     test_rate();
     test_optimizer();
+    test_updater();
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;
 }
