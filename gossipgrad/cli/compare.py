@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from gossipgrad import _launch, compare, models
+from gossipgrad import _launch, compare
 from gossipgrad.cli.options import (
     FAILURE,
     UsageError,
@@ -112,7 +112,7 @@ def side_by_side(arguments: argparse.Namespace) -> int:
         raise UsageError("compare: not under mpiexec; it has virtual ranks")
     check_limits(arguments, {"epochs": (1, 2**31 - 1), "jobs": (1, HIGHEST)})
     comparison = plan_of(arguments)
-    size = len(load_data(arguments, models.by_name(arguments.model).make())[0])  # before many look for it at a time
+    size = len(load_data(arguments)[1])  # before many look for it at a time
     if arguments.epochs is not None:
         comparison = replace(comparison, samples=arguments.epochs * size)
     checked(lambda: comparison.check(size))

@@ -264,15 +264,16 @@ def dataset_of(arguments: argparse.Namespace) -> str:
     return arguments.dataset or models.by_name(arguments.model).dataset
 
 
-def load_data(arguments: argparse.Namespace, net: Model) -> tuple[Dataset, Dataset]:
-    """(train, validation) of the data set."""
+def load_data(arguments: argparse.Namespace) -> tuple[Model, Dataset, Dataset]:
+    """The network, for the samples and classes of the data set, and (train, validation) of this."""
     name = dataset_of(arguments)
     if arguments.data is not None and name not in _WITH_FILES:
         raise UsageError(
             f"--data {arguments.data}: --dataset {name} has no files; it goes with "
             f"--dataset {', '.join(_WITH_FILES[:-1])} or {_WITH_FILES[-1]}"
         )
-    return gg_data.for_network(net, name, arguments.data, arguments.seed, progress=not arguments.quiet)
+    entry = models.by_name(arguments.model)
+    return models.with_data(entry, name, arguments.data, arguments.seed, progress=not arguments.quiet)
 
 
 def add_circumstances(parser: argparse.ArgumentParser, virtual: bool = True, links: Network | None = None) -> None:

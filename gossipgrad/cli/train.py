@@ -135,8 +135,7 @@ def train(arguments: argparse.Namespace) -> int:
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
 
-    net = entry.make()
-    train_set, validation_set = load_data(arguments, net)
+    net, train_set, validation_set = load_data(arguments)
     batch_size = arguments.batch_size or entry.batch
     ranks = arguments.virtual_ranks or launched or 1
     check_batch(

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from gossipgrad import data, environment, models
+from gossipgrad import environment, models
 from gossipgrad.cluster import VirtualCluster
 from gossipgrad.compare.plan import Comparison, Entry, Record
 from gossipgrad.data.arrays import Dataset
@@ -48,8 +48,9 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
     """Train one configuration; its points and its report."""
     begin = time.perf_counter()
     model = models.by_name(comparison.model)
-    net = model.make()
-    whole, validation = data.for_network(net, comparison.dataset, comparison.folder, comparison.seed, progress=False)
+    net, whole, validation = models.with_data(
+        model, comparison.dataset, comparison.folder, comparison.seed, progress=False
+    )
     count, size = comparison.parts(len(whole))
     batch = comparison.batch(p)
     schedule = comparison.optimizer.timing

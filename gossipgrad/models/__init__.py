@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+from gossipgrad import data
+from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import choice
 from gossipgrad.literals import Loss
 from gossipgrad.model import Model
 from gossipgrad.models.classic import cifar_quick, lenet, mlp
 from gossipgrad.models.speech import speech_dnn
 
-__all__ = ["BY_NAME", "Entry", "by_name", "cifar_quick", "lenet", "mlp", "speech_dnn"]
+__all__ = ["BY_NAME", "Entry", "by_name", "cifar_quick", "lenet", "mlp", "speech_dnn", "with_data"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A network of the command line, with the loss, batch and data set that go with it."""
+    """A network of the command line, with the loss, batch and data set that go with it, and what its samples are."""
 
-    make: Callable[[], Model]
+    make: Callable[..., Model]
     loss: Loss
     batch: int
     dataset: str
+    samples: Literal["images", "rows", "tokens"] = "images"
+
+    def of(self, train: Dataset) -> Model:
+        """The network for samples and classes as those of a set; its own form, where it has none for such samples."""
+        if len(train.shape) != (3 if self.samples == "images" else 1):
+            return self.make()
+        if self.samples == "images":
+            return self.make(classes=_classes(train), input=train.shape)
+        if self.samples == "tokens":
+            return self.make(vocabulary=_classes(train), sequence=train.shape[0])
+        if self.loss == "binary_cross_entropy":
+            return self.make(inputs=train.shape[0])
+        return self.make(inputs=train.shape[0], classes=_classes(train))
+
+
+def _classes(train: Dataset) -> int:
+    """How many classes, or characters, the targets of a set have."""
+    if train.classes is not None:
+        return len(train.classes)
+    vocabulary = getattr(train.source, "vocabulary", None)
+    return len(vocabulary) if vocabulary is not None else int(train.targets.max()) + 1
 
 
 BY_NAME = {
     "lenet": Entry(lenet, "cross_entropy", 64, "mnist-10k"),
-    "mlp": Entry(mlp, "binary_cross_entropy", 256, "higgs"),
+    "mlp": Entry(mlp, "binary_cross_entropy", 256, "higgs", "rows"),
     "cifar_quick": Entry(cifar_quick, "cross_entropy", 100, "cifar10"),
-    "speech_dnn": Entry(speech_dnn, "cross_entropy", 256, "synthetic"),
+    "speech_dnn": Entry(speech_dnn, "cross_entropy", 256, "synthetic", "rows"),
 }
 
 
@@ -36,3 +61,14 @@ def by_name(name: str) -> Entry:
     """The entry of a name; ValueError lists the names there are."""
     choice("model", name, BY_NAME)
     return BY_NAME[name]
+
+
+def with_data(
+    entry: Entry, name: str, folder: str | os.PathLike[str] | None = None, seed: int = 0, *, progress: bool = True
+) -> tuple[Model, Dataset, Dataset]:
+    """The network for a set by name, and (train, validation) of it; "synthetic": a set of the network's own shapes."""
+    if name == "synthetic":
+        net = entry.make()
+        return net, *data.for_network(net, name, folder, seed, progress=progress)
+    train, validation = data.load(name, folder, progress=progress)
+    return entry.of(train), train, validation

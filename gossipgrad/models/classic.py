@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from gossipgrad.errors import choice
 from gossipgrad.layers import AvgPool2d, Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, ReLU
 from gossipgrad.model import Model, Sequential
 from gossipgrad.models.building import Shape, at_least, chain, image
@@ -37,27 +38,40 @@ def lenet(
     return Model(x, chain(x, layers), name="lenet")
 
 
-def cifar_quick(classes: int = 10, *, input: Shape = (3, 32, 32)) -> Model:
+_CAFFE_DEVIATIONS = {"conv1": 1e-4, "conv2": 0.01, "conv3": 0.01, "fc1": 0.1, "fc2": 0.1}
+
+
+def cifar_quick(
+    classes: int = 10, *, input: Shape = (3, 32, 32), initial: Literal["pytorch", "caffe"] = "pytorch"
+) -> Model:
     """Caffe's cifar10_quick for 32 x 32 colour images: 145,578 parameters at 10 classes; loss "cross_entropy".
 
     After Krizhevsky's cuda-convnet, as in Caffe's examples/cifar10: windows of 3 x 3 by 2 that reach over the edge
     (32, 16, 8, 4), the first activation after its pooling, none between the linear layers.
-    Weights start as PyTorch's do: Caffe's normal ones (deviation 1e-4 in conv1) are made for pixels of 0..255, and on
-    0..1 an epoch at lr 0.01 or 0.03 ends at chance.
+
+    initial  how weights start. "caffe": normal, deviation 1e-4 in conv1, 0.01 and 0.1 in the others, biases 0, made for
+             pixels of 0..255 less their mean. "pytorch": as PyTorch's layers do, for pixels of 0..1; with Caffe's an
+             epoch on those ends at chance.
     """
+    caffe = choice("initial", initial, ("pytorch", "caffe")) == "caffe"
+
+    def how(name: str) -> dict[str, Any]:
+        start = {"weight_init": ("normal", _CAFFE_DEVIATIONS[name]), "bias_init": 0.0} if caffe else {}
+        return {"name": name, **start}
+
     layers: list[Layer] = [
-        Conv2d(32, 5, padding=2, name="conv1"),
+        Conv2d(32, 5, padding=2, **how("conv1")),
         MaxPool2d(3, 2, ceil_mode=True, name="pool1"),
         ReLU(name="relu1"),
-        Conv2d(32, 5, padding=2, name="conv2"),
+        Conv2d(32, 5, padding=2, **how("conv2")),
         ReLU(name="relu2"),
         AvgPool2d(3, 2, ceil_mode=True, name="pool2"),
-        Conv2d(64, 5, padding=2, name="conv3"),
+        Conv2d(64, 5, padding=2, **how("conv3")),
         ReLU(name="relu3"),
         AvgPool2d(3, 2, ceil_mode=True, name="pool3"),
         Flatten(name="flatten"),
-        Linear(64, name="fc1"),
-        Linear(at_least("classes", classes), name="fc2"),
+        Linear(64, **how("fc1")),
+        Linear(at_least("classes", classes), **how("fc2")),
     ]
     x = image(input)
     return Model(x, chain(x, layers), name="cifar_quick")
