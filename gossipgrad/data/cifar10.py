@@ -28,7 +28,8 @@ from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
 
 SHAPE = (3, 32, 32)
-CLASSES = 10
+CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CLASSES = len(CLASS_NAMES)
 RECORD = 1 + 3 * 32 * 32
 TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 TEST_FILES = ("test_batch.bin",)
@@ -402,4 +403,6 @@ def load(source: str | os.PathLike[str] | None = None, progress: bool = True) ->
     except OSError as error:
         raise DataError(f"{error.filename or place}: {error.strerror or error}") from error
     sets = [Dataset(arrays[f"{part}_x"], arrays[f"{part}_y"], 1 / 255, name="cifar10") for part in PARTS]
+    for one in sets:
+        one.classes = list(CLASS_NAMES)
     return sets[0], sets[1]

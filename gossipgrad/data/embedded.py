@@ -23,4 +23,5 @@ def load() -> tuple[Dataset, Dataset]:
         images, labels = (FOLDER / name for name in file_names(part))
         x, y = idx.read_pair(images, labels)
         sets.append(Dataset(x[:, None], y, 1 / 255, name="mnist-10k"))
+        sets[-1].classes = [str(digit) for digit in range(10)]
     return sets[0], sets[1]

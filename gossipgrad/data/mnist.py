@@ -123,4 +123,5 @@ def load(folder: str | os.PathLike[str] | None = None, download: bool = True) ->
         assert images is not None and labels is not None  # locate has seen them
         x, y = idx.read_pair(images, labels)
         sets.append(Dataset(x[:, None], y, 1 / 255, name="mnist"))
+        sets[-1].classes = [str(digit) for digit in range(10)]
     return sets[0], sets[1]
