@@ -25,6 +25,7 @@ from gossipgrad import (
     optim,
     outputs,
     strategies,
+    summary,
     trace,
 )
 from gossipgrad._launch import launcher_world_size
@@ -274,6 +275,11 @@ class Trainer(Replicas):
 
     # ---- state, at rest
 
+    def _trained(self, arrays: Arrays) -> Arrays:
+        """Those of what the optimiser updates: statistics are left out."""
+        roles = self.net.parameter_roles()
+        return {name: array for name, array in arrays.items() if roles[name] != summary.STATISTIC}
+
     def _local(self, rank: int) -> int:
         """`rank` among the ranks of this process."""
         return integer("rank", rank, 0, self.team.local - 1)
@@ -327,11 +333,11 @@ class Trainer(Replicas):
 
     @collective
     def gradients(self, rank: int = 0) -> Arrays:
-        """The gradients of the last step by name, copies. Collective."""
+        """The gradients of the last step by name, copies; statistics have none. Collective."""
         with self.agreed():
             local = self._local(rank)
         self.core.settle()
-        return self.core.arena("gradient", local)
+        return self._trained(self.core.arena("gradient", local))
 
     @collective
     def momentum(self, rank: int = 0) -> Arrays:
@@ -339,7 +345,7 @@ class Trainer(Replicas):
         with self.agreed():
             local = self._local(rank)
         self.core.settle()
-        return self.core.arena("momentum", local) if "momentum" in self.core.arenas() else {}
+        return self._trained(self.core.arena("momentum", local)) if "momentum" in self.core.arenas() else {}
 
     @collective
     def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
@@ -350,12 +356,12 @@ class Trainer(Replicas):
         with self.agreed():
             local = self._local(rank)
         self.core.settle()
-        moments = {key: value for key, value in self.rank_state(local).items() if key != "weight"}
+        moments = {key: self._trained(value) for key, value in self.rank_state(local).items() if key != "weight"}
         return {"step": self.step, "momentum": {}, "second_moment": {}, **moments}
 
     @collective
     def consensus_distance(self) -> float:
-        """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
+        """The mean over ranks of |w_r - w_mean| / |w_mean|; statistics are left out. Collective."""
         with self.agreed():
             pass
         return self.core.consensus_distance()

@@ -142,6 +142,24 @@ cleanup:
 
 /* ---- the worker ---- */
 
+/* Statistics of a chunk, before their change since the last answer is sent to a centre that adds all workers' changes:
+ * each worker's running mean has moved by the whole of what the batches show, so the centre would go so many times as
+ * far as it should, and beyond. A worker sends its share of the change, and the centre moves by the workers' mean. */
+static void share_statistics(gg_centre *s, const gg_chunk *chunk) {
+    const gg_strategy_env *env = &s->head.env;
+    const size_t end = chunk->offset + chunk->count;
+    _Alignas(64) float change[GG_CENTRE_PIECE];
+    for (size_t at = chunk->offset, next; at < end; at = next) {
+        const gg_group *group = gg_updater_group(env->updater, at);
+        next = group->end < end ? group->end : end;
+        if (!group->statistic) continue;
+        if (next - at > GG_CENTRE_PIECE) next = at + GG_CENTRE_PIECE;
+        float *weight = gg_state_weights(env->state) + at;
+        gg_scaled_difference(env->device, next - at, 1.0f / (float)s->workers, weight, s->base + at, change);
+        gg_add_scaled(env->device, next - at, s->base + at, 1.0f, change, weight);
+    }
+}
+
 static gg_status centre_ask(gg_centre *s, int bucket) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -153,6 +171,7 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
         const gg_chunk *c = &s->buckets.chunk[i];
         float *message = s->message + c->offset;
         int server = server_of(s, i);
+        if (s->rule->accumulates) share_statistics(s, c);
         GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* returns at once: the answer has arrived */
         if (server == transport->rank || !centre_narrow(s)) s->rule->ask(s, c->offset, c->count, message);
         else

@@ -432,14 +432,24 @@ void gg_replica_set_consensus(gg_replica *r, const float *weights) {
     if (r->strategy->model != NULL) r->strategy->model->write(r->strategy, weights);
 }
 
+/* Sum of squares of a - b (b NULL: of a) over what is trained: statistics are left out. */
+static double trained_squares(gg_replica *r, const float *a, const float *b) {
+    double sum = 0;
+    for (int i = 0; i < r->updater.groups; ++i) {
+        const gg_group *group = &r->updater.group[i];
+        if (!group->statistic)
+            sum += r->device->table->sum_squares(r->device, group->end - group->begin, a + group->begin,
+                                                 b != NULL ? b + group->begin : NULL);
+    }
+    return sum;
+}
+
 gg_status gg_replica_distance(gg_replica *r, double *distance) {
     gg_status status = GG_OK;
     const float *mean = NULL;
     GG_TRY(replica_average(r, &mean));
-    double apart = replica_trains(r)
-                       ? r->device->table->sum_squares(r->device, r->state.count, gg_state_weights(&r->state), mean)
-                       : 0;
-    double whole = r->device->table->sum_squares(r->device, r->state.count, mean, NULL);
+    double apart = replica_trains(r) ? trained_squares(r, gg_state_weights(&r->state), mean) : 0;
+    double whole = trained_squares(r, mean, NULL);
     double own = whole != 0 ? sqrt(apart / whole) : 0; /* NaN stays NaN */
     GG_TRY(gg_replica_at(r, "consensus distance", gg_allreduce_doubles(r->options.transport, &own, 1)));
     *distance = own / r->workers;

@@ -104,8 +104,8 @@ void gg_replica_set_rate(gg_replica *replica, const gg_rate *rate);
 /* The strategy's own model, where it has one, becomes this. Settled; all ranks give the same, but need not call
  * together. */
 void gg_replica_set_consensus(gg_replica *replica, const float *weights);
-/* Mean over the ranks that train of |w_r - w_mean| / |w_mean|; NaN if any weight is NaN or infinite. Settles.
- * Collective. */
+/* Mean over the ranks that train of |w_r - w_mean| / |w_mean|, statistics left out; NaN if any weight is NaN or
+ * infinite. Settles. Collective. */
 gg_status gg_replica_distance(gg_replica *replica, double *distance);
 
 /* Loss and hits of `weights` on samples [begin, end) of a set, in batches of at most `batch`, at least 1. Not
