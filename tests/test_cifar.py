@@ -203,7 +203,7 @@ def test_decoded_once(images, monkeypatch):
     check_images(gg.data.load("cifar10", images))
     with monkeypatch.context() as patch:
         patch.setattr(cifar10, "_from_folder", unused)
-        patch.setattr(cifar10, "_pillow", unused)
+        patch.setattr(cifar10.images, "pillow", unused)
         check_images(gg.data.load("cifar10", images))
     assert [p.name for p in cifar10.cache_folder().iterdir() if p not in kept()] == [".lock"]
     changed = images / "test" / KINDS[0] / "0002.png"

@@ -1,12 +1,13 @@
-"""Data sets: arrays in memory, tables, texts, and sets by name."""
+"""Data sets: arrays in memory, tables, texts, folders of images, and sets by name."""
 
 from __future__ import annotations
 
 import os
 
-from gossipgrad.data import characters, cifar10, embedded, higgs, idx, mnist
+from gossipgrad.data import characters, cifar10, draws, embedded, higgs, idx, images, mnist
 from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
 from gossipgrad.data.characters import Vocabulary, text
+from gossipgrad.data.images import ImageFolder, image_folder
 from gossipgrad.data.source import Source
 from gossipgrad.data.tables import csv, npz, standardize
 from gossipgrad.errors import DataError, choice
@@ -16,12 +17,15 @@ __all__ = [
     "NAMES",
     "DataError",
     "Dataset",
+    "ImageFolder",
     "Source",
     "Vocabulary",
     "as_dataset",
     "csv",
+    "draws",
     "for_network",
     "idx",
+    "image_folder",
     "load",
     "npz",
     "standardize",
@@ -29,7 +33,7 @@ __all__ = [
     "text",
 ]
 
-NAMES = ("mnist-10k", "mnist", "cifar10", "higgs", "shakespeare")
+NAMES = ("mnist-10k", "mnist", "cifar10", "higgs", "shakespeare", "imagefolder")
 
 
 def load(
@@ -41,7 +45,9 @@ def load(
     ($GOSSIPGRAD_CACHE or ~/.cache/gossipgrad), or the network if `download`. "cifar10": from `folder` (or an archive),
     $GOSSIPGRAD_DATA/cifar10 or the cache. "higgs": CSV files from `folder`, $GOSSIPGRAD_DATA/higgs or the cache; each
     feature has mean 0 and deviation 1 in the training part. "shakespeare": input.txt likewise, in windows of 64
-    characters; gossipgrad.data.text has more to choose. progress: show how far reading and decoding are.
+    characters; gossipgrad.data.text has more to choose. "imagefolder": the images in `folder`, which has train/<class>/
+    and val/<class>/, or <class>/ alone, of which a tenth is to validate on; see image_folder.
+    progress: show how far reading and decoding are.
     Errors: DataError for files, ValueError for another name.
     """
     choice("dataset", name, NAMES)
@@ -53,6 +59,10 @@ def load(
         return higgs.load(folder, progress)
     if name == "shakespeare":
         return characters.shakespeare(folder)
+    if name == "imagefolder":
+        if folder is None:
+            raise DataError("data: missing: --dataset imagefolder wants a folder, or an archive, of images")
+        return images.load(folder, progress=progress)
     return mnist.load(folder, download)
 
 

@@ -17,13 +17,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import files
-from gossipgrad.data import cache
+from gossipgrad.data import cache, images
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
 
@@ -36,8 +35,6 @@ TEST_FILES = ("test_batch.bin",)
 BINARY_FILES = (*TRAIN_FILES, *TEST_FILES)
 BINARY_ARCHIVE = "cifar-10-binary.tar.gz"
 PARTS = ("train", "test")
-IMAGES = (".jpg", ".jpeg", ".png")
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
 FORMAT = 2  # of the cache file
 BY_TURNS = 500  # images between two words about progress
 
@@ -55,7 +52,7 @@ def cache_folder() -> Path:
 
 
 def _is_archive(path: Path) -> bool:
-    return path.name.lower().endswith(ARCHIVES)
+    return path.name.lower().endswith(images.ARCHIVES)
 
 
 def _look(place: Path) -> Path | None:
@@ -87,7 +84,7 @@ def locate(source: str | os.PathLike[str] | None = None) -> Path:
         path = Path(source)
         if path.is_file():
             if not _is_archive(path):
-                raise DataError(f"data: {path}: no archive; allowed: {', '.join(ARCHIVES)}, or a folder")
+                raise DataError(f"data: {path}: no archive; allowed: {', '.join(images.ARCHIVES)}, or a folder")
             return path
         if not path.is_dir():
             raise DataError(f"data: no such file or folder: {os.fspath(source)!r}")
@@ -141,17 +138,9 @@ def _read(path: Path) -> bytes:
 # ---- images
 
 
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("CIFAR-10's images are decoded by Pillow: pip install 'gossipgrad[images]'") from error
-    return Image
-
-
 def _decoder() -> Callable[[bytes, str], bytes]:
     """A function (content of an image file, its name for errors) -> red, green and blue planes."""
-    image_module = _pillow()
+    image_module = images.pillow("CIFAR-10's images")
     size = (SHAPE[2], SHAPE[1])
 
     def decode(content: bytes, name: str) -> bytes:
@@ -220,20 +209,16 @@ class _Collector:
         return result
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGES) and not name.startswith(".")
-
-
 def _image_files(folder: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
     """(part, class, file) of the images under train/<class>/ and test/<class>/."""
     for part in PARTS:
         with os.scandir(folder / part) as kinds:
             for kind in sorted((k for k in kinds if k.is_dir() and not k.name.startswith(".")), key=lambda k: k.name):
                 with os.scandir(kind.path) as files:
-                    images = [file for file in files if _is_image(file.name) and file.is_file()]
-                if not images:
+                    found = [file for file in files if images.is_image(file.name) and file.is_file()]
+                if not found:
                     raise DataError(f"{kind.path}: no images (*.jpg, *.png) in the folder of this class")
-                for file in images:
+                for file in found:
                     yield part, kind.name, file
 
 
@@ -246,21 +231,6 @@ def _from_folder(folder: Path, files: list[tuple[str, str, os.DirEntry[str]]], t
     return collected.arrays()
 
 
-def _check_end(path: Path, archive: tarfile.TarFile, file: IO[bytes]) -> None:
-    """tarfile reads the end of the file, or a damaged header, as the archive's end, which is a block of zeros."""
-    stream = archive.fileobj
-    assert stream is not None
-    if stream is file:
-        stream.seek(archive.offset)
-        ended = stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
-    else:  # no way back in what is unpacked; its checksum is at the end
-        ended = stream.tell() == archive.offset + tarfile.BLOCKSIZE
-        while stream.read(1 << 20):
-            pass
-    if not ended:
-        raise DataError(f"{path}: truncated or damaged archive: it has no end, after {archive.offset} bytes")
-
-
 def _from_archive(path: Path, tell: Tell) -> Arrays:
     """Binary files or images in a tar archive, whatever folder they lie in; nothing is unpacked to disk."""
     binary: dict[str, bytes] = {}
@@ -270,7 +240,7 @@ def _from_archive(path: Path, tell: Tell) -> Arrays:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:*") as archive:
             for i, member in enumerate(archive):
                 parts = member.name.split("/")
-                image = len(parts) >= 3 and parts[-3] in PARTS and _is_image(parts[-1])
+                image = len(parts) >= 3 and parts[-3] in PARTS and images.is_image(parts[-1])
                 stream = archive.extractfile(member) if image or parts[-1] in BINARY_FILES else None
                 if stream is None or not member.isfile():
                     continue
@@ -284,7 +254,7 @@ def _from_archive(path: Path, tell: Tell) -> Arrays:
                     collected.add(parts[-3], parts[-2], parts[-1], content)
                 if i % BY_TURNS == 0:
                     tell(file.tell() / size, len(collected or ()))
-            _check_end(path, archive, file)
+            images.check_end(path, archive, file)
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path}: truncated or damaged archive ({error})") from error
     except OSError as error:  # among them gzip.BadGzipFile

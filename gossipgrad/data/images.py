@@ -1,0 +1,731 @@
+"""Folders of images in ImageNet's layout, one folder a class: decoded, cropped and flipped by threads when needed.
+
+Crops after Szegedy et al., "Going deeper with convolutions" (2015), in the form of torchvision's RandomResizedCrop.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import io
+import lzma
+import math
+import os
+import shutil
+import struct
+import tarfile
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad import files
+from gossipgrad._launch import launcher_world_size
+from gossipgrad.data import cache as cache_files
+from gossipgrad.data import draws
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.data.source import Source
+from gossipgrad.errors import DataError, counted, flag, integer, number, one_line, pair, warn
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
+FORMATS = ("JPEG", "PNG")
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in 0..1
+ATTEMPTS = 10  # draws of a crop, after which it is the largest one in the middle
+LISTED = 5  # broken files that a message names
+MOST_WORKERS = 8  # by default
+FORMAT = 1  # of the cache's files
+TOGETHER = 64  # images that are decoded between two writes to the cache
+
+Pixels = NDArray[np.uint8]
+Box = tuple[float, float, float, float]  # left, upper, right, lower
+
+
+def pillow(what: str) -> Any:
+    """Pillow's Image module; ImportError says how to get it."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(f"{what} are decoded by Pillow: pip install 'gossipgrad[images]'") from error
+    return Image
+
+
+def broken(image_module: Any) -> tuple[type[BaseException], ...]:
+    """What Pillow raises for files that are damaged, or no images."""
+    return (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        IndexError,
+        struct.error,
+        zlib.error,
+        image_module.DecompressionBombError,
+        image_module.DecompressionBombWarning,
+    )
+
+
+# ---- the files of a folder
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a folder, sorted by class and name."""
+
+    root: Path
+    classes: list[str]
+    paths: list[str]  # below the root
+    targets: NDArray[np.int32]
+    stamps: list[tuple[int, int]]  # size and time of each file
+
+    def key(self, *more: object) -> str:
+        """A name for what is made of these files."""
+        digest = hashlib.sha256()
+        for word in (FORMAT, self.root.resolve(), *more, *zip(self.paths, self.stamps, strict=True)):
+            digest.update(f"{word}\0".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:24]
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted((one for one in found if not one.name.startswith(".")), key=lambda one: one.name)
+    except OSError as error:
+        raise DataError(f"{os.fspath(folder)}: {error.strerror or error}") from error
+
+
+def _images(folder: str, others: set[str]) -> Iterator[os.DirEntry[str]]:
+    """The images in a folder and the folders in it; others: gets the suffixes of files that are none."""
+    for one in _entries(folder):
+        if one.is_dir():
+            yield from _images(one.path, others)
+        elif is_image(one.name):
+            yield one
+        else:
+            others.add(os.path.splitext(one.name)[1].lower() or "no suffix")
+
+
+def list_images(folder: str | os.PathLike[str], classes: Sequence[str] | None = None, progress: bool = True) -> Listing:
+    """The images under folder/<class>/. classes: those there may be, in their order; None: all folders, sorted.
+
+    DataError: no such folder, one that cannot be read, no class, a class without an image.
+    """
+    from gossipgrad.progress import Bar
+
+    root = Path(folder)
+    if not root.is_dir():
+        raise DataError(f"{root}: {'not a folder' if root.exists() else 'no such folder'}")
+    kinds = [one for one in _entries(root) if one.is_dir()]
+    if not kinds:
+        loose = sum(is_image(one.name) for one in _entries(root))
+        hint = f"; it has {counted(loose, 'image')} that are in no class" if loose else ""
+        raise DataError(f"{root}: no folders of classes in it{hint}; wanted {root.name}/<class>/*.jpg or *.png")
+    names = [one.name for one in kinds] if classes is None else list(classes)
+    index = {name: i for i, name in enumerate(names)}
+    unknown = [one.name for one in kinds if one.name not in index]
+    if unknown:
+        raise DataError(f"{root}: {', '.join(unknown[:LISTED])}: no classes of the training part")
+    paths: list[str] = []
+    targets: list[int] = []
+    stamps: list[tuple[int, int]] = []
+    bar = Bar(root.name, progress)
+    try:
+        for i, kind in enumerate(kinds):
+            others: set[str] = set()
+            before = len(paths)
+            for one in _images(kind.path, others):
+                facts = one.stat()
+                paths.append(os.path.relpath(one.path, root))
+                targets.append(index[kind.name])
+                stamps.append((facts.st_size, facts.st_mtime_ns))
+            if len(paths) == before:
+                found = f"; it has files with {', '.join(sorted(others))}" if others else ", it is empty"
+                raise DataError(f"{kind.path}: no images in the folder of this class{found}; wanted {_listed()}")
+            bar.show((i + 1) / len(kinds), f"{len(paths):,} files found")
+    except OSError as error:
+        raise DataError(f"{error.filename or root}: {error.strerror or error}") from error
+    finally:
+        bar.close()
+    return Listing(root, names, paths, np.array(targets, np.int32), stamps)
+
+
+def _listed() -> str:
+    return ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+
+
+# ---- crops
+
+
+def random_crops(
+    seed: int, epoch: int, rows: NDArray[Any], scale: tuple[float, float], ratio: tuple[float, float]
+) -> Callable[[int, int, int], Box]:
+    """crop(i, width, height): the box of image rows[i], which has this size, in this epoch.
+
+    Of the first of ten draws that fits into the image: its area is uniform in `scale` times the image's, the logarithm
+    of width / height uniform in that of `ratio`, its place uniform. If none fits, the largest one in the middle.
+    """
+    first = draws.uniform(seed, epoch, rows, 1)
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+
+    def crop(i: int, width: int, height: int) -> Box:
+        for attempt in range(ATTEMPTS):
+            drawn = first[i] if attempt == 0 else draws.uniform(seed, epoch, rows[i : i + 1], 1 + attempt)[0]
+            area = width * height * (scale[0] + (scale[1] - scale[0]) * float(drawn[0]))
+            shape = math.exp(low + (high - low) * float(drawn[1]))
+            w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+            if 0 < w <= width and 0 < h <= height:
+                left, upper = int(float(drawn[2]) * (width - w + 1)), int(float(drawn[3]) * (height - h + 1))
+                return left, upper, left + w, upper + h
+        w, h = width, height
+        if width < ratio[0] * height:
+            h = round(width / ratio[0])
+        elif width > ratio[1] * height:
+            w = round(height * ratio[1])
+        left, upper = (width - w) // 2, (height - h) // 2
+        return left, upper, left + w, upper + h
+
+    return crop
+
+
+def centre_crop(width: int, height: int, size: tuple[int, int], resize: int) -> Box:
+    """The box that is the middle `size` (height, width) of the image when its shorter side is `resize` pixels."""
+    factor = min(width, height) / resize
+    w, h = min(size[1] * factor, width), min(size[0] * factor, height)
+    left, upper = (width - w) / 2, (height - h) / 2
+    return left, upper, left + w, upper + h
+
+
+class _Decoder:
+    """Files and pieces of them to pixels."""
+
+    def __init__(self, channels: int) -> None:
+        self.image = pillow("image folders")
+        self.mode = "L" if channels == 1 else "RGB"
+        self.broken = broken(self.image)
+
+    def open(self, content: bytes) -> Any:
+        return self.image.open(io.BytesIO(content), formats=FORMATS)
+
+    def reduce(self, image: Any, box: Box, size: tuple[int, int]) -> Box:
+        """Let a JPEG be decoded at a half, quarter or eighth of its size where the crop stays at least as large as
+        it is to become; the box in the image as it then is."""
+        width, height = image.size
+        shrink = min((box[2] - box[0]) / size[1], (box[3] - box[1]) / size[0])
+        if image.format == "JPEG" and shrink >= 2:
+            image.draft(None, (math.ceil(width / shrink), math.ceil(height / shrink)))
+            if image.size != (width, height):
+                scale = 2 ** round(math.log2(width / image.size[0]))
+                low, high = (value / scale for value in box[:2]), (value / scale for value in box[2:])
+                ends = (min(value, most) for value, most in zip(high, image.size, strict=True))
+                return (*low, *ends)
+        return box
+
+    def plain(self, image: Any) -> Any:
+        """The image in a mode in which pixels can be mixed: grey, or red, green and blue."""
+        if image.mode in ("L", "RGB"):
+            return image
+        if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+            image = self.image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
+        if image.mode in ("P", "LA", "PA") or "transparency" in image.info:
+            image = image.convert("RGBA")
+        return image.convert("RGB")
+
+    def crop(self, image: Any, box: Box, size: tuple[int, int], flip: bool, out: Pixels) -> None:
+        """Write the piece in this box, in this size, into out (channels, height, width)."""
+        box = self.reduce(image, box, size)
+        image = self.plain(image)
+        if image.size != (size[1], size[0]) or box != (0, 0, size[1], size[0]):
+            image = image.resize((size[1], size[0]), self.image.Resampling.BILINEAR, box=box, reducing_gap=2.0)
+        if image.mode != self.mode:
+            image = image.convert(self.mode)
+        pixels = np.asarray(image)
+        if flip:
+            pixels = pixels[:, ::-1]
+        out[...] = pixels if self.mode == "L" else pixels.transpose(2, 0, 1)
+
+    def small(self, image: Any, resize: int) -> Pixels:
+        """The whole image (height, width, channels), its shorter side made `resize` pixels if it is longer."""
+        width, height = image.size
+        factor = resize / min(width, height)
+        if factor < 1:
+            size = (max(round(height * factor), resize), max(round(width * factor), resize))
+            box = self.reduce(image, (0, 0, width, height), size)
+            image = self.plain(image).resize(size[::-1], self.image.Resampling.BILINEAR, box=box)
+        image = self.plain(image)
+        pixels = np.asarray(image if image.mode == self.mode else image.convert(self.mode))
+        return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _size(size: Any) -> tuple[int, int]:
+    return pair("size", size, 1)
+
+
+def _interval(argument: str, value: Any, below: float | None) -> tuple[float, float]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"{argument}={value!r}: allowed: two numbers, the lower and the upper one")
+    low = number(f"{argument}[0]", value[0], above=0.0, high=below)
+    return low, number(f"{argument}[1]", value[1], low, below)
+
+
+def _per_channel(argument: str, value: Any, channels: int, positive: bool) -> NDArray[np.float64]:
+    several = [value] * channels if np.ndim(value) == 0 else list(value)
+    if len(several) != channels:
+        raise ValueError(f"{argument}: {len(several)} numbers; allowed: one, or {channels}, one a channel")
+    checked = [number(f"{argument}[{i}]", one, above=0.0 if positive else None) for i, one in enumerate(several)]
+    return np.array(checked)
+
+
+def default_workers() -> int:
+    """The cores that this process may use, divided among the ranks of a launcher, at most 8."""
+    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // (launcher_world_size() or 1)))
+
+
+class ImageFolder(Source):
+    """The images of a folder as a source; see image_folder for its keywords.
+
+    broken: what is wrong with each file that turned out to be broken, by its path.
+    """
+
+    dtype = np.dtype(np.uint8)
+    targets: NDArray[Any]
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        size: int | tuple[int, int] = 224,
+        *,
+        augment: bool = True,
+        resize: int | None = None,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: float = 0.5,
+        mean: Any = "imagenet",
+        deviation: Any = "imagenet",
+        channels: int = 3,
+        workers: int | None = None,
+        strict: bool = False,
+        cache: bool | str | os.PathLike[str] = False,
+        classes: Sequence[str] | None = None,
+        seed: int = 0,
+        progress: bool = True,
+        name: str | None = None,
+    ) -> None:
+        if channels not in (1, 3):
+            raise ValueError(f"channels={channels!r}: allowed: 3 (red, green, blue), 1 (grey)")
+        self._decoder = _Decoder(channels)
+        self.size = _size(size)
+        self.shape = (channels, *self.size)
+        self.resize = max(*self.size, round(min(self.size) * 256 / 224)) if resize is None else resize
+        self.resize = integer("resize", self.resize, max(self.size))
+        self.augment, self.strict = flag("augment", augment), flag("strict", strict)
+        self.crop_scale, self.crop_ratio = _interval("scale", scale, 1.0), _interval("ratio", ratio, None)
+        self.flip = number("flip", flip, 0.0, 1.0)
+        self.seed = integer("seed", seed, 0, 2**64 - 1)
+        self.workers = default_workers() if workers is None else integer("workers", workers, 1, 1024)
+        self._set_colours(mean, deviation, channels)
+        self.progress = flag("progress", progress)
+        root = unpacked(folder, self.progress)
+        self.listing = list_images(root, classes, self.progress)
+        self.classes = self.listing.classes
+        self.targets = self.listing.targets
+        self.name = name or root.name
+        self.broken: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._decoded: _Decoded | None = None
+        if cache:
+            place = cache_files.root() / "images" if cache is True else Path(cache)
+            self._decoded = _decoded(self, place)
+            good = self._decoded.rows
+            self.targets = self.targets[good]
+            paths, stamps = [self.listing.paths[i] for i in good], [self.listing.stamps[i] for i in good]
+            self.listing = Listing(root, self.listing.classes, paths, self.targets, stamps)
+
+    def _set_colours(self, mean: Any, deviation: Any, channels: int) -> None:
+        """What the network sees is (pixel / 255 - mean) / deviation."""
+        usual = {3: (MEAN, DEVIATION), 1: ((0.0,), (1.0,))}[channels]
+        given = []
+        for argument, value, default in (("mean", mean, usual[0]), ("deviation", deviation, usual[1])):
+            if isinstance(value, str) and value != "imagenet":
+                raise ValueError(f"{argument}={value!r}: allowed: 'imagenet', a number, or one a channel")
+            plain = default if isinstance(value, str) else value
+            given.append(_per_channel(argument, plain, channels, argument == "deviation"))
+        self.scale = np.asarray(1 / (255 * given[1]), np.float32)
+        self.shift = np.asarray(-given[0] / given[1], np.float32)
+
+    def __len__(self) -> int:
+        return len(self.listing.paths)
+
+    def path(self, row: int) -> Path:
+        """The file of a sample."""
+        return self.listing.root / self.listing.paths[row]
+
+    # ---- reading
+
+    def read(self, rows: NDArray[Any], epoch: int, samples: NDArray[Any], targets: NDArray[Any] | None = None) -> None:
+        rows = np.asarray(rows, np.int64)
+        drawn = self.augment and epoch >= 0
+        crop = random_crops(self.seed, epoch, rows, self.crop_scale, self.crop_ratio) if drawn else None
+        flips = draws.uniform(self.seed, epoch, rows, 0)[:, 0] < self.flip if drawn else np.zeros(len(rows), bool)
+
+        def one(i: int) -> None:
+            def box(width: int, height: int) -> Box:
+                if crop is None:
+                    return centre_crop(width, height, self.size, self.resize)
+                return crop(i, width, height)
+
+            self._one(int(rows[i]), box, bool(flips[i]), samples[i])
+
+        self._map(one, len(rows))
+
+    def _map(self, work: Callable[[int], Any], count: int) -> list[Any]:
+        if self.workers == 1 or count == 1:
+            return [work(i) for i in range(count)]
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.workers, "gossipgrad-images")
+                weakref.finalize(self, self._pool.shutdown, wait=False)
+        return list(self._pool.map(work, range(count)))
+
+    def _one(self, row: int, box: Callable[[int, int], Box], flip: bool, out: Pixels) -> None:
+        """A sample; that of the next image of its class where the file is broken."""
+        for other in self._instead(row):
+            try:
+                if self._decoded is None:
+                    image = self._decoder.open(self.path(other).read_bytes())
+                else:
+                    image = self._decoder.image.fromarray(self._decoded.pixels(other))
+                self._decoder.crop(image, box(*image.size), self.size, flip, out)
+                return
+            except self._decoder.broken as error:
+                self.is_broken(self.path(other), error)
+        name = self.listing.classes[self.targets[row]]
+        raise DataError(f"{self.listing.root}: every image of class {name!r} is broken, as {self._broken_words()}")
+
+    def _instead(self, row: int) -> Iterator[int]:
+        """The row, then the others of its class; without those that are known to be broken."""
+        if str(self.path(row)) not in self.broken:
+            yield row
+        kind = self.targets[row]
+        first, last = np.searchsorted(self.targets, [kind, kind + 1]).tolist()
+        for step in range(1, last - first):
+            other = first + (row - first + step) % (last - first)
+            if str(self.path(other)) not in self.broken:
+                yield other
+
+    def is_broken(self, path: Path, error: BaseException) -> None:
+        """An error if strict; else the file is counted, and a warning names it."""
+        reason = _reason(error)
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise DataError(f"{path}: {reason}") from error  # nothing that is the file's fault
+        if self.strict:
+            raise DataError(f"{path}: {reason} (strict=False skips such files)") from error
+        with self._lock:
+            new = str(path) not in self.broken
+            self.broken[str(path)] = reason
+            count = len(self.broken)
+        if new and (count <= LISTED or count & (count - 1) == 0):  # no flood of them
+            warn(f"{path}: {reason}; skipped, another image of its class is read instead ({count} of {len(self):,})")
+
+    def _broken_words(self) -> str:
+        path, reason = next(iter(self.broken.items()))
+        return f"{path}: {reason}"
+
+
+def _reason(error: BaseException) -> str:
+    kind = type(error).__name__
+    if kind == "UnidentifiedImageError":
+        return "no JPEG or PNG image, or a broken one"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"a broken image: {one_line(error)}"
+
+
+def image_folder(folder: str | os.PathLike[str], size: int | tuple[int, int] = 224, **how: Any) -> Dataset:
+    """The Dataset of images under folder/<class>/, JPEG or PNG, decoded while they are read: samples (channels, height,
+    width) of uint8 with the classes as targets, numbered in the order of the folders' names, which are its `classes`.
+
+    folder     or a tar archive of one, which is unpacked into the cache once.
+    size       of the samples in pixels, one number or (height, width).
+    augment    True: in training a random resized crop and a flip; False, and to evaluate: the shorter side is made
+               `resize`, and the middle cut out.
+    resize     None: size * 256 / 224.
+    scale      of a random crop's area, as a share of the image's: (0.08, 1).
+    ratio      of a random crop's width to its height: (3/4, 4/3).
+    flip       the probability that it is mirrored: 0.5.
+    mean       and deviation: the network sees (pixel / 255 - mean) / deviation, a number or one a channel; "imagenet":
+               ImageNet's (of grey images 0 and 1).
+    channels   3: red, green and blue; 1: grey.
+    workers    threads that decode; None: the cores, divided among the ranks, at most 8.
+    strict     True: a broken file is an error. False: a warning names and counts it, and the next image of its class is
+               read in its place.
+    cache      True, or a folder: images are decoded once, their shorter side made `resize` where it is longer, into a
+               memory map on the disk (3 bytes a pixel; default: the package's cache). Crops are cut out of these, and
+               broken files are left out of the set.
+    classes    the classes there may be, in their order: those of the training part for another one; None: all folders.
+    seed       of crops and flips, which depend on (seed, epoch, sample) alone.
+    progress   show a bar on what takes long.
+
+    An orientation that a camera noted is not applied, as by torchvision. DataError: no such folder, no class, a class
+    without images, folders that cannot be read. ImportError: no Pillow.
+    """
+    return Dataset(ImageFolder(folder, size, **how))
+
+
+# ---- images that are decoded once
+
+
+class _Decoded:
+    """Images in one memory map, one after the other, (height, width, channels) each."""
+
+    def __init__(self, path: Path, index: NDArray[np.int64], channels: int) -> None:
+        self.channels = channels
+        self.rows = np.flatnonzero(index[:, 1] > 0)
+        self.index = index[self.rows]  # offset, height, width
+        self.bytes: Pixels = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+
+    def pixels(self, row: int) -> Pixels:
+        offset, height, width = (int(one) for one in self.index[row])
+        shape = (height, width) if self.channels == 1 else (height, width, self.channels)
+        return self.bytes[offset : offset + height * width * self.channels].reshape(shape)
+
+
+def _load_decoded(path: Path, count: int, channels: int) -> _Decoded | None:
+    """None if it is not there, or not whole."""
+    try:
+        index = np.load(path.with_suffix(".npy"), allow_pickle=False)
+        if index.shape != (count, 3) or index.dtype != np.int64:
+            return None
+        sizes = index[:, 1] * index[:, 2] * channels
+        if path.stat().st_size != int(sizes.sum()):
+            return None
+        return _Decoded(path, index, channels)
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def _decoded(source: ImageFolder, place: Path) -> _Decoded:
+    """The decoded images of a source: made by one process of a machine, the others wait."""
+    from gossipgrad.progress import Bar
+
+    channels = source.shape[0]
+    count = len(source)
+    path = place / f"images-{source.listing.key(source.resize, channels)}.bin"
+    bar = Bar(source.name, source.progress)
+
+    def waiting(text: str) -> None:
+        if text:
+            bar.show(int(text) / count, f"{int(text):,} images decoded")
+
+    try:
+        found = _load_decoded(path, count, channels)
+        if found is None:
+            place.mkdir(parents=True, exist_ok=True)
+            with cache_files.locked(place / f"{path.stem}.lock", waiting) as tell:
+                found = _load_decoded(path, count, channels)
+                if found is None:
+                    _decode_all(source, path, bar, tell)
+                    found = _load_decoded(path, count, channels)
+        if found is None:
+            raise DataError(f"{path}: what was written there cannot be read")
+    except OSError as error:
+        raise DataError(
+            f"cache: {error.filename or place}: {error.strerror or error}; cache= names another folder"
+        ) from error
+    finally:
+        bar.close()
+    missing = [source.listing.paths[i] for i in np.setdiff1d(np.arange(count), found.rows)]
+    if missing:
+        shown = ", ".join(missing[:LISTED]) + (", ..." if len(missing) > LISTED else "")
+        if source.strict:
+            raise DataError(f"{source.listing.root}: {counted(len(missing), 'broken file')}: {shown}")
+        warn(f"{source.listing.root}: {counted(len(missing), 'broken file')} left out of {count:,}: {shown}")
+    alone = sorted(set(source.targets.tolist()) - set(source.targets[found.rows].tolist()))
+    if alone:
+        raise DataError(f"{source.listing.root}: every image of class {source.listing.classes[alone[0]]!r} is broken")
+    return found
+
+
+def _decode_all(source: ImageFolder, path: Path, bar: Any, tell: Callable[[str], None]) -> None:
+    count = len(source)
+    index = np.zeros((count, 3), np.int64)
+    offset = 0
+
+    def one(row: int) -> Pixels | None:
+        try:
+            return source._decoder.small(source._decoder.open(source.path(row).read_bytes()), source.resize)
+        except source._decoder.broken as error:
+            if source.strict:
+                source.is_broken(source.path(row), error)
+            source.broken[str(source.path(row))] = _reason(error)
+            return None
+
+    def later(begin: int, i: int) -> Pixels | None:
+        return one(begin + i)
+
+    with files.written(os.fspath(path)) as file:
+        for begin in range(0, count, TOGETHER):
+            end = min(begin + TOGETHER, count)
+            for row, pixels in enumerate(source._map(functools.partial(later, begin), end - begin), begin):
+                if pixels is None:
+                    continue
+                file.write(np.ascontiguousarray(pixels).data)
+                index[row] = offset, *pixels.shape[:2]
+                offset += pixels.size
+            tell(str(end))
+            bar.show(end / count, f"{end:,} images decoded")
+    content = io.BytesIO()
+    np.save(content, index)
+    files.write_atomically(path.with_suffix(".npy"), content.getvalue())
+
+
+# ---- archives
+
+
+def unpacked(path: str | os.PathLike[str], progress: bool = True) -> Path:
+    """The folder itself, or the one in the cache into which a tar archive is unpacked once."""
+    path = Path(path)
+    if not path.name.lower().endswith(ARCHIVES) or path.is_dir():
+        return path
+    from gossipgrad.progress import Bar
+
+    try:
+        facts = path.stat()
+        key = hashlib.sha256(f"{FORMAT}\0{path.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}".encode()).hexdigest()
+        base = cache_files.root() / "images"
+        folder = base / f"unpacked-{key[:24]}"
+        bar = Bar(path.name, progress)
+        try:
+            if not folder.is_dir():
+                base.mkdir(parents=True, exist_ok=True)
+                waiting = functools.partial(_show_unpacking, bar, facts.st_size)
+                with cache_files.locked(base / f"{folder.name}.lock", waiting) as tell:
+                    if not folder.is_dir():
+                        _unpack(path, folder, bar, tell)
+        finally:
+            bar.close()
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"{path}: truncated or damaged archive ({error})") from error
+    except OSError as error:
+        raise DataError(f"{error.filename or path}: {error.strerror or f'damaged archive ({error})'}") from error
+    return _inside(folder)
+
+
+def _show_unpacking(bar: Any, size: int, text: str) -> None:
+    if text:
+        bar.show(int(text) / max(size, 1), f"{int(text) / 1e6:,.0f} of {size / 1e6:,.0f} MB unpacked")
+
+
+def _inside(folder: Path) -> Path:
+    """An archive often holds one folder with all else in it."""
+    found = _entries(folder)
+    deeper = [one for one in _entries(found[0].path) if one.is_dir()] if len(found) == 1 and found[0].is_dir() else []
+    return Path(found[0].path) if deeper else folder
+
+
+def check_end(path: Path, archive: tarfile.TarFile, file: IO[bytes]) -> None:
+    """tarfile reads the end of the file, or a damaged header, as the archive's end, which is a block of zeros."""
+    stream = archive.fileobj
+    assert stream is not None
+    if stream is file:
+        stream.seek(archive.offset)
+        ended = stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
+    else:  # no way back in what is unpacked; its checksum is at the end
+        ended = stream.tell() == archive.offset + tarfile.BLOCKSIZE
+        while stream.read(1 << 20):
+            pass
+    if not ended:
+        raise DataError(f"{path}: truncated or damaged archive: it has no end, after {archive.offset} bytes")
+
+
+def _unpack(path: Path, folder: Path, bar: Any, tell: Callable[[str], None]) -> None:
+    """The images of an archive, below a folder that appears when all of them are there."""
+    unfinished = folder.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    try:
+        _unpack_into(unfinished, path, bar, tell)
+        unfinished.rename(folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _unpack_into(folder: Path, path: Path, bar: Any, tell: Callable[[str], None]) -> None:
+    """Nothing is written but images under their own names below the folder, and no link."""
+    size = path.stat().st_size
+    made: set[Path] = set()
+    with open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r:*") as archive:
+        for i, member in enumerate(archive):
+            parts = [part for part in member.name.split("/") if part not in ("", ".")]
+            if not member.isfile() or not parts or ".." in parts or not is_image(parts[-1]):
+                continue
+            stream = archive.extractfile(member)
+            assert stream is not None  # it is a file
+            content = stream.read()
+            if len(content) != member.size:
+                raise DataError(f"{path}: truncated or damaged archive, at {member.name}")
+            target = folder.joinpath(*parts)
+            if target.parent not in made:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                made.add(target.parent)
+            target.write_bytes(content)
+            if i % 500 == 0:
+                tell(str(raw.tell()))
+                _show_unpacking(bar, size, str(raw.tell()))
+        check_end(path, archive, raw)
+    if not made:
+        raise DataError(f"{path}: no images ({_listed()}) in the archive")
+
+
+# ---- a folder with its parts
+
+TRAIN, VALIDATION = ("train", "training"), ("val", "validation", "valid", "test")
+SHARE = 0.1  # to validate on, of a folder without a part for that
+
+
+def load(
+    folder: str | os.PathLike[str],
+    size: int | tuple[int, int] = 224,
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    **how: Any,
+) -> tuple[Dataset, Dataset]:
+    """(train, validation): folder/train/<class>/ and folder/val/<class>/ (or validation, valid, test), where they are.
+
+    Else folder/<class>/ is divided: `validation` is the share to validate on, drawn by the seed; None: 0.1. The rest of
+    the keywords are image_folder's.
+    """
+    root = unpacked(folder, progress)
+    parts = [next((root / name for name in names if (root / name).is_dir()), None) for names in (TRAIN, VALIDATION)]
+    train, other = parts
+    how |= {"seed": seed, "progress": progress}
+    if train is not None and other is not None:
+        if validation is not None:
+            raise ValueError(f"validation={validation!r}: {root} has {other.name}/ to validate on; allowed: None")
+        first = ImageFolder(train, size, name=root.name, **how)
+        second = ImageFolder(other, size, **how | {"classes": first.classes, "augment": False, "name": root.name})
+        return Dataset(first), Dataset(second)
+    if train is not None or other is not None:
+        there = train or other
+        assert there is not None
+        missing = "val/<class>/" if train is not None else "train/<class>/"
+        raise DataError(f"{root}: has {there.name}/ but no {missing} beside it")
+    whole = Dataset(ImageFolder(root, size, **how))
+    share = number("validation", SHARE if validation is None else validation, above=0.0, below=1.0)
+    rest, part = whole.split(1.0 - share, seed=seed)
+    return rest, part
+
