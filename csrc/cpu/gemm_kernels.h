@@ -1,9 +1,8 @@
 /* The kernels behind convolution, linear layers and matrix products: one set for each instruction-set level.
  *
- * Activations lie BATCH_LAST, so a convolution is a matrix product whose right-hand rows are already where they
- * are wanted: the row of an input value is `lanes` floats in place, and nothing is ever unrolled or packed but the
- * weights. Kernels are single-threaded, allocate nothing and keep no state; who calls them splits the work.
- * Lengths, offsets and distances are in floats. */
+ * Activations lie BATCH_LAST, so a convolution is a matrix product whose right-hand rows are read in place: the row of
+ * an input value is `lanes` floats. Only weights are packed. Kernels are single-threaded, allocate nothing and have no
+ * state. The caller splits the work. Lengths, offsets and distances are in floats. */
 #ifndef GG_CPU_GEMM_KERNELS_H
 #define GG_CPU_GEMM_KERNELS_H
 
@@ -22,8 +21,8 @@ static inline int64_t gg_block_begin(int64_t rows, int64_t blocks, int64_t block
     return block * (rows / blocks) + (block < more ? block : more);
 }
 
-/* One place of the window along one axis, for one target position: its part of the weight's number, and of the
- * offset into the source. */
+/* One place of the window along one axis, for one target position: its contributions to the index of the weight and to
+ * the offset into the source. */
 typedef struct gg_tap {
     int64_t w, x;
 } gg_tap;
@@ -31,7 +30,7 @@ typedef struct gg_tap {
 /* A target column, or two that are computed together because their taps differ by a shift of the source only. */
 typedef struct gg_column {
     int32_t column[2]; /* second: -1 if alone */
-    bool even;         /* the first column's taps are equally far apart, in weights and in source */
+    bool even;         /* the first column's taps have equal distances, in weights and in source */
     int64_t shift;     /* source offset of the second column's taps behind the first's */
 } gg_column;
 
@@ -53,7 +52,7 @@ typedef struct gg_conv_pass {
     const gg_tap *row_taps, *col_taps;
     const int32_t *row_start, *col_start; /* taps of row r: [row_start[r], row_start[r+1]) */
     const gg_column *columns;
-    int64_t column_count, strip; /* columns computed before the next block of rows is taken */
+    int64_t column_count, strip; /* columns computed before the next block of rows */
     bool add, relu;
 } gg_conv_pass;
 
@@ -87,8 +86,8 @@ typedef struct gg_multiply {
     int64_t c_row;
     const float *bias; /* NULL: zeros */
     bool add, relu;
-    /* This is a part of a product of as many columns whose a_row is 1: an element has the bits that it has there. 0: of
-     * none. */
+    /* The product is a part of one with so many columns, whose a_row is 1, and elements have the same bits as there. 0:
+     * it is not a part. */
     int64_t part_of;
 } gg_multiply;
 

@@ -1,7 +1,7 @@
 /* The CPU kernels: one set for each instruction-set level, chosen at run time.
  *
- * Kernels are single-threaded and work on the part of the problem they are given; who calls them splits it.
- * They allocate nothing and keep no state. Sources are in cpu/isa/, each compiled once a level. */
+ * Kernels are single-threaded and compute the part of the problem that the caller gives them. They allocate nothing and
+ * have no state. Sources are in cpu/isa/, each compiled once a level. */
 #ifndef GG_CPU_KERNELS_H
 #define GG_CPU_KERNELS_H
 
@@ -17,12 +17,12 @@ typedef struct gg_cpu_elementwise {
     void (*sigmoid)(size_t n, const float *x, float *y); /* within 3 ulp, down to the denormals */
     void (*sigmoid_backward)(size_t n, const float *y, const float *dy, float *dx);
     void (*add)(size_t n, const float *a, const float *b, float *out); /* out may also be b */
-    /* out[i] = keep[i] ? scale*x[i] : 0; out may be x. */
-    void (*masked_scale)(size_t n, const float *x, const uint8_t *keep, float scale, float *out);
+    /* out[i] = mask[i] ? scale*x[i] : 0; out may be x. */
+    void (*masked_scale)(size_t n, const float *x, const uint8_t *mask, float scale, float *out);
     /* Dropout's draws: rows[w][i*step] = word w of the stream's block first + i*stride >= threshold, i < n. step is
      * 1, with any rows (NULL: not wanted), or 4, with rows that follow each other byte by byte. */
-    void (*keep_mask)(const gg_random_key *key, uint32_t first, uint32_t stride, size_t n, uint32_t threshold,
-                      uint8_t *const rows[4], size_t step);
+    void (*dropout_mask)(const gg_random_key *key, uint32_t first, uint32_t stride, size_t n, uint32_t threshold,
+                         uint8_t *const rows[4], size_t step);
 } gg_cpu_elementwise;
 
 /* For every position along one axis of the input: the windows that hold it. Entries of position i are
@@ -31,8 +31,8 @@ typedef struct gg_pool_cover {
     const int32_t *start, *window, *place;
 } gg_pool_cover;
 
-/* A pooling's geometry, worked out once. Axis 0 is height, 1 is width. Everything is BATCH_LAST: an element
- * is a row of `lanes` floats. */
+/* A pooling's geometry, computed once. Axis 0 is height, 1 is width. Everything is BATCH_LAST: an element is a row of
+ * `lanes` floats. */
 typedef struct gg_pool_shape {
     int64_t channels, in[2], out[2], kernel[2], stride[2], dilation[2], lanes;
     const int32_t *first[2]; /* per output position: the first input position of its window inside the image */

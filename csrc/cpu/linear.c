@@ -1,5 +1,4 @@
-/* What linear layers of both tables, and whoever computes a part of their weight's gradient elsewhere, have in common.
- */
+/* What the linear layers of both tables share with gg_backend's entry for a part of their weight's gradient. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -11,7 +10,7 @@ typedef struct job {
     const gg_weight_gradient_args *args;
 } job;
 
-/* The rest of a row in which the run begins, whole rows, and the begin of the last one. */
+/* The rest of the row in which the run begins, whole rows, and the first part of the last row. */
 static void run_of(const job *j, int64_t begin, int64_t end) {
     const gg_weight_gradient_args *args = j->args;
     for (int64_t i = begin; i < end;) {

@@ -1,6 +1,6 @@
-/* The general matrix product: a part of B at a time is put into rows of whole tiles that stay in the second-level
- * cache while all of A is multiplied with it, a block of rows at a time, copied so that rows a power of two apart do
- * not fight for the same places of the cache. */
+/* The general matrix product: a part of B at a time is put into rows of whole tiles that stay in the second-level cache
+ * while all of A is multiplied with it, a block of rows at a time, copied so that rows whose distance is a power of two
+ * do not share sets of the cache. */
 #include <string.h>
 
 #include "base/parallel.h"

@@ -3,15 +3,15 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 
-/* Less work than this for each thread does not pay for waking one. In elements; depends on sizes alone, so
- * that the split, and with it the bits of a reduction, does too. */
+/* Elements for each thread below which another thread costs more than it saves. The split depends on sizes alone, and
+ * so do the bits of a reduction. */
 #define WORTH_A_THREAD 16384
 
 gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads, gg_isa isa, gg_device **out) {
     gg_status status = GG_OK;
     *out = NULL;
     if (threads < 1 || threads > GG_CPU_MAX_THREADS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "a CPU device takes 1 to %d threads, not %d", GG_CPU_MAX_THREADS, threads);
+        GG_FAIL(GG_ERROR_ARGUMENT, "a CPU device has 1 to %d threads, not %d", GG_CPU_MAX_THREADS, threads);
     const gg_cpu_kernels *kernels = gg_cpu_kernels_for(isa);
     if (kernels == NULL || !gg_cpu_supports(isa))
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no kernels for the instruction set %s here", gg_isa_name(isa));
@@ -51,14 +51,14 @@ static part cpu_part_of(size_t n, int thread, int threads) {
     return p;
 }
 
-/* Each entry of the table below is split among the device's threads: what they share lies in a struct of its own. */
+/* Each entry of the table below is split among the device's threads. Each has a struct for what they share. */
 static void run_parts(const gg_cpu_device *device, size_t work, gg_parallel_fn fn, void *call) {
     gg_parallel_run(gg_cpu_threads_for(&device->head, work), fn, call);
 }
 
 static const float *cpu_offset(const float *p, size_t n) { return p != NULL ? p + n : NULL; }
 
-/* n elements of type `wire` further on. */
+/* The address n elements of type `wire` further on. */
 static const void *wire_offset(gg_dtype wire, const void *p, size_t n) {
     return p != NULL ? (const char *)p + n * gg_dtype_size(wire) : NULL;
 }

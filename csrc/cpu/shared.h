@@ -11,7 +11,7 @@ gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads,
 /* Frees the block; NULL is fine. */
 void gg_cpu_device_close(gg_device *device);
 const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device);
-/* How many of the device's threads are worth waking for so many elements. */
+/* How many of the device's threads to use for so many elements. */
 int gg_cpu_threads_for(const gg_device *device, size_t work);
 
 void gg_cpu_loss(gg_device *device, gg_loss_args *args);

@@ -4,7 +4,7 @@
 #include "cpu/isa/math.h"
 #include "cpu/isa/vectors.h"
 
-/* Elements between two looks at what is not in the main loop. */
+/* Elements between two checks outside of the main loop. */
 #define STRETCH ((size_t)2048)
 
 static void arena_mix(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent,

@@ -6,7 +6,7 @@
 void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
     for (int64_t m = block_begin; m < block_end; ++m) { /* a block is one row here */
         for (int64_t k = 0; k < dot->cols; ++k) {
-            /* One partial sum a lane, as the vector kernels have: a single long chain would lose digits. */
+            /* One partial sum a lane, as the vector kernels have: a single long sum would lose digits. */
             float sum[16] = {0};
             for (int64_t r = 0; r < dot->height; ++r) {
                 for (int64_t c = 0; c < dot->width; ++c) {

@@ -44,11 +44,11 @@ static void elementwise_add(size_t n, const float *a, const float *b, float *out
     for (size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
 }
 
-static void masked_scale(size_t n, const float *x, const uint8_t *keep, float scale, float *out) {
+static void masked_scale(size_t n, const float *x, const uint8_t *mask, float scale, float *out) {
     GG_INDEPENDENT
     for (size_t i = 0; i < n; ++i) {
         const float scaled = scale * x[i];
-        out[i] = keep[i] != 0 ? scaled : 0.0f;
+        out[i] = mask[i] != 0 ? scaled : 0.0f;
     }
 }
 
@@ -63,7 +63,7 @@ static void masked_scale(size_t n, const float *x, const uint8_t *keep, float sc
 #endif
 typedef uint64_t words __attribute__((vector_size(VECTOR_BYTES)));
 #define WIDTH (VECTOR_BYTES / 8)
-#define CHAINS 4 /* vectors under way: the multiplication's result comes late */
+#define CHAINS 4 /* vectors in flight: the multiplication has a long latency */
 #define BLOCKS (CHAINS * WIDTH)
 
 static inline words low_product(words a, words b) {
@@ -76,9 +76,9 @@ static inline words low_product(words a, words b) {
 #endif
 }
 
-/* keep[i]: of block index + i*stride, byte w is 1 if word w is at least the threshold, else 0. */
+/* mask[i]: of block index + i*stride, byte w is 1 if word w is at least the threshold, else 0. */
 static inline void elementwise_draw(const gg_random_key *key, uint32_t index, uint32_t stride, uint32_t threshold,
-                                    uint32_t keep[BLOCKS]) {
+                                    uint32_t mask[BLOCKS]) {
     const words zero = {0}, first = zero + 0xD2511F53u, second = zero + 0xCD9E8D57u;
     words c0[CHAINS], c1[CHAINS], c2[CHAINS], c3[CHAINS];
     words step = zero;
@@ -108,25 +108,25 @@ static inline void elementwise_draw(const gg_random_key *key, uint32_t index, ui
         less |= ((c2[c] & 0xffffffffu) - threshold) >> 63 << 16;
         less |= ((c3[c] & 0xffffffffu) - threshold) >> 63 << 24;
         less ^= 0x01010101u;
-        for (int i = 0; i < WIDTH; ++i) keep[c * WIDTH + i] = (uint32_t)less[i];
+        for (int i = 0; i < WIDTH; ++i) mask[c * WIDTH + i] = (uint32_t)less[i];
     }
 }
 
-static void keep_mask(const gg_random_key *key, uint32_t first, uint32_t stride, size_t n, uint32_t threshold,
-                      uint8_t *const rows[4], size_t step) {
-    uint32_t keep[BLOCKS];
+static void dropout_mask(const gg_random_key *key, uint32_t first, uint32_t stride, size_t n, uint32_t threshold,
+                         uint8_t *const rows[4], size_t step) {
+    uint32_t mask[BLOCKS];
     for (size_t at = 0; at < n; at += BLOCKS) {
         const size_t count = n - at < BLOCKS ? n - at : BLOCKS;
-        elementwise_draw(key, first + (uint32_t)at * stride, stride, threshold, keep);
+        elementwise_draw(key, first + (uint32_t)at * stride, stride, threshold, mask);
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
         if (step == 4 && count == BLOCKS) {
-            memcpy(rows[0] + 4 * at, keep, sizeof keep);
+            memcpy(rows[0] + 4 * at, mask, sizeof mask);
             continue;
         }
 #endif
         for (int w = 0; w < 4; ++w) {
             if (rows[w] == NULL) continue;
-            for (size_t i = 0; i < count; ++i) rows[w][(at + i) * step] = (uint8_t)(keep[i] >> 8 * w);
+            for (size_t i = 0; i < count; ++i) rows[w][(at + i) * step] = (uint8_t)(mask[i] >> 8 * w);
         }
     }
 }
@@ -140,5 +140,5 @@ const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise) = {
     .sigmoid_backward = sigmoid_backward,
     .add = elementwise_add,
     .masked_scale = masked_scale,
-    .keep_mask = keep_mask,
+    .dropout_mask = dropout_mask,
 };

@@ -61,7 +61,7 @@ static const gg_tile_fn tiles[2][5][GG_TILE_ROWS + 1] = {
 #undef DOWN
 #undef ACROSS
 
-/* A tile of fewer columns than it has: computed beside, then the columns that exist are copied. */
+/* A tile with fewer columns than a vector: computed into a buffer, from which the columns that exist are copied. */
 static void edge(const gg_tile *tile, gg_tile_fn run, int64_t rows, int64_t cols) {
     float beside[GG_TILE_ROWS][4 * GG_VECTOR] __attribute__((aligned(64)));
     gg_tile t = *tile;
@@ -82,8 +82,8 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
     const bool across = p->a_step == 1 && p->part_of == 0;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS);
     /* Terms in parts, so that a part of b stays in the second-level cache while all blocks of rows use it, and so does
-     * a column of a's cache lines until the next block has used the rest of them. Where the parts end shows in the
-     * bits. */
+     * a column of a's cache lines until the next block has used the rest of them. The bits of the result depend on
+     * where the parts end. */
     int64_t most_terms = 131072 / (p->part_of > 0 ? p->part_of : p->n);
     if (most_terms < 256) most_terms = 256;
     if (!across && most_terms > 1024) most_terms = 1024;

@@ -7,8 +7,8 @@
 
 #include "cpu/kernels.h"
 
-/* gcc's analyzer takes the number of lanes of a vector for the number of its bits, and so every shift of lanes for one
- * that is too far. */
+/* gcc's analyzer confuses the number of lanes of a vector with the number of its bits, and reports every shift of lanes
+ * as too large. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #pragma GCC diagnostic ignored "-Wanalyzer-shift-count-overflow"
 #endif
@@ -30,7 +30,7 @@ extern const gg_cpu_layout GG_VARIANT(gg_cpu_layout);
 /* Iterations are independent although the compiler cannot see it: an output may be an input's own memory. */
 #define GG_INDEPENDENT _Pragma("GCC ivdep")
 
-/* Tells the compiler of the alignment that arenas and activations have. */
+/* Declares the alignment of arenas and activations to the compiler. */
 #define GG_ALIGNED(p) __builtin_assume_aligned((p), 64)
 
 #endif

@@ -33,7 +33,7 @@ static inline lanes_f lanes_choose(lanes_mask m, lanes_f yes, lanes_f no) { retu
 static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) {
     return _mm512_mask_blend_epi32(m, no, yes);
 }
-static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) { return _mm512_maskz_mov_ps(m, v); }
+static inline lanes_f lanes_select(lanes_mask m, lanes_f v) { return _mm512_maskz_mov_ps(m, v); }
 static inline lanes_i lanes_load_u8(const uint8_t *p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
 }
@@ -92,7 +92,7 @@ static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) {
     return (lanes_i){{_mm256_blendv_epi8(no.half[0], yes.half[0], m.half[0]),
                       _mm256_blendv_epi8(no.half[1], yes.half[1], m.half[1])}};
 }
-static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) {
+static inline lanes_f lanes_select(lanes_mask m, lanes_f v) {
     return (lanes_f){{_mm256_and_ps(_mm256_castsi256_ps(m.half[0]), v.half[0]),
                       _mm256_and_ps(_mm256_castsi256_ps(m.half[1]), v.half[1])}};
 }
@@ -163,7 +163,7 @@ static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) {
     EACH_LANE no.lane[i] = m.lane[i] ? yes.lane[i] : no.lane[i];
     return no;
 }
-static inline lanes_f lanes_keep(lanes_mask m, lanes_f v) {
+static inline lanes_f lanes_select(lanes_mask m, lanes_f v) {
     EACH_LANE v.lane[i] = m.lane[i] ? v.lane[i] : 0.0f;
     return v;
 }

@@ -81,7 +81,7 @@ static int64_t at_most_lanes(int64_t n) { return n < L ? n : L; }
 
 static void to_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out) {
     const size_t padded = (size_t)gg_lanes_padded(n), stride = (size_t)values;
-    _Alignas(64) float block[L * L], turned[L * L];
+    _Alignas(64) float block[L * L], transposed[L * L];
     for (int64_t v = begin; v < end; v += L) {
         const int64_t columns = at_most_lanes(end - v);
         for (int64_t s = 0; s < n; s += L) {
@@ -93,15 +93,16 @@ static void to_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, cons
                 continue;
             }
             load_part(from, stride, rows, columns, block);
-            transpose_block(block, L, turned, L);
-            for (int64_t j = 0; j < columns; ++j) memcpy(to + (size_t)j * padded, turned + j * L, L * sizeof(float));
+            transpose_block(block, L, transposed, L);
+            for (int64_t j = 0; j < columns; ++j)
+                memcpy(to + (size_t)j * padded, transposed + j * L, L * sizeof(float));
         }
     }
 }
 
 static void from_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out) {
     const size_t padded = (size_t)gg_lanes_padded(n), stride = (size_t)values;
-    _Alignas(64) float block[L * L], turned[L * L];
+    _Alignas(64) float block[L * L], transposed[L * L];
     for (int64_t s = 0; s < n; s += L) {
         const int64_t rows = at_most_lanes(n - s);
         for (int64_t v = begin; v < end; v += L) {
@@ -113,9 +114,9 @@ static void from_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, co
                 continue;
             }
             load_part(from, padded, columns, L, block);
-            transpose_block(block, L, turned, L);
+            transpose_block(block, L, transposed, L);
             for (int64_t i = 0; i < rows; ++i)
-                memcpy(to + (size_t)i * stride, turned + i * L, (size_t)columns * sizeof(float));
+                memcpy(to + (size_t)i * stride, transposed + i * L, (size_t)columns * sizeof(float));
         }
     }
 }
@@ -129,8 +130,7 @@ static void row_from_floats(int64_t n, const float *in, float scale, float shift
 }
 
 #if defined(__AVX512F__)
-/* A whole block of bytes, which never leaves the registers: 16 x 16 values from `value` on of the samples from
- * `sample` on. */
+/* A whole block of bytes, transposed in registers: 16 x 16 values from `value` on of the samples from `sample` on. */
 static void gather_bytes(const gg_gather_args *args, int64_t sample, int64_t value, float *to, size_t to_stride) {
     const __m512 scale = _mm512_set1_ps(args->scale), shift = _mm512_set1_ps(args->shift);
     __m512 a[L];
@@ -144,7 +144,7 @@ static void gather_bytes(const gg_gather_args *args, int64_t sample, int64_t val
 }
 #endif
 
-/* Sixteen values of sixteen samples, as they are wanted: scaled, or zeros where there is no sample. */
+/* Sixteen values of sixteen samples, scaled; zeros where there is no sample. */
 static void gather_block(const gg_gather_args *args, int64_t sample, int64_t value, float block[L * L]) {
     const int64_t rows = at_most_lanes(args->n - sample), columns = at_most_lanes(args->values - value);
     if (rows < L || columns < L) memset(block, 0, L * L * sizeof(float));
@@ -175,7 +175,7 @@ static void layout_gather(const gg_gather_args *args, int64_t begin, int64_t end
         return;
     }
     const int64_t padded = gg_lanes_padded(args->n);
-    _Alignas(64) float block[L * L], turned[L * L];
+    _Alignas(64) float block[L * L], transposed[L * L];
     for (int64_t v = begin; v < end; v += L) {
         for (int64_t s = 0; s < args->n; s += L) {
             const int64_t columns = at_most_lanes(end - v);
@@ -191,8 +191,8 @@ static void layout_gather(const gg_gather_args *args, int64_t begin, int64_t end
                 transpose_block(block, L, to, (size_t)padded);
                 continue;
             }
-            transpose_block(block, L, turned, L);
-            for (int64_t j = 0; j < columns; ++j) memcpy(to + j * padded, turned + j * L, L * sizeof(float));
+            transpose_block(block, L, transposed, L);
+            for (int64_t j = 0; j < columns; ++j) memcpy(to + j * padded, transposed + j * L, L * sizeof(float));
         }
     }
 }

@@ -4,7 +4,7 @@
 #include "cpu/isa/isa.h"
 #include "cpu/isa/math.h"
 
-/* How the values of the samples [begin, begin + GG_LANES) are reached. */
+/* The addresses of the values of samples [begin, begin + GG_LANES). */
 static int64_t value_stride(const gg_loss_args *args) {
     return args->layout == GG_LAYOUT_BATCH_LAST ? gg_lanes_padded(args->batch) : 1;
 }
@@ -59,8 +59,8 @@ static bool loss_ignores(const gg_loss_args *args, int32_t target) {
 /* What the sum over the batch is divided by; where nothing is counted, the sum is 0. */
 static double loss_divisor(const gg_loss_args *args) { return args->divisor > 0 ? args->divisor : 1.0; }
 
-/* One position of a PLAIN prediction, with the largest x taken out of the exponentials. Their sum is in double: a
- * thousand classes would cost digits. Sixteen partial sums, since the compiler may not reorder. */
+/* One position of a PLAIN prediction, with the largest x subtracted in the exponentials. Their sum is in double, since
+ * a thousand classes would cost digits. Sixteen partial sums, since the compiler may not reorder. */
 static void cross_entropy_row(const gg_loss_args *args, int64_t position, double class_sum, double *loss_sum,
                               int64_t *correct) {
     const int64_t classes = args->features;
@@ -107,7 +107,7 @@ static void cross_entropy_row(const gg_loss_args *args, int64_t position, double
     for (f = 0; f < classes; ++f) gradient[f] *= share;
     for (f = 0; weight.even > 0 && f < classes; ++f)
         gradient[f] -= (float)(weight.even * class_weight(&args->loss, f) / divisor);
-    /* The last step of p - 1 anew: rounding p*share first would leave its error in a difference. */
+    /* Computed from p - 1 directly: rounding p*share first would leave its error in a difference. */
     const double p = exp((double)x[target] - (double)top) / total;
     const double even = weight.even * class_weight(&args->loss, target);
     gradient[target] = (float)((weight.one * (p - 1.0) + (weight.all - weight.one) * p - even) / divisor);

@@ -1,5 +1,5 @@
-/* exp, tanh and the logistic function as straight lines of arithmetic, so that loops over them become vector
- * code. Not exported; included by the kernels. */
+/* exp, tanh and the logistic function without branches, so that compilers vectorise loops over them. Not exported;
+ * included by the kernels. */
 #ifndef GG_CPU_ISA_MATH_H
 #define GG_CPU_ISA_MATH_H
 
@@ -23,7 +23,7 @@ static inline uint32_t bits_of_float(float value) {
  * x = k*ln 2 + r with |r| <= ln 2 / 2; the polynomial is the Taylor-like minimax one of degree 6. 2^k is applied in
  * two factors, because below k = -126 it is no normal number. */
 static inline float exp_of_negative(float x) {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, kept in the low bits */
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which is in the low bits */
     x = x < -104.5f ? -104.5f : x;   /* false for NaN */
     const float shifted = x * 1.44269504088896341f + magic;
     const int32_t k = (int32_t)(bits_of_float(shifted) - bits_of_float(magic));
@@ -43,7 +43,7 @@ static inline float exp_of_negative(float x) {
     return p * low * high;
 }
 
-/* exp(-|x|) is all that is needed: no overflow, and both sides keep their relative accuracy. */
+/* exp(-|x|) is all that is needed: no overflow, and the relative accuracy is the same for both signs. */
 static inline float logistic(float x) {
     const float magnitude = float_of_bits(bits_of_float(x) & 0x7fffffffu);
     const float e = exp_of_negative(-magnitude);

@@ -1,6 +1,6 @@
-/* Pooling of BATCH_LAST images: an element is a row of lanes, so a window is a handful of vector operations
- * whatever its size, stride and padding. Backward passes gather: each input element is written once, as the sum
- * over the windows that hold it, in the order of the windows. */
+/* Pooling of BATCH_LAST images: an element is a row of lanes, so a window is a few vector operations, whatever its
+ * stride and padding. Backward passes gather: each input element is written once, as the sum over the windows that hold
+ * it, in the order of the windows. */
 #include "cpu/isa/isa.h"
 #include "cpu/isa/lanes.h"
 
@@ -13,7 +13,7 @@ static inline __attribute__((always_inline)) lanes_i saved_place(const void *sav
     return bytes == 1 ? lanes_load_u8((const uint8_t *)saved + at) : lanes_load_wide(saved, at, bytes);
 }
 
-/* The winner is the first of the largest in row-major order; a NaN beats all before it, as in PyTorch. */
+/* The maximum is the first of the largest in row-major order, or the last NaN, as in PyTorch. */
 static void max_any(const gg_pool_shape *s, int64_t begin, int64_t end, const float *x, float *y, void *saved) {
     const size_t lanes = (size_t)s->lanes, width = (size_t)s->in[1];
     const size_t down = width * (size_t)s->dilation[0] * lanes, right = (size_t)s->dilation[1] * lanes;
@@ -79,7 +79,7 @@ static void max_forward(const gg_pool_shape *s, int64_t begin, int64_t end, cons
     else max_2x2(s, begin, end, x, y, NULL);
 }
 
-/* What tiles do not reach at the right and bottom has no gradient. */
+/* Elements at the right and bottom that no tile covers have no gradient. */
 static void clear_rest(const gg_pool_shape *s, float *image) {
     const size_t lanes = (size_t)s->lanes, row = (size_t)s->in[1] * lanes;
     const int64_t height = s->out[0] * s->kernel[0], width = s->out[1] * s->kernel[1];
@@ -107,7 +107,7 @@ static inline __attribute__((always_inline)) void max_tiles_backward(const gg_po
                     for (int32_t i = 0; i < rows; ++i)
                         for (int32_t j = 0; j < columns; ++j)
                             lanes_store(corner + (size_t)i * row + (size_t)j * lanes + n,
-                                        lanes_keep(lanes_equal(winner, lanes_set_int(i * columns + j)), d));
+                                        lanes_select(lanes_equal(winner, lanes_set_int(i * columns + j)), d));
                 }
             }
         }
@@ -162,7 +162,7 @@ static void max_any_backward(const gg_pool_shape *s, int64_t begin, int64_t end,
                             const lanes_i winner =
                                 bytes ? saved_place(saved, at, 1) : saved_place(saved, at, s->index_bytes);
                             const lanes_mask won = lanes_equal(winner, lanes_set_int(held.place[i]));
-                            sum = lanes_add(sum, lanes_keep(won, lanes_load(dy + at)));
+                            sum = lanes_add(sum, lanes_select(won, lanes_load(dy + at)));
                         }
                         lanes_store(out + n, sum);
                     }

@@ -1,10 +1,9 @@
 /* Register tiles of the matrix-like kernels, for one instruction set.
  *
- * A tile is R rows by V vectors of the output, kept in registers while the whole sum runs: in each term V
- * vectors are loaded and each of R scalars is spread over a register and multiplied with them. R*V
- * accumulators hide the latency of the multiply-adds, and R + V loads for R*V of them leave the load ports
- * idle half of the time. The scalar build has none of
- * it. Included by gemm.c, conv.c and dot.c only. */
+ * A tile is R rows by V vectors of the output. It stays in registers for the whole sum: each term loads V vectors,
+ * broadcasts each of R scalars and multiplies it with them. R*V accumulators hide the latency of the multiply-adds, and
+ * R + V loads for R*V of them leave the load ports idle half of the time. The scalar build does not use tiles. Included
+ * by gemm.c, conv.c and dot.c only. */
 #ifndef GG_CPU_ISA_TILE_H
 #define GG_CPU_ISA_TILE_H
 
@@ -48,7 +47,7 @@ void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, in
 
 #define GG_INLINE static inline __attribute__((always_inline))
 
-/* Unaligned on purpose: rows of a gradient may begin anywhere. Aligned data pays nothing for it. */
+/* Unaligned loads, since rows of a gradient may begin anywhere. With aligned data they cost nothing. */
 typedef float gg_vec __attribute__((vector_size(4 * GG_VECTOR), aligned(4), may_alias));
 
 typedef struct gg_tile {
@@ -71,9 +70,9 @@ typedef void (*gg_tile_fn)(const gg_tile *tile);
 /* Where the scalars of a term lie. */
 enum {
     GG_TILE_PACKED,     /* one behind the other, and so do the terms */
-    GG_TILE_PACKED_FAR, /* the same, and the vectors of the terms are far apart */
-    GG_TILE_DOWN,       /* one behind the other; terms lie w_step apart, in a matrix used where it lies */
-    GG_TILE_ACROSS      /* w_row apart; terms follow each other */
+    GG_TILE_PACKED_FAR, /* the same, with large distances between the vectors of the terms */
+    GG_TILE_DOWN,       /* one behind the other; terms have the distance w_step, in a matrix read in place */
+    GG_TILE_ACROSS      /* at the distance w_row; terms follow each other */
 };
 
 GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int scalars) {
@@ -90,8 +89,8 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
             const float *x = t->x + t->row_taps[i].x + t->col_taps[j].x;
             const float *w = t->w + (t->row_taps[i].w + t->col_taps[j].w) * t->w_tap;
             for (int64_t k = t->terms; k > 0; --k) {
-                /* No hardware prefetcher follows steps of whole rows or planes. What is fetched here is for the block
-                 * of rows after the next, or for the vectors to the right of these. */
+                /* No hardware prefetcher follows steps of whole rows or planes. What is prefetched here belongs to the
+                 * block of rows after the next, or to the vectors to the right of these. */
                 if (scalars == GG_TILE_DOWN) __builtin_prefetch(w + 2 * R);
                 if (scalars == GG_TILE_PACKED_FAR)
 #pragma GCC unroll 4

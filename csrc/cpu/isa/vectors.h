@@ -32,14 +32,13 @@ typedef uint16_t half_value __attribute__((vector_size(VECTOR_BYTES / 2)));
 
 #define GG_INLINE static inline __attribute__((always_inline))
 
-/* Tells the compiler that no remainder loop is needed. */
+/* Lets the compiler omit the remainder loop. */
 GG_INLINE size_t whole_lanes(size_t n) { return n & ~(size_t)(GG_LANES - 1); }
 
 GG_INLINE value load(const float *p) { return *(const floats *)p; }
 
 /* bfloat16 is the upper half of float32. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN. The
- * instruction for it would flush denormals. What the plain form below says, the compiler does not see how to do in few
- * instructions. */
+ * instruction for it would flush denormals. The compiler does not turn the plain form below into few instructions. */
 #if defined(__AVX512F__)
 GG_INLINE value load_narrow(const uint16_t *p) {
     return (value)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
@@ -89,7 +88,7 @@ GG_INLINE half_value narrowed(words w) { return __builtin_convertvector(w >> 16,
 /* What a partner reads for v where bfloat16 is sent. */
 GG_INLINE value rounded(value v) { return (value)(rounded_words(v) & 0xffff0000u); }
 
-/* Write past the cache where the level can. */
+/* Non-temporal stores, where the level has them. */
 GG_INLINE void stream(float *p, value v) {
 #if defined(__AVX512F__)
     _mm512_stream_ps(p, (__m512)v);
@@ -110,7 +109,7 @@ GG_INLINE void stream_narrow(uint16_t *p, half_value v) {
 #endif
 }
 
-/* Streamed stores are seen by others in order only after it. */
+/* Other cores see non-temporal stores in order only after it. */
 GG_INLINE void fence(void) {
 #if defined(__AVX2__)
     _mm_sfence();

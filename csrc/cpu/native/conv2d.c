@@ -1,4 +1,4 @@
-/* Convolution on BATCH_LAST activations: the plain sums, cut so that what is used again stays in cache. */
+/* Convolution on BATCH_LAST activations: the plain sums, blocked for the cache. */
 #include <string.h>
 
 #include "backend/backend.h"
@@ -7,11 +7,11 @@
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
 
-/* Bytes of a source that are kept in the second-level cache, which every CPU with these vectors has twice over. */
+/* Bytes of a source that stay in the second-level cache: at most half of it on every CPU with these vectors. */
 #define SOURCE_BYTES (512 * 1024)
-/* Multiply-adds of a tile's element before it is put away, at least, so that loading and storing it stays cheap. */
+/* The fewest multiply-adds of an element before it is stored, so that loading and storing it stays cheap. */
 #define LEAST_TERMS 128
-/* The same for dot products, in vectors; their end is dearer. */
+/* The same for dot products, in vectors; their last step costs more. */
 #define LEAST_DOT 384
 
 /* How target positions find their source positions, in one direction. */
@@ -31,8 +31,8 @@ typedef struct conv_op {
     int threads;
     int64_t lanes, groups, taps, in_channels, out_channels; /* channels of a group */
     conv_walk forward, backward;
-    /* Weight gradients: the image is taken in slabs of output rows and a few input channels, copied if there is
-     * padding, so that no place of the window is ever outside. */
+    /* Weight gradients: the image is processed in slabs of output rows and a few input channels. With padding a slab is
+     * copied, so that no place of the window is ever outside. */
     bool copied;
     int64_t slab_rows, slab_channels;
     int64_t slab_height, slab_width; /* of the copy */
@@ -68,7 +68,7 @@ static int64_t shift_between(const conv_walk *walk, int64_t a, int64_t b) {
     return q[0].x - p[0].x;
 }
 
-static bool evenly_apart(const conv_walk *walk, int64_t c) {
+static bool even_distances(const conv_walk *walk, int64_t c) {
     const gg_tap *tap = &walk->taps[1][walk->start[1][c]];
     const int32_t count = walk->start[1][c + 1] - walk->start[1][c];
     for (int32_t i = 2; i < count; ++i)
@@ -83,10 +83,11 @@ static void pair_columns(conv_walk *walk, bool pairs, int64_t reach) {
     gg_column *columns = walk->columns;
     int64_t count = 0;
     for (int64_t c = 0; c < width; ++c) {
-        bool taken = false;
-        for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !taken; --i) taken = columns[i].column[1] == c;
-        if (taken) continue;
-        columns[count] = (gg_column){.column = {(int32_t)c, -1}, .even = evenly_apart(walk, c)};
+        bool paired = false;
+        for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !paired; --i)
+            paired = columns[i].column[1] == c;
+        if (paired) continue;
+        columns[count] = (gg_column){.column = {(int32_t)c, -1}, .even = even_distances(walk, c)};
         for (int64_t d = c + 1; pairs && d <= c + reach && d < width; ++d) {
             bool used = false;
             for (int64_t i = count - 1; i >= 0 && i >= count - 2 * reach && !used; --i)
@@ -137,8 +138,8 @@ static gg_status walk_create(const conv_op *conv, bool forward, conv_walk *walk)
     const bool odd = conv->kernels->vector > 1 && conv->lanes / conv->kernels->vector % 2 != 0;
     pair_columns(walk, odd, forward ? 1 : window->stride[1]);
 
-    /* A row of the source under the window, for all channels if it fits in the cache, else for as many as fit but
-     * enough to be worth a tile, and then for a strip of the columns. */
+    /* A row of the source under the window, for all channels if it fits in the cache, else for as many as fit, but
+     * enough for a tile, and then for a strip of the columns. */
     const int64_t height = window->kernel[0] < walk->source[0] ? window->kernel[0] : walk->source[0];
     const int64_t column = height * conv->lanes * (int64_t)sizeof(float);
     const int64_t least = gg_block_count(LEAST_TERMS, conv->taps);
@@ -307,7 +308,7 @@ static void copy_slab(const conv_op *conv, const float *x, int64_t channel, int6
     const int64_t lanes = conv->lanes, width = conv->slab_width;
     const int64_t height = (end - begin - 1) * w->stride[0] + (w->kernel[0] - 1) * w->dilation[0] + 1;
     const int64_t first = begin * w->stride[0] - w->padding[0];
-    /* Columns [left, right) of a row lie in the image; an image may lie beyond the window's reach altogether. */
+    /* Columns [left, right) of a row lie in the image; the window may miss the image altogether. */
     int64_t left = w->padding[1] < width ? w->padding[1] : width;
     int64_t right = in[2] + w->padding[1] < width ? in[2] + w->padding[1] : width;
     for (int64_t c = 0; c < count; ++c) {
@@ -416,8 +417,7 @@ static gg_status native_conv2d_check(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     char text[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
-        GG_FAIL(GG_ERROR_SHAPE, "a convolution takes one image (C, H, W), not %s",
-                gg_shape_text(&desc->input[0], text));
+        GG_FAIL(GG_ERROR_SHAPE, "a convolution has one image (C, H, W), not %s", gg_shape_text(&desc->input[0], text));
     if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch);
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
     if (desc->groups < 1 || in[0] % desc->groups != 0 || out[0] % desc->groups != 0)

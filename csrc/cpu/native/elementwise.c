@@ -102,7 +102,7 @@ static const gg_op_class activation_class = {activation_forward, activation_back
 
 gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_layout layout = desc->offered[0].layout;
-    /* sigmoid(0) = 1/2: what pads the channels would not be zero any more. */
+    /* sigmoid(0) = 1/2: padding of the channels would not stay zero. */
     const int64_t block = layout == GG_LAYOUT_CHANNELS16 ? 16 : layout == GG_LAYOUT_CHANNELS8 ? 8 : 1;
     if (desc->kind == GG_OP_SIGMOID && desc->output.size[0] % block != 0) layout = GG_LAYOUT_PLAIN;
     const gg_status status = native_elementwise_create(device, desc, &activation_class, layout, out);
@@ -152,7 +152,7 @@ static const gg_op_class add_class = {native_elementwise_add_forward, native_ele
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     *out = NULL;
-    if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add takes at least 2 inputs, not %d", desc->inputs);
+    if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
     status = native_elementwise_create(device, desc, &add_class, desc->offered[0].layout, out);
 cleanup:
     return status;
@@ -160,8 +160,8 @@ cleanup:
 
 /* ------------------------------------------------------------------------------------------ dropout */
 
-/* Feature f of sample n draws word n%4 of block f*blocks + n/4, whatever the layout. The mask, one byte an element
- * as the elements lie, is kept for the way back. */
+/* Feature f of sample n draws word n%4 of block f*blocks + n/4, whatever the layout. The mask, one byte an element in
+ * the same order, is saved for the backward pass. */
 static void draw_lanes(const element_op *op, const gg_random_key *key, size_t begin, size_t end, uint8_t *mask) {
     const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
     const size_t batch = (size_t)op->head.desc.batch, lanes = (size_t)gg_lanes_padded(op->head.desc.batch);
@@ -169,13 +169,13 @@ static void draw_lanes(const element_op *op, const gg_random_key *key, size_t be
     if (batch == lanes) {
         uint8_t *row = mask + begin * lanes;
         uint8_t *const rows[4] = {row, row + 1, row + 2, row + 3};
-        kernels->keep_mask(key, (uint32_t)(begin * blocks), 1, (end - begin) * blocks, op->threshold, rows, 4);
+        kernels->dropout_mask(key, (uint32_t)(begin * blocks), 1, (end - begin) * blocks, op->threshold, rows, 4);
         return;
     }
     for (size_t f = begin; f < end; ++f) {
         uint8_t *row = mask + f * lanes;
         uint8_t *const rows[4] = {row, row + 1, row + 2, row + 3};
-        kernels->keep_mask(key, (uint32_t)(f * blocks), 1, blocks, op->threshold, rows, 4);
+        kernels->dropout_mask(key, (uint32_t)(f * blocks), 1, blocks, op->threshold, rows, 4);
         memset(row + batch, 0, lanes - batch);
     }
 }
@@ -186,7 +186,8 @@ static void draw_plain(const element_op *op, const gg_random_key *key, size_t be
     for (size_t b = 0; b < blocks; ++b) {
         uint8_t *rows[4];
         for (size_t w = 0; w < 4; ++w) rows[w] = 4 * b + w < batch ? mask + (4 * b + w) * features + begin : NULL;
-        kernels->keep_mask(key, (uint32_t)(begin * blocks + b), (uint32_t)blocks, end - begin, op->threshold, rows, 1);
+        kernels->dropout_mask(key, (uint32_t)(begin * blocks + b), (uint32_t)blocks, end - begin, op->threshold, rows,
+                              1);
     }
 }
 
@@ -218,7 +219,7 @@ static void dropout_part(void *context, int thread, int threads) {
 
 static bool native_elementwise_copies(const gg_op *op) { return !op->desc.training || op->desc.probability == 0.0f; }
 
-/* Zeroing all has no scale: 1/(1 - 1). */
+/* If all are zeroed there is no scale 1/(1 - 1). */
 static gg_status dropout_run(const element_op *op, const gg_op_args *args, bool draw) {
     const float *in = draw ? args->input[0] : args->grad_output;
     float *out = draw ? args->output : args->grad_input[0];

@@ -1,7 +1,9 @@
 /* The linear layer on BATCH_LAST activations. A sample's values are rows of lanes, whatever their shape, so
- *   y = W x + b,   dx = W^T dy
- * are products of the weights where they lie with the activations where they lie. dW = dy x^T sums over lanes: both
- * are turned first, which costs little beside the product, so that dW comes out in rows. */
+ *
+ *     y = W x + b,   dx = W^T dy
+ *
+ * are matrix products that read weights and activations in place. dW = dy x^T sums over lanes: both are transposed
+ * first, which costs little compared with the product. */
 #include "backend/backend.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
@@ -12,7 +14,7 @@ typedef struct linear_op {
     const gg_gemm_kernels *kernels;
     int threads;
     int64_t batch, lanes, in, out;
-    int64_t in_padded, out_padded; /* rows of the turned activations */
+    int64_t in_padded, out_padded; /* rows of the transposed activations */
 } linear_op;
 
 typedef struct job {
@@ -55,7 +57,7 @@ static float *turned_gradient(const linear_op *linear, const gg_op_args *args) {
     return (float *)args->scratch + linear->batch * linear->in_padded;
 }
 
-/* Activation and bias gradient, then, for the weight's, dy and x turned: [sample][value]. */
+/* Activation and bias gradient, then dy and x transposed for the gradient of the weight: [sample][value]. */
 static void turn_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
@@ -147,7 +149,7 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs != 1 || desc->batch < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "a linear layer takes one input and a batch of at least 1, not %d and %lld",
+        GG_FAIL(GG_ERROR_ARGUMENT, "a linear layer has one input and a batch of at least 1, not %d and %lld",
                 desc->inputs, (long long)desc->batch);
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
@@ -163,7 +165,8 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     linear->lanes = gg_lanes_padded(desc->batch);
     linear->in = gg_shape_count(&desc->input[0]);
     linear->out = gg_shape_count(&desc->output);
-    /* Whole tiles wide, and one cache line off a power of two, whose multiples would share few sets of the cache. */
+    /* Whole tiles wide, and one cache line more than a power of two, since multiples of that share few sets of the
+     * cache. */
     linear->in_padded = (linear->in + 31) / 32 * 32;
     linear->out_padded = (linear->out + 15) / 16 * 16;
     if (linear->in_padded % 256 == 0) linear->in_padded += 32;

@@ -21,7 +21,7 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
 gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* In the first input's layout. */
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-/* PLAIN if offered, else BATCH_LAST; what is drawn does not depend on it. */
+/* PLAIN if offered, else BATCH_LAST; the mask does not depend on it. */
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* BATCH_LAST. */
 gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

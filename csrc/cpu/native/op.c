@@ -6,7 +6,7 @@ gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, s
     gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "%s takes 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
                 desc->inputs);
     if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; ++i)

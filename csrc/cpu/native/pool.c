@@ -78,7 +78,7 @@ static gg_status native_pool_check(const gg_op_desc *desc) {
                     name, axes[a], (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
                     (long long)w->padding[a]);
         if (desc->kind == GG_OP_AVG_POOL2D && w->dilation[a] != 1)
-            GG_FAIL(GG_ERROR_ARGUMENT, "%s takes no dilation, %lld given", name, (long long)w->dilation[a]);
+            GG_FAIL(GG_ERROR_ARGUMENT, "%s: dilation is %lld, allowed is 1", name, (long long)w->dilation[a]);
         if (w->padding[a] > (w->dilation[a] * (w->kernel[a] - 1) + 1) / 2)
             GG_FAIL(GG_ERROR_ARGUMENT, "%s, %s: padding %lld is more than half of the window", name, axes[a],
                     (long long)w->padding[a]);
@@ -96,7 +96,7 @@ cleanup:
     return status;
 }
 
-/* Fills one axis' tables and returns the place behind them. */
+/* Fills the tables of one axis and returns the first address behind them. */
 static int32_t *fill_axis(gg_pool_shape *shape, const gg_window *w, int axis, int32_t *at) {
     const int64_t in = shape->in[axis], out = shape->out[axis];
     const int64_t kernel = w->kernel[axis], dilation = w->dilation[axis];
@@ -123,7 +123,7 @@ static int32_t *fill_axis(gg_pool_shape *shape, const gg_window *w, int axis, in
             place_in[entry] = place[o] + k;
         }
     }
-    /* Filling moved each start to its successor's. */
+    /* Filling advanced each start to that of its successor. */
     for (int64_t i = in; i > 0; --i) start[i] = start[i - 1];
     start[0] = 0;
     shape->first[axis] = first;

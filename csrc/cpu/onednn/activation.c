@@ -1,5 +1,5 @@
-/* TANH, SIGMOID and ADD: element by element, in the layout that is offered. RELU is the native table's, which takes any
- * layout, too: oneDNN's makes a NaN 0. */
+/* TANH, SIGMOID and ADD: element by element, in the layout that is offered. RELU is the native table's, which accepts
+ * any layout as well: oneDNN's turns NaN into 0. */
 #include "cpu/onednn/common.h"
 
 static gg_status check_shapes(const gg_op_desc *desc) {
@@ -15,8 +15,8 @@ cleanup:
     return status;
 }
 
-/* All inputs and the output in the first input's layout. As one row wherever the padding may be computed too: what is 0
- * stays 0, and only the sigmoid of padded channels would not. */
+/* All inputs and the output in the first input's layout. As one row where the padding may be computed too: zeros stay
+ * zeros, except for the sigmoid of padded channels. */
 static gg_status set_layout(gg_dnn_op *op, const_dnnl_memory_desc_t *md) {
     const gg_op_desc *desc = &op->head.desc;
     const gg_layout layout = desc->offered[0].layout;
@@ -36,7 +36,7 @@ gg_status gg_dnn_activation_create(gg_device *device, const gg_op_desc *desc, gg
         desc->kind == GG_OP_TANH ? dnnl_eltwise_tanh_use_dst_for_bwd : dnnl_eltwise_logistic_use_dst_for_bwd;
     const char *name = gg_op_kind_name(desc->kind);
     *out = NULL;
-    if (desc->inputs != 1) GG_FAIL(GG_ERROR_ARGUMENT, "%s takes one input, not %d", name, desc->inputs);
+    if (desc->inputs != 1) GG_FAIL(GG_ERROR_ARGUMENT, "%s has one input, not %d", name, desc->inputs);
     GG_TRY(check_shapes(desc));
     GG_TRY(gg_dnn_op_create(device, desc, &op));
     op->head.in_place = true;
@@ -64,7 +64,7 @@ gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **o
     const_dnnl_memory_desc_t md = NULL;
     dnnl_primitive_desc_t pd = NULL;
     *out = NULL;
-    if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add takes at least 2 inputs, not %d", desc->inputs);
+    if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
     GG_TRY(check_shapes(desc));
     GG_TRY(gg_dnn_op_create(device, desc, &op));
     GG_TRY(set_layout(op, &md));

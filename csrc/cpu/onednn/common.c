@@ -34,8 +34,8 @@ static const void *onednn_pointer(const gg_op_args *args, const gg_dnn_place *pl
 static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
     gg_status status = GG_OK;
     gg_dnn_op *op = (gg_dnn_op *)head;
-    /* OpenMP keeps its number of threads for each calling thread, and an operation may be run by another one
-     * than the one that opened the device. */
+    /* OpenMP has a number of threads for each calling thread, and the thread that runs an operation need not be the one
+     * that opened the device. */
     gg_parallel_set_threads(op->threads);
     for (int i = 0; i < op->steps[pass]; i++) {
         const gg_dnn_step *step = &op->step[pass][i];
@@ -44,7 +44,7 @@ static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pas
             onednn_pointer(args, &op->place[step->first]) == onednn_pointer(args, &op->place[step->first + 1]))
             continue;
         for (int k = step->first; k < step->first + step->arguments; k++) {
-            /* oneDNN's memory has no const; what it only reads it does not write. */
+            /* oneDNN's memory has no const. It does not write what it only reads. */
             void *data = (void *)(uintptr_t)onednn_pointer(args, &op->place[k]);
             if (data == NULL)
                 GG_FAIL(GG_ERROR_STATE, "%s: argument %d of '%s' has no memory", gg_op_kind_name(head->desc.kind),
@@ -114,11 +114,11 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     void *block = NULL;
     *out = NULL;
     if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "%s takes 1 to %d inputs, not %d", name, GG_MAX_INPUTS, desc->inputs);
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", name, GG_MAX_INPUTS, desc->inputs);
     if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; i++)
         if (desc->offered[i].dtype != GG_FLOAT32 && desc->kind != GG_OP_REORDER)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN %s takes float32 here, not %s", name,
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN %s is for float32 here, not %s", name,
                     gg_dtype_name(desc->offered[i].dtype));
     GG_TRY(gg_calloc(1, sizeof(gg_dnn_op), "an operation", &block));
     op = block;
@@ -130,7 +130,7 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     op->device = device;
     op->engine = ((gg_dnn_device *)device)->engine;
     op->threads = device->threads;
-    /* A primitive splits its work by the number of threads there is when it is made. */
+    /* A primitive splits its work by the number of threads at its creation. */
     gg_parallel_set_threads(op->threads);
     GG_DNN_TRY(dnnl_stream_create, &op->stream, op->engine, dnnl_stream_default_flags);
     GG_TRY(make_attributes(op));
@@ -162,7 +162,7 @@ cleanup:
     return status;
 }
 
-static gg_status keep_md(gg_dnn_op *op, dnnl_memory_desc_t md, const_dnnl_memory_desc_t *out) {
+static gg_status own_md(gg_dnn_op *op, dnnl_memory_desc_t md, const_dnnl_memory_desc_t *out) {
     gg_status status = GG_OK;
     if (op->mds == GG_DNN_MAX_DESCS) {
         dnnl_memory_desc_destroy(md);
@@ -180,13 +180,13 @@ gg_status gg_dnn_md(gg_dnn_op *op, int dims, const int64_t *size, gg_dtype dtype
     dnnl_memory_desc_t md = NULL;
     dnnl_dims_t all = {0};
     if (dtype != GG_FLOAT32 && dtype != GG_BFLOAT16)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN operations take float32 or bfloat16, not %s", gg_dtype_name(dtype));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN operations are for float32 or bfloat16, not %s", gg_dtype_name(dtype));
     for (int i = 0; i < dims; i++) {
         if (size[i] < 1) GG_FAIL(GG_ERROR_SHAPE, "a size must be at least 1, not %lld", (long long)size[i]);
         all[i] = size[i];
     }
     GG_DNN_TRY(dnnl_memory_desc_create_with_tag, &md, dims, all, dtype == GG_FLOAT32 ? dnnl_f32 : dnnl_bf16, tag);
-    GG_TRY(keep_md(op, md, out));
+    GG_TRY(own_md(op, md, out));
 cleanup:
     return status;
 }
@@ -212,15 +212,15 @@ gg_status gg_dnn_batch_md(gg_dnn_op *op, gg_format format, const gg_shape *sampl
     if (format.layout == GG_LAYOUT_PLAIN) tag = plain[sample->dims];
     if (tag == dnnl_format_tag_undef) {
         char text[GG_SHAPE_TEXT];
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN does not take samples of shape %s in layout %s",
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN has no format for samples of shape %s in layout %s",
                 gg_shape_text(sample, text), gg_layout_name(format.layout));
     }
     size[0] = op->head.desc.batch;
     for (int i = 0; i < sample->dims; i++) size[i + 1] = sample->size[i];
     GG_TRY(gg_dnn_md(op, sample->dims + 1, size, format.dtype, tag, out));
     if (dnnl_memory_desc_get_size(*out) != gg_format_bytes(format, sample, op->head.desc.batch))
-        status = gg_fail(GG_ERROR_BACKEND, "oneDNN wants %zu bytes for a batch that takes %zu",
-                         dnnl_memory_desc_get_size(*out), gg_format_bytes(format, sample, op->head.desc.batch));
+        status = gg_fail(GG_ERROR_BACKEND, "oneDNN wants %zu bytes for a batch of %zu", dnnl_memory_desc_get_size(*out),
+                         gg_format_bytes(format, sample, op->head.desc.batch));
 cleanup:
     return status;
 }
@@ -242,7 +242,7 @@ gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg
     dnnl_dims_t size = {op->head.desc.batch};
     for (int i = 0; i < sample->dims; i++) size[i + 1] = sample->size[i];
     GG_DNN_TRY(dnnl_memory_desc_create_submemory, &md, whole, size, offset);
-    GG_TRY(keep_md(op, md, out));
+    GG_TRY(own_md(op, md, out));
 cleanup:
     return status;
 }

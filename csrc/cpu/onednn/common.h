@@ -1,10 +1,10 @@
 /* What the oneDNN operations share.
  *
- * An operation is two lists of steps, one for forward and one for backward. A step is a primitive with, for each of
- * its arguments, a memory object without memory and the place where the pointer comes from at run time. So all
- * operations run and are destroyed by the same code, and a run allocates nothing of ours, locks nothing and only
- * sets pointers. Scratchpads are always the caller's: with the library's own, concurrent threads were seen to
- * compute wrong results without an error. */
+ * An operation is two lists of steps, one for forward and one for backward. A step is a primitive with, for each of its
+ * arguments, a memory object without memory and the place where the pointer comes from at run time. So all operations
+ * run and are destroyed by the same code, and a run allocates nothing of ours, locks nothing and only sets pointers.
+ * Scratchpads are always the caller's: with the library's own, concurrent threads compute wrong results without an
+ * error. */
 #ifndef GG_CPU_ONEDNN_COMMON_H
 #define GG_CPU_ONEDNN_COMMON_H
 
@@ -20,7 +20,7 @@ typedef struct gg_dnn_device {
     dnnl_engine_t engine;
 } gg_dnn_device;
 
-/* GG_OK, or a message with the call's name and oneDNN's word for the status. What oneDNN does not implement is
+/* GG_OK, or a message with the call's name and oneDNN's name of the status. What oneDNN does not implement is
  * GG_ERROR_UNSUPPORTED. */
 gg_status gg_dnn_check(dnnl_status_t status, const char *call);
 #define GG_DNN_TRY(function, ...) GG_TRY(gg_dnn_check(function(__VA_ARGS__), #function))
@@ -73,7 +73,7 @@ typedef enum gg_dnn_pass { GG_DNN_FORWARD = 0, GG_DNN_BACKWARD, GG_DNN_PASSES } 
 typedef struct gg_dnn_op {
     gg_op head;
     gg_device *device;
-    /* What no primitive does, after those of a pass; NULL: nothing. */
+    /* Work after the primitives of a pass; NULL: none. */
     void (*behind[GG_DNN_PASSES])(gg_device *device, const struct gg_dnn_op *op, const gg_op_args *args);
     dnnl_engine_t engine; /* the device's */
     dnnl_stream_t stream;
@@ -112,7 +112,7 @@ gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg
                          const dnnl_dims_t offset, const_dnnl_memory_desc_t *out);
 /* Which of our layouts a descriptor of a batch of images has; false: none of them. */
 bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out);
-/* Keeps a primitive descriptor. `call` names the function that made it. */
+/* Adds a primitive descriptor to the operation, which owns it. `call` names the function that made it. */
 gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd,
                     dnnl_primitive_desc_t *out);
 #define GG_DNN_PD(op, out, function, ...)                                                                              \
@@ -121,7 +121,7 @@ gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_pr
         dnnl_status_t made_status_ = function(&made_, __VA_ARGS__);                                                    \
         GG_TRY(gg_dnn_pd(op, made_status_, #function, made_, out));                                                    \
     } while (0)
-/* A plain loop or a product of matrices rather than a kernel made for the layout. */
+/* Whether it is a plain loop or a matrix product instead of a kernel for the layout. */
 bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd);
 
 /* Room in the pass's scratch. */
@@ -133,12 +133,12 @@ gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_p
 gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
                              const_dnnl_memory_desc_t from, gg_dnn_place from_place, const_dnnl_memory_desc_t to,
                              gg_dnn_place to_place);
-/* Where a source that lies as `have` can be read as `want`: its own place, or a temporary with a reorder before. */
+/* Where a source in format `have` can be read as `want`: its own memory, or a temporary that a reorder fills. */
 gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
                          const_dnnl_memory_desc_t have, gg_dnn_place place, const_dnnl_memory_desc_t want,
                          gg_dnn_place *out);
-/* Adds a ReLU: after the forward pass, in place on the output, by our own kernel, because oneDNN's makes a NaN 0; and
- * before the backward pass, in place on grad_output, from the output. */
+/* Adds a ReLU: after the forward pass, in place on the output, by our own kernel, because oneDNN's turns NaN into 0;
+ * and before the backward pass, in place on grad_output, from the output. */
 gg_status gg_dnn_add_relu(gg_dnn_op *op);
 
 /* PyTorch's output size along one axis, and the padding on the right that oneDNN needs to arrive at it; GG_ERROR_SHAPE

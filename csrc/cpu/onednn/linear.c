@@ -1,10 +1,10 @@
-/* Linear layers: inner products over PLAIN rows, with PLAIN weights. Blocked weights, which oneDNN would choose, have
- * to be made anew from the trained ones at each step, and their gradient brought back: with that they were slower, or
- * at best equal, in all three passes from 8 to 64 rows, up to three times in the gradient of the weights.
+/* Linear layers: inner products over PLAIN rows, with PLAIN weights. Blocked weights, which oneDNN would choose, need a
+ * reorder of the weights in each step, and one of their gradient: with these they were slower, or at best equal, in all
+ * three passes from 8 to 64 rows, up to three times in the gradient of the weights.
  *
- * The gradients of weight and bias are our own: a strategy may have any run of the weight's computed elsewhere, which
- * then must have the same bits. Large ones are faster so (1024 to 1000 and 4 rows: 151 us against 205), small ones
- * slower (800 to 500: 33 us against 21). */
+ * The gradients of weight and bias are our own: a strategy may compute any run of the weight's elsewhere, with the same
+ * bits. Large ones are faster (1024 to 1000 and 4 rows: 151 us against 205), small ones slower (800 to 500: 33 us
+ * against 21). */
 #include <string.h>
 
 #include "cpu/onednn/common.h"
@@ -12,7 +12,7 @@
 typedef struct linear {
     gg_dnn_op *op;
     const_dnnl_memory_desc_t input, output, weight, bias; /* bias NULL: none */
-    const_dnnl_memory_desc_t weight_turned, bias_row;     /* the same memory as (in, out) and (1, out) */
+    const_dnnl_memory_desc_t weight_transposed, bias_row; /* the same memory as (in, out) and (1, out) */
     dnnl_primitive_desc_t forward;
 } linear;
 
@@ -21,7 +21,7 @@ typedef struct linear {
 static gg_status onednn_linear_product(linear *it, dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
-    GG_DNN_PD(op, out, dnnl_matmul_primitive_desc_create, op->engine, it->input, it->weight_turned, it->bias_row,
+    GG_DNN_PD(op, out, dnnl_matmul_primitive_desc_create, op->engine, it->input, it->weight_transposed, it->bias_row,
               it->output, op->plain_attr);
     if (gg_dnn_is_slow(*out)) *out = NULL;
 cleanup:
@@ -33,14 +33,14 @@ static gg_status onednn_linear_add_forward(linear *it) {
     gg_dnn_op *op = it->op;
     const gg_op_desc *desc = &op->head.desc;
     dnnl_primitive_desc_t fast = NULL;
-    /* made in any case: the backward passes want it as a hint */
+    /* always made: the backward passes need it as a hint */
     GG_DNN_PD(op, &it->forward, dnnl_inner_product_forward_primitive_desc_create, op->engine,
               desc->training ? dnnl_forward_training : dnnl_forward_inference, it->input, it->weight, it->bias,
               it->output, op->plain_attr);
     GG_TRY(onednn_linear_product(it, &fast));
     const gg_dnn_bind bind[4] = {
         {DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
-        {DNNL_ARG_WEIGHTS, fast != NULL ? it->weight_turned : it->weight, gg_dnn_parameter(GG_PARAMETER_WEIGHT)},
+        {DNNL_ARG_WEIGHTS, fast != NULL ? it->weight_transposed : it->weight, gg_dnn_parameter(GG_PARAMETER_WEIGHT)},
         {DNNL_ARG_BIAS, fast != NULL ? it->bias_row : it->bias, gg_dnn_parameter(GG_PARAMETER_BIAS)},
         {DNNL_ARG_DST, it->output, gg_dnn_at(GG_DNN_OUTPUT)}};
     GG_TRY(
@@ -104,18 +104,18 @@ gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op 
         rows *= in->size[i];
     }
     if (!fits)
-        GG_FAIL(GG_ERROR_SHAPE, "linear takes one input, whose last axis it changes, not %d of shape %s to %s",
+        GG_FAIL(GG_ERROR_SHAPE, "linear has one input, of which it changes the last axis, not %d of shape %s to %s",
                 desc->inputs, gg_shape_text(in, in_text), gg_shape_text(made, out_text));
     GG_TRY(gg_dnn_op_create(device, desc, &it.op));
-    const int64_t taken = in->size[in->dims - 1], given = made->size[made->dims - 1];
-    const int64_t input[2] = {rows, taken}, output[2] = {rows, given}, weight[2] = {given, taken};
-    const int64_t turned[2] = {taken, given}, row[2] = {1, given};
+    const int64_t inputs = in->size[in->dims - 1], outputs = made->size[made->dims - 1];
+    const int64_t input[2] = {rows, inputs}, output[2] = {rows, outputs}, weight[2] = {outputs, inputs};
+    const int64_t transposed[2] = {inputs, outputs}, row[2] = {1, outputs};
     GG_TRY(gg_dnn_md(it.op, 2, input, GG_FLOAT32, dnnl_ab, &it.input));
     GG_TRY(gg_dnn_md(it.op, 2, output, GG_FLOAT32, dnnl_ab, &it.output));
     GG_TRY(gg_dnn_md(it.op, 2, weight, GG_FLOAT32, dnnl_ab, &it.weight));
-    GG_TRY(gg_dnn_md(it.op, 2, turned, GG_FLOAT32, dnnl_ba, &it.weight_turned));
+    GG_TRY(gg_dnn_md(it.op, 2, transposed, GG_FLOAT32, dnnl_ba, &it.weight_transposed));
     if (desc->bias) {
-        GG_TRY(gg_dnn_md(it.op, 1, &given, GG_FLOAT32, dnnl_a, &it.bias));
+        GG_TRY(gg_dnn_md(it.op, 1, &outputs, GG_FLOAT32, dnnl_a, &it.bias));
         GG_TRY(gg_dnn_md(it.op, 2, row, GG_FLOAT32, dnnl_ab, &it.bias_row));
     }
     GG_TRY(onednn_linear_add_forward(&it));

@@ -1,4 +1,4 @@
-/* Maximum and average pooling, in the layout that is offered. Which value was the maximum is kept in `saved`. */
+/* Maximum and average pooling, in the layout that is offered. `saved` holds which value was the maximum. */
 #include <math.h>
 
 #include "cpu/onednn/common.h"
@@ -21,8 +21,8 @@ cleanup:
     return status;
 }
 
-/* oneDNN's maximum passes over NaN, where PyTorch's is NaN. A NaN is seen by a look at all of the input, which takes a
- * part of the time of the pooling; only then the windows are looked at one by one. */
+/* oneDNN's maximum ignores NaN, where PyTorch's is NaN. All of the input is searched for a NaN, which costs less than
+ * the pooling. Only if there is one, each window is searched. */
 
 /* The place of an element of an image in its layout. */
 static size_t place_of(gg_layout layout, const gg_shape *shape, int64_t n, int64_t c, int64_t h, int64_t w) {
@@ -87,7 +87,7 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     *out = NULL;
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
         desc->input[0].size[0] != desc->output.size[0])
-        GG_FAIL(GG_ERROR_SHAPE, "%s takes one image and keeps its channels, not %d of shape %s to %s", name,
+        GG_FAIL(GG_ERROR_SHAPE, "%s has one image and the same number of channels, not %d of shape %s to %s", name,
                 desc->inputs, gg_shape_text(&desc->input[0], in_text), gg_shape_text(&desc->output, out_text));
     for (int i = 0; i < 2; i++) {
         GG_TRY(gg_dnn_window(desc, i, &right[i]));

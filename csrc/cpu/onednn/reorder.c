@@ -9,7 +9,7 @@ gg_status gg_dnn_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op
     *out = NULL;
     if (desc->inputs != 1 || !gg_shape_equal(&desc->input[0], &desc->output)) {
         char in[GG_SHAPE_TEXT], made[GG_SHAPE_TEXT];
-        GG_FAIL(GG_ERROR_SHAPE, "reorder keeps the shape of one input, not %d of shape %s to %s", desc->inputs,
+        GG_FAIL(GG_ERROR_SHAPE, "reorder has one input of the output's shape, not %d of shape %s to %s", desc->inputs,
                 gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, made));
     }
     GG_TRY(gg_dnn_op_create(device, desc, &op));
