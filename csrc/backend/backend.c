@@ -20,13 +20,13 @@ int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool 
     const int64_t rounded = ceil_mode ? room + stride - 1 : room;
     if (rounded < 0) return 0;
     const int64_t outputs = rounded / stride + 1;
-    /* The last window must start inside the input or its left padding, or it would hold right padding alone. */
+    /* The last window must start inside the input or its left padding, or it would contain only right padding. */
     return ceil_mode && (outputs - 1) * stride >= input + padding ? outputs - 1 : outputs;
 }
 
 bool gg_window_covers(const gg_window *window, int axis, int64_t input, int64_t outputs) {
     const int64_t stride = window->stride[axis], padding = window->padding[axis], dilation = window->dilation[axis];
-    /* Those that start inside hold their first element. */
+    /* Windows that start inside the image contain an element of it. */
     for (int64_t o = 0; o < outputs && o * stride < padding; ++o) {
         const int64_t outside = (padding - o * stride + dilation - 1) / dilation;
         if (outside >= window->kernel[axis] || o * stride - padding + outside * dilation >= input) return false;

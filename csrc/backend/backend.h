@@ -1,12 +1,12 @@
 /* The backend table: everything a device must offer to train a network.
  *
- * A backend is one constant struct of function pointers. Operations on activations are objects that are created
- * once for given shapes and formats and then run many times; kernels on arenas and losses are plain functions.
- * An entry may be NULL: the plan then takes that operation from another table (the native CPU table has all).
+ * A backend is one constant struct of function pointers. Operations on activations are objects that are created once
+ * for given shapes and formats and then run many times; kernels on arenas and losses are plain functions. An entry may
+ * be NULL: the plan then uses that operation of another table (the native CPU table has all).
  *
  * Life of an operation: create -> run forward/backward any number of times -> destroy. Creating may allocate and
- * choose; running allocates nothing, locks nothing and prints nothing. An operation is used by one thread at a
- * time; several operations may be used by several threads at once. */
+ * choose; running allocates nothing, locks nothing and prints nothing. An operation is used by one thread at a time;
+ * several operations may be used by several threads at once. */
 #ifndef GG_BACKEND_BACKEND_H
 #define GG_BACKEND_BACKEND_H
 
@@ -47,7 +47,8 @@ typedef struct gg_window {
 /* The windows along one axis of an image of `input` elements, by PyTorch's rule; 0: none fits. A convolution never
  * rounds up. */
 int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool ceil_mode);
-/* Whether each of these windows holds an element of the image: with dilation it may have some on both sides alone. */
+/* Whether each of these windows holds an element of the image: with dilation it may have elements only on both sides of
+ * it. */
 bool gg_window_covers(const gg_window *window, int axis, int64_t input, int64_t outputs);
 
 #define GG_MAX_INPUTS 16
@@ -61,19 +62,19 @@ typedef struct gg_op_desc {
     int inputs;
     gg_shape input[GG_MAX_INPUTS];
     gg_shape output;
-    gg_format offered[GG_MAX_INPUTS]; /* how the inputs lie now; the operation may ask for something else */
+    gg_format offered[GG_MAX_INPUTS]; /* the formats of the inputs; the operation may choose others */
     gg_format wanted_output;          /* REORDER only: the target */
     gg_window window;                 /* CONV2D and pooling */
     int64_t groups;                   /* CONV2D; divides both channel counts */
     bool bias;                        /* CONV2D and LINEAR */
     gg_activation activation;         /* CONV2D and LINEAR: applied to the output; backward starts from the output */
-    float probability;                /* DROPOUT: of being zeroed; kept values are divided by 1 - probability */
+    float probability;                /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */
     uint64_t seed;                    /* DROPOUT: already mixed with the layer's number */
     bool training;                    /* false: backward is never run and dropout copies */
     bool input_grad;                  /* false: nobody wants grad_input (first layer) */
 } gg_op_desc;
 
-/* Products of matrices read, and do not use, this much behind the last row of an input or of a gradient that lies
+/* Matrix products read, but do not use, so many bytes behind the last row of an input or of a gradient that lies
  * PLAIN. */
 #define GG_READ_BEHIND 128
 

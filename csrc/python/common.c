@@ -1,4 +1,4 @@
-/* What all files of the room use: NumPy's table of functions, which belongs to this file, and the exceptions. */
+/* What all files of the room use: NumPy's table of functions and the exceptions. */
 #define GG_PYTHON_MODULE
 #include "python/python.h"
 

@@ -3,7 +3,7 @@
 
 PyTypeObject *gg_py_dataset_type;
 
-/* The last reference to a storage may go on any thread. */
+/* Any thread may release the last reference to a storage. */
 static void drop_array(void *array) {
     PyGILState_STATE state = PyGILState_Ensure();
     Py_DECREF((PyObject *)array);

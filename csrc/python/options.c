@@ -24,7 +24,7 @@ static bool flag_of(PyObject *dict, const char *name) {
     return item != NULL && PyObject_IsTrue(item) > 0;
 }
 
-/* 0 where it is not given: to be tuned. */
+/* 0 if it is not given: the core chooses it. */
 static int size_of(PyObject *dict, const char *name, long long *out) {
     *out = py_options_whole_of(dict, name, 0);
     if (PyErr_Occurred()) return -1;

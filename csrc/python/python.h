@@ -1,7 +1,7 @@
 /* Private to the room: what the files of the extension module share.
  *
  * The core has process-wide state (MPI), so the module serves one interpreter. Every call into the core that computes
- * or communicates releases the GIL. Errors are turned into exceptions here and nowhere else. */
+ * or communicates releases the GIL. Only this room turns errors into exceptions. */
 #ifndef GG_PYTHON_PYTHON_H
 #define GG_PYTHON_PYTHON_H
 
@@ -26,8 +26,8 @@ typedef struct gg_py_graph {
 
 typedef struct gg_py_team {
     PyObject_HEAD gg_team *team;
-    pid_t process;       /* that made it; a process forked from it cannot use it, and frees nothing */
-    bool no_collectives; /* a callback runs that other ranks run at another step, or not at all */
+    pid_t process;       /* the process that made it; one forked from it cannot use it, and frees nothing */
+    bool no_collectives; /* a callback runs which other ranks run at another step, or not at all */
 } gg_py_team;
 
 typedef struct gg_py_dataset {
@@ -80,18 +80,18 @@ PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
 PyObject *gg_py_arena_dict(const gg_graph *graph, const float *arena);
 int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *arena);
 
-/* A topology from its name or a table, int64 of shape [rows, ranks]. *table: the array that `out` points into, to be
- * kept as long as it is used (a new reference), or NULL. -1 with an exception. */
+/* A topology from its name or a table, int64 of shape [rows, ranks]. *table: the array that `out` points into, a new
+ * reference, which must live as long as `out` is used, or NULL. -1 with an exception. */
 int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject **table);
 
-/* The options of a trainer, from dicts whose keys are the keywords of Python's classes; missing ones keep the core's
+/* The options of a trainer, from dicts whose keys are the keywords of Python's classes; missing ones have the core's
  * defaults. -1 with an exception that names the keyword. *table: as for gg_py_topology. backend NULL:
  * $GOSSIPGRAD_BACKEND, else "auto". */
 int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table);
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out);
 int gg_py_backend_choice(const char *backend, gg_backend_choice *out);
 
-/* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields keep their defaults. -1 with an
+/* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields have their defaults. -1 with an
  * exception. A table's values are read in the dict's array, which must live as long as the rate. */
 int gg_py_rate(PyObject *dict, gg_rate *out);
 

@@ -26,7 +26,7 @@ int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject *
     return 0;
 }
 
-/* What all functions here take first; step and rank where the function has them. */
+/* The first arguments of all functions here; step and rank only where the function has them. */
 typedef struct arguments {
     gg_schedule schedule;
     PyArrayObject *table;

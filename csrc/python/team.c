@@ -64,7 +64,7 @@ static int py_team_init(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 static void py_team_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    /* A forked process has neither the threads nor the part in MPI that the team's memory speaks of. */
+    /* A forked process has neither the threads nor the MPI state that the team refers to. */
     gg_team *team = gg_py_team_is_here((gg_py_team *)self) ? ((gg_py_team *)self)->team : NULL;
     Py_BEGIN_ALLOW_THREADS;
     gg_team_release(team);
@@ -138,7 +138,7 @@ static PyObject *check_collectives(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* The transport over which this process talks to others as a whole; NULL if it is alone. */
+/* The transport over which this process sends messages to other processes; NULL if it is alone. */
 static gg_transport *between_processes(PyObject *self) {
     gg_team *team = ((gg_py_team *)self)->team;
     return gg_team_local(team) == gg_team_size(team) ? NULL : gg_team_transport(team, 0);
@@ -289,14 +289,15 @@ static PyObject *py_team_nodes(PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-static PyGetSetDef properties[] = {{"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
-                                   {"size", get_size, NULL, "Ranks of the team.", NULL},
-                                   {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
-                                   {"local", get_local, NULL, "Ranks in this process.", NULL},
-                                   {"timeout", get_timeout, set_timeout, "Seconds a wait may take; 0: for ever.", NULL},
-                                   {"no_collectives", get_no_collectives, set_no_collectives,
-                                    "Other ranks may be anywhere: nothing collective.", NULL},
-                                   {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef properties[] = {
+    {"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
+    {"size", get_size, NULL, "Ranks of the team.", NULL},
+    {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
+    {"local", get_local, NULL, "Ranks in this process.", NULL},
+    {"timeout", get_timeout, set_timeout, "Seconds after which a wait fails; 0: never.", NULL},
+    {"no_collectives", get_no_collectives, set_no_collectives, "Other ranks may be anywhere: nothing collective.",
+     NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef methods[] = {
     {"check_collectives", check_collectives, METH_NOARGS, "RuntimeError where nothing collective can be asked for."},
@@ -308,7 +309,8 @@ static PyMethodDef methods[] = {
     {"allgather", py_team_allgather, METH_O,
      "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
     {"agree", (PyCFunction)(void (*)(void))py_team_agree, METH_VARARGS | METH_KEYWORDS,
-     "agree($self, data, timeout=0.0)\n--\n\nThe same of bytes of one length on all, uncounted, apart from all other "
+     "agree($self, data, timeout=0.0)\n--\n\nThe same of bytes of one length on all, uncounted, with no effect on "
+     "other "
      "messages."},
     {"gather", py_team_gather, METH_O,
      "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
@@ -354,7 +356,7 @@ static PyObject *py_first_to_report(PyObject *module, PyObject *unused) {
 
 static PyObject *stall_report; /* a callable; NULL: none */
 
-/* An exception of the callable must not end the wait; Ctrl-C comes again when the wait is over. */
+/* An exception of the callable must not end the wait; Ctrl-C is raised again when the wait is over. */
 static double stall_failed(void) {
     if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
         PyErr_Clear();

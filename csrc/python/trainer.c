@@ -6,7 +6,8 @@ PyTypeObject *gg_py_trainer_type;
 static void py_trainer_clear(gg_py_trainer *t) {
     gg_trainer *trainer = t->trainer;
     t->trainer = NULL;
-    if (t->team != NULL && !gg_py_team_is_here(t->team)) trainer = NULL; /* of no use in a forked process, nor freed */
+    if (t->team != NULL && !gg_py_team_is_here(t->team))
+        trainer = NULL; /* a forked process can neither use nor free it */
     Py_BEGIN_ALLOW_THREADS;
     gg_trainer_destroy(trainer);
     Py_END_ALLOW_THREADS;

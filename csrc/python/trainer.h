@@ -14,15 +14,14 @@ typedef struct gg_py_trainer {
     bool busy; /* a call has released the GIL; only read and written with the GIL held */
 } gg_py_trainer;
 
-/* Whether no other thread is in it, the core serves one at a time; false: an exception is set. */
+/* Whether no other thread is in a call: the core serves one at a time. False: an exception is set. */
 bool gg_py_trainer_is_free(const gg_py_trainer *t);
 
 /* Begins a call in which all ranks take part and that releases the GIL; afterwards `busy` is to be false again. False:
  * an exception is set. */
 bool gg_py_trainer_enter(gg_py_trainer *t);
 
-/* Such a call where nothing is to be freed: needs a local `gg_status status`, and returns from the function on a
- * failure. */
+/* The same for functions that free nothing: needs a local `gg_status status`, and returns on a failure. */
 #define GG_PY_CALL(t, expression)                                                                                      \
     do {                                                                                                               \
         if (!gg_py_trainer_enter(t)) return NULL;                                                                      \

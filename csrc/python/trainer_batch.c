@@ -42,7 +42,7 @@ static PyArrayObject *targets_of(gg_py_trainer *t, PyObject *object, int64_t n) 
     return array;
 }
 
-/* One batch a local rank, held while the step runs. */
+/* One batch for each local rank; references are held while the step runs. */
 typedef struct batches {
     int count;
     PyArrayObject **sample_arrays, **target_arrays;

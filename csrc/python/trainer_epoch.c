@@ -1,4 +1,4 @@
-/* _core.Trainer: epochs over the data that it was begun with. */
+/* _core.Trainer: epochs over its data sets. */
 #include <string.h>
 
 #include "python/trainer.h"
@@ -65,7 +65,7 @@ static PyObject *py_trainer_epoch(PyObject *self, PyObject *argument) {
 typedef struct watcher {
     gg_py_trainer *trainer;
     PyObject *callable;
-    bool failed; /* with an exception, which `kind`, `value` and `trace` keep until the run has ended */
+    bool failed; /* with an exception, which `kind`, `value` and `trace` hold until the run has ended */
     PyObject *kind, *value, *trace;
 } watcher;
 
@@ -123,7 +123,7 @@ static PyObject *py_trainer_progress(PyObject *self, PyObject *unused) {
                          correct, "seconds", counts.seconds, "steps", steps);
 }
 
-/* Puts a new value into a dict; both references are taken. NULL with an exception if there is no dict or no value. */
+/* Puts a new value into a dict. Steals both references. NULL with an exception if there is no dict or no value. */
 static PyObject *py_trainer_with(PyObject *dict, const char *key, PyObject *value) {
     if (dict == NULL || value == NULL || PyDict_SetItemString(dict, key, value) < 0) Py_CLEAR(dict);
     Py_XDECREF(value);
@@ -210,8 +210,10 @@ PyMethodDef gg_py_trainer_epochs[] = {
     {"run", (PyCFunction)(void (*)(void))py_trainer_run, METH_VARARGS | METH_KEYWORDS,
      "run($self, steps, watch=None)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
     {"progress", py_trainer_progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
-    {"end_epoch", py_trainer_end_epoch, METH_NOARGS, "Settles, and sums up the epoch over the ranks."},
+    {"end_epoch", py_trainer_end_epoch, METH_NOARGS,
+     "Completes what is in flight, and sums up the epoch over the ranks."},
     {"settle", py_trainer_settle, METH_NOARGS, "Completes and mixes all that is in flight."},
-    {"audit_samples", audit_samples, METH_NOARGS, "Counts the samples that all ranks hold. Settles."},
+    {"audit_samples", audit_samples, METH_NOARGS,
+     "Completes what is in flight, and counts the samples that all ranks hold."},
     {"sample_ids", GG_PY_KEYWORDS(sample_ids), "Which sample is in each slot of a local rank."},
     {NULL, NULL, 0, NULL}};

@@ -1,4 +1,4 @@
-/* _core.Trainer: what each part of the network takes, the trace, memory. */
+/* _core.Trainer: the time of each part of the network, the trace, memory. */
 #include "python/trainer.h"
 
 static PyObject *node_backends(PyObject *self, PyObject *unused) {
@@ -89,7 +89,7 @@ static PyObject *py_trainer_bytes(PyObject *self, PyObject *unused) {
     return PyLong_FromSize_t(total);
 }
 
-/* A new number, or None for what is not known or without end. */
+/* A new number, or None if it is not known or infinite. */
 static PyObject *number_or_none(bool known, double value) {
     return known && value < INFINITY ? PyFloat_FromDouble(value) : Py_NewRef(Py_None);
 }

@@ -152,5 +152,5 @@ PyMethodDef gg_py_trainer_state[] = {
     {"consensus_weights", consensus_weights, METH_NOARGS,
      "The mean of the replicas, or the strategy's own model, by name."},
     {"load_consensus", load_consensus, METH_O,
-     "load_consensus($self, weights, /)\n--\n\nSets the strategy's own model, where it keeps one."},
+     "load_consensus($self, weights, /)\n--\n\nSets the strategy's own model, if it has one."},
     {NULL, NULL, 0, NULL}};

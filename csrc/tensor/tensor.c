@@ -37,7 +37,7 @@ const char *gg_shape_text(const gg_shape *shape, char text[GG_SHAPE_TEXT]) {
         if (more < 0 || (size_t)more >= GG_SHAPE_TEXT - used) return text;
         used += (size_t)more;
     }
-    /* As Python writes it: users see shapes as tuples. */
+    /* As Python prints a tuple, since users see shapes as tuples. */
     (void)snprintf(text + used, GG_SHAPE_TEXT - used, shape->dims == 1 ? ",)" : ")");
     return text;
 }
@@ -103,8 +103,7 @@ void gg_storage_retain(gg_storage *storage) {
 }
 
 void gg_storage_release(gg_storage *storage) {
-    /* Release: what this thread wrote is done before the count falls. Acquire: the last one sees all of it.
-     */
+    /* Release: what this thread wrote comes before the decrement. Acquire: the last thread sees all of it. */
     if (!storage || atomic_fetch_sub_explicit(&storage->references, 1, memory_order_acq_rel) != 1) return;
     if (storage->drop) storage->drop(storage->owner);
     gg_free(storage);

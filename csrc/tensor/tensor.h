@@ -57,7 +57,7 @@ typedef struct gg_format {
     gg_layout layout;
 } gg_format;
 
-/* Bytes that a batch of n samples of this shape takes, padding included. */
+/* Bytes of a batch of n samples of this shape, padding included. */
 size_t gg_format_bytes(gg_format format, const gg_shape *sample, int64_t n);
 
 /* Reference-counted memory, so that a Python array can outlive the object whose memory it shows.
@@ -65,7 +65,7 @@ size_t gg_format_bytes(gg_format format, const gg_shape *sample, int64_t n);
 typedef struct gg_storage gg_storage;
 
 gg_status gg_storage_create(size_t bytes, const char *what, gg_storage **out); /* zeroed, one reference */
-/* Wraps memory owned elsewhere; `drop(owner)` is called when the last reference goes. */
+/* Wraps memory owned elsewhere; `drop(owner)` is called with the last release. */
 gg_status gg_storage_wrap(void *data, size_t bytes, void *owner, void (*drop)(void *), gg_storage **out);
 void gg_storage_retain(gg_storage *storage);
 void gg_storage_release(gg_storage *storage); /* NULL is fine */
