@@ -94,6 +94,9 @@ typedef struct gg_op_args {
                                         grad_output then holds the error behind the activation afterwards */
     void *saved;                     /* op->saved_bytes, held by the plan from forward to backward */
     void *scratch;                   /* op->scratch_bytes, content lost between runs */
+    void *carried;                   /* forward: op->carried_bytes for each sample, the state with which it begins; what
+                                        it ends with is left there. NULL: begins at zero, nothing is left. Backward does
+                                        not see it, and no gradient flows into it */
     uint32_t rank;                   /* DROPOUT */
     uint64_t step;                   /* DROPOUT */
     bool evaluate; /* forward of an operation that was created for training: compute as in evaluation; no backward run
@@ -116,6 +119,7 @@ struct gg_op {
     gg_format input[GG_MAX_INPUTS]; /* what it reads; the plan reorders where it differs from desc.offered */
     gg_format output;               /* what it gives. Gradients lie as their activations do. */
     size_t saved_bytes, scratch_bytes;
+    size_t carried_bytes;       /* of each sample: state from batch to batch, float32; a constant of the layer */
     bool in_place;              /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
     bool backward_needs_input;  /* backward reads args->input[] */
     bool backward_needs_output; /* backward reads args->output */

@@ -11,7 +11,8 @@ struct gg_graph {
     gg_node *node;
     int nodes, capacity;
     int inputs, input[GG_MAX_FIELDS];
-    int output;
+    int heads; /* 0: not finished */
+    gg_head head[GG_MAX_FIELDS];
     int layers;
     bool finished;
     gg_parameter *parameter;
@@ -53,7 +54,6 @@ gg_status gg_graph_create(gg_graph **out) {
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof(gg_graph), "graph", &block));
     *out = block;
-    (*out)->output = -1;
 cleanup:
     return status;
 }
@@ -209,24 +209,49 @@ cleanup:
     return status;
 }
 
-/* Every node must lead to the output: a layer that does not would silently never be trained. */
-static gg_status check_reachable(const gg_graph *graph, int output) {
+/* Every node must lead to a head: a layer that does not would silently never be trained. */
+static gg_status check_reachable(const gg_graph *graph, int heads, const gg_head *head) {
     gg_status status = GG_OK;
     bool *leads = NULL;
     GG_TRY(gg_calloc((size_t)graph->nodes, sizeof *leads, "graph marks", &leads));
-    leads[output] = true;
+    for (int i = 0; i < heads; i++) leads[head[i].node] = true;
     for (int i = graph->nodes - 1; i >= 0; i--) {
         for (int k = 0; leads[i] && k < graph->node[i].inputs; k++) leads[graph->node[i].input[k]] = true;
     }
     for (int i = 0; i < graph->nodes; i++) {
         if (leads[i]) continue;
-        status =
-            gg_fail(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to the output '%s'", graph->node[i].desc.name,
-                    types[graph->node[i].desc.kind]->name, graph->node[output].desc.name);
-        goto cleanup;
+        const char *name = graph->node[i].desc.name, *type = types[graph->node[i].desc.kind]->name;
+        if (heads > 1) GG_FAIL(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to any output", name, type);
+        GG_FAIL(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to the output '%s'", name, type,
+                graph->node[head[0].node].desc.name);
     }
 cleanup:
     gg_free(leads);
+    return status;
+}
+
+static gg_status check_heads(const gg_graph *graph, int heads, const gg_head *head) {
+    gg_status status = GG_OK;
+    if (heads < 1 || heads > GG_MAX_FIELDS)
+        GG_FAIL(GG_ERROR_ARGUMENT, "a graph has 1 to %d outputs, got %d", GG_MAX_FIELDS, heads);
+    for (int i = 0; i < heads; i++) {
+        if (head[i].node < 0 || head[i].node >= graph->nodes)
+            GG_FAIL(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", head[i].node,
+                    graph->nodes - 1);
+        const gg_node *node = &graph->node[head[i].node];
+        if (node->dtype != GG_FLOAT32)
+            GG_FAIL(GG_ERROR_TYPE, "the output '%s' is %s; a loss takes float32", node->desc.name,
+                    gg_dtype_name(node->dtype));
+        for (int k = 0; k < i; k++) {
+            if (head[k].node == head[i].node)
+                GG_FAIL(GG_ERROR_ARGUMENT, "'%s' is an output twice; each node is one once at most", node->desc.name);
+        }
+    }
+    if (head[0].training_only)
+        GG_FAIL(GG_ERROR_ARGUMENT, "the first output, '%s', is the main one and cannot be for training only",
+                graph->node[head[0].node].desc.name);
+    GG_TRY(check_reachable(graph, heads, head));
+cleanup:
     return status;
 }
 
@@ -273,17 +298,12 @@ static void place_parameters(gg_graph *graph) {
     graph->arena_count = offset;
 }
 
-gg_status gg_graph_finish(gg_graph *graph, int output) {
+gg_status gg_graph_finish(gg_graph *graph, int heads, const gg_head *head) {
     gg_status status = GG_OK;
     const size_t layers = (size_t)graph->layers + 1; /* at least one, so that there are arrays */
     if (graph->finished) GG_FAIL(GG_ERROR_STATE, "the graph is already finished");
     if (graph->inputs == 0) GG_FAIL(GG_ERROR_STATE, "the graph has no input");
-    if (output < 0 || output >= graph->nodes)
-        GG_FAIL(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", output, graph->nodes - 1);
-    if (graph->node[output].dtype != GG_FLOAT32)
-        GG_FAIL(GG_ERROR_TYPE, "the output '%s' is %s; a loss takes float32", graph->node[output].desc.name,
-                gg_dtype_name(graph->node[output].dtype));
-    GG_TRY(check_reachable(graph, output));
+    GG_TRY(check_heads(graph, heads, head));
     /* Those of a finish that failed before. */
     gg_free(graph->parameter);
     gg_free(graph->slice);
@@ -295,7 +315,8 @@ gg_status gg_graph_finish(gg_graph *graph, int output) {
     GG_TRY(gg_calloc(layers, sizeof *graph->layer_node, "graph layers", &graph->layer_node));
     GG_TRY(gg_calloc(layers, sizeof *graph->first_parameter, "graph layers", &graph->first_parameter));
     place_parameters(graph);
-    graph->output = output;
+    memcpy(graph->head, head, (size_t)heads * sizeof *head);
+    graph->heads = heads;
     graph->finished = true;
 cleanup:
     return status;
@@ -305,7 +326,9 @@ int gg_graph_nodes(const gg_graph *graph) { return graph->nodes; }
 const gg_node *gg_graph_node(const gg_graph *graph, int node) { return &graph->node[node]; }
 int gg_graph_inputs(const gg_graph *graph) { return graph->inputs; }
 int gg_graph_input(const gg_graph *graph, int i) { return graph->input[i]; }
-int gg_graph_output(const gg_graph *graph) { return graph->output; }
+int gg_graph_heads(const gg_graph *graph) { return graph->heads; }
+const gg_head *gg_graph_head(const gg_graph *graph, int head) { return &graph->head[head]; }
+int gg_graph_output(const gg_graph *graph) { return graph->heads > 0 ? graph->head[0].node : -1; }
 int gg_graph_parameters(const gg_graph *graph) { return graph->parameters; }
 const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter) { return &graph->parameter[parameter]; }
 int gg_graph_layers(const gg_graph *graph) { return graph->layers; }

@@ -109,6 +109,13 @@ typedef struct gg_slice {
     size_t offset, count;
 } gg_slice;
 
+/* An output that a loss may see. */
+typedef struct gg_head {
+    int node;
+    bool training_only; /* it and the layers that lead to it alone fall away in evaluation; their parameters stay in the
+                           arenas */
+} gg_head;
+
 typedef struct gg_graph gg_graph;
 
 gg_status gg_graph_create(gg_graph **out);
@@ -120,17 +127,20 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
                        int *node);
 /* Sets the factors of a node's parameters, finite and at least 0, before finish; errors name the layer. */
 gg_status gg_graph_set_factors(gg_graph *graph, int node, gg_factors lr, gg_factors decay);
-/* Names the node whose output the loss sees, and closes the graph. Every node must lead to it, else an error names
- * the first that does not. */
-gg_status gg_graph_finish(gg_graph *graph, int output);
+/* Names the heads, 1 to GG_MAX_FIELDS, and closes the graph. The first is the main one, which is not for training only.
+ * Every node must lead to a head, else an error names the first that does not. A node has one head at most; its output
+ * is float32. */
+gg_status gg_graph_finish(gg_graph *graph, int heads, const gg_head *head);
 
 int gg_graph_nodes(const gg_graph *graph);
 const gg_node *gg_graph_node(const gg_graph *graph, int node);
 int gg_graph_inputs(const gg_graph *graph);       /* how many nodes are INPUT */
 int gg_graph_input(const gg_graph *graph, int i); /* the i-th of them, in the order in which they were added */
-int gg_graph_output(const gg_graph *graph);
 
 /* After finish: */
+int gg_graph_heads(const gg_graph *graph);
+const gg_head *gg_graph_head(const gg_graph *graph, int head);
+int gg_graph_output(const gg_graph *graph); /* the main head's node; -1: not finished */
 int gg_graph_parameters(const gg_graph *graph);
 const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter);
 int gg_graph_layers(const gg_graph *graph);

@@ -27,15 +27,41 @@ typedef struct gg_plan_hooks {
     void (*leave)(void *context, int node, const char *what);
 } gg_plan_hooks;
 
+/* What is trained at a head of the graph. */
+typedef struct gg_head_options {
+    gg_loss_options loss;
+    float weight; /* of its mean loss in the sum that is trained, at least 0 */
+    int target;   /* which of the batch's targets it has; several heads may have the same */
+} gg_head_options;
+
+/* What a head's losses of a batch add up to, as in gg_loss_args: its mean loss is loss_sum/divisor. All 0 for a head
+ * that the plan has not. */
+typedef struct gg_loss_sums {
+    double loss_sum, divisor;
+    int64_t correct, counted;
+} gg_loss_sums;
+
+/* What belongs to a batch beside its inputs. */
+typedef struct gg_plan_batch {
+    const void *target[GG_MAX_FIELDS]; /* by the heads' numbers, as in gg_loss_args */
+    const float *sample_weights;       /* one a sample; NULL: all 1 */
+    /* In training, the state that layers carry from batch to batch: for each node that has some, in their order,
+     * `carried_rows` rows of gg_plan_carried_bytes. Row r belongs to row r of the batches; at least as many as the
+     * batch has. NULL: every sample begins at zero, and nothing is left. */
+    void *carried;
+    int64_t carried_rows;
+    const bool *begins; /* one a sample: a sequence begins there, and its state at zero; NULL: none does */
+} gg_plan_batch;
+
 typedef struct gg_plan_options {
     int64_t batch;
-    bool training;       /* false: forward only, dropout off, less memory */
-    gg_loss_kind loss;   /* training, or evaluation with targets */
-    gg_device *device;   /* the table asked first */
-    gg_device *fallback; /* for what it lacks; may be the same */
-    bool choose;         /* take each operation from the table known to be faster, not only from `device` */
-    uint64_t seed;       /* dropout */
-    uint32_t rank;       /* dropout */
+    bool training; /* false: forward only, dropout off, without the heads for training only, less memory */
+    gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads; for training, or evaluation with targets */
+    gg_device *device;                   /* the table asked first */
+    gg_device *fallback;                 /* for what it lacks; may be the same */
+    bool choose;   /* take each operation from the table known to be faster, not only from `device` */
+    uint64_t seed; /* dropout */
+    uint32_t rank; /* dropout */
 } gg_plan_options;
 
 typedef struct gg_plan gg_plan;
@@ -44,21 +70,27 @@ typedef struct gg_plan gg_plan;
 gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, gg_plan **out);
 void gg_plan_destroy(gg_plan *plan);
 
-/* Where input i of the next batch is to be written, and how: float32, PLAIN or BATCH_LAST, or int32, PLAIN. */
+/* Where input i of the next batch is to be written, and how: float32, PLAIN or BATCH_LAST, or int32, PLAIN. NULL: the
+ * plan does without this input, which leads to heads for training only. */
 int gg_plan_inputs(const gg_plan *plan);
 void *gg_plan_input(gg_plan *plan, int i);
 gg_format gg_plan_input_format(const gg_plan *plan, int i);
 
-/* Forward, loss and backward of the batch in the plan's inputs. `weights` is read, `gradients` written, both arenas in
- * the graph's order. loss_sum is over samples. targets and sample_weights as in gg_loss_args. NULL hooks: none. */
-gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const void *targets,
-                        const float *sample_weights, uint64_t step, const gg_plan_hooks *hooks, double *loss_sum,
-                        int64_t *correct);
-/* Forward and loss. */
-gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, const float *sample_weights,
-                           double *loss_sum, int64_t *correct);
-/* Forward; the output of the first n samples is written plain: n x output shape. */
-gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *output);
+/* Forward, losses and backward of the batch in the plan's inputs. `weights` is read, `gradients` written, both arenas
+ * in the graph's order; the gradient is that of the sum of the heads' mean losses, each times its weight. sums: one a
+ * head; NULL: not wanted. */
+gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
+                        uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums);
+/* Forward and losses; every sample begins with a state of zero. */
+gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const gg_plan_batch *batch, gg_loss_sums *sums);
+/* Forward; of each head whose output is not NULL, that of the first n samples is written plain: n x its shape. */
+gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *const *output);
+
+/* Bytes of state that a node carries from batch to batch for each sample; 0: none. The same in all plans of a graph
+ * that are made with the same devices. */
+size_t gg_plan_carried_bytes(const gg_plan *plan, int node);
+/* The sum of the heads' mean losses, each times its weight. */
+double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums);
 
 size_t gg_plan_bytes(const gg_plan *plan);
 /* What node i became: "onednn", "native", or "" (no operation of its own), and its seconds in the last run if timing is

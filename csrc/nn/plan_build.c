@@ -56,6 +56,8 @@ static gg_status add_step(gg_plan *plan, const gg_step *made) {
     step->saved = GG_NONE;
     for (int i = 0; i < GG_MAX_INPUTS; i++) step->grad_input[i].buffer = GG_NONE;
     if (step->op->scratch_bytes > plan->scratch_bytes) plan->scratch_bytes = step->op->scratch_bytes;
+    step->carried_before = plan->carried_bytes;
+    plan->carried_bytes += step->op->carried_bytes;
     return GG_OK;
 }
 
@@ -321,6 +323,24 @@ static gg_status build_node(gg_plan *plan, int node) {
     return build_op(plan, node);
 }
 
+/* What leads to a head that this plan has; and how often each node is read there. */
+static void mark_live(gg_plan *plan) {
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        const gg_head *head = gg_graph_head(plan->graph, i);
+        plan->head[i].used = plan->options.training || !head->training_only;
+        if (!plan->head[i].used) continue;
+        plan->node[head->node].live = true;
+        plan->node[head->node].consumers++;
+    }
+    for (int i = gg_graph_nodes(plan->graph) - 1; i >= 0; i--) {
+        const gg_node *it = gg_graph_node(plan->graph, i);
+        for (int k = 0; plan->node[i].live && k < it->inputs; k++) {
+            plan->node[it->input[k]].live = true;
+            plan->node[it->input[k]].consumers++;
+        }
+    }
+}
+
 /* What is known before any operation exists: who needs a gradient, and which ReLU may go into the layer before it. */
 static void mark_nodes(gg_plan *plan) {
     for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
@@ -330,13 +350,12 @@ static void mark_nodes(gg_plan *plan) {
         state->backend = "";
         state->needs_gradient = it->layer >= 0;
         for (int k = 0; k < it->inputs; k++) {
-            plan->node[it->input[k]].consumers++;
             if (plan->node[it->input[k]].needs_gradient) state->needs_gradient = true;
         }
     }
     for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
         const gg_node *it = gg_graph_node(plan->graph, i);
-        if (it->desc.kind != GG_LAYER_RELU) continue;
+        if (it->desc.kind != GG_LAYER_RELU || !plan->node[i].live) continue;
         gg_layer_kind before = gg_graph_node(plan->graph, it->input[0])->desc.kind;
         if (before != GG_LAYER_CONV2D && before != GG_LAYER_LINEAR) continue;
         if (plan->node[it->input[0]].consumers != 1) continue;
@@ -345,23 +364,34 @@ static void mark_nodes(gg_plan *plan) {
     }
 }
 
-gg_status gg_plan_build(gg_plan *plan) {
+/* A head's loss reads float32 in a layout that keeps the order of values. */
+static gg_status build_head(gg_plan *plan, gg_plan_head *head, int node) {
     gg_status status = GG_OK;
-    plan->devices = gg_choose_devices(plan->graph, &plan->options, plan->order);
-    mark_nodes(plan);
-    for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
-        const gg_node *it = gg_graph_node(plan->graph, i);
-        status = build_node(plan, i);
-        GG_TRY(gg_error_prefix(status, "layer '%s' (%s): ", it->desc.name, gg_layer_type_of(it->desc.kind)->name));
-    }
-    int output = gg_graph_output(plan->graph);
-    gg_value *value = &plan->value[plan->node[output].value];
+    const gg_node *it = gg_graph_node(plan->graph, node);
+    gg_value *value = &plan->value[plan->node[node].value];
     if (value->undecided) value->undecided = false;
     gg_format format = value->format;
     if (format.dtype != GG_FLOAT32 || !plan_shapeless(format.layout)) format = plain;
-    status = plan_convert(plan, output, plan->node[output].value, &gg_graph_node(plan->graph, output)->shape, format,
-                          &plan->loss_value);
-    GG_TRY(gg_error_prefix(status, "the loss on '%s': ", gg_graph_node(plan->graph, output)->desc.name));
+    status = plan_convert(plan, node, plan->node[node].value, &it->shape, format, &head->value);
+    GG_TRY(gg_error_prefix(status, "the loss on '%s': ", it->desc.name));
+cleanup:
+    return status;
+}
+
+gg_status gg_plan_build(gg_plan *plan) {
+    gg_status status = GG_OK;
+    plan->devices = gg_choose_devices(plan->graph, &plan->options, plan->order);
+    mark_live(plan);
+    mark_nodes(plan);
+    for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
+        const gg_node *it = gg_graph_node(plan->graph, i);
+        if (!plan->node[i].live) continue;
+        status = build_node(plan, i);
+        GG_TRY(gg_error_prefix(status, "layer '%s' (%s): ", it->desc.name, gg_layer_type_of(it->desc.kind)->name));
+    }
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        if (plan->head[i].used) GG_TRY(build_head(plan, &plan->head[i], gg_graph_head(plan->graph, i)->node));
+    }
 cleanup:
     return status;
 }

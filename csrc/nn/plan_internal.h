@@ -4,7 +4,7 @@
  * dropout make no value of their own: their node shows the value of their input. A value can be a slice of
  * another one: the inputs of a join that is a mere view lie in the joined value (`parent`).
  *
- * A step is one operation. With S steps, time runs 0..S-1 forward, S is the loss, and step s goes backward at
+ * A step is one operation. With S steps, time runs 0..S-1 forward, S is the losses, and step s goes backward at
  * 2S - s; lifetimes are inclusive intervals of that time. */
 #ifndef GG_NN_PLAN_INTERNAL_H
 #define GG_NN_PLAN_INTERNAL_H
@@ -63,14 +63,27 @@ typedef struct gg_step {
     int first_parameter, parameters; /* of the graph; 0 without a layer */
     bool skip_weight_gradient;       /* in the current step the strategy computes the gradient of its weight */
     int saved;                       /* buffer */
+    size_t carried_before;           /* bytes a sample that steps before this one carry */
     gg_place grad_input[GG_MAX_INPUTS];
     int first_sum, sums;
     gg_op_args forward_args, backward_args; /* all pointers into the plan's block are filled once */
 } gg_step;
 
+/* A head of the graph. */
+typedef struct gg_plan_head {
+    bool used; /* false: for training only, and this plan is not */
+    int value;
+    int64_t positions, features; /* as in gg_loss_args */
+    gg_place gradient;           /* where its loss writes it */
+    int first_sum, sums;         /* that join it to others of the same value */
+    const float *output_at;
+    float *gradient_at;
+} gg_plan_head;
+
 typedef struct gg_node_state {
     int value;
-    int consumers;
+    bool live;           /* leads to a head that is used */
+    int consumers;       /* live nodes and heads */
     bool needs_gradient; /* parameters here or upstream */
     int fused;           /* a ReLU node that this one computes too; GG_NONE */
     bool absorbed;       /* this node is such a ReLU */
@@ -94,15 +107,14 @@ struct gg_plan {
     int sums, sum_capacity;
     const float **parameter_at; /* of each parameter of the graph, in the arenas of the current run */
     float **gradient_at;
-    int loss_value;
-    int scratch_buffer, plain_buffer; /* plain_buffer: a plain copy of the output, for predict */
-    size_t scratch_bytes;
+    gg_plan_head head[GG_MAX_FIELDS];
+    int scratch_buffer, plain_buffer;    /* plain_buffer: a plain copy of a head's output, for predict */
+    size_t scratch_bytes, carried_bytes; /* carried_bytes: of all steps, a sample */
     char *block;
     size_t block_bytes;
     void *input_at[GG_MAX_FIELDS]; /* of each input of the graph */
-    float *output_at, *output_gradient_at, *plain_at;
+    float *plain_at;
     gg_device *loss_device, *sum_device, *transpose_device;
-    int64_t features; /* values in one output sample */
     bool timing;
 };
 
@@ -113,8 +125,8 @@ gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, vo
 gg_status gg_plan_build(gg_plan *plan);
 /* Lifetimes, in-place operations, meeting gradients, sharing; allocates the block and fills every step's pointers. */
 gg_status gg_plan_layout(gg_plan *plan);
-/* Whether the loss can take the output. */
-gg_status gg_plan_check_loss(const gg_plan *plan);
+/* Whether the losses can take the outputs of the heads that are used. */
+gg_status gg_plan_check_losses(const gg_plan *plan);
 
 /* The value whose buffer this one lies in, and where in it. */
 int gg_plan_root(const gg_plan *plan, int value, size_t *offset);

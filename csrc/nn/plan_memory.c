@@ -59,7 +59,9 @@ static void find_lifetimes(gg_plan *plan) {
             if (step->backward && step->op->backward_needs_input) use_value(plan, step->input[i], back);
         }
     }
-    use_value(plan, plan->loss_value, plan->steps);
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        if (plan->head[i].used) use_value(plan, plan->head[i].value, plan->steps);
+    }
 }
 
 static bool stands_alone(const gg_value *value) {
@@ -79,7 +81,9 @@ static bool forward_in_place(const gg_plan *plan, const gg_step *step, int time)
 static gg_status place_activations(gg_plan *plan) {
     gg_status status = GG_OK;
     for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
-        gg_value *input = &plan->value[plan->node[gg_graph_input(plan->graph, i)].value];
+        const int value = plan->node[gg_graph_input(plan->graph, i)].value;
+        if (value == GG_NONE) continue;
+        gg_value *input = &plan->value[value];
         GG_TRY(add_buffer(plan, input->bytes, input->first, input->last, &input->buffer));
     }
     for (int s = 0; s < plan->steps; s++) {
@@ -129,8 +133,9 @@ cleanup:
     return status;
 }
 
-/* Joins a gradient lying at `term` to a value's: leaf by leaf, as slices may have been written each for itself. */
-static gg_status add_sums(gg_plan *plan, gg_step *step, int value, gg_place term, int time) {
+/* Joins a gradient lying at `term` to a value's: leaf by leaf, as slices may have been written each for itself. Counts
+ * the sums in *sums. */
+static gg_status add_sums(gg_plan *plan, int value, gg_place term, int time, int *sums) {
     gg_status status = GG_OK;
     size_t begin = 0;
     void *array = NULL;
@@ -150,7 +155,7 @@ static gg_status add_sums(gg_plan *plan, gg_step *step, int value, gg_place term
         GG_TRY(gg_plan_reserve(plan->sum, &plan->sum_capacity, plan->sums, sizeof(gg_sum), &array));
         plan->sum = array;
         plan->sum[plan->sums++] = made;
-        step->sums++;
+        (*sums)++;
     }
 cleanup:
     return status;
@@ -169,7 +174,7 @@ static gg_status place_grad_input(gg_plan *plan, int s, int i) {
     if (partly_written(plan, value)) {
         if (over) GG_TRY(grad_place(plan, step->output, time, &step->grad_input[i]));
         else GG_TRY(add_buffer(plan, in->bytes, time, time, &step->grad_input[i].buffer));
-        GG_TRY(add_sums(plan, step, value, step->grad_input[i], time));
+        GG_TRY(add_sums(plan, value, step->grad_input[i], time, &step->sums));
     } else {
         if (over && stands_alone(in) && stands_alone(out)) in->grad_buffer = out->grad_buffer;
         GG_TRY(grad_place(plan, value, time, &step->grad_input[i]));
@@ -179,12 +184,27 @@ cleanup:
     return status;
 }
 
+/* Where a head's loss writes its gradient: heads of one value, which views can have, write theirs aside and are added.
+ */
+static gg_status place_grad_head(gg_plan *plan, gg_plan_head *head) {
+    gg_status status = GG_OK;
+    head->gradient.buffer = GG_NONE;
+    head->first_sum = plan->sums;
+    if (!head->used || !plan->options.training || !plan->value[head->value].needs_gradient) goto cleanup;
+    if (partly_written(plan, head->value)) {
+        const size_t bytes = plan->value[head->value].bytes;
+        GG_TRY(add_buffer(plan, bytes, plan->steps, plan->steps, &head->gradient.buffer));
+        GG_TRY(add_sums(plan, head->value, head->gradient, plan->steps, &head->sums));
+    } else GG_TRY(grad_place(plan, head->value, plan->steps, &head->gradient));
+    mark_written(plan, head->value);
+cleanup:
+    return status;
+}
+
 static gg_status place_gradients(gg_plan *plan) {
     gg_status status = GG_OK;
     gg_place ignored;
-    if (!plan->options.training || !plan->value[plan->loss_value].needs_gradient) goto cleanup;
-    GG_TRY(grad_place(plan, plan->loss_value, plan->steps, &ignored));
-    mark_written(plan, plan->loss_value);
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) GG_TRY(place_grad_head(plan, &plan->head[i]));
     for (int s = plan->steps - 1; s >= 0; s--) {
         gg_step *step = &plan->step[s];
         if (!step->backward) continue;
@@ -202,7 +222,7 @@ cleanup:
 
 static gg_status place_others(gg_plan *plan) {
     gg_status status = GG_OK;
-    const gg_value *output = &plan->value[plan->loss_value];
+    size_t plain_bytes = 0;
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
         if (step->op->saved_bytes == 0) continue;
@@ -214,11 +234,14 @@ static gg_status place_others(gg_plan *plan) {
     if (plan->scratch_bytes > 0)
         GG_TRY(add_buffer(plan, plan->scratch_bytes, 0, end_of_time(plan), &plan->scratch_buffer));
     plan->plain_buffer = GG_NONE;
-    if (output->format.layout != GG_LAYOUT_PLAIN) {
-        gg_format plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
-        size_t bytes = gg_format_bytes(plain, &output->shape, plan->options.batch);
-        GG_TRY(add_buffer(plan, bytes, plan->steps, plan->steps, &plan->plain_buffer));
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        const gg_plan_head *head = &plan->head[i];
+        const gg_format plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
+        if (!head->used || plan->value[head->value].format.layout == GG_LAYOUT_PLAIN) continue;
+        const size_t bytes = gg_format_bytes(plain, &plan->value[head->value].shape, plan->options.batch);
+        if (bytes > plain_bytes) plain_bytes = bytes;
     }
+    if (plain_bytes > 0) GG_TRY(add_buffer(plan, plain_bytes, plan->steps, plan->steps, &plan->plain_buffer));
 cleanup:
     return status;
 }
@@ -293,9 +316,14 @@ static void *plan_gradient_at(const gg_plan *plan, int value) {
 static void plan_bind(gg_plan *plan) {
     gg_place scratch = {plan->scratch_buffer, 0}, copy = {plan->plain_buffer, 0};
     for (int i = 0; i < gg_graph_inputs(plan->graph); i++)
-        plan->input_at[i] = activation_at(plan, plan->node[gg_graph_input(plan->graph, i)].value);
-    plan->output_at = activation_at(plan, plan->loss_value);
-    plan->output_gradient_at = plan_gradient_at(plan, plan->loss_value);
+        if (plan->node[gg_graph_input(plan->graph, i)].value != GG_NONE)
+            plan->input_at[i] = activation_at(plan, plan->node[gg_graph_input(plan->graph, i)].value);
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        gg_plan_head *head = &plan->head[i];
+        if (!head->used) continue;
+        head->output_at = activation_at(plan, head->value);
+        head->gradient_at = plan_at(plan, head->gradient);
+    }
     plan->plain_at = plan_at(plan, copy);
     for (int i = 0; i < plan->sums; i++) {
         plan->sum[i].target_at = plan_at(plan, plan->sum[i].target);

@@ -1,4 +1,5 @@
 /* Creating, running and asking a plan. */
+#include <math.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -7,27 +8,63 @@
 
 /* Creating -------------------------------------------------------------------------------------------------- */
 
+static gg_status check_head_options(const gg_head_options *head) {
+    gg_status status = GG_OK;
+    const gg_loss_options *loss = &head->loss;
+    if ((int)loss->kind < 0 || loss->kind >= GG_LOSS_COUNT)
+        GG_FAIL(GG_ERROR_ARGUMENT, "unknown loss %d", (int)loss->kind);
+    if (!(loss->label_smoothing >= 0 && loss->label_smoothing < 1))
+        GG_FAIL(GG_ERROR_ARGUMENT, "label_smoothing must be at least 0 and less than 1, got %g", loss->label_smoothing);
+    if (!(head->weight >= 0 && head->weight < INFINITY))
+        GG_FAIL(GG_ERROR_ARGUMENT, "the weight of a loss must be at least 0, got %g", head->weight);
+    if (head->target < 0 || head->target >= GG_MAX_FIELDS)
+        GG_FAIL(GG_ERROR_ARGUMENT, "targets are numbered 0 to %d, got %d", GG_MAX_FIELDS - 1, head->target);
+cleanup:
+    return status;
+}
+
 static gg_status plan_check_options(const gg_graph *graph, const gg_plan_options *options) {
     gg_status status = GG_OK;
     if (gg_graph_output(graph) < 0) GG_FAIL(GG_ERROR_STATE, "a plan needs a finished graph");
     if (options->batch < 1 || options->batch > GG_MAX_BATCH)
         GG_FAIL(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
                 (long long)options->batch);
-    if ((int)options->loss < 0 || options->loss >= GG_LOSS_COUNT)
-        GG_FAIL(GG_ERROR_ARGUMENT, "unknown loss %d", (int)options->loss);
+    for (int i = 0; i < gg_graph_heads(graph); i++) GG_TRY(check_head_options(&options->head[i]));
     if (options->device == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "a plan needs a device");
 cleanup:
     return status;
 }
 
-gg_status gg_plan_check_loss(const gg_plan *plan) {
-    const gg_node *output = gg_graph_node(plan->graph, gg_graph_output(plan->graph));
+/* A sample of shape (T, V) has a class a position. */
+static gg_status check_loss(gg_loss_kind kind, const gg_node *output) {
     char text[GG_SHAPE_TEXT];
-    if (plan->options.loss != GG_LOSS_CROSS_ENTROPY) return GG_OK;
-    if (output->shape.dims == 1 && output->shape.size[0] >= 2) return GG_OK;
-    return gg_fail(GG_ERROR_SHAPE,
-                   "the cross-entropy loss needs an output of (classes), at least 2 of them, got %s from '%s'",
-                   gg_shape_text(&output->shape, text), output->desc.name);
+    const gg_shape *shape = &output->shape;
+    if (kind != GG_LOSS_CROSS_ENTROPY) return GG_OK;
+    if (shape->dims <= 2 && shape->size[shape->dims - 1] >= 2) return GG_OK;
+    return gg_fail(
+        GG_ERROR_SHAPE,
+        "the cross-entropy loss needs an output of (classes) or (positions, classes), at least 2 of them, got "
+        "%s from '%s'",
+        gg_shape_text(shape, text), output->desc.name);
+}
+
+gg_status gg_plan_check_losses(const gg_plan *plan) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        const int node = gg_graph_head(plan->graph, i)->node;
+        if (plan->head[i].used) GG_TRY(check_loss(plan->options.head[i].loss.kind, gg_graph_node(plan->graph, node)));
+    }
+cleanup:
+    return status;
+}
+
+static void count_outputs(gg_plan *plan) {
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        const gg_shape *shape = &gg_graph_node(plan->graph, gg_graph_head(plan->graph, i)->node)->shape;
+        const bool each = plan->options.head[i].loss.kind == GG_LOSS_CROSS_ENTROPY && shape->dims == 2;
+        plan->head[i].positions = each ? shape->size[0] : 1;
+        plan->head[i].features = gg_shape_count(shape) / plan->head[i].positions;
+    }
 }
 
 static gg_status find_kernels(gg_plan *plan) {
@@ -58,15 +95,15 @@ gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, 
     plan = block;
     plan->graph = graph;
     plan->options = *options;
-    plan->features = gg_shape_count(&gg_graph_node(graph, gg_graph_output(graph))->shape);
+    count_outputs(plan);
     GG_TRY(gg_calloc((size_t)gg_graph_nodes(graph), sizeof(gg_node_state), "plan", &block));
     plan->node = block;
     const size_t parameters = (size_t)gg_graph_parameters(graph) + 1; /* at least one, so that there are arrays */
     GG_TRY(gg_calloc(parameters, sizeof *plan->parameter_at, "plan", &plan->parameter_at));
     GG_TRY(gg_calloc(parameters, sizeof *plan->gradient_at, "plan", &plan->gradient_at));
-    if (options->training) GG_TRY(gg_plan_check_loss(plan));
     GG_TRY(find_kernels(plan));
     GG_TRY(gg_plan_build(plan));
+    if (options->training) GG_TRY(gg_plan_check_losses(plan));
     GG_TRY(gg_plan_layout(plan));
     *out = plan;
     plan = NULL;
@@ -137,16 +174,30 @@ static size_t plan_offset(const gg_plan *plan, const gg_step *step, int paramete
     return gg_graph_parameter(plan->graph, step->first_parameter + parameter)->offset;
 }
 
-static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training) {
+/* The state with which the samples of a batch begin; it lies behind that of the steps before. */
+static void *carried_state(const gg_plan *plan, const gg_step *step, const gg_plan_batch *batch) {
+    const size_t bytes = step->op->carried_bytes;
+    if (bytes == 0 || batch == NULL || batch->carried == NULL) return NULL;
+    char *rows = (char *)batch->carried + step->carried_before * (size_t)batch->carried_rows;
+    for (int64_t i = 0; batch->begins != NULL && i < plan->options.batch; i++) {
+        if (batch->begins[i]) memset(rows + (size_t)i * bytes, 0, bytes);
+    }
+    return rows;
+}
+
+/* batch: in training, else NULL. */
+static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number,
+                              const gg_plan_batch *batch) {
     gg_op_args *args = &step->forward_args;
     for (int i = 0; i < step->parameters; i++)
         plan->parameter_at[step->first_parameter + i] = weights + plan_offset(plan, step, i);
     args->step = step_number;
-    args->evaluate = !training;
+    args->evaluate = batch == NULL;
+    args->carried = carried_state(plan, step, batch);
     return step->op->type->forward(step->op, args);
 }
 
-static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_number, bool training,
+static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_number, const gg_plan_batch *batch,
                              const gg_plan_hooks *hooks) {
     gg_status status = GG_OK;
     for (int s = 0; s < plan->steps; s++) {
@@ -156,7 +207,7 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
         if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE)
             GG_TRY(hooks->need(hooks->context, step->layer));
         double begin = plan->timing ? gg_clock_now() : 0;
-        status = step_forward(plan, step, weights, step_number, training);
+        status = step_forward(plan, step, weights, step_number, batch);
         if (status != GG_OK) {
             status = name_failure(plan, step, status, "forward");
             goto cleanup;
@@ -169,9 +220,9 @@ cleanup:
     return status;
 }
 
-static void add_gradients(const gg_plan *plan, const gg_step *step) {
+static void add_gradients(const gg_plan *plan, int first, int count) {
     const float scale[2] = {1, 1};
-    for (int i = step->first_sum; i < step->first_sum + step->sums; i++) {
+    for (int i = first; i < first + count; i++) {
         const gg_sum *sum = &plan->sum[i];
         const float *source[2] = {sum->target_at, sum->term_at};
         int skip = sum->add ? 0 : 1;
@@ -198,7 +249,7 @@ static gg_status run_backward(gg_plan *plan, float *gradients, uint64_t step_num
             status = name_failure(plan, step, status, "backward");
             goto cleanup;
         }
-        add_gradients(plan, step);
+        add_gradients(plan, step->first_sum, step->sums);
         if (plan->timing) plan->node[step->node].backward_seconds += gg_clock_now() - begin;
         GG_TRY(give_error(plan, step, hooks));
         if (hooks != NULL && hooks->ready != NULL && step->layer != GG_NONE)
@@ -210,22 +261,49 @@ cleanup:
     return status;
 }
 
-static void run_loss(gg_plan *plan, const void *targets, const float *sample_weights, bool training, double *loss_sum,
-                     int64_t *correct) {
+static void run_loss(gg_plan *plan, int number, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {
+    const gg_plan_head *head = &plan->head[number];
+    const gg_head_options *options = &plan->options.head[number];
     gg_loss_args args = {
-        .loss = {.kind = plan->options.loss},
-        .layout = plan->value[plan->loss_value].format.layout,
+        .loss = options->loss,
+        .layout = plan->value[head->value].format.layout,
         .batch = plan->options.batch,
-        .positions = 1,
-        .features = plan->features,
-        .prediction = plan->output_at,
-        .targets = targets,
-        .sample_weights = sample_weights,
-        .gradient = training ? plan->output_gradient_at : NULL,
+        .positions = head->positions,
+        .features = head->features,
+        .prediction = head->output_at,
+        .targets = batch->target[options->target],
+        .sample_weights = batch->sample_weights,
+        .gradient = training ? head->gradient_at : NULL,
     };
     plan->loss_device->table->loss(plan->loss_device, &args);
-    if (loss_sum != NULL) *loss_sum = args.loss_sum;
-    if (correct != NULL) *correct = args.correct;
+    if (args.gradient != NULL && options->weight != 1) {
+        const size_t count = (plan->value[head->value].bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES;
+        const float *source[1] = {args.gradient};
+        plan->sum_device->table->weighted_sum(plan->sum_device, count, 1, source, &options->weight, args.gradient);
+    }
+    if (training) add_gradients(plan, head->first_sum, head->sums);
+    *sums = (gg_loss_sums){args.loss_sum, args.divisor, args.correct, args.counted};
+}
+
+static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        gg_loss_sums own = {0};
+        if (plan->head[i].used) run_loss(plan, i, batch, training, &own);
+        if (sums != NULL) sums[i] = own;
+    }
+}
+
+static gg_status check_batch(const gg_plan *plan, const gg_plan_batch *batch) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        if (plan->head[i].used && batch->target[plan->options.head[i].target] == NULL)
+            GG_FAIL(GG_ERROR_ARGUMENT, "no targets given");
+    }
+    if (batch->carried != NULL && batch->carried_rows < plan->options.batch)
+        GG_FAIL(GG_ERROR_ARGUMENT, "state is carried for %lld rows, but the batch has %lld",
+                (long long)batch->carried_rows, (long long)plan->options.batch);
+cleanup:
+    return status;
 }
 
 static gg_status check_arena(const gg_plan *plan, const void *arena, const char *what) {
@@ -233,47 +311,52 @@ static gg_status check_arena(const gg_plan *plan, const void *arena, const char 
     return gg_fail(GG_ERROR_ARGUMENT, "no %s given", what);
 }
 
-gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const void *targets,
-                        const float *sample_weights, uint64_t step, const gg_plan_hooks *hooks, double *loss_sum,
-                        int64_t *correct) {
+gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
+                        uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums) {
     gg_status status = GG_OK;
     if (!plan->options.training) GG_FAIL(GG_ERROR_STATE, "this plan was not made for training");
-    if (targets == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "no targets given");
+    GG_TRY(check_batch(plan, batch));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
-    GG_TRY(run_forward(plan, weights, step, true, hooks));
-    run_loss(plan, targets, sample_weights, true, loss_sum, correct);
+    GG_TRY(run_forward(plan, weights, step, batch, hooks));
+    run_losses(plan, batch, true, sums);
     GG_TRY(run_backward(plan, gradients, step, hooks));
 cleanup:
     return status;
 }
 
-gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const void *targets, const float *sample_weights,
-                           double *loss_sum, int64_t *correct) {
+gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const gg_plan_batch *batch, gg_loss_sums *sums) {
     gg_status status = GG_OK;
-    if (targets == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "no targets given");
-    GG_TRY(gg_plan_check_loss(plan));
+    GG_TRY(check_batch(plan, batch));
+    GG_TRY(gg_plan_check_losses(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
-    GG_TRY(run_forward(plan, weights, 0, false, NULL));
-    run_loss(plan, targets, sample_weights, false, loss_sum, correct);
+    GG_TRY(run_forward(plan, weights, 0, NULL, NULL));
+    run_losses(plan, batch, false, sums);
 cleanup:
     return status;
 }
 
-gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *output) {
+static void predict_head(gg_plan *plan, const gg_plan_head *head, int64_t n, float *output) {
+    const int64_t values = head->positions * head->features;
+    const float *from = head->output_at;
+    if (plan->value[head->value].format.layout != GG_LAYOUT_PLAIN) {
+        plan->transpose_device->table->transpose(plan->transpose_device, plan->options.batch, values, false, from,
+                                                 plan->plain_at);
+        from = plan->plain_at;
+    }
+    if (n > 0) memcpy(output, from, (size_t)n * (size_t)values * sizeof(float));
+}
+
+gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *const *output) {
     gg_status status = GG_OK;
-    const float *from = plan->output_at;
     if (n < 0 || n > plan->options.batch)
         GG_FAIL(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
                 (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
-    GG_TRY(run_forward(plan, weights, 0, false, NULL));
-    if (plan->plain_at != NULL) {
-        plan->transpose_device->table->transpose(plan->transpose_device, plan->options.batch, plan->features, false,
-                                                 from, plan->plain_at);
-        from = plan->plain_at;
+    GG_TRY(run_forward(plan, weights, 0, NULL, NULL));
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        if (plan->head[i].used && output[i] != NULL) predict_head(plan, &plan->head[i], n, output[i]);
     }
-    if (n > 0) memcpy(output, from, (size_t)n * (size_t)plan->features * sizeof(float));
 cleanup:
     return status;
 }
@@ -285,7 +368,25 @@ int gg_plan_inputs(const gg_plan *plan) { return gg_graph_inputs(plan->graph); }
 void *gg_plan_input(gg_plan *plan, int i) { return plan->input_at[i]; }
 
 gg_format gg_plan_input_format(const gg_plan *plan, int i) {
-    return plan->value[plan->node[gg_graph_input(plan->graph, i)].value].format;
+    const int node = gg_graph_input(plan->graph, i), value = plan->node[node].value;
+    if (value != GG_NONE) return plan->value[value].format;
+    return (gg_format){gg_graph_node(plan->graph, node)->dtype, GG_LAYOUT_PLAIN};
+}
+
+size_t gg_plan_carried_bytes(const gg_plan *plan, int node) {
+    size_t bytes = 0;
+    for (int s = 0; s < plan->steps; s++) {
+        if (plan->step[s].node == node) bytes += plan->step[s].op->carried_bytes;
+    }
+    return bytes;
+}
+
+double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums) {
+    double total = 0;
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        if (sums[i].divisor > 0) total += (double)plan->options.head[i].weight * (sums[i].loss_sum / sums[i].divisor);
+    }
+    return total;
 }
 
 size_t gg_plan_bytes(const gg_plan *plan) { return plan->block_bytes; }
