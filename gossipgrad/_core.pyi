@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 # Exceptions: argument, shape -> ValueError; type -> TypeError; memory -> MemoryError; unsupported ->
 # NotImplementedError; state, backend -> RuntimeError; comm -> CommunicationError; numeric -> FloatingPointError;
 # cancelled -> Cancelled.
+# Arrays of one batch: one, or a tuple with one for each input of the network, or for each target.
+_Fields = NDArray[Any] | tuple[NDArray[Any], ...]
+
 class CommunicationError(RuntimeError): ...
 class Cancelled(RuntimeError): ...
 
@@ -19,7 +22,8 @@ class Graph:
     def input(self, shape: Sequence[int], name: str = "input", dtype: str = "float32") -> int: ...
     def layer(self, kind: str, name: str, inputs: Sequence[int], /, **options: Any) -> int:
         """Adds a layer; returns its node number. The options are those of the kind, under the names of Layer.options()."""
-    def finish(self, output: int, /) -> None: ...
+    def finish(self, *heads: int | tuple[int, bool]) -> None:
+        """Names the heads and closes the graph: node numbers, the main one first, or (node, training_only)."""
     def shape(self, node: int, /) -> tuple[int, ...]: ...
     def nodes(self) -> list[dict[str, Any]]:
         """One dict a node: name, kind, inputs, shape, parameters (count), macs."""
@@ -104,7 +108,8 @@ class Trainer:
         graph: Graph,
         team: Team,
         *,
-        loss: str,  # cross_entropy binary_cross_entropy mean_squared_error
+        loss: str  # cross_entropy binary_cross_entropy mean_squared_error
+        | list[str | dict[str, Any]],  # one a head: loss weight target label_smoothing ignore_index class_weight
         optimizer: dict[
             str, Any
         ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup, first values of kind table}
@@ -148,11 +153,13 @@ class Trainer:
         step under way, all the same one, and it is raised.
         """
     def progress(self) -> dict[str, float]:
-        """Of this process's ranks since `epoch`: samples, loss (mean so far), correct, seconds, steps (of the slowest)."""
+        """Of this process's ranks since `epoch`: samples, loss and accuracy (so far), seconds, steps (of the slowest)."""
     def end_epoch(self) -> dict[str, Any]:
         """Collective. Settles; sums over ranks and means over ranks of design.md's epoch record, without validation."""
-    def train_step(self, samples: list[NDArray[np.float32]], targets: list[NDArray[Any]]) -> list[float]:
-        """One step, one batch a local rank (float32, plain layout); each rank's mean loss."""
+    def train_step(self, samples: list[_Fields], targets: list[_Fields]) -> list[float]:
+        """One step, one batch a local rank (float32 or int32, plain layout); each rank's mean loss."""
+    def reset_carried(self) -> None:
+        """State that layers carry from batch to batch becomes zero."""
     def settle(self) -> None: ...
     def audit_samples(self) -> dict[str, int | None]:
         """Collective. Settles. samples, missing, duplicate, altered; first_...: an id, or None."""
@@ -169,8 +176,8 @@ class Trainer:
     def evaluate(
         self, dataset: Dataset | list[Dataset], batch: int, replica: bool = False
     ) -> list[dict[str, float]]: ...
-    def predict(self, samples: NDArray[np.float32], batch: int) -> NDArray[np.float32]:
-        """By the consensus model, all on every rank of MPI."""
+    def predict(self, samples: _Fields, batch: int) -> list[NDArray[np.float32]]:
+        """By the consensus model, all on every rank of MPI: an array for each head that is evaluated."""
     def consensus_distance(self) -> float: ...
 
     # state, at rest
@@ -187,7 +194,7 @@ class Trainer:
         """The learning rates of the steps from here on, at rest: schedule{kind ...} as in the optimizer's options."""
 
     # measurement
-    def bench(self, samples: NDArray[np.float32], targets: NDArray[Any], warmup: int, steps: int) -> list[float]:
+    def bench(self, samples: _Fields, targets: _Fields, warmup: int, steps: int) -> list[float]:
         """Seconds of each of `steps` training steps on one batch in memory."""
     def node_seconds(self) -> list[tuple[float, float]]: ...
     def set_timing(self, on: bool, /) -> None: ...

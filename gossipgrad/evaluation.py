@@ -50,7 +50,7 @@ def _own_numbers(
     problem: Exception | None = None
     for call in range(calls):  # predict is collective: who has fewer samples asks for one more that it does not need
         chunk = chunks[call] if call < len(chunks) else parts[0][:1]
-        outputs = replicas.core.predict(np.concatenate(list(chunk.batches(len(chunk)))), batch)
+        outputs = replicas.core.predict(np.concatenate(list(chunk.batches(len(chunk)))), batch)[0]
         if call >= len(chunks) or problem is not None:
             continue
         try:

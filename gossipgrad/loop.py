@@ -204,7 +204,7 @@ class Loop:
             steps=self.steps,
             samples=samples,
             loss=float(counts["loss"]),
-            accuracy=float(counts["correct"]) / samples if samples else 0.0,
+            accuracy=float(counts["accuracy"]),
             seconds=seconds,
             samples_per_second=samples
             * trainer.workers

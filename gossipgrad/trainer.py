@@ -199,7 +199,8 @@ class Trainer(Replicas):
                 pairs = list(zip(x, y, strict=True))
             else:
                 pairs = [(x, y)]
-            samples, targets = [], []
+            samples: list[Any] = []
+            targets: list[Any] = []
             for inputs, answers in pairs:
                 samples.append(self._batch(inputs, "x"))
                 targets.append(targets_array(answers, self.loss, self.net.output_shape, "y"))
@@ -269,9 +270,9 @@ class Trainer(Replicas):
             one.hints = {"x, ": "Every rank gives the same samples, and gets all outputs"}
             one.facts = {"x": lambda: fingerprint.inputs(samples)}
         if not isinstance(samples, Dataset):
-            return self.core.predict(samples, batch_size)
+            return self.core.predict(samples, batch_size)[0]
         parts = samples.batches(max(batch_size, 4096))
-        return np.concatenate([self.core.predict(np.ascontiguousarray(part), batch_size) for part in parts])
+        return np.concatenate([self.core.predict(np.ascontiguousarray(part), batch_size)[0] for part in parts])
 
     # ---- state, at rest
 

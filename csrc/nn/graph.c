@@ -329,6 +329,26 @@ int gg_graph_input(const gg_graph *graph, int i) { return graph->input[i]; }
 int gg_graph_heads(const gg_graph *graph) { return graph->heads; }
 const gg_head *gg_graph_head(const gg_graph *graph, int head) { return &graph->head[head]; }
 int gg_graph_output(const gg_graph *graph) { return graph->heads > 0 ? graph->head[0].node : -1; }
+static int64_t readable_tokens(const gg_graph *graph, int node) {
+    int64_t least = 0;
+    for (int i = node + 1; i < graph->nodes; i++) {
+        const gg_node *it = &graph->node[i];
+        const gg_layer_type *type = types[it->desc.kind];
+        for (int k = 0; k < it->inputs; k++) {
+            if (it->input[k] != node) continue;
+            const int64_t own = type->view             ? readable_tokens(graph, i)
+                                : type->tokens != NULL ? type->tokens(&it->desc)
+                                                       : 0;
+            if (own > 0 && (least == 0 || own < least)) least = own;
+        }
+    }
+    return least;
+}
+
+int64_t gg_graph_tokens(const gg_graph *graph, int i) {
+    return graph->node[graph->input[i]].dtype == GG_INT32 ? readable_tokens(graph, graph->input[i]) : 0;
+}
+
 int gg_graph_parameters(const gg_graph *graph) { return graph->parameters; }
 const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter) { return &graph->parameter[parameter]; }
 int gg_graph_layers(const gg_graph *graph) { return graph->layers; }

@@ -132,6 +132,9 @@ gg_status gg_graph_set_factors(gg_graph *graph, int node, gg_factors lr, gg_fact
  * is float32. */
 gg_status gg_graph_finish(gg_graph *graph, int heads, const gg_head *head);
 
+/* Values of int32 input i must be in 0..tokens-1: the least of what its readers allow; 0: any. */
+int64_t gg_graph_tokens(const gg_graph *graph, int i);
+
 int gg_graph_nodes(const gg_graph *graph);
 const gg_node *gg_graph_node(const gg_graph *graph, int node);
 int gg_graph_inputs(const gg_graph *graph);       /* how many nodes are INPUT */

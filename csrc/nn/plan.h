@@ -41,6 +41,8 @@ typedef struct gg_loss_sums {
     int64_t correct, counted;
 } gg_loss_sums;
 
+void gg_loss_sums_add(gg_loss_sums *to, const gg_loss_sums *more);
+
 /* What belongs to a batch beside its inputs. */
 typedef struct gg_plan_batch {
     const void *target[GG_MAX_FIELDS]; /* by the heads' numbers, as in gg_loss_args */
@@ -89,8 +91,8 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float 
 /* Bytes of state that a node carries from batch to batch for each sample; 0: none. The same in all plans of a graph
  * that are made with the same devices. */
 size_t gg_plan_carried_bytes(const gg_plan *plan, int node);
-/* The sum of the heads' mean losses, each times its weight. */
-double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums);
+/* The sum of the heads' mean losses, each times its weight, of `samples` samples: times that number. */
+double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums, int64_t samples);
 
 size_t gg_plan_bytes(const gg_plan *plan);
 /* What node i became: "onednn", "native", or "" (no operation of its own), and its seconds in the last run if timing is

@@ -381,10 +381,20 @@ size_t gg_plan_carried_bytes(const gg_plan *plan, int node) {
     return bytes;
 }
 
-double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums) {
+void gg_loss_sums_add(gg_loss_sums *to, const gg_loss_sums *more) {
+    to->loss_sum += more->loss_sum;
+    to->divisor += more->divisor;
+    to->correct += more->correct;
+    to->counted += more->counted;
+}
+
+double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums, int64_t samples) {
     double total = 0;
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
-        if (sums[i].divisor > 0) total += (double)plan->options.head[i].weight * (sums[i].loss_sum / sums[i].divisor);
+        const double divisor = sums[i].divisor, n = (double)samples;
+        if (divisor <= 0) continue; /* nothing counts */
+        total +=
+            (double)plan->options.head[i].weight * (divisor == n ? sums[i].loss_sum : sums[i].loss_sum / divisor * n);
     }
     return total;
 }

@@ -165,11 +165,24 @@ static PyObject *set_factors(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *py_graph_finish(PyObject *self, PyObject *argument) {
+/* A head from a node's number, or a tuple of that and whether it is for training only; -1 with an exception. */
+static int read_head(PyObject *object, gg_head *out) {
+    PyObject *node = object;
+    int only = 0;
+    if (PyTuple_Check(object) && !PyArg_ParseTuple(object, "Op", &node, &only)) return -1;
+    const long number = PyLong_AsLong(node);
+    if (number == -1 && PyErr_Occurred()) return -1;
+    *out = (gg_head){.node = (int)number, .training_only = only != 0};
+    return 0;
+}
+
+static PyObject *py_graph_finish(PyObject *self, PyObject *args) {
     gg_py_graph *g = (gg_py_graph *)self;
-    long node = PyLong_AsLong(argument);
-    if (node == -1 && PyErr_Occurred()) return NULL;
-    gg_status status = gg_graph_finish(g->graph, (int)node);
+    gg_head head[GG_MAX_FIELDS] = {{0}};
+    const Py_ssize_t heads = PyTuple_GET_SIZE(args);
+    for (Py_ssize_t i = 0; i < heads && i < GG_MAX_FIELDS; ++i)
+        if (read_head(PyTuple_GET_ITEM(args, i), &head[i]) < 0) return NULL;
+    gg_status status = gg_graph_finish(g->graph, (int)heads, head);
     if (status != GG_OK) return gg_py_raise(status);
     g->finished = true;
     Py_RETURN_NONE;
@@ -253,7 +266,9 @@ static PyMethodDef methods[] = {
     {"set_factors", set_factors, METH_VARARGS,
      "set_factors($self, node, lr, weight_decay, /)\n--\n\nWhat multiplies the optimiser's of a layer's weights and of "
      "its biases: two pairs."},
-    {"finish", py_graph_finish, METH_O, "finish($self, output, /)\n--\n\nNames the output and closes the graph."},
+    {"finish", py_graph_finish, METH_VARARGS,
+     "finish($self, *heads)\n--\n\nNames the heads and closes the graph: node numbers, the main one first, or tuples "
+     "(node, training_only)."},
     {"shape", py_graph_shape, METH_O, "shape($self, node, /)\n--\n\nThe shape of one sample's output."},
     {"nodes", py_graph_nodes, METH_NOARGS, "One dict a node: name, kind, inputs, shape, parameters (count), macs."},
     {"parameters", py_graph_parameters, METH_NOARGS, "Name, shape and role of each tensor."},

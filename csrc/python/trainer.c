@@ -1,4 +1,6 @@
 /* _core.Trainer: its life, its properties, and the type, which joins the methods of the trainer_*.c. */
+#include <string.h>
+
 #include "python/trainer.h"
 
 PyTypeObject *gg_py_trainer_type;
@@ -15,6 +17,7 @@ static void py_trainer_clear(gg_py_trainer *t) {
     Py_CLEAR(t->team);
     Py_CLEAR(t->topology);
     Py_CLEAR(t->schedule);
+    Py_CLEAR(t->losses);
 }
 
 /* One number a rank of the team, owned by the caller (PyMem_Free); *out stays NULL for None. */
@@ -34,18 +37,78 @@ static int parse_compute_time(PyObject *sequence, int size, double **out) {
     return -1;
 }
 
+/* A head's loss from a name, or from a dict with the fields of gg_head_options and gg_loss_options: loss, weight,
+ * target, label_smoothing, ignore_index, class_weight (float32, one a class; held in t->losses). */
+static int read_head_options(gg_py_trainer *t, PyObject *object, gg_head_options *out) {
+    static const char *const fields[] = {"loss", "weight", "target", "label_smoothing", "ignore_index", "class_weight"};
+    PyObject *item[6] = {object};
+    memset(out, 0, sizeof *out);
+    out->weight = 1;
+    for (int i = 0; PyDict_Check(object) && i < 6; ++i) item[i] = PyDict_GetItemString(object, fields[i]);
+    const char *name = item[0] != NULL ? PyUnicode_AsUTF8(item[0]) : NULL;
+    if (name == NULL && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "loss: must be a name, or a dict with one");
+    if (name == NULL) return -1;
+    const int kind = gg_py_choice("loss", name, gg_py_loss_names, GG_LOSS_COUNT);
+    if (kind < 0) return -1;
+    out->loss.kind = (gg_loss_kind)kind;
+    if (item[1] != NULL) out->weight = (float)PyFloat_AsDouble(item[1]);
+    if (item[2] != NULL) out->target = (int)PyLong_AsLong(item[2]);
+    if (item[3] != NULL) out->loss.label_smoothing = (float)PyFloat_AsDouble(item[3]);
+    if (item[4] != NULL && item[4] != Py_None) {
+        out->loss.ignores = true;
+        out->loss.ignore_index = (int32_t)PyLong_AsLong(item[4]);
+    }
+    if (PyErr_Occurred()) return -1;
+    if (item[5] == NULL || item[5] == Py_None) return 0;
+    PyArrayObject *weights = gg_py_array(item[5], NPY_FLOAT32, "class_weight");
+    if (weights == NULL) return -1;
+    out->loss.class_weights = PyArray_DATA(weights);
+    const int held = PyList_Append(t->losses, (PyObject *)weights);
+    Py_DECREF(weights);
+    return held;
+}
+
+/* Whether there is a weight for each class of a head. */
+static bool fits_classes(const gg_py_trainer *t, const gg_graph *graph, int head, Py_ssize_t held) {
+    const gg_shape *output = &gg_graph_node(graph, gg_graph_head(graph, head)->node)->shape;
+    const int64_t classes = output->size[output->dims - 1];
+    if (t->head[head].loss.class_weights == NULL ||
+        PyArray_SIZE((PyArrayObject *)PyList_GET_ITEM(t->losses, held)) == classes)
+        return true;
+    PyErr_Format(PyExc_ValueError, "class_weight: must have one weight for each of the %lld classes",
+                 (long long)classes);
+    return false;
+}
+
+/* The heads' losses: a name, which all of them have, or a list with one for each. */
+static int read_heads(gg_py_trainer *t, const gg_graph *graph, PyObject *loss) {
+    const int heads = gg_graph_heads(graph);
+    t->losses = PyList_New(0);
+    if (t->losses == NULL) return -1;
+    if (PyList_Check(loss) && PyList_GET_SIZE(loss) != heads) {
+        PyErr_Format(PyExc_ValueError, "loss: %zd of them for %d outputs", PyList_GET_SIZE(loss), heads);
+        return -1;
+    }
+    for (int i = 0; i < heads; ++i) {
+        if (read_head_options(t, PyList_Check(loss) ? PyList_GET_ITEM(loss, i) : loss, &t->head[i]) < 0) return -1;
+        if (!fits_classes(t, graph, i, PyList_GET_SIZE(t->losses) - 1)) return -1;
+    }
+    return 0;
+}
+
 static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"graph",   "team",    "loss",  "optimizer", "strategy",     "seed",
                             "threads", "backend", "trace", "straggler", "compute_time", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *graph, *team, *optimizer = NULL, *strategy = NULL, *compute_time = Py_None;
     double *step_seconds = NULL;
-    const char *loss = NULL, *backend = NULL;
+    PyObject *loss = NULL;
+    const char *backend = NULL;
     unsigned long long seed = 0;
     long long trace = 0;
     gg_replica_options options = {.threads = 1};
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$sO!O!KizL(ddK)O:Trainer", names, gg_py_graph_type, &graph,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$OO!O!KizL(ddK)O:Trainer", names, gg_py_graph_type, &graph,
                                      gg_py_team_type, &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy,
                                      &seed, &options.threads, &backend, &trace, &options.straggler.probability,
                                      &options.straggler.delay, &options.straggler.seed, &compute_time))
@@ -59,13 +122,12 @@ static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         return -1;
     }
     py_trainer_clear(t);
-    int loss_kind = gg_py_choice("loss", loss, gg_py_loss_names, GG_LOSS_COUNT);
-    if (loss_kind < 0 || gg_py_optimizer(optimizer, &options.optimizer) < 0 ||
+    if (read_heads(t, ((gg_py_graph *)graph)->graph, loss) < 0 || gg_py_optimizer(optimizer, &options.optimizer) < 0 ||
         gg_py_strategy_options(strategy, &options.strategy, &t->topology) < 0 ||
         gg_py_backend_choice(backend, &options.backend) < 0)
         return -1;
     options.graph = ((gg_py_graph *)graph)->graph;
-    options.loss = (gg_loss_kind)loss_kind;
+    memcpy(options.head, t->head, sizeof t->head);
     options.seed = seed;
     options.trace = trace > 0 ? (size_t)trace : 0;
     status = gg_isa_select(NULL, &options.isa);
@@ -78,7 +140,6 @@ static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->team = (gg_py_team *)Py_NewRef(team);
     t->schedule = Py_XNewRef(PyDict_GetItemString(optimizer, "schedule"));
-    t->loss = options.loss;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_create(&options, t->team->team, &t->trainer);
     Py_END_ALLOW_THREADS;

@@ -10,7 +10,8 @@ typedef struct gg_py_trainer {
     gg_py_team *team;
     PyArrayObject *topology; /* the table that the strategies read; NULL: none */
     PyObject *schedule;      /* the dict that the optimisers' rates were made of, and its array; NULL: none */
-    gg_loss_kind loss;
+    gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads */
+    PyObject *losses;                    /* what holds their class weights; NULL: nothing */
     bool busy; /* a call has released the GIL; only read and written with the GIL held */
 } gg_py_trainer;
 

@@ -3,12 +3,33 @@
 
 #include "python/trainer.h"
 
-/* Checks that an array is a batch of the network's input. */
-static bool is_batch(gg_py_trainer *t, PyArrayObject *array) {
+/* The arrays of one batch, held while they are in use. */
+typedef struct batch_arrays {
+    PyArrayObject *input[GG_MAX_FIELDS], *target[GG_MAX_FIELDS];
+} batch_arrays;
+
+static void batch_arrays_release(batch_arrays *held) {
+    for (int i = 0; i < GG_MAX_FIELDS; ++i) {
+        Py_CLEAR(held->input[i]);
+        Py_CLEAR(held->target[i]);
+    }
+}
+
+/* Field i of several: an entry of a tuple of so many, or the object itself where there is one. Borrowed; NULL with an
+ * exception. */
+static PyObject *batch_field(PyObject *object, int i, int count, const char *what) {
+    if (!PyTuple_Check(object) && count == 1) return object;
+    if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == count) return PyTuple_GET_ITEM(object, i);
+    PyErr_Format(PyExc_ValueError, "%s: must be a tuple of %d arrays", what, count);
+    return NULL;
+}
+
+/* Checks that an array is a batch of an input of the network. */
+static bool is_batch(const gg_py_trainer *t, int i, PyArrayObject *array) {
     const gg_graph *graph = t->graph->graph;
-    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph, 0))->shape;
+    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph, i))->shape;
     bool fits = PyArray_NDIM(array) == input->dims + 1 && PyArray_DIM(array, 0) >= 1;
-    for (int i = 0; fits && i < input->dims; ++i) fits = PyArray_DIM(array, i + 1) == input->size[i];
+    for (int k = 0; fits && k < input->dims; ++k) fits = PyArray_DIM(array, k + 1) == input->size[k];
     if (!fits) {
         char want[GG_SHAPE_TEXT];
         PyObject *shape = PyObject_GetAttrString((PyObject *)array, "shape");
@@ -19,49 +40,100 @@ static bool is_batch(gg_py_trainer *t, PyArrayObject *array) {
     return fits;
 }
 
-/* The targets of n samples as this loss wants them, checked; NULL with an exception. */
-static PyArrayObject *targets_of(gg_py_trainer *t, PyObject *object, int64_t n) {
+/* Checks that tokens are those that layers can look up. */
+static bool are_tokens(const gg_py_trainer *t, int i, PyArrayObject *array) {
+    const int64_t tokens = gg_graph_tokens(t->graph->graph, i);
+    const int32_t *value = PyArray_DATA(array);
+    for (npy_intp k = 0; tokens > 0 && k < PyArray_SIZE(array); ++k) {
+        if (value[k] >= 0 && value[k] < tokens) continue;
+        PyErr_Format(PyExc_ValueError, "samples: token %d; the network has tokens 0 to %lld", (int)value[k],
+                     (long long)tokens - 1);
+        return false;
+    }
+    return true;
+}
+
+/* The inputs of a batch: an array, or a tuple of as many as the network has inputs. */
+static int read_inputs(const gg_py_trainer *t, PyObject *object, batch_arrays *held, gg_given *out) {
     const gg_graph *graph = t->graph->graph;
-    int64_t outputs = gg_shape_count(&gg_graph_node(graph, gg_graph_output(graph))->shape);
-    bool classes = t->loss == GG_LOSS_CROSS_ENTROPY;
-    PyArrayObject *array = gg_py_array(object, classes ? NPY_INT32 : NPY_FLOAT32, "targets");
-    if (array == NULL) return NULL;
-    int64_t want = classes ? n : n * outputs;
+    const int count = gg_graph_inputs(graph);
+    for (int i = 0; i < count; ++i) {
+        const bool tokens = gg_graph_node(graph, gg_graph_input(graph, i))->dtype == GG_INT32;
+        PyObject *field = batch_field(object, i, count, "samples");
+        if (field == NULL) return -1;
+        held->input[i] = gg_py_array(field, tokens ? NPY_INT32 : NPY_FLOAT32, "samples");
+        if (held->input[i] == NULL || !is_batch(t, i, held->input[i])) return -1;
+        if (tokens && !are_tokens(t, i, held->input[i])) return -1;
+        const int64_t n = PyArray_DIM(held->input[i], 0);
+        if (i > 0 && n != out->n) {
+            PyErr_Format(PyExc_ValueError, "samples: %lld of one input and %lld of another", (long long)out->n,
+                         (long long)n);
+            return -1;
+        }
+        out->n = n;
+        out->input[i] = PyArray_DATA(held->input[i]);
+    }
+    return 0;
+}
+
+/* Checks the targets of n samples for one head. */
+static bool are_targets(const gg_py_trainer *t, int head, PyArrayObject *array, int64_t n) {
+    const gg_graph *graph = t->graph->graph;
+    const gg_shape *output = &gg_graph_node(graph, gg_graph_head(graph, head)->node)->shape;
+    const gg_loss_options *loss = &t->head[head].loss;
+    const bool classes = loss->kind == GG_LOSS_CROSS_ENTROPY;
+    const int64_t kinds = output->size[output->dims - 1], values = gg_shape_count(output);
+    const int64_t want = classes ? n * (values / kinds) : n * values;
     if (PyArray_SIZE(array) != want || PyArray_NDIM(array) < 1 || PyArray_DIM(array, 0) != n) {
         PyErr_Format(PyExc_ValueError, "targets: %zd values for %lld samples; %lld are needed", PyArray_SIZE(array),
                      (long long)n, (long long)want);
-        Py_CLEAR(array);
+        return false;
     }
-    for (int64_t i = 0; array != NULL && classes && i < n; ++i) {
-        int32_t label = ((const int32_t *)PyArray_DATA(array))[i];
-        if (label >= 0 && label < outputs) continue;
+    for (int64_t i = 0; classes && i < want; ++i) {
+        const int32_t label = ((const int32_t *)PyArray_DATA(array))[i];
+        if ((label >= 0 && label < kinds) || (loss->ignores && label == loss->ignore_index)) continue;
         PyErr_Format(PyExc_ValueError, "targets: entry %lld is %d; classes are 0 to %lld", (long long)i, (int)label,
-                     (long long)outputs - 1);
-        Py_CLEAR(array);
+                     (long long)kinds - 1);
+        return false;
     }
-    return array;
+    return true;
+}
+
+/* The targets of a batch: an array, or a tuple with those that the heads have by their numbers. */
+static int read_targets(const gg_py_trainer *t, PyObject *object, batch_arrays *held, gg_given *out) {
+    const int heads = gg_graph_heads(t->graph->graph);
+    int count = 1;
+    for (int h = 0; h < heads; ++h)
+        if (t->head[h].target >= count) count = t->head[h].target + 1;
+    for (int h = 0; h < heads; ++h) {
+        const int i = t->head[h].target;
+        const bool classes = t->head[h].loss.kind == GG_LOSS_CROSS_ENTROPY;
+        PyObject *field = batch_field(object, i, count, "targets");
+        if (field == NULL) return -1;
+        if (held->target[i] == NULL) held->target[i] = gg_py_array(field, classes ? NPY_INT32 : NPY_FLOAT32, "targets");
+        if (held->target[i] == NULL) return -1;
+        if (PyArray_TYPE(held->target[i]) != (classes ? NPY_INT32 : NPY_FLOAT32)) {
+            PyErr_SetString(PyExc_ValueError, "targets: heads that share one must both have classes, or both numbers");
+            return -1;
+        }
+        if (!are_targets(t, h, held->target[i], out->n)) return -1;
+        out->target[i] = PyArray_DATA(held->target[i]);
+    }
+    return 0;
 }
 
 /* One batch for each local rank; references are held while the step runs. */
 typedef struct batches {
     int count;
-    PyArrayObject **sample_arrays, **target_arrays;
-    const float **samples;
-    const void **targets;
-    int64_t *n;
+    batch_arrays *arrays;
+    gg_given *given;
     double *losses;
 } batches;
 
 static void batches_free(batches *b) {
-    for (int i = 0; i < b->count; ++i) {
-        if (b->sample_arrays != NULL) Py_XDECREF(b->sample_arrays[i]);
-        if (b->target_arrays != NULL) Py_XDECREF(b->target_arrays[i]);
-    }
-    PyMem_Free(b->sample_arrays);
-    PyMem_Free(b->target_arrays);
-    PyMem_Free(b->samples);
-    PyMem_Free(b->targets);
-    PyMem_Free(b->n);
+    for (int i = 0; b->arrays != NULL && i < b->count; ++i) batch_arrays_release(&b->arrays[i]);
+    PyMem_Free(b->arrays);
+    PyMem_Free(b->given);
     PyMem_Free(b->losses);
 }
 
@@ -75,24 +147,16 @@ static int batches_make(gg_py_trainer *t, PyObject *samples, PyObject *targets, 
         return -1;
     }
     b->count = (int)n;
-    b->sample_arrays = PyMem_Calloc(n, sizeof *b->sample_arrays);
-    b->target_arrays = PyMem_Calloc(n, sizeof *b->target_arrays);
-    b->samples = PyMem_Calloc(n, sizeof *b->samples);
-    b->targets = PyMem_Calloc(n, sizeof *b->targets);
-    b->n = PyMem_Calloc(n, sizeof *b->n);
+    b->arrays = PyMem_Calloc(n, sizeof *b->arrays);
+    b->given = PyMem_Calloc(n, sizeof *b->given);
     b->losses = PyMem_Calloc(n, sizeof *b->losses);
-    if (!b->sample_arrays || !b->target_arrays || !b->samples || !b->targets || !b->n || !b->losses) {
+    if (!b->arrays || !b->given || !b->losses) {
         PyErr_NoMemory();
         return -1;
     }
     for (size_t i = 0; i < n; ++i) {
-        b->sample_arrays[i] = gg_py_array(PyList_GET_ITEM(samples, (Py_ssize_t)i), NPY_FLOAT32, "samples");
-        if (b->sample_arrays[i] == NULL || !is_batch(t, b->sample_arrays[i])) return -1;
-        b->n[i] = PyArray_DIM(b->sample_arrays[i], 0);
-        b->target_arrays[i] = targets_of(t, PyList_GET_ITEM(targets, (Py_ssize_t)i), b->n[i]);
-        if (b->target_arrays[i] == NULL) return -1;
-        b->samples[i] = PyArray_DATA(b->sample_arrays[i]);
-        b->targets[i] = PyArray_DATA(b->target_arrays[i]);
+        if (read_inputs(t, PyList_GET_ITEM(samples, (Py_ssize_t)i), &b->arrays[i], &b->given[i]) < 0) return -1;
+        if (read_targets(t, PyList_GET_ITEM(targets, (Py_ssize_t)i), &b->arrays[i], &b->given[i]) < 0) return -1;
     }
     return 0;
 }
@@ -106,7 +170,7 @@ static PyObject *train_step(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:train_step", names, &samples, &targets)) return NULL;
     if (batches_make(t, samples, targets, &b) < 0 || !gg_py_trainer_enter(t)) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_step(t->trainer, b.samples, b.targets, b.n, b.losses);
+    status = gg_trainer_step(t->trainer, b.given, b.losses);
     Py_END_ALLOW_THREADS;
     t->busy = false;
     if (status != GG_OK) {
@@ -127,26 +191,23 @@ cleanup:
 static PyObject *py_trainer_bench(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"samples", "targets", "warmup", "steps", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *samples_object, *targets_object, *list = NULL;
+    PyObject *samples, *targets, *list = NULL;
     int warmup, steps;
     double *seconds = NULL;
+    batch_arrays held = {{NULL}, {NULL}};
+    gg_given given = {0};
     gg_status status = GG_OK;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOii:bench", names, &samples_object, &targets_object, &warmup,
-                                     &steps))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOii:bench", names, &samples, &targets, &warmup, &steps))
         return NULL;
     if (warmup < 0 || steps < 1)
         return PyErr_Format(PyExc_ValueError, "%s: %d; must be at least %d", warmup < 0 ? "warmup" : "steps",
                             warmup < 0 ? warmup : steps, warmup < 0 ? 0 : 1);
-    PyArrayObject *samples = gg_py_array(samples_object, NPY_FLOAT32, "samples"), *targets = NULL;
-    if (samples == NULL || !is_batch(t, samples)) goto cleanup;
-    targets = targets_of(t, targets_object, PyArray_DIM(samples, 0));
+    if (read_inputs(t, samples, &held, &given) < 0 || read_targets(t, targets, &held, &given) < 0) goto cleanup;
     seconds = PyMem_Calloc((size_t)(warmup + steps), sizeof *seconds);
-    if (targets == NULL || seconds == NULL || !gg_py_trainer_enter(t)) goto cleanup;
-    const float *sample_data = PyArray_DATA(samples);
-    const void *target_data = PyArray_DATA(targets);
-    int64_t n = PyArray_DIM(samples, 0);
+    if (seconds == NULL) PyErr_NoMemory();
+    if (seconds == NULL || !gg_py_trainer_enter(t)) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_bench(t->trainer, sample_data, target_data, n, warmup + steps, seconds);
+    status = gg_trainer_bench(t->trainer, &given, warmup + steps, seconds);
     Py_END_ALLOW_THREADS;
     t->busy = false;
     if (status != GG_OK) {
@@ -160,10 +221,39 @@ static PyObject *py_trainer_bench(PyObject *self, PyObject *args, PyObject *kwar
         else PyList_SET_ITEM(list, i, value);
     }
 cleanup:
-    Py_XDECREF(samples);
-    Py_XDECREF(targets);
+    batch_arrays_release(&held);
     PyMem_Free(seconds);
     return list;
+}
+
+/* Puts a number into a dict; 0, or -1 with an exception. */
+static int set_number(PyObject *dict, PyObject *key, double number) {
+    PyObject *value = key != NULL ? PyFloat_FromDouble(number) : NULL;
+    const int result = value != NULL ? PyDict_SetItem(dict, key, value) : -1;
+    Py_XDECREF(value);
+    Py_XDECREF(key);
+    return result;
+}
+
+/* loss and accuracy of the main head; of each head by its layer's name where several are evaluated. */
+static PyObject *evaluation_dict(const gg_py_trainer *t, const gg_evaluation *found) {
+    const gg_graph *graph = t->graph->graph;
+    const int heads = gg_graph_heads(graph);
+    int evaluated = 0;
+    PyObject *dict = PyDict_New();
+    for (int h = 0; h < heads; ++h) evaluated += !gg_graph_head(graph, h)->training_only;
+    for (int h = -1; dict != NULL && h < heads; ++h) { /* -1: the main head without a name */
+        const gg_head *head = gg_graph_head(graph, h < 0 ? 0 : h);
+        const gg_loss_sums *sums = &found->head[h < 0 ? 0 : h];
+        const char *name = gg_graph_node(graph, head->node)->desc.name;
+        if (h >= 0 && (head->training_only || evaluated < 2)) continue;
+        PyObject *key = h < 0 ? PyUnicode_FromString("loss") : PyUnicode_FromFormat("%s_loss", name);
+        if (set_number(dict, key, sums->loss_sum / sums->divisor) < 0) Py_CLEAR(dict);
+        if (dict == NULL || t->head[h < 0 ? 0 : h].loss.kind == GG_LOSS_MEAN_SQUARED_ERROR) continue;
+        key = h < 0 ? PyUnicode_FromString("accuracy") : PyUnicode_FromFormat("%s_accuracy", name);
+        if (set_number(dict, key, (double)sums->correct / (double)sums->counted) < 0) Py_CLEAR(dict);
+    }
+    return dict;
 }
 
 static PyObject *py_trainer_evaluate(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -199,10 +289,7 @@ static PyObject *py_trainer_evaluate(PyObject *self, PyObject *args, PyObject *k
     }
     list = PyList_New(0);
     for (int i = 0; list != NULL && i < n; ++i) {
-        double samples = (double)results[i].samples, loss = results[i].loss_sum / samples;
-        PyObject *entry = t->loss == GG_LOSS_MEAN_SQUARED_ERROR
-                              ? Py_BuildValue("{sd}", "loss", loss)
-                              : Py_BuildValue("{sdsd}", "loss", loss, "accuracy", (double)results[i].correct / samples);
+        PyObject *entry = evaluation_dict(t, &results[i]);
         if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
         Py_XDECREF(entry);
     }
@@ -215,27 +302,33 @@ cleanup:
 static PyObject *py_trainer_predict(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"samples", "batch", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *object;
+    const gg_graph *graph = t->graph->graph;
+    PyObject *object, *result = NULL;
     long long batch;
     gg_status status = GG_OK;
-    PyArrayObject *result = NULL;
-    npy_intp sizes[GG_MAX_DIMS + 1];
+    batch_arrays held = {{NULL}, {NULL}};
+    gg_given given = {0};
+    float *output[GG_MAX_FIELDS] = {NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL:predict", names, &object, &batch)) return NULL;
-    PyArrayObject *samples = gg_py_array(object, NPY_FLOAT32, "samples");
-    if (samples == NULL || !is_batch(t, samples)) goto cleanup;
-    const gg_shape *output = &gg_graph_node(t->graph->graph, gg_graph_output(t->graph->graph))->shape;
-    sizes[0] = PyArray_DIM(samples, 0);
-    for (int i = 0; i < output->dims; ++i) sizes[i + 1] = (npy_intp)output->size[i];
-    result = gg_py_new_array(output->dims + 1, sizes, NPY_FLOAT32);
+    if (read_inputs(t, object, &held, &given) < 0) goto cleanup;
+    result = PyList_New(0);
+    for (int h = 0; result != NULL && h < gg_graph_heads(graph); ++h) {
+        const gg_shape *shape = &gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape;
+        npy_intp sizes[GG_MAX_DIMS + 1] = {(npy_intp)given.n};
+        if (gg_graph_head(graph, h)->training_only) continue;
+        for (int i = 0; i < shape->dims; ++i) sizes[i + 1] = (npy_intp)shape->size[i];
+        PyArrayObject *array = gg_py_new_array(shape->dims + 1, sizes, NPY_FLOAT32);
+        if (array != NULL) output[h] = PyArray_DATA(array);
+        if (array == NULL || PyList_Append(result, (PyObject *)array) < 0) Py_CLEAR(result);
+        Py_XDECREF(array);
+    }
     if (result == NULL) goto cleanup;
     if (!gg_py_trainer_enter(t)) {
         Py_CLEAR(result);
         goto cleanup;
     }
-    const float *in = PyArray_DATA(samples);
-    float *out = PyArray_DATA(result);
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_predict(t->trainer, in, sizes[0], batch, out);
+    status = gg_trainer_predict(t->trainer, &given, batch, output);
     Py_END_ALLOW_THREADS;
     t->busy = false;
     if (status != GG_OK) {
@@ -243,13 +336,23 @@ static PyObject *py_trainer_predict(PyObject *self, PyObject *args, PyObject *kw
         Py_CLEAR(result);
     }
 cleanup:
-    Py_XDECREF(samples);
-    return (PyObject *)result;
+    batch_arrays_release(&held);
+    return result;
+}
+
+static PyObject *reset_carried(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    (void)unused;
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    gg_trainer_reset_carried(t->trainer);
+    Py_RETURN_NONE;
 }
 
 PyMethodDef gg_py_trainer_batches[] = {
     {"train_step", GG_PY_KEYWORDS(train_step), "One step, one batch a local rank; each rank's mean loss."},
     {"bench", GG_PY_KEYWORDS(py_trainer_bench), "Seconds of each of `steps` training steps on one batch."},
     {"evaluate", GG_PY_KEYWORDS(py_trainer_evaluate), "The consensus model, or every replica, on a set."},
-    {"predict", GG_PY_KEYWORDS(py_trainer_predict), "Outputs of the consensus model."},
+    {"predict", GG_PY_KEYWORDS(py_trainer_predict),
+     "Outputs of the consensus model: a list with an array for each head that is evaluated."},
+    {"reset_carried", reset_carried, METH_NOARGS, "State that layers carry from batch to batch becomes zero."},
     {NULL, NULL, 0, NULL}};

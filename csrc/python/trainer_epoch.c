@@ -107,7 +107,7 @@ static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs
 
 static PyObject *py_trainer_progress(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    double loss = 0, samples = 0, correct = 0;
+    double loss = 0, samples = 0, correct = 0, counted = 0;
     gg_progress_counts counts = {0};
     long long steps = 0;
     (void)unused;
@@ -117,10 +117,11 @@ static PyObject *py_trainer_progress(PyObject *self, PyObject *unused) {
         loss += counts.loss_sum;
         samples += (double)counts.samples;
         correct += (double)counts.correct;
+        counted += (double)counts.counted;
         if (i == 0 || counts.steps < steps) steps = counts.steps;
     }
-    return Py_BuildValue("{sdsdsdsdsL}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "correct",
-                         correct, "seconds", counts.seconds, "steps", steps);
+    return Py_BuildValue("{sdsdsdsdsL}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "accuracy",
+                         counted > 0 ? correct / counted : 0.0, "seconds", counts.seconds, "steps", steps);
 }
 
 /* Puts a new value into a dict. Steals both references. NULL with an exception if there is no dict or no value. */
@@ -151,8 +152,9 @@ static PyObject *py_trainer_end_epoch(PyObject *self, PyObject *unused) {
     dict = py_trainer_with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
     if (strcmp(gg_team_kind(t->team->team), "virtual") == 0)
         dict = py_trainer_with(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
-    if (t->loss != GG_LOSS_MEAN_SQUARED_ERROR && samples > 0)
-        dict = py_trainer_with(dict, "train_accuracy", PyFloat_FromDouble((double)s.sum.correct / samples));
+    if (t->head[0].loss.kind != GG_LOSS_MEAN_SQUARED_ERROR && s.sum.counted > 0)
+        dict =
+            py_trainer_with(dict, "train_accuracy", PyFloat_FromDouble((double)s.sum.correct / (double)s.sum.counted));
     return dict;
 }
 

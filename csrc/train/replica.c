@@ -45,6 +45,11 @@ struct gg_replica {
     double exposed_before;
     int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
 
+    size_t *carried_bytes; /* of each node of the graph: state of a sample; of all plans the same */
+    bool carried_known;    /* the first plan has said it */
+    char *carried;         /* as in gg_plan_batch; NULL: none */
+    int64_t carried_rows;
+
     int workers; /* the first ranks, which train */
     gg_allreduce *averaging;
     float *consensus;   /* message memory, allocated on first use */
@@ -184,10 +189,80 @@ static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
     return status;
 }
 
-/* Puts samples as the network sees them into the plan's input. */
-static void read_plain(gg_replica *r, gg_plan *plan, const float *samples, int64_t n) {
-    const gg_node *input = gg_graph_node(r->options.graph, gg_graph_input(r->options.graph, 0));
-    gg_batches_read_rows(r->device, plan, GG_FLOAT32, samples, gg_shape_count(&input->shape), NULL, n, 1.0f, 0.0f);
+/* Puts a caller's rows, from row `begin` on, into the plan's inputs. */
+static void read_given(gg_replica *r, gg_plan *plan, const gg_given *given, int64_t begin, int64_t n) {
+    for (int i = 0; i < gg_plan_inputs(plan); ++i) {
+        const gg_format format = gg_plan_input_format(plan, i);
+        const int64_t values =
+            gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_input(r->options.graph, i))->shape);
+        const size_t row = (size_t)values * gg_dtype_size(format.dtype);
+        const char *rows = (const char *)given->input[i] + (size_t)begin * row;
+        if (gg_plan_input(plan, i) == NULL) continue;
+        if (format.dtype == GG_INT32) {
+            memcpy(gg_plan_input(plan, i), rows, (size_t)n * row);
+            continue;
+        }
+        r->device->table->gather(r->device, &(gg_gather_args){.dtype = GG_FLOAT32,
+                                                              .rows = rows,
+                                                              .values = values,
+                                                              .n = n,
+                                                              .scale = 1.0f,
+                                                              .layout = format.layout,
+                                                              .out = gg_plan_input(plan, i)});
+    }
+}
+
+/* ---- state that layers carry from batch to batch ---- */
+
+/* Each node's rows lie behind one another, as gg_plan_batch wants them. */
+static size_t carried_before(const gg_replica *r, int node) {
+    size_t bytes = 0;
+    for (int i = 0; i < node; ++i) bytes += r->carried_bytes[i];
+    return bytes;
+}
+
+gg_status gg_replica_reserve_carried(gg_replica *r, int64_t rows) {
+    gg_status status = GG_OK;
+    const int nodes = gg_graph_nodes(r->options.graph);
+    const size_t bytes = carried_before(r, nodes);
+    char *made = NULL;
+    rows = gg_lanes_padded(rows); /* so that each node's begin aligned */
+    if (bytes == 0 || rows <= r->carried_rows) goto cleanup;
+    GG_TRY(gg_calloc((size_t)rows, bytes, "carried state", &made));
+    for (int i = 0; i < nodes && r->carried_rows > 0; ++i) {
+        const size_t before = carried_before(r, i);
+        memcpy(made + before * (size_t)rows, r->carried + before * (size_t)r->carried_rows,
+               r->carried_bytes[i] * (size_t)r->carried_rows);
+    }
+    gg_free(r->carried);
+    r->carried = made;
+    r->carried_rows = rows;
+cleanup:
+    return status;
+}
+
+void gg_replica_reset_carried(gg_replica *r) {
+    if (r->carried != NULL)
+        memset(r->carried, 0, carried_before(r, gg_graph_nodes(r->options.graph)) * (size_t)r->carried_rows);
+}
+
+void *gg_replica_carried(const gg_replica *r, int node, int64_t *rows, size_t *bytes) {
+    *rows = r->carried_rows;
+    *bytes = r->carried_bytes[node];
+    if (r->carried == NULL || *bytes == 0) return NULL;
+    return r->carried + carried_before(r, node) * (size_t)r->carried_rows;
+}
+
+/* The plan to train on n samples, with room for the state that it carries. */
+static gg_status training_plan(gg_replica *r, int64_t n, gg_plan **out) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_plans_get(&r->plans, n, true, out));
+    for (int i = 0; !r->carried_known && i < gg_graph_nodes(r->options.graph); ++i)
+        r->carried_bytes[i] = gg_plan_carried_bytes(*out, i);
+    r->carried_known = true;
+    GG_TRY(gg_replica_reserve_carried(r, n));
+cleanup:
+    return status;
 }
 
 /* What each rank puts into the sums of this step. */
@@ -197,10 +272,9 @@ static void count_batches(gg_replica *r) {
     for (int rank = 0; rank < r->workers; ++rank) r->share[rank] = (float)r->batches[rank] / (float)all;
 }
 
-/* Trains on the batch that lies in the plan's input; r->batches and r->share are set. plan NULL: this rank has no
+/* Trains on the batch that lies in the plan's inputs; r->batches and r->share are set. plan NULL: this rank has no
  * batch, it only serves. */
-static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *targets, const float *sample_weights,
-                         double *loss_sum, int64_t *correct) {
+static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch *batch, gg_loss_sums *sums) {
     gg_status status = GG_OK;
     const gg_strategy_table *table = r->strategy->table;
     double begin = gg_transport_now(r->options.transport);
@@ -211,10 +285,12 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, const void *ta
     r->plans.pinned = plan;
     if (plan != NULL) GG_TRY(replica_straggle(r));
     r->options.transport->step = &r->state.step;
+    batch->carried = r->carried;
+    batch->carried_rows = r->carried_rows;
     GG_TRY(table->begin(r->strategy));
     if (plan != NULL)
-        GG_TRY(gg_plan_train(plan, gg_state_weights(&r->state), gg_state_gradients(&r->state), targets, sample_weights,
-                             (uint64_t)r->state.step, &r->hooks, loss_sum, correct));
+        GG_TRY(gg_plan_train(plan, gg_state_weights(&r->state), gg_state_gradients(&r->state), batch,
+                             (uint64_t)r->state.step, &r->hooks, sums));
     GG_TRY(table->end(r->strategy));
     replica_record(r, "step", begin, -1);
     r->state.step++;
@@ -229,20 +305,22 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     int64_t total = gg_replica_epoch_steps(r);
     double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
     for (; steps > 0 && r->counts.steps < total; --steps) {
-        int64_t t = r->counts.steps, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t), correct = 0;
-        double loss_sum = 0;
+        int64_t t = r->counts.steps, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
+        gg_loss_sums sums[GG_MAX_FIELDS] = {0};
         gg_plan *plan = NULL;
         for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
         count_batches(r);
         if (n > 0) {
-            GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
+            GG_TRY(training_plan(r, n, &plan));
             GG_TRY(read_batch(r, plan, t));
         }
-        GG_TRY(step_on(r, plan, n, r->data.targets, r->data.sample_weights, &loss_sum, &correct));
+        gg_plan_batch batch = {.target = {r->data.targets}, .sample_weights = r->data.sample_weights};
+        GG_TRY(step_on(r, plan, n, &batch, sums));
         r->counts.steps++;
         r->counts.samples += n;
-        r->counts.loss_sum += loss_sum;
-        r->counts.correct += correct;
+        if (plan != NULL) r->counts.loss_sum += gg_plan_total_loss(plan, sums, n);
+        r->counts.correct += sums[0].correct;
+        r->counts.counted += sums[0].counted;
     }
 cleanup:
     r->counts.seconds += gg_clock_now() - begin;
@@ -250,21 +328,21 @@ cleanup:
     return status;
 }
 
-gg_status gg_replica_step(gg_replica *r, const float *samples, const void *targets, int64_t n, const int64_t *batches,
-                          double *loss) {
+gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *batches, double *loss) {
     gg_status status = GG_OK;
     gg_plan *plan = NULL;
-    int64_t correct = 0;
-    double loss_sum = 0;
+    gg_plan_batch batch = {0};
+    gg_loss_sums sums[GG_MAX_FIELDS];
 
-    for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = batches ? batches[rank] : n;
+    for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = batches ? batches[rank] : given->n;
     count_batches(r);
+    memcpy(batch.target, given->target, sizeof batch.target);
     if (replica_trains(r)) {
-        GG_TRY(gg_plans_get(&r->plans, n, true, &plan));
-        read_plain(r, plan, samples, n);
+        GG_TRY(training_plan(r, given->n, &plan));
+        read_given(r, plan, given, 0, given->n);
     }
-    GG_TRY(step_on(r, plan, n, targets, NULL, &loss_sum, &correct));
-    *loss = plan != NULL ? loss_sum / (double)n : NAN;
+    GG_TRY(step_on(r, plan, given->n, &batch, sums));
+    *loss = plan != NULL ? gg_plan_total_loss(plan, sums, 1) : NAN;
 cleanup:
     return status;
 }
@@ -277,7 +355,7 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_o
     if (!r->failed) GG_TRY(gg_batches_settle(&r->data));
     GG_TRY(gg_batches_begin(&r->data, set, data));
     for (int64_t t = 0; replica_trains(r) && t < gg_loader_steps(r->data.loader); ++t)
-        GG_TRY(gg_plans_get(&r->plans, gg_loader_batch(r->data.loader, r->options.transport->rank, t), true, &plan));
+        GG_TRY(training_plan(r, gg_loader_batch(r->data.loader, r->options.transport->rank, t), &plan));
 cleanup:
     if (status != GG_OK) { /* no rank trains on data that another one has not */
         gg_loader_destroy(r->data.loader);
@@ -292,6 +370,7 @@ gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     gg_status status = GG_OK;
     if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "epoch: there is no data to train on yet");
     memset(&r->counts, 0, sizeof r->counts);
+    gg_replica_reset_carried(r);
     GG_TRY(gg_batches_epoch(&r->data, epoch));
     if (r->data.ring != NULL) gg_sample_ring_sent(r->data.ring, &r->sample_bytes_before, &r->sample_messages_before);
     r->exposed_before = r->strategy->exposed_seconds;
@@ -466,8 +545,8 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
     memset(out, 0, sizeof *out);
     if (batch > end - begin) batch = end - begin; /* any larger one, and i + batch might overflow */
     for (int64_t i = begin; i < end; i += batch) {
-        int64_t n = end - i < batch ? end - i : batch, correct = 0;
-        double loss_sum = 0;
+        int64_t n = end - i < batch ? end - i : batch;
+        gg_loss_sums sums[GG_MAX_FIELDS];
         gg_plan *plan = NULL;
         GG_TRY(gg_plans_get(&r->plans, n, false, &plan));
         const char *rows = gg_storage_data(set->samples);
@@ -476,27 +555,31 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
                              index ? index + i : NULL, n, set->scale, set->shift);
         const char *targets = (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes;
         const float *each = set->sample_weights != NULL ? gg_storage_data(set->sample_weights) : NULL;
-        GG_TRY(gg_plan_evaluate(plan, weights, targets, each != NULL ? each + i : NULL, &loss_sum, &correct));
-        out->loss_sum += loss_sum;
-        out->correct += correct;
+        const gg_plan_batch own = {.target = {targets}, .sample_weights = each != NULL ? each + i : NULL};
+        GG_TRY(gg_plan_evaluate(plan, weights, &own, sums));
+        for (int h = 0; h < gg_graph_heads(r->options.graph); ++h) gg_loss_sums_add(&out->head[h], &sums[h]);
         out->samples += n;
     }
 cleanup:
     return status;
 }
 
-gg_status gg_replica_predict(gg_replica *r, const float *weights, const float *samples, int64_t n, int64_t batch,
-                             float *output) {
+gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_given *given, int64_t batch,
+                             float *const *output) {
     gg_status status = GG_OK;
-    int64_t values = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_input(r->options.graph, 0))->shape);
-    int64_t results = gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_output(r->options.graph))->shape);
-    if (batch > n) batch = n;
-    for (int64_t i = 0; i < n; i += batch) {
-        int64_t now = n - i < batch ? n - i : batch;
+    const gg_graph *graph = r->options.graph;
+    float *at[GG_MAX_FIELDS] = {NULL};
+    if (batch > given->n) batch = given->n;
+    for (int64_t i = 0; i < given->n; i += batch) {
+        int64_t now = given->n - i < batch ? given->n - i : batch;
         gg_plan *plan = NULL;
         GG_TRY(gg_plans_get(&r->plans, now, false, &plan));
-        read_plain(r, plan, samples + i * values, now);
-        GG_TRY(gg_plan_predict(plan, weights, now, output + i * results));
+        read_given(r, plan, given, i, now);
+        for (int h = 0; h < gg_graph_heads(graph); ++h) {
+            const int64_t values = gg_shape_count(&gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape);
+            if (output[h] != NULL) at[h] = output[h] + i * values;
+        }
+        GG_TRY(gg_plan_predict(plan, weights, now, at));
     }
 cleanup:
     return status;
@@ -514,12 +597,12 @@ static gg_status open_devices(gg_replica *r) {
     if (o->backend != GG_CHOOSE_NATIVE && onednn != NULL) GG_TRY(onednn->open(o->threads, o->isa, &r->onednn));
     r->device = r->native;
     r->plans = (gg_plans){.graph = o->graph,
-                          .options = {.loss = o->loss,
-                                      .device = r->onednn ? r->onednn : r->native,
+                          .options = {.device = r->onednn ? r->onednn : r->native,
                                       .fallback = r->native,
                                       .choose = o->backend == GG_CHOOSE_FASTER,
                                       .seed = o->seed,
                                       .rank = (uint32_t)o->transport->rank}};
+    memcpy(r->plans.options.head, o->head, sizeof o->head);
 cleanup:
     return status;
 }
@@ -587,6 +670,8 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(replica_tune(r));
     r->options.step_seconds = NULL;
     r->options.link = NULL;
+    GG_TRY(gg_calloc((size_t)gg_graph_nodes(options->graph), sizeof *r->carried_bytes, "carried state",
+                     &r->carried_bytes));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->equal_share));
     GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
@@ -634,6 +719,8 @@ void gg_replica_destroy(gg_replica *r) {
     gg_updater_destroy(&r->updater);
     gg_plans_clear(&r->plans);
     gg_batches_clear(&r->data);
+    gg_free(r->carried_bytes);
+    gg_free(r->carried);
     gg_free(r->share);
     gg_free(r->equal_share);
     gg_free(r->batches);

@@ -27,9 +27,9 @@ typedef struct gg_straggler {
 } gg_straggler;
 
 typedef struct gg_replica_options {
-    const gg_graph *graph;   /* outlives the replica */
-    gg_transport *transport; /* outlives the replica */
-    gg_loss_kind loss;
+    const gg_graph *graph;               /* outlives the replica */
+    gg_transport *transport;             /* outlives the replica */
+    gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads; class weights outlive the replica */
     gg_optimizer optimizer;
     gg_strategy_options strategy;
     uint64_t seed;
@@ -46,9 +46,10 @@ typedef struct gg_replica_options {
 
 /* What a rank has done since the epoch began. */
 typedef struct gg_progress_counts {
-    int64_t steps, samples, correct;
-    double loss_sum;                                       /* over samples */
-    double seconds;                                        /* real time in training steps */
+    int64_t steps, samples;
+    int64_t correct, counted; /* of the main head: as in gg_loss_sums */
+    double loss_sum;          /* of the samples' losses: of what is trained, all heads together */
+    double seconds;           /* real time in training steps */
     double compute_seconds, exposed_seconds, data_seconds; /* on the transport's clock */
     double clock_seconds;              /* the transport's clock, all of it: virtual time in a virtual cluster */
     int64_t bytes_sent, messages_sent; /* of samples not counted */
@@ -59,9 +60,16 @@ typedef struct gg_progress_counts {
 } gg_progress_counts;
 
 typedef struct gg_evaluation {
-    double loss_sum;
-    int64_t correct, samples;
+    gg_loss_sums head[GG_MAX_FIELDS]; /* all 0 where a head is for training only */
+    int64_t samples;
 } gg_evaluation;
+
+/* Batches in a caller's arrays: n rows, plain, for each input of the network, float32 or int32 as the graph says, and
+ * for each target that its heads have. */
+typedef struct gg_given {
+    int64_t n;
+    const void *input[GG_MAX_FIELDS], *target[GG_MAX_FIELDS];
+} gg_given;
 
 typedef struct gg_replica gg_replica;
 
@@ -82,10 +90,17 @@ void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
 /* Settles, as part of the epoch's time. Collective. */
 gg_status gg_replica_end_epoch(gg_replica *replica);
 
-/* One step on n samples in plain layout; loss: mean over them. `batches`: samples of every rank in this step; NULL: all
- * n. A rank that only serves leaves its samples alone, and its loss is NaN. */
-gg_status gg_replica_step(gg_replica *replica, const float *samples, const void *targets, int64_t n,
-                          const int64_t *batches, double *loss);
+/* One step on a caller's batch; loss: what is trained, the mean over the batch. `batches`: samples of every rank in
+ * this step; NULL: all given->n. A rank that only serves leaves its samples alone, and its loss is NaN. State that
+ * layers carry goes on from the batch before. */
+gg_status gg_replica_step(gg_replica *replica, const gg_given *given, const int64_t *batches, double *loss);
+
+/* The state that a node's layer carries from batch to batch: so many rows of so many bytes, which the replica owns
+ * until the next step or begin. NULL: none yet, or the layer carries none. */
+void *gg_replica_carried(const gg_replica *replica, int node, int64_t *rows, size_t *bytes);
+/* Room for that many rows of state, zero where there was none. At rest. */
+gg_status gg_replica_reserve_carried(gg_replica *replica, int64_t rows);
+void gg_replica_reset_carried(gg_replica *replica); /* to zero, as where sequences begin */
 
 gg_status gg_replica_settle(gg_replica *replica); /* collective */
 /* Settles, and copies all elements of the arena at a place of the state's list; `whole` may be NULL. Collective: all
@@ -112,9 +127,9 @@ gg_status gg_replica_distance(gg_replica *replica, double *distance);
  * collective. */
 gg_status gg_replica_evaluate(gg_replica *replica, const float *weights, const gg_dataset *set, int64_t begin,
                               int64_t end, int64_t batch, gg_evaluation *out);
-/* Outputs of `weights` for n samples, plain to plain. Not collective. */
-gg_status gg_replica_predict(gg_replica *replica, const float *weights, const float *samples, int64_t n, int64_t batch,
-                             float *output);
+/* Outputs of `weights` for a caller's inputs, plain; one a head of the graph, NULL: not wanted. Not collective. */
+gg_status gg_replica_predict(gg_replica *replica, const float *weights, const gg_given *given, int64_t batch,
+                             float *const *output);
 
 /* Counts the samples of all ranks; GG_ERROR_STATE before there is data. Settles. Collective. */
 gg_status gg_replica_audit(gg_replica *replica, gg_sample_audit *out);

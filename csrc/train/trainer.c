@@ -164,6 +164,7 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.steps = c->steps;
         out->sum.samples += c->samples;
         out->sum.correct += c->correct;
+        out->sum.counted += c->counted;
         out->sum.loss_sum += c->loss_sum;
         out->sum.bytes_sent += c->bytes_sent;
         out->sum.messages_sent += c->messages_sent;
@@ -215,9 +216,7 @@ gg_status gg_trainer_end_epoch(gg_trainer *t, gg_epoch_summary *out) {
 
 typedef struct step_call {
     gg_trainer *trainer;
-    const float *const *samples; /* of each local rank, like the next three */
-    const void *const *targets;
-    const int64_t *n;
+    const gg_given *given; /* of each local rank, like the losses */
     double *losses;
 } step_call;
 
@@ -228,25 +227,21 @@ static gg_status trainer_step(void *context, int local) {
     gg_transport *transport = gg_replica_transport(replica);
     int64_t *batches = NULL;
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", &batches));
-    GG_TRY(
-        gg_replica_at(replica, "batch of each rank", gg_allgather(transport, &c->n[local], sizeof *batches, batches)));
-    GG_TRY(gg_replica_step(replica, c->samples[local], c->targets[local], c->n[local], batches, &c->losses[local]));
+    GG_TRY(gg_replica_at(replica, "batch of each rank",
+                         gg_allgather(transport, &c->given[local].n, sizeof *batches, batches)));
+    GG_TRY(gg_replica_step(replica, &c->given[local], batches, &c->losses[local]));
 cleanup:
     gg_free(batches);
     return status;
 }
 
-gg_status gg_trainer_step(gg_trainer *t, const float *const *samples, const void *const *targets, const int64_t *n,
-                          double *losses) {
-    return gg_team_run(t->team, trainer_step,
-                       &(step_call){.trainer = t, .samples = samples, .targets = targets, .n = n, .losses = losses});
+gg_status gg_trainer_step(gg_trainer *t, const gg_given *given, double *losses) {
+    return gg_team_run(t->team, trainer_step, &(step_call){.trainer = t, .given = given, .losses = losses});
 }
 
 typedef struct bench_call {
     gg_trainer *trainer;
-    const float *samples; /* the same on all ranks */
-    const void *targets;
-    int64_t n;
+    const gg_given *given; /* the same on all ranks */
     int steps;
     double *seconds; /* of each step, on the first local rank */
 } bench_call;
@@ -258,19 +253,16 @@ static gg_status trainer_bench(void *context, int local) {
     double loss;
     for (int i = 0; i < c->steps; ++i) {
         double start = gg_clock_now();
-        GG_TRY(gg_replica_step(replica, c->samples, c->targets, c->n, NULL, &loss));
+        GG_TRY(gg_replica_step(replica, c->given, NULL, &loss));
         if (local == 0) c->seconds[i] = gg_clock_now() - start;
     }
 cleanup:
     return status;
 }
 
-gg_status gg_trainer_bench(gg_trainer *t, const float *samples, const void *targets, int64_t n, int steps,
-                           double *seconds) {
-    return gg_team_run(
-        t->team, trainer_bench,
-        &(bench_call){
-            .trainer = t, .samples = samples, .targets = targets, .n = n, .steps = steps, .seconds = seconds});
+gg_status gg_trainer_bench(gg_trainer *t, const gg_given *given, int steps, double *seconds) {
+    return gg_team_run(t->team, trainer_bench,
+                       &(bench_call){.trainer = t, .given = given, .steps = steps, .seconds = seconds});
 }
 
 /* ---- at rest ---- */
@@ -393,8 +385,7 @@ static gg_status trainer_evaluate(void *context, int local) {
     } else {
         *c->results = (gg_evaluation){0};
         for (int r = 0; r < transport->size; ++r) {
-            c->results->loss_sum += all[r].loss_sum;
-            c->results->correct += all[r].correct;
+            for (int h = 0; h < GG_MAX_FIELDS; ++h) gg_loss_sums_add(&c->results->head[h], &all[r].head[h]);
             c->results->samples += all[r].samples;
         }
     }
@@ -414,11 +405,15 @@ cleanup:
     return status;
 }
 
+void gg_trainer_reset_carried(gg_trainer *t) {
+    for (int i = 0; i < t->local; ++i) gg_replica_reset_carried(t->replica[i]);
+}
+
 typedef struct predict_call {
     gg_trainer *trainer;
-    const float *samples;
-    int64_t n, batch;
-    float *output;
+    const gg_given *given;
+    int64_t batch;
+    float *const *output;
 } predict_call;
 
 static gg_status trainer_predict(void *context, int local) {
@@ -426,35 +421,30 @@ static gg_status trainer_predict(void *context, int local) {
     predict_call *c = context;
     const float *weights = NULL;
     GG_TRY(gg_replica_consensus(c->trainer->replica[local], &weights));
-    if (local == 0) GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->samples, c->n, c->batch, c->output));
+    if (local == 0) GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->given, c->batch, c->output));
 cleanup:
     return status;
 }
 
-gg_status gg_trainer_predict(gg_trainer *t, const float *samples, int64_t n, int64_t batch, float *output) {
+gg_status gg_trainer_predict(gg_trainer *t, const gg_given *given, int64_t batch, float *const *output) {
     gg_status status = GG_OK;
     if (batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch);
     GG_TRY(gg_team_run(t->team, trainer_predict,
-                       &(predict_call){.trainer = t, .samples = samples, .n = n, .batch = batch, .output = output}));
+                       &(predict_call){.trainer = t, .given = given, .batch = batch, .output = output}));
 cleanup:
     return status;
 }
 
-gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {
+/* Whether a head's loss can have the set's targets. */
+static gg_status check_targets(const gg_graph *graph, int head, const gg_loss_options *loss, const gg_dataset *set) {
     gg_status status = GG_OK;
-    const gg_graph *graph = t->options.graph;
-    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph, 0))->shape;
-    const gg_shape *output = &gg_graph_node(graph, gg_graph_output(graph))->shape;
-    char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
-    GG_TRY(gg_dataset_check(set));
-    if (!gg_shape_equal(&set->shape, input))
-        GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has shape %s, the network's input is %s",
-                gg_shape_text(&set->shape, have), gg_shape_text(input, want));
-    if (t->options.loss == GG_LOSS_CROSS_ENTROPY) {
+    const gg_shape *output = &gg_graph_node(graph, gg_graph_head(graph, head)->node)->shape;
+    char want[GG_SHAPE_TEXT];
+    if (loss->kind == GG_LOSS_CROSS_ENTROPY) {
         if (set->target_dtype != GG_INT32)
             GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; cross_entropy takes one integer class a sample",
                     gg_dtype_name(set->target_dtype));
-        GG_TRY(gg_dataset_check_classes(set, gg_shape_count(output)));
+        GG_TRY(gg_dataset_check_classes(set, output->size[output->dims - 1]));
     } else {
         if (set->target_dtype != GG_FLOAT32)
             GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; this loss takes float32",
@@ -463,6 +453,20 @@ gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {
             GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has %lld target values, the network's output has shape %s",
                     (long long)set->target_values, gg_shape_text(output, want));
     }
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {
+    gg_status status = GG_OK;
+    const gg_graph *graph = t->options.graph;
+    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph, 0))->shape;
+    char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
+    GG_TRY(gg_dataset_check(set));
+    if (!gg_shape_equal(&set->shape, input))
+        GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has shape %s, the network's input is %s",
+                gg_shape_text(&set->shape, have), gg_shape_text(input, want));
+    for (int i = 0; i < gg_graph_heads(graph); ++i) GG_TRY(check_targets(graph, i, &t->options.head[i].loss, set));
 cleanup:
     return status;
 }

@@ -35,12 +35,10 @@ typedef struct gg_epoch_summary {
 
 gg_status gg_trainer_end_epoch(gg_trainer *trainer, gg_epoch_summary *out);
 
-/* One step, one batch a local rank: samples[i] has n[i] rows. losses: one a local rank. */
-gg_status gg_trainer_step(gg_trainer *trainer, const float *const *samples, const void *const *targets,
-                          const int64_t *n, double *losses);
+/* One step, one batch a local rank. losses: one a local rank. */
+gg_status gg_trainer_step(gg_trainer *trainer, const gg_given *given, double *losses);
 /* `steps` steps on the same batch for every rank; seconds of each on the first local rank. */
-gg_status gg_trainer_bench(gg_trainer *trainer, const float *samples, const void *targets, int64_t n, int steps,
-                           double *seconds);
+gg_status gg_trainer_bench(gg_trainer *trainer, const gg_given *given, int steps, double *seconds);
 
 gg_status gg_trainer_settle(gg_trainer *trainer);
 /* Settles, and copies an arena of a local rank, by its place in the state: all elements of it. */
@@ -58,8 +56,10 @@ typedef enum gg_evaluation_kind {
 /* sets: one a local rank; the same one but for OWN. A single result is the sum over the ranks. */
 gg_status gg_trainer_evaluate(gg_trainer *trainer, const gg_dataset *const *sets, int64_t batch,
                               gg_evaluation_kind kind, gg_evaluation *out);
-/* The consensus model's outputs: computed by the first local rank, on every process. */
-gg_status gg_trainer_predict(gg_trainer *trainer, const float *samples, int64_t n, int64_t batch, float *output);
+/* The consensus model's outputs, as from gg_replica_predict: computed by the first local rank, on every process. */
+gg_status gg_trainer_predict(gg_trainer *trainer, const gg_given *given, int64_t batch, float *const *output);
+/* gg_replica_reset_carried on every local rank. Not collective. */
+void gg_trainer_reset_carried(gg_trainer *trainer);
 
 /* GG_ERROR_SHAPE or GG_ERROR_TYPE if a set does not fit the network's input or its loss. */
 gg_status gg_trainer_check_set(const gg_trainer *trainer, const gg_dataset *set);

@@ -66,8 +66,8 @@ static void test_lenet(void) {
     CHECK_OK(add1(graph, fc1, at, &at));
     CHECK_OK(add1(graph, named(GG_LAYER_RELU, "relu"), at, &at));
     CHECK_OK(add1(graph, fc2, at, &at));
-    CHECK_OK(gg_graph_finish(graph, at));
-    CHECK_FAILS(gg_graph_finish(graph, at), GG_ERROR_STATE, "already finished");
+    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = at}));
+    CHECK_FAILS(gg_graph_finish(graph, 1, &(gg_head){.node = at}), GG_ERROR_STATE, "already finished");
     CHECK_FAILS(add1(graph, named(GG_LAYER_RELU, "more"), at, NULL), GG_ERROR_STATE, "'more'");
 
     CHECK_INT(gg_graph_parameter_count(graph), 431080);
@@ -163,8 +163,16 @@ static void test_inputs(void) {
                 "layer 't' (tanh): input 0 must be float32, got int32 from 'tokens'");
     CHECK_OK(add1(graph, named(GG_LAYER_FLATTEN, "flat"), token, &flat));
     CHECK_INT(gg_graph_node(graph, flat)->dtype, GG_INT32);
-    CHECK_FAILS(gg_graph_finish(graph, flat), GG_ERROR_TYPE, "'flat' is int32");
-    CHECK_FAILS(gg_graph_finish(graph, node), GG_ERROR_ARGUMENT, "layer 'input' (input) does not lead to");
+    CHECK_FAILS(gg_graph_finish(graph, 1, &(gg_head){.node = flat}), GG_ERROR_TYPE, "'flat' is int32");
+    CHECK_FAILS(gg_graph_finish(graph, 1, &(gg_head){.node = node}), GG_ERROR_ARGUMENT,
+                "layer 'input' (input) does not lead to");
+    CHECK_FAILS(gg_graph_finish(graph, 0, NULL), GG_ERROR_ARGUMENT, "has 1 to 8 outputs, got 0");
+    CHECK_FAILS(gg_graph_finish(graph, 2, (gg_head[]){{.node = node}, {.node = node}}), GG_ERROR_ARGUMENT,
+                "'more' is an output twice");
+    CHECK_FAILS(gg_graph_finish(graph, 1, &(gg_head){.node = node, .training_only = true}), GG_ERROR_ARGUMENT,
+                "the first output, 'more', is the main one");
+    CHECK_FAILS(gg_graph_finish(graph, 2, (gg_head[]){{.node = node}, {.node = 0}}), GG_ERROR_ARGUMENT,
+                "layer 'tokens' (input) does not lead to any output");
     for (int i = 3; i < GG_MAX_FIELDS; i++) {
         snprintf(more.name, sizeof more.name, "input%d", i);
         CHECK_OK(gg_graph_add(graph, &more, &shape, 0, NULL, NULL));
@@ -239,16 +247,16 @@ static void test_refusals(void) {
     pair[0] = node;
     CHECK_OK(gg_graph_add(graph, &desc, NULL, 2, pair, &node));
     check_shape(graph, node, "(8, 4, 3)");
-    CHECK_FAILS(gg_graph_finish(graph, 9), GG_ERROR_ARGUMENT, "nodes 0 to 2");
-    CHECK_FAILS(gg_graph_finish(graph, 1), GG_ERROR_ARGUMENT,
+    CHECK_FAILS(gg_graph_finish(graph, 1, &(gg_head){.node = 9}), GG_ERROR_ARGUMENT, "nodes 0 to 2");
+    CHECK_FAILS(gg_graph_finish(graph, 1, &(gg_head){.node = 1}), GG_ERROR_ARGUMENT,
                 "layer 'join' (concat) does not lead to the output 'pool'");
-    CHECK_OK(gg_graph_finish(graph, node));
+    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
     CHECK_INT(gg_graph_arena_count(graph), 0);
     CHECK_INT(gg_graph_output(graph), 2);
     gg_graph_destroy(graph);
 
     CHECK_OK(gg_graph_create(&graph));
-    CHECK_FAILS(gg_graph_finish(graph, 0), GG_ERROR_STATE, "no input");
+    CHECK_FAILS(gg_graph_finish(graph, 1, &(gg_head){.node = 0}), GG_ERROR_STATE, "no input");
     desc = named(GG_LAYER_INPUT, "input");
     shape = (gg_shape){2, {3, 0}};
     CHECK_FAILS(gg_graph_add(graph, &desc, &shape, 0, NULL, NULL), GG_ERROR_SHAPE, "(3, 0)");
@@ -280,7 +288,7 @@ static void test_initialisers(void) {
         desc.weight_init = rows[i].init;
         desc.bias = false;
         CHECK_OK(add1(graph, desc, 0, &node));
-        CHECK_OK(gg_graph_finish(graph, node));
+        CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
         size_t n = gg_graph_arena_count(graph);
         float *arena = malloc(n * sizeof(float));
         double squares = 0, most = 0;

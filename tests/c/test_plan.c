@@ -49,6 +49,8 @@ static int join(gg_graph *graph, gg_layer_kind which, int inputs, const int *inp
     return add(graph, layer(which), inputs, input);
 }
 
+static gg_status finish(gg_graph *graph, int node) { return gg_graph_finish(graph, 1, &(gg_head){.node = node}); }
+
 static gg_graph *start(gg_shape shape) {
     gg_graph *graph = NULL;
     gg_layer_desc desc = layer(GG_LAYER_INPUT);
@@ -97,7 +99,12 @@ static gg_graph *random_graph(uint32_t seed, bool dropout) {
     gg_shape shape = image;
     if (dice(6) == 0) shape = (gg_shape){1, {7}};
     gg_graph *graph = start(shape);
-    int count = 3 + dice(14), list[GG_MAX_INPUTS];
+    for (int more = dice(3); more > 0; more--) {
+        gg_layer_desc desc = layer(GG_LAYER_INPUT);
+        if (dice(2)) shape.size[0] = 2 + dice(4);
+        CHECK_OK(gg_graph_add(graph, &desc, &shape, 0, NULL, NULL));
+    }
+    int count = 2 + gg_graph_nodes(graph) + dice(14), list[GG_MAX_INPUTS];
     bool used[MAX_NODES] = {false};
     while (gg_graph_nodes(graph) < count) {
         int nodes = gg_graph_nodes(graph), from = dice(2) ? nodes - 1 : dice(nodes), inputs = 1;
@@ -156,7 +163,18 @@ static gg_graph *random_graph(uint32_t seed, bool dropout) {
         list[ends++] = end;
     }
     int last = ends > 1 ? join(graph, GG_LAYER_CONCAT, ends, list) : list[0];
-    CHECK_OK(gg_graph_finish(graph, linear(graph, 3, last)));
+    gg_head head[GG_MAX_FIELDS] = {{.node = linear(graph, 3, last)}};
+    int heads = 1;
+    for (int more = dice(4); more > 0; more--) { /* any node, or a layer of its own behind it */
+        int node = dice(nodes), own = dice(3);
+        if (own > 0 && shape_of(graph, node)->dims > 1) node = kind(graph, GG_LAYER_FLATTEN, node);
+        if (own > 1) node = linear(graph, 2 + dice(3), node);
+        for (int k = 0; k < heads; k++) {
+            if (head[k].node == node) node = -1;
+        }
+        if (node >= 0) head[heads++] = (gg_head){.node = node, .training_only = dice(2)};
+    }
+    CHECK_OK(gg_graph_finish(graph, heads, head));
     return graph;
 }
 
@@ -187,25 +205,59 @@ static gg_op_desc reference_desc(const gg_graph *graph, int node) {
     return desc;
 }
 
+/* Problems: a graph with everything needed to run it */
+
+typedef struct problem {
+    gg_graph *graph;
+    int64_t batch;
+    gg_head_options head[GG_MAX_FIELDS];
+    float *x[GG_MAX_FIELDS], *weights, *gradients;
+    void *target[GG_MAX_FIELDS];
+} problem;
+
 typedef struct answer {
-    double loss;
-    int64_t correct;
-    double *output;   /* plain */
-    double *gradient; /* arena; NULL: forward only */
+    double loss[GG_MAX_FIELDS]; /* of each head */
+    int64_t correct[GG_MAX_FIELDS];
+    double *output[GG_MAX_FIELDS]; /* plain */
+    double *gradient;              /* arena; NULL: forward only */
 } answer;
 
 static void answer_free(answer *it) {
-    free(it->output);
+    for (int h = 0; h < GG_MAX_FIELDS; h++) free(it->output[h]);
     free(it->gradient);
 }
 
-static answer reference(const gg_graph *graph, int64_t batch, const float *x, const float *weights, const void *targets,
-                        gg_loss_kind loss, bool training, uint32_t rank, uint64_t step) {
-    int nodes = gg_graph_nodes(graph), last = gg_graph_output(graph);
+static int head_node(const gg_graph *graph, int head) { return gg_graph_head(graph, head)->node; }
+
+static int64_t head_values(const problem *p, int head) {
+    return gg_shape_count(shape_of(p->graph, head_node(p->graph, head)));
+}
+
+/* The losses of all heads, and their gradients in those of their nodes. */
+static void reference_losses(const problem *p, double **value, double **grad, answer *out) {
+    for (int h = 0; h < gg_graph_heads(p->graph); h++) {
+        const int node = head_node(p->graph, h);
+        const int64_t values = head_values(p, h);
+        double *own = calloc((size_t)(p->batch * values), sizeof(double));
+        fake_loss_kernel(p->head[h].loss.kind, p->batch, values, value[node], p->target[p->head[h].target], own,
+                         &out->loss[h], &out->correct[h]);
+        for (int64_t i = 0; i < p->batch * values; i++) grad[node][i] += (double)p->head[h].weight * own[i];
+        free(own);
+        out->output[h] = malloc((size_t)(p->batch * values) * sizeof(double));
+        memcpy(out->output[h], value[node], (size_t)(p->batch * values) * sizeof(double));
+    }
+}
+
+static answer reference(const problem *p, bool training, uint32_t rank, uint64_t step) {
+    const gg_graph *graph = p->graph;
+    const int64_t batch = p->batch;
+    const float *weights = p->weights;
+    int nodes = gg_graph_nodes(graph);
     double *value[MAX_NODES] = {0}, *grad[MAX_NODES] = {0};
     answer out = {.gradient = calloc(gg_graph_arena_count(graph) + 1, sizeof(double))};
-    for (int i = 0; i < nodes; i++) {
-        value[i] = fake_load(GG_LAYOUT_PLAIN, shape_of(graph, i), batch, i == gg_graph_input(graph, 0) ? x : NULL);
+    for (int i = 0, inputs = 0; i < nodes; i++) {
+        const bool input = gg_graph_node(graph, i)->inputs == 0;
+        value[i] = fake_load(GG_LAYOUT_PLAIN, shape_of(graph, i), batch, input ? p->x[inputs++] : NULL);
         grad[i] = fake_load(GG_LAYOUT_PLAIN, shape_of(graph, i), batch, NULL);
     }
     for (int pass = 0; pass < 2; pass++) {
@@ -243,48 +295,46 @@ static answer reference(const gg_graph *graph, int64_t batch, const float *x, co
                 value[i][k] *= (double)fake_keep(&desc, rank, step, k);
             free(taps.tap);
         }
-        if (pass == 0)
-            fake_loss_kernel(loss, batch, gg_shape_count(shape_of(graph, last)), value[last], targets, grad[last],
-                             &out.loss, &out.correct);
+        if (pass == 0) reference_losses(p, value, grad, &out);
     }
-    out.output = value[last];
     for (int i = 0; i < nodes; i++) {
-        if (i != last) free(value[i]);
+        free(value[i]);
         free(grad[i]);
     }
     return out;
 }
 
-/* Problems: a graph with everything needed to run it ------------------------------------------------------------- */
+static gg_loss_kind other_loss(const gg_shape *shape, int head) {
+    const bool classes = shape->dims == 1 && shape->size[0] > 1 && head % 2 == 1;
+    return classes ? GG_LOSS_CROSS_ENTROPY : head % 3 ? GG_LOSS_MEAN_SQUARED_ERROR : GG_LOSS_BINARY_CROSS_ENTROPY;
+}
 
-typedef struct problem {
-    gg_graph *graph;
-    int64_t batch;
-    gg_loss_kind loss;
-    float *x, *weights, *gradients;
-    void *targets;
-    int64_t features;
-} problem;
-
+/* `loss` is the main head's; the others have what their shapes allow, with weights and targets of their own. */
 static problem problem_of(gg_graph *graph, int64_t batch, gg_loss_kind loss, uint64_t seed) {
-    problem p = {.graph = graph, .batch = batch, .loss = loss};
+    problem p = {.graph = graph, .batch = batch};
     gg_random_key key = {.seed = seed, .purpose = GG_RANDOM_TEST, .step = 1};
-    size_t count = (size_t)gg_shape_count(shape_of(graph, gg_graph_input(graph, 0))) * (size_t)batch;
     size_t arena = gg_graph_arena_count(graph) * sizeof(float);
     void *block = NULL;
-    p.features = gg_shape_count(shape_of(graph, gg_graph_output(graph)));
-    p.x = malloc(count * sizeof(float));
-    gg_random_uniform(&key, count, -1, 1, p.x);
+    for (int i = 0; i < gg_graph_inputs(graph); i++, key.step += 100) {
+        size_t count = (size_t)gg_shape_count(shape_of(graph, gg_graph_input(graph, i))) * (size_t)batch;
+        p.x[i] = malloc(count * sizeof(float));
+        gg_random_uniform(&key, count, -1, 1, p.x[i]);
+    }
     CHECK_OK(gg_alloc(arena, "weights", &block));
     p.weights = block;
     CHECK_OK(gg_alloc(arena, "gradients", &block));
     p.gradients = block;
     gg_graph_initialise(graph, seed, p.weights);
-    p.targets = malloc((size_t)(batch * p.features) * sizeof(float));
     key.step = 2;
-    gg_random_uniform(&key, (size_t)(batch * p.features), 0, 1, p.targets);
-    for (int64_t n = 0; loss == GG_LOSS_CROSS_ENTROPY && n < batch; n++)
-        ((int32_t *)p.targets)[n] = (int32_t)((n * 7 + (int64_t)seed) % p.features);
+    for (int h = 0; h < gg_graph_heads(graph); h++, key.step += 100) {
+        const gg_loss_kind own = h == 0 ? loss : other_loss(shape_of(graph, head_node(graph, h)), h);
+        const int64_t values = head_values(&p, h);
+        p.head[h] = (gg_head_options){.loss = {.kind = own}, .weight = h == 0 ? 1 : 0.3f * (float)h, .target = h};
+        p.target[h] = malloc((size_t)(batch * values) * sizeof(float));
+        gg_random_uniform(&key, (size_t)(batch * values), 0, 1, p.target[h]);
+        for (int64_t n = 0; own == GG_LOSS_CROSS_ENTROPY && n < batch; n++)
+            ((int32_t *)p.target[h])[n] = (int32_t)((n * 7 + (int64_t)seed) % values);
+    }
     return p;
 }
 
@@ -292,29 +342,41 @@ static void problem_free(problem *p) {
     gg_graph_destroy(p->graph);
     gg_free(p->weights);
     gg_free(p->gradients);
-    free(p->x);
-    free(p->targets);
+    for (int i = 0; i < GG_MAX_FIELDS; i++) {
+        free(p->x[i]);
+        free(p->target[i]);
+    }
 }
 
 static void fill_input(gg_plan *plan, const problem *p) {
-    const gg_shape *shape = shape_of(p->graph, gg_graph_input(p->graph, 0));
-    gg_layout layout = gg_plan_input_format(plan, 0).layout;
-    CHECK(layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST);
-    double *x = fake_load(GG_LAYOUT_PLAIN, shape, p->batch, p->x);
-    fake_store(layout, shape, p->batch, x, gg_plan_input(plan, 0));
-    free(x);
+    for (int i = 0; i < gg_plan_inputs(plan); i++) {
+        const gg_shape *shape = shape_of(p->graph, gg_graph_input(p->graph, i));
+        const gg_format format = gg_plan_input_format(plan, i);
+        if (gg_plan_input(plan, i) == NULL) continue;
+        CHECK(format.dtype == GG_FLOAT32);
+        CHECK(format.layout == GG_LAYOUT_PLAIN || format.layout == GG_LAYOUT_BATCH_LAST);
+        double *x = fake_load(GG_LAYOUT_PLAIN, shape, p->batch, p->x[i]);
+        fake_store(format.layout, shape, p->batch, x, gg_plan_input(plan, i));
+        free(x);
+    }
+}
+
+static gg_plan_batch batch_of(const problem *p) {
+    gg_plan_batch batch = {0};
+    for (int i = 0; i < GG_MAX_FIELDS; i++) batch.target[i] = p->target[i];
+    return batch;
 }
 
 static gg_status make(const problem *p, gg_device *device, gg_device *fallback, bool choose, bool training,
                       gg_plan **out) {
     gg_plan_options options = {.batch = p->batch,
                                .training = training,
-                               .loss = p->loss,
                                .device = device,
                                .fallback = fallback,
                                .choose = choose,
                                .seed = 5,
                                .rank = 2};
+    memcpy(options.head, p->head, sizeof options.head);
     return gg_plan_create(p->graph, &options, out);
 }
 
@@ -335,41 +397,72 @@ typedef struct tables {
     bool choose;
 } tables;
 
+/* What is trained, of all samples. */
+static double total(const problem *p, const answer *it) {
+    double sum = 0;
+    for (int h = 0; h < gg_graph_heads(p->graph); h++) sum += (double)p->head[h].weight * it->loss[h];
+    return sum;
+}
+
+/* Whether the losses of a plan's heads are those of the reference. */
+static void check_sums(const problem *p, const gg_loss_sums *sums, const answer *wanted, bool training,
+                       double tolerance) {
+    for (int h = 0; h < gg_graph_heads(p->graph); h++) {
+        const bool used = training || !gg_graph_head(p->graph, h)->training_only;
+        const bool binary = p->head[h].loss.kind == GG_LOSS_BINARY_CROSS_ENTROPY;
+        CHECK_NEAR(sums[h].loss_sum, used ? wanted->loss[h] : 0, tolerance * (double)p->batch);
+        CHECK(sums[h].divisor == (used ? (double)p->batch : 0));
+        CHECK(binary || sums[h].correct == (used ? wanted->correct[h] : 0));
+    }
+}
+
+/* Predicts some of the samples; rows behind them must stay as they are, and of training-only heads all of them. */
+static void check_outputs(const problem *p, gg_plan *plan, const answer *wanted, double tolerance) {
+    const int64_t some = (p->batch + 1) / 2;
+    float *output[GG_MAX_FIELDS] = {NULL};
+    for (int h = 0; h < gg_graph_heads(p->graph); h++) {
+        const size_t count = (size_t)(p->batch * head_values(p, h));
+        output[h] = malloc(count * sizeof(float));
+        for (size_t i = 0; i < count; i++) output[h][i] = -77;
+    }
+    CHECK_OK(gg_plan_predict(plan, p->weights, some, output));
+    for (int h = 0; h < gg_graph_heads(p->graph); h++) {
+        const int64_t rows = gg_graph_head(p->graph, h)->training_only ? 0 : some;
+        const size_t values = (size_t)head_values(p, h);
+        CHECK_NEAR(distance(output[h], wanted->output[h], (size_t)rows * values), 0, tolerance);
+        for (size_t i = (size_t)rows * values; i < (size_t)p->batch * values; i++) CHECK(output[h][i] == -77);
+        free(output[h]);
+    }
+}
+
 /* Trains, evaluates and predicts on these tables and compares with the reference; twice, as a step must leave no trace.
  */
 static bool compare(const problem *p, const tables *t, bool dropout, double tolerance) {
     long failed = check_failed;
     const uint64_t step = 11;
     gg_plan *plan = NULL, *still = NULL;
-    double loss = 0;
-    int64_t correct = 0;
-    size_t arena = gg_graph_arena_count(p->graph), out_count = (size_t)(p->batch * p->features);
-    float *output = malloc(out_count * sizeof(float));
-    answer train = reference(p->graph, p->batch, p->x, p->weights, p->targets, p->loss, true, 2, step);
-    answer plain = reference(p->graph, p->batch, p->x, p->weights, p->targets, p->loss, false, 2, step);
-    CHECK(dropout || train.loss == plain.loss);
+    gg_loss_sums sums[GG_MAX_FIELDS];
+    const gg_plan_batch batch = batch_of(p);
+    size_t arena = gg_graph_arena_count(p->graph);
+    answer train = reference(p, true, 2, step), plain = reference(p, false, 2, step);
+    CHECK(dropout || train.loss[0] == plain.loss[0]);
     if (CHECK_OK(make(p, t->device, t->fallback, t->choose, true, &plan))) {
         fill_input(plan, p);
         for (int again = 0; again < 2; again++) {
             for (size_t i = 0; i < arena; i++) p->gradients[i] = 0;
-            CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, p->targets, NULL, step, NULL, &loss, &correct));
-            CHECK_NEAR(loss, train.loss, tolerance * (double)p->batch);
-            CHECK(p->loss == GG_LOSS_BINARY_CROSS_ENTROPY || correct == train.correct);
+            CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, &batch, step, NULL, sums));
+            check_sums(p, sums, &train, true, tolerance);
+            CHECK_NEAR(gg_plan_total_loss(plan, sums, p->batch), total(p, &train), 4 * tolerance * (double)p->batch);
             CHECK_NEAR(distance(p->gradients, train.gradient, arena), 0, tolerance);
         }
-        CHECK_OK(gg_plan_evaluate(plan, p->weights, p->targets, NULL, &loss, &correct));
-        CHECK_NEAR(loss, plain.loss, tolerance * (double)p->batch);
+        CHECK_OK(gg_plan_evaluate(plan, p->weights, &batch, sums));
+        check_sums(p, sums, &plain, true, tolerance);
     }
     if (CHECK_OK(make(p, t->device, t->fallback, t->choose, false, &still))) {
         fill_input(still, p);
-        CHECK_OK(gg_plan_evaluate(still, p->weights, p->targets, NULL, &loss, &correct));
-        CHECK_NEAR(loss, plain.loss, tolerance * (double)p->batch);
-        CHECK(p->loss == GG_LOSS_BINARY_CROSS_ENTROPY || correct == plain.correct);
-        int64_t some = (p->batch + 1) / 2;
-        for (size_t i = 0; i < out_count; i++) output[i] = -77;
-        CHECK_OK(gg_plan_predict(still, p->weights, some, output));
-        CHECK_NEAR(distance(output, plain.output, (size_t)(some * p->features)), 0, tolerance);
-        for (size_t i = (size_t)(some * p->features); i < out_count; i++) CHECK(output[i] == -77);
+        CHECK_OK(gg_plan_evaluate(still, p->weights, &batch, sums));
+        check_sums(p, sums, &plain, false, tolerance);
+        check_outputs(p, still, &plain, tolerance);
         /* A table may take another layout for training, as may dropout as the input's first reader. */
         bool alike = !dropout && t->device != onednn;
         CHECK(!alike || plan == NULL || gg_plan_bytes(still) <= gg_plan_bytes(plan));
@@ -378,7 +471,6 @@ static bool compare(const problem *p, const tables *t, bool dropout, double tole
     gg_plan_destroy(still);
     answer_free(&train);
     answer_free(&plain);
-    free(output);
     if (check_failed != failed) fprintf(stderr, "  on tables %s, batch %lld\n", t->name, (long long)p->batch);
     return check_failed == failed;
 }
@@ -421,16 +513,16 @@ static void make_mixed(void) {
 static void test_reference(void) {
     for (uint32_t seed = 1; seed <= 12; seed++) {
         problem p = problem_of(random_graph(seed, false), 2, (gg_loss_kind)(seed % 3), seed);
-        answer base = reference(p.graph, p.batch, p.x, p.weights, p.targets, p.loss, true, 0, 0);
+        answer base = reference(&p, true, 0, 0);
         for (int i = 0; i < gg_graph_parameters(p.graph); i++) {
             const gg_parameter *parameter = gg_graph_parameter(p.graph, i);
             float *w = p.weights + parameter->offset + (parameter->count * 2) / 3, before = *w;
             *w = before + 1e-3f;
-            answer up = reference(p.graph, p.batch, p.x, p.weights, p.targets, p.loss, true, 0, 0);
+            answer up = reference(&p, true, 0, 0);
             double high = (double)*w;
             *w = before - 1e-3f;
-            answer down = reference(p.graph, p.batch, p.x, p.weights, p.targets, p.loss, true, 0, 0);
-            double slope = (up.loss - down.loss) / (high - (double)*w) / (double)p.batch;
+            answer down = reference(&p, true, 0, 0);
+            double slope = (total(&p, &up) - total(&p, &down)) / (high - (double)*w) / (double)p.batch;
             *w = before;
             CHECK_NEAR(base.gradient[w - p.weights], slope, 2e-5 + 1e-3 * fabs(slope));
             answer_free(&up);
@@ -506,7 +598,7 @@ static gg_graph *named_graph(int which) {
         break;
     }
     if (shape_of(graph, end)->dims > 1) end = kind(graph, GG_LAYER_FLATTEN, end);
-    CHECK_OK(gg_graph_finish(graph, linear(graph, 3, end)));
+    CHECK_OK(finish(graph, linear(graph, 3, end)));
     return graph;
 }
 
@@ -533,7 +625,7 @@ static void test_choices(void) {
     int other = add1(graph, window(GG_LAYER_CONV2D, 2, 3, 1, 1), relu);
     int both = join(graph, GG_LAYER_CONCAT, 2, (int[]){relu, other}), flat = kind(graph, GG_LAYER_FLATTEN, both);
     int end = linear(graph, 3, flat);
-    CHECK_OK(gg_graph_finish(graph, end));
+    CHECK_OK(finish(graph, end));
     problem p = problem_of(graph, 9, GG_LOSS_CROSS_ENTROPY, 1);
     gg_plan *plan = NULL;
     CHECK_OK(make(&p, &fake_lanes, &fake_plain, false, true, &plan));
@@ -563,8 +655,8 @@ static gg_graph *one_layer(int64_t channels, int64_t outputs, int64_t groups) {
     gg_layer_desc desc = window(GG_LAYER_CONV2D, outputs, 3, 1, 1);
     desc.groups = groups;
     const int input = gg_graph_input(graph, 0);
-    CHECK_OK(gg_graph_finish(graph, groups > 0 ? add1(graph, desc, input)
-                                               : linear(graph, outputs, kind(graph, GG_LAYER_FLATTEN, input))));
+    CHECK_OK(finish(graph, groups > 0 ? add1(graph, desc, input)
+                                      : linear(graph, outputs, kind(graph, GG_LAYER_FLATTEN, input))));
     return graph;
 }
 
@@ -615,7 +707,7 @@ static void test_memory(void) {
         int at = 0;
         for (int i = 0; i < (size ? 24 : 6); i++)
             at = kind(graph, GG_LAYER_TANH, add1(graph, window(GG_LAYER_CONV2D, 4, 3, 1, 1), at));
-        CHECK_OK(gg_graph_finish(graph, linear(graph, 2, kind(graph, GG_LAYER_FLATTEN, at))));
+        CHECK_OK(finish(graph, linear(graph, 2, kind(graph, GG_LAYER_FLATTEN, at))));
         problem p = problem_of(graph, 4, GG_LOSS_CROSS_ENTROPY, 1);
         for (int training = 0; training < 2; training++) {
             gg_plan *plan = NULL;
@@ -656,6 +748,7 @@ static gg_status log_poll(void *context) {
 
 static void test_hooks(void) {
     problem p = problem_of(named_graph(1), 3, GG_LOSS_CROSS_ENTROPY, 3);
+    const gg_plan_batch batch = batch_of(&p);
     for (int t = 0; t < 3; t++) {
         gg_plan *plan = NULL;
         journal seen = {0};
@@ -663,7 +756,7 @@ static void test_hooks(void) {
         int layers = gg_graph_layers(p.graph);
         CHECK_OK(make(&p, fakes[t].device, fakes[t].fallback, false, true, &plan));
         fill_input(plan, &p);
-        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, &hooks, NULL, NULL));
+        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, &hooks, NULL));
         CHECK_INT(seen.needs, layers);
         CHECK_INT(seen.readies, layers);
         for (int i = 0; i < layers; i++) {
@@ -672,16 +765,14 @@ static void test_hooks(void) {
         }
         CHECK(seen.polls > 2 * layers);
         seen.fail_at = seen.polls + 3;
-        CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, &hooks, NULL, NULL),
-                    GG_ERROR_CANCELLED, "enough");
+        CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, &hooks, NULL), GG_ERROR_CANCELLED, "enough");
         hooks = (gg_plan_hooks){0};
-        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, &hooks, NULL, NULL));
+        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, &hooks, NULL));
 
         int64_t made = gg_memory_allocations();
         double forward, backward;
         gg_plan_set_timing(plan, true);
-        for (int i = 0; i < 3; i++)
-            CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, NULL, NULL, NULL));
+        for (int i = 0; i < 3; i++) CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL));
         CHECK_INT(gg_memory_allocations(), made);
         gg_plan_node_seconds(plan, gg_graph_output(p.graph), &forward, &backward);
         CHECK(forward > 0 && backward > 0);
@@ -716,16 +807,27 @@ static void test_refusals(void) {
     gg_plan *plan = NULL;
     gg_backend table = fake_plain_table;
     gg_device device = {.table = &table, .threads = 1};
-    float out[9];
+    float *out = NULL;
+    gg_plan_batch batch = batch_of(&p);
 
     p.batch = 0;
     CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_ARGUMENT, "batch must be 1 to");
     CHECK(plan == NULL);
     p.batch = 3;
     CHECK_FAILS(make(&p, NULL, NULL, false, true, &plan), GG_ERROR_ARGUMENT, "needs a device");
-    p.loss = GG_LOSS_COUNT;
+    p.head[0].loss.kind = GG_LOSS_COUNT;
     CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_ARGUMENT, "unknown loss");
-    p.loss = GG_LOSS_CROSS_ENTROPY;
+    p.head[0].loss.kind = GG_LOSS_CROSS_ENTROPY;
+    p.head[0].loss.label_smoothing = 1;
+    CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_ARGUMENT, "label_smoothing must be at least");
+    p.head[0].loss.label_smoothing = 0;
+    p.head[0].weight = -1;
+    CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_ARGUMENT,
+                "weight of a loss must be at least");
+    p.head[0].weight = 1;
+    p.head[0].target = GG_MAX_FIELDS;
+    CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_ARGUMENT, "numbered 0 to 7, got 8");
+    p.head[0].target = 0;
     CHECK_FAILS(make(&p, &fake_lanes, NULL, false, true, &plan), GG_ERROR_UNSUPPORTED, "neither table offers a loss");
     CHECK_FAILS(make(&p, &fake_channels, &fake_lanes, false, true, &plan), GG_ERROR_UNSUPPORTED, "neither table");
     table.create[GG_OP_ADD] = NULL;
@@ -737,7 +839,7 @@ static void test_refusals(void) {
     gg_plan_destroy(plan);
     table.create[GG_OP_ADD] = create_broken;
     CHECK_OK(make(&p, &device, NULL, false, true, &plan));
-    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, NULL, NULL, NULL), GG_ERROR_BACKEND,
+    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL), GG_ERROR_BACKEND,
                 "(add), backward: smoke");
     gg_plan_destroy(plan);
     table = fake_plain_table;
@@ -747,26 +849,26 @@ static void test_refusals(void) {
                 "from float32 batch_last to float32 plain: a pity");
 
     CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
-    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, p.targets, NULL, 1, NULL, NULL, NULL), GG_ERROR_STATE,
-                "not made for");
-    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, NULL, NULL, NULL, NULL), GG_ERROR_ARGUMENT, "no targets");
-    CHECK_FAILS(gg_plan_evaluate(plan, NULL, p.targets, NULL, NULL, NULL), GG_ERROR_ARGUMENT, "no weights");
-    CHECK_FAILS(gg_plan_predict(plan, p.weights, 4, out), GG_ERROR_ARGUMENT, "0 to the plan's batch of 3, got 4");
+    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL), GG_ERROR_STATE, "not made for");
+    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, &(gg_plan_batch){0}, NULL), GG_ERROR_ARGUMENT, "no targets");
+    CHECK_FAILS(gg_plan_evaluate(plan, NULL, &batch, NULL), GG_ERROR_ARGUMENT, "no weights");
+    CHECK_FAILS(gg_plan_predict(plan, p.weights, 4, &out), GG_ERROR_ARGUMENT, "0 to the plan's batch of 3, got 4");
     gg_plan_destroy(plan);
     problem_free(&p);
 
     /* An image as the output: good for predicting and for a squared error, not for classes. */
     gg_graph *graph = start(image);
-    CHECK_OK(gg_graph_finish(graph, add1(graph, window(GG_LAYER_CONV2D, 2, 3, 1, 1), 0)));
+    CHECK_OK(finish(graph, add1(graph, window(GG_LAYER_CONV2D, 2, 3, 1, 1), 0)));
     p = problem_of(graph, 2, GG_LOSS_MEAN_SQUARED_ERROR, 1);
     compare(&p, &fakes[0], false, 1e-5);
     compare(&p, &fakes[1], false, 1e-5);
     compare(&p, &fakes[2], false, 1e-5);
-    p.loss = GG_LOSS_CROSS_ENTROPY;
+    p.head[0].loss.kind = GG_LOSS_CROSS_ENTROPY;
     CHECK_FAILS(make(&p, &fake_plain, NULL, false, true, &plan), GG_ERROR_SHAPE,
                 "at least 2 of them, got (2, 5, 4) from 'n");
     CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
-    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, p.targets, NULL, NULL, NULL), GG_ERROR_SHAPE, "cross-entropy");
+    batch = batch_of(&p);
+    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, &batch, NULL), GG_ERROR_SHAPE, "cross-entropy");
     gg_plan_destroy(plan);
     problem_free(&p);
 
@@ -783,7 +885,7 @@ static void test_trivial(void) {
         int at = 0;
         if (nodes == 1) at = kind(graph, GG_LAYER_FLATTEN, at);
         if (nodes == 2) at = join(graph, GG_LAYER_CONCAT, 2, (int[]){at, kind(graph, GG_LAYER_TANH, at)});
-        CHECK_OK(gg_graph_finish(graph, at));
+        CHECK_OK(finish(graph, at));
         problem p = problem_of(graph, 2, GG_LOSS_CROSS_ENTROPY, 1);
         for (int t = 0; t < FAKES - 1; t++) compare(&p, &fakes[t], false, 1e-5);
         problem_free(&p);
@@ -800,7 +902,7 @@ static void test_dropout(void) {
     at = linear(graph, 3, at);
     snprintf(desc.name, sizeof desc.name, "second");
     at = add1(graph, desc, at);
-    CHECK_OK(gg_graph_finish(graph, at));
+    CHECK_OK(finish(graph, at));
     problem p = problem_of(graph, 4, GG_LOSS_CROSS_ENTROPY, 1);
     for (int t = 0; t < FAKES - 1; t++) compare(&p, &fakes[t], true, 1e-5);
     gg_plan *plan = NULL;

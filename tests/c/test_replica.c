@@ -32,7 +32,7 @@ static gg_graph *two_layers(void) {
     CHECK_OK(gg_graph_add(graph, &input, &(gg_shape){.dims = 1, .size = {INPUTS}}, 0, NULL, &node));
     add_linear(graph, "first", 4, node, &node);
     add_linear(graph, "second", CLASSES, node, &node);
-    CHECK_OK(gg_graph_finish(graph, node));
+    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
     return graph;
 }
 
@@ -40,6 +40,7 @@ static gg_status create(void *context, int rank) {
     setup *s = context;
     gg_replica_options options = {.graph = s->graph,
                                   .transport = gg_team_transport(s->team, rank),
+                                  .head = {{.weight = 1}},
                                   .optimizer = {.rate = {.lr = 0.01}, .momentum = 0.9f},
                                   .strategy = s->strategy,
                                   .threads = 1,
@@ -53,9 +54,10 @@ static gg_status all_but_one(void *context, int rank) {
     gg_replica *replica = ((setup *)context)->replica[rank];
     float samples[2 * INPUTS] = {1, 2, 3};
     int32_t targets[2] = {0, 1};
+    const gg_given given = {.n = 2, .input = {samples}, .target = {targets}};
     double loss = 0;
     if (rank == RANKS - 1) return GG_OK;
-    for (int step = 0; step < 3; ++step) GG_TRY(gg_replica_step(replica, samples, targets, 2, NULL, &loss));
+    for (int step = 0; step < 3; ++step) GG_TRY(gg_replica_step(replica, &given, NULL, &loss));
     GG_TRY(gg_replica_settle(replica));
 cleanup:
     return status;

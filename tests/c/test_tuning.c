@@ -29,7 +29,7 @@ static gg_graph *chain(int64_t width) {
         layer.outputs = width;
         CHECK_OK(gg_graph_add(graph, &layer, NULL, 1, &at, &at));
     }
-    CHECK_OK(gg_graph_finish(graph, at));
+    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = at}));
     return graph;
 }
 
