@@ -579,7 +579,7 @@ static gg_graph *two_layers(gg_factors lr, gg_factors decay) {
         CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, (int[]){i}, &node));
         CHECK_OK(gg_graph_set_factors(graph, node, lr, decay));
     }
-    CHECK_OK(gg_graph_finish(graph, node));
+    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
     CHECK_FAILS(gg_graph_set_factors(graph, node, lr, decay), GG_ERROR_STATE, "finished");
     return graph;
 }

@@ -35,7 +35,7 @@ static gg_graph *layers_with_statistics(void) {
         desc.name[0] = (char)('a' + i);
         CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &node, &node));
     }
-    CHECK_OK(gg_graph_finish(graph, node));
+    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
     for (int i = 1; i < gg_graph_parameters(graph); i += 2)
         ((gg_parameter *)gg_graph_parameter(graph, i))->role = GG_ROLE_STATISTIC;
     return graph;
