@@ -12,7 +12,7 @@ typedef struct gg_py_trainer {
     PyObject *schedule;      /* the dict that the optimisers' rates were made of, and its array; NULL: none */
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads */
     PyObject *losses;                    /* what holds their class weights; NULL: nothing */
-    bool busy; /* a call has released the GIL; only read and written with the GIL held */
+    bool busy;                           /* a call has released the GIL; only read and written with the GIL held */
 } gg_py_trainer;
 
 /* Whether no other thread is in a call: the core serves one at a time. False: an exception is set. */
