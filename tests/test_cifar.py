@@ -7,6 +7,8 @@ import hashlib
 import io
 import lzma
 import os
+import pickle
+import struct
 import tarfile
 import threading
 import time
@@ -97,6 +99,85 @@ def check_binary(sets):
 
 def kept():
     return sorted(cifar10.cache_folder().glob("*.npz"))
+
+
+# ---- the Python version
+
+
+def text2(content):
+    """A str of Python 2 in protocol 2."""
+    short = len(content) < 256
+    return (b"U" + bytes([len(content)]) if short else b"T" + struct.pack("<i", len(content))) + content
+
+
+def python2(x, y):
+    """What Python 2's pickle wrote of {"data": x, "labels": y} in protocol 2."""
+    shape = b"".join(b"J" + struct.pack("<i", size) for size in x.shape)
+    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + shape + b"\x86"
+    array += kind + b"\x89" + text2(x.tobytes()) + b"tb"
+    labels = b"](" + b"".join(b"K" + bytes([label]) for label in y) + b"e"
+    head = b"\x80\x02}q\x00(" + text2(b"batch_label") + text2(b"training batch 1 of 5") + text2(b"labels")
+    return head + labels + text2(b"data") + array + text2(b"filenames") + b"]" + text2(b"a.png") + b"au."
+
+
+def python_batches(folder, encode):
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, name in enumerate(cifar10.PYTHON_FILES):
+        rows = np.frombuffer(records(3, i), np.uint8).reshape(3, -1)
+        (folder / name).write_bytes(encode(np.ascontiguousarray(rows[:, 1:]), rows[:, 0].tolist()))
+    return folder
+
+
+@pytest.mark.parametrize("protocol", ["python 2", 0, 1, 2, 3, 4])
+def test_python_version(tmp_path, protocol):
+    def encode(x, y):
+        if protocol == "python 2":
+            found = pickle.loads(python2(x, y), encoding="latin1")  # it is such a pickle
+            assert np.array_equal(found["data"], x) and found["labels"] == y
+            return python2(x, y)
+        return pickle.dumps({b"data": x, b"labels": y} if protocol == 4 else {"data": x, "labels": y}, protocol)
+
+    folder = python_batches(tmp_path / "in" / "cifar-10-batches-py", encode)
+    check_binary(gg.data.load("cifar10", folder))
+    check_binary(gg.data.load("cifar10", folder.parent))
+    check_binary(gg.data.load("cifar10", packed(folder.parent, tmp_path / "cifar-10-python.tar.gz", "w:gz")))
+
+
+class Runs:
+    def __reduce__(self):
+        return (os.mkdir, ("/nowhere/a pickle was run",))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (lambda x, y: pickle.dumps(Runs(), 2), "it holds 'posix.mkdir', which is not read"),
+        (
+            lambda x, y: pickle.dumps({"data": np.array([Runs()], object), "labels": y}, 2),
+            "an array of object, which is not read",
+        ),
+        (lambda x, y: pickle.dumps([x, y], 2), "no batch of CIFAR-10's Python version"),
+        (lambda x, y: pickle.dumps({"data": x}, 2), "no batch of CIFAR-10's Python version"),
+        (
+            lambda x, y: pickle.dumps({"data": x.astype(np.int32), "labels": y}, 2),
+            r"data is no uint8 array \(n, 3072\)",
+        ),
+        (lambda x, y: pickle.dumps({"data": x[:, :10], "labels": y}, 2), r"data is no uint8 array \(n, 3072\)"),
+        (lambda x, y: pickle.dumps({"data": x, "labels": y[:2]}, 2), "labels are no list of 3 integers"),
+        (lambda x, y: pickle.dumps({"data": x, "labels": [0, 10, 1]}, 2), r"labels\[1\] is 10; CIFAR-10 has 0..9"),
+        (lambda x, y: python2(x, y)[:5000], "damaged"),
+        (lambda x, y: python2(x, y)[:-1], "it has no end|damaged"),
+        (lambda x, y: b"", "damaged|no end"),
+    ],
+)
+def test_pickles_are_not_run(tmp_path, content, words):
+    folder = python_batches(tmp_path / "cifar10", python2)
+    rows = np.frombuffer(records(3, 1), np.uint8).reshape(3, -1)
+    (folder / "data_batch_2").write_bytes(content(np.ascontiguousarray(rows[:, 1:]), rows[:, 0].tolist()))
+    with pytest.raises(gg.DataError, match=words) as caught:
+        gg.data.load("cifar10", folder)
+    assert "data_batch_2" in str(caught.value)
 
 
 # ---- what is read
@@ -399,7 +480,11 @@ def test_an_archive_of_something_else(tmp_path):
     (tmp_path / "in" / "cifar-10-batches-py").mkdir(parents=True)
     (tmp_path / "in" / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"pickle")
     path = packed(tmp_path / "in", tmp_path / "cifar-10-python.tar.gz", "w:gz")
-    with pytest.raises(gg.DataError, match=r"cifar-10-python.tar.gz: no classes: .*the binary one is read"):
+    with pytest.raises(gg.DataError, match=r"cifar-10-python.tar.gz: missing in the archive .*: data_batch_2, data"):
+        gg.data.load("cifar10", path)
+    (tmp_path / "in" / "cifar-10-batches-py" / "data_batch_1").rename(tmp_path / "in" / "notes")
+    path = packed(tmp_path / "in", tmp_path / "cifar-other.tar.gz", "w:gz")
+    with pytest.raises(gg.DataError, match=r"cifar-other.tar.gz: no classes: neither .* nor data_batch_1.bin or data"):
         gg.data.load("cifar10", path)
 
 

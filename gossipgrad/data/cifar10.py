@@ -1,4 +1,4 @@
-"""CIFAR-10: the binary version, or its images in a folder or a tar archive, which are decoded once into the cache.
+"""CIFAR-10: the binary and the Python version, or images in a folder or a tar archive, decoded once into the cache.
 
 Source: A. Krizhevsky, "Learning multiple layers of features from tiny images" (2009). A record of the binary version is
 a label and 3 x 32 x 32 bytes: the red, green and blue planes, row by row.
@@ -15,14 +15,14 @@ import tarfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import files
-from gossipgrad.data import cache, images
+from gossipgrad.data import cache, images, pickled_arrays
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
 
@@ -34,6 +34,8 @@ TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 TEST_FILES = ("test_batch.bin",)
 BINARY_FILES = (*TRAIN_FILES, *TEST_FILES)
 BINARY_ARCHIVE = "cifar-10-binary.tar.gz"
+PYTHON_FILES = tuple(name.removesuffix(".bin") for name in BINARY_FILES)
+PYTHON_ARCHIVE = "cifar-10-python.tar.gz"
 PARTS = ("train", "test")
 FORMAT = 2  # of the cache file
 BY_TURNS = 500  # images between two words about progress
@@ -57,21 +59,23 @@ def _is_archive(path: Path) -> bool:
 
 def _look(place: Path) -> Path | None:
     """The source in a folder: a folder of binary files or of train/ and test/, or an archive; None: nothing there."""
-    for folder in (place, place / "cifar-10-batches-bin"):
-        present = [name for name in BINARY_FILES if (folder / name).is_file()]
-        if present:
-            missing = ", ".join(name for name in BINARY_FILES if name not in present)
-            if missing:
-                raise DataError(f"{folder}: missing beside the other CIFAR-10 files: {missing}")
-            return folder
+    for folder in (place, place / "cifar-10-batches-bin", place / "cifar-10-batches-py"):
+        for names in (BINARY_FILES, PYTHON_FILES):
+            present = [name for name in names if (folder / name).is_file()]
+            if present:
+                missing = ", ".join(name for name in names if name not in present)
+                if missing:
+                    raise DataError(f"{folder}: missing beside the other CIFAR-10 files: {missing}")
+                return folder
     parts = [part for part in PARTS if (place / part).is_dir()]
     if parts:
         missing = "".join(part for part in PARTS if part not in parts)
         if missing:
             raise DataError(f"{place}: has {parts[0]}/ but no {missing}/<class>/ beside it")
         return place
-    if (place / BINARY_ARCHIVE).is_file():
-        return place / BINARY_ARCHIVE
+    for name in (BINARY_ARCHIVE, PYTHON_ARCHIVE):
+        if (place / name).is_file():
+            return place / name
     found = sorted(p for p in place.glob("*") if p.is_file() and _is_archive(p) and "cifar" in p.name.lower())
     if len(found) > 1:
         raise DataError(f"{place}: several archives: {', '.join(p.name for p in found)}; name one of them by --data")
@@ -98,9 +102,10 @@ def locate(source: str | os.PathLike[str] | None = None) -> Path:
         if found is not None:
             return found
     raise DataError(
-        f"cifar10 not found in {', '.join(map(str, looked))}. Put {BINARY_ARCHIVE} (from "
-        "https://www.cs.toronto.edu/~kriz/cifar.html), its six files data_batch_1.bin ... test_batch.bin, the folders "
-        "train/<class>/ and test/<class>/ with images, or a tar archive of these (cifar*.tar.xz) into one of these "
+        f"cifar10 not found in {', '.join(map(str, looked))}. Put {BINARY_ARCHIVE} or {PYTHON_ARCHIVE} "
+        "(from https://www.cs.toronto.edu/~kriz/cifar.html), their six files data_batch_1.bin ... test_batch.bin (or "
+        "without .bin), the folders train/<class>/ and test/<class>/ with images, or a tar archive of these "
+        "(cifar*.tar.xz) into one of these "
         "folders, or name theirs by --data"
     )
 
@@ -119,10 +124,28 @@ def _records(content: bytes, name: str) -> tuple[Pixels, Pixels]:
     return rows[:, 1:].reshape(-1, *SHAPE), rows[:, 0]
 
 
-def _from_binary(contents: Callable[[str], bytes], place: Path) -> Arrays:
+def _pickled(content: bytes, name: str) -> tuple[Pixels, Pixels]:
+    """(images (n, 3, 32, 32), labels (n,)) of a Python version's file, which is not run."""
+    found = pickled_arrays.read(content, name)
+    if not isinstance(found, dict) or not {"data", "labels"} <= set(found):
+        raise DataError(f"{name}: no batch of CIFAR-10's Python version, a dict with data and labels")
+    x, y = found["data"], np.asarray(found["labels"])
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != RECORD - 1 or not len(x):
+        raise DataError(f"{name}: data is no uint8 array (n, {RECORD - 1})")
+    if y.dtype.kind not in "iu" or y.shape != (len(x),):
+        raise DataError(f"{name}: labels are no list of {len(x)} integers")
+    bad = np.flatnonzero((y < 0) | (y >= CLASSES))
+    if len(bad):
+        raise DataError(f"{name}: labels[{bad[0]}] is {y[bad[0]]}; CIFAR-10 has 0..{CLASSES - 1}")
+    return x.reshape(-1, *SHAPE), y.astype(np.uint8)
+
+
+def _from_six(contents: Callable[[str], bytes], place: Path, names: Sequence[str]) -> Arrays:
+    """From the six files of the binary or the Python version."""
+    read = _records if names == BINARY_FILES else _pickled
     arrays: Arrays = {}
-    for part, names in (("train", TRAIN_FILES), ("test", TEST_FILES)):
-        pieces = [_records(contents(name), f"{place / name}") for name in names]
+    for part, chosen in (("train", names[:-1]), ("test", names[-1:])):
+        pieces = [read(contents(name), f"{place / name}") for name in chosen]
         arrays[f"{part}_x"] = np.concatenate([x for x, _ in pieces])
         arrays[f"{part}_y"] = np.concatenate([y for _, y in pieces])
     return arrays
@@ -233,7 +256,8 @@ def _from_folder(folder: Path, files: list[tuple[str, str, os.DirEntry[str]]], t
 
 def _from_archive(path: Path, tell: Tell) -> Arrays:
     """Binary files or images in a tar archive, whatever folder they lie in; nothing is unpacked to disk."""
-    binary: dict[str, bytes] = {}
+    six = (*BINARY_FILES, *PYTHON_FILES)
+    batches: dict[str, bytes] = {}
     collected: _Collector | None = None
     size = max(path.stat().st_size, 1)
     try:
@@ -241,14 +265,14 @@ def _from_archive(path: Path, tell: Tell) -> Arrays:
             for i, member in enumerate(archive):
                 parts = member.name.split("/")
                 image = len(parts) >= 3 and parts[-3] in PARTS and images.is_image(parts[-1])
-                stream = archive.extractfile(member) if image or parts[-1] in BINARY_FILES else None
+                stream = archive.extractfile(member) if image or parts[-1] in six else None
                 if stream is None or not member.isfile():
                     continue
                 content = stream.read()
                 if len(content) != member.size:
                     raise DataError(f"{path}: truncated or damaged archive, at {member.name}")
                 if not image:
-                    binary[parts[-1]] = content
+                    batches[parts[-1]] = content
                 else:
                     collected = collected or _Collector(path)
                     collected.add(parts[-3], parts[-2], parts[-1], content)
@@ -259,15 +283,16 @@ def _from_archive(path: Path, tell: Tell) -> Arrays:
         raise DataError(f"{path}: truncated or damaged archive ({error})") from error
     except OSError as error:  # among them gzip.BadGzipFile
         raise DataError(f"{path}: {error.strerror or f'truncated or damaged archive ({error})'}") from error
-    if binary:
-        missing = ", ".join(name for name in BINARY_FILES if name not in binary)
+    if batches:
+        names = BINARY_FILES if any(name in batches for name in BINARY_FILES) else PYTHON_FILES
+        missing = ", ".join(name for name in names if name not in batches)
         if missing:
             raise DataError(f"{path}: missing in the archive beside the other CIFAR-10 files: {missing}")
-        return _from_binary(binary.__getitem__, path)
+        return _from_six(batches.__getitem__, path, names)
     if collected is None:
         raise DataError(
             f"{path}: no classes: neither images train/<class>/*.jpg or *.png in it nor {BINARY_FILES[0]} "
-            "(of the CIFAR-10 versions for download, the binary one is read)"
+            f"or {PYTHON_FILES[0]}"
         )
     return collected.arrays()
 
@@ -351,8 +376,9 @@ def _once(key: str, make: Callable[[Tell], Arrays], progress: bool) -> Arrays:
 def load(source: str | os.PathLike[str] | None = None, progress: bool = True) -> tuple[Dataset, Dataset]:
     """(50,000 to train, 10,000 to test), samples (3, 32, 32) in 0..1, stored as uint8.
 
-    source: an archive, or the folder that holds one, the six binary files, or train/<class>/ and test/<class>/ with
-    images; None: $GOSSIPGRAD_DATA/cifar10, the cache. Classes of folders are numbered in alphabetical order; images
+    source: an archive, or the folder that holds one, the six files of the binary or of the Python version (whose
+    pickles are read without being run), or train/<class>/ and test/<class>/ with images; None:
+    $GOSSIPGRAD_DATA/cifar10, the cache. Classes of folders are numbered in alphabetical order; images
     come in the order of the SHA-256 of "<class>/<file without its suffix>", which mixes the classes. Archives and
     images are decoded once into the cache. progress: print how far that is. DataError says what is missing or damaged;
     images want Pillow.
@@ -364,7 +390,9 @@ def load(source: str | os.PathLike[str] | None = None, progress: bool = True) ->
             key = _key((FORMAT, place.resolve(), facts.st_size, facts.st_mtime_ns))
             arrays = _once(key, lambda tell: _from_archive(place, tell), progress)
         elif (place / BINARY_FILES[0]).is_file():
-            arrays = _from_binary(lambda name: _read(place / name), place)
+            arrays = _from_six(lambda name: _read(place / name), place, BINARY_FILES)
+        elif (place / PYTHON_FILES[0]).is_file():
+            arrays = _from_six(lambda name: _read(place / name), place, PYTHON_FILES)
         else:
             files = list(_image_files(place))
             seen = sorted((p, k, f.name, f.stat().st_size, f.stat().st_mtime_ns) for p, k, f in files)
