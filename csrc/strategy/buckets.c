@@ -11,7 +11,7 @@ size_t gg_chunk_elements(size_t chunk_bytes) {
     return chunk > 0 ? chunk : GG_LANES;
 }
 
-/* The run of layers that ends at `last`: walks towards the front until enough bytes are joined. */
+/* The first layer of the run that ends at `last`: adds layers towards the front until they have enough bytes. */
 static int first_layer_of(const gg_graph *graph, int last, size_t bucket_bytes) {
     size_t bytes = 0;
     int first = last;

@@ -25,7 +25,7 @@ typedef struct gg_buckets {
 /* Elements of a chunk of at most so many bytes: whole lanes, one at least. */
 size_t gg_chunk_elements(size_t chunk_bytes);
 /* Joins layers from the last to the first, the order in which gradients become final, until a bucket holds at least
- * bucket_bytes; what is left at the front is a bucket of its own. */
+ * bucket_bytes; the layers left at the front are a bucket of their own. */
 gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out);
 /* Whether `most` tags, one a chunk, are enough. */
 gg_status gg_buckets_check_tags(const gg_buckets *buckets, int most);

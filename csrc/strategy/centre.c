@@ -6,7 +6,8 @@
 #include "comm/collective.h"
 #include "strategy/tables.h"
 
-/* After so many exchanges the centre equals a worker's weights to the precision of float32: each sends 8 of 24 bits. */
+/* After so many bfloat16 exchanges the centre equals a worker's weights to the precision of float32: each sends 8 of 24
+ * bits. */
 #define NARROW_ROUNDS 3
 /* The time that the virtual clock charges a server: it reads the message and the centre and writes the centre and the
  * answer, at the bandwidth of a modest core. */
@@ -143,8 +144,8 @@ cleanup:
 /* ---- the worker ---- */
 
 /* Statistics of a chunk, before their change since the last answer is sent to a centre that adds all workers' changes:
- * each worker's running mean has moved by the whole of what the batches show, so the centre would go so many times as
- * far as it should, and beyond. A worker sends its share of the change, and the centre moves by the workers' mean. */
+ * each worker's running mean has moved by the whole of what the batches show, so with p workers the centre would move p
+ * times too far. A worker sends its share of the change, and the centre moves by the workers' mean. */
 static void share_statistics(gg_centre *s, const gg_chunk *chunk) {
     const gg_strategy_env *env = &s->head.env;
     const size_t end = chunk->offset + chunk->count;
@@ -172,14 +173,14 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
         float *message = s->message + c->offset;
         int server = server_of(s, i);
         if (s->rule->accumulates) share_statistics(s, c);
-        GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* returns at once: the answer has arrived */
+        GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* the answer has arrived, so this does not wait */
         if (server == transport->rank || !centre_narrow(s)) s->rule->ask(s, c->offset, c->count, message);
         else
             gg_centre_difference(s->head.env.device, c->count, 1.0f, gg_state_weights(s->head.env.state) + c->offset,
                                  s->base + c->offset, (uint16_t *)message);
         if (server == transport->rank) {
             GG_TRY(centre_change(s, i, server, message, message));
-            s->rule->take(s, c->offset, c->count, message);
+            s->rule->apply(s, c->offset, c->count, message);
         } else {
             GG_TRY(gg_receive(transport, (char *)s->landing + c->offset * gg_dtype_size(s->wire), centre_bytes_of(s, i),
                               server, GG_TAG_USER + i, &s->answered[i]));
@@ -210,12 +211,12 @@ static void apply_answer(gg_centre *s, const gg_chunk *c, const void *answer) {
         device->table->widen_add(device, c->count, answer, gg_state_weights(s->head.env.state) + c->offset);
         device->table->widen_add(device, c->count, answer, s->base + c->offset);
     } else {
-        s->rule->take(s, c->offset, c->count, answer);
+        s->rule->apply(s, c->offset, c->count, answer);
     }
 }
 
 /* Applies the answers that have arrived; with `wait`, all outstanding ones. */
-static gg_status centre_take(gg_centre *s, int bucket, bool wait) {
+static gg_status apply_bucket_answers(gg_centre *s, int bucket, bool wait) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     const gg_bucket *b = &s->buckets.bucket[bucket];
@@ -257,7 +258,7 @@ cleanup:
     return gg_error_prefix(status, "the first weights of the workers: ");
 }
 
-/* The first step after a rest: no worker asks before all ranks have come to rest. */
+/* The first step after settling: no worker asks before all ranks have settled. */
 static gg_status begin_together(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -281,7 +282,7 @@ gg_status gg_centre_begin(gg_strategy *strategy) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         s->waiting[bucket] = b->last_layer - b->first_layer + 1;
     }
-    /* At rest a worker's weights are those of its last answer, unless others have been loaded since. */
+    /* After settling a worker's weights are those of its last answer, unless others have been loaded since. */
     if (s->base != NULL && !s->stepped) memcpy(s->base, gg_state_weights(state), state->count * sizeof(float));
     s->stepped = s->unreported = true;
 cleanup:
@@ -290,7 +291,7 @@ cleanup:
 
 gg_status gg_centre_need(gg_strategy *strategy, int layer) {
     gg_centre *s = (gg_centre *)strategy;
-    return centre_take(s, s->buckets.bucket_of_layer[layer], true);
+    return apply_bucket_answers(s, s->buckets.bucket_of_layer[layer], true);
 }
 
 static bool centre_asks(const gg_centre *s) { return (s->head.step + 1) % s->period == 0; }
@@ -309,7 +310,7 @@ gg_status gg_centre_poll(gg_strategy *strategy) {
     bool busy = false;
     GG_TRY(gg_progress(strategy->env.transport));
     GG_TRY(centre_serve(s, &busy));
-    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(centre_take(s, bucket, false));
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(apply_bucket_answers(s, bucket, false));
 cleanup:
     return status;
 }
@@ -337,7 +338,7 @@ cleanup:
 
 static gg_status centre_receive_all(gg_centre *s) {
     gg_status status = GG_OK;
-    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(centre_take(s, bucket, true));
+    for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(apply_bucket_answers(s, bucket, true));
 cleanup:
     return status;
 }
@@ -354,7 +355,7 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
         GG_TRY(centre_receive_all(s));
     }
     for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(gg_strategy_wait(strategy, &s->asked[i]));
-    /* A rank that is here asks no more. While it waits in the barrier it serves those that still ask. */
+    /* From here on this rank sends no requests. While it waits in the barrier it serves the others'. */
     double begin = gg_transport_now(transport);
     GG_TRY(gg_barrier(transport));
     gg_strategy_waited(strategy, begin);

@@ -14,8 +14,8 @@
  * servers their weights as float32. To a server on its own rank a worker sends without rounding.
  *
  * The last `servers` ranks are the servers, and the centre is cut among them into runs of chunks of about equal size.
- * They train as well, or, dedicated, only serve. The answers leave from plain memory: message memory is collective, and
- * would cost every rank what only servers need. */
+ * They train as well, or, if dedicated, only serve. Answers are sent from plain memory: message memory is collective,
+ * and would cost every rank what only servers need. */
 #ifndef GG_STRATEGY_CENTRE_H
 #define GG_STRATEGY_CENTRE_H
 
@@ -26,7 +26,7 @@ typedef struct gg_centre gg_centre;
 /* Elements that a server works on at a time: they stay in the first cache. */
 #define GG_CENTRE_PIECE ((size_t)2048)
 
-/* All on n elements; a worker's are those from `at` on in its arenas. Buffers do not overlap but where it is said. */
+/* All on n elements; a worker's are those from `at` on in its arenas. Buffers do not overlap, except where noted. */
 typedef struct gg_centre_rule {
     gg_strategy_table table;
     /* Workers have a base, the weights of the last answer, also with float32 on the wire; settling sends what has been
@@ -35,7 +35,7 @@ typedef struct gg_centre_rule {
     void (*ask)(gg_centre *centre, size_t at, size_t n, float *message);
     void (*answer)(gg_centre *centre, size_t n, float *weight, const float *message,
                    float *answer); /* answer may be the message */
-    void (*take)(gg_centre *centre, size_t at, size_t n, const float *answer);
+    void (*apply)(gg_centre *centre, size_t at, size_t n, const float *answer);
     /* The same as answer, n <= GG_CENTRE_PIECE, where bfloat16 is on the wire: known is the server's copy of the
      * worker's base. It adds message and answer to it. */
     void (*answer_narrow)(gg_centre *centre, size_t n, float *weight, float *known, const uint16_t *message,
@@ -55,7 +55,7 @@ struct gg_centre {
     gg_flight *flight;
 
     /* A worker's. */
-    float *message;               /* message memory; a chunk as bfloat16 takes the first half of its place */
+    float *message;               /* message memory; a chunk as bfloat16 uses the first half of its place */
     void *landing;                /* count elements as they travel */
     float *base;                  /* NULL: not needed */
     gg_request *asked, *answered; /* one a chunk */

@@ -1,6 +1,6 @@
-/* ElasticAveraging: EASGD, and with a momentum optimiser EAMSGD. Every rank trains alone. After each step t with
- * (t + 1) % period == 0 an elastic force pulls its weights w and a centre c towards each other: s = alpha*(w - c);
- * c += s; w -= s, where w are the weights after the local step. Momentum stays with its rank.
+/* ElasticAveraging: EASGD, and with a momentum optimiser EAMSGD. Every rank trains alone. After each step t with (t +
+ * 1) % period == 0 an elastic force pulls its weights w and a centre c towards each other: s = alpha*(w - c); c += s; w
+ * -= s, where w are the weights after the local step. Momentum is not exchanged.
  *
  * Synchronous: all ranks at once, with the centre before the exchange: c += sum of s over the ranks. Every rank has the
  * same centre, so one all-reduce of s is enough. Asynchronous: the centre lies on servers, and each worker exchanges at
@@ -28,7 +28,7 @@ static void elastic_answer(gg_centre *s, size_t n, float *weight, const float *m
     gg_add_scaled(device, n, weight, 1.0f, answer, weight);
 }
 
-static void elastic_take(gg_centre *s, size_t at, size_t n, const float *answer) {
+static void elastic_apply(gg_centre *s, size_t at, size_t n, const float *answer) {
     float *weight = gg_state_weights(s->head.env.state) + at;
     gg_add_scaled(s->head.env.device, n, weight, -1.0f, answer, weight);
 }
@@ -47,7 +47,7 @@ static void elastic_answer_narrow(gg_centre *s, size_t n, float *weight, float *
 static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("elastic-averaging"),
                                     .ask = elastic_ask,
                                     .answer = elastic_answer,
-                                    .take = elastic_take,
+                                    .apply = elastic_apply,
                                     .answer_narrow = elastic_answer_narrow};
 
 /* ---- synchronous ---- */

@@ -226,8 +226,8 @@ gg_status gg_fc_input(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *input, boo
     gg_status status = GG_OK;
     gg_device *device = x->owner->env.device;
     GG_TRY(check_vectors(x, input, fc->in, names[GG_FC_INPUT]));
-    GG_TRY(wait_sent(
-        x, fc, GG_FC_INPUT)); /* of the last step; who has read it sends weights, for which the layer waits anyway */
+    GG_TRY(wait_sent(x, fc, GG_FC_INPUT)); /* of the last step: the layer waits for the weights of all peers anyway, and
+                                              a peer sends them after it has read this */
     device->table->columns(device, input, 0, fc->in, fc->packed[GG_FC_INPUT]);
     if (send) GG_TRY(gg_fc_send(x, fc, GG_FC_INPUT));
 cleanup:

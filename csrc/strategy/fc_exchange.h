@@ -21,7 +21,7 @@ enum { GG_FC_INPUT, GG_FC_ERROR, GG_FC_WHATS };
 typedef struct gg_fc_slice {
     int64_t first, count; /* elements of the weight, without padding; 0: none */
     int64_t row, rows;    /* that it touches */
-    int64_t rows_before;  /* that the slices of the ranks before touch */
+    int64_t rows_before;  /* that slices of lower ranks contain, at least in part */
 } gg_fc_slice;
 
 typedef struct gg_fc {

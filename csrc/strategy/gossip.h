@@ -28,7 +28,7 @@ static inline unsigned gg_gossip_shared(const gg_strategy_options *options) {
     return options->hierarchical ? GG_SHARED_GRADIENT : 0;
 }
 
-/* Notes that a chunk has been posted; and chunk n of those of a bucket, in that order. */
+/* Records that a chunk has been posted; and returns the n-th of those of a bucket, in the order of posting. */
 static inline void gg_gossip_note_posted(gg_gossip *gossip, int bucket, int chunk) {
     gossip->order[gossip->buckets.bucket[bucket].first_chunk + gossip->posted[bucket]++] = chunk;
 }

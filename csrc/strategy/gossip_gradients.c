@@ -1,10 +1,10 @@
-/* GossipGraD with gradients, for comparison: a partner's gradient is mixed into the own one, and nothing pulls the
- * replicas together.
+/* GossipGraD with gradients, for comparison: a partner's gradient is mixed into the own one. Weights are never
+ * averaged, so replicas diverge.
  *
- * Gradients have two arenas that take turns from step to step, so one may be in flight while the other is written. They
- * are sent where they lie; with a bfloat16 wire a rounded copy is. staleness 0   the update of a layer waits for the
- * partner's gradient of the same step: g + (received - g)/2 staleness 1   the update uses g(t) + (received(t-1) -
- * g(t-1))/2; settling adds what the last exchange brought as if it had come in time (gg_optimizer_late). */
+ * Gradients have two arenas, used in alternate steps, so one may be in flight while the other is written. They are sent
+ * where they lie; with a bfloat16 wire a rounded copy is. staleness 0   the update of a layer waits for the partner's
+ * gradient of the same step: g + (received - g)/2 staleness 1   the update uses g(t) + (received(t-1) - g(t-1))/2;
+ * settling adds what the last exchange brought as if it had come in time (gg_optimizer_late). */
 #include "base/memory.h"
 #include "strategy/gossip.h"
 #include "strategy/tables.h"
@@ -35,7 +35,7 @@ static void gossip_gradients_update(gossip_gradients *g, int64_t step, const gg_
                                   .gradient = gradient});
 }
 
-/* staleness 0: whether a chunk of a bucket is under way; the next one. */
+/* staleness 0: whether a chunk of a bucket is in flight; the next one. */
 static bool gossip_gradients_pending(const gossip_gradients *g, int bucket) {
     return g->mixed[bucket] < g->gossip.posted[bucket];
 }
@@ -120,7 +120,8 @@ static void update_now(gossip_gradients *g, int bucket, int chunk, const gg_chun
     gossip_gradients_update(g, g->gossip.head.step, piece, gradient);
 }
 
-/* All gradients of a chunk are final, and at staleness 1 used: what was mixed in is let go, and they are sent. */
+/* All gradients of a chunk are final, and at staleness 1 used: releases the message that was mixed in, and sends
+ * them. */
 static gg_status gossip_gradients_finish(gossip_gradients *g, int bucket, int i) {
     gg_status status = GG_OK;
     gg_gossip *gossip = &g->gossip;

@@ -99,7 +99,7 @@ static gg_status push_sum_begin(gg_strategy *strategy) {
 /* ---- mixing ---- */
 
 /* Adds the rounding error of a bfloat16 wire, before a mix, while the arena still equals what was sent. */
-static void keep_rounding(gossip_push_sum *g, const arrivals *in, const gg_chunk *piece) {
+static void add_rounding_error(gossip_push_sum *g, const arrivals *in, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
     for (int kind = 0; kind < g->kinds && g->gossip.options.wire == GG_BFLOAT16; ++kind) {
         float *own = push_sum_arena(g, kind) + piece->offset, *rounded = g->rounded[kind] + piece->offset;
@@ -134,7 +134,7 @@ cleanup:
 static gg_status push_sum_mix_next(gossip_push_sum *g, int bucket) {
     const arrivals *in = g->pending[bucket];
     int chunk = g->next[bucket]++;
-    keep_rounding(g, in, &g->gossip.buckets.chunk[chunk]);
+    add_rounding_error(g, in, &g->gossip.buckets.chunk[chunk]);
     for (int kind = 0; kind < g->kinds; ++kind) push_sum_mix(g, in, kind, chunk, &g->gossip.buckets.chunk[chunk]);
     if (g->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->pending[bucket] = NULL;
     return push_sum_release(g, in, chunk);
@@ -207,7 +207,7 @@ static void push_sum_update(gossip_push_sum *g, int bucket, int chunk, const gg_
     gg_strategy *strategy = &g->gossip.head;
     gg_device *device = strategy->env.device;
     const arrivals *in = g->pending[bucket];
-    if (in != NULL) keep_rounding(g, in, piece);
+    if (in != NULL) add_rounding_error(g, in, piece);
     for (int kind = MOMENT; in != NULL && kind < g->kinds; ++kind) push_sum_mix(g, in, kind, chunk, piece);
     gg_strategy_update(strategy, piece->offset, piece->count, gg_state_gradients(strategy->env.state) + piece->offset);
     if (in != NULL) push_sum_mix(g, in, WEIGHT, chunk, piece);
@@ -227,7 +227,7 @@ static gg_status push_sum_finish(gossip_push_sum *g, int bucket) {
     for (int i = b->first_chunk; g->pending[bucket] != NULL && i < b->end_chunk; ++i)
         GG_TRY(push_sum_release(g, g->pending[bucket], i));
     g->pending[bucket] =
-        in->count > 0 || g->gossip.send_to >= 0 ? in : NULL; /* who only sends still has what rounding left */
+        in->count > 0 || g->gossip.send_to >= 0 ? in : NULL; /* a rank that only sends still has the rounding error */
     g->next[bucket] = b->first_chunk;
     for (int kind = 0; kind < g->kinds; ++kind) {
         for (int i = 0; i < in->count; ++i) GG_TRY(gg_stream_receive(&g->stream[kind][i], bucket, in->sender[i]));
@@ -324,7 +324,7 @@ static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) 
     if (g->gossip.options.wire == GG_BFLOAT16)
         GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", &g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
-        /* Messages of one kind have the same tags, whoever sends them. */
+        /* Messages of one kind have the same tags, from every sender. */
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0, g->gossip.options.wire,
                                 &g->stream[kind][i]));
         g->stream[kind][i].name = name;

@@ -1,18 +1,17 @@
 /* GossipGraD with weights, or weights and moments: after the local update of a layer its new weights go to this step's
  * partner and are mixed with what another partner sent.
  *
- * Weights and moments are private and updated in place. The update streams a snapshot of them past the cache into
- * message memory, where partners read it: to write private memory again stays as cheap as without exchange, while lines
- * that another core has read would cost several times more. Nothing is copied afterwards, and a snapshot in flight is
- * never written: a stream alternates between two arenas.
+ * Weights and moments are private and updated in place. The update writes a snapshot of them with non-temporal stores
+ * into message memory, where partners read it. So the next update of private memory costs no more than without
+ * exchange; lines that another core has read would cost several times more. Nothing is copied afterwards, and a
+ * snapshot in flight is never written: a stream alternates between two arenas.
  *
  * - Staleness 0: when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the
- *   layer.
- * - Staleness 1: the next update adds (received - w)/2 in the same pass, where w still equals what was sent. The
- *   exchange overlaps with a whole step.
+ * layer. - Staleness 1: the next update adds (received - w)/2 in the same pass, where w still equals what was sent. The
+ * exchange overlaps with a whole step.
  *
- * Moments, which only updates need, are at either staleness mixed by the next update, before it uses them: no pass of
- * their own.
+ * Moments, which only updates need, are mixed by the next update before it uses them, with either staleness, without a
+ * pass of their own.
  *
  * With a bfloat16 wire the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed since its
  * snapshot was written, so rounding it again gives what was sent without reading it. */
@@ -151,8 +150,7 @@ static void update_halves(gossip_weights *g, const gg_update *update) {
     }
 }
 
-/* What came for elements of a chunk that the update mixes in, and where the update puts their snapshot; NULL: nothing.
- */
+/* The received elements that the update of a run mixes in, and where it writes their snapshot; NULL: none. */
 static const void *gossip_weights_received(const exchanged *part, int chunk, size_t offset) {
     if (part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
     return gg_stream_received(&part->stream, chunk, offset);
@@ -228,7 +226,7 @@ static gg_status gossip_weights_settle(gg_strategy *strategy) {
     for (int i = 0; i < g->parts; ++i)
         for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
             GG_TRY(gossip_weights_complete(g, &g->part[i], bucket));
-    /* Every rank releases all that it received before it waits for what it sent, so no ranks wait in a circle. */
+    /* Every rank releases all that it received before it waits for what it sent, so there is no deadlock. */
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_all_sent(&g->part[i].stream));
 cleanup:
     return status;

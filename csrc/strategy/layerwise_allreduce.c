@@ -1,7 +1,7 @@
 /* LayerwiseAllReduce, the paper's AGD: synchronous SGD whose reductions hide behind the backward pass. A bucket's
- * reduction starts when the gradients of its layers are final, last layers first, and moves on in the polls between
- * nodes; when it is through, the bucket is updated: its weights are used no more in this step. The end waits for what
- * is left. Sums and updates are those of AllReduce, element by element, so the bits are the same.
+ * reduction starts when the gradients of its layers are final, last layers first, and progresses in the polls between
+ * nodes. When it is complete the bucket is updated: its weights are not used any more in this step. The end of the step
+ * waits for the rest. Sums and updates are those of AllReduce, element by element, so the bits are the same.
  *
  * Hierarchical GossipGraD is the same inside a node, with gossip in place of the update: a bucket that is reduced is
  * given to a gossip strategy whose ranks are the nodes. Each of a node's ranks exchanges with the rank at its own place
@@ -35,7 +35,7 @@ static gg_status at_layers(const layerwise_allreduce *s, int bucket, gg_status s
                           status);
 }
 
-/* After a call of the gossip strategy: what it has waited is what this one has. */
+/* After a call of the gossip strategy: its waits count as this strategy's. */
 static gg_status by_gossip(layerwise_allreduce *s, gg_status status) {
     s->head.exposed_seconds += s->gossip->exposed_seconds;
     s->gossip->exposed_seconds = 0;
@@ -55,7 +55,7 @@ cleanup:
     return status;
 }
 
-/* Shares within the node, which count its ranks' samples against each other. */
+/* Shares within the node, in proportion to the samples of its ranks. */
 static void set_node_share(layerwise_allreduce *s) {
     const float *share = s->head.share;
     const int *member = s->nodes.member, size = s->nodes.size, first = s->across->rank * size;
@@ -111,7 +111,8 @@ cleanup:
     return at_layers(s, bucket, status);
 }
 
-/* The next chunk of a bucket is reduced: updates it, or gives the bucket on with its last chunk. */
+/* The next chunk of a bucket is reduced: updates it, or with the last chunk passes the bucket to the gossip
+ * strategy. */
 static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
@@ -140,7 +141,7 @@ cleanup:
     return status;
 }
 
-/* Every chunk under way goes on, also behind one that lags: the peers wait for this rank's part of each. */
+/* Advances every chunk in flight, also behind one that lags: the peers wait for this rank's part of each. */
 static gg_status poll_bucket(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &s->buckets.bucket[bucket];

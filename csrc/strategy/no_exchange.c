@@ -1,4 +1,4 @@
-/* NoExchange: every rank trains alone. The floor that the others are measured against. */
+/* NoExchange: every rank trains alone. The baseline of the others. */
 #include "base/memory.h"
 #include "strategy/tables.h"
 

@@ -1,17 +1,16 @@
-/* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights and stores
- * the optimiser's state of those slices only (Lee, Agrawal, Balaprakash, Choudhary, Liao 2018).
+/* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights and stores the
+ * optimiser's state of those slices only (Lee, Agrawal, Balaprakash, Choudhary, Liao 2018).
  *
- * - Backward: when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i.
- * - Owner: when all ranks' parts of its slice have arrived, it adds them in the order of ranks, updates the slice and
- *   sends it to all.
- * - Next forward: waits for the weights of a bucket when it needs one of its layers.
+ * - Backward: when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i. - Owner: when
+ * all ranks' parts of its slice have arrived, it adds them in the order of ranks, updates the slice and sends it to
+ * all. - Next forward: waits for the weights of a bucket when it needs one of its layers.
  *
  * Of linear layers where that is cheaper, ranks exchange inputs and errors instead of the weight's gradient
  * (fc_exchange.h):
  *
- * - Forward: every rank sends the layer's input to all.
- * - Backward: it does not compute the weight's gradient, and sends each rank the errors of the outputs in its slice.
- * - Owner: computes its slice of every rank's gradient itself, and continues as above.
+ * - Forward: every rank sends the layer's input to all. - Backward: it does not compute the weight's gradient, and
+ * sends each rank the errors of the outputs in its slice. - Owner: computes its slice of every rank's gradient itself,
+ * and continues as above.
  *
  * Sums and updates are those of AllReduce, element by element, so the bits are the same, with and without overlap. The
  * following is not in the paper: chunks, small layers joined into buckets, slices of uneven size for any number of
@@ -19,12 +18,12 @@
  *
  * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has
  * all its weights may be written by the next backward pass. They read updated weights from a snapshot which the update
- * writes beside the weights and which is not written again before all have read it; so it is with the copies of inputs
- * and errors. Weights are private: they arrive by copy, from `ready` on, when the step uses them no more.
+ * writes beside the weights and which is not written again before all have read it. The same holds for the copies of
+ * inputs and errors. Weights are private: they arrive by copy, from `ready` on, when the step uses them no more.
  *
- * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights
- * travel as they are: all ranks train on the same, and nothing of a small update is lost. So do inputs and errors, and
- * the owner rounds each rank's gradient before it adds them. */
+ * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights are
+ * sent as float32: all ranks train on the same ones, and no small update is lost. So are inputs and errors, and the
+ * owner rounds each rank's gradient before it adds them. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -100,13 +99,13 @@ static gg_fc *fc_of_chunk(const overlapped_averaging *s, int chunk) {
     return gg_fc_partitioned(&s->fc, s->partition.layer[chunk]);
 }
 
-/* Of a chunk's own slice: where a rank's part lands. */
+/* Of a chunk's own slice: where a rank's part is received. */
 static char *overlapped_landing_of(const overlapped_averaging *s, const gg_part *own, int rank) {
     return s->landing + (own->owned_offset * (size_t)s->head.env.transport->size + own->count * (size_t)rank) * s->size;
 }
 
 /* Sends the parts of a chunk's gradient to those who add them. Peers are visited from the next rank on, so that not all
- * send to one; receives come first: a message that finds its receive posted needs no copy on the way. */
+ * send to one; receives come first: a message whose receive is posted needs no extra copy. */
 static gg_status start_chunk(overlapped_averaging *s, int chunk) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -235,8 +234,8 @@ cleanup:
     return status;
 }
 
-/* A peer's slice of the weights has arrived: it may have landed at its place. The peer has read this rank's gradient
- * before. */
+/* A peer's slice of the weights has arrived, perhaps directly in the weights: the peer has read this rank's gradient
+ * before it sent. */
 static gg_status copy_weights(overlapped_averaging *s, int chunk, int from) {
     gg_status status = GG_OK;
     gg_request *request = overlapped_request_of(s, chunk, WEIGHT_IN, from);
@@ -390,7 +389,7 @@ static bool network_is_busy(const overlapped_averaging *s) {
 }
 
 /* The first layers come first, for their weights are needed first. While gradients fill the network, sending weights
- * would only delay the gradients and weights that are needed sooner: they are held back, at most to the end of the
+ * would only delay the gradients and weights that are needed sooner: they are delayed, at most to the end of the
  * step. */
 static gg_status overlapped_poll(gg_strategy *strategy) {
     gg_status status = GG_OK;

@@ -1,7 +1,7 @@
-/* ParameterServer: Downpour. A worker trains alone. After each step t with (t + 1) % period == 0, and when it comes to
- * rest, it sends the servers the change of its weights since the last answer, d = w - base. The centre adds it, c += d,
- * and the worker continues with the centre's weights, w = c. The local step, momentum included, is the optimiser's; the
- * momentum stays with its worker.
+/* ParameterServer: Downpour. A worker trains alone. After each step t with (t + 1) % period == 0, and when it settles,
+ * it sends the servers the change of its weights since the last answer, d = w - base. The centre adds it, c += d, and
+ * the worker continues with the centre's weights, w = c. The local step, momentum included, is the optimiser's; its
+ * momentum is not exchanged.
  *
  * With bfloat16 on the wire d is rounded, and so is the answer, c - (base + d). The rounding errors of both stay in w -
  * base and are part of the next message. So c is always its first value plus all that was sent, and w - base is what is
@@ -20,7 +20,7 @@ static void parameter_server_answer(gg_centre *s, size_t n, float *weight, const
     memcpy(answer, weight, n * sizeof(float));
 }
 
-static void parameter_server_take(gg_centre *s, size_t at, size_t n, const float *answer) {
+static void parameter_server_apply(gg_centre *s, size_t at, size_t n, const float *answer) {
     memcpy(gg_state_weights(s->head.env.state) + at, answer, n * sizeof(float));
     memcpy(s->base + at, answer, n * sizeof(float));
 }
@@ -37,7 +37,7 @@ static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("parameter-server")
                                     .accumulates = true,
                                     .ask = parameter_server_ask,
                                     .answer = parameter_server_answer,
-                                    .take = parameter_server_take,
+                                    .apply = parameter_server_apply,
                                     .answer_narrow = parameter_server_answer_narrow};
 
 gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env,
@@ -45,7 +45,7 @@ gg_status gg_parameter_server_create(const gg_strategy_options *options, const g
     gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_centre_check(options, env->transport->size));
-    /* With one rank nobody else moves the centre. */
+    /* With one rank no other rank changes the centre. */
     if (env->transport->size == 1) GG_TRY(gg_no_exchange_create(options, env, out));
     else GG_TRY(gg_centre_create(&rule, 0, options, env, out));
 cleanup:

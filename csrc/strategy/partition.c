@@ -6,7 +6,7 @@
 #include "base/parallel.h"
 #include "comm/collective.h"
 
-/* What a walk along the buckets meets. */
+/* A step of a walk along the buckets. */
 typedef struct cutter {
     size_t most; /* elements of a chunk */
     int count;   /* chunks so far */
@@ -15,7 +15,7 @@ typedef struct cutter {
     int *layer, *owner; /* -1: of no partitioned layer */
 } cutter;
 
-/* A run of a slice that is one rank's is cut evenly, others into chunks as large as may be. */
+/* A run that one rank owns is cut evenly, other runs into chunks as large as allowed. */
 static void add_run(cutter *c, size_t offset, size_t count, int layer, int owner) {
     int pieces = (int)((count + c->most - 1) / c->most);
     for (int i = 0; i < pieces; ++i, ++c->count) {
@@ -100,7 +100,7 @@ void gg_partition_destroy(gg_partition *partition) {
     memset(partition, 0, sizeof *partition);
 }
 
-/* Copies a rank's slices from where they lie among the others to where they lie one behind the other. */
+/* Packs a rank's slices of a whole arena one behind the other. */
 static void pack_owned(const gg_partition *partition, int rank, const float *arena, float *owned) {
     for (int i = 0; i < partition->chunks; ++i) {
         const gg_part *part = gg_partition_part(partition, rank, i);

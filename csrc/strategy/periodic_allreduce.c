@@ -1,5 +1,5 @@
 /* PeriodicAllReduce: local SGD. Every rank trains alone; after each step t with (t + 1) % period == 0 the weights, and
- * the moments that the optimiser keeps, become the mean over the ranks, each counting 1/p. Nothing is in flight between
+ * the moments of the optimiser, become the mean over the ranks, each counting 1/p. Nothing is in flight between
  * steps. */
 #include "base/memory.h"
 #include "comm/collective.h"

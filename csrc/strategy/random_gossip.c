@@ -1,23 +1,23 @@
 /* PullGossip and PushGossip: after its update a rank draws another rank and averages with it. No rank waits for another
  * one in a step.
  *
- * - Push: the new weights are sent to the drawn rank. At the end of each step a rank mixes all complete messages.
- * - Pull: the drawn rank is asked for its weights and sends the last snapshot that it published, that is its weights
- *   after its last update. It answers while it polls.
+ * - Push: the new weights are sent to the drawn rank. At the end of each step a rank mixes all complete messages. -
+ * Pull: the drawn rank is asked for its weights and sends the last snapshot that it published, that is its weights
+ * after its last update. It answers while it polls.
  *
  * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1. With push_sum
  * a rank that sends gives away half of its mass with its weights, so that the sum of mass*w over the ranks and over all
- * messages in flight is preserved. When the run comes to rest the masses become 1 again: all replicas are shifted by
- * one vector, so that their plain mean is what the weighted mean was.
+ * messages in flight is preserved. When the run settles the masses become 1 again: all replicas are shifted by one
+ * vector, so that their plain mean is what the weighted mean was.
  *
  * The update of a layer writes a copy to a snapshot in message memory, which is not written again before all its
  * readers have finished. If a partner lags, so that no snapshot is free or its last messages are unread, the exchange
  * is skipped and counted.
  *
  * Which rank sends to which, and when, is not known beforehand. So every rank has a receive posted for small notes from
- * every other rank, and posts the receives of weights only when a note announces them. Before a run comes to rest,
- * every rank sends every other rank a note with the number of messages that it has sent there, so that no message is
- * lost or left in flight. */
+ * every other rank, and posts the receives of weights only when a note announces them. Before a run settles, every rank
+ * sends every other rank a note with the number of messages that it has sent there, so that no message is lost or left
+ * in flight. */
 #include <string.h>
 
 #include "base/memory.h"

@@ -93,7 +93,7 @@ cleanup:
 
 gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from) {
     gg_status status = GG_OK;
-    /* A message that finds its receive posted needs no copy on the way. */
+    /* A message whose receive is posted needs no extra copy. */
     GG_TRY(gg_stream_receive(stream, bucket, receive_from));
     GG_TRY(gg_stream_send(stream, bucket, which, send_to));
 cleanup:

@@ -40,7 +40,7 @@ typedef struct gg_stream {
  * have the same tags, and others have others. Collective. */
 gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire,
                            gg_stream *out);
-/* Collective. Gives up what is still in flight: nothing is after settling. */
+/* Collective. Cancels what is still in flight; after settling nothing is. */
 void gg_stream_destroy(gg_stream *stream);
 
 /* Starts receiving a bucket from a partner; sending it from arena `which` to a partner; both. */
@@ -64,7 +64,7 @@ gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived);
 const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset);
 /* Where element `offset` of arena `which` is. */
 void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset);
-/* The chunk is used. The last one of its bucket ends what the trace shows of it. */
+/* Releases the chunk. With the last one of a bucket the trace records its exchange. */
 gg_status gg_stream_release(gg_stream *stream, int chunk);
 
 /* Waits on one request, adding the time to the strategy's exposed seconds. */

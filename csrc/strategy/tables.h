@@ -25,8 +25,8 @@ gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const 
 gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 
-/* Kinds of arenas that lie in message memory, where partners read them; the others are private. BORROWED_GRADIENT: the
- * strategy brings the gradients' arena. */
+/* Kinds of arenas in message memory, where partners read them; the others are private. BORROWED_GRADIENT: the strategy
+ * allocates the gradients' arena itself. */
 enum {
     GG_SHARED_WEIGHT = 1 << GG_ARENA_WEIGHT,
     GG_SHARED_GRADIENT = 1 << GG_ARENA_GRADIENT,
@@ -47,7 +47,7 @@ gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_e
 /* Entries of a strategy's table that do nothing: without and with a layer. */
 gg_status gg_strategy_nothing(gg_strategy *strategy);
 gg_status gg_strategy_no_layer(gg_strategy *strategy, int layer);
-/* poll: lets messages move, no more. */
+/* poll: only lets messages progress. */
 gg_status gg_strategy_progress(gg_strategy *strategy);
 
 /* The update of a run of elements with `gradient`, in place: what strategies without a mix do. */
@@ -58,7 +58,7 @@ gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer);
 /* Counts the time from `begin` to now as waiting, and records it in the trace. All waits are counted here, so the
  * exposed seconds are the waits in the trace. */
 void gg_strategy_waited(gg_strategy *strategy, double begin);
-/* Has the waits of a reduction counted so. */
+/* Counts the waits of a reduction in the same way. */
 void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction);
 
 /* Adds "step 12, layers 'a' to 'b': " to the message of a failure, and returns it. */

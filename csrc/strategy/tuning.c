@@ -61,8 +61,8 @@ static double elements_of(const gg_buckets *buckets, const gg_bucket *bucket) {
 }
 
 /* When the backward pass is over at `clock`, and the link, busy until `wire` with the first halves of the reductions.
- * The second halves of those that were there before have been sent in polls. The others are sent one after the
- * other, after all first halves, because a rank that waits for one does not poll the next. */
+ * The second halves of those that had arrived before have been sent in polls. The others are sent one after the other,
+ * after all first halves, because a rank that waits for one does not poll the next. */
 static double finish_all(const model *m, const gg_buckets *buckets, const double *there, double clock, double wire) {
     double end = clock;
     for (int b = buckets->count - 1; b >= 0; --b) {
