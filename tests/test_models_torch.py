@@ -9,9 +9,8 @@ import gossipgrad as gg
 
 torch = pytest.importorskip("torch")
 
-from collections import OrderedDict  # noqa: E402
-
 from torch import nn  # noqa: E402
+from torch_networks import named, perceptron  # noqa: E402
 from torch_parity import images, same  # noqa: E402
 
 
@@ -19,28 +18,6 @@ from torch_parity import images, same  # noqa: E402
 def seeded():
     torch.manual_seed(1)
     torch.set_num_threads(1)
-
-
-def named(**layers):
-    return nn.Sequential(OrderedDict(layers))
-
-
-def numbered(layers, first=0):
-    return nn.Sequential(*layers)
-
-
-class Net(nn.Module):
-    """Parts by name, one after another, as torchvision's simple networks are."""
-
-    def __init__(self, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x):
-        for part in self.children():
-            x = part(x)
-        return x
 
 
 def test_lenet():
@@ -73,13 +50,6 @@ def test_cifar_quick():
         fc2=nn.Linear(64, 10),
     )
     same(gg.models.cifar_quick(input=(3, 17, 21)), module, images((3, 17, 21), 5, 10), lr=0.003)
-
-
-def perceptron(widths, act):
-    parts = []
-    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False), 1):
-        parts += [(f"fc{i}", nn.Linear(a, b)), (f"act{i}", act())]
-    return nn.Sequential(OrderedDict(parts[:-1]))
 
 
 def test_mlp():
