@@ -8,6 +8,7 @@ from gossipgrad.data import characters, cifar10, draws, embedded, higgs, idx, im
 from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
 from gossipgrad.data.characters import Vocabulary, text
 from gossipgrad.data.images import ImageFolder, image_folder
+from gossipgrad.data.shifts import random_crop
 from gossipgrad.data.source import Source
 from gossipgrad.data.tables import csv, npz, standardize
 from gossipgrad.errors import DataError, choice
@@ -28,6 +29,7 @@ __all__ = [
     "image_folder",
     "load",
     "npz",
+    "random_crop",
     "standardize",
     "synthetic",
     "text",
