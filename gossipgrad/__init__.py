@@ -47,6 +47,14 @@ from gossipgrad.layers import (  # noqa: E402
 from gossipgrad.model import Input, Model, Sequential  # noqa: E402
 from gossipgrad.optim import SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
+from gossipgrad.sequences import (  # noqa: E402
+    Embedding,
+    Pad,
+    Permute,
+    PositionEmbedding,
+    Reshape,
+    Slice,
+)
 from gossipgrad.strategies import (  # noqa: E402
     AllReduce,
     ElasticAveraging,
@@ -64,7 +72,6 @@ from gossipgrad.trainer import Trainer  # noqa: E402
 from gossipgrad.weights import read as read_weights  # noqa: E402
 
 __all__ = [
-    "SGD",
     "Adam",
     "Add",
     "AllReduce",
@@ -82,6 +89,7 @@ __all__ = [
     "Dropout",
     "EarlyStopping",
     "ElasticAveraging",
+    "Embedding",
     "Flatten",
     "GossipGraD",
     "History",
@@ -96,15 +104,21 @@ __all__ = [
     "NoExchange",
     "Optimizer",
     "OverlappedAveraging",
+    "Pad",
     "ParameterServer",
     "PeriodicAllReduce",
+    "Permute",
+    "PositionEmbedding",
     "ProgressBar",
     "PullGossip",
     "PushGossip",
     "ReLU",
     "ReduceOnPlateau",
+    "Reshape",
+    "SGD",
     "Sequential",
     "Sigmoid",
+    "Slice",
     "StopOnNaN",
     "Straggler",
     "Strategy",

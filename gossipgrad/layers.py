@@ -203,7 +203,8 @@ class Conv2d(Trained):
 
 
 class Linear(Trained):
-    """out = weight x + bias: `out` features from a flat input (Flatten first), whose features are inferred.
+    """out = weight x + bias: `out` features from those of the last axis, which are inferred: (n,) becomes (out,), and a
+    sequence (T, n) becomes (T, out). Images want a Flatten before.
 
     weight_init, bias_init, lr, weight_decay  as of Conv2d.
     """

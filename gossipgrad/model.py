@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from gossipgrad import _core, safetensors, show, summary
 from gossipgrad import weights as weights_of_others
 from gossipgrad.errors import CheckpointError, choice, flag, integer
-from gossipgrad.layers import KINDS, Layer, Node, Trained
+from gossipgrad.layers import Layer, Node, Trained
 from gossipgrad.literals import INPUT_TYPES, InputType
+from gossipgrad.sequences import KINDS
 
 Arrays = dict[str, NDArray[np.float32]]
 

@@ -27,9 +27,14 @@ typedef enum gg_op_kind {
     GG_OP_TANH,
     GG_OP_SIGMOID,
     GG_OP_DROPOUT,
-    GG_OP_ADD,     /* sum of >= 2 inputs of one shape */
-    GG_OP_CONCAT,  /* along the first axis of the sample (channels or features) */
-    GG_OP_REORDER, /* from one format to another; backward goes the other way */
+    GG_OP_ADD,                /* sum of >= 2 inputs of one shape */
+    GG_OP_CONCAT,             /* along the first axis of the sample (channels or features) */
+    GG_OP_REORDER,            /* from one format to another; backward goes the other way */
+    GG_OP_EMBEDDING,          /* rows of a table (numbers, C), one for each int32 of the input; PLAIN */
+    GG_OP_POSITION_EMBEDDING, /* adds the first rows of a table (numbers, C) to each sample (T, C); PLAIN */
+    GG_OP_PERMUTE,            /* the sample's axes in another order */
+    GG_OP_SLICE,              /* a range of one axis */
+    GG_OP_PAD,                /* zeros before and behind along one axis */
     GG_OP_COUNT
 } gg_op_kind;
 
@@ -51,6 +56,11 @@ int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool 
  * it. */
 bool gg_window_covers(const gg_window *window, int axis, int64_t input, int64_t outputs);
 
+/* Along one axis of a sample: [begin, end) by `step` is what SLICE gives and where PAD puts its input. */
+typedef struct gg_range {
+    int64_t axis, begin, end, step;
+} gg_range;
+
 #define GG_MAX_INPUTS 16
 /* Inputs of a network, and targets of a data set, at most. */
 #define GG_MAX_FIELDS 8
@@ -68,6 +78,9 @@ typedef struct gg_op_desc {
     int64_t groups;                   /* CONV2D; divides both channel counts */
     bool bias;                        /* CONV2D and LINEAR */
     gg_activation activation;         /* CONV2D and LINEAR: applied to the output; backward starts from the output */
+    int64_t numbers;                  /* EMBEDDING and POSITION_EMBEDDING: rows of the table */
+    gg_range range;                   /* SLICE and PAD */
+    int64_t order[GG_MAX_DIMS];       /* PERMUTE: axis i of the output is axis order[i] of the input */
     float probability;                /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */
     uint64_t seed;                    /* DROPOUT: already mixed with the layer's number */
     bool training;                    /* false: backward is never run and dropout copies */

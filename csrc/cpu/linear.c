@@ -46,6 +46,28 @@ void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *ar
     gg_parallel_run(gg_cpu_threads_for(device, (size_t)(args->count * args->batch)), weight_gradient_part, &j);
 }
 
+typedef struct column_sums {
+    const gg_cpu_elementwise *kernels;
+    int64_t rows, cols;
+    const float *in;
+    float *out;
+} column_sums;
+
+static void column_sums_part(void *context, int thread, int threads) {
+    const column_sums *c = context;
+    size_t begin, end;
+    gg_parallel_split((size_t)c->cols, GG_LANES, thread, threads, &begin, &end);
+    if (begin == end) return;
+    memcpy(c->out + begin, c->in + begin, (end - begin) * sizeof(float));
+    for (int64_t i = 1; i < c->rows; ++i)
+        c->kernels->add(end - begin, c->out + begin, c->in + i * c->cols + begin, c->out + begin);
+}
+
+void gg_cpu_column_sums(gg_device *device, int64_t rows, int64_t cols, const float *in, float *out) {
+    column_sums c = {gg_cpu_device_kernels(device)->elementwise, rows, cols, in, out};
+    gg_parallel_run(gg_cpu_threads_for(device, (size_t)(rows * cols)), column_sums_part, &c);
+}
+
 void gg_cpu_columns(gg_device *device, const gg_vectors *from, int64_t first, int64_t count, float *out) {
     if (from->layout == GG_LAYOUT_BATCH_LAST) {
         gg_cpu_transpose(device, from->batch, count, false, from->data + first * gg_lanes_padded(from->batch), out);

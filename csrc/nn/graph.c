@@ -38,6 +38,12 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
     [GG_LAYER_DROPOUT] = &gg_layer_dropout,
     [GG_LAYER_ADD] = &gg_layer_add,
     [GG_LAYER_CONCAT] = &gg_layer_concat,
+    [GG_LAYER_EMBEDDING] = &gg_layer_embedding,
+    [GG_LAYER_POSITION_EMBEDDING] = &gg_layer_position_embedding,
+    [GG_LAYER_RESHAPE] = &gg_layer_reshape,
+    [GG_LAYER_PERMUTE] = &gg_layer_permute,
+    [GG_LAYER_SLICE] = &gg_layer_slice,
+    [GG_LAYER_PAD] = &gg_layer_pad,
 };
 
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }

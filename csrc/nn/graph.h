@@ -22,6 +22,12 @@ typedef enum gg_layer_kind {
     GG_LAYER_DROPOUT,
     GG_LAYER_ADD,
     GG_LAYER_CONCAT,
+    GG_LAYER_EMBEDDING,
+    GG_LAYER_POSITION_EMBEDDING,
+    GG_LAYER_RESHAPE,
+    GG_LAYER_PERMUTE,
+    GG_LAYER_SLICE,
+    GG_LAYER_PAD,
     GG_LAYER_COUNT
 } gg_layer_kind;
 
@@ -51,7 +57,13 @@ typedef struct gg_layer_desc {
     gg_layer_kind kind;
     char name[GG_NAME_LENGTH]; /* unique in the graph */
     gg_window window;          /* CONV2D, pooling */
-    int64_t outputs;           /* CONV2D: channels, LINEAR: features */
+    int64_t outputs;           /* CONV2D: channels, LINEAR and EMBEDDING: features */
+    int64_t numbers;           /* EMBEDDING and POSITION_EMBEDDING: rows of the table; POSITION_EMBEDDING: 0: as many
+                                  as the input has */
+    gg_shape shape;            /* RESHAPE: the output's; one size may be -1: what is left */
+    gg_shape order;            /* PERMUTE: of the input's axes */
+    gg_range range;            /* SLICE: axis, begin and end as Python counts, negative ones from the last; PAD: axis */
+    int64_t pads[2];           /* PAD: zeros before and behind */
     int64_t groups;            /* CONV2D */
     bool bias;                 /* CONV2D, LINEAR */
     float probability;         /* DROPOUT, in [0, 1) */

@@ -15,10 +15,10 @@ typedef struct gg_plan_hooks {
     gg_status (*need)(void *context, int layer);  /* before the layer's forward: its weights must be current */
     gg_status (*ready)(void *context, int layer); /* in backward: its gradient is final, its weights are used no more */
     gg_status (*poll)(void *context);             /* after each node, forward and backward: let messages move */
-    /* Linear layers whose weight's gradient somebody else computes; NULL: there are none. `input` is asked before each
-     * one's forward and `need`: *skip_weight_gradient tells that it is so in this step. Then the plan leaves that
-     * gradient unwritten and gives the error of the layer's output before `ready`. What they are given is read before
-     * they return. */
+    /* Linear layers on flat samples whose weight's gradient somebody else computes; NULL: there are none. `input` is
+     * asked before each one's forward and `need`: *skip_weight_gradient tells that it is so in this step. Then the plan
+     * leaves that gradient unwritten and gives the error of the layer's output before `ready`. What they are given is
+     * read before they return. */
     gg_status (*input)(void *context, int layer, const gg_vectors *input, bool *skip_weight_gradient);
     gg_status (*error)(void *context, int layer, const gg_vectors *error);
     /* For tracing; NULL: off. Around each operation of a node, with its need or ready; what: "forward", "backward",

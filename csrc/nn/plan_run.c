@@ -158,7 +158,9 @@ static gg_status plan_offer_input(const gg_plan *plan, gg_step *step, const gg_p
     const gg_vectors input =
         plan_vectors(op->input[0], &op->desc.input[0], plan->options.batch, step->forward_args.input[0]);
     step->skip_weight_gradient = false;
-    if (op->desc.kind != GG_OP_LINEAR || !step->backward || hooks == NULL || hooks->input == NULL) return GG_OK;
+    /* One that is applied to each position of a sample is never computed elsewhere. */
+    if (op->desc.kind != GG_OP_LINEAR || op->desc.input[0].dims != 1 || !step->backward) return GG_OK;
+    if (hooks == NULL || hooks->input == NULL) return GG_OK;
     return hooks->input(hooks->context, step->layer, &input, &step->skip_weight_gradient);
 }
 

@@ -59,6 +59,7 @@ typedef enum option_type {
     OPTION_PAIR,    /* int64_t[2], a tuple of two integers */
     OPTION_FLAG,    /* bool */
     OPTION_NUMBER,  /* float */
+    OPTION_SIZES,   /* gg_shape, a tuple of any integers */
     OPTION_INIT     /* gg_init, a tuple (name, value) */
 } option_type;
 
@@ -81,6 +82,14 @@ static const layer_option layer_options[] = {
     OPTION("groups", OPTION_INTEGER, groups),
     OPTION("bias", OPTION_FLAG, bias),
     OPTION("probability", OPTION_NUMBER, probability),
+    OPTION("numbers", OPTION_INTEGER, numbers),
+    OPTION("shape", OPTION_SIZES, shape),
+    OPTION("order", OPTION_SIZES, order),
+    OPTION("axis", OPTION_INTEGER, range.axis),
+    OPTION("begin", OPTION_INTEGER, range.begin),
+    OPTION("end", OPTION_INTEGER, range.end),
+    OPTION("step", OPTION_INTEGER, range.step),
+    OPTION("pads", OPTION_PAIR, pads),
     OPTION("weight_init", OPTION_INIT, weight_init),
     OPTION("bias_init", OPTION_INIT, bias_init),
 };
@@ -97,6 +106,16 @@ static int read_init(PyObject *value, const char *name, gg_init *out) {
     return number < 0 ? -1 : 0;
 }
 
+static int read_sizes(PyObject *value, const char *name, gg_shape *out) {
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) < 1 || PyTuple_GET_SIZE(value) > GG_MAX_DIMS) {
+        PyErr_Format(PyExc_TypeError, "%s: must be a tuple of 1 to %d integers", name, GG_MAX_DIMS);
+        return -1;
+    }
+    out->dims = (int)PyTuple_GET_SIZE(value);
+    for (int i = 0; i < out->dims; ++i) out->size[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static int read_option(const layer_option *option, PyObject *value, gg_layer_desc *desc) {
     void *field = (char *)desc + option->offset;
     int64_t *integer = field;
@@ -111,6 +130,7 @@ static int read_option(const layer_option *option, PyObject *value, gg_layer_des
         break;
     case OPTION_FLAG: *(bool *)field = PyObject_IsTrue(value) == 1; break;
     case OPTION_NUMBER: *(float *)field = (float)PyFloat_AsDouble(value); break;
+    case OPTION_SIZES: return read_sizes(value, option->name, field);
     case OPTION_INIT: return read_init(value, option->name, field);
     }
     return PyErr_Occurred() ? -1 : 0;

@@ -67,7 +67,8 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dty
     if (ranks == 1 || choice == GG_PARTITION_NONE) return;
     for (int i = 0; i < gg_graph_nodes(env->graph); ++i) {
         const gg_node *node = gg_graph_node(env->graph, i);
-        if (node->desc.kind != GG_LAYER_LINEAR) continue;
+        /* One that is applied to each position of a sample would send as many inputs and errors as positions. */
+        if (node->desc.kind != GG_LAYER_LINEAR || node->shape.dims != 1) continue;
         const gg_parameter *weight = fc_weight_of(env->graph, node->layer);
         /* No step has less than one sample of each rank. */
         if (choice == GG_PARTITION_ALL || fc_cheaper(weight, ranks, ranks, gg_dtype_size(wire)))

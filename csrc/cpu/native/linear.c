@@ -148,6 +148,10 @@ static const gg_op_class linear_class = {
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     *out = NULL;
+    if (desc->inputs == 1 && desc->input[0].dims > 1) {
+        status = gg_native_linear_rows_create(device, desc, out);
+        goto cleanup;
+    }
     if (desc->inputs != 1 || desc->batch < 1)
         GG_FAIL(GG_ERROR_ARGUMENT, "a linear layer has one input and a batch of at least 1, not %d and %lld",
                 desc->inputs, (long long)desc->batch);

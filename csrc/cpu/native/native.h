@@ -13,7 +13,10 @@ gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, s
 void gg_native_op_free(gg_op *op);
 
 gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* BATCH_LAST on flat samples. */
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* The same over the last axis of samples with several: PLAIN, one product for the positions of the whole batch. */
+gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 
 /* Both poolings; BATCH_LAST. */
 gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
@@ -25,6 +28,11 @@ gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op 
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* BATCH_LAST. */
 gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* PLAIN; an error names the first token that is no row of the table. */
+gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* PERMUTE, SLICE and PAD: BATCH_LAST if offered, else PLAIN. */
+gg_status gg_native_rearrange_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* Between PLAIN and BATCH_LAST. */
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 

@@ -55,11 +55,7 @@ static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg
     const int64_t in = desc->input[0].size[desc->input[0].dims - 1], out = desc->output.size[desc->output.dims - 1];
     const int64_t rows = desc->batch * gg_shape_count(&desc->output) / out;
     const float *error = args->grad_output;
-    if (desc->bias) {
-        memcpy(args->gradient[GG_PARAMETER_BIAS], error, (size_t)out * sizeof(float));
-        for (int64_t i = 1; i < rows; i++)
-            for (int64_t o = 0; o < out; o++) args->gradient[GG_PARAMETER_BIAS][o] += error[i * out + o];
-    }
+    if (desc->bias) gg_cpu_column_sums(device, rows, out, error, args->gradient[GG_PARAMETER_BIAS]);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return;
     const gg_weight_gradient_args all = {.batch = rows,
                                          .in = in,

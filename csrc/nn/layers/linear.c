@@ -1,23 +1,23 @@
-/* Fully connected: (I) -> (O), weight (O, I). */
+/* Fully connected, over the last axis: (..., I) -> (..., O), weight (O, I). */
 #include <string.h>
 
 #include "nn/layer.h"
 
+static int64_t last_size(const gg_shape *shape) { return shape->size[shape->dims - 1]; }
+
 static gg_status linear_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     gg_status status = GG_OK;
-    char text[GG_SHAPE_TEXT];
     (void)inputs;
+    const int64_t features = last_size(&input[0]->shape);
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
-    if (input[0]->shape.dims != 1)
-        GG_FAIL(GG_ERROR_SHAPE, "input must be (features), got %s from '%s'; put a Flatten before it",
-                gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
     if (desc->outputs < 1)
         GG_FAIL(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)desc->outputs);
-    if (desc->outputs > GG_MAX_SAMPLE / input[0]->shape.size[0])
+    if (desc->outputs > GG_MAX_SAMPLE / features)
         GG_FAIL(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)desc->outputs,
-                (long long)input[0]->shape.size[0], (long long)GG_MAX_SAMPLE);
-    *out = (gg_shape){1, {desc->outputs}};
+                (long long)features, (long long)GG_MAX_SAMPLE);
+    *out = input[0]->shape;
+    out->size[out->dims - 1] = desc->outputs;
 cleanup:
     return status;
 }
@@ -26,8 +26,8 @@ static int linear_parameters(const gg_node *node, const gg_shape *input, gg_para
     const gg_layer_desc *desc = &node->desc;
     gg_parameter weight = {
         .name = ".weight",
-        .shape = {2, {desc->outputs, input->size[0]}},
-        .fan_in = input->size[0],
+        .shape = {2, {desc->outputs, last_size(input)}},
+        .fan_in = last_size(input),
         .fan_out = desc->outputs,
         .init = desc->weight_init,
     };
@@ -41,7 +41,9 @@ static int linear_parameters(const gg_node *node, const gg_shape *input, gg_para
     return desc->bias ? 2 : 1;
 }
 
-static int64_t linear_macs(const gg_node *node, const gg_shape *input) { return node->desc.outputs * input->size[0]; }
+static int64_t linear_macs(const gg_node *node, const gg_shape *input) {
+    return node->desc.outputs * gg_shape_count(input);
+}
 
 static void linear_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->bias = desc->bias; }
 

@@ -18,6 +18,7 @@ typedef struct op_run {
     uint32_t rank;
     uint64_t step;
     bool evaluate;
+    bool lanes; /* float32 inputs are offered BATCH_LAST */
 } op_run;
 
 /* The buffers of one run. */
@@ -32,7 +33,7 @@ typedef struct op_buffers {
 static gg_status make_input(gg_test_devices *d, const op_run *run, const gg_op *op, int i, gg_test_guarded *out) {
     gg_status status = GG_OK;
     const gg_op_desc *desc = &op->desc;
-    const gg_format from = desc->offered[i], to = op->input[i];
+    const gg_format from = {desc->offered[i].dtype, GG_LAYOUT_PLAIN}, to = op->input[i];
     GG_TRY(gg_test_guarded_make(out, gg_format_bytes(to, &desc->input[i], desc->batch)));
     memset(out->data, 0, out->bytes);
     GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, from, to, run->input[i], out->data));
@@ -153,6 +154,7 @@ typedef enum option_type {
     OPTION_PAIR,    /* int64_t[2], a tuple of two integers */
     OPTION_FLAG,    /* bool */
     OPTION_NUMBER,  /* float */
+    OPTION_SIZES,   /* int64_t[GG_MAX_DIMS], a tuple of integers */
     OPTION_ACTIVATION
 } option_type;
 
@@ -173,6 +175,13 @@ static const run_option run_options[] = {
     OPTION("count_include_pad", OPTION_FLAG, desc.window.count_include_pad),
     OPTION("groups", OPTION_INTEGER, desc.groups),
     OPTION("bias", OPTION_FLAG, desc.bias),
+    OPTION("numbers", OPTION_INTEGER, desc.numbers),
+    OPTION("axis", OPTION_INTEGER, desc.range.axis),
+    OPTION("begin", OPTION_INTEGER, desc.range.begin),
+    OPTION("end", OPTION_INTEGER, desc.range.end),
+    OPTION("stride1", OPTION_INTEGER, desc.range.step),
+    OPTION("order", OPTION_SIZES, desc.order),
+    OPTION("lanes", OPTION_FLAG, lanes),
     OPTION("activation", OPTION_ACTIVATION, desc.activation),
     OPTION("probability", OPTION_NUMBER, desc.probability),
     OPTION("seed", OPTION_COUNT, desc.seed),
@@ -208,6 +217,14 @@ static int read_option(const run_option *option, PyObject *value, op_run *run) {
         break;
     case OPTION_FLAG: *(bool *)field = PyObject_IsTrue(value) == 1; break;
     case OPTION_NUMBER: *(float *)field = (float)PyFloat_AsDouble(value); break;
+    case OPTION_SIZES:
+        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) > GG_MAX_DIMS) {
+            PyErr_Format(PyExc_TypeError, "%s: must be a tuple of at most %d integers", option->name, GG_MAX_DIMS);
+            return -1;
+        }
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
+            integer[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
+        break;
     case OPTION_ACTIVATION: return read_activation(value, field);
     }
     return PyErr_Occurred() ? -1 : 0;
@@ -252,10 +269,10 @@ static int check_parameters(const op_run *run) {
     const gg_op_desc *desc = &run->desc;
     const gg_window *w = &desc->window;
     const size_t *count = run->parameter_count;
-    const int64_t outputs = desc->output.size[0];
+    const int64_t outputs = desc->output.size[desc->kind == GG_OP_LINEAR ? desc->output.dims - 1 : 0];
     int64_t want = 0;
     if (desc->kind != GG_OP_CONV2D && desc->kind != GG_OP_LINEAR) return 0;
-    if (desc->kind == GG_OP_LINEAR) want = outputs * desc->input[0].size[0];
+    if (desc->kind == GG_OP_LINEAR) want = outputs * desc->input[0].size[desc->input[0].dims - 1];
     else if (desc->groups >= 1) want = outputs * (desc->input[0].size[0] / desc->groups) * w->kernel[0] * w->kernel[1];
     if ((int64_t)count[0] != want || run->parameters != 1 + desc->bias ||
         (desc->bias && (int64_t)count[1] != outputs)) {
@@ -389,6 +406,8 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     run.parameters = (int)PyList_GET_SIZE(parameters);
     if (read_options(options, &run) < 0 || gg_py_shape(output_shape, "output_shape", &desc->output) < 0) return NULL;
     if (op_arrays_read(&arrays, &run, inputs, parameters, grad_output) < 0) goto cleanup;
+    for (int i = 0; run.lanes && i < desc->inputs; ++i)
+        if (desc->offered[i].dtype == GG_FLOAT32) desc->offered[i].layout = GG_LAYOUT_BATCH_LAST;
     if (check_parameters(&run) < 0 || op_arrays_make(&arrays, &run) < 0) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;
     const gg_float_mode former = gg_parallel_enter();

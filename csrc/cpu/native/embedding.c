@@ -1,0 +1,172 @@
+/* Tables of rows: one for each token, or one for each position, which is added. PLAIN.
+ *
+ * The table's gradient is dense. Each thread owns some of its rows and goes through all tokens in their order, so the
+ * bits do not depend on the threads. */
+#include <string.h>
+
+#include "base/parallel.h"
+#include "cpu/native/native.h"
+
+typedef struct table_op {
+    gg_op head;
+    gg_device *device;
+    int64_t positions; /* of a sample */
+    int64_t tokens;    /* of the batch */
+    int64_t features;
+} table_op;
+
+typedef struct table_job {
+    const table_op *op;
+    const gg_op_args *args;
+    const gg_cpu_elementwise *kernels;
+} table_job;
+
+static void table_run(const table_op *op, gg_parallel_fn fn, const gg_op_args *args) {
+    table_job job = {.op = op, .args = args, .kernels = gg_cpu_device_kernels(op->device)->elementwise};
+    gg_parallel_run(gg_cpu_threads_for(op->device, (size_t)(op->tokens * op->features)), fn, &job);
+}
+
+/* ------------------------------------------------------------------------------------------ tokens */
+
+static gg_status check_tokens(const table_op *op, const int32_t *token) {
+    gg_status status = GG_OK;
+    for (int64_t i = 0; i < op->tokens; ++i)
+        if (token[i] < 0 || token[i] >= op->head.desc.numbers)
+            GG_FAIL(GG_ERROR_ARGUMENT, "token %d at position %lld of sample %lld of the batch; allowed: 0 to %lld",
+                    token[i], (long long)(i % op->positions), (long long)(i / op->positions),
+                    (long long)op->head.desc.numbers - 1);
+cleanup:
+    return status;
+}
+
+static void look_up_part(void *context, int thread, int threads) {
+    const table_job *j = context;
+    const int64_t features = j->op->features;
+    const int32_t *token = j->args->input[0];
+    float *y = j->args->output;
+    size_t begin, end;
+    gg_parallel_split((size_t)j->op->tokens, 1, thread, threads, &begin, &end);
+    for (size_t i = begin; i < end; ++i)
+        memcpy(y + (int64_t)i * features, j->args->parameter[GG_PARAMETER_WEIGHT] + token[i] * features,
+               (size_t)features * sizeof(float));
+}
+
+static void table_gradient_part(void *context, int thread, int threads) {
+    const table_job *j = context;
+    const int64_t features = j->op->features;
+    const int32_t *token = j->args->input[0];
+    const float *dy = j->args->grad_output;
+    float *dw = j->args->gradient[GG_PARAMETER_WEIGHT];
+    size_t begin, end;
+    gg_parallel_split((size_t)j->op->head.desc.numbers, 1, thread, threads, &begin, &end);
+    memset(dw + (int64_t)begin * features, 0, (end - begin) * (size_t)features * sizeof(float));
+    for (int64_t i = 0; i < j->op->tokens; ++i) {
+        if ((size_t)token[i] < begin || (size_t)token[i] >= end) continue;
+        float *row = dw + token[i] * features;
+        j->kernels->add((size_t)features, row, dy + i * features, row);
+    }
+}
+
+static gg_status embedding_forward(gg_op *head, const gg_op_args *args) {
+    gg_status status = GG_OK;
+    const table_op *op = (table_op *)head;
+    GG_TRY(check_tokens(op, args->input[0]));
+    table_run(op, look_up_part, args);
+cleanup:
+    return status;
+}
+
+static gg_status embedding_backward(gg_op *head, const gg_op_args *args) {
+    table_run((table_op *)head, table_gradient_part, args);
+    return GG_OK;
+}
+
+static const gg_op_class embedding_class = {embedding_forward, embedding_backward, gg_native_op_free};
+
+gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *head = NULL;
+    gg_op_desc plain = *desc;
+    *out = NULL;
+    if (desc->inputs != 1 || desc->offered[0].dtype != GG_INT32 || desc->numbers < 1)
+        GG_FAIL(GG_ERROR_ARGUMENT, "an embedding has one int32 input and at least one row, not %d of %s and %lld",
+                desc->inputs, gg_dtype_name(desc->offered[0].dtype), (long long)desc->numbers);
+    plain.offered[0].dtype = GG_FLOAT32; /* what native operations compute in */
+    GG_TRY(gg_native_op_create(&plain, &embedding_class, sizeof(table_op), &head));
+    table_op *op = (table_op *)head;
+    head->desc = *desc;
+    head->input[0] = (gg_format){GG_INT32, GG_LAYOUT_PLAIN};
+    head->output.layout = GG_LAYOUT_PLAIN;
+    head->backward_needs_input = true;
+    op->device = device;
+    op->features = desc->output.size[desc->output.dims - 1];
+    op->positions = gg_shape_count(&desc->input[0]);
+    op->tokens = desc->batch * op->positions;
+    *out = head;
+cleanup:
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------ positions */
+
+static void add_positions_part(void *context, int thread, int threads) {
+    const table_job *j = context;
+    const int64_t sample = j->op->positions * j->op->features;
+    const float *x = j->args->input[0];
+    float *y = j->args->output;
+    size_t begin, end;
+    gg_parallel_split((size_t)(j->op->tokens / j->op->positions), 1, thread, threads, &begin, &end);
+    for (size_t n = begin; n < end; ++n)
+        j->kernels->add((size_t)sample, x + (int64_t)n * sample, j->args->parameter[GG_PARAMETER_WEIGHT],
+                        y + (int64_t)n * sample);
+}
+
+static void sum_positions_part(void *context, int thread, int threads) {
+    const table_job *j = context;
+    const int64_t sample = j->op->positions * j->op->features, samples = j->op->tokens / j->op->positions;
+    const float *dy = j->args->grad_output;
+    float *dw = j->args->gradient[GG_PARAMETER_WEIGHT];
+    size_t begin, end;
+    gg_parallel_split((size_t)sample, GG_LANES, thread, threads, &begin, &end);
+    if (begin == end) return;
+    memcpy(dw + begin, dy + begin, (end - begin) * sizeof(float));
+    for (int64_t n = 1; n < samples; ++n) j->kernels->add(end - begin, dw + begin, dy + n * sample + begin, dw + begin);
+}
+
+static gg_status position_embedding_forward(gg_op *head, const gg_op_args *args) {
+    table_run((table_op *)head, add_positions_part, args);
+    return GG_OK;
+}
+
+static gg_status position_embedding_backward(gg_op *head, const gg_op_args *args) {
+    const table_op *op = (table_op *)head;
+    const size_t used = (size_t)(op->positions * op->features), all = (size_t)(head->desc.numbers * op->features);
+    table_run(op, sum_positions_part, args);
+    memset(args->gradient[GG_PARAMETER_WEIGHT] + used, 0, (all - used) * sizeof(float));
+    if (args->grad_input[0] != NULL && args->grad_input[0] != args->grad_output)
+        memcpy(args->grad_input[0], args->grad_output, (size_t)(op->tokens * op->features) * sizeof(float));
+    return GG_OK;
+}
+
+static const gg_op_class position_embedding_class = {position_embedding_forward, position_embedding_backward,
+                                                     gg_native_op_free};
+
+gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *head = NULL;
+    *out = NULL;
+    if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->numbers < desc->input[0].size[0])
+        GG_FAIL(GG_ERROR_SHAPE, "positions are added to one input (positions, features) of at most %lld positions",
+                (long long)desc->numbers);
+    GG_TRY(gg_native_op_create(desc, &position_embedding_class, sizeof(table_op), &head));
+    table_op *op = (table_op *)head;
+    head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
+    head->in_place = true;
+    op->device = device;
+    op->positions = desc->input[0].size[0];
+    op->features = desc->input[0].size[1];
+    op->tokens = desc->batch * op->positions;
+    *out = head;
+cleanup:
+    return status;
+}

@@ -1,0 +1,100 @@
+/* Tables of learned rows: those that tokens name, (T) or any shape -> (T, C), weight (numbers, C); and one for each
+ * position, which is added: (T, C) -> (T, C), weight (numbers, C) with at least T rows. */
+#include <string.h>
+
+#include "nn/layer.h"
+
+static gg_status check_table(const gg_init *init, int64_t numbers, int64_t features) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_init_check(init, "weight_init"));
+    if (numbers < 1 || numbers > INT32_MAX)
+        GG_FAIL(GG_ERROR_ARGUMENT, "numbers must be 1 to %d, got %lld", INT32_MAX, (long long)numbers);
+    if (features < 1) GG_FAIL(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)features);
+    if (features > GG_MAX_SAMPLE / numbers)
+        GG_FAIL(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)numbers,
+                (long long)features, (long long)GG_MAX_SAMPLE);
+cleanup:
+    return status;
+}
+
+/* The table; the default is PyTorch's for embeddings, normal numbers of deviation 1. */
+static int table_of(const gg_layer_desc *desc, int64_t numbers, int64_t features, gg_parameter *out) {
+    gg_parameter weight = {
+        .name = ".weight", .shape = {2, {numbers, features}}, .fan_in = numbers, .fan_out = features};
+    weight.init = desc->weight_init;
+    if (weight.init.kind == GG_INIT_DEFAULT) weight.init = (gg_init){GG_INIT_NORMAL, 1};
+    if (out != NULL) *out = weight;
+    return 1;
+}
+
+static gg_status embedding_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    (void)inputs;
+    GG_TRY(check_table(&desc->weight_init, desc->numbers, desc->outputs));
+    *out = input[0]->shape;
+    if (out->dims == GG_MAX_DIMS)
+        GG_FAIL(GG_ERROR_SHAPE, "input must have at most %d axes, got %s from '%s'", GG_MAX_DIMS - 1,
+                gg_shape_text(out, text), input[0]->desc.name);
+    out->size[out->dims++] = desc->outputs;
+cleanup:
+    return status;
+}
+
+static int embedding_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+    (void)input;
+    return table_of(&node->desc, node->desc.numbers, node->desc.outputs, out);
+}
+
+static void embedding_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->numbers = desc->numbers; }
+
+static int64_t rows_of_positions(const gg_layer_desc *desc, const gg_shape *input) {
+    return desc->numbers > 0 ? desc->numbers : input->size[0];
+}
+
+static gg_status position_embedding_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input,
+                                          gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    (void)inputs;
+    *out = input[0]->shape;
+    if (out->dims != 2)
+        GG_FAIL(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'", gg_shape_text(out, text),
+                input[0]->desc.name);
+    const int64_t numbers = rows_of_positions(desc, out);
+    GG_TRY(check_table(&desc->weight_init, numbers, out->size[1]));
+    if (numbers < out->size[0])
+        GG_FAIL(GG_ERROR_SHAPE, "the table has %lld positions, the input %s from '%s' has %lld", (long long)numbers,
+                gg_shape_text(out, text), input[0]->desc.name, (long long)out->size[0]);
+cleanup:
+    return status;
+}
+
+static int position_embedding_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+    return table_of(&node->desc, rows_of_positions(&node->desc, input), input->size[1], out);
+}
+
+static void position_embedding_describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    out->numbers = rows_of_positions(desc, &out->input[0]);
+}
+
+const gg_layer_type gg_layer_embedding = {
+    .name = "embedding",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_EMBEDDING,
+    .integer_inputs = 1,
+    .infer = embedding_infer,
+    .parameters = embedding_parameters,
+    .describe = embedding_describe,
+};
+
+const gg_layer_type gg_layer_position_embedding = {
+    .name = "position_embedding",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_POSITION_EMBEDDING,
+    .infer = position_embedding_infer,
+    .parameters = position_embedding_parameters,
+    .describe = position_embedding_describe,
+};

@@ -1,0 +1,147 @@
+/* Another shape, another order of the axes, a part of one axis, zeros around one axis. Axes are those of a sample. */
+#include "nn/layer.h"
+
+static gg_status reshape_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
+    const int64_t count = gg_shape_count(&input[0]->shape);
+    int64_t known = 1;
+    int open = -1;
+    (void)inputs;
+    *out = desc->shape;
+    for (int i = 0; i < out->dims; i++) {
+        if (out->size[i] == -1 && open < 0) open = i;
+        else if (out->size[i] < 1 || out->size[i] > count / known) known = 0;
+        else known *= out->size[i];
+        if (known == 0) break;
+    }
+    if (known > 0 && open >= 0 && count % known == 0) {
+        out->size[open] = count / known;
+        known = count;
+    }
+    if (out->dims < 1 || known != count)
+        GG_FAIL(GG_ERROR_SHAPE, "the %lld values of the input %s from '%s' do not have the shape %s", (long long)count,
+                gg_shape_text(&input[0]->shape, have), input[0]->desc.name, gg_shape_text(&desc->shape, want));
+cleanup:
+    return status;
+}
+
+static gg_status permute_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
+    const gg_shape *shape = &input[0]->shape;
+    unsigned seen = 0;
+    (void)inputs;
+    out->dims = shape->dims;
+    for (int i = 0; i < shape->dims && desc->order.dims == shape->dims; i++) {
+        const int64_t axis = desc->order.size[i];
+        if (axis < 0 || axis >= shape->dims) break;
+        seen |= 1u << axis;
+        out->size[i] = shape->size[axis];
+    }
+    if (seen != (1u << shape->dims) - 1)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "the order must name each of the axes 0 to %d of the input %s from '%s' once, got %s", shape->dims - 1,
+                gg_shape_text(shape, have), input[0]->desc.name, gg_shape_text(&desc->order, want));
+cleanup:
+    return status;
+}
+
+static void permute_describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    for (int i = 0; i < desc->order.dims; i++) out->order[i] = desc->order.size[i];
+}
+
+static gg_status check_axis(const gg_layer_desc *desc, const gg_node *input) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    const int64_t dims = input->shape.dims;
+    if (desc->range.axis < -dims || desc->range.axis >= dims)
+        GG_FAIL(GG_ERROR_ARGUMENT, "axis must be %lld to %lld for the input %s from '%s', got %lld", (long long)-dims,
+                (long long)dims - 1, gg_shape_text(&input->shape, text), input->desc.name, (long long)desc->range.axis);
+cleanup:
+    return status;
+}
+
+static int64_t place_in(int64_t at, int64_t size) {
+    if (at < 0) at = at < -size ? 0 : at + size;
+    return at > size ? size : at;
+}
+
+/* As Python counts: negative axes and places from the last, and no place outside. */
+static gg_range slice_of(const gg_layer_desc *desc, const gg_shape *shape) {
+    gg_range range = desc->range;
+    if (range.axis < 0) range.axis += shape->dims;
+    range.begin = place_in(range.begin, shape->size[range.axis]);
+    range.end = place_in(range.end, shape->size[range.axis]);
+    return range;
+}
+
+static gg_status slice_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    (void)inputs;
+    GG_TRY(check_axis(desc, input[0]));
+    if (desc->range.step < 1)
+        GG_FAIL(GG_ERROR_ARGUMENT, "step must be at least 1, got %lld", (long long)desc->range.step);
+    const gg_range range = slice_of(desc, &input[0]->shape);
+    if (range.begin >= range.end)
+        GG_FAIL(GG_ERROR_SHAPE, "nothing of axis %lld of the input %s from '%s' is between %lld and %lld",
+                (long long)range.axis, gg_shape_text(&input[0]->shape, text), input[0]->desc.name,
+                (long long)desc->range.begin, (long long)desc->range.end);
+    *out = input[0]->shape;
+    out->size[range.axis] = (range.end - range.begin - 1) / range.step + 1;
+cleanup:
+    return status;
+}
+
+static void slice_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->range = slice_of(desc, &out->input[0]); }
+
+static gg_status pad_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    (void)inputs;
+    GG_TRY(check_axis(desc, input[0]));
+    for (int i = 0; i < 2; i++)
+        if (desc->pads[i] < 0 || desc->pads[i] > GG_MAX_WINDOW)
+            GG_FAIL(GG_ERROR_ARGUMENT, "zeros %s must be 0 to %lld, got %lld", i == 0 ? "before" : "behind",
+                    (long long)GG_MAX_WINDOW, (long long)desc->pads[i]);
+    *out = input[0]->shape;
+    out->size[desc->range.axis < 0 ? desc->range.axis + out->dims : desc->range.axis] += desc->pads[0] + desc->pads[1];
+cleanup:
+    return status;
+}
+
+static void pad_describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    const gg_shape *shape = &out->input[0];
+    const int64_t axis = desc->range.axis < 0 ? desc->range.axis + shape->dims : desc->range.axis;
+    out->range = (gg_range){.axis = axis, .begin = desc->pads[0], .end = desc->pads[0] + shape->size[axis], .step = 1};
+}
+
+const gg_layer_type gg_layer_reshape = {
+    .name = "reshape", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_COUNT, .view = true, .infer = reshape_infer};
+
+const gg_layer_type gg_layer_permute = {
+    .name = "permute",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_PERMUTE,
+    .infer = permute_infer,
+    .describe = permute_describe,
+};
+
+const gg_layer_type gg_layer_slice = {
+    .name = "slice",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_SLICE,
+    .infer = slice_infer,
+    .describe = slice_describe,
+};
+
+const gg_layer_type gg_layer_pad = {
+    .name = "pad",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_PAD,
+    .infer = pad_infer,
+    .describe = pad_describe,
+};

@@ -1,0 +1,172 @@
+"""Layers of sequence networks: embeddings, another shape or order of a sample's axes.
+
+A sample is (positions, features), or (positions,) as tokens; the batch has no axis here. Linear, Dropout, Add and the
+activations work on each position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from gossipgrad import layers
+from gossipgrad.errors import HIGHEST, integer
+from gossipgrad.layers import Factor, Init, Layer, Trained, _init, _no_more
+
+MAX_AXES = 5  # of one sample
+
+
+def _sizes(argument: str, values: Any, low: int) -> tuple[int, ...]:
+    if not isinstance(values, (tuple, list)) or not 1 <= len(values) <= MAX_AXES:
+        raise ValueError(
+            f"{argument}={values!r}: allowed: a tuple of 1 to {MAX_AXES} integers, one an axis"
+        )
+    return tuple(integer(f"{argument}[{i}]", value, low) for i, value in enumerate(values))
+
+
+class Embedding(Trained):
+    """Row t of a table (num, dim) for each token t: int32 tokens (T,), 0 to num - 1, become (T, dim).
+
+    Tokens come from `Input((T,), dtype="int32")`. One that is no row is an error that names it and its position.
+    weight_init  as of Linear; "default" is PyTorch's for embeddings, normal numbers of deviation 1.
+    lr, weight_decay  as of Linear.
+    """
+
+    kind, prefix = "embedding", "embedding"
+
+    def __init__(
+        self,
+        num: int,
+        dim: int,
+        *more: NoReturn,
+        weight_init: Init = "default",
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
+        name: str | None = None,
+    ) -> None:
+        _no_more("Embedding", (num, dim), more, "the number of tokens and the features of each", "weight_init=, ...")
+        super().__init__(name, lr, weight_decay)
+        self.num = integer("num", num, 1)
+        self.dim = integer("dim", dim, 1)
+        self.weight_init = _init("weight_init", weight_init)
+
+    def options(self) -> dict[str, Any]:
+        return {"numbers": self.num, "outputs": self.dim, "weight_init": self.weight_init}
+
+    def config(self) -> dict[str, Any]:
+        return {"num": self.num, "dim": self.dim, "weight_init": list(self.weight_init)}
+
+
+class PositionEmbedding(Trained):
+    """Adds a learned vector to each position: (T, C) + weight[:T] of a table (num, C).
+
+    num  positions of the table, at least T; None: T. A longer one holds weights of other sequence lengths, too.
+    weight_init, lr, weight_decay  as of Embedding.
+    """
+
+    kind, prefix = "position_embedding", "position"
+
+    def __init__(
+        self,
+        num: int | None = None,
+        *,
+        weight_init: Init = "default",
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, lr, weight_decay)
+        self.num = None if num is None else integer("num", num, 1)
+        self.weight_init = _init("weight_init", weight_init)
+
+    def options(self) -> dict[str, Any]:
+        return {"numbers": self.num or 0, "weight_init": self.weight_init}
+
+    def config(self) -> dict[str, Any]:
+        return {"num": self.num, "weight_init": list(self.weight_init)}
+
+
+class Reshape(Layer):
+    """The values of a sample, in their order, under another shape: Reshape((8, -1)); one may be -1, what is left."""
+
+    kind, prefix = "reshape", "reshape"
+
+    def __init__(self, shape: Sequence[int], name: str | None = None) -> None:
+        super().__init__(name)
+        self.shape = _sizes("shape", shape, -1)
+        if 0 in self.shape or self.shape.count(-1) > 1:
+            raise ValueError(f"shape={self.shape}: allowed: sizes of at least 1, and one -1 at most")
+
+    def options(self) -> dict[str, Any]:
+        return {"shape": self.shape}
+
+    def config(self) -> dict[str, Any]:
+        return {"shape": list(self.shape)}
+
+
+class Permute(Layer):
+    """The axes of a sample in another order, as NumPy's transpose: Permute((1, 0)) makes (T, C) of (C, T)."""
+
+    kind, prefix = "permute", "permute"
+
+    def __init__(self, order: Sequence[int], name: str | None = None) -> None:
+        super().__init__(name)
+        self.order = _sizes("order", order, 0)
+        if sorted(self.order) != list(range(len(self.order))):
+            raise ValueError(f"order={self.order}: allowed: each axis of a sample once, as (1, 0)")
+
+    def options(self) -> dict[str, Any]:
+        return {"order": self.order}
+
+    def config(self) -> dict[str, Any]:
+        return {"order": list(self.order)}
+
+
+class Slice(Layer):
+    """A range of one axis, as Python's x[begin:end:step]; Slice(0, -1) is the last position: (T, C) becomes (1, C).
+
+    axis   of a sample, 0 is the first; negative: from the last.
+    begin, end  negative: from the end; end None: to the end. step: at least 1.
+    """
+
+    kind, prefix = "slice", "slice"
+
+    def __init__(
+        self, axis: int, begin: int = 0, end: int | None = None, step: int = 1, *, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        self.axis = integer("axis", axis, -MAX_AXES, MAX_AXES - 1)
+        self.begin = integer("begin", begin, -HIGHEST)
+        self.end = None if end is None else integer("end", end, -HIGHEST)
+        self.step = integer("step", step, 1)
+
+    def options(self) -> dict[str, Any]:
+        return {"axis": self.axis, "begin": self.begin, "end": HIGHEST if self.end is None else self.end} | {
+            "step": self.step
+        }
+
+    def config(self) -> dict[str, Any]:
+        return {"axis": self.axis, "begin": self.begin, "end": self.end, "step": self.step}
+
+
+class Pad(Layer):
+    """Zeros before and behind along one axis: Pad(0, 8, 8) makes (32, h, w) of (16, h, w)."""
+
+    kind, prefix = "pad", "pad"
+
+    def __init__(self, axis: int, before: int = 0, behind: int = 0, *, name: str | None = None) -> None:
+        super().__init__(name)
+        self.axis = integer("axis", axis, -MAX_AXES, MAX_AXES - 1)
+        self.before = integer("before", before, 0)
+        self.behind = integer("behind", behind, 0)
+
+    def options(self) -> dict[str, Any]:
+        return {"axis": self.axis, "pads": (self.before, self.behind)}
+
+    def config(self) -> dict[str, Any]:
+        return {"axis": self.axis, "before": self.before, "behind": self.behind}
+
+
+KINDS: dict[str, type[Layer]] = layers.KINDS | {
+    c.__name__: c for c in (Embedding, PositionEmbedding, Reshape, Permute, Slice, Pad)
+}
