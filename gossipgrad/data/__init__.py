@@ -8,6 +8,7 @@ from gossipgrad.data import characters, cifar10, draws, embedded, higgs, idx, im
 from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
 from gossipgrad.data.characters import Vocabulary, text
 from gossipgrad.data.images import ImageFolder, image_folder
+from gossipgrad.data.iterables import from_iterable
 from gossipgrad.data.shifts import random_crop
 from gossipgrad.data.source import Source
 from gossipgrad.data.tables import csv, npz, standardize
@@ -25,6 +26,7 @@ __all__ = [
     "csv",
     "draws",
     "for_network",
+    "from_iterable",
     "idx",
     "image_folder",
     "load",

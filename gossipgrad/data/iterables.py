@@ -1,0 +1,218 @@
+"""Batches that something else makes, as PyTorch's DataLoader, gathered into a set in memory or read as they come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad.data.arrays import Dataset, samples_array
+from gossipgrad.data.source import Source
+from gossipgrad.errors import DataError, flag, integer
+
+MOST_CURSORS = 64  # iterators of one epoch that a stream has open at a time
+
+
+def _array(value: Any, what: str) -> NDArray[Any]:
+    """An array from NumPy's, PyTorch's, or anything like them."""
+    for step in ("detach", "cpu", "numpy"):
+        method = getattr(value, step, None)
+        if callable(method) and not isinstance(value, np.ndarray):
+            value = method()
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" or array.ndim < 1:
+        raise TypeError(f"{what}: {type(value).__name__} of {array.dtype}; wanted an array (n, ...) of numbers")
+    return array
+
+
+def _pair(batch: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(samples, targets) of one batch. Samples are uint8, int32 or float32."""
+    what = f"batch {number}"
+    if isinstance(batch, Mapping) or not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, (tuple, list, Mapping)) else ""
+        raise TypeError(f"{what}: a {type(batch).__name__}{size}; wanted a pair (samples, targets) of arrays")
+    x, y = _array(batch[0], f"{what}: samples"), _array(batch[1], f"{what}: targets")
+    if len(x) != len(y):
+        raise ValueError(f"{what}: {len(x)} samples but {len(y)} targets")
+    if x.dtype.kind in "iu" and x.dtype.itemsize > 1 and np.all((x >= -(2**31)) & (x < 2**31)):
+        return np.ascontiguousarray(x, np.int32), y
+    return samples_array(x, f"{what}: samples"), y
+
+
+class _Growing:
+    """Batches one after the other in one array, which doubles when it is full."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.count = what, 0
+        self.array: NDArray[Any] | None = None
+
+    def add(self, piece: NDArray[Any], number: int) -> None:
+        if self.array is None:
+            self.array = np.empty(piece.shape, piece.dtype)
+        if piece.shape[1:] != self.array.shape[1:] or piece.dtype != self.array.dtype:
+            raise ValueError(
+                f"batch {number}: {self.what} of shape {piece.shape[1:]} and {piece.dtype}; those of the batches "
+                f"before are {self.array.shape[1:]} and {self.array.dtype}"
+            )
+        end = self.count + len(piece)
+        if end > len(self.array):
+            larger = np.empty((max(end, 2 * len(self.array)), *self.array.shape[1:]), self.array.dtype)
+            larger[: self.count] = self.array[: self.count]
+            self.array = larger
+        self.array[self.count : end] = piece
+        self.count = end
+
+    def result(self) -> NDArray[Any]:
+        assert self.array is not None
+        return self.array[: self.count]
+
+
+def _gather(iterable: Iterable[Any], name: str, progress: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+    from gossipgrad.progress import Bar
+
+    x, y = _Growing("samples"), _Growing("targets")
+    length = _length(iterable)
+    bar = Bar(name, progress)
+    try:
+        for number, batch in enumerate(iterable):
+            samples, targets = _pair(batch, number)
+            x.add(samples, number)
+            y.add(targets, number)
+            bar.show((number + 1) / max(length or 0, number + 1), f"{x.count:,} samples")
+    finally:
+        bar.close()
+    if not x.count:
+        raise DataError(f"{name}: no batches; an iterator that has been used up gives none")
+    return x.result(), y.result()
+
+
+def _length(iterable: Any) -> int | None:
+    try:
+        return len(iterable)
+    except TypeError:
+        return None
+
+
+# ---- read as they come
+
+
+class _Cursor:
+    """One pass through the batches, and how far it is."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches, self.number = batches, 0
+        self.begin = self.end = 0  # samples of the batch at hand
+        self.batch: tuple[NDArray[Any], NDArray[Any]] | None = None
+
+    def forward(self, count: int, name: str) -> None:
+        found = next(self.batches, None)
+        if found is None:
+            raise DataError(f"{name}: its batches end after {self.end} samples; samples={count} were announced")
+        self.batch = _pair(found, self.number)
+        self.number += 1
+        self.begin, self.end = self.end, self.end + len(self.batch[0])
+
+
+class Stream(Source):
+    """A pass through an iterable in each epoch. Rows are read in ascending order; each reader has a pass of its own."""
+
+    ordered = True
+
+    def __init__(self, iterable: Iterable[Any], samples: int, name: str) -> None:
+        self.iterable, self.count, self.name = iterable, samples, name
+        self._lock = threading.Lock()
+        self._epoch = -2
+        self._cursors: list[_Cursor] = []
+        first = _Cursor(iter(iterable))
+        first.forward(samples, name)
+        assert first.batch is not None
+        x, y = first.batch
+        self.shape, self.dtype = tuple(x.shape[1:]), x.dtype
+        self.target_shape = tuple(y.shape[1:])
+        self.target_dtype = np.dtype(np.int32 if y.dtype.kind in "iub" else np.float32)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, rows: NDArray[Any], epoch: int, samples: NDArray[Any], targets: NDArray[Any] | None) -> None:
+        with self._lock:
+            if epoch != self._epoch:
+                self._epoch, self._cursors = epoch, []
+            cursor = self._at(int(rows[0]))
+            at = 0
+            while at < len(rows):
+                if not cursor.begin <= rows[at] < cursor.end:
+                    cursor.forward(self.count, self.name)
+                    continue
+                here = int(np.searchsorted(rows[at:], cursor.end)) + at
+                assert cursor.batch is not None
+                x, y = cursor.batch
+                if x.shape[1:] != self.shape or x.dtype != self.dtype or y.shape[1:] != self.target_shape:
+                    raise DataError(
+                        f"{self.name}: batch {cursor.number - 1}: samples {x.shape[1:]} of {x.dtype}, targets "
+                        f"{y.shape[1:]}; those of the first are {self.shape} of {self.dtype}, {self.target_shape}"
+                    )
+                chosen = rows[at:here] - cursor.begin
+                samples[at:here] = x[chosen]
+                if targets is not None:
+                    targets[at:here] = y[chosen]
+                at = here
+
+    def _at(self, row: int) -> _Cursor:
+        """The pass that is nearest before a row; a new one where all are behind it."""
+        before = [one for one in self._cursors if one.begin <= row]
+        if before:
+            return max(before, key=lambda one: one.begin)
+        if len(self._cursors) >= MOST_CURSORS:
+            raise DataError(
+                f"{self.name}: rows are not read in ascending order; a stream wants shuffle=False, what it is made of "
+                "has the order"
+            )
+        self._cursors.append(_Cursor(iter(self.iterable)))
+        return self._cursors[-1]
+
+
+def from_iterable(
+    iterable: Iterable[Any],
+    *,
+    stream: bool = False,
+    samples: int | None = None,
+    scale: Any = 1.0,
+    shift: Any = 0.0,
+    name: str = "iterable",
+    progress: bool = True,
+) -> Dataset:
+    """The Dataset of an iterable of batches, each a pair (samples, targets) of arrays or tensors: PyTorch's DataLoader,
+    a generator, a list.
+
+    stream       False: one pass gathers all into memory; what the iterable draws at random is drawn once, and order,
+                 shards and resuming are fit's. True: each epoch is a pass of its own through the iterable, so it must
+                 be one that can be iterated again, and fit wants shuffle=False, since the iterable has the order. With
+                 several ranks and a stream whose order is random, each rank wants one of its own part (sharded=True).
+    samples      of a stream: how many there are in a pass; None: those of iterable.dataset, as a DataLoader has it.
+    scale, shift of the samples in memory, as of Dataset; a stream's batches are as the network is to see them.
+
+    ValueError, TypeError: batches that are no such pairs or differ in shape or type, named by their number.
+    """
+    if not hasattr(iterable, "__iter__"):
+        raise TypeError(f"iterable: a {type(iterable).__name__}; wanted an iterable of batches (samples, targets)")
+    if not flag("stream", stream):
+        if samples is not None:
+            raise ValueError(f"samples={samples!r}: allowed with stream=True")
+        x, y = _gather(iterable, name, progress)
+        return Dataset(x, y, scale, shift, name=name)
+    if iter(iterable) is iterable:
+        raise TypeError(
+            f"iterable: a {type(iterable).__name__}, which can be gone through once; stream=True wants one that each "
+            "epoch can iterate anew, as a list or a DataLoader"
+        )
+    count = samples if samples is not None else _length(getattr(iterable, "dataset", None))
+    if count is None:
+        raise ValueError("samples: missing; a stream must say how many samples a pass has")
+    for argument, value, plain in (("scale", scale, 1.0), ("shift", shift, 0.0)):
+        if np.ndim(value) or value != plain:
+            raise ValueError(f"{argument}={value!r}: allowed without stream=True")
+    return Dataset(Stream(iterable, integer("samples", count, 1), name))

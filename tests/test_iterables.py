@@ -1,0 +1,148 @@
+"""Batches that something else makes: gathered into memory, or read as they come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+
+X = np.arange(40, dtype=np.float32).reshape(20, 2)
+Y = np.arange(20) % 3
+
+
+def batches(size=6, x=X, y=Y):
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+class Tensor:
+    """What a PyTorch tensor has, as far as it matters here."""
+
+    def __init__(self, array, grad=True):
+        self.array, self.grad = array, grad
+
+    def detach(self):
+        return Tensor(self.array, False)
+
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        assert not self.grad
+        return self.array
+
+
+class Loader:
+    """Like a DataLoader: a dataset with a length, batches of tensors, an order of its own in each pass."""
+
+    def __init__(self, size=6, x=X, y=Y):
+        self.passes, self.size, self.dataset = 0, size, np.zeros(len(x))
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return -(-len(self.x) // self.size)
+
+    def __iter__(self):
+        self.passes += 1
+        for x, y in batches(self.size, self.x + 100 * (self.passes - 1), self.y):
+            yield Tensor(x), Tensor(y)
+
+
+@pytest.mark.parametrize("make", [batches, lambda: iter(batches()), lambda: (list(b) for b in batches()), Loader])
+def test_gathered_into_memory(make):
+    data = gg.data.from_iterable(make(), scale=2.0, name="mine")
+    assert np.array_equal(data.samples, X) and np.array_equal(data.targets, Y) and data.name == "mine"
+    assert data.scale == 2.0 and data.source is None
+
+
+def test_types_of_batches():
+    assert gg.data.from_iterable(batches(x=X.astype(np.uint8))).dtype == np.uint8
+    assert gg.data.from_iterable(batches(x=X.astype(np.float64))).dtype == np.float32
+    assert gg.data.from_iterable(batches(), stream=True, samples=20).source.target_dtype == np.int32
+    stream = gg.data.from_iterable(batches(x=X.astype(np.int64), y=X), stream=True, samples=20)
+    assert stream.dtype == np.int32 and stream.source.target_dtype == np.float32
+    assert stream.source.target_shape == (2,)
+
+
+def test_a_torch_loader():
+    torch = pytest.importorskip("torch")
+    pairs = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
+    loader = torch.utils.data.DataLoader(pairs, batch_size=7)
+    assert np.array_equal(gg.data.from_iterable(loader).samples, X)
+    stream = gg.data.from_iterable(loader, stream=True)
+    assert len(stream) == 20 and np.array_equal(stream.samples, X) and stream.targets.tolist() == Y.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 20, 50])
+def test_a_stream_has_a_pass_in_each_epoch(size):
+    loader = Loader(6)
+    source = gg.data.from_iterable(loader, stream=True).source
+    loader.passes = 0
+    for epoch in range(3):
+        found = [source.read_new(np.arange(i, min(i + size, 20)), epoch) for i in range(0, 20, size)]
+        assert np.array_equal(np.concatenate([x for x, _ in found]), X + 100 * epoch)
+        assert np.concatenate([y for _, y in found]).tolist() == Y.tolist()
+        assert loader.passes == epoch + 1
+
+
+def test_ranks_have_passes_of_their_own():
+    loader = Loader(6)
+    source = gg.data.from_iterable(loader, stream=True).source
+    loader.passes = 0
+    for i in range(0, 20, 4):  # rank 0 is ahead of rank 1, and both have every other row
+        for rank in (0, 1):
+            rows = np.array([i + rank, i + 2 + rank])
+            x, y = source.read_new(rows, 0)
+            assert (x % 100 == X[rows]).all() and (y == Y[rows]).all()
+    assert loader.passes <= 2
+
+
+def test_what_cannot_be_streamed():
+    with pytest.raises(TypeError, match="list_iterator, which can be gone through once"):
+        gg.data.from_iterable(iter(batches()), stream=True, samples=20)
+    with pytest.raises(ValueError, match="samples: missing"):
+        gg.data.from_iterable(batches(), stream=True)
+    with pytest.raises(ValueError, match="samples=20: allowed with stream=True"):
+        gg.data.from_iterable(batches(), samples=20)
+    with pytest.raises(ValueError, match="scale=2: allowed without stream"):
+        gg.data.from_iterable(batches(), stream=True, samples=20, scale=2)
+    long = gg.data.from_iterable(batches(), stream=True, samples=23, name="mine").source
+    with pytest.raises(gg.DataError, match="mine: its batches end after 20 samples; samples=23 were announced"):
+        long.read_new(np.arange(23), 0)
+    other = [*batches(), (X[:, :1], Y)]
+    with pytest.raises(gg.DataError, match=r"batch 4: samples \(1,\) of float32, .* those of the first are \(2,\)"):
+        gg.data.from_iterable(other, stream=True, samples=40).source.read_new(np.arange(40), 0)
+    many = batches(1, np.zeros((100, 2), np.float32), np.zeros(100))
+    source = gg.data.from_iterable(many, stream=True, samples=100).source
+    with pytest.raises(gg.DataError, match="rows are not read in ascending order; a stream wants shuffle=False"):
+        for row in range(99, -1, -1):
+            source.read_new(np.array([row]), 0)
+
+
+@pytest.mark.parametrize(
+    ("iterable", "error", "words"),
+    [
+        (5, TypeError, "iterable: a int"),
+        ([], gg.DataError, "no batches"),
+        ([X], TypeError, "batch 0: a ndarray; wanted a pair"),
+        ([*batches(), (X, Y, Y)], TypeError, "batch 4: a tuple of 3; wanted a pair"),
+        ([{"x": X, "y": Y}], TypeError, "batch 0: a dict of 2"),
+        ([(X, Y[:3])], ValueError, "batch 0: 20 samples but 3 targets"),
+        ([(X, "labels")], TypeError, "batch 0: targets: str"),
+        ([(X, 3)], TypeError, "batch 0: targets: int"),
+        ([(X, Y), (X[:, :1], Y)], ValueError, r"batch 1: samples of shape \(1,\) and float32; those .* are \(2,\)"),
+        ([(X, Y), (X.astype(np.uint8), Y)], ValueError, r"batch 1: samples of shape \(2,\) and uint8"),
+    ],
+)
+def test_batches_that_are_none(iterable, error, words):
+    with pytest.raises(error, match=words):
+        gg.data.from_iterable(iterable)
+
+
+def test_a_network_learns_from_batches():
+    x = np.random.default_rng(0).standard_normal((300, 4)).astype(np.float32)
+    data = gg.data.from_iterable(batches(32, x, (x[:, 0] > 0).astype(np.int64)))
+    net = gg.Sequential([gg.Linear(2)], input=(4,))
+    with gg.Trainer(net, optimizer=gg.SGD(lr=0.5), comm=gg.VirtualCluster(2)) as trainer:
+        trainer.fit(data, epochs=5, batch_size=15, progress=False)
+        assert trainer.evaluate(data)["accuracy"] > 0.95
