@@ -2,9 +2,8 @@
 
 #include <string.h>
 
-/* Of oneDNN's time for a convolution whose channels fill its blocks of GG_LANES, by how much it takes more for one
- * whose channels do not: half of what it pads. Nothing is padded in front of a picture's few channels, nor in groups,
- * which have kernels of their own. */
+/* The additional time of a oneDNN convolution whose channels do not fill blocks of GG_LANES, relative to one whose
+ * channels do: half of the padding. An image's few channels and groups have kernels of their own, without padding. */
 static double time_of_convolution(int64_t in, int64_t out, int64_t groups) {
     enum { PICTURE = 4 };
     if (groups != 1) return 1;
@@ -13,8 +12,8 @@ static double time_of_convolution(int64_t in, int64_t out, int64_t groups) {
     return 1 + (padded - 1) / 2;
 }
 
-/* How much longer than the native table, whose lanes are full, oneDNN takes for a sample, by their multiply-adds.
- * Without convolutions what was measured for linear layers of 512 to 2048. */
+/* oneDNN's time for a sample relative to the native table's with full lanes, by their multiply-adds. For graphs without
+ * convolutions: as measured for linear layers of 512 to 2048. */
 static double time_of_sample(const gg_graph *graph) {
     const double linear = 1.5;
     double time = 0, all = 0;
@@ -29,11 +28,11 @@ static double time_of_sample(const gg_graph *graph) {
     return all > 0 ? time / all : linear;
 }
 
-/* The native table computes in BATCH_LAST, where a batch fills whole vectors of GG_LANES samples: any channel
- * count, window and stride then runs at full width, joins and flattenings move nothing, and a chain of native
- * operations needs no reorder. What it pays for is the padding: a batch of 1 does 16 samples' work. So it is the
- * first table where it computes no more lanes for nothing than the other one loses otherwise. One rule for the whole
- * graph, because a change of table between neighbours costs a reorder of the whole activation. */
+/* The native table computes in BATCH_LAST, where a batch fills whole vectors of GG_LANES samples: any channel count,
+ * window and stride then runs at full width, joins and flattenings move nothing, and a chain of native operations needs
+ * no reorder. Its cost is the padding: a batch of 1 does the work of 16 samples. So it comes first where its padding
+ * costs less than the other table loses otherwise. One rule for the whole graph, because a change of table between
+ * neighbours costs a reorder of the whole activation. */
 static bool native_first(const gg_graph *graph, int64_t batch) {
     return (double)gg_lanes_padded(batch) <= time_of_sample(graph) * (double)batch;
 }

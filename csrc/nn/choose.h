@@ -1,4 +1,4 @@
-/* Which table is asked first for a graph's operations. A pure function, so that every rank chooses alike. */
+/* Which table is asked first for a graph's operations. A pure function, so that every rank makes the same choice. */
 #ifndef GG_NN_CHOOSE_H
 #define GG_NN_CHOOSE_H
 

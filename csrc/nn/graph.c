@@ -115,14 +115,14 @@ static gg_status check_name(const gg_graph *graph, const char name[GG_NAME_LENGT
     if (name[0] == '\0') GG_FAIL(GG_ERROR_ARGUMENT, "a layer's name must not be empty");
     for (int i = 0; i < graph->nodes; i++) {
         if (strcmp(graph->node[i].desc.name, name) == 0)
-            GG_FAIL(GG_ERROR_ARGUMENT, "layer name '%s' is already taken by node %d (%s); names must be unique", name,
-                    i, types[graph->node[i].desc.kind]->name);
+            GG_FAIL(GG_ERROR_ARGUMENT, "layer name '%s' is already that of node %d (%s); names must be unique", name, i,
+                    types[graph->node[i].desc.kind]->name);
     }
 cleanup:
     return status;
 }
 
-/* Token numbers are no quantities: a layer takes them only where it says so. */
+/* Token numbers are not quantities: a layer accepts them only if its type says so. */
 static gg_status check_dtype(const gg_layer_type *type, int i, const gg_node *input) {
     gg_dtype wanted = type->integer_inputs >> i & 1 ? GG_INT32 : GG_FLOAT32;
     if (type->view || input->dtype == wanted) return GG_OK;
@@ -135,7 +135,7 @@ static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, c
     gg_status status = GG_OK;
     const gg_node *node[GG_MAX_INPUTS] = {0};
     if (desc->kind == GG_LAYER_INPUT) {
-        if (inputs != 0) GG_FAIL(GG_ERROR_ARGUMENT, "takes no inputs, got %d", inputs);
+        if (inputs != 0) GG_FAIL(GG_ERROR_ARGUMENT, "has no inputs, got %d", inputs);
         if (graph->inputs == GG_MAX_FIELDS)
             GG_FAIL(GG_ERROR_UNSUPPORTED, "a graph has at most %d inputs", GG_MAX_FIELDS);
         if (desc->dtype != GG_FLOAT32 && desc->dtype != GG_INT32)
@@ -147,8 +147,8 @@ static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, c
     }
     if (inputs < type->least_inputs || inputs > type->most_inputs || (inputs > 0 && input == NULL)) {
         if (type->least_inputs == type->most_inputs)
-            GG_FAIL(GG_ERROR_ARGUMENT, "takes %d input, got %d", type->least_inputs, inputs);
-        GG_FAIL(GG_ERROR_ARGUMENT, "takes %d to %d inputs, got %d", type->least_inputs, type->most_inputs, inputs);
+            GG_FAIL(GG_ERROR_ARGUMENT, "needs %d input, got %d", type->least_inputs, inputs);
+        GG_FAIL(GG_ERROR_ARGUMENT, "needs %d to %d inputs, got %d", type->least_inputs, type->most_inputs, inputs);
     }
     for (int i = 0; i < inputs; i++) {
         if (input[i] < 0 || input[i] >= graph->nodes)
@@ -166,7 +166,8 @@ cleanup:
 gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shape *shape, int inputs, const int *input,
                        int *node) {
     gg_status status = GG_OK;
-    if (graph->finished) GG_FAIL(GG_ERROR_STATE, "layer '%.63s': the graph is finished and takes no more", desc->name);
+    if (graph->finished)
+        GG_FAIL(GG_ERROR_STATE, "layer '%.63s': the graph is finished, no layer can be added", desc->name);
     if ((int)desc->kind < 0 || desc->kind >= GG_LAYER_COUNT)
         GG_FAIL(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind);
     const gg_layer_type *type = types[desc->kind];
@@ -246,7 +247,7 @@ static gg_status check_heads(const gg_graph *graph, int heads, const gg_head *he
                     graph->nodes - 1);
         const gg_node *node = &graph->node[head[i].node];
         if (node->dtype != GG_FLOAT32)
-            GG_FAIL(GG_ERROR_TYPE, "the output '%s' is %s; a loss takes float32", node->desc.name,
+            GG_FAIL(GG_ERROR_TYPE, "the output '%s' is %s; a loss needs float32", node->desc.name,
                     gg_dtype_name(node->dtype));
         for (int k = 0; k < i; k++) {
             if (head[k].node == head[i].node)

@@ -16,9 +16,9 @@ typedef struct gg_plan_hooks {
     gg_status (*ready)(void *context, int layer); /* in backward: its gradient is final, its weights are used no more */
     gg_status (*poll)(void *context);             /* after each node, forward and backward: let messages move */
     /* Linear layers on flat samples whose weight's gradient somebody else computes; NULL: there are none. `input` is
-     * asked before each one's forward and `need`: *skip_weight_gradient tells that it is so in this step. Then the plan
-     * leaves that gradient unwritten and gives the error of the layer's output before `ready`. What they are given is
-     * read before they return. */
+     * asked before each one's forward and `need`: it sets *skip_weight_gradient if that is so in this step. Then the
+     * plan does not write that gradient, and passes the error of the layer's output before `ready`. Both read their
+     * vectors before they return. */
     gg_status (*input)(void *context, int layer, const gg_vectors *input, bool *skip_weight_gradient);
     gg_status (*error)(void *context, int layer, const gg_vectors *error);
     /* For tracing; NULL: off. Around each operation of a node, with its need or ready; what: "forward", "backward",
@@ -61,7 +61,7 @@ typedef struct gg_plan_options {
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads; for training, or evaluation with targets */
     gg_device *device;                   /* the table asked first */
     gg_device *fallback;                 /* for what it lacks; may be the same */
-    bool choose;   /* take each operation from the table known to be faster, not only from `device` */
+    bool choose;   /* use for each operation the table known to be faster, not only that of `device` */
     uint64_t seed; /* dropout */
     uint32_t rank; /* dropout */
 } gg_plan_options;

@@ -9,7 +9,7 @@ static const gg_format plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
 
 static bool same_format(gg_format a, gg_format b) { return a.dtype == b.dtype && a.layout == b.layout; }
 
-/* Layouts in which the values of a sample keep their order, so that its shape does not matter. */
+/* Layouts with the values of a sample in row-major order, so that its shape does not matter. */
 static bool plan_shapeless(gg_layout layout) { return layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST; }
 
 gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, void **out) {
@@ -164,13 +164,14 @@ cleanup:
     return status;
 }
 
-/* The value of node `source` as its reader `node` takes it. The plan's input takes the format of its first reader. */
+/* The value of node `source` in the format of its reader `node`. The first reader decides the format of the plan's
+ * input. */
 static gg_status plan_resolve(gg_plan *plan, int node, int source, gg_format format, int *out) {
     gg_status status = GG_OK;
     int value = plan->node[source].value;
     if (plan->value[value].undecided) {
-        bool taken = format.dtype == GG_FLOAT32 && plan_shapeless(format.layout);
-        plan_decide(plan, value, taken ? format : plain);
+        bool possible = format.dtype == GG_FLOAT32 && plan_shapeless(format.layout);
+        plan_decide(plan, value, possible ? format : plain);
     }
     if (!plan_shapeless(format.layout) && gg_graph_node(plan->graph, source)->shape.dims != 3)
         GG_FAIL(GG_ERROR_BACKEND, "layout %s is for images only, but was asked for the output of '%s'",
@@ -364,7 +365,7 @@ static void mark_nodes(gg_plan *plan) {
     }
 }
 
-/* A head's loss reads float32 in a layout that keeps the order of values. */
+/* A head's loss reads float32, in a layout with the values in row-major order. */
 static gg_status build_head(gg_plan *plan, gg_plan_head *head, int node) {
     gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(plan->graph, node);

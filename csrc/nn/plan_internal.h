@@ -24,7 +24,7 @@ typedef struct gg_value {
     gg_shape shape; /* of the node it was made for; copies in other formats have their origin's */
     gg_format format;
     size_t bytes;
-    bool undecided; /* a float32 input, until its first reader says which format it takes */
+    bool undecided; /* a float32 input whose format its first reader will decide */
     bool pinned;    /* an input: never written by the plan, shares no memory */
     bool needs_gradient;
     int node;
@@ -125,7 +125,7 @@ gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, vo
 gg_status gg_plan_build(gg_plan *plan);
 /* Lifetimes, in-place operations, meeting gradients, sharing; allocates the block and fills every step's pointers. */
 gg_status gg_plan_layout(gg_plan *plan);
-/* Whether the losses can take the outputs of the heads that are used. */
+/* Whether the losses can read the outputs of the heads that are used. */
 gg_status gg_plan_check_losses(const gg_plan *plan);
 
 /* The value whose buffer this one lies in, and where in it. */

@@ -229,7 +229,7 @@ static gg_status place_others(gg_plan *plan) {
         int last = step->backward ? gg_plan_backward_time(plan, s) : s;
         GG_TRY(add_buffer(plan, step->op->saved_bytes, s, last, &step->saved));
     }
-    /* One for all steps: what all of them use stays in the caches. */
+    /* One scratch buffer for all steps, so that it stays in the caches. */
     plan->scratch_buffer = GG_NONE;
     if (plan->scratch_bytes > 0)
         GG_TRY(add_buffer(plan, plan->scratch_bytes, 0, end_of_time(plan), &plan->scratch_buffer));

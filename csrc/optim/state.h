@@ -24,8 +24,8 @@ typedef struct gg_arena {
 /* The places of the arenas that every state has; moments follow from GG_MOMENTS on. */
 enum { GG_WEIGHTS = 0, GG_GRADIENTS, GG_MOMENTS, GG_MOST_MOMENTS = 2, GG_MOST_ARENAS = 8 };
 
-/* The strategy owns the arenas, and has the current values in them when it has settled. The data of an arena may change
- * places from step to step. */
+/* The strategy owns the arenas. They have the current values after its settle. The data of an arena may be at another
+ * address after each step. */
 typedef struct gg_state {
     size_t count; /* elements of each arena */
     size_t owned; /* elements of each arena of moments: `count`, or fewer where every rank owns only a part */
