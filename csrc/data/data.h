@@ -4,7 +4,7 @@
 
 #include "backend/backend.h"
 
-/* A set in memory; the storages are retained by whoever keeps a copy of this struct (gg_dataset_retain/release). */
+/* A set in memory; each owner of a copy of this struct retains the storages (gg_dataset_retain/release). */
 typedef struct gg_dataset {
     gg_storage *samples, *targets;
     gg_storage *sample_weights; /* float32, one a sample: what its loss counts; NULL: all 1 */
@@ -62,7 +62,7 @@ int64_t gg_sharding_id(const gg_sharding *sharding, int rank, int64_t slot);
 typedef struct gg_shard_copy {
     gg_dataset set; /* its count is the number of slots; the storages are the copy's own */
     int32_t *id;    /* of each slot: the row of the source that it holds */
-    bool in_flight; /* some slots are being replaced: not to be read; set by whoever replaces them */
+    bool in_flight; /* some slots are being replaced and must not be read; set by the sample ring */
 } gg_shard_copy;
 
 /* The ids are those of rank `rank`'s shard, the rows are not filled yet. Not with OWN. */
@@ -72,7 +72,7 @@ void gg_shard_copy_fill(gg_shard_copy *copy, const gg_dataset *source); /* the r
 /* Slots whose sample, target or weight is not bit for bit the source's of that id; *first: the id in the first of them.
  */
 int64_t gg_shard_copy_altered(const gg_shard_copy *copy, const gg_dataset *source, int32_t *first);
-/* What a slot takes in a message: sample, target, weight where the set has them, and id. */
+/* Bytes of a slot in a message: sample, target, weight if the set has weights, and id. */
 size_t gg_shard_copy_slot_bytes(const gg_shard_copy *copy);
 /* n <= ring slots from `first` on, going on at slot 0 after slot ring - 1, to a message of n * slot_bytes, and back. */
 void gg_shard_copy_pack(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, void *message);

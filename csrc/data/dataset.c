@@ -4,7 +4,7 @@
 
 #include "data/data.h"
 
-/* Row numbers are 32 bits wide and the permutation takes less than 2^31. */
+/* Row numbers are 32 bits wide, and a permutation has fewer than 2^31 elements. */
 #define MAX_SAMPLES ((int64_t)INT32_MAX)
 
 static gg_status check_storage(const char *what, const gg_storage *storage, gg_dtype dtype, int64_t count,
@@ -13,11 +13,11 @@ static gg_status check_storage(const char *what, const gg_storage *storage, gg_d
     size_t size = gg_dtype_size(dtype);
     if (!storage) GG_FAIL(GG_ERROR_ARGUMENT, "data set: no %s", what);
     size_t bytes = gg_storage_bytes(storage);
-    /* By division: the product of wild numbers may overflow. */
+    /* By division, since a product of arbitrary numbers may overflow. */
     size_t row = (size_t)values * size;
     if (bytes % row != 0 || bytes / row != (size_t)count)
         GG_FAIL(GG_ERROR_SHAPE,
-                "data set: %s take %zu bytes, but %" PRId64 " samples of %" PRId64
+                "data set: %s have %zu bytes, but %" PRId64 " samples of %" PRId64
                 " %s values are wanted (%zu bytes each)",
                 what, bytes, count, values, gg_dtype_name(dtype), size);
     if ((uintptr_t)gg_storage_data(storage) % size != 0)

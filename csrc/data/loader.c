@@ -165,7 +165,7 @@ int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
     if (rank < 0 || rank >= sharding->size || step < 0 || step >= loader->steps) return 0;
     int64_t count = gg_sharding_slots(sharding, rank);
     int64_t n = batch_begin(loader, count, step + 1) - batch_begin(loader, count, step);
-    /* Batches of one cannot give a sample away: the smaller shards then see a sample more than once. */
+    /* Batches of one have no sample to move: the smaller shards then see a sample more than once. */
     return n > 0 ? n : 1;
 }
 

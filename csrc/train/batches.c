@@ -48,7 +48,7 @@ void gg_batches_clear(gg_batches *b) {
     b->shard_counts = NULL;
 }
 
-/* Every rank learns how many samples the others bring. */
+/* All ranks exchange how many samples each of them has. */
 static gg_status share_counts(gg_batches *b, int64_t own) {
     gg_status status = GG_OK;
     gg_transport *transport = b->transport;
@@ -96,7 +96,7 @@ gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_o
     if (set->sample_weights != NULL)
         GG_TRY(gg_alloc((size_t)data->batch * sizeof(float), "weights of a batch", &b->sample_weights));
 cleanup:
-    if (status != GG_OK) { /* no rank trains with a part of it; collective resources are freed with the rest */
+    if (status != GG_OK) { /* no rank trains with incomplete data; collective resources are freed with the other ones */
         gg_loader_destroy(b->loader);
         b->loader = NULL;
     }

@@ -24,7 +24,7 @@ typedef struct gg_batches {
     gg_loader *loader; /* NULL: no data yet */
     gg_dataset set;
     gg_sharding sharding;  /* of the set, over the workers */
-    int64_t *shard_counts; /* of the sharding where ranks bring their own samples */
+    int64_t *shard_counts; /* of the sharding, if each rank has a set of its own */
     gg_shard_copy *shard;  /* used with the ring, if samples are shuffled among several ranks */
     gg_sample_ring *ring;
     void *targets;         /* of one batch */
@@ -33,14 +33,15 @@ typedef struct gg_batches {
 
 /* Replaces the data. Retains the set. On a failure there is none. Collective. */
 gg_status gg_batches_begin(gg_batches *batches, const gg_dataset *set, const gg_data_options *data);
-void gg_batches_clear(gg_batches *batches); /* collective; what is in flight is given up */
-/* Orders the samples for an epoch, and brings those that move to where they are when it begins. Collective. */
+void gg_batches_clear(gg_batches *batches); /* collective; cancels what is in flight */
+/* Orders the samples for an epoch. Those that move among the ranks are brought to where they are when it begins.
+ * Collective. */
 gg_status gg_batches_epoch(gg_batches *batches, int64_t epoch);
-/* Puts batch t of the epoch into the plan's input, targets and weights into their memory here, and starts what happens
- * to samples under the step. */
+/* Puts batch t of the epoch into the plan's input, targets and weights into their memory here, and starts the exchange
+ * of samples that runs during the step. */
 gg_status gg_batches_read(gg_batches *batches, gg_plan *plan, int64_t t);
 gg_status gg_batches_poll(gg_batches *batches);   /* lets samples move */
-gg_status gg_batches_settle(gg_batches *batches); /* brings them to rest; collective */
+gg_status gg_batches_settle(gg_batches *batches); /* completes the exchange of samples; collective */
 bool gg_batches_is_idle(const gg_batches *batches);
 
 /* Puts n rows of `values` elements into a plan's input; index NULL: consecutive ones. */

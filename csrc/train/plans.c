@@ -4,7 +4,7 @@
 
 gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out) {
     gg_status status = GG_OK;
-    int place = -1; /* of those that may go, the one that was not used for the longest time */
+    int place = -1; /* of those that may be destroyed, the least recently used one */
     gg_plan_options options = plans->options;
     *out = NULL;
     for (int i = 0; i < GG_PLANS_CACHED; ++i) {

@@ -13,8 +13,8 @@
 
 /* The rate at which the virtual clock charges arithmetic by default: that of a modest core. */
 #define MODEL_FLOPS_PER_SECOND 50e9
-/* Sizes are tuned before the batch size is known. It is assumed to be this, or so few samples that they need no more
- * than this part of its time. */
+/* Sizes are tuned before the batch size is known. It is assumed to be this, or so small that a step needs no more than
+ * this part of the time. */
 #define USUAL_BATCH 64
 #define LEAST (1.0 / 64)
 
@@ -357,7 +357,7 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_o
     for (int64_t t = 0; replica_trains(r) && t < gg_loader_steps(r->data.loader); ++t)
         GG_TRY(training_plan(r, gg_loader_batch(r->data.loader, r->options.transport->rank, t), &plan));
 cleanup:
-    if (status != GG_OK) { /* no rank trains on data that another one has not */
+    if (status != GG_OK) { /* no rank trains on data that another one does not have */
         gg_loader_destroy(r->data.loader);
         r->data.loader = NULL;
     }
@@ -527,9 +527,9 @@ gg_status gg_replica_distance(gg_replica *r, double *distance) {
     gg_status status = GG_OK;
     const float *mean = NULL;
     GG_TRY(replica_average(r, &mean));
-    double apart = replica_trains(r) ? trained_squares(r, gg_state_weights(&r->state), mean) : 0;
+    double distance_squared = replica_trains(r) ? trained_squares(r, gg_state_weights(&r->state), mean) : 0;
     double whole = trained_squares(r, mean, NULL);
-    double own = whole != 0 ? sqrt(apart / whole) : 0; /* NaN stays NaN */
+    double own = whole != 0 ? sqrt(distance_squared / whole) : 0; /* NaN stays NaN */
     GG_TRY(gg_replica_at(r, "consensus distance", gg_allreduce_doubles(r->options.transport, &own, 1)));
     *distance = own / r->workers;
 cleanup:
@@ -543,7 +543,7 @@ gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_data
     size_t row_bytes = (size_t)values * gg_dtype_size(set->dtype);
     size_t target_bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
     memset(out, 0, sizeof *out);
-    if (batch > end - begin) batch = end - begin; /* any larger one, and i + batch might overflow */
+    if (batch > end - begin) batch = end - begin; /* with a larger one, i + batch might overflow */
     for (int64_t i = begin; i < end; i += batch) {
         int64_t n = end - i < batch ? end - i : batch;
         gg_loss_sums sums[GG_MAX_FIELDS];

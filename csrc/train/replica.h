@@ -1,8 +1,8 @@
 /* One rank's training: its plans, state, strategy and batches, and the step that joins them.
  *
  * Everything here belongs to one rank and is called on that rank's thread. Functions marked collective must be called
- * by all ranks of the group in the same order. Settling and everything that shows weights brings the exchange to rest
- * first. */
+ * by all ranks of the group in the same order. Settling, and everything that shows weights, first completes what is in
+ * flight. */
 #ifndef GG_TRAIN_REPLICA_H
 #define GG_TRAIN_REPLICA_H
 
@@ -19,7 +19,7 @@ typedef enum gg_backend_choice {
     GG_CHOOSE_COUNT
 } gg_backend_choice;
 
-/* A rank that now and then comes late: before a step, with this probability, it does nothing for `delay` seconds of its
+/* A rank that is sometimes late: before a step, with this probability, it does nothing for `delay` seconds of its
  * clock. Drawn from (seed, rank, step). */
 typedef struct gg_straggler {
     double probability, delay;
@@ -54,7 +54,7 @@ typedef struct gg_progress_counts {
     double clock_seconds;              /* the transport's clock, all of it: virtual time in a virtual cluster */
     int64_t bytes_sent, messages_sent; /* of samples not counted */
     int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
-    int64_t skipped;                                 /* exchanges left out, so as not to wait */
+    int64_t skipped;                                 /* exchanges skipped, so as not to wait */
     int64_t optimizer_bytes,
         optimizer_bytes_saved; /* of the moments that this rank owns, and of those that it leaves to others */
 } gg_progress_counts;
@@ -74,7 +74,8 @@ typedef struct gg_given {
 typedef struct gg_replica gg_replica;
 
 gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out); /* collective */
-/* Collective; NULL is fine. Settle first: what is in flight is given up, and partners may read memory that is freed. */
+/* Collective; NULL is fine. Settle first: otherwise what is in flight is cancelled, and partners may read memory that
+ * is freed. */
 void gg_replica_destroy(gg_replica *replica);
 
 /* Gives the data to train on and builds the plans of every batch size that an epoch has. Retains the set. Errors are
@@ -91,7 +92,7 @@ void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
 gg_status gg_replica_end_epoch(gg_replica *replica);
 
 /* One step on a caller's batch; loss: what is trained, the mean over the batch. `batches`: samples of every rank in
- * this step; NULL: all given->n. A rank that only serves leaves its samples alone, and its loss is NaN. State that
+ * this step; NULL: all given->n. A rank that only serves does not read its samples, and its loss is NaN. State that
  * layers carry goes on from the batch before. */
 gg_status gg_replica_step(gg_replica *replica, const gg_given *given, const int64_t *batches, double *loss);
 

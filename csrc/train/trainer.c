@@ -442,12 +442,12 @@ static gg_status check_targets(const gg_graph *graph, int head, const gg_loss_op
     char want[GG_SHAPE_TEXT];
     if (loss->kind == GG_LOSS_CROSS_ENTROPY) {
         if (set->target_dtype != GG_INT32)
-            GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; cross_entropy takes one integer class a sample",
+            GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; cross_entropy needs one integer class a sample",
                     gg_dtype_name(set->target_dtype));
         GG_TRY(gg_dataset_check_classes(set, output->size[output->dims - 1]));
     } else {
         if (set->target_dtype != GG_FLOAT32)
-            GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; this loss takes float32",
+            GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; this loss needs float32",
                     gg_dtype_name(set->target_dtype));
         if (set->target_values != gg_shape_count(output))
             GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has %lld target values, the network's output has shape %s",

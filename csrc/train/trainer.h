@@ -1,4 +1,4 @@
-/* The ranks of a team that live in this process, each with its replica: whatever is asked is done by all of them.
+/* The ranks of a team that live in this process, each with its replica. A call applies to all of them.
  *
  * Every function runs on every local rank (gg_team_run) and is collective over the whole team. One thread may call at a
  * time. */
@@ -10,7 +10,7 @@
 
 typedef struct gg_trainer gg_trainer;
 
-/* options->transport and link are ignored: each replica takes its own rank's transport, and the link is measured where
+/* options->transport and link are ignored: each replica uses its own rank's transport, and the link is measured where
  * the strategy's sizes are to be tuned. Retains the team; the graph must outlive the trainer. */
 gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg_trainer **out);
 /* Collective: settles first, unless something failed. NULL is fine. */
@@ -22,14 +22,14 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *const *sets, const gg_data_options *data);
 gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch);
 /* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few
- * times a second, with all ranks paused in the middle of their steps: it may look at counts, and nothing else. When it
- * returns false, the run ends after the first step that no rank has done yet. */
+ * times a second, with all ranks paused in the middle of their steps: it may only read counts. When it returns false,
+ * the run ends after the first step that no rank has done yet. */
 gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps, bool (*watch)(void *context), void *context);
 
 /* What all ranks of the team did since the epoch began. */
 typedef struct gg_epoch_summary {
     gg_progress_counts sum;  /* counts and seconds summed over ranks; steps of one rank */
-    gg_progress_counts most; /* seconds of the rank that took longest */
+    gg_progress_counts most; /* seconds of the slowest rank */
     double consensus_distance;
 } gg_epoch_summary;
 

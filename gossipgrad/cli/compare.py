@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lr-grid", type=_RATES, metavar="LR,LR,...", help=help_)
     parser.add_argument(
-        "--target", type=float, metavar="LOSS", help="tell the time to it; default: 1.5 times the lowest"
+        "--target", type=float, metavar="LOSS", help="report the time to it; default: 1.5 times the lowest"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, orders and draws")
     add_circumstances(parser, links=compare.LINKS)

@@ -57,13 +57,13 @@ def locked(path: Path, waiting: Callable[[str], None] = lambda text: None) -> It
             else:
                 break
 
-        def tell(text: str) -> None:
+        def report(text: str) -> None:
             file.truncate(0)
             file.write(text)
             file.flush()
 
-        tell("")
-        yield tell
+        report("")
+        yield report
 
 
 def remove_left(folder: Path) -> None:

@@ -42,7 +42,7 @@ BY_TURNS = 500  # images between two words about progress
 
 Pixels = NDArray[np.uint8]
 Arrays = dict[str, Pixels]  # train_x, test_x: (n, 3, 32, 32); train_y, test_y: (n,)
-Tell = Callable[[float, int], None]  # share of the work, images so far
+Report = Callable[[float, int], None]  # share of the work, images so far
 
 
 def cache_folder() -> Path:
@@ -245,16 +245,16 @@ def _image_files(folder: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
                     yield part, kind.name, file
 
 
-def _from_folder(folder: Path, files: list[tuple[str, str, os.DirEntry[str]]], tell: Tell) -> Arrays:
+def _from_folder(folder: Path, files: list[tuple[str, str, os.DirEntry[str]]], report: Report) -> Arrays:
     collected = _Collector(folder)
     for i, (part, kind, file) in enumerate(files):
         collected.add(part, kind, file.name, _read(Path(file.path)))
         if i % BY_TURNS == 0:
-            tell(i / len(files), i)
+            report(i / len(files), i)
     return collected.arrays()
 
 
-def _from_archive(path: Path, tell: Tell) -> Arrays:
+def _from_archive(path: Path, report: Report) -> Arrays:
     """Binary files or images in a tar archive, whatever folder they lie in; nothing is unpacked to disk."""
     six = (*BINARY_FILES, *PYTHON_FILES)
     batches: dict[str, bytes] = {}
@@ -277,7 +277,7 @@ def _from_archive(path: Path, tell: Tell) -> Arrays:
                     collected = collected or _Collector(path)
                     collected.add(parts[-3], parts[-2], parts[-1], content)
                 if i % BY_TURNS == 0:
-                    tell(file.tell() / size, len(collected or ()))
+                    report(file.tell() / size, len(collected or ()))
             images.check_end(path, archive, file)
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path}: truncated or damaged archive ({error})") from error
@@ -321,7 +321,7 @@ def _kept(path: Path) -> Arrays | None:
     return arrays
 
 
-def _once(key: str, make: Callable[[Tell], Arrays], progress: bool) -> Arrays:
+def _once(key: str, make: Callable[[Report], Arrays], progress: bool) -> Arrays:
     """The arrays of this key from the cache; else made, by one process of a machine, and put there.
 
     The others wait for the file, and on rank 0 show how far the maker is. A cache that cannot be written to costs a
@@ -342,11 +342,11 @@ def _once(key: str, make: Callable[[Tell], Arrays], progress: bool) -> Arrays:
             bar.show(float(share), f"{int(count):,} images decoded")
 
     def made(say: Callable[[str], None]) -> Arrays:
-        def tell(share: float, count: int) -> None:
+        def report(share: float, count: int) -> None:
             say(f"{share:.4f} {count}")
             bar.show(share, f"{count:,} images decoded")
 
-        arrays = make(tell)
+        arrays = make(report)
         bar.close(f"{len(arrays['train_y']) + len(arrays['test_y']):,} images decoded")
         return arrays
 
@@ -388,7 +388,7 @@ def load(source: str | os.PathLike[str] | None = None, progress: bool = True) ->
         if place.is_file():
             facts = place.stat()
             key = _key((FORMAT, place.resolve(), facts.st_size, facts.st_mtime_ns))
-            arrays = _once(key, lambda tell: _from_archive(place, tell), progress)
+            arrays = _once(key, lambda report: _from_archive(place, report), progress)
         elif (place / BINARY_FILES[0]).is_file():
             arrays = _from_six(lambda name: _read(place / name), place, BINARY_FILES)
         elif (place / PYTHON_FILES[0]).is_file():
@@ -397,7 +397,7 @@ def load(source: str | os.PathLike[str] | None = None, progress: bool = True) ->
             files = list(_image_files(place))
             seen = sorted((p, k, f.name, f.stat().st_size, f.stat().st_mtime_ns) for p, k, f in files)
             key = _key((FORMAT, place.resolve(), *seen))
-            arrays = _once(key, lambda tell: _from_folder(place, files, tell), progress)
+            arrays = _once(key, lambda report: _from_folder(place, files, report), progress)
     except OSError as error:
         raise DataError(f"{error.filename or place}: {error.strerror or error}") from error
     sets = [Dataset(arrays[f"{part}_x"], arrays[f"{part}_y"], 1 / 255, name="cifar10") for part in PARTS]

@@ -533,10 +533,10 @@ def _decoded(source: ImageFolder, place: Path) -> _Decoded:
         found = _load_decoded(path, count, channels)
         if found is None:
             place.mkdir(parents=True, exist_ok=True)
-            with cache_files.locked(place / f"{path.stem}.lock", waiting) as tell:
+            with cache_files.locked(place / f"{path.stem}.lock", waiting) as report:
                 found = _load_decoded(path, count, channels)
                 if found is None:
-                    _decode_all(source, path, bar, tell)
+                    _decode_all(source, path, bar, report)
                     found = _load_decoded(path, count, channels)
         if found is None:
             raise DataError(f"{path}: what was written there cannot be read")
@@ -558,7 +558,7 @@ def _decoded(source: ImageFolder, place: Path) -> _Decoded:
     return found
 
 
-def _decode_all(source: ImageFolder, path: Path, bar: Any, tell: Callable[[str], None]) -> None:
+def _decode_all(source: ImageFolder, path: Path, bar: Any, report: Callable[[str], None]) -> None:
     count = len(source)
     index = np.zeros((count, 3), np.int64)
     offset = 0
@@ -584,7 +584,7 @@ def _decode_all(source: ImageFolder, path: Path, bar: Any, tell: Callable[[str],
                 file.write(np.ascontiguousarray(pixels).data)
                 index[row] = offset, *pixels.shape[:2]
                 offset += pixels.size
-            tell(str(end))
+            report(str(end))
             bar.show(end / count, f"{end:,} images decoded")
     content = io.BytesIO()
     np.save(content, index)
@@ -611,9 +611,9 @@ def unpacked(path: str | os.PathLike[str], progress: bool = True) -> Path:
             if not folder.is_dir():
                 base.mkdir(parents=True, exist_ok=True)
                 waiting = functools.partial(_show_unpacking, bar, facts.st_size)
-                with cache_files.locked(base / f"{folder.name}.lock", waiting) as tell:
+                with cache_files.locked(base / f"{folder.name}.lock", waiting) as report:
                     if not folder.is_dir():
-                        _unpack(path, folder, bar, tell)
+                        _unpack(path, folder, bar, report)
         finally:
             bar.close()
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -650,19 +650,19 @@ def check_end(path: Path, archive: tarfile.TarFile, file: IO[bytes]) -> None:
         raise DataError(f"{path}: truncated or damaged archive: it has no end, after {archive.offset} bytes")
 
 
-def _unpack(path: Path, folder: Path, bar: Any, tell: Callable[[str], None]) -> None:
+def _unpack(path: Path, folder: Path, bar: Any, report: Callable[[str], None]) -> None:
     """The images of an archive, below a folder that appears when all of them are there."""
     unfinished = folder.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
     try:
-        _unpack_into(unfinished, path, bar, tell)
+        _unpack_into(unfinished, path, bar, report)
         unfinished.rename(folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
-def _unpack_into(folder: Path, path: Path, bar: Any, tell: Callable[[str], None]) -> None:
+def _unpack_into(folder: Path, path: Path, bar: Any, report: Callable[[str], None]) -> None:
     """Nothing is written but images under their own names below the folder, and no link."""
     size = path.stat().st_size
     made: set[Path] = set()
@@ -682,7 +682,7 @@ def _unpack_into(folder: Path, path: Path, bar: Any, tell: Callable[[str], None]
                 made.add(target.parent)
             target.write_bytes(content)
             if i % 500 == 0:
-                tell(str(raw.tell()))
+                report(str(raw.tell()))
                 _show_unpacking(bar, size, str(raw.tell()))
         check_end(path, archive, raw)
     if not made:
