@@ -44,6 +44,7 @@ from gossipgrad.layers import (  # noqa: E402
     Sigmoid,
     Tanh,
 )
+from gossipgrad.losses import CrossEntropy  # noqa: E402
 from gossipgrad.model import Input, Model, Sequential  # noqa: E402
 from gossipgrad.optim import SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
@@ -84,6 +85,7 @@ __all__ = [
     "CommunicationError",
     "Concat",
     "Conv2d",
+    "CrossEntropy",
     "DataError",
     "Dataset",
     "Dropout",

@@ -1,0 +1,84 @@
+"""Losses with options: gg.Trainer(net, loss=gg.CrossEntropy(label_smoothing=0.1)). Without options: a name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gossipgrad.errors import integer, number, store
+from gossipgrad.literals import Loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """Softmax and cross entropy, with PyTorch's options and formulas.
+
+    An output (classes,) has one integer target a sample; (T, classes), a class for each position, has T of them.
+
+    label_smoothing  in [0, 1): this share of a target is spread evenly over all classes.
+    class_weights    what a target of each class counts, one number a class, at least 0.
+    ignore_index     targets of this value have no loss, are not counted in the accuracy, and bring no gradient.
+
+    The loss of a batch is the sum over all positions that are not ignored, divided by the sum of their class weights
+    (without class weights: by their number), as in PyTorch; where nothing is left it is 0. Each rank divides by the sum
+    of its own batch, and the ranks are averaged by their numbers of samples, as in PyTorch's data parallelism.
+    Evaluation divides once, by the sum over the whole set. sample_weight= and class_weight= of fit are factors of whole
+    samples besides, and change no divisor.
+    """
+
+    name: ClassVar[Loss] = "cross_entropy"
+
+    label_smoothing: float = 0.0
+    class_weights: Sequence[float] | None = None
+    ignore_index: int | None = None
+
+    def __post_init__(self) -> None:
+        weights = self.class_weights
+        if weights is not None:
+            try:
+                given = list(weights)
+            except TypeError:
+                raise TypeError(f"class_weights={weights!r}: allowed: one number a class, or None") from None
+            if len(given) < 2:
+                raise ValueError(f"class_weights={weights!r}: allowed: one number a class, of at least two classes")
+            weights = tuple(number(f"class_weights[{i}]", one, 0.0) for i, one in enumerate(given))
+            if not any(weights):
+                raise ValueError("class_weights: all 0; allowed: one above 0 at least")
+        index = self.ignore_index
+        store(
+            self,
+            label_smoothing=number("label_smoothing", self.label_smoothing, 0.0, below=1.0),
+            class_weights=weights,
+            ignore_index=None if index is None else integer("ignore_index", index, -(2**31), 2**31 - 1),
+        )
+
+    def core(self) -> dict[str, Any]:
+        """As the core wants it."""
+        weights = None if self.class_weights is None else np.array(self.class_weights, np.float32)
+        return {
+            "loss": self.name,
+            "label_smoothing": self.label_smoothing,
+            "class_weight": weights,
+            "ignore_index": self.ignore_index,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """In terms of JSON."""
+        weights = None if self.class_weights is None else list(self.class_weights)
+        given = {"label_smoothing": self.label_smoothing, "class_weights": weights, "ignore_index": self.ignore_index}
+        return {"name": self.name} | {key: value for key, value in given.items() if value not in (None, 0.0)}
+
+
+def described(loss: Any) -> Any:
+    """A loss in terms of JSON: its name, or what describe() gives where it has options."""
+    return loss if isinstance(loss, str) else loss.describe()
+
+
+def from_description(given: str | Mapping[str, Any]) -> str | CrossEntropy:
+    """The loss that described() told."""
+    if isinstance(given, str):
+        return given
+    return CrossEntropy(**{key: value for key, value in given.items() if key != "name"})
