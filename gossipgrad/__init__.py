@@ -33,6 +33,8 @@ from gossipgrad.history import History  # noqa: E402
 from gossipgrad.layers import (  # noqa: E402
     Add,
     AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
     Concat,
     Conv2d,
     Dropout,
@@ -77,6 +79,8 @@ __all__ = [
     "Add",
     "AllReduce",
     "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
     "CSVLogger",
     "Callback",
     "Cancelled",

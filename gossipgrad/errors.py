@@ -65,6 +65,8 @@ _ELSEWHERE = {
     "maxpooling2d": "MaxPool2d",
     "averagepooling2d": "AvgPool2d",
     "concatenate": "Concat",
+    "batchnormalization": "BatchNorm2d",
+    "batchnorm": "BatchNorm2d",
     "adamw": "Adam",
     "distributeddataparallel": "LayerwiseAllReduce",
     "modelcheckpoint": "Checkpoint",

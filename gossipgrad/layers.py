@@ -350,6 +350,60 @@ class Concat(Layer):
     kind, prefix, inputs = "concat", "concat", (2, MAX_INPUTS)
 
 
+class _BatchNorm(Layer):
+    prefix = "bn"
+
+    def __init__(
+        self,
+        *more: NoReturn,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        name: str | None = None,
+    ) -> None:
+        _no_more(type(self).__name__, (), more, "nothing", "eps=, momentum=, ...")
+        super().__init__(name)
+        self.eps = number("eps", eps, 0.0)
+        self.momentum = number("momentum", momentum, 0.0, 1.0)
+        self.affine = flag("affine", affine)
+        self.track_running_stats = flag("track_running_stats", track_running_stats)
+
+    def options(self) -> dict[str, Any]:
+        named = self.__dict__
+        return {key: named[key] for key in ("eps", "momentum", "affine", "track_running_stats")}
+
+    config = options
+
+
+class BatchNorm1d(_BatchNorm):
+    """Batch normalisation (Ioffe and Szegedy 2015) of (channels,) or (channels, length): of each channel the mean over
+    the batch is subtracted, and it is divided by the square root of the variance plus eps.
+
+    In training the statistics are those of the batch, and the running ones move towards them:
+    running = (1 - momentum)*running + momentum*batch, the variance with n - 1 in the denominator; evaluation uses the
+    running ones. All as in PyTorch, but that num_batches_tracked does not exist, and so momentum is a number.
+
+    eps          added to the variance.
+    momentum     the share of a new batch in the running statistics, 0 to 1.
+    affine       a weight (first 1) multiplies and a bias (first 0) is added, one of each a channel.
+    track_running_stats  False: no running statistics; evaluation, too, uses those of the batch.
+    """
+
+    kind = "batch_norm1d"
+
+
+class BatchNorm2d(_BatchNorm):
+    """Batch normalisation of (channels, height, width); the mean and the variance of a channel are over the batch and
+    all places. Keywords as of BatchNorm1d."""
+
+    kind = "batch_norm2d"
+
+
 KINDS: dict[str, type[Layer]] = {
-    c.__name__: c for c in (Conv2d, Linear, MaxPool2d, AvgPool2d, ReLU, Tanh, Sigmoid, Flatten, Dropout, Add, Concat)
+    c.__name__: c
+    for c in (
+        *(Conv2d, Linear, MaxPool2d, AvgPool2d, ReLU, Tanh, Sigmoid, Flatten, Dropout, Add, Concat),
+        *(BatchNorm1d, BatchNorm2d),
+    )
 }

@@ -281,6 +281,48 @@ def mean_squared_error(x: Array, targets: Array) -> tuple[float, int, Array]:
     return float((difference**2).reshape(len(x), -1).mean(1).sum()), 0, 2 * difference / x.size
 
 
+# ---- normalisation
+
+
+def _channels(values: Array, like: Array) -> Array:
+    """One value a channel, to compute with a batch (N, C, ...)."""
+    return values.reshape(-1, *[1] * (like.ndim - 2))
+
+
+def _but_channels(x: Array) -> tuple[int, ...]:
+    return (0, *range(2, x.ndim))
+
+
+def batch_norm(x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, eps: float) -> Array:
+    """(N, C, ...) with the statistics given, (C,) each; the variance is the biased one."""
+    y = (x - _channels(mean, x)) / np.sqrt(_channels(var, x) + eps)
+    return y if weight is None else y * _channels(weight, x) + _channels(bias, x)
+
+
+def batch_moments(x: Array) -> tuple[Array, Array]:
+    """Mean and biased variance of each channel of a batch."""
+    return x.mean(_but_channels(x)), x.var(_but_channels(x))
+
+
+def batch_norm_backward(x: Array, weight: Array | None, grad: Array, eps: float) -> tuple[Array, Array, Array]:
+    """Gradients of x, weight and bias, with the batch's own statistics."""
+    axes = _but_channels(x)
+    mean, var = batch_moments(x)
+    inverse = _channels(1 / np.sqrt(var + eps), x)
+    normal = (x - _channels(mean, x)) * inverse
+    grad_weight, grad_bias = (grad * normal).sum(axes), grad.sum(axes)
+    n = x.size // x.shape[1]
+    inner = grad - _channels(grad_bias, x) / n - normal * _channels(grad_weight, x) / n
+    return inner * inverse * (1 if weight is None else _channels(weight, x)), grad_weight, grad_bias
+
+
+def statistics_gradient(x: Array, running_mean: Array, running_var: Array, momentum: float) -> tuple[Array, Array]:
+    """What is to be subtracted from the running mean and variance after a batch."""
+    mean, var = batch_moments(x)
+    n = x.size // x.shape[1]
+    return momentum * (running_mean - mean), momentum * (running_var - var * n / (n - 1))
+
+
 LOSSES: dict[str, Callable[[Array, Array], tuple[float, int, Array]]] = {
     "cross_entropy": cross_entropy,
     "binary_cross_entropy": binary_cross_entropy,
@@ -319,9 +361,10 @@ class Network:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.layers: Sequence[Mapping[str, Any]] = config["layers"]
 
-    def forward(self, weights: Mapping[str, Array], x: Array) -> list[Array]:
+    def forward(self, weights: Mapping[str, Array], x: Array, *, training: bool = False) -> list[Array]:
         """The output of every layer."""
         values: list[Array] = []
+        self._training = training
         self._winners: dict[int, Array] = {}
         for at, layer in enumerate(self.layers):
             inputs = [values[i] for i in layer["inputs"]]
@@ -345,6 +388,12 @@ class Network:
             return avg_pool2d(x, *window, options["ceil_mode"], options["count_include_pad"])
         if kind in ("ReLU", "Tanh", "Sigmoid"):
             return {"ReLU": relu, "Tanh": tanh, "Sigmoid": sigmoid}[kind](x)
+        if kind in ("BatchNorm1d", "BatchNorm2d"):
+            affine = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
+            moments = batch_moments(x)
+            if not self._training and options["track_running_stats"]:
+                moments = weights[f"{name}.running_mean"], weights[f"{name}.running_var"]
+            return batch_norm(x, *affine, *moments, options["eps"])
         if kind == "Flatten":
             return x.reshape(len(x), -1)
         if kind == "Add":
@@ -356,7 +405,7 @@ class Network:
 
     def gradients(self, weights: Mapping[str, Array], x: Array, targets: Array, loss: str) -> tuple[float, int, dict]:
         """The mean loss, samples right, and the gradient of each weight."""
-        values = self.forward(weights, x)
+        values = self.forward(weights, x, training=True)
         total, right, grad = LOSSES[loss](values[-1], targets)
         grads = [np.zeros_like(v) for v in values]
         grads[-1] = grads[-1] + grad.reshape(values[-1].shape)
@@ -393,6 +442,16 @@ class Network:
             return [avg_pool2d_backward(x, grad, *window, options["ceil_mode"], options["count_include_pad"])]
         if kind in ("ReLU", "Tanh", "Sigmoid"):
             return [{"ReLU": relu_backward, "Tanh": tanh_backward, "Sigmoid": sigmoid_backward}[kind](y, grad)]
+        if kind in ("BatchNorm1d", "BatchNorm2d"):
+            weight = weights.get(f"{name}.weight")
+            grad_input, *affine = batch_norm_backward(x, weight, grad, options["eps"])
+            if weight is not None:
+                result[f"{name}.weight"], result[f"{name}.bias"] = affine
+            if options["track_running_stats"]:
+                running = [weights[f"{name}.running_{one}"] for one in ("mean", "var")]
+                found = statistics_gradient(x, *running, options["momentum"])
+                result[f"{name}.running_mean"], result[f"{name}.running_var"] = found
+            return [grad_input]
         if kind == "Flatten":
             return [grad.reshape(x.shape)]
         if kind == "Add":

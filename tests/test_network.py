@@ -274,6 +274,16 @@ def activations_in_a_row():
     return gg.Model(x, gg.ReLU()(gg.Linear(4, name="b")(node)))
 
 
+def normalised():
+    """Batch normalisations with and without a ReLU behind them, in branches that meet."""
+    x = gg.Input((3, 9, 8))
+    a = gg.ReLU()(gg.BatchNorm2d(name="a.bn")(gg.Conv2d(20, 3, padding=1, bias=False, name="a")(x)))
+    b = gg.BatchNorm2d(name="b.bn", momentum=0.5, eps=1e-2)(gg.Conv2d(20, 3, padding=1, bias=False, name="b")(a))
+    c = gg.ReLU()(gg.Add()(a, b))
+    d = gg.Concat()(gg.BatchNorm2d(name="d.bn")(c), gg.BatchNorm2d(affine=False, name="c.bn")(gg.Tanh()(b)))
+    return gg.Model(x, gg.Linear(4, name="out")(gg.Flatten()(gg.MaxPool2d(2)(d))))
+
+
 def odd_windows():
     x = gg.Input((6, 11, 10))
     node = gg.Conv2d(4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, name="a")(x)
@@ -305,6 +315,7 @@ GRAPHS = [
     shared_activation,
     activations_in_a_row,
     odd_windows,
+    normalised,
     only_a_layer,
     starts_without_parameters,
 ]
@@ -371,6 +382,13 @@ def torch_layer(torch, layer, tensors, inputs):
     if kind == "Dropout":
         assert o["p"] == 0
         return x
+    if kind in ("BatchNorm1d", "BatchNorm2d"):
+        statistics = [tensors[f"{name}.running_{one}"] for one in ("mean", "var")]
+        running = [one.detach().clone() for one in statistics]
+        y = f.batch_norm(x, *running, weight, bias, True, o["momentum"], o["eps"])
+        for old, new in zip(statistics, running, strict=True):
+            old.grad = old.detach() - new  # what is to be subtracted
+        return y
     return {"ReLU": torch.relu, "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Flatten": lambda x: x.flatten(1)}[kind](
         x
     )

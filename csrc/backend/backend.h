@@ -23,6 +23,7 @@ typedef enum gg_op_kind {
     GG_OP_LINEAR,
     GG_OP_MAX_POOL2D,
     GG_OP_AVG_POOL2D,
+    GG_OP_BATCH_NORM, /* over the first axis of the sample */
     GG_OP_RELU,
     GG_OP_TANH,
     GG_OP_SIGMOID,
@@ -77,11 +78,15 @@ typedef struct gg_op_desc {
     gg_window window;                 /* CONV2D and pooling */
     int64_t groups;                   /* CONV2D; divides both channel counts */
     bool bias;                        /* CONV2D and LINEAR */
-    gg_activation activation;         /* CONV2D and LINEAR: applied to the output; backward starts from the output */
     int64_t numbers;                  /* EMBEDDING and POSITION_EMBEDDING: rows of the table */
     gg_range range;                   /* SLICE and PAD */
     int64_t order[GG_MAX_DIMS];       /* PERMUTE: axis i of the output is axis order[i] of the input */
+    gg_activation activation;         /* CONV2D, LINEAR, BATCH_NORM: applied to the output */
     float probability;                /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */
+    float epsilon;                    /* normalisations: added to the variance */
+    float momentum;                   /* BATCH_NORM: the share of a batch in the running statistics */
+    bool affine;                      /* normalisations: has weight and bias */
+    bool track_statistics;            /* BATCH_NORM: has running mean and variance, the last two parameters */
     uint64_t seed;                    /* DROPOUT: already mixed with the layer's number */
     bool training;                    /* false: backward is never run and dropout copies */
     bool input_grad;                  /* false: nobody wants grad_input (first layer) */
@@ -96,6 +101,8 @@ enum { GG_PARAMETER_WEIGHT = 0, GG_PARAMETER_BIAS };
 
 /* One run. Pointers are aligned to 64 bytes. Parameters and their gradients are float32, in the order and the layouts
  * of the layer's (nn/layer.h), which are PyTorch's: convolution (O, I/groups, kH, kW), linear (out, in), bias (out).
+ * Those of a normalisation: weight and bias where it is affine, running mean and running variance where it has them;
+ * the gradient of these two is what is to be subtracted from them, momentum*(running - the batch's).
  * Gradients are written, never added to. */
 typedef struct gg_op_args {
     const void *input[GG_MAX_INPUTS];

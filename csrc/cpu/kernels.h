@@ -53,6 +53,34 @@ typedef struct gg_cpu_pool {
     void (*average_backward)(const gg_pool_shape *shape, int64_t begin, int64_t end, const float *dy, float *dx);
 } gg_cpu_pool;
 
+/* The values of a group of channels, wherever they lie: `runs` runs, run_step floats from one to the next, each of
+ * `vectors` vectors of GG_LANES floats and `tail` (less than GG_LANES) floats behind them. A lane is of one channel in
+ * all vectors. padded: there is room for a whole vector at the tail, and outputs get zeros behind it. */
+typedef struct gg_norm_runs {
+    int64_t runs, run_step, vectors;
+    int tail;
+    bool padded;
+} gg_norm_runs;
+
+/* What a normalisation does to each lane. */
+typedef struct gg_norm_lanes {
+    float scale[GG_LANES], offset[GG_LANES], mean[GG_LANES], slope[GG_LANES], shift[GG_LANES];
+} gg_norm_lanes;
+
+/* Batch normalisation. relu: negative results become 0; backward passes find out which from x. */
+typedef struct gg_cpu_norm {
+    /* Of each lane the mean, and the sum of the squared differences from it; both 0 where a lane has no values. */
+    void (*moments)(const gg_norm_runs *runs, const float *x, double mean[GG_LANES], double squares[GG_LANES]);
+    /* y = scale*x + offset; y may be x. */
+    void (*apply)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, float *y);
+    /* Of each lane the sums of dy and of dy*(x - mean). */
+    void (*products)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, const float *dy,
+                     double sum[GG_LANES], double product[GG_LANES]);
+    /* dx = scale*dy + slope*(x - mean) + shift; dx may be dy. */
+    void (*gradient)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, const float *dy,
+                     float *dx);
+} gg_cpu_norm;
+
 /* Rows [begin, end): the positions of all samples one after the other where the prediction lies PLAIN, else samples;
  * begin is a multiple of GG_LANES. Adds to the two sums; args->divisor is already known. The call that ends at the
  * batch's end also clears the gradient's padding lanes. */
@@ -92,6 +120,7 @@ typedef struct gg_cpu_kernels {
     gg_isa isa;
     const gg_cpu_elementwise *elementwise;
     const gg_cpu_pool *pool;
+    const gg_cpu_norm *norm;
     const gg_cpu_loss_kernels *loss;
     const gg_cpu_arena *arena;
     const gg_cpu_layout *layout;

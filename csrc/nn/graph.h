@@ -15,6 +15,8 @@ typedef enum gg_layer_kind {
     GG_LAYER_LINEAR,
     GG_LAYER_MAX_POOL2D,
     GG_LAYER_AVG_POOL2D,
+    GG_LAYER_BATCH_NORM1D,
+    GG_LAYER_BATCH_NORM2D,
     GG_LAYER_RELU,
     GG_LAYER_TANH,
     GG_LAYER_SIGMOID,
@@ -67,6 +69,10 @@ typedef struct gg_layer_desc {
     int64_t groups;            /* CONV2D */
     bool bias;                 /* CONV2D, LINEAR */
     float probability;         /* DROPOUT, in [0, 1) */
+    float epsilon;             /* normalisations: added to the variance; at least 0 */
+    float momentum;            /* BATCH_NORM: the share of a batch in the running statistics, 0 to 1 */
+    bool affine;               /* normalisations: has a weight and a bias */
+    bool track_statistics;     /* BATCH_NORM: has running statistics, used in evaluation */
     gg_init weight_init, bias_init;
     gg_dtype dtype; /* INPUT: FLOAT32, or INT32 for tokens */
 } gg_layer_desc;

@@ -358,7 +358,9 @@ static void mark_nodes(gg_plan *plan) {
         const gg_node *it = gg_graph_node(plan->graph, i);
         if (it->desc.kind != GG_LAYER_RELU || !plan->node[i].live) continue;
         gg_layer_kind before = gg_graph_node(plan->graph, it->input[0])->desc.kind;
-        if (before != GG_LAYER_CONV2D && before != GG_LAYER_LINEAR) continue;
+        if (before != GG_LAYER_CONV2D && before != GG_LAYER_LINEAR && before != GG_LAYER_BATCH_NORM1D &&
+            before != GG_LAYER_BATCH_NORM2D)
+            continue;
         if (plan->node[it->input[0]].consumers != 1) continue;
         plan->node[it->input[0]].fused = i;
         plan->node[i].absorbed = true;

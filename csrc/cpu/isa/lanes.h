@@ -1,6 +1,6 @@
 /* Sixteen floats or integers as one value, for the kernels whose loops the compiler does not turn into good vector
  * code. The plain arrays at the end say what each function does; the others only do it faster. Pointers to floats
- * are aligned to 64 bytes, pointers to saved places need not be. */
+ * are aligned to 64 bytes (those of _any and _part need not be), pointers to saved places need not be. */
 #ifndef GG_CPU_ISA_LANES_H
 #define GG_CPU_ISA_LANES_H
 
@@ -19,15 +19,27 @@ typedef __mmask16 lanes_mask;
 
 static inline lanes_f lanes_load(const float *p) { return _mm512_load_ps(p); }
 static inline void lanes_store(float *p, lanes_f v) { _mm512_store_ps(p, v); }
+static inline lanes_f lanes_load_any(const float *p) { return _mm512_loadu_ps(p); }
+static inline void lanes_store_any(float *p, lanes_f v) { _mm512_storeu_ps(p, v); }
+static inline lanes_f lanes_load_part(const float *p, int n) {
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+}
+static inline void lanes_store_part(float *p, int n, lanes_f v) {
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), v);
+}
+static inline lanes_f lanes_first(int n, lanes_f v) { return _mm512_maskz_mov_ps((__mmask16)((1u << n) - 1u), v); }
 static inline lanes_f lanes_set(float value) { return _mm512_set1_ps(value); }
 static inline lanes_i lanes_set_int(int32_t value) { return _mm512_set1_epi32(value); }
 static inline lanes_f lanes_add(lanes_f a, lanes_f b) { return _mm512_add_ps(a, b); }
+static inline lanes_f lanes_subtract(lanes_f a, lanes_f b) { return _mm512_sub_ps(a, b); }
 static inline lanes_f lanes_multiply(lanes_f a, lanes_f b) { return _mm512_mul_ps(a, b); }
 static inline lanes_f lanes_multiply_add(lanes_f a, lanes_f b, lanes_f c) { return _mm512_fmadd_ps(a, b, c); }
 /* a > b, or a is NaN */
 static inline lanes_mask lanes_wins(lanes_f a, lanes_f b) {
     return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) | _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
 }
+/* !(a <= 0): positive or NaN */
+static inline lanes_mask lanes_positive(lanes_f a) { return _mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NLE_UQ); }
 static inline lanes_mask lanes_equal(lanes_i a, lanes_i b) { return _mm512_cmpeq_epi32_mask(a, b); }
 static inline lanes_f lanes_choose(lanes_mask m, lanes_f yes, lanes_f no) { return _mm512_mask_blend_ps(m, no, yes); }
 static inline lanes_i lanes_choose_int(lanes_mask m, lanes_i yes, lanes_i no) {
@@ -54,6 +66,26 @@ static inline void lanes_store(float *p, lanes_f v) {
     _mm256_store_ps(p, v.half[0]);
     _mm256_store_ps(p + 8, v.half[1]);
 }
+static inline lanes_f lanes_load_any(const float *p) { return (lanes_f){{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}}; }
+static inline void lanes_store_any(float *p, lanes_f v) {
+    _mm256_storeu_ps(p, v.half[0]);
+    _mm256_storeu_ps(p + 8, v.half[1]);
+}
+/* All bits in the lanes [from, from + 8) that are below n. */
+static inline __m256i below(int n, int from) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n - from), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline lanes_f lanes_load_part(const float *p, int n) {
+    return (lanes_f){{_mm256_maskload_ps(p, below(n, 0)), _mm256_maskload_ps(p + 8, below(n, 8))}};
+}
+static inline void lanes_store_part(float *p, int n, lanes_f v) {
+    _mm256_maskstore_ps(p, below(n, 0), v.half[0]);
+    _mm256_maskstore_ps(p + 8, below(n, 8), v.half[1]);
+}
+static inline lanes_f lanes_first(int n, lanes_f v) {
+    return (lanes_f){{_mm256_and_ps(v.half[0], _mm256_castsi256_ps(below(n, 0))),
+                      _mm256_and_ps(v.half[1], _mm256_castsi256_ps(below(n, 8)))}};
+}
 static inline lanes_f lanes_set(float value) {
     const __m256 v = _mm256_set1_ps(value);
     return (lanes_f){{v, v}};
@@ -64,6 +96,9 @@ static inline lanes_i lanes_set_int(int32_t value) {
 }
 static inline lanes_f lanes_add(lanes_f a, lanes_f b) {
     return (lanes_f){{_mm256_add_ps(a.half[0], b.half[0]), _mm256_add_ps(a.half[1], b.half[1])}};
+}
+static inline lanes_f lanes_subtract(lanes_f a, lanes_f b) {
+    return (lanes_f){{_mm256_sub_ps(a.half[0], b.half[0]), _mm256_sub_ps(a.half[1], b.half[1])}};
 }
 static inline lanes_f lanes_multiply(lanes_f a, lanes_f b) {
     return (lanes_f){{_mm256_mul_ps(a.half[0], b.half[0]), _mm256_mul_ps(a.half[1], b.half[1])}};
@@ -77,6 +112,11 @@ static inline __m256i wins_half(__m256 a, __m256 b) {
 }
 static inline lanes_mask lanes_wins(lanes_f a, lanes_f b) {
     return (lanes_mask){{wins_half(a.half[0], b.half[0]), wins_half(a.half[1], b.half[1])}};
+}
+static inline lanes_mask lanes_positive(lanes_f a) {
+    const __m256 zero = _mm256_setzero_ps();
+    return (lanes_mask){{_mm256_castps_si256(_mm256_cmp_ps(a.half[0], zero, _CMP_NLE_UQ)),
+                         _mm256_castps_si256(_mm256_cmp_ps(a.half[1], zero, _CMP_NLE_UQ))}};
 }
 static inline lanes_mask lanes_equal(lanes_i a, lanes_i b) {
     return (lanes_mask){{_mm256_cmpeq_epi32(a.half[0], b.half[0]), _mm256_cmpeq_epi32(a.half[1], b.half[1])}};
@@ -124,6 +164,19 @@ static inline lanes_f lanes_load(const float *p) {
     return v;
 }
 static inline void lanes_store(float *p, lanes_f v) { memcpy(p, &v, sizeof v); }
+static inline lanes_f lanes_load_any(const float *p) { return lanes_load(p); }
+static inline void lanes_store_any(float *p, lanes_f v) { lanes_store(p, v); }
+/* The first n lanes, zeros behind them. */
+static inline lanes_f lanes_load_part(const float *p, int n) {
+    lanes_f v = {{0}};
+    memcpy(&v, p, (size_t)n * sizeof(float));
+    return v;
+}
+static inline void lanes_store_part(float *p, int n, lanes_f v) { memcpy(p, &v, (size_t)n * sizeof(float)); }
+static inline lanes_f lanes_first(int n, lanes_f v) {
+    EACH_LANE v.lane[i] = i < n ? v.lane[i] : 0.0f;
+    return v;
+}
 static inline lanes_f lanes_set(float value) {
     lanes_f v = {{0}};
     EACH_LANE v.lane[i] = value;
@@ -138,6 +191,10 @@ static inline lanes_f lanes_add(lanes_f a, lanes_f b) {
     EACH_LANE a.lane[i] += b.lane[i];
     return a;
 }
+static inline lanes_f lanes_subtract(lanes_f a, lanes_f b) {
+    EACH_LANE a.lane[i] -= b.lane[i];
+    return a;
+}
 static inline lanes_f lanes_multiply(lanes_f a, lanes_f b) {
     EACH_LANE a.lane[i] *= b.lane[i];
     return a;
@@ -149,6 +206,11 @@ static inline lanes_f lanes_multiply_add(lanes_f a, lanes_f b, lanes_f c) {
 static inline lanes_mask lanes_wins(lanes_f a, lanes_f b) {
     lanes_mask m;
     EACH_LANE m.lane[i] = a.lane[i] > b.lane[i] || a.lane[i] != a.lane[i];
+    return m;
+}
+static inline lanes_mask lanes_positive(lanes_f a) {
+    lanes_mask m;
+    EACH_LANE m.lane[i] = !(a.lane[i] <= 0.0f);
     return m;
 }
 static inline lanes_mask lanes_equal(lanes_i a, lanes_i b) {

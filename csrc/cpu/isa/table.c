@@ -9,6 +9,7 @@ const gg_cpu_kernels GG_VARIANT(gg_cpu_kernels) = {
     .isa = GG_JOIN(LEVEL, GG_ISA),
     .elementwise = &GG_VARIANT(gg_cpu_elementwise),
     .pool = &GG_VARIANT(gg_cpu_pool),
+    .norm = &GG_VARIANT(gg_cpu_norm),
     .loss = &GG_VARIANT(gg_cpu_loss_kernels),
     .arena = &GG_VARIANT(gg_cpu_arena),
     .layout = &GG_VARIANT(gg_cpu_layout),

@@ -26,6 +26,8 @@ gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc,
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PLAIN if offered, else BATCH_LAST; the mask does not depend on it. */
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* In the layout offered. */
+gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* BATCH_LAST. */
 gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PLAIN; an error names the first token that is no row of the table. */

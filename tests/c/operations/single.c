@@ -148,14 +148,15 @@ cleanup:
 
 /* How an option is read into an op_run. */
 typedef enum option_type {
-    OPTION_INTEGER, /* int64_t */
-    OPTION_RANK,    /* uint32_t */
-    OPTION_COUNT,   /* uint64_t */
-    OPTION_PAIR,    /* int64_t[2], a tuple of two integers */
-    OPTION_FLAG,    /* bool */
-    OPTION_NUMBER,  /* float */
-    OPTION_SIZES,   /* int64_t[GG_MAX_DIMS], a tuple of integers */
-    OPTION_ACTIVATION
+    OPTION_INTEGER,    /* int64_t */
+    OPTION_RANK,       /* uint32_t */
+    OPTION_COUNT,      /* uint64_t */
+    OPTION_PAIR,       /* int64_t[2], a tuple of two integers */
+    OPTION_FLAG,       /* bool */
+    OPTION_NUMBER,     /* float */
+    OPTION_SIZES,      /* int64_t[GG_MAX_DIMS], a tuple of integers */
+    OPTION_ACTIVATION, /* gg_activation, its name */
+    OPTION_LAYOUT      /* gg_layout, its name; of the first input, which then lies so */
 } option_type;
 
 typedef struct run_option {
@@ -175,6 +176,10 @@ static const run_option run_options[] = {
     OPTION("count_include_pad", OPTION_FLAG, desc.window.count_include_pad),
     OPTION("groups", OPTION_INTEGER, desc.groups),
     OPTION("bias", OPTION_FLAG, desc.bias),
+    OPTION("eps", OPTION_NUMBER, desc.epsilon),
+    OPTION("momentum", OPTION_NUMBER, desc.momentum),
+    OPTION("affine", OPTION_FLAG, desc.affine),
+    OPTION("track_running_stats", OPTION_FLAG, desc.track_statistics),
     OPTION("numbers", OPTION_INTEGER, desc.numbers),
     OPTION("axis", OPTION_INTEGER, desc.range.axis),
     OPTION("begin", OPTION_INTEGER, desc.range.begin),
@@ -187,6 +192,7 @@ static const run_option run_options[] = {
     OPTION("seed", OPTION_COUNT, desc.seed),
     OPTION("training", OPTION_FLAG, desc.training),
     OPTION("input_grad", OPTION_FLAG, desc.input_grad),
+    OPTION("layout", OPTION_LAYOUT, desc.offered[0].layout),
     OPTION("rank", OPTION_RANK, rank),
     OPTION("step", OPTION_COUNT, step),
     OPTION("evaluate", OPTION_FLAG, evaluate),
@@ -198,6 +204,14 @@ static int read_activation(PyObject *value, gg_activation *out) {
     const char *name = PyUnicode_AsUTF8(value);
     const int choice = name != NULL ? gg_py_choice("activation", name, activations, 2) : -1;
     if (choice >= 0) *out = (gg_activation)choice;
+    return choice < 0 ? -1 : 0;
+}
+
+static int read_layout(PyObject *value, gg_layout *out) {
+    const char *layouts[GG_LAYOUT_COUNT], *name = PyUnicode_AsUTF8(value);
+    for (int i = 0; i < GG_LAYOUT_COUNT; ++i) layouts[i] = gg_layout_name((gg_layout)i);
+    const int choice = name != NULL ? gg_py_choice("layout", name, layouts, GG_LAYOUT_COUNT) : -1;
+    if (choice >= 0) *out = (gg_layout)choice;
     return choice < 0 ? -1 : 0;
 }
 
@@ -225,6 +239,7 @@ static int read_option(const run_option *option, PyObject *value, op_run *run) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
             integer[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
         break;
+    case OPTION_LAYOUT: return read_layout(value, field);
     case OPTION_ACTIVATION: return read_activation(value, field);
     }
     return PyErr_Occurred() ? -1 : 0;
@@ -306,7 +321,6 @@ static void op_arrays_free(op_arrays *a) {
 static PyArrayObject *input_array(PyObject *object, gg_format *format) {
     const bool integers = PyArray_Check(object) && PyArray_TYPE((PyArrayObject *)object) == NPY_INT32;
     format->dtype = integers ? GG_INT32 : GG_FLOAT32;
-    format->layout = GG_LAYOUT_PLAIN;
     return gg_py_array(object, integers ? NPY_INT32 : NPY_FLOAT32, "inputs");
 }
 

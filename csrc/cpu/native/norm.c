@@ -1,0 +1,270 @@
+/* BATCH_NORM, in whatever layout is offered: a reorder around each would cost more than the operation. */
+#include <math.h>
+
+#include "base/parallel.h"
+#include "cpu/native/native.h"
+
+/* What forward leaves for backward, each an array over the channels. */
+enum { SAVED_MEAN = 0, SAVED_INVERSE, SAVED_VARIANCE, SAVED_SCALE, SAVED_OFFSET, SAVED_COUNT };
+
+typedef struct norm_op {
+    gg_op head;
+    gg_device *device;
+    int64_t channels, values; /* values of a channel in a batch */
+    int64_t groups, period;   /* groups of `period` channels, whose lanes repeat with that period */
+    int64_t group_step;       /* floats */
+    gg_norm_runs runs;        /* of a group, but the last of images in NHWC */
+    int last_tail;            /* NHWC: channels in the last group where it is not full; else 0 */
+    int weight, mean;         /* places of the parameters; -1: there are none */
+} norm_op;
+
+/* One run, for the threads. */
+typedef struct norm_job {
+    const norm_op *op;
+    const gg_op_args *args;
+    bool batch_statistics;
+} norm_job;
+
+/* How a batch of samples (channels, elements) lies, seen from its channels. */
+static void norm_place(norm_op *op) {
+    const gg_op_desc *desc = &op->head.desc;
+    const int64_t batch = desc->batch, elements = gg_shape_count(&desc->input[0]) / op->channels;
+    const int64_t lanes = gg_lanes_padded(batch);
+    gg_norm_runs *runs = &op->runs;
+    gg_layout layout = op->head.input[0].layout;
+    if (layout == GG_LAYOUT_PLAIN && elements == 1) layout = GG_LAYOUT_NHWC; /* which are then the same */
+    const int64_t block = layout == GG_LAYOUT_CHANNELS8 ? 8 : layout == GG_LAYOUT_CHANNELS16 ? 16 : 1;
+    op->period = block;
+    switch (layout) {
+    case GG_LAYOUT_BATCH_LAST:
+        op->group_step = elements * lanes;
+        *runs = (gg_norm_runs){.runs = elements, .run_step = lanes, .padded = true};
+        runs->vectors = batch / GG_LANES;
+        runs->tail = (int)(batch % GG_LANES);
+        if (batch == lanes) *runs = (gg_norm_runs){.runs = 1, .vectors = elements * lanes / GG_LANES};
+        break;
+    case GG_LAYOUT_NHWC:
+        op->period = op->group_step = GG_LANES;
+        *runs = (gg_norm_runs){.runs = batch * elements, .run_step = op->channels, .vectors = 1};
+        op->last_tail = (int)(op->channels % GG_LANES);
+        break;
+    default:
+        op->group_step = elements * block;
+        *runs = (gg_norm_runs){.runs = batch};
+        runs->run_step = (op->channels + block - 1) / block * op->group_step;
+        runs->vectors = op->group_step / GG_LANES;
+        runs->tail = (int)(op->group_step % GG_LANES);
+    }
+    op->groups = (op->channels + op->period - 1) / op->period;
+}
+
+static gg_norm_runs runs_of(const norm_op *op, int64_t group) {
+    gg_norm_runs runs = op->runs;
+    if (group == op->groups - 1 && op->last_tail > 0) {
+        runs.vectors = 0;
+        runs.tail = op->last_tail;
+    }
+    return runs;
+}
+
+/* Channels in a group; blocks may be padded. */
+static int64_t channels_in(const norm_op *op, int64_t group) {
+    const int64_t rest = op->channels - group * op->period;
+    return rest < op->period ? rest : op->period;
+}
+
+static float *saved_at(const norm_op *op, const gg_op_args *args, int what, int64_t channel) {
+    return (float *)args->saved + what * op->channels + channel;
+}
+
+static float parameter_of(const gg_op_args *args, int parameter, int64_t channel, float otherwise) {
+    return parameter >= 0 ? args->parameter[parameter][channel] : otherwise;
+}
+
+/* Mean and sum of squared differences of channel `first` of a group, out of those of the lanes. */
+static void join_lanes(const norm_op *op, const gg_norm_runs *runs, int64_t first, const double mean[GG_LANES],
+                       const double squares[GG_LANES], double *mean_out, double *squares_out) {
+    double count = 0;
+    *mean_out = *squares_out = 0;
+    for (int64_t lane = first; lane < GG_LANES; lane += op->period) {
+        const double n = (double)(runs->runs * (runs->vectors + (lane < runs->tail)));
+        if (n == 0) continue;
+        const double distance = mean[lane] - *mean_out, share = n / (count + n);
+        *squares_out += squares[lane] + distance * distance * share * count;
+        *mean_out += distance * share;
+        count += n;
+    }
+}
+
+/* Mean and the two variances of the channels of a group, saved. */
+static void measure_group(const norm_op *op, const gg_norm_runs *runs, int64_t group, const gg_op_args *args) {
+    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
+    const double values = (double)op->values, eps = (double)op->head.desc.epsilon;
+    double mean[GG_LANES], squares[GG_LANES];
+    kernels->moments(runs, (const float *)args->input[0] + group * op->group_step, mean, squares);
+    for (int64_t i = 0; i < channels_in(op, group); ++i) {
+        const int64_t channel = group * op->period + i;
+        double center, all;
+        join_lanes(op, runs, i, mean, squares, &center, &all);
+        *saved_at(op, args, SAVED_MEAN, channel) = (float)center;
+        *saved_at(op, args, SAVED_INVERSE, channel) = (float)(1 / sqrt(all / values + eps));
+        *saved_at(op, args, SAVED_VARIANCE, channel) = (float)(all / (values - 1));
+    }
+}
+
+/* Scale and offset of the channels of a group, saved. */
+static void scale_group(const norm_op *op, int64_t group, const norm_job *job) {
+    const gg_op_args *args = job->args;
+    const double eps = (double)op->head.desc.epsilon;
+    for (int64_t i = 0; i < channels_in(op, group); ++i) {
+        const int64_t channel = group * op->period + i;
+        double mean = (double)*saved_at(op, args, SAVED_MEAN, channel);
+        double inverse = (double)*saved_at(op, args, SAVED_INVERSE, channel);
+        if (!job->batch_statistics) {
+            mean = (double)args->parameter[op->mean][channel];
+            inverse = 1 / sqrt((double)args->parameter[op->mean + 1][channel] + eps);
+        }
+        const float scale = (float)((double)parameter_of(args, op->weight, channel, 1) * inverse);
+        const float bias = op->weight >= 0 ? args->parameter[op->weight + 1][channel] : 0;
+        *saved_at(op, args, SAVED_SCALE, channel) = scale;
+        *saved_at(op, args, SAVED_OFFSET, channel) = (float)((double)bias - mean * (double)scale);
+    }
+}
+
+/* What all lanes of a group share with others of their channel; zeros for channels that only pad. */
+static void spread_saved(const norm_op *op, int64_t group, const gg_op_args *args, int what, float lane[GG_LANES]) {
+    const int64_t channels = channels_in(op, group);
+    for (int64_t i = 0; i < GG_LANES; ++i) {
+        const int64_t channel = i % op->period;
+        lane[i] = channel < channels ? *saved_at(op, args, what, group * op->period + channel) : 0;
+    }
+}
+
+static void norm_forward_part(void *context, int thread, int threads) {
+    const norm_job *job = context;
+    const norm_op *op = job->op;
+    const gg_op_args *args = job->args;
+    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
+    for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
+        const gg_norm_runs runs = runs_of(op, group);
+        const int64_t at = group * op->group_step;
+        gg_norm_lanes lanes = {.mean = {0}};
+        if (job->batch_statistics) measure_group(op, &runs, group, args);
+        scale_group(op, group, job);
+        spread_saved(op, group, args, SAVED_SCALE, lanes.scale);
+        spread_saved(op, group, args, SAVED_OFFSET, lanes.offset);
+        kernels->apply(&runs, &lanes, op->head.desc.activation == GG_ACTIVATION_RELU,
+                       (const float *)args->input[0] + at, (float *)args->output + at);
+    }
+}
+
+/* The gradients of a group's parameters; fills slope and shift for that of the input. */
+static void norm_gradients(const norm_op *op, int64_t group, const gg_op_args *args, const double sum[GG_LANES],
+                           const double product[GG_LANES], gg_norm_lanes *lanes) {
+    const double values = (double)op->values, momentum = (double)op->head.desc.momentum;
+    for (int64_t i = 0; i < channels_in(op, group); ++i) {
+        const int64_t channel = group * op->period + i;
+        const double mean = (double)*saved_at(op, args, SAVED_MEAN, channel);
+        const double inverse = (double)*saved_at(op, args, SAVED_INVERSE, channel);
+        const double scale = (double)*saved_at(op, args, SAVED_SCALE, channel);
+        double sums = 0, products = 0;
+        for (int64_t lane = i; lane < GG_LANES; lane += op->period) {
+            sums += sum[lane];
+            products += product[lane];
+        }
+        const float slope = (float)(-scale * inverse * inverse * products / values);
+        const float shift = (float)(-scale * sums / values);
+        for (int64_t lane = i; lane < GG_LANES; lane += op->period) {
+            lanes->slope[lane] = slope;
+            lanes->shift[lane] = shift;
+        }
+        if (op->weight >= 0) {
+            args->gradient[op->weight][channel] = (float)(products * inverse);
+            args->gradient[op->weight + 1][channel] = (float)sums;
+        }
+        if (op->mean < 0) continue;
+        const double variance = (double)*saved_at(op, args, SAVED_VARIANCE, channel);
+        const float *const *running = args->parameter + op->mean;
+        args->gradient[op->mean][channel] = (float)(momentum * ((double)running[0][channel] - mean));
+        args->gradient[op->mean + 1][channel] = (float)(momentum * ((double)running[1][channel] - variance));
+    }
+}
+
+static void norm_backward_part(void *context, int thread, int threads) {
+    const norm_job *job = context;
+    const norm_op *op = job->op;
+    const gg_op_args *args = job->args;
+    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
+    const bool relu = op->head.desc.activation == GG_ACTIVATION_RELU;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
+    for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
+        const gg_norm_runs runs = runs_of(op, group);
+        const int64_t at = group * op->group_step;
+        const float *x = (const float *)args->input[0] + at, *dy = (const float *)args->grad_output + at;
+        double sum[GG_LANES], product[GG_LANES];
+        gg_norm_lanes lanes = {.slope = {0}};
+        spread_saved(op, group, args, SAVED_MEAN, lanes.mean);
+        spread_saved(op, group, args, SAVED_SCALE, lanes.scale);
+        spread_saved(op, group, args, SAVED_OFFSET, lanes.offset);
+        kernels->products(&runs, &lanes, relu, x, dy, sum, product);
+        norm_gradients(op, group, args, sum, product, &lanes);
+        if (args->grad_input[0] != NULL)
+            kernels->gradient(&runs, &lanes, relu, x, dy, (float *)args->grad_input[0] + at);
+    }
+}
+
+static void norm_run(const norm_op *op, gg_parallel_fn part, norm_job *job) {
+    gg_parallel_run(gg_cpu_threads_for(op->device, (size_t)(op->channels * op->values)), part, job);
+}
+
+static gg_status norm_forward(gg_op *head, const gg_op_args *args) {
+    const norm_op *op = (norm_op *)head;
+    const bool evaluate = args->evaluate || !head->desc.training;
+    norm_job job = {.op = op, .args = args, .batch_statistics = !evaluate || op->mean < 0};
+    norm_run(op, norm_forward_part, &job);
+    return GG_OK;
+}
+
+static gg_status norm_backward(gg_op *head, const gg_op_args *args) {
+    norm_job job = {.op = (norm_op *)head, .args = args, .batch_statistics = true};
+    norm_run(job.op, norm_backward_part, &job);
+    return GG_OK;
+}
+
+static void norm_destroy(gg_op *op) { gg_native_op_free(op); }
+
+static const gg_op_class norm_class = {norm_forward, norm_backward, norm_destroy};
+
+gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *head;
+    char in[GG_SHAPE_TEXT], given[GG_SHAPE_TEXT];
+    *out = NULL;
+    if (desc->inputs != 1 || !gg_shape_equal(&desc->input[0], &desc->output))
+        GG_FAIL(GG_ERROR_SHAPE, "batch_norm has one input of its output's shape, not %d of %s for %s", desc->inputs,
+                gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, given));
+    const int64_t channels = desc->input[0].size[0], values = gg_shape_count(&desc->input[0]) / channels * desc->batch;
+    if (values < 2 && (desc->training || !desc->track_statistics))
+        GG_FAIL(GG_ERROR_SHAPE,
+                "in training a channel must have more than one value in a batch, but a batch of %lld sample of shape "
+                "%s has %lld; choose another batch size, or leave out the rest of the data",
+                (long long)desc->batch, gg_shape_text(&desc->input[0], in), (long long)values);
+    GG_TRY(gg_native_op_create(desc, &norm_class, sizeof(norm_op), &head));
+    norm_op *op = (norm_op *)head;
+    op->device = device;
+    op->channels = channels;
+    op->values = values;
+    op->weight = desc->affine ? 0 : -1;
+    op->mean = desc->track_statistics ? (desc->affine ? 2 : 0) : -1;
+    head->input[0].layout = head->output.layout = desc->offered[0].layout;
+    norm_place(op);
+    head->in_place = true;
+    head->backward_needs_input = true;
+    head->saved_bytes = (size_t)(SAVED_COUNT * channels) * sizeof(float);
+    *out = head;
+cleanup:
+    return status;
+}

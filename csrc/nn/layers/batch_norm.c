@@ -1,0 +1,83 @@
+/* Batch normalisation over the first axis: (C), (C, L) or (C, H, W), in PyTorch's forms. */
+#include <math.h>
+#include <string.h>
+
+#include "nn/layer.h"
+
+static gg_status batch_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    const gg_shape *shape = &input[0]->shape;
+    (void)inputs;
+    if (desc->kind == GG_LAYER_BATCH_NORM2D && shape->dims != 3)
+        GG_FAIL(GG_ERROR_SHAPE, "input must be (channels, height, width), got %s from '%s'", gg_shape_text(shape, text),
+                input[0]->desc.name);
+    if (desc->kind == GG_LAYER_BATCH_NORM1D && shape->dims != 1 && shape->dims != 2)
+        GG_FAIL(GG_ERROR_SHAPE, "input must be (channels) or (channels, length), got %s from '%s'",
+                gg_shape_text(shape, text), input[0]->desc.name);
+    if (!(desc->epsilon >= 0) || !isfinite(desc->epsilon))
+        GG_FAIL(GG_ERROR_ARGUMENT, "eps must be at least 0, got %g", desc->epsilon);
+    if (!(desc->momentum >= 0 && desc->momentum <= 1))
+        GG_FAIL(GG_ERROR_ARGUMENT, "momentum must be 0 to 1, got %g", desc->momentum);
+    *out = *shape;
+cleanup:
+    return status;
+}
+
+static gg_parameter batch_norm_parameter(const char *name, gg_role role, int64_t channels, float value) {
+    gg_parameter made = {.role = role,
+                         .shape = {1, {channels}},
+                         .fan_in = channels,
+                         .fan_out = channels,
+                         .init = {GG_INIT_CONSTANT, value}};
+    memcpy(made.name, name, strlen(name) + 1);
+    return made;
+}
+
+static int batch_norm_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+    const gg_layer_desc *desc = &node->desc;
+    const int64_t channels = input->size[0];
+    int count = 0;
+    if (desc->affine) {
+        if (out != NULL) {
+            out[count] = batch_norm_parameter(".weight", GG_ROLE_SCALE, channels, 1);
+            out[count + 1] = batch_norm_parameter(".bias", GG_ROLE_SHIFT, channels, 0);
+        }
+        count += 2;
+    }
+    if (desc->track_statistics) {
+        if (out != NULL) {
+            out[count] = batch_norm_parameter(".running_mean", GG_ROLE_STATISTIC, channels, 0);
+            out[count + 1] = batch_norm_parameter(".running_var", GG_ROLE_STATISTIC, channels, 1);
+        }
+        count += 2;
+    }
+    return count;
+}
+
+static void batch_norm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    out->epsilon = desc->epsilon;
+    out->momentum = desc->momentum;
+    out->affine = desc->affine;
+    out->track_statistics = desc->track_statistics;
+}
+
+const gg_layer_type gg_layer_batch_norm1d = {
+    .name = "batch_norm1d",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_BATCH_NORM,
+    .infer = batch_norm_infer,
+    .parameters = batch_norm_parameters,
+    .describe = batch_norm_describe,
+};
+
+const gg_layer_type gg_layer_batch_norm2d = {
+    .name = "batch_norm2d",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_BATCH_NORM,
+    .infer = batch_norm_infer,
+    .parameters = batch_norm_parameters,
+    .describe = batch_norm_describe,
+};

@@ -1,0 +1,225 @@
+"""Normalisations: every instruction set and layout against float64, PyTorch as a second opinion."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import operations
+import pytest
+import reference as ref
+from test_operations import close, float32, isas, seeded
+
+import gossipgrad as gg
+
+LAYOUTS = ("plain", "channels16", "channels8", "nhwc", "batch_last")
+
+
+def batch_norm_run(isa, x, parameters, grad=None, *, affine=True, track=True, threads=1, **options):
+    options = dict(eps=1e-3, momentum=0.2) | options
+    return operations.run_op(
+        "native",
+        isa,
+        "batch_norm",
+        [x],
+        x.shape[1:],
+        parameters=parameters,
+        grad_output=grad,
+        threads=threads,
+        affine=affine,
+        track_running_stats=track,
+        **options,
+    )
+
+
+def parameters_of(rng, channels, affine=True, track=True):
+    weights = [float32(rng, channels), float32(rng, channels)] if affine else []
+    return weights + ([float32(rng, channels), rng.uniform(0.5, 2, channels).astype(np.float32)] if track else [])
+
+
+def wide(arrays):
+    return [np.asarray(one, np.float64) for one in arrays]
+
+
+def check_batch_norm(isa, shape, layout, seed="", relu=False, affine=True, track=True, shift=0.0, threads=1):
+    rng = seeded((shape, layout, seed))
+    x, grad = float32(rng, *shape) * 2 + np.float32(shift), float32(rng, *shape)
+    parameters = parameters_of(rng, shape[1], affine, track)
+    options = dict(layout=layout, affine=affine, track=track, activation="relu" if relu else "none", threads=threads)
+    found = batch_norm_run(isa, x, parameters, grad, **options)
+    x64, grad64, *known = wide([x, grad, *parameters])
+    weight, bias = known[:2] if affine else (None, None)
+    mean, var = ref.batch_moments(x64)
+    y = ref.batch_norm(x64, weight, bias, mean, var, 1e-3)
+    # x*scale + offset: each term has its rounding, and where they cancel they are larger than the sum.
+    scale = (1 if weight is None else np.abs(weight)) / np.sqrt(var + 1e-3)
+    terms = ref._channels(scale, x64) * (np.abs(x64) + np.abs(ref._channels(mean, x64)))
+    terms = terms + (0 if bias is None else np.abs(ref._channels(bias, x64)))
+    if relu:
+        # Which values pass is the core's business where y is within a rounding of 0.
+        assert (found["output"] >= 0).all()
+        sure = np.abs(y) > 1e-5 * terms
+        assert ((found["output"] > 0) == (y > 0))[sure].all()
+        grad64 = np.where(found["output"] > 0, grad64, 0)
+        y = np.maximum(y, 0)
+    close("output", found["output"], y, terms, 4)
+    n = x.size // shape[1]
+    dx, dweight, dbias = ref.batch_norm_backward(x64, weight, grad64, 1e-3)
+    normal = ref.batch_norm(x64, None, None, mean, var, 1e-3)
+    axes = ref._but_channels(x64)
+    size = (np.abs(grad64) * (np.abs(normal) + ref._channels(np.abs(mean) / np.sqrt(var + 1e-3), x64))).sum(axes)
+    sizes = ref._channels(np.abs(grad64).sum(axes) / n, x64) + np.abs(normal) * ref._channels(size / n, x64)
+    close("grad_input", found["grad_inputs"][0], dx, ref._channels(scale, x64) * (np.abs(grad64) + sizes), n)
+    gradients = found["gradients"]
+    if affine:
+        close("weight", gradients[0], dweight, size, n)
+        close("bias", gradients[1], dbias, np.abs(grad64).sum(axes), n)
+    if track:
+        running = known[-2:]
+        wanted = ref.statistics_gradient(x64, *running, np.float64(np.float32(0.2)))
+        close("running_mean", gradients[-2], wanted[0], np.abs(running[0]) + np.abs(x64).mean(axes))
+        close("running_var", gradients[-1], wanted[1], np.abs(running[1]) + var + 1e-6 * mean**2)
+
+
+IMAGES = [(3, 5, 4, 3), (17, 3, 5, 5), (1, 20, 3, 7), (16, 16, 2, 2), (37, 8, 1, 3), (2, 33, 7, 7), (5, 24, 1, 1)]
+
+
+@isas
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+def test_batch_norm_of_images(isa, layout, shape):
+    check_batch_norm(isa, shape, layout)
+    check_batch_norm(isa, shape, layout, relu=True, shift=0.3, threads=2)
+
+
+@isas
+@pytest.mark.parametrize("layout", ["plain", "batch_last"])
+@pytest.mark.parametrize("shape", [(2, 1), (3, 7), (17, 40), (64, 16), (1, 5, 9), (19, 3, 300), (33, 17, 1)], ids=str)
+def test_batch_norm_of_vectors_and_sequences(isa, layout, shape):
+    check_batch_norm(isa, shape, layout)
+    check_batch_norm(isa, shape, layout, relu=True)
+
+
+@pytest.mark.parametrize(("affine", "track"), list(itertools.product([True, False], repeat=2)))
+def test_batch_norm_without_some_parameters(affine, track):
+    check_batch_norm(None, (7, 5, 3, 3), "batch_last", affine=affine, track=track)
+    check_batch_norm(None, (7, 5), "plain", affine=affine, track=track, relu=True)
+
+
+@isas
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batch_norm_sums_many_values_far_from_zero(isa, layout):
+    """A mean of a thousand deviations, and 200,000 values a channel: plain float32 sums would lose the variance."""
+    check_batch_norm(isa, (50, 3, 64, 63), layout, shift=2000)
+
+
+@isas
+def test_batch_norm_evaluates_with_the_running_statistics(isa):
+    rng = seeded("evaluation")
+    x, parameters = float32(rng, 5, 6, 3, 3), parameters_of(rng, 6)
+    weight, bias, mean, var = wide(parameters)
+    wanted = ref.batch_norm(x.astype(np.float64), weight, bias, mean, var, 1e-3)
+    for options in (dict(training=False), dict(evaluate=True), dict(training=False, layout="nhwc")):
+        found = batch_norm_run(isa, x, parameters, **options)["output"]
+        close("output", found, wanted, 5 * (1 + np.abs(wanted)))
+    one = batch_norm_run(isa, x[:1, :, 0, 0], parameters, training=False)["output"]
+    close("one value a channel", one, wanted[:1, :, 0, 0], 5 * (1 + np.abs(wanted[:1, :, 0, 0])))
+
+
+def test_batch_norm_without_statistics_evaluates_with_those_of_the_batch():
+    x = float32(seeded("batch"), 5, 6)
+    found = batch_norm_run(None, x, [], affine=False, track=False, training=False)["output"]
+    np.testing.assert_array_equal(found, batch_norm_run(None, x, [], affine=False, track=False)["output"])
+
+
+@isas
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("relu", [False, True])
+def test_batch_norm_passes_nan_on_in_its_channel_alone(isa, layout, relu):
+    rng = seeded("nan")
+    x = float32(rng, 3, 18, 3, 5)
+    x[1, 17, 2, 2] = np.nan
+    activation = "relu" if relu else "none"
+    found = batch_norm_run(isa, x, parameters_of(rng, 18), np.ones_like(x), layout=layout, activation=activation)
+    for array in (found["output"], found["grad_inputs"][0]):
+        assert np.isnan(array[:, 17]).all() and np.isfinite(array[:, :17]).all()
+    for gradient in (found["gradients"][0], *found["gradients"][2:]):
+        assert np.isnan(gradient[17]) and np.isfinite(gradient[:17]).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (1, 5, 1), (1, 5, 1, 1)])
+def test_batch_norm_of_one_value_is_an_error_in_training(shape):
+    x = np.ones(shape, np.float32)
+    with pytest.raises(ValueError, match="more than one value"):
+        batch_norm_run(None, x, parameters_of(seeded(1), 5))
+
+
+def test_batch_norm_has_the_same_bits_on_any_number_of_threads():
+    rng = seeded("threads")
+    x, grad, parameters = float32(rng, 64, 5, 32, 32), float32(rng, 64, 5, 32, 32), parameters_of(rng, 5)
+    one, three = [batch_norm_run(None, x, parameters, grad, threads=n) for n in (1, 3)]
+    np.testing.assert_array_equal(one["grad_inputs"][0], three["grad_inputs"][0])
+    for a, b in zip(one["gradients"], three["gradients"], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (3, 4, 7), (17, 4, 5, 6)], ids=str)
+def test_batch_norm_is_torchs(shape):
+    torch = pytest.importorskip("torch")
+    rng = seeded(shape)
+    x, grad, parameters = float32(rng, *shape), float32(rng, *shape), parameters_of(rng, 4)
+    found = batch_norm_run(None, x, parameters, grad)
+    module = (torch.nn.BatchNorm2d if len(shape) == 4 else torch.nn.BatchNorm1d)(4, eps=1e-3, momentum=0.2)
+    names = ("weight", "bias", "running_mean", "running_var")
+    tensors = {name: torch.tensor(one) for name, one in zip(names, parameters, strict=True)}
+    module.load_state_dict(tensors, strict=False)
+    given = torch.tensor(x, requires_grad=True)
+    y = module(given)
+    y.backward(torch.tensor(grad))
+    near = dict(rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["output"], y.detach().numpy(), **near)
+    np.testing.assert_allclose(found["grad_inputs"][0], given.grad.numpy(), **near)
+    np.testing.assert_allclose(found["gradients"][0], module.weight.grad.numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["gradients"][1], module.bias.grad.numpy(), rtol=1e-4, atol=1e-4)
+    moved = [parameters[i] - found["gradients"][i] for i in (2, 3)]
+    np.testing.assert_allclose(moved[0], module.running_mean.numpy(), **near)
+    np.testing.assert_allclose(moved[1], module.running_var.numpy(), **near)
+
+
+def test_batch_norm_in_a_network_of_vectors():
+    """In front of all, behind a layer, and with running statistics in evaluation."""
+    rng = seeded("vectors")
+    layers = [gg.BatchNorm1d(name="first"), gg.Linear(7, name="fc"), gg.BatchNorm1d(name="bn"), gg.ReLU()]
+    net = gg.Sequential([*layers, gg.Linear(3, name="out")], input=(5,))
+    trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.1, momentum=0.9, weight_decay=0.01))
+    network = ref.Network(net.config())
+    for _ in range(3):
+        x, y = float32(rng, 19, 5) + 1, rng.integers(0, 3, 19).astype(np.int32)
+        weights = {name: one.astype(np.float64) for name, one in trainer.weights().items()}
+        loss, _, gradients = network.gradients(weights, x.astype(np.float64), y, "cross_entropy")
+        assert trainer.train_step(x, y) == pytest.approx(loss, rel=1e-5)
+        after = trainer.weights()
+        for name in ("first.running_mean", "first.running_var", "bn.running_mean", "bn.running_var"):
+            np.testing.assert_allclose(after[name], weights[name] - gradients[name], rtol=1e-5, atol=1e-6)
+    weights = {name: one.astype(np.float64) for name, one in trainer.weights().items()}
+    wanted = network.forward(weights, x.astype(np.float64))[-1]
+    np.testing.assert_allclose(trainer.predict(x), wanted, rtol=1e-5, atol=1e-5)  # the plan that trained
+    np.testing.assert_allclose(trainer.predict(x[:1]), wanted[:1], rtol=1e-5, atol=1e-5)  # one for evaluation
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "message"),
+    [
+        (gg.BatchNorm2d(), (5,), "channels, height, width"),
+        (gg.BatchNorm1d(), (5, 4, 3), "channels, length"),
+    ],
+)
+def test_batch_norm_of_a_wrong_shape(layer, shape, message):
+    with pytest.raises(ValueError, match=message):
+        gg.Sequential([layer, gg.Flatten(), gg.Linear(2)], input=shape)
+
+
+@pytest.mark.parametrize("options", [dict(eps=-1), dict(momentum=1.5), dict(momentum=None), dict(affine=1.5)])
+def test_batch_norm_of_wrong_options(options):
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(options))}=.*allowed"):
+        gg.BatchNorm2d(**options)
