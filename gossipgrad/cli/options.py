@@ -10,12 +10,14 @@ from typing import Any, NoReturn, TypeVar
 from gossipgrad import data as gg_data
 from gossipgrad import models, optim, schedules, strategies
 from gossipgrad.cluster import Network, Straggler
+from gossipgrad.data import sets
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import did_you_mean, one_line
 from gossipgrad.keywords import Keyword, keywords
 from gossipgrad.literals import BACKENDS
 from gossipgrad.model import Model
 
+SETS: dict[str, Any] = {name: made for name, made in sets.BY_NAME.items() if sets.options_of(name)}
 DATASETS = (*gg_data.NAMES, "synthetic")
 _WITH_FILES = tuple(name for name in gg_data.NAMES if name != "mnist-10k")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -255,8 +257,27 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     usual = ", ".join(f"{entry.dataset} for {name}" for name, entry in models.BY_NAME.items())
     help_ = f"mnist-10k is in the package; default: {usual}"
     parser.add_argument("--dataset", choices=DATASETS, help=help_)
-    help_ = f"where the files of --dataset {' or '.join(_WITH_FILES)} lie; of cifar10 also an archive"
+    files = ", ".join(_WITH_FILES)
+    help_ = f"where the files of --dataset {files} lie; of cifar10 and imagefolder also an archive, of csv a file"
     parser.add_argument("--data", type=path, metavar="PATH", help=f"{help_}; default: $GOSSIPGRAD_DATA, else the cache")
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the data sets."""
+    add_keywords(parser.add_argument_group("data sets"), SETS)
+
+
+def _data_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    """The data set's options that were given; UsageError for one that it does not have."""
+    found = given(arguments, tuple(keywords(SETS)))
+    for key, value in found.items():
+        owners = [one for one in SETS if key in sets.options_of(one)]
+        if name not in owners:
+            raise UsageError(
+                f"{option_of(key)} {value}: --dataset {name} does not have it; it goes with --dataset "
+                f"{' or '.join(owners)}"
+            )
+    return found
 
 
 def dataset_of(arguments: argparse.Namespace) -> str:
@@ -273,7 +294,15 @@ def load_data(arguments: argparse.Namespace) -> tuple[Model, Dataset, Dataset]:
             f"--dataset {', '.join(_WITH_FILES[:-1])} or {_WITH_FILES[-1]}"
         )
     entry = models.by_name(arguments.model)
-    return models.with_data(entry, name, arguments.data, arguments.seed, progress=not arguments.quiet)
+    return models.with_data(
+        entry,
+        name,
+        arguments.data,
+        arguments.seed,
+        loss=getattr(arguments, "loss", None),
+        progress=not arguments.quiet,
+        **_data_options(arguments, name),
+    )
 
 
 def add_circumstances(parser: argparse.ArgumentParser, virtual: bool = True, links: Network | None = None) -> None:

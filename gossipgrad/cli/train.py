@@ -12,6 +12,7 @@ from gossipgrad.cli.options import (
     UsageError,
     add_circumstances,
     add_data,
+    add_data_options,
     add_machine,
     add_optimizer,
     add_schedule,
@@ -72,6 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_circumstances(parser)
     add_strategy(parser.add_argument_group("strategy"))
     add_schedule(parser)
+    add_data_options(parser)
     files = parser.add_argument_group("what comes out")
     files.add_argument("--validate-replicas", action="store_true", help="validate every rank's own weights as well")
     files.add_argument("--report", type=path, metavar="FILE", help="write the history as JSON")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gossipgrad import data
 from gossipgrad.data.arrays import Dataset
@@ -27,8 +28,18 @@ class Entry:
     batch: int
     dataset: str
     samples: Literal["images", "rows", "tokens"] = "images"
+    streams: bool = False  # does it carry its state from batch to batch?
 
-    def of(self, train: Dataset) -> Model:
+    def options(self, name: str) -> dict[str, Any]:
+        """What a set of this name is for the network unless something else is given: its own size of images or text."""
+        shape = self.make().input_shape
+        if name == "imagefolder" and self.samples == "images":
+            return {"image_size": tuple(shape[1:]), "channels": shape[0]}
+        if name == "shakespeare" and self.samples == "tokens":
+            return {"sequence": shape[0], "windows": "streams" if self.streams else "random"}
+        return {}
+
+    def of(self, train: Dataset, loss: Loss | None = None) -> Model:
         """The network for samples and classes as those of a set; its own form, where it has none for such samples."""
         if len(train.shape) != (3 if self.samples == "images" else 1):
             return self.make()
@@ -37,7 +48,7 @@ class Entry:
         if self.samples == "tokens":
             return self.make(vocabulary=_classes(train), sequence=train.shape[0])
         if self.loss == "binary_cross_entropy":
-            return self.make(inputs=train.shape[0])
+            return self.make(inputs=train.shape[0], outputs=_outputs(train, loss or self.loss))
         return self.make(inputs=train.shape[0], classes=_classes(train))
 
 
@@ -47,6 +58,11 @@ def _classes(train: Dataset) -> int:
         return len(train.classes)
     vocabulary = getattr(train.source, "vocabulary", None)
     return len(vocabulary) if vocabulary is not None else int(train.targets.max()) + 1
+
+
+def _outputs(train: Dataset, loss: Loss) -> int:
+    """How many outputs targets want that are classes, or numbers."""
+    return _classes(train) if loss == "cross_entropy" else math.prod(train.targets.shape[1:])
 
 
 BY_NAME = {
@@ -64,11 +80,22 @@ def by_name(name: str) -> Entry:
 
 
 def with_data(
-    entry: Entry, name: str, folder: str | os.PathLike[str] | None = None, seed: int = 0, *, progress: bool = True
+    entry: Entry,
+    name: str,
+    folder: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    *,
+    loss: Loss | None = None,
+    progress: bool = True,
+    **options: Any,
 ) -> tuple[Model, Dataset, Dataset]:
-    """The network for a set by name, and (train, validation) of it; "synthetic": a set of the network's own shapes."""
+    """The network for a set by name, and (train, validation) of it; "synthetic": a set of the network's own shapes.
+
+    loss: None: the network's own. options: of the set, as gossipgrad.data.load has them.
+    """
     if name == "synthetic":
         net = entry.make()
-        return net, *data.for_network(net, name, folder, seed, progress=progress)
-    train, validation = data.load(name, folder, progress=progress)
-    return entry.of(train), train, validation
+        return net, *data.for_network(net, name, folder, seed, progress=progress, **options)
+    how = entry.options(name) | options
+    train, validation = data.load(name, folder, progress=progress, seed=seed, **how)
+    return entry.of(train, loss), train, validation

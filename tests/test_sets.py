@@ -1,0 +1,74 @@
+"""Sets by name: their options in Python and on the command line, and the network that fits them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from test_cli import cli_run
+
+import gossipgrad as gg
+from gossipgrad import models
+from gossipgrad.data import sets
+
+
+@pytest.fixture
+def table(tmp_path):
+    x = np.random.default_rng(0).normal(50, 20, (300, 3))
+    rows = "\n".join(",".join(f"{v:.3f}" for v in row) + f",{'abc'[int(row[0] > 40) + int(row[0] > 60)]}" for row in x)
+    path = tmp_path / "t.csv"
+    path.write_text("u,v,w,kind\n" + rows)
+    return path
+
+
+def test_a_table_by_name(table):
+    train, test = gg.data.load("csv", table, label="kind", seed=3)
+    assert (len(train), len(test)) == (270, 30) and train.classes == test.classes == ["a", "b", "c"]
+    np.testing.assert_allclose(train.samples.std(0), 1, atol=1e-4)
+    assert gg.data.load("csv", table, label="kind", standardize=False, test=table)[1].samples.mean() > 10
+
+
+def test_options_that_a_set_does_not_have(table):
+    with pytest.raises(TypeError, match=r"load of 'csv': load\(\) has no keyword 'lable'; did you mean 'label'"):
+        gg.data.load("csv", table, lable="kind")
+    with pytest.raises(TypeError, match="has no keyword 'sequence'"):
+        gg.data.load("mnist-10k", sequence=3)
+    with pytest.raises(TypeError, match="has no keyword 'augment'"):
+        models.with_data(models.by_name("lenet"), "synthetic", augment=True)
+    for name, words in (("csv", "wants a file"), ("imagefolder", "wants a folder")):
+        with pytest.raises(gg.DataError, match=f"data: missing: .* {words}"):
+            gg.data.load(name)
+    with pytest.raises(gg.DataError, match="label: missing"):
+        gg.data.load("csv", table)
+
+
+def test_every_set_is_on_the_command_line(capsys):
+    words = " ".join(cli_run(capsys, "train", "--help")[1].split())
+    for name in (*sets.NAMES, "--label COLUMN", "--image-size N", "default: the model's, else 224"):
+        assert name in words
+
+
+def test_a_table_on_the_command_line(capsys, table, tmp_path):
+    report = tmp_path / "r.json"
+    how = ["train", "--model", "mlp", "--dataset", "csv", "--data", table, "--batch-size", 27, "--epochs", 3]
+    code, out, err = cli_run(
+        capsys, *how, "--label", "kind", "--loss", "cross_entropy", "--virtual-ranks", 2, "--report", report
+    )
+    assert code == 0 and "on t, 270 + 30 samples" in out, err
+    found = json.loads(report.read_text())
+    assert found["settings"]["dataset"] == "t" and found["epochs"][-1]["validation"]["accuracy"] > 0.6
+    code, out, err = cli_run(capsys, *how, "--label", "knd")
+    assert code == 1 and "label='knd'" in err and "did you mean 'kind'" in err
+    code, out, err = cli_run(capsys, *how)
+    assert code == 1 and "label: missing" in err
+    code, out, err = cli_run(capsys, "train", "--dataset", "mnist-10k", "--image-size", "3x4")
+    assert code == 2 and "--dataset mnist-10k does not have it; it goes with --dataset imagefolder" in err
+    code, out, err = cli_run(capsys, "train", "--dataset", "imagefolder", "--image-size", "3x4x5")
+    assert code == 2 and "argument --image-size" in err
+
+
+def test_the_size_of_images_is_the_models():
+    assert models.by_name("lenet").options("imagefolder") == {"image_size": (28, 28), "channels": 1}
+    assert models.by_name("cifar_quick").options("imagefolder") == {"image_size": (32, 32), "channels": 3}
+    assert models.by_name("mlp").options("imagefolder") == {} == models.by_name("lenet").options("mnist")
