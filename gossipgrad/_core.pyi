@@ -173,9 +173,8 @@ class Trainer:
     # evaluation. Collective; replica: every rank's own weights on the whole set, one result a rank of the group;
     # else the consensus model, the set split over the ranks, one result.
     # A list of sets: the own part of each local rank, one result over all of them.
-    def evaluate(
-        self, dataset: Dataset | list[Dataset], batch: int, replica: bool = False
-    ) -> list[dict[str, float]]: ...
+    def evaluate(self, dataset: Dataset | list[Dataset], batch: int, replica: bool = False) -> list[dict[str, Any]]:
+        """loss and accuracy of the main head; with several that are evaluated `heads`: each one's by its number."""
     def predict(self, samples: _Fields, batch: int) -> list[NDArray[np.float32]]:
         """By the consensus model, all on every rank of MPI: an array for each head that is evaluated."""
     def consensus_distance(self) -> float: ...

@@ -23,7 +23,7 @@ from gossipgrad.trainer import Trainer
 _CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
 
 
-def synthetic_batch(net: Model, loss: Loss, batch: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[Any]]:
+def synthetic_batch(net: Model, loss: str, batch: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Normal samples and random targets of the network's shapes."""
     generator = np.random.default_rng(seed)
     x = generator.standard_normal((batch, *net.input_shape), np.float32)

@@ -93,11 +93,13 @@ def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
     return facts
 
 
-def inputs(x: Dataset | NDArray[Any]) -> dict[str, Any]:
+def inputs(x: Dataset | tuple[NDArray[Any], ...]) -> dict[str, Any]:
     """Of samples without targets."""
     if isinstance(x, Dataset):
         return {"shape": (len(x), *x.shape), "some of the samples": lambda: _some_samples(x)}
-    return {"shape": x.shape, "some of the samples": lambda: checksum(x[spread(len(x), x[:1].nbytes)])}
+    rows = [one[spread(len(one), one[:1].nbytes)] for one in x]
+    shapes = x[0].shape if len(x) == 1 else ", ".join(str(one.shape) for one in x)
+    return {"shape": shapes, "some of the samples": lambda: checksum(*rows)}
 
 
 def _some_samples(one: Dataset) -> str:

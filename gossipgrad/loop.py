@@ -114,7 +114,7 @@ class Loop:
     def _record_names(self) -> list[str]:
         trainer = self.trainer
         classes = trainer.loss != "mean_squared_error"
-        measured = ["loss", "accuracy"] if classes else ["loss"]
+        measured = trainer.measured_names()
         replicas = trainer.size if self.validate_replicas else 0
         if self.validation is None:
             return number_names(trainer.virtual, classes, [], [])
@@ -146,10 +146,11 @@ class Loop:
         if self.validation is None:
             return {}
         core = self.trainer.core
-        found: Record = {"validation": dict(core.evaluate(self.validation, self.batch_size, False)[0]) | self.measure()}
+        whole = self.trainer.evaluated(core.evaluate(self.validation, self.batch_size, False)[0])
+        found: Record = {"validation": whole | self.measure()}
         if self.validate_replicas:
             replicas = core.evaluate(self.validation, self.batch_size, True)
-            found["validation_replicas"] = [dict(one) for one in replicas]
+            found["validation_replicas"] = [self.trainer.evaluated(one) for one in replicas]
         return found
 
     def _train(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, safetensors, show, summary
+from gossipgrad import _core, heads, safetensors, show, summary
 from gossipgrad import weights as weights_of_others
 from gossipgrad.errors import CheckpointError, choice, flag, integer
 from gossipgrad.layers import Layer, Node, Trained
@@ -23,6 +23,7 @@ from gossipgrad.literals import INPUT_TYPES, InputType
 from gossipgrad.sequences import KINDS
 
 Arrays = dict[str, NDArray[np.float32]]
+Nodes = Node | Sequence[Node] | Mapping[str, Node]
 
 
 class _InputLayer(Layer):
@@ -55,11 +56,11 @@ def Input(  # noqa: N802, as the layers
     return Node(layer, ())
 
 
-def _order(output: Node) -> list[Node]:
-    """The nodes that lead to `output`, each after its inputs; the same for the same network."""
+def _order(ends: Sequence[Node]) -> list[Node]:
+    """The nodes that lead to the `ends`, each after its inputs; the same for the same network."""
     order: list[Node] = []
     seen: set[int] = set()
-    stack: list[tuple[Node, bool]] = [(output, False)]
+    stack: list[tuple[Node, bool]] = [(end, False) for end in reversed(ends)]
     while stack:
         node, ready = stack.pop()
         if ready:
@@ -92,25 +93,47 @@ def _warn_of_channels_last(order: list[Node], stacklevel: int) -> None:
 
 
 class Model:
-    """A network: all that leads from the Input node `inputs` to the node `outputs`.
+    """A network: all that leads from the Input nodes `inputs` to the nodes `outputs`.
+
+    inputs         a node, a list of nodes, or {name: node}: the names by which data are given as a dict; else those of
+                   the layers.
+    outputs        the same; each is a head that a loss can see. The first is the main one: its loss and accuracy are
+                   those that evaluation reports as such, and metrics are measured on it.
+    training_only  names or nodes of outputs, not the first, that training alone uses: in evaluation and prediction they
+                   fall away, with the layers that lead to them alone.
+    targets        which of the data's targets, by number, each output is trained on: a list, or by name. None: those
+                   for training only on the first one's, each other one on its own, in their order.
+    loss_weights   what the loss of each output counts in the sum that is trained, 1 by default: a list, or by name. The
+                   trainer's loss_weights= take precedence.
 
     It is checked as a whole here: ValueError names the layer and the shapes that do not fit. The network holds no
     trained state: training changes the trainer's weights (trainer.weights()), not the network.
     """
 
-    def __init__(self, inputs: Node, outputs: Node, name: str = "model") -> None:
-        for argument, node in (("inputs", inputs), ("outputs", outputs)):
-            if not isinstance(node, Node):
-                raise TypeError(f"{argument} is a {type(node).__name__}; wanted a node, as gg.Input or a layer gives")
-        if not isinstance(inputs.layer, _InputLayer):
-            raise ValueError(f"inputs is the output of {inputs.layer!r}; wanted what gg.Input gave")
+    def __init__(
+        self,
+        inputs: Nodes,
+        outputs: Nodes,
+        name: str = "model",
+        *,
+        training_only: Iterable[str | Node] = (),
+        targets: Sequence[int] | Mapping[str, int] | None = None,
+        loss_weights: Sequence[float] | Mapping[str, float] | None = None,
+    ) -> None:
+        given_inputs, given_outputs = heads.nodes_of("inputs", inputs), heads.nodes_of("outputs", outputs)
+        for _, node in given_inputs:
+            if not isinstance(node.layer, _InputLayer):
+                raise ValueError(f"inputs is the output of {node.layer!r}; wanted what gg.Input gave")
         self.name = name
-        order = _order(outputs)
-        for node in order:
-            if isinstance(node.layer, _InputLayer) and node is not inputs:
+        led = _order([node for _, node in given_outputs])
+        sources = [node for _, node in given_inputs]
+        for node in led:
+            if isinstance(node.layer, _InputLayer) and node not in sources:
                 raise ValueError(f"outputs depends on {node.layer!r}, which is not the network's input")
-        if inputs not in order:
-            raise ValueError(f"outputs does not depend on the network's input {inputs.layer!r}")
+        for node in sources:
+            if node not in led:
+                raise ValueError(f"outputs does not depend on the network's input {node.layer!r}")
+        order = _order([*sources, *(node for _, node in given_outputs)])
         _warn_of_channels_last(order, 3 if type(self) is Model else 4)
         self._layers: list[tuple[Layer, str, tuple[int, ...]]] = []
         names = self._names(order)
@@ -125,7 +148,18 @@ class Model:
                 place = graph.layer(node.layer.kind, given, places, **node.layer.options())
                 if isinstance(node.layer, Trained) and node.layer.factors():
                     graph.set_factors(place, node.layer.lr, node.layer.weight_decay)
-        graph.finish(len(order) - 1)
+        of = {id(node): given or names[number_of[id(node)]] for given, node in [*given_inputs, *given_outputs]}
+        self.inputs = tuple(
+            heads.Field(of[id(node)], number_of[id(node)], graph.shape(number_of[id(node)]), node.layer.dtype)
+            for node in sources
+            if isinstance(node.layer, _InputLayer)
+        )
+        if len({one.name for one in self.inputs}) < len(sources):
+            raise ValueError(f"inputs: {', '.join(one.name for one in self.inputs)}: allowed: each name once")
+        ends = [(of[id(node)], number_of[id(node)], graph.shape(number_of[id(node)])) for _, node in given_outputs]
+        only = [of.get(id(one), repr(one)) if isinstance(one, Node) else one for one in training_only]
+        self.heads = heads.heads(ends, only, targets, loss_weights)
+        graph.finish(*((one.node, one.training_only) for one in self.heads))
         self.graph = graph
         self._loaded: Arrays | None = None
 
@@ -156,14 +190,19 @@ class Model:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
-        place = next(i for i, (layer, _, _) in enumerate(self._layers) if isinstance(layer, _InputLayer))
-        return tuple(self.graph.shape(place))
+        """Of one sample; of several inputs that of the first."""
+        return self.inputs[0].shape
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
-        return tuple(self.graph.shape(len(self._layers) - 1))
+        """Of one sample; of several outputs that of the first, which is the main one."""
+        return self.heads[0].shape
+
+    @property
+    def target_names(self) -> list[str]:
+        """Of each of the data's targets by number: the name of the first output that is trained on it."""
+        numbers = [one.target for one in self.heads]
+        return [self.heads[numbers.index(target)].name for target in range(max(numbers) + 1)]
 
     @property
     def parameters(self) -> int:
@@ -184,14 +223,15 @@ class Model:
         return {name: role for name, _, role in self.graph.parameters()}
 
     def __repr__(self) -> str:
-        return f"<Model {self.name}: {self.input_shape} -> {self.output_shape}, {self.parameters:,} parameters>"
+        into, out = (", ".join(str(one.shape) for one in fields) for fields in (self.inputs, self.heads))
+        return f"<Model {self.name}: {into} -> {out}, {self.parameters:,} parameters>"
 
     def summary(self) -> show.Text:
         """A table of the layers: kind, inputs, output shape, parameters; multiply-adds and bytes of outputs, a sample.
 
         print(net) shows it as well.
         """
-        return summary.text(self.name, self.graph)
+        return summary.text(self.name, self.graph, *([one.shape for one in ends] for ends in (self.inputs, self.heads)))
 
     def __str__(self) -> str:
         return str(self.summary())
@@ -266,29 +306,45 @@ class Model:
         for layer, name, inputs in self._layers:
             kind = "Input" if isinstance(layer, _InputLayer) else type(layer).__name__
             layers.append({"layer": kind, "name": name, "inputs": list(inputs), "options": layer.described()})
-        return {"name": self.name, "layers": layers}
+        config: dict[str, Any] = {"name": self.name, "layers": layers}
+        fields: list[heads.Field | heads.Head] = [*self.inputs, *self.heads]
+        named = any(one.name != self._layers[one.node][1] for one in fields)
+        if len(fields) > 2 or named or self.heads[0].weight != 1:
+            config["inputs"] = [{"name": one.name, "node": one.node} for one in self.inputs]
+            config["outputs"] = [one.describe() for one in self.heads]
+        return config
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Model:
         """The network that config() described."""
         nodes: list[Node] = []
-        root: Node | None = None
         for entry in config["layers"]:
             if entry["layer"] == "Input":
-                root = Input(tuple(entry["options"]["shape"]), entry["options"].get("dtype", "float32"), entry["name"])
-                nodes.append(root)
+                shape, dtype = entry["options"]["shape"], entry["options"].get("dtype", "float32")
+                nodes.append(Input(tuple(shape), dtype, entry["name"]))
                 continue
             choice("layer", entry["layer"], KINDS)
             options = {k: tuple(v) if isinstance(v, list) else v for k, v in entry["options"].items()}
             layer = KINDS[entry["layer"]](name=entry["name"], **options)
             nodes.append(layer(*[nodes[i] for i in entry["inputs"]]))
-        if root is None:
+        if not any(isinstance(node.layer, _InputLayer) for node in nodes):
             raise ValueError("the model's description has no input")
-        return cls(root, nodes[-1], str(config["name"]))
+        if "outputs" not in config:
+            root = next(node for node in nodes if isinstance(node.layer, _InputLayer))
+            return cls(root, nodes[-1], str(config["name"]))
+        ends = config["outputs"]
+        return cls(
+            {one["name"]: nodes[one["node"]] for one in config["inputs"]},
+            {one["name"]: nodes[one["node"]] for one in ends},
+            str(config["name"]),
+            training_only=[one["name"] for one in ends if one["training_only"]],
+            targets=[one["target"] for one in ends],
+            loss_weights=[one["weight"] for one in ends],
+        )
 
     def same_network(self, other: Model) -> bool:
-        """Do both have the same layers, names and options (their own names aside)?"""
-        return json.dumps(self.config()["layers"]) == json.dumps(other.config()["layers"])
+        """Do both have the same layers, names and options (their own names aside), inputs and outputs?"""
+        return json.dumps(self.config() | {"name": ""}) == json.dumps(other.config() | {"name": ""})
 
 
 def _again(made: type[Model], config: Mapping[str, Any], loaded: Arrays | None) -> Model:

@@ -17,10 +17,22 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, _stall, agreement, cluster, environment, fingerprint, notices, optim, show, strategies
+from gossipgrad import (
+    _core,
+    _stall,
+    agreement,
+    cluster,
+    environment,
+    fingerprint,
+    heads,
+    notices,
+    optim,
+    show,
+    strategies,
+)
 from gossipgrad.errors import check_keywords, choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
-from gossipgrad.literals import BACKENDS, DEVICES, DTYPES, LOSSES, Backend, Device, DType, Loss
+from gossipgrad.literals import BACKENDS, DEVICES, DTYPES, Backend, Device, DType
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
 
@@ -29,7 +41,7 @@ Arrays = dict[str, NDArray[np.float32]]
 # What a trainer is made of: the core has been built for it, so another value would be believed and not used.
 _FIXED = frozenset(
     {
-        *("net", "loss", "optimizer", "strategy", "seed", "comm", "team", "threads", "backend", "trace"),
+        *("net", "loss", "heads", "optimizer", "strategy", "seed", "comm", "team", "threads", "backend", "trace"),
         *("straggler", "network", "compute_time", "metrics"),
     }
 )
@@ -100,7 +112,8 @@ class Replicas:
         self,
         net: Model,
         *,
-        loss: Loss = "cross_entropy",
+        loss: heads.Losses = "cross_entropy",
+        loss_weights: Sequence[float] | Mapping[str, float] | None = None,
         optimizer: optim.Optimizer | None = None,
         strategy: strategies.Strategy | None = None,
         seed: int = 0,
@@ -119,7 +132,8 @@ class Replicas:
             if not isinstance(net, Model):
                 raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
             self.net = net
-            self.loss: Loss = choice("loss", loss, LOSSES)
+            self.heads = heads.with_losses(net.heads, loss, loss_weights)
+            self.loss = self.heads[0].kind  # the main one's name
             self.optimizer = _checked_optimizer(optimizer)
             self.strategy = _checked_strategy(strategy)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
@@ -128,11 +142,6 @@ class Replicas:
             choice("dtype", dtype, DTYPES)
             choice("device", device, DEVICES)
             self.trace = integer("trace", trace, 0)
-            if self.loss == "cross_entropy" and len(net.output_shape) != 1:
-                raise ValueError(
-                    f"loss='cross_entropy' wants one score a class, a network output of shape (classes,); "
-                    f"{net.name!r} gives {net.output_shape}"
-                )
             self.metrics = parse(metrics, self.loss, net.output_shape)
             self.comm = cluster.with_circumstances(comm, straggler, network)
             virtual = self.comm if isinstance(self.comm, cluster.VirtualCluster) else None
@@ -183,7 +192,7 @@ class Replicas:
             "gossipgrad": environment.VERSION,
             "network": lambda: fingerprint.network(self.net),
             "loaded weights": lambda: fingerprint.weights(self.net.weights()) if self.net.loaded else "none",
-            "loss": self.loss,
+            **self._loss_settings(),
             **self.strategy.settings(),
             **self.optimizer.settings(),
             "seed": self.seed,
@@ -254,7 +263,7 @@ class Replicas:
             "network": repr(self.net)[1:-1],
             "strategy": ", ".join(f"{key}={show.cell(value)}" for key, value in self.strategy_settings().items()),
             "optimizer": repr(self.optimizer),
-            "loss": self.loss,
+            "loss": ", ".join(one.kind for one in self.heads),
             "ranks": f"{counted(self.size, 'rank')} ({self.team.kind}), {counted(self.threads, 'thread')} each",
             "done": f"{counted(self.epoch, 'epoch')}",
         }
@@ -270,7 +279,7 @@ class Replicas:
         self._core = _core.Trainer(
             self.net.graph,
             self.team,
-            loss=self.loss,
+            loss=[one.core() for one in self.heads],
             optimizer=self.optimizer.options() | {"schedule": schedule, "moments_since": self.moments_since},
             strategy=self.strategy.options() | ({} if self.exchange is None else {"exchange": self.exchange}),
             seed=self.seed,
@@ -438,7 +447,7 @@ class Replicas:
             "model": self.net.name,
             **self.fit_settings,
             **self.strategy_settings(),
-            "loss": self.loss,
+            **self._loss_settings(),
             "metrics": [one.name for one in self.metrics],
             **self.optimizer.settings(),
             "seed": self.seed,
@@ -453,6 +462,29 @@ class Replicas:
             "straggler_delay": None if self.straggler is None else self.straggler.delay,
             "latency": None if self.network is None else self.network.latency,
             "bandwidth": None if self.network is None else self.network.bandwidth,
+        }
+
+    def measured_names(self) -> list[str]:
+        """The numbers of `evaluated`."""
+        own = [("loss", "accuracy") if one.kind != "mean_squared_error" else ("loss",) for one in self.heads]
+        several = [(one.name, keys) for one, keys in zip(self.heads, own, strict=True) if not one.training_only]
+        named = [f"{name}_{key}" for name, keys in several for key in keys] if len(several) > 1 else []
+        return [*own[0], *named]
+
+    def evaluated(self, found: Mapping[str, Any]) -> dict[str, float]:
+        """What the core has evaluated: the main output's loss and accuracy, and each one's as NAME_loss if several."""
+        result = {key: value for key, value in found.items() if key != "heads"}
+        for place, each in found.get("heads", {}).items():
+            result |= {f"{self.heads[place].name}_{key}": value for key, value in each.items()}
+        return result
+
+    def _loss_settings(self) -> Record:
+        """The losses, and where there are several outputs the weights, in terms of JSON."""
+        if len(self.heads) == 1:
+            return {"loss": self.heads[0].describe_loss()}
+        return {
+            "loss": [one.describe_loss() for one in self.heads],
+            "loss_weights": [one.weight for one in self.heads],
         }
 
     def strategy_settings(self) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from gossipgrad import _core, show
@@ -38,7 +39,13 @@ def count(graph: _core.Graph, trained: bool) -> int:
     return sum(math.prod(shape) for _, shape, role in graph.parameters() if (role != STATISTIC) == trained)
 
 
-def text(name: str, graph: _core.Graph) -> show.Text:
+def _shapes(several: Sequence[tuple[int, ...]]) -> str:
+    return " and ".join(map(str, several))
+
+
+def text(
+    name: str, graph: _core.Graph, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]
+) -> show.Text:
     """A row a layer, and what the network is in all. Multiply-adds and bytes are those of one sample."""
     rows: list[tuple[str, ...]] = [_HEAD]
     nodes: list[dict[str, Any]] = graph.nodes()
@@ -62,6 +69,5 @@ def text(name: str, graph: _core.Graph) -> show.Text:
         f"one sample: {macs:,} multiply-adds forward, {amount(activations)} of outputs "
         "(a trainer lets layers share memory)",
     ]
-    ends = [tuple(nodes[place]["shape"]) for place in (0, -1)]
-    head = f"{name}: input {ends[0]}, output {ends[1]}"
+    head = f"{name}: input {_shapes(inputs)}, output {_shapes(outputs)}"
     return show.Text("\n".join([head, lines[0], rule, *lines[1:-1], rule, lines[-1], *foot]))

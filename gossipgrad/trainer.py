@@ -20,6 +20,7 @@ from gossipgrad import (
     cluster,
     evaluation,
     fingerprint,
+    heads,
     loop,
     notices,
     optim,
@@ -203,9 +204,9 @@ class Trainer(Replicas):
             targets: list[Any] = []
             for inputs, answers in pairs:
                 samples.append(self._batch(inputs, "x"))
-                targets.append(targets_array(answers, self.loss, self.net.output_shape, "y"))
-                if len(samples[-1]) != len(targets[-1]):
-                    raise ValueError(f"x has {len(samples[-1])} samples, y {len(targets[-1])}")
+                targets.append(self._targets(answers, "y"))
+                if len(samples[-1][0]) != len(targets[-1][0]):
+                    raise ValueError(f"x has {len(samples[-1][0])} samples, y {len(targets[-1][0])}")
             one.facts = {"steps done": self.step}
         self.prepare_rates(1, agree=False)
         losses = self.core.train_step(samples, targets)
@@ -217,16 +218,40 @@ class Trainer(Replicas):
             found = f"{len(value)} of them" if isinstance(value, (list, tuple)) else type(value).__name__
             raise ValueError(f"{argument}: a virtual cluster wants a list of {self.size} batches; got {found}")
 
-    def _batch(self, x: Any, what: str) -> NDArray[np.float32]:
+    def _batch(self, x: Any, what: str) -> tuple[NDArray[Any], ...]:
+        """An array for each input of the network, all of as many samples."""
+        fields = self.net.inputs
+        parts = heads.separate(what, x, [one.name for one in fields])
+        places = [what if len(fields) == 1 else f"{what}[{one.name!r}]" for one in fields]
+        made = tuple(self._input(part, one, place) for part, one, place in zip(parts, fields, places, strict=True))
+        for array, place in zip(made, places, strict=True):
+            if len(array) != len(made[0]):
+                raise ValueError(f"{place} has {len(array)} samples, {places[0]} {len(made[0])}")
+        return made
+
+    def _input(self, x: Any, field: heads.Field, what: str) -> NDArray[Any]:
+        if field.dtype == "int32":
+            return heads.tokens(x, field.shape, what)
         array = samples_array(x, what)
-        if array.shape[1:] != self.net.input_shape or not len(array):
-            hint = shape_hint(array.shape[1:], self.net.input_shape)
-            if array.shape == self.net.input_shape:
+        if array.shape[1:] != field.shape or not len(array):
+            hint = shape_hint(array.shape[1:], field.shape)
+            if array.shape == field.shape:
                 hint = "; a single sample is x[None]"
-            raise ValueError(
-                f"{what}: shape {array.shape}, but the network wants (n, {str(self.net.input_shape)[1:]}{hint}"
-            )
+            raise ValueError(f"{what}: shape {array.shape}, but the network wants (n, {str(field.shape)[1:]}{hint}")
         return np.ascontiguousarray(array, np.float32)
+
+    def _targets(self, y: Any, what: str) -> tuple[NDArray[Any], ...]:
+        """An array for each target that outputs are trained on."""
+        names = self.net.target_names
+        parts = heads.separate(what, y, names)
+        made = []
+        for number, (part, name) in enumerate(zip(parts, names, strict=True)):
+            place = what if len(names) == 1 else f"{what}[{name!r}]"
+            found = [targets_array(part, one.kind, one.shape, place) for one in self.heads if one.target == number]
+            made.append(found[0])
+            if len(made[-1]) != len(made[0]):
+                raise ValueError(f"{place} has {len(made[-1])} entries, {what}[{names[0]!r}] {len(made[0])}")
+        return tuple(made)
 
     # ---- using the network
 
@@ -251,17 +276,21 @@ class Trainer(Replicas):
             one.hints = {"data, ": "Every rank gives the same whole set, or its own part with sharded=True"}
             one.facts = {"data": lambda: fingerprint.data(whole.first, sharded), "replicas": replicas}
         results = self.core.evaluate(data_set, batch_size, replicas)
-        return [dict(one) for one in results] if replicas else dict(results[0]) | self._measure(whole, batch_size)
+        found = [self.evaluated(one) for one in results]
+        return found if replicas else found[0] | self._measure(whole, batch_size)
 
     @collective
-    def predict(self, x: Any, batch_size: int = 256) -> NDArray[np.float32]:
+    def predict(self, x: Any, batch_size: int = 256) -> Any:
         """The consensus model's outputs (n, ...) for samples (n, ...) or a Dataset; the same on every rank. Collective.
+
+        x: of several inputs an array each, in a list or by their names in a dict. Of several outputs that are not for
+        training only, a dict with an array each comes back.
 
         Scores: for "cross_entropy" and "binary_cross_entropy" no softmax or sigmoid is applied.
         """
         with self.agreed() as one:
             batch_size = integer("batch_size", batch_size, 1)
-            samples: NDArray[np.float32] | Dataset = x if isinstance(x, Dataset) else self._batch(x, "x")
+            samples: tuple[NDArray[Any], ...] | Dataset = x if isinstance(x, Dataset) else self._batch(x, "x")
             if isinstance(samples, Dataset) and samples.shape != self.net.input_shape:
                 raise ValueError(
                     f"x: samples of shape {samples.shape}, but the network's input is {self.net.input_shape}"
@@ -270,9 +299,15 @@ class Trainer(Replicas):
             one.hints = {"x, ": "Every rank gives the same samples, and gets all outputs"}
             one.facts = {"x": lambda: fingerprint.inputs(samples)}
         if not isinstance(samples, Dataset):
-            return self.core.predict(samples, batch_size)[0]
+            return self._outputs([self.core.predict(samples, batch_size)])
         parts = samples.batches(max(batch_size, 4096))
-        return np.concatenate([self.core.predict(np.ascontiguousarray(part), batch_size)[0] for part in parts])
+        return self._outputs([self.core.predict(np.ascontiguousarray(part), batch_size) for part in parts])
+
+    def _outputs(self, pieces: list[list[NDArray[np.float32]]]) -> Any:
+        """What predict returns, from the outputs of consecutive pieces of the samples."""
+        joined = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
+        names = [one.name for one in self.heads if not one.training_only]
+        return joined[0] if len(joined) == 1 else dict(zip(names, joined, strict=True))
 
     # ---- state, at rest
 

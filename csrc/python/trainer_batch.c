@@ -226,33 +226,29 @@ cleanup:
     return list;
 }
 
-/* Puts a number into a dict; 0, or -1 with an exception. */
-static int set_number(PyObject *dict, PyObject *key, double number) {
-    PyObject *value = key != NULL ? PyFloat_FromDouble(number) : NULL;
-    const int result = value != NULL ? PyDict_SetItem(dict, key, value) : -1;
-    Py_XDECREF(value);
-    Py_XDECREF(key);
-    return result;
+/* loss and accuracy of one head. */
+static PyObject *head_dict(const gg_head_options *options, const gg_loss_sums *sums) {
+    const double loss = sums->loss_sum / sums->divisor;
+    if (options->loss.kind == GG_LOSS_MEAN_SQUARED_ERROR) return Py_BuildValue("{sd}", "loss", loss);
+    return Py_BuildValue("{sdsd}", "loss", loss, "accuracy", (double)sums->correct / (double)sums->counted);
 }
 
-/* loss and accuracy of the main head; of each head by its layer's name where several are evaluated. */
+/* The main head's; where several heads are evaluated, `heads` has each one's by its number. */
 static PyObject *evaluation_dict(const gg_py_trainer *t, const gg_evaluation *found) {
     const gg_graph *graph = t->graph->graph;
-    const int heads = gg_graph_heads(graph);
     int evaluated = 0;
-    PyObject *dict = PyDict_New();
-    for (int h = 0; h < heads; ++h) evaluated += !gg_graph_head(graph, h)->training_only;
-    for (int h = -1; dict != NULL && h < heads; ++h) { /* -1: the main head without a name */
-        const gg_head *head = gg_graph_head(graph, h < 0 ? 0 : h);
-        const gg_loss_sums *sums = &found->head[h < 0 ? 0 : h];
-        const char *name = gg_graph_node(graph, head->node)->desc.name;
-        if (h >= 0 && (head->training_only || evaluated < 2)) continue;
-        PyObject *key = h < 0 ? PyUnicode_FromString("loss") : PyUnicode_FromFormat("%s_loss", name);
-        if (set_number(dict, key, sums->loss_sum / sums->divisor) < 0) Py_CLEAR(dict);
-        if (dict == NULL || t->head[h < 0 ? 0 : h].loss.kind == GG_LOSS_MEAN_SQUARED_ERROR) continue;
-        key = h < 0 ? PyUnicode_FromString("accuracy") : PyUnicode_FromFormat("%s_accuracy", name);
-        if (set_number(dict, key, (double)sums->correct / (double)sums->counted) < 0) Py_CLEAR(dict);
+    PyObject *dict = head_dict(&t->head[0], &found->head[0]), *heads = PyDict_New();
+    for (int h = 0; heads != NULL && h < gg_graph_heads(graph); ++h) {
+        if (gg_graph_head(graph, h)->training_only) continue;
+        PyObject *key = PyLong_FromLong(h), *value = head_dict(&t->head[h], &found->head[h]);
+        if (key == NULL || value == NULL || PyDict_SetItem(heads, key, value) < 0) Py_CLEAR(heads);
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+        ++evaluated;
     }
+    if (dict == NULL || heads == NULL || (evaluated > 1 && PyDict_SetItemString(dict, "heads", heads) < 0))
+        Py_CLEAR(dict);
+    Py_XDECREF(heads);
     return dict;
 }
 

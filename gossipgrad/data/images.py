@@ -728,4 +728,3 @@ def load(
     share = number("validation", SHARE if validation is None else validation, above=0.0, below=1.0)
     rest, part = whole.split(1.0 - share, seed=seed)
     return rest, part
-

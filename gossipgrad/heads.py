@@ -1,0 +1,187 @@
+"""What goes into a network and what comes out: its inputs, and its heads, each with a loss, a weight and a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad.errors import choice, did_you_mean, integer, number
+from gossipgrad.layers import Node
+from gossipgrad.literals import LOSSES
+
+MAX_FIELDS = 8  # GG_MAX_FIELDS of the core: inputs of a network, heads, and targets
+
+T = TypeVar("T")
+Losses = Any  # a loss, a list with one for each output, or a dict by their names
+
+
+@dataclass(frozen=True)
+class Field:
+    """An input of a network, by the name under which it is fed; shape: of one sample."""
+
+    name: str
+    node: int  # its number in the graph
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """An output of a network; shape: of one sample."""
+
+    name: str
+    node: int
+    shape: tuple[int, ...]
+    training_only: bool  # in evaluation it falls away, with the layers that lead to it alone
+    target: int  # which of the data's targets it is trained on
+    weight: float = 1.0  # of its loss in the sum that is trained
+    loss: Any = "cross_entropy"
+
+    @property
+    def kind(self) -> str:
+        """The loss's name."""
+        return self.loss if isinstance(self.loss, str) else str(self.loss.name)
+
+    def core(self) -> dict[str, Any]:
+        """The loss as the core wants it."""
+        given = {"loss": self.loss} if isinstance(self.loss, str) else dict(self.loss.core())
+        return given | {"weight": self.weight, "target": self.target}
+
+    def describe_loss(self) -> Any:
+        """The loss in terms of JSON: what loss= takes."""
+        return self.loss if isinstance(self.loss, str) else self.loss.settings()
+
+    def describe(self) -> dict[str, Any]:
+        """The head, without its loss, in terms of JSON."""
+        keys = ("name", "node", "training_only", "target", "weight")
+        return {key: self.__dict__[key] for key in keys}
+
+
+def nodes_of(argument: str, given: Any) -> list[tuple[str | None, Node]]:
+    """One node, a list of nodes, or nodes by name: (name or None, node) of each."""
+    several: list[tuple[str | None, Any]]
+    if isinstance(given, Mapping):
+        several = [(str(key), node) for key, node in given.items()]
+    elif isinstance(given, (list, tuple)):
+        several = [(None, node) for node in given]
+    else:
+        several = [(None, given)]
+    for name, node in several:
+        place = argument if len(several) == 1 else f"{argument}[{name!r}]" if name else argument
+        if not isinstance(node, Node):
+            raise TypeError(f"{place} is a {type(node).__name__}; wanted a node, as gg.Input or a layer gives")
+    if not 1 <= len(several) <= MAX_FIELDS:
+        raise ValueError(f"{argument}: {len(several)} nodes; allowed: 1 to {MAX_FIELDS}")
+    if len({id(node) for _, node in several}) < len(several):
+        raise ValueError(f"{argument}: a node is there twice; allowed: each once")
+    return several
+
+
+def _named(argument: str, name: Any, names: Sequence[str]) -> int:
+    """The place of an output's name."""
+    if name not in names:
+        allowed = ", ".join(map(repr, names))
+        hint = did_you_mean(name, names)
+        raise ValueError(f"{argument}: {name!r} is no output of the network; allowed: {allowed}{hint}")
+    return names.index(name)
+
+
+def by_head(argument: str, given: Any, names: Sequence[str], default: T | None) -> list[Any]:
+    """A value for each head, of one for all, a list, or a dict by the heads' names (others get the default)."""
+    if isinstance(given, Mapping):
+        places = {_named(argument, name, names): value for name, value in given.items()}
+        missing = [names[i] for i in range(len(names)) if i not in places and default is None]
+        if missing:
+            raise ValueError(f"{argument} has nothing for the output {', '.join(map(repr, missing))}")
+        return [places.get(i, default) for i in range(len(names))]
+    if isinstance(given, (list, tuple)):
+        if len(given) != len(names):
+            outputs = f"{len(names)} outputs: {', '.join(names)}" if len(names) > 1 else "one output"
+            raise ValueError(f"{argument}: {len(given)} of them; the network has {outputs}")
+        return list(given)
+    return [given] * len(names)
+
+
+def heads(
+    places: Sequence[tuple[str, int, tuple[int, ...]]],
+    training_only: Iterable[str],
+    targets: Any,
+    weights: Any,
+) -> tuple[Head, ...]:
+    """The heads of a network: (name, node, shape) of each, and what Model was given for them."""
+    names = [name for name, _, _ in places]
+    if len(set(names)) < len(names):
+        raise ValueError(f"outputs: {', '.join(names)}: allowed: each name once")
+    only = {_named("training_only", name, names) for name in training_only}
+    if 0 in only:
+        raise ValueError(f"training_only: {names[0]!r} is the first output, which is the main one; allowed: others")
+    if targets is None:
+        own = iter(range(len(names)))
+        targets = [0 if i in only else next(own) for i in range(len(names))]
+    chosen = [integer("targets", one, 0, MAX_FIELDS - 1) for one in by_head("targets", targets, names, None)]
+    if set(chosen) != set(range(max(chosen) + 1)):
+        raise ValueError(f"targets={chosen}: allowed: numbers from 0 on, none left out")
+    given = by_head("loss_weights", 1.0 if weights is None else weights, names, 1.0)
+    return tuple(
+        Head(name, node, shape, i in only, chosen[i], number(f"loss_weights[{name!r}]", given[i], 0.0))
+        for i, (name, node, shape) in enumerate(places)
+    )
+
+
+def _checked(head: Head, argument: str) -> Head:
+    loss = head.loss
+    if isinstance(loss, str) or not hasattr(loss, "core"):
+        choice(argument, loss, LOSSES)
+    if head.kind == "cross_entropy" and len(head.shape) > 2:
+        raise ValueError(
+            f"{argument}='cross_entropy' wants one score a class, an output of shape (classes,) or (positions, "
+            f"classes); {head.name!r} gives {head.shape}"
+        )
+    return head
+
+
+def with_losses(made: Sequence[Head], loss: Any, weights: Any) -> tuple[Head, ...]:
+    """The heads with a trainer's loss= and loss_weights=: one for all, a list, or by name."""
+    names = [one.name for one in made]
+    losses = by_head("loss", loss, names, None)
+    given = [one.weight for one in made] if weights is None else by_head("loss_weights", weights, names, 1.0)
+    result = []
+    for one, own, weight in zip(made, losses, given, strict=True):
+        argument = "loss" if len(made) == 1 else f"loss[{one.name!r}]"
+        weight = number(f"loss_weights[{one.name!r}]", weight, 0.0)
+        result.append(_checked(replace(one, loss=own, weight=weight), argument))
+    if not any(one.weight for one in result):
+        raise ValueError("loss_weights: all 0; allowed: one above 0 at least")
+    return tuple(result)
+
+
+def separate(argument: str, given: Any, names: Sequence[str]) -> list[Any]:
+    """The arrays of several fields, of a list, a tuple or a dict by name; of a single field the thing itself."""
+    if isinstance(given, Mapping):
+        extra = [name for name in given if name not in names]
+        missing = [name for name in names if name not in given]
+        if extra or missing:
+            raise ValueError(f"{argument}: {', '.join(map(str, given))}; allowed: {', '.join(names)}")
+        return [given[name] for name in names]
+    if len(names) == 1:
+        return [given]
+    if not isinstance(given, (list, tuple)) or len(given) != len(names):
+        found = f"{len(given)} of them" if isinstance(given, (list, tuple)) else type(given).__name__
+        raise ValueError(f"{argument}: {found}; wanted an array for each of {', '.join(names)}")
+    return list(given)
+
+
+def tokens(given: Any, shape: tuple[int, ...], what: str) -> NDArray[np.int32]:
+    """An int32 array (n, ...) of whole numbers; TypeError for others."""
+    array = np.asarray(given)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{what}: dtype {array.dtype}; wanted whole numbers, tokens")
+    if array.shape[1:] != shape or not array.size:
+        raise ValueError(f"{what}: shape {array.shape}, but the network wants (n, {str(shape)[1:]}")
+    if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
+        raise ValueError(f"{what}: {array.min()} to {array.max()}; allowed: numbers from 0 on that int32 holds")
+    return np.ascontiguousarray(array, np.int32)
