@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gossipgrad import losses
 from gossipgrad.errors import choice, did_you_mean, integer, number
 from gossipgrad.layers import Node
 from gossipgrad.literals import LOSSES
@@ -53,7 +54,7 @@ class Head:
 
     def describe_loss(self) -> Any:
         """The loss in terms of JSON: what loss= takes."""
-        return self.loss if isinstance(self.loss, str) else self.loss.settings()
+        return losses.described(self.loss)
 
     def describe(self) -> dict[str, Any]:
         """The head, without its loss, in terms of JSON."""
@@ -134,7 +135,7 @@ def heads(
 
 def _checked(head: Head, argument: str) -> Head:
     loss = head.loss
-    if isinstance(loss, str) or not hasattr(loss, "core"):
+    if not isinstance(loss, losses.CrossEntropy):
         choice(argument, loss, LOSSES)
     if head.kind == "cross_entropy" and len(head.shape) > 2:
         raise ValueError(
@@ -147,10 +148,10 @@ def _checked(head: Head, argument: str) -> Head:
 def with_losses(made: Sequence[Head], loss: Any, weights: Any) -> tuple[Head, ...]:
     """The heads with a trainer's loss= and loss_weights=: one for all, a list, or by name."""
     names = [one.name for one in made]
-    losses = by_head("loss", loss, names, None)
+    chosen = by_head("loss", loss, names, None)
     given = [one.weight for one in made] if weights is None else by_head("loss_weights", weights, names, 1.0)
     result = []
-    for one, own, weight in zip(made, losses, given, strict=True):
+    for one, own, weight in zip(made, chosen, given, strict=True):
         argument = "loss" if len(made) == 1 else f"loss[{one.name!r}]"
         weight = number(f"loss_weights[{one.name!r}]", weight, 0.0)
         result.append(_checked(replace(one, loss=own, weight=weight), argument))
@@ -185,3 +186,11 @@ def tokens(given: Any, shape: tuple[int, ...], what: str) -> NDArray[np.int32]:
     if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
         raise ValueError(f"{what}: {array.min()} to {array.max()}; allowed: numbers from 0 on that int32 holds")
     return np.ascontiguousarray(array, np.int32)
+
+
+def losses_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """loss= and loss_weights= of a trainer, from its settings in terms of JSON."""
+    given = settings["loss"]
+    several = isinstance(given, list)
+    made = [losses.from_description(one) for one in given] if several else losses.from_description(given)
+    return {"loss": made, "loss_weights": settings.get("loss_weights")}

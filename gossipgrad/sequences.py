@@ -18,9 +18,7 @@ MAX_AXES = 5  # of one sample
 
 def _sizes(argument: str, values: Any, low: int) -> tuple[int, ...]:
     if not isinstance(values, (tuple, list)) or not 1 <= len(values) <= MAX_AXES:
-        raise ValueError(
-            f"{argument}={values!r}: allowed: a tuple of 1 to {MAX_AXES} integers, one an axis"
-        )
+        raise ValueError(f"{argument}={values!r}: allowed: a tuple of 1 to {MAX_AXES} integers, one an axis")
     return tuple(integer(f"{argument}[{i}]", value, low) for i, value in enumerate(values))
 
 

@@ -47,7 +47,10 @@ class Trainer(Replicas):
     """Trains `net` on every rank of `comm`.
 
     loss       "cross_entropy" (softmax; integer classes), "binary_cross_entropy" (of scores, "with logits"; targets
-               0..1), "mean_squared_error"; each the mean over a batch.
+               0..1), "mean_squared_error"; each the mean over a batch. gossipgrad.CrossEntropy(...) has options. Of a
+               network with several outputs a list with one each, or a dict by the outputs' names.
+    loss_weights  what the loss of each output counts in the sum that is trained: a list, or a dict by name, where
+               others count 1; None: as the network says.
     optimizer  gossipgrad.SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(...), LayerwiseAllReduce(...), PeriodicAllReduce(...),
                PullGossip(...), PushGossip(...), OverlappedAveraging(...), ElasticAveraging(...), ParameterServer(...),
@@ -452,7 +455,7 @@ class Trainer(Replicas):
                     comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
                 if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
                     strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
-                how = {"loss": settings["loss"], "seed": settings["seed"]}
+                how = {**heads.losses_of(settings), "seed": settings["seed"]}
                 how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error
