@@ -188,7 +188,8 @@ static void test_refusals(void) {
     desc.dtype = GG_UINT8;
     CHECK_FAILS(gg_graph_add(graph, &desc, &shape, 0, NULL, NULL), GG_ERROR_TYPE, "float32 or int32, got uint8");
     CHECK_FAILS(add1(graph, named(GG_LAYER_RELU, ""), 0, NULL), GG_ERROR_ARGUMENT, "must not be empty");
-    CHECK_FAILS(add1(graph, named(GG_LAYER_RELU, "input"), 0, NULL), GG_ERROR_ARGUMENT, "'input' is already that of node");
+    CHECK_FAILS(add1(graph, named(GG_LAYER_RELU, "input"), 0, NULL), GG_ERROR_ARGUMENT,
+                "'input' is already that of node");
     CHECK_FAILS(add1(graph, named(GG_LAYER_RELU, "r"), 1, NULL), GG_ERROR_ARGUMENT, "nodes 0 to 0");
     CHECK_FAILS(add1(graph, named(GG_LAYER_RELU, "r"), -1, NULL), GG_ERROR_ARGUMENT, "is node -1");
     CHECK_FAILS(add1(graph, named(GG_LAYER_ADD, "a"), 0, NULL), GG_ERROR_ARGUMENT, "needs 2 to 16 inputs, got 1");
