@@ -4,12 +4,15 @@ A metric is a function of (outputs, targets) that gives one number a sample, (n,
 samples of all ranks; or it has a name:
 
 top_5_accuracy       the right class is among the 5 highest scores (any number for 5); loss "cross_entropy".
+perplexity           exp of the mean cross entropy of the targets, without label smoothing; loss "cross_entropy".
 mean_absolute_error  of each output; loss "mean_squared_error".
 auc                  the area under the ROC curve, ties counted half; loss "binary_cross_entropy", one output, targets
                      0 and 1. NaN where only one of both occurs.
 
 outputs are float32, (m, ...) for the samples at hand, scores without softmax or sigmoid; targets are as the network's
-loss has them: classes (m,) as int32, or float32 in the outputs' shape. All samples count alike, sample weights aside.
+loss has them: classes (m,) as int32, of networks with a class for each position (m, positions), or float32 in the
+outputs' shape. All samples count alike, sample weights aside, and so do positions; those whose target the loss ignores
+do not count in the metrics that have names. Accuracy is measured without being named.
 
 Every rank computes its part of the set, then all know all samples' numbers and add them up exactly (math.fsum): the
 value does not depend on the ranks among which the set was split.
@@ -27,11 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad.errors import did_you_mean
+from gossipgrad.losses import CrossEntropy
 
 Function = Callable[[NDArray[np.float32], NDArray[Any]], Any]
 Metrics = str | Function | Iterable[str | Function] | Mapping[str, Function]
 
-NAMES = ("top_5_accuracy", "mean_absolute_error", "auc")
+NAMES = ("top_5_accuracy", "perplexity", "mean_absolute_error", "auc")
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,55 @@ def _mean(values: NDArray[np.float64]) -> float:
     return math.fsum(values[:, 0]) / len(values)
 
 
+def _ratio(values: NDArray[np.float64]) -> float:
+    """Of the sums of two columns; NaN where nothing was counted."""
+    count = math.fsum(values[:, 1])
+    return math.fsum(values[:, 0]) / count if count else math.nan
+
+
+def _perplexity(values: NDArray[np.float64]) -> float:
+    mean = _ratio(values)
+    return math.exp(mean) if mean < 700 else math.inf if mean == mean else math.nan
+
+
+def _summed(each: NDArray[Any], counted: NDArray[Any]) -> Any:
+    """(sum over a sample's positions that count, their number)"""
+    rows = len(each)
+    kept = np.where(counted, each, 0).reshape(rows, -1).sum(axis=1, dtype=np.float64)
+    return np.stack([kept, counted.reshape(rows, -1).sum(axis=1)], axis=1)
+
+
+def _counted(targets: NDArray[Any], ignored: int | None) -> NDArray[Any]:
+    return np.ones(targets.shape, bool) if ignored is None else targets != ignored
+
+
+def _is_top(k: int, outputs: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[Any]:
+    """Whether the class of each target is among the k highest scores of the last axis."""
+    classes = np.arange(outputs.shape[-1])
+    right = np.take_along_axis(outputs, targets[..., None], -1)
+    before = (outputs > right) | ((outputs == right) & (classes < targets[..., None]))
+    return np.asarray((before.sum(axis=-1) < k) & np.isfinite(right[..., 0]))
+
+
 def _top(k: int) -> Function:
+    return lambda outputs, targets: _is_top(k, outputs, targets)
+
+
+def _top_of_positions(k: int, ignored: int | None) -> Function:
     def values(outputs: NDArray[np.float32], targets: NDArray[Any]) -> Any:
-        classes = np.arange(outputs.shape[1])
-        right = np.take_along_axis(outputs, targets[:, None], 1)
-        before = (outputs > right) | ((outputs == right) & (classes < targets[:, None]))
-        return (before.sum(axis=1) < k) & np.isfinite(right[:, 0])
+        counted = _counted(targets, ignored)
+        return _summed(_is_top(k, outputs, np.where(counted, targets, 0)), counted)
+
+    return values
+
+
+def _cross_entropy(ignored: int | None) -> Function:
+    def values(outputs: NDArray[np.float32], targets: NDArray[Any]) -> Any:
+        counted = _counted(targets, ignored)
+        wide = outputs.astype(np.float64)
+        wide -= wide.max(axis=-1, keepdims=True)
+        right = np.take_along_axis(wide, np.where(counted, targets, 0)[..., None], -1)[..., 0]
+        return _summed(np.log(np.exp(wide).sum(axis=-1)) - right, counted)
 
     return values
 
@@ -90,21 +137,26 @@ def named(names: Iterable[str]) -> list[str]:
     return [name for name in names if name in NAMES or _TOP.fullmatch(name)]
 
 
-def _by_name(name: str, loss: str, output: Sequence[int]) -> Metric:
+def _by_name(name: str, loss: str, output: Sequence[int], ignored: int | None) -> Metric:
     top = _TOP.fullmatch(name)
     if name in ("loss", "accuracy", "acc"):
         raise ValueError(f"metrics: {name!r}: the loss, and the accuracy of classes, are measured without being named")
     if top is None and name not in NAMES:
         listed = ", ".join(map(repr, NAMES))
         raise ValueError(f"metrics: {name!r}: allowed: {listed}, or a function{did_you_mean(name, NAMES)}")
-    wanted = "cross_entropy" if top else {"auc": "binary_cross_entropy"}.get(name, "mean_squared_error")
+    of = {"auc": "binary_cross_entropy", "perplexity": "cross_entropy"}
+    wanted = "cross_entropy" if top else of.get(name, "mean_squared_error")
     if loss != wanted:
         raise ValueError(f"metrics: {name!r} with loss={loss!r}; allowed: with loss={wanted!r}")
     if top is not None:
         k = int(top.group(1))
-        if k > output[0]:
-            raise ValueError(f"metrics: {name!r} of {output[0]} classes; allowed: 1..{output[0]}")
+        if k > output[-1]:
+            raise ValueError(f"metrics: {name!r} of {output[-1]} classes; allowed: 1..{output[-1]}")
+        if len(output) > 1 or ignored is not None:
+            return Metric(name, _top_of_positions(k, ignored), _ratio, 2)
         return Metric(name, _top(k), _mean)
+    if name == "perplexity":
+        return Metric(name, _cross_entropy(ignored), _perplexity, 2)
     if name == "auc":
         if math.prod(output) != 1:
             raise ValueError(f"metrics: 'auc' of outputs of shape {tuple(output)}; allowed: one output, (1,)")
@@ -112,8 +164,10 @@ def _by_name(name: str, loss: str, output: Sequence[int]) -> Metric:
     return Metric(name, _absolute_error, _mean)
 
 
-def parse(given: Metrics | None, loss: str, output: Sequence[int]) -> list[Metric]:
+def parse(given: Metrics | None, loss: str | CrossEntropy, output: Sequence[int]) -> list[Metric]:
     """The metrics that a user gave: names, functions, or functions by names."""
+    ignored = None if isinstance(loss, str) else loss.ignore_index
+    called = loss if isinstance(loss, str) else loss.name
     if given is None:
         return []
     items: list[tuple[Any, Any]]
@@ -125,7 +179,7 @@ def parse(given: Metrics | None, loss: str, output: Sequence[int]) -> list[Metri
     found: list[Metric] = []
     for name, one in items:
         if isinstance(one, str):
-            found.append(_by_name(one, loss, output))
+            found.append(_by_name(one, called, output, ignored))
             continue
         if not callable(one):
             raise TypeError(f"metrics: {one!r}: allowed: names, functions (outputs, targets), or {{name: function}}")

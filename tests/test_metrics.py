@@ -95,6 +95,45 @@ def test_auc_counts_pairs():
         trainer("auc", "binary_cross_entropy").evaluate((x, y * 0.5))
 
 
+def test_perplexity_is_exp_of_the_cross_entropy():
+    x, y = data()
+    found = {}
+    for p in (1, 3):
+        t = trainer("perplexity", p=p)
+        scores = t.predict(x).astype("f8")
+        loss = np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y])
+        found[p] = t.evaluate((x, y))
+        assert math.isclose(found[p]["perplexity"], math.exp(loss), rel_tol=1e-12)
+        assert math.isclose(found[p]["perplexity"], math.exp(found[p]["loss"]), rel_tol=1e-5)
+    one = gg.metrics.parse("perplexity", "cross_entropy", (2,))[0]
+    scores = np.array([[1e30, -1e30], [0, 0]], "f4")  # too large for exp as they are
+    assert one.total(gg.metrics.numbers(one, scores, np.array([0, 1]))) == math.exp(math.log(2) / 2)
+    assert one.total(gg.metrics.numbers(one, scores[:1], np.array([1]))) == math.inf
+    assert math.isnan(one.total(gg.metrics.numbers(one, scores * np.nan, np.array([1, 1]))))
+
+
+@pytest.mark.parametrize("ignored", [None, -100, 3])
+def test_metrics_of_positions(ignored):
+    """Samples of several positions count by their positions, those that are ignored do not."""
+    rng = np.random.default_rng(0)
+    scores, targets = rng.normal(size=(6, 5, 4)).astype("f4"), rng.integers(0, 4, (6, 5))
+    if ignored is not None:
+        targets[rng.random((6, 5)) < 0.4] = ignored
+        targets[2] = ignored  # a whole sample
+    loss = gg.CrossEntropy(ignore_index=ignored)
+    flat_scores, flat_targets = scores.reshape(-1, 4).astype("f8"), targets.reshape(-1)
+    rows = np.flatnonzero(flat_targets != ignored) if ignored is not None else np.arange(30)
+    entropy = (
+        np.log(np.exp(flat_scores).sum(1)) - flat_scores[np.arange(30), np.where(flat_targets < 0, 0, flat_targets)]
+    )
+    top, perplexity = gg.metrics.parse(["top_2_accuracy", "perplexity"], loss, (5, 4))
+    pieces = [gg.metrics.numbers(perplexity, scores[i : i + 2], targets[i : i + 2]) for i in (0, 2, 4)]
+    assert math.isclose(perplexity.total(np.concatenate(pieces)), math.exp(entropy[rows].mean()), rel_tol=1e-12)
+    right = [flat_targets[i] in np.argsort(-flat_scores[i])[:2] for i in rows]
+    assert math.isclose(top.total(gg.metrics.numbers(top, scores, targets)), np.mean(right), rel_tol=1e-12)
+    assert math.isnan(top.total(np.zeros((2, 2))))
+
+
 # ------------------------------------------------------------------------------------------------ ranks and sizes
 
 
@@ -211,6 +250,7 @@ def test_ranks_must_measure_the_same():
         ("auc", "cross_entropy", ValueError, "allowed: with loss='binary_cross_entropy'"),
         ("mean_absolute_error", "cross_entropy", ValueError, "allowed: with loss='mean_squared_error'"),
         ("top_2_accuracy", "mean_squared_error", ValueError, "allowed: with loss='cross_entropy'"),
+        ("perplexity", "binary_cross_entropy", ValueError, "allowed: with loss='cross_entropy'"),
         (lambda o, t: o, "cross_entropy", ValueError, "function called '<lambda>'; allowed: {name: function}"),
         ({"loss": margin}, "cross_entropy", ValueError, "'loss'; allowed: .*another name"),
         ({"a.b": margin}, "cross_entropy", ValueError, "'a.b'"),
