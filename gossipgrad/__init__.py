@@ -48,7 +48,7 @@ from gossipgrad.layers import (  # noqa: E402
 )
 from gossipgrad.losses import CrossEntropy  # noqa: E402
 from gossipgrad.model import Input, Model, Sequential  # noqa: E402
-from gossipgrad.optim import SGD, Adam, Optimizer  # noqa: E402
+from gossipgrad.optim import LARS, SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
 from gossipgrad.sequences import (  # noqa: E402
     Embedding,
@@ -75,6 +75,8 @@ from gossipgrad.trainer import Trainer  # noqa: E402
 from gossipgrad.weights import read as read_weights  # noqa: E402
 
 __all__ = [
+    "LARS",
+    "SGD",
     "Adam",
     "Add",
     "AllReduce",
@@ -121,7 +123,6 @@ __all__ = [
     "ReLU",
     "ReduceOnPlateau",
     "Reshape",
-    "SGD",
     "Sequential",
     "Sigmoid",
     "Slice",

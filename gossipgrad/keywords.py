@@ -53,7 +53,9 @@ class Keyword:
         value = self.defaults[owner]
         if value is MISSING:
             return "none, it must be given"
-        if value is None or value == ():
+        if isinstance(value, tuple):
+            return ",".join(map(str, value)) or "none"
+        if value is None:
             return self.none_means[owner] or "none"
         if isinstance(value, bool):
             return ("on" if value else "off") if self.types == [bool] and not self.values else str(value).lower()

@@ -37,12 +37,15 @@ class Optimizer:
     name: ClassVar[str] = ""
     lr: float
     no_decay: Any  # a tuple of parts, once it is made
+    clip_norm: float | None
     schedule: Any  # a Schedule, once it is made
     _total = None  # steps of all training, where a trainer has said so
 
     def __post_init__(self) -> None:
         no_decay = _parts("no_decay", self.no_decay)
         store(self, lr=number("lr", self.lr, 0.0), no_decay=no_decay, schedule=schedules.of(self.schedule))
+        if self.clip_norm is not None:
+            store(self, clip_norm=number("clip_norm", self.clip_norm, above=0.0))
 
     @property
     def timing(self) -> schedules.Schedule:
@@ -71,12 +74,11 @@ class Optimizer:
 
     def options(self) -> dict[str, Any]:
         """What the core wants, the learning rate aside."""
-        roles = {
-            key: [role for part in value for role in _ROLES[part]]
-            for key, value in self._own().items()
-            if isinstance(value, tuple)
-        }
-        return {"name": self.name, **self._own(), **roles}
+        own = {key: value for key, value in self._own().items() if value is not None}
+        for key, value in own.items():
+            if isinstance(value, tuple):
+                own[key] = [role for part in value for role in _ROLES[part]]
+        return {"name": self.name, **own}
 
     def rates(self, first: int, count: int) -> dict[str, Any]:
         """What the core wants to know the learning rates of `count` steps from step `first` on."""
@@ -104,6 +106,10 @@ def _no_decay() -> Any:
     return field(default=(), metadata=about(help_, metavar="PARTS", read=_read_parts("no_decay")))
 
 
+def _clip_norm() -> Any:
+    return field(default=None, metadata=about("largest norm of the gradients, else they are shortened", default="off"))
+
+
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent in PyTorch's form: g += weight_decay * w; v = momentum * v + g; w -= lr * v.
@@ -115,6 +121,14 @@ class SGD(Optimizer):
     no_decay      what weight decay leaves alone: "bias", "norm" (what normalisations multiply by and add), or both in a
                   tuple. By default everything decays, as in PyTorch.
 
+    clip_norm     the largest Euclidean norm of all gradients together: where it is larger, all are multiplied by
+                  clip_norm / (norm + 1e-6), as by torch.nn.utils.clip_grad_norm_. Strategies that average gradients
+                  (AllReduce, LayerwiseAllReduce, OverlappedAveraging, GossipGraD(exchange="gradients")) clip the
+                  averaged ones, hierarchical GossipGraD those of a node, all others each rank's own. Updates wait for
+                  the end of the backward pass then, and so does what is sent after them; at staleness 0
+                  exchange="gradients" also waits for the partner. A norm that is NaN makes all weights NaN, one that is
+                  infinite those whose gradient is; StopOnNaN ends the run at the next loss.
+
     Layers may have factors of lr and weight_decay of their own: gossipgrad.Conv2d(..., lr=(1, 2)).
     """
 
@@ -125,6 +139,7 @@ class SGD(Optimizer):
     nesterov: bool = field(default=False, metadata=about("Nesterov's momentum"))
     schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
     no_decay: tuple[Part, ...] | Part = _no_decay()
+    clip_norm: float | None = _clip_norm()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,7 +164,7 @@ class Adam(Optimizer):
     decoupled  decays the weights themselves, w -= lr * weight_decay * w, in place of the gradient (Loshchilov and
                Hutter 2019).
     schedule   one of gossipgrad.schedules, or a function of the step whose value multiplies lr.
-    no_decay   as of SGD.
+    no_decay, clip_norm  as of SGD.
 
     GossipGraD's exchange="weights+momentum" means both moments, as does PeriodicAllReduce: a first moment that is mixed
     without its second is divided by almost nothing. exchange="weights" learns as well on LeNet and MNIST with 4 and 8
@@ -165,6 +180,7 @@ class Adam(Optimizer):
     decoupled: bool = field(default=False, metadata=about("weight decay of the weights themselves: AdamW"))
     schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
     no_decay: tuple[Part, ...] | Part = _no_decay()
+    clip_norm: float | None = _clip_norm()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,10 +194,53 @@ class Adam(Optimizer):
         )
 
 
-BY_NAME: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam}
+@dataclass(frozen=True)
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017), for large batches.
+
+    Each parameter w with gradient g has a ratio trust * |w| / (|g| + weight_decay * |w|), by Euclidean norms, or 1
+    where one of them is 0: v = momentum * v + lr * ratio * (g + weight_decay * w); w -= v. As in the paper lr is inside
+    of v, so a new lr acts on new gradients alone.
+
+    lr             much larger than SGD's: the ratio is of the size of trust.
+    trust          the paper's eta.
+    no_adaptation  what has the ratio 1: "bias", "norm" (what normalisations multiply by and add), or both in a tuple.
+    schedule, no_decay, clip_norm  as of SGD. Gradients are clipped before the ratios. Norms are of the gradients that
+                   clip_norm would clip, so updates wait for the end of the backward pass.
+    """
+
+    name: ClassVar[str] = "lars"
+    lr: float = field(metadata=about(_LR))
+    momentum: float = field(default=0.9, metadata=about("share of the last update that is added to the next"))
+    weight_decay: float = _weight_decay()
+    trust: float = field(default=0.001, metadata=about("the length of an update in terms of the parameter's"))
+    schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
+    no_decay: tuple[Part, ...] | Part = _no_decay()
+    no_adaptation: tuple[Part, ...] | Part = field(
+        default=("bias", "norm"),
+        metadata=about(
+            "what has the plain learning rate: bias, norm, bias,norm, or none",
+            metavar="PARTS",
+            read=_read_parts("no_adaptation"),
+        ),
+    )
+    clip_norm: float | None = _clip_norm()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        store(
+            self,
+            momentum=number("momentum", self.momentum, 0.0, below=1.0),
+            weight_decay=number("weight_decay", self.weight_decay, 0.0),
+            trust=number("trust", self.trust, above=0.0),
+            no_adaptation=_parts("no_adaptation", self.no_adaptation),
+        )
 
 
-def keywords(made: type[SGD] | type[Adam]) -> list[str]:
+BY_NAME: dict[str, type[SGD] | type[Adam] | type[LARS]] = {"sgd": SGD, "adam": Adam, "lars": LARS}
+
+
+def keywords(made: type[SGD] | type[Adam] | type[LARS]) -> list[str]:
     """An optimiser's keywords but schedule."""
     return [one.name for one in fields(made) if one.name != "schedule"]
 

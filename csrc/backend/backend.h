@@ -294,7 +294,7 @@ typedef struct gg_backend {
                        float *out, uint16_t *rounded);
     /* out = a - b, rounded to bfloat16. */
     void (*narrow_difference)(gg_device *device, size_t n, const float *a, const uint16_t *b, uint16_t *out);
-    /* Sum of squares of a - b (b NULL: of a), in double. */
+    /* Sum of squares of a - b (b NULL: of a), in double, in an order that depends on n alone. */
     double (*sum_squares)(gg_device *device, size_t n, const float *a, const float *b);
     /* True if no element is NaN or infinite. */
     bool (*all_finite)(gg_device *device, size_t n, const float *a);

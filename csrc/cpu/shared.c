@@ -309,25 +309,35 @@ void gg_cpu_narrow_difference(gg_device *device, size_t n, const float *a, const
     run_parts(call.device, n, narrow_difference_part, &call);
 }
 
+/* Partial sums of a sum of squares, at most. How the elements are cut depends on their number alone, so the sum does
+ * not depend on the threads. */
+#define SQUARE_PARTS 64
+
 typedef struct sum_squares_call {
     gg_cpu_device *device;
     size_t n;
     const float *a, *b; /* b: NULL, or subtracted from a */
+    int parts;
+    double sum[SQUARE_PARTS];
 } sum_squares_call;
 
 static void sum_squares_part(void *context, int thread, int threads) {
-    const sum_squares_call *c = context;
-    const part p = cpu_part_of(c->n, thread, threads);
-    c->device->partial[thread] =
-        c->device->kernels->arena->sum_squares(p.count, c->a + p.begin, cpu_offset(c->b, p.begin));
+    sum_squares_call *c = context;
+    size_t first, end;
+    gg_parallel_split((size_t)c->parts, 1, thread, threads, &first, &end);
+    for (size_t i = first; i < end; ++i) {
+        const part p = cpu_part_of(c->n, (int)i, c->parts);
+        c->sum[i] = c->device->kernels->arena->sum_squares(p.count, c->a + p.begin, cpu_offset(c->b, p.begin));
+    }
 }
 
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b) {
     sum_squares_call call = {.device = (gg_cpu_device *)device, .n = n, .a = a, .b = b};
-    const int threads = gg_cpu_threads_for(device, n);
-    gg_parallel_run(threads, sum_squares_part, &call);
+    const size_t useful = n / WORTH_A_THREAD;
+    call.parts = useful < 1 ? 1 : useful < SQUARE_PARTS ? (int)useful : SQUARE_PARTS;
+    gg_parallel_run(gg_cpu_threads_for(device, n), sum_squares_part, &call);
     double sum = 0;
-    for (int i = 0; i < threads; ++i) sum += call.device->partial[i];
+    for (int i = 0; i < call.parts; ++i) sum += call.sum[i];
     return sum;
 }
 

@@ -28,19 +28,27 @@ typedef struct gg_rate {
 gg_status gg_rate_check(const gg_rate *rate); /* GG_ERROR_ARGUMENT naming the field */
 double gg_rate_at(const gg_rate *rate, int64_t step);
 
-typedef enum gg_optimizer_kind { GG_OPTIMIZER_SGD = 0, GG_OPTIMIZER_ADAM, GG_OPTIMIZER_COUNT } gg_optimizer_kind;
+typedef enum gg_optimizer_kind {
+    GG_OPTIMIZER_SGD = 0,
+    GG_OPTIMIZER_ADAM,
+    GG_OPTIMIZER_LARS, /* You, Gitman, Ginsburg 2017: SGD with momentum and a learning rate for each parameter */
+    GG_OPTIMIZER_COUNT
+} gg_optimizer_kind;
 
 typedef struct gg_optimizer {
     gg_optimizer_kind kind;
     gg_rate rate;
     float weight_decay;
-    unsigned no_decay;     /* bit 1 << role: parameters of this role do not decay */
-    float momentum;        /* SGD */
-    bool nesterov;         /* SGD */
-    double beta1, beta2;   /* ADAM */
-    float eps;             /* ADAM */
-    bool decoupled;        /* ADAM: decay of the weights themselves (AdamW), not of their gradient */
-    int64_t moments_since; /* ADAM: the step in which the moments were zero; its bias correction counts from there */
+    unsigned no_decay;      /* bit 1 << role: parameters of this role do not decay */
+    double clip_norm;       /* gradients of a larger norm, over the whole model, are scaled down to it; 0: off */
+    float momentum;         /* SGD, LARS */
+    bool nesterov;          /* SGD */
+    double beta1, beta2;    /* ADAM */
+    float eps;              /* ADAM */
+    bool decoupled;         /* ADAM: decay of the weights themselves (AdamW), not of their gradient */
+    double trust;           /* LARS: the length of an update in terms of the parameter's */
+    unsigned no_adaptation; /* LARS: bit 1 << role: parameters of this role have the plain learning rate */
+    int64_t moments_since;  /* ADAM: the step in which the moments were zero; its bias correction counts from there */
 } gg_optimizer;
 
 gg_status gg_optimizer_check(const gg_optimizer *optimizer); /* GG_ERROR_ARGUMENT naming the keyword */

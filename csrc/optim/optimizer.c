@@ -22,6 +22,16 @@ cleanup:
     return status;
 }
 
+static gg_status check_lars(const gg_optimizer *optimizer) {
+    gg_status status = GG_OK;
+    GG_TRY(check_sgd(optimizer));
+    if (optimizer->nesterov) GG_FAIL(GG_ERROR_ARGUMENT, "nesterov=True: not with LARS");
+    if (!(optimizer->trust > 0 && optimizer->trust <= FLT_MAX))
+        GG_FAIL(GG_ERROR_ARGUMENT, "trust=%g: must be finite and above 0", optimizer->trust);
+cleanup:
+    return status;
+}
+
 static gg_status check_adam(const gg_optimizer *optimizer) {
     gg_status status = GG_OK;
     for (int i = 0; i < 2; ++i) {
@@ -42,7 +52,10 @@ gg_status gg_optimizer_check(const gg_optimizer *optimizer) {
     GG_TRY(gg_rate_check(&optimizer->rate));
     if (!(optimizer->weight_decay >= 0 && optimizer->weight_decay <= FLT_MAX))
         GG_FAIL(GG_ERROR_ARGUMENT, "weight_decay=%g: must be finite and at least 0", (double)optimizer->weight_decay);
+    if (!(optimizer->clip_norm >= 0 && optimizer->clip_norm <= FLT_MAX))
+        GG_FAIL(GG_ERROR_ARGUMENT, "clip_norm=%g: must be finite and above 0", optimizer->clip_norm);
     switch (optimizer->kind) {
+    case GG_OPTIMIZER_LARS: GG_TRY(check_lars(optimizer)); break;
     case GG_OPTIMIZER_SGD: GG_TRY(check_sgd(optimizer)); break;
     case GG_OPTIMIZER_ADAM: GG_TRY(check_adam(optimizer)); break;
     default: GG_FAIL(GG_ERROR_ARGUMENT, "optimizer: number %d is none of the known", (int)optimizer->kind);
@@ -76,8 +89,17 @@ static void fill_adam(const gg_optimizer *optimizer, double lr, float weight_dec
     args->weight_factor = optimizer->decoupled ? (float)(1 - lr * (double)weight_decay) : 1.0f;
 }
 
+/* The learning rate is a factor of what is added to the momentum, as in the paper. */
+static void fill_lars(const gg_optimizer *optimizer, double lr, float weight_decay, gg_update_args *args) {
+    args->rule = optimizer->momentum > 0 ? GG_UPDATE_MOMENTUM : GG_UPDATE_PLAIN;
+    args->lr = 1.0f;
+    args->mu = optimizer->momentum;
+    args->grad_scale = (float)(lr * (double)args->grad_scale);
+    args->weight_decay = (float)(lr * (double)weight_decay);
+}
+
 static double group_rate(const gg_optimizer *optimizer, const gg_group *group, int64_t step) {
-    return gg_rate_at(&optimizer->rate, step) * (double)group->lr_factor;
+    return gg_rate_at(&optimizer->rate, step) * (double)group->lr_factor * group->ratio;
 }
 
 void gg_optimizer_rule(const gg_optimizer *optimizer, const gg_group *group, int64_t step, gg_update_args *args) {
@@ -88,22 +110,28 @@ void gg_optimizer_rule(const gg_optimizer *optimizer, const gg_group *group, int
         args->weight_decay = 0.0f;
         return;
     }
+    args->grad_scale = group->clip;
     const double lr = group_rate(optimizer, group, step);
     const float weight_decay = optimizer->weight_decay * group->decay_factor;
     if (optimizer->kind == GG_OPTIMIZER_ADAM) fill_adam(optimizer, lr, weight_decay, step, args);
+    else if (optimizer->kind == GG_OPTIMIZER_LARS) fill_lars(optimizer, lr, weight_decay, args);
     else fill_sgd(optimizer, lr, weight_decay, args);
 }
 
 void gg_optimizer_late(const gg_optimizer *optimizer, const gg_group *group, int64_t step, float *first,
                        float *second) {
-    *first = group->statistic ? 0.0f : 1.0f;
+    const double rate = group_rate(optimizer, group, step);
+    *first = group->clip;
     if (group->statistic) {
+        *first = 0.0f;
         *second = -1.0f;
     } else if (optimizer->kind == GG_OPTIMIZER_ADAM) {
-        *first = (float)(1 - optimizer->beta1);
+        *first = (float)(1 - optimizer->beta1) * group->clip;
         *second = 0.0f;
+    } else if (optimizer->kind == GG_OPTIMIZER_LARS) {
+        *first = (float)(rate * (double)group->clip);
+        *second = -*first;
     } else {
-        *second =
-            -(float)group_rate(optimizer, group, step) * (optimizer->nesterov ? 1.0f + optimizer->momentum : 1.0f);
+        *second = -(float)rate * group->clip * (optimizer->nesterov ? 1.0f + optimizer->momentum : 1.0f);
     }
 }

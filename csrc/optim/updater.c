@@ -1,11 +1,13 @@
 #include "optim/updater.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/memory.h"
 
 static bool updated_alike(const gg_group *a, const gg_group *b) {
-    return a->statistic == b->statistic && a->lr_factor == b->lr_factor && a->decay_factor == b->decay_factor;
+    return !a->adapts && !b->adapts && a->statistic == b->statistic && a->lr_factor == b->lr_factor &&
+           a->decay_factor == b->decay_factor;
 }
 
 gg_status gg_updater_create(const gg_graph *graph, const gg_optimizer *optimizer, gg_updater *out) {
@@ -16,21 +18,25 @@ gg_status gg_updater_create(const gg_graph *graph, const gg_optimizer *optimizer
     for (int i = 0; i < parameters; ++i) {
         const gg_parameter *p = gg_graph_parameter(graph, i);
         gg_group *last = out->groups > 0 ? &out->group[out->groups - 1] : NULL;
-        gg_group group = {.begin = p->offset, .statistic = p->role == GG_ROLE_STATISTIC};
+        gg_group group = {.begin = p->offset, .statistic = p->role == GG_ROLE_STATISTIC, .clip = 1, .ratio = 1};
         group.end = i + 1 < parameters ? gg_graph_parameter(graph, i + 1)->offset : gg_graph_arena_count(graph);
         if (!group.statistic) {
+            group.adapts = optimizer->kind == GG_OPTIMIZER_LARS && !(optimizer->no_adaptation & 1u << p->role);
             group.lr_factor = p->lr_factor;
             group.decay_factor = optimizer->no_decay & 1u << p->role ? 0 : p->decay_factor;
         }
         if (last != NULL && updated_alike(last, &group)) last->end = group.end;
         else out->group[out->groups++] = group;
     }
+    if (optimizer->clip_norm > 0 || optimizer->kind == GG_OPTIMIZER_LARS)
+        GG_TRY(gg_calloc(2 * (size_t)out->groups + 1, sizeof *out->squares, "norms of parameters", &out->squares));
 cleanup:
     return status;
 }
 
 void gg_updater_destroy(gg_updater *updater) {
     gg_free(updater->group);
+    gg_free(updater->squares);
     memset(updater, 0, sizeof *updater);
 }
 
@@ -116,4 +122,48 @@ void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_sta
 
 void gg_updater_late(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
     each_piece(updater, device, state, update, late_piece);
+}
+
+void gg_updater_measure_begin(gg_updater *updater) {
+    memset(updater->squares, 0, 2 * (size_t)updater->groups * sizeof *updater->squares);
+}
+
+void gg_updater_measure(gg_updater *updater, gg_device *device, size_t offset, size_t count, const float *gradient,
+                        const float *weight) {
+    double *gradients = updater->squares, *weights = gradients + updater->groups;
+    const size_t end = offset + count;
+    if (count == 0) return;
+    const gg_group *group = gg_updater_group(updater, offset);
+    for (size_t at = offset, next; at < end; at = next, ++group) {
+        const ptrdiff_t i = group - updater->group;
+        const size_t from = at - offset;
+        next = group->end < end ? group->end : end;
+        if (group->statistic) continue;
+        gradients[i] += device->table->sum_squares(device, next - at, gradient + from, NULL);
+        if (group->adapts) weights[i] += device->table->sum_squares(device, next - at, weight + from, NULL);
+    }
+}
+
+/* The paper's, where both norms are above 0; parameters that are still 0 have the plain learning rate. */
+static double trust_ratio(const gg_optimizer *optimizer, const gg_group *group, double gradient, double weight) {
+    if (!(gradient > 0 && weight > 0)) return 1;
+    return optimizer->trust * weight / (gradient + (double)(optimizer->weight_decay * group->decay_factor) * weight);
+}
+
+void gg_updater_measured(gg_updater *updater) {
+    const double *gradients = updater->squares, *weights = gradients + updater->groups;
+    const double clip_norm = updater->optimizer->clip_norm;
+    double all = 0, clip = 1;
+    for (int i = 0; i < updater->groups; ++i) all += gradients[i];
+    if (clip_norm > 0) {
+        const double coefficient = clip_norm / (sqrt(all) + 1e-6);
+        if (!(coefficient >= 1)) clip = coefficient; /* NaN as well */
+    }
+    for (int i = 0; i < updater->groups; ++i) {
+        gg_group *group = &updater->group[i];
+        if (group->statistic) continue;
+        group->clip = (float)clip;
+        if (group->adapts)
+            group->ratio = trust_ratio(updater->optimizer, group, clip * sqrt(gradients[i]), sqrt(weights[i]));
+    }
 }

@@ -8,7 +8,11 @@
 typedef struct gg_group {
     size_t begin, end;
     bool statistic;                /* not trained: w -= gradient, whatever the optimiser, and its moments stay 0 */
+    bool adapts;                   /* LARS: one parameter, whose learning rate depends on its norms */
     float lr_factor, decay_factor; /* multiply the optimiser's learning rate and weight decay */
+    /* Of the step under way, by gg_updater_measured; 1 where nothing is measured: */
+    float clip;   /* multiplies gradients */
+    double ratio; /* multiplies the learning rate: LARS's trust ratio */
 } gg_group;
 
 /* The groups of a graph for one optimiser, in the order of the arenas; neighbours that are alike are one. */
@@ -16,6 +20,7 @@ typedef struct gg_updater {
     const gg_optimizer *optimizer;
     gg_group *group;
     int groups;
+    double *squares; /* of each group's gradients, and then of each one's weights; NULL: updates need no norms */
 } gg_updater;
 
 /* The optimiser must outlive it; its rate may change between steps. */
@@ -45,5 +50,18 @@ void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_sta
  * it, would have changed: update->gradient is the own one, and update->received[0] what came in exchange for it, of the
  * type `wire`. */
 void gg_updater_late(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update);
+
+/* Clipping and LARS need norms of all gradients before the first update of a step. Where this is true, a strategy
+ * first measures, piece by piece or at once, and calls gg_updater_measured before it applies. */
+static inline bool gg_updater_measures(const gg_updater *updater) { return updater->squares != NULL; }
+/* Forgets the last step's sums. */
+void gg_updater_measure_begin(gg_updater *updater);
+/* Adds a piece of the arenas, from element `offset` on, which `gradient` and `weight` point to. */
+void gg_updater_measure(gg_updater *updater, gg_device *device, size_t offset, size_t count, const float *gradient,
+                        const float *weight);
+/* All pieces are measured: `squares`, 2 * groups numbers, hold the sums, to which other ranks' pieces have been added
+ * where each measured its own. Where a norm is not finite, factors are what PyTorch's clip_grad_norm_ makes of it: of
+ * NaN, NaN; of infinity, 0. Every gradient is then 0 or NaN. */
+void gg_updater_measured(gg_updater *updater);
 
 #endif

@@ -133,7 +133,7 @@ static int roles_of(PyObject *dict, const char *name, unsigned *out) {
 }
 
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
-    static const char *const names[GG_OPTIMIZER_COUNT] = {"sgd", "adam"};
+    static const char *const names[GG_OPTIMIZER_COUNT] = {"sgd", "adam", "lars"};
     PyObject *schedule = PyDict_GetItemString(dict, "schedule");
     int kind = choice_of(dict, "name", "sgd", names, GG_OPTIMIZER_COUNT);
     if (kind < 0) return -1;
@@ -141,13 +141,17 @@ int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
                           .rate = {.lr = number_of(dict, "lr", 0.01), .gamma = 0.1, .power = 1.0},
                           .weight_decay = (float)number_of(dict, "weight_decay", 0.0),
                           .momentum = (float)number_of(dict, "momentum", 0.0),
+                          .clip_norm = number_of(dict, "clip_norm", 0.0),
+                          .trust = number_of(dict, "trust", 0.001),
                           .nesterov = flag_of(dict, "nesterov"),
                           .beta1 = number_of(dict, "beta1", 0.9),
                           .beta2 = number_of(dict, "beta2", 0.999),
                           .eps = (float)number_of(dict, "eps", 1e-8),
                           .decoupled = flag_of(dict, "decoupled"),
                           .moments_since = py_options_whole_of(dict, "moments_since", 0)};
-    if (PyErr_Occurred() || roles_of(dict, "no_decay", &out->no_decay) < 0) return -1;
+    if (PyErr_Occurred() || roles_of(dict, "no_decay", &out->no_decay) < 0 ||
+        roles_of(dict, "no_adaptation", &out->no_adaptation) < 0)
+        return -1;
     if (schedule != NULL && schedule != Py_None) {
         if (!PyDict_Check(schedule)) {
             PyErr_SetString(PyExc_TypeError, "schedule: must be a dict");

@@ -26,6 +26,7 @@ static gg_status allreduce_end(gg_strategy *strategy) {
                                                         .peer = -1,
                                                         .bytes = env->transport->bytes_sent - sent});
     }
+    gg_strategy_measure(strategy, gg_state_gradients(env->state));
     gg_strategy_update(strategy, 0, env->state->count, gg_state_gradients(env->state));
 cleanup:
     return gg_strategy_at_all(strategy, status);
@@ -50,6 +51,7 @@ gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const
     GG_TRY(gg_calloc(1, sizeof *made, "strategy", &made));
     made->head.table = &table;
     made->head.env = *env;
+    made->head.averages_gradients = true;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     GG_TRY(gg_wire_create(options, env, &made->wire));
     GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,

@@ -5,6 +5,8 @@
  * where they lie; with a bfloat16 wire a rounded copy is. staleness 0   the update of a layer waits for the partner's
  * gradient of the same step: g + (received - g)/2 staleness 1   the update uses g(t) + (received(t-1) - g(t-1))/2;
  * settling adds what the last exchange brought as if it had come in time (gg_optimizer_late). */
+#include <string.h>
+
 #include "base/memory.h"
 #include "strategy/gossip.h"
 #include "strategy/tables.h"
@@ -35,6 +37,13 @@ static void gossip_gradients_update(gossip_gradients *g, int64_t step, const gg_
                                   .gradient = gradient});
 }
 
+/* Updates a piece with its gradient; where updates need norms of all gradients, notes it among g->gradients. */
+static void gossip_gradients_use(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
+    float *noted = g->gradients + piece->offset;
+    if (!gg_updater_measures(g->gossip.head.env.updater)) gossip_gradients_update(g, step, piece, gradient);
+    else if (gradient != noted) memcpy(noted, gradient, piece->count * sizeof(float));
+}
+
 /* staleness 0: whether a chunk of a bucket is in flight; the next one. */
 static bool gossip_gradients_pending(const gossip_gradients *g, int bucket) {
     return g->mixed[bucket] < g->gossip.posted[bucket];
@@ -51,7 +60,7 @@ static gg_status gossip_gradients_update_next(gossip_gradients *g, int bucket) {
     const float *own = g->own[g->in_flight[bucket]] + chunk->offset;
     float *mixed = g->gradients + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&g->gradient, i, chunk->offset), own, mixed);
-    gossip_gradients_update(g, g->sent_at, chunk, mixed);
+    gossip_gradients_use(g, g->sent_at, chunk, mixed);
     g->mixed[bucket]++;
     return gg_stream_release(&g->gradient, i);
 }
@@ -117,7 +126,7 @@ static void update_now(gossip_gradients *g, int bucket, int chunk, const gg_chun
         gg_gossip_mix(&g->gossip, piece->count, gradient, received, sent, g->gradients + piece->offset);
         gradient = g->gradients + piece->offset;
     }
-    gossip_gradients_update(g, g->gossip.head.step, piece, gradient);
+    gossip_gradients_use(g, g->gossip.head.step, piece, gradient);
 }
 
 /* All gradients of a chunk are final, and at staleness 1 used: releases the message that was mixed in, and sends
@@ -159,9 +168,17 @@ cleanup:
     return status;
 }
 
+/* Updates that need norms wait for all mixed gradients: at staleness 0 the exchange ends here. */
 static gg_status gossip_gradients_end(gg_strategy *strategy) {
-    (void)strategy;
-    return GG_OK;
+    gg_status status = GG_OK;
+    gossip_gradients *g = (gossip_gradients *)strategy;
+    if (!gg_updater_measures(strategy->env.updater)) goto cleanup;
+    for (int layer = gg_graph_layers(strategy->env.graph) - 1; layer >= 0; --layer)
+        GG_TRY(gossip_gradients_need(strategy, layer));
+    gg_strategy_measure(strategy, g->gradients);
+    gossip_gradients_update(g, strategy->step, &(gg_chunk){0, strategy->env.state->count}, g->gradients);
+cleanup:
+    return status;
 }
 
 /* staleness 1: d = (received - own)/2 is what the gradient of step sent_at lacked. */
@@ -227,6 +244,7 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
 
     GG_TRY(gg_calloc(1, sizeof *g, "strategy", &g));
     g->gossip.head.table = &table;
+    g->gossip.head.averages_gradients = true;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "arenas in flight", &g->in_flight));
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->mixed));

@@ -1,7 +1,8 @@
 /* LayerwiseAllReduce, the paper's AGD: synchronous SGD whose reductions hide behind the backward pass. A bucket's
  * reduction starts when the gradients of its layers are final, last layers first, and progresses in the polls between
  * nodes. When it is complete the bucket is updated: its weights are not used any more in this step. The end of the step
- * waits for the rest. Sums and updates are those of AllReduce, element by element, so the bits are the same.
+ * waits for the rest. Sums and updates are those of AllReduce, element by element, so the bits are the same. Where
+ * updates need norms of all gradients, they wait for the end.
  *
  * Hierarchical GossipGraD is the same inside a node, with gossip in place of the update: a bucket that is reduced is
  * given to a gossip strategy whose ranks are the nodes. Each of a node's ranks exchanges with the rank at its own place
@@ -111,6 +112,21 @@ cleanup:
     return at_layers(s, bucket, status);
 }
 
+/* Whether the norms of all reduced gradients are needed before the first update. */
+static bool updates_wait(const layerwise_allreduce *s) {
+    return gg_updater_measures(s->head.env.updater) && (s->gossip == NULL || !s->gossip->averages_gradients);
+}
+
+/* All gradients are reduced, and updates have waited for it. */
+static gg_status update_all(layerwise_allreduce *s) {
+    gg_strategy *strategy = &s->head;
+    const gg_state *state = strategy->env.state;
+    if (s->gossip != NULL) return by_gossip(s, gg_strategy_ready_all(s->gossip));
+    gg_strategy_measure(strategy, gg_state_gradients(state));
+    gg_strategy_update(strategy, 0, state->count, gg_state_gradients(state));
+    return GG_OK;
+}
+
 /* The next chunk of a bucket is reduced: updates it, or with the last chunk passes the bucket to the gossip
  * strategy. */
 static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
@@ -119,12 +135,12 @@ static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     const gg_chunk *chunk = &s->buckets.chunk[s->next[bucket]++];
     double arrived = strategy->env.trace != NULL ? gg_transport_now(strategy->env.transport) : 0;
     const gg_bucket *b = &s->buckets.bucket[bucket];
-    const bool last = s->next[bucket] == b->end_chunk;
-    if (s->gossip == NULL)
+    const bool last = s->next[bucket] == b->end_chunk, now = !updates_wait(s);
+    if (s->gossip == NULL && now)
         gg_strategy_update(strategy, chunk->offset, chunk->count,
                            gg_state_gradients(strategy->env.state) + chunk->offset);
-    else
-        for (int layer = b->last_layer; last && layer >= b->first_layer; --layer)
+    if (s->gossip != NULL && now && last)
+        for (int layer = b->last_layer; layer >= b->first_layer; --layer)
             GG_TRY(by_gossip(s, s->gossip->table->ready(s->gossip, layer)));
     if (strategy->env.trace == NULL || !last) goto cleanup;
     size_t begin = s->buckets.chunk[b->first_chunk].offset;
@@ -180,6 +196,7 @@ static gg_status layerwise_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(wait_bucket(s, bucket));
+    if (updates_wait(s)) GG_TRY(update_all(s));
     if (s->gossip != NULL) GG_TRY(by_gossip(s, s->gossip->table->end(s->gossip)));
 cleanup:
     return status;
@@ -247,6 +264,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = hierarchical ? &hierarchical_table : &layerwise_table;
     s->head.env = *env;
+    s->head.averages_gradients = true;
     s->group = env->transport;
     if (hierarchical) GG_TRY(create_gossip(s, options));
     else GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));

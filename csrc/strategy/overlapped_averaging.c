@@ -21,6 +21,10 @@
  * writes beside the weights and which is not written again before all have read it. The same holds for the copies of
  * inputs and errors. Weights are private: they arrive by copy, from `ready` on, when the step uses them no more.
  *
+ * Where updates need norms of all gradients, slices are updated at the end of the step, when every rank has added its
+ * own ones, and the ranks have added the squares of them. This is a sum in double of the same numbers as AllReduce's,
+ * in another order.
+ *
  * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights are
  * sent as float32: all ranks train on the same ones, and no small update is lost. So are inputs and errors, and the
  * owner rounds each rank's gradient before it adds them. */
@@ -31,9 +35,10 @@
 #include "strategy/stream.h"
 #include "strategy/tables.h"
 
-/* The state of a chunk: its gradients are in flight, its own slice is updated but not sent yet, its weights are in
+/* The state of a chunk: its gradients are in flight, those of its own slice are added and wait for the norms of all
+ * gradients, its own slice is updated but not sent yet, its weights are in
  * flight. */
-typedef enum stage { IDLE = 0, REDUCING, UPDATED, GATHERING } stage;
+typedef enum stage { IDLE = 0, REDUCING, ADDED, UPDATED, GATHERING } stage;
 
 /* Its requests, of each kind one a peer. */
 enum { GRADIENT_IN, GRADIENT_OUT, WEIGHT_IN, WEIGHT_OUT, KINDS };
@@ -163,8 +168,10 @@ cleanup:
 
 /* The optimiser's step on an own slice, which it also writes to the snapshot. The arenas of moments hold own slices
  * only. */
-static void overlapped_update(overlapped_averaging *s, const gg_part *own) {
+static void overlapped_update(overlapped_averaging *s, int chunk) {
     const gg_strategy_env *env = &s->head.env;
+    const gg_part *own = gg_partition_part(&s->partition, env->transport->rank, chunk);
+    s->chunk[chunk].stage = UPDATED;
     gg_updater_apply(env->updater, env->device, env->state,
                      &(gg_update){.step = s->head.step,
                                   .offset = own->offset,
@@ -173,6 +180,30 @@ static void overlapped_update(overlapped_averaging *s, const gg_part *own) {
                                   .gradient = gg_state_gradients(env->state) + own->offset,
                                   .wire = GG_FLOAT32,
                                   .copy = {s->snapshot != NULL ? s->snapshot + own->owned_offset : NULL}});
+}
+
+/* All chunks are added: the norms of all gradients, and the updates that need them. */
+static gg_status update_measured(overlapped_averaging *s) {
+    enum { MOST = 64 }; /* numbers of gg_allreduce_doubles */
+    gg_status status = GG_OK;
+    const gg_strategy_env *env = &s->head.env;
+    gg_updater *updater = env->updater;
+    const double begin = gg_transport_now(env->transport);
+    gg_updater_measure_begin(updater);
+    for (int i = 0; i < s->buckets.chunk_count; ++i) {
+        const gg_part *own = gg_partition_part(&s->partition, env->transport->rank, i);
+        gg_updater_measure(updater, env->device, own->offset, own->count, gg_state_gradients(env->state) + own->offset,
+                           gg_state_weights(env->state) + own->offset);
+    }
+    for (int at = 0, n; at < 2 * updater->groups; at += n) {
+        n = 2 * updater->groups - at < MOST ? 2 * updater->groups - at : MOST;
+        GG_TRY(gg_allreduce_doubles(env->transport, updater->squares + at, n));
+    }
+    gg_strategy_waited(&s->head, begin);
+    gg_updater_measured(updater);
+    for (int i = 0; i < s->buckets.chunk_count; ++i) overlapped_update(s, i);
+cleanup:
+    return gg_strategy_at_all(&s->head, gg_error_prefix(status, "norms of the gradients: "));
 }
 
 /* The sum over the ranks of what s->source has, `count` elements from `offset` of the arenas on. */
@@ -207,9 +238,9 @@ static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part
     }
 }
 
-/* All parts of a chunk's own slice, or the inputs and errors to compute them, have arrived: adds them and updates the
- * slice. */
-static gg_status add_and_update(overlapped_averaging *s, int chunk) {
+/* All parts of a chunk's own slice, or the inputs and errors to compute them, have arrived: adds them. The slice may be
+ * updated then. */
+static gg_status add_parts(overlapped_averaging *s, int chunk) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
     gg_fc *fc = fc_of_chunk(s, chunk);
@@ -229,7 +260,6 @@ static gg_status add_and_update(overlapped_averaging *s, int chunk) {
         GG_TRY(gg_release(env->transport, overlapped_request_of(s, chunk, GRADIENT_IN, r)));
         GG_TRY(gg_strategy_wait(&s->head, overlapped_request_of(s, chunk, WEIGHT_OUT, r))); /* of the last step */
     }
-    overlapped_update(s, own);
 cleanup:
     return status;
 }
@@ -303,8 +333,9 @@ static gg_status overlapped_reduce(overlapped_averaging *s, int chunk, bool wait
     if (s->chunk[chunk].stage != REDUCING) goto cleanup;
     GG_TRY(overlapped_arrive(s, chunk, wait, &all));
     if (!all) goto cleanup;
-    GG_TRY(add_and_update(s, chunk));
-    s->chunk[chunk].stage = UPDATED;
+    GG_TRY(add_parts(s, chunk));
+    s->chunk[chunk].stage = ADDED;
+    if (!gg_updater_measures(s->head.env.updater)) overlapped_update(s, chunk);
     overlapped_land(s, s->chunk[chunk].bucket, true);
 cleanup:
     return at_chunk(s, chunk, status);
@@ -425,6 +456,10 @@ static gg_status overlapped_end(gg_strategy *strategy) {
         GG_TRY(overlapped_reduce(s, i, true));
         GG_TRY(send_weights(s, i));
     }
+    if (gg_updater_measures(strategy->env.updater)) {
+        GG_TRY(update_measured(s));
+        for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(send_weights(s, i));
+    }
     if (!s->overlap) GG_TRY(overlapped_gather_all(s));
 cleanup:
     return status;
@@ -478,6 +513,7 @@ gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, con
     s->head.table = &table;
     s->head.env = *env;
     s->head.partition = &s->partition;
+    s->head.averages_gradients = true;
     s->overlap = options->overlap;
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
     GG_TRY(gg_calloc((size_t)gg_graph_layers(env->graph) + 1, sizeof *separate, "layers cut separately", &separate));

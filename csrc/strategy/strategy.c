@@ -166,6 +166,25 @@ void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, cons
             .step = strategy->step, .offset = offset, .count = count, .owned_offset = offset, .gradient = gradient});
 }
 
+void gg_strategy_measure(gg_strategy *strategy, const float *gradients) {
+    const gg_strategy_env *env = &strategy->env;
+    if (!gg_updater_measures(env->updater)) return;
+    gg_updater_measure_begin(env->updater);
+    gg_updater_measure(env->updater, env->device, 0, env->state->count, gradients, gg_state_weights(env->state));
+    gg_updater_measured(env->updater);
+}
+
+gg_status gg_strategy_ready_all(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
+    for (int layer = gg_graph_layers(strategy->env.graph) - 1; layer >= 0; --layer) {
+        GG_TRY(strategy->table->ready(strategy, layer));
+        GG_TRY(strategy->table->poll(strategy));
+    }
+cleanup:
+    return status;
+}
+
 gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     gg_strategy_update(strategy, slice->offset, slice->count, gg_state_gradients(strategy->env.state) + slice->offset);

@@ -81,8 +81,8 @@ typedef struct gg_strategy_options {
 typedef struct gg_strategy_env {
     gg_transport *transport;
     gg_device *device;
-    const gg_updater *updater; /* applies the optimiser */
-    gg_state *state;           /* count set by the caller; the arenas are allocated by the strategy */
+    gg_updater *updater; /* applies the optimiser */
+    gg_state *state;     /* count set by the caller; the arenas are allocated by the strategy */
     const gg_graph *graph;
     uint64_t seed;
     gg_trace *trace; /* NULL: off */
@@ -128,6 +128,10 @@ struct gg_strategy {
     int64_t skipped;        /* exchanges skipped since creation because a rank lagged behind */
     const bool
         *fc_partitioned; /* of each layer: whether it has been partitioned in a step since creation; NULL: none */
+    /* Updates use gradients that the strategy has averaged over ranks: it measures them itself where updates need norms
+     * (gg_updater_measures). Else each rank's own gradients count, and `ready` is called when all of them are final and
+     * measured. */
+    bool averages_gradients;
     /* Which slices of the summed gradient and of the optimiser's arenas each rank owns; NULL: every rank has all. */
     const struct gg_partition *partition;
 };
@@ -137,6 +141,10 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
 void gg_strategy_destroy(gg_strategy *strategy);
 /* How many of `size` ranks train: the first ones; the others are dedicated servers. Any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
+
+/* Where updates need norms of a rank's own gradients: measures them, all of them final, and calls ready for every
+ * layer, from the last to the first. */
+gg_status gg_strategy_ready_all(gg_strategy *strategy);
 
 /* Copies the arena at a place of the state's list, gathered from the ranks that own its slices, to `whole`, `count`
  * elements. Called when nothing is in flight. Collective: all ranks name the same arena; `whole` may be NULL on ranks

@@ -137,6 +137,11 @@ cleanup:
     return status;
 }
 
+/* Whether the rank's own gradients are measured before the first of its layers is updated. */
+static bool updates_wait(const gg_replica *r) {
+    return gg_updater_measures(&r->updater) && !r->strategy->averages_gradients;
+}
+
 static gg_status on_ready(void *context, int layer) {
     gg_status status = GG_OK;
     gg_replica *r = context;
@@ -149,7 +154,7 @@ static gg_status on_ready(void *context, int layer) {
         on_leave(r, node, "backward");
         begin = gg_transport_now(r->options.transport);
     }
-    GG_TRY(r->strategy->table->ready(r->strategy, layer));
+    if (!updates_wait(r)) GG_TRY(r->strategy->table->ready(r->strategy, layer));
     replica_record(r, "update", begin, node);
 cleanup:
     return status;
@@ -291,6 +296,11 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch 
     if (plan != NULL)
         GG_TRY(gg_plan_train(plan, gg_state_weights(&r->state), gg_state_gradients(&r->state), batch,
                              (uint64_t)r->state.step, &r->hooks, sums));
+    if (plan != NULL && updates_wait(r)) {
+        const double measured = gg_transport_now(r->options.transport);
+        GG_TRY(gg_strategy_ready_all(r->strategy));
+        replica_record(r, "update", measured, -1);
+    }
     GG_TRY(table->end(r->strategy));
     replica_record(r, "step", begin, -1);
     r->state.step++;

@@ -22,7 +22,11 @@ DATASETS = (*gg_data.NAMES, "synthetic")
 _WITH_FILES = tuple(name for name in gg_data.NAMES if name != "mnist-10k")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 DEFAULT_STRATEGY = strategies.GossipGraD.name
-OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {"sgd": {"lr": 0.03, "momentum": 0.9}, "adam": {}}
+OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
+    "sgd": {"lr": 0.03, "momentum": 0.9},
+    "adam": {},
+    "lars": {"lr": 5.0},
+}
 CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
 
 

@@ -510,7 +510,8 @@ static void test_optimizer(void) {
                               .weight_decay = 1e-4f,
                               .nesterov = true};
     CHECK_OK(gg_optimizer_check(&optimizer));
-    const gg_group plain = {.lr_factor = 1, .decay_factor = 1}, caffe = {.lr_factor = 2, .decay_factor = 0.5f};
+    const gg_group plain = {.lr_factor = 1, .decay_factor = 1, .clip = 1, .ratio = 1},
+                   caffe = {.lr_factor = 2, .decay_factor = 0.5f, .clip = 1, .ratio = 1};
     const gg_group statistic = {.statistic = true};
     gg_update_args args = {.lr = -1, .weight_decay = -1};
     gg_optimizer_rule(&optimizer, &plain, 2, &args);
@@ -556,7 +557,7 @@ static void test_optimizer(void) {
     BREAK(bad.weight_decay = -1, "weight_decay=-1");
     BREAK(bad.weight_decay = INFINITY, "weight_decay=inf");
     BREAK(bad.momentum = 0, "nesterov=True with momentum=0");
-    BREAK(bad.kind = GG_OPTIMIZER_COUNT, "optimizer: number 2");
+    BREAK(bad.kind = GG_OPTIMIZER_COUNT, "optimizer: number 3");
     optimizer = adam;
     BREAK(bad.beta1 = 1, "beta1=1: must be at least 0 and below 1");
     BREAK(bad.beta2 = -0.5, "beta2=-0.5");
