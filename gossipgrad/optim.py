@@ -202,7 +202,8 @@ class LARS(Optimizer):
     where one of them is 0: v = momentum * v + lr * ratio * (g + weight_decay * w); w -= v. As in the paper lr is inside
     of v, so a new lr acts on new gradients alone.
 
-    lr             much larger than SGD's: the ratio is of the size of trust.
+    lr             larger than SGD's: the ratio is of the size of trust. What has no ratio gets lr as it is, so a very
+                   large one wants no_adaptation=(), or layers with factors: gossipgrad.Linear(..., lr=(1, 0.01)).
     trust          the paper's eta.
     no_adaptation  what has the ratio 1: "bias", "norm" (what normalisations multiply by and add), or both in a tuple.
     schedule, no_decay, clip_norm  as of SGD. Gradients are clipped before the ratios. Norms are of the gradients that

@@ -25,7 +25,7 @@ DEFAULT_STRATEGY = strategies.GossipGraD.name
 OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
     "sgd": {"lr": 0.03, "momentum": 0.9},
     "adam": {},
-    "lars": {"lr": 5.0},
+    "lars": {"lr": 2.0},
 }
 CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
 
