@@ -157,7 +157,7 @@ def test_options_out_of_range(options, words):
 
 
 def test_the_core_checks_too():
-    for change, word in [({"name": "lars"}, "lars"), ({"beta1": 1.0}, "beta1"), ({"eps": 0.0}, "eps")]:
+    for change, word in [({"name": "lamb"}, "lamb"), ({"beta1": 1.0}, "beta1"), ({"eps": 0.0}, "eps")]:
         options = gg.Adam().options() | change
         with pytest.raises(ValueError, match=word):
             _core.Trainer(small_net().graph, _core.Team("single"), loss="cross_entropy", optimizer=options, strategy={})
