@@ -146,7 +146,7 @@ def test_settings_make_the_same_objects():
 def fields_of(kind):
     """Of all dataclasses that users construct: (class, other keywords it wants, keyword) where it allows this type."""
     made = [*strategies.BY_NAME.values(), *optim.BY_NAME.values(), *schedules.BY_NAME.values()]
-    others = {gg.SGD: {"lr": 0.5, "momentum": 0.5}, schedules.StepDecay: {"every": 3}}
+    others = {gg.SGD: {"lr": 0.5, "momentum": 0.5}, gg.LARS: {"lr": 0.5}, schedules.StepDecay: {"every": 3}}
     others |= {gg.Straggler: {"probability": 0.5, "delay": 1.0}, gg.VirtualCluster: {"p": 2}}
     found = []
     for one in dict.fromkeys([*made, gg.Network, *others]):
