@@ -80,20 +80,30 @@ class Team:
 
 @final
 class Dataset:
-    """A set in memory: samples (n, ...) uint8 or float32, targets (n,) int32 or (n, k) float32. No copy of C-contiguous arrays.
+    """A set: arrays, without a copy of C-contiguous ones, and what a source reads.
 
-    sample_weights: (n,) float32, what the loss of each sample counts; None: 1. rows: (n,) uint32, the place of each in
-    `samples`, whose number then is free; None: in their order.
+    samples, targets: a field, or a list of fields, one for each input and each target; targets None: only to predict.
+    A field is an array (n, ...), or a dict with "array", or "shape" and "dtype" where the source reads it; of inputs
+    also "scale" and "shift", a float or float32 (channels,), and "tokens", true where the numbers stay what they are;
+    "classes", how many values integers have (0: any), and "ignored", one more that is allowed.
+    Inputs are uint8, int32 or float32, targets int32 or float32.
+    scale, shift: of the first input. sample_weights: (n,) float32, what the loss of each sample counts; None: 1.
+    rows: (n,) uint32, the place of each in the inputs, whose number then is free, and in the source; None: in their
+    order. Targets and weights are in the order of the set, but for targets that the source reads.
+    source: has __len__, read(rows, epoch, samples, targets), and ordered, readers, ahead: gossipgrad.data.Source.
+    streams: each sample goes on where the one before it ends.
     """
 
     def __init__(
         self,
-        samples: NDArray[Any],
-        targets: NDArray[Any],
-        scale: float = 1.0,
-        shift: float = 0.0,
+        samples: Any,
+        targets: Any = None,
+        scale: float | NDArray[np.float32] | None = None,
+        shift: float | NDArray[np.float32] | None = None,
         sample_weights: NDArray[np.float32] | None = None,
         rows: NDArray[np.uint32] | None = None,
+        source: Any = None,
+        streams: bool = False,
     ) -> None: ...
     def __len__(self) -> int: ...
     @property
@@ -175,7 +185,7 @@ class Trainer:
     # A list of sets: the own part of each local rank, one result over all of them.
     def evaluate(self, dataset: Dataset | list[Dataset], batch: int, replica: bool = False) -> list[dict[str, Any]]:
         """loss and accuracy of the main head; with several that are evaluated `heads`: each one's by its number."""
-    def predict(self, samples: _Fields, batch: int) -> list[NDArray[np.float32]]:
+    def predict(self, dataset: Dataset, batch: int) -> list[NDArray[np.float32]]:
         """By the consensus model, all on every rank of MPI: an array for each head that is evaluated."""
     def consensus_distance(self) -> float: ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +12,6 @@ from gossipgrad.metrics import Metric, numbers
 from gossipgrad.replicas import Replicas
 
 ROWS = 65536  # samples whose outputs are in memory at a time, at most
-BYTES = 2**26  # of samples as float32 in memory at a time, about
 
 
 def pieces(replicas: Replicas, parts: Sequence[Dataset], sharded: bool) -> list[Dataset]:
@@ -43,14 +41,15 @@ def _own_numbers(
     replicas: Replicas, parts: Sequence[Dataset], sharded: bool, batch: int, metrics: Sequence[Metric]
 ) -> NDArray[np.float64]:
     """The numbers of this process's samples, all metrics' side by side."""
-    rows = max(min(ROWS, BYTES // (4 * math.prod(replicas.net.input_shape))) // batch, 1) * batch
+    net = replicas.net
+    rows = max(ROWS // batch, 1) * batch
     chunks = [one[at : at + rows] for one in pieces(replicas, parts, sharded) for at in range(0, len(one), rows)]
     calls = max(int.from_bytes(one, "little") for one in replicas.gather(len(chunks).to_bytes(8, "little")))
     found = [np.empty((0, sum(one.columns for one in metrics)))]
     problem: Exception | None = None
     for call in range(calls):  # predict is collective: who has fewer samples asks for one more that it does not need
         chunk = chunks[call] if call < len(chunks) else parts[0][:1]
-        outputs = replicas.core.predict(np.concatenate(list(chunk.batches(len(chunk)))), batch)[0]
+        outputs = replicas.core.predict(chunk.inputs_for_network(net.input_shape, net.takes_tokens), batch)[0]
         if call >= len(chunks) or problem is not None:
             continue
         try:

@@ -83,7 +83,7 @@ class Fit:
         epochs = integer("epochs", epochs, 1, 2**31 - 1)
         validate_replicas = _check_validate_replicas(validate_replicas, validation_set is not None, sharded)
         shuffle = flag("shuffle", shuffle)
-        shapes = (trainer.loss, trainer.net.input_shape, trainer.net.output_shape)
+        shapes = (trainer.loss, trainer.net.input_shape, trainer.net.output_shape, trainer.net.takes_tokens)
         train_core = train_set.core(*shapes)
         validation_core = None if validation_set is None else validation_set.core(*shapes)
         if not sharded:
@@ -140,7 +140,7 @@ class Fit:
         loss, net = trainer.loss, trainer.net
         counts = self.train.class_counts(loss, net.output_shape, trainer.gather)
         self.train = self.train.class_weighted(self.class_weight, counts, loss, net.output_shape)
-        self.train_core = self.train.core(loss, net.input_shape, net.output_shape)
+        self.train_core = self.train.core(loss, net.input_shape, net.output_shape, net.takes_tokens)
 
     def warn(self, trainer: Replicas) -> None:
         """Of data that are not learnt well as they are."""

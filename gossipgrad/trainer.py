@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import (
+    _core,
     checkpoint,
     checkpoint_files,
     cluster,
@@ -275,7 +276,7 @@ class Trainer(Replicas):
             if replicas and sharded:
                 raise ValueError("replicas=True: every rank wants the whole set; not with sharded=True")
             whole = given.one(data, y, "data", sharded, self.team.local)
-            data_set = whole.core(self.loss, self.net.input_shape, self.net.output_shape)
+            data_set = whole.core(self.loss, self.net.input_shape, self.net.output_shape, self.net.takes_tokens)
             one.hints = {"data, ": "Every rank gives the same whole set, or its own part with sharded=True"}
             one.facts = {"data": lambda: fingerprint.data(whole.first, sharded), "replicas": replicas}
         results = self.core.evaluate(data_set, batch_size, replicas)
@@ -293,24 +294,22 @@ class Trainer(Replicas):
         """
         with self.agreed() as one:
             batch_size = integer("batch_size", batch_size, 1)
-            samples: tuple[NDArray[Any], ...] | Dataset = x if isinstance(x, Dataset) else self._batch(x, "x")
-            if isinstance(samples, Dataset) and samples.shape != self.net.input_shape:
-                raise ValueError(
-                    f"x: samples of shape {samples.shape}, but the network's input is {self.net.input_shape}"
-                    f"{shape_hint(samples.shape, self.net.input_shape)}"
-                )
+            samples = x if isinstance(x, Dataset) else self._batch(x, "x")
+            if isinstance(samples, Dataset):
+                if samples.shape != self.net.input_shape:
+                    raise ValueError(
+                        f"x: samples of shape {samples.shape}, but the network's input is {self.net.input_shape}"
+                        f"{shape_hint(samples.shape, self.net.input_shape)}"
+                    )
+                data_set = samples.inputs_for_network(self.net.input_shape, self.net.takes_tokens)
+            else:
+                pairs = zip(samples, self.net.inputs, strict=True)
+                data_set = _core.Dataset([{"array": part, "tokens": field.dtype == "int32"} for part, field in pairs])
             one.hints = {"x, ": "Every rank gives the same samples, and gets all outputs"}
             one.facts = {"x": lambda: fingerprint.inputs(samples)}
-        if not isinstance(samples, Dataset):
-            return self._outputs([self.core.predict(samples, batch_size)])
-        parts = samples.batches(max(batch_size, 4096))
-        return self._outputs([self.core.predict(np.ascontiguousarray(part), batch_size) for part in parts])
-
-    def _outputs(self, pieces: list[list[NDArray[np.float32]]]) -> Any:
-        """What predict returns, from the outputs of consecutive pieces of the samples."""
-        joined = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
-        names = [one.name for one in self.heads if not one.training_only]
-        return joined[0] if len(joined) == 1 else dict(zip(names, joined, strict=True))
+        outputs = self.core.predict(data_set, batch_size)
+        names = [head.name for head in self.heads if not head.training_only]
+        return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
 
     # ---- state, at rest
 

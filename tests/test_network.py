@@ -628,7 +628,7 @@ def test_more_batch_sizes_than_plans(rng):
     assert len(before) == len(core.node_seconds()) > 0
     core.set_timing(True)
     for n in range(6, 26):
-        core.predict(x[:n], n)
+        core.predict(_core.Dataset(x[:n]), n)
         assert core.node_backends() == before
     core.train_step([x[:5]], [y[:5]])
     assert any(forward > 0 for forward, _ in core.node_seconds())  # the plan is the one that was told to take the time

@@ -231,14 +231,17 @@ typedef struct gg_update_args {
 
 /* Reads samples of a data set into a batch. */
 typedef struct gg_gather_args {
-    gg_dtype dtype;        /* of the set: GG_UINT8 or GG_FLOAT32 */
+    gg_dtype dtype;        /* of the set: GG_UINT8, GG_FLOAT32 or GG_INT32 */
     const void *rows;      /* the set, one sample a row of `values` elements */
     int64_t values;        /* elements in a sample */
     const uint32_t *index; /* n row numbers; NULL: rows 0..n-1 */
     int64_t n;             /* samples; the batch is padded with zeros where the layout pads */
-    float scale, shift;    /* value = scale*element + shift */
+    gg_dtype wanted;       /* GG_FLOAT32; or GG_INT32: the numbers of uint8 or int32, PLAIN */
+    float scale, shift;    /* GG_FLOAT32: value = scale*element + shift */
+    int64_t channels;      /* > 0: the sample is so many equal runs, and each has its own: */
+    const float *scales;   /* a scale for each channel, then a shift for each; NULL where channels is 0 */
     gg_layout layout;      /* PLAIN or BATCH_LAST */
-    float *out;
+    void *out;
 } gg_gather_args;
 
 /* A batch of vectors as it lies: float32, PLAIN or BATCH_LAST. */

@@ -54,6 +54,7 @@ const char *gg_status_name(gg_status status) {
         [GG_ERROR_BACKEND] = "backend",
         [GG_ERROR_COMM] = "comm",
         [GG_ERROR_NUMERIC] = "numeric",
+        [GG_ERROR_SOURCE] = "source",
         [GG_ERROR_CANCELLED] = "cancelled",
     };
     return (unsigned)status < GG_STATUS_COUNT ? names[status] : "unknown";

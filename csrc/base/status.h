@@ -17,6 +17,7 @@ typedef enum gg_status {
     GG_ERROR_BACKEND,     /* a compute library failed */
     GG_ERROR_COMM,        /* a message failed, or a peer did */
     GG_ERROR_NUMERIC,     /* NaN or infinity where a finite number is needed */
+    GG_ERROR_SOURCE,      /* a source of samples failed, in its own words */
     GG_ERROR_CANCELLED,   /* stopped on request, or because another rank failed */
     GG_STATUS_COUNT
 } gg_status;

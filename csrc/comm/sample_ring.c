@@ -23,13 +23,6 @@ struct gg_sample_ring {
     int64_t sent_in_step;
 };
 
-int64_t gg_sample_ring_id(const gg_sharding *sharding, int rank, int64_t slot, int64_t rows, int64_t exchanges) {
-    int64_t slots = sharding->count / sharding->size;
-    /* How often this slot was sent: the slots sent so far are one run from slot 0 on, around the ring. */
-    int64_t moves = slot < slots ? (exchanges * rows + slots - 1 - slot) / slots : 0;
-    return gg_sharding_id(sharding, (int)((rank + moves) % sharding->size), slot);
-}
-
 gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, const gg_sharding *sharding,
                                 int64_t rows, gg_sample_ring **out) {
     gg_status status = GG_OK;
@@ -76,7 +69,7 @@ gg_status gg_sample_ring_seek(gg_sample_ring *ring, const gg_dataset *source, in
     if (ring->exchanges == exchanges) goto cleanup;
     for (int64_t slot = 0; slot < shard->set.count; ++slot)
         shard->id[slot] =
-            (int32_t)gg_sample_ring_id(&ring->sharding, ring->transport->rank, slot, ring->rows, exchanges);
+            (int32_t)gg_sharding_moved_id(&ring->sharding, ring->transport->rank, slot, ring->rows, exchanges);
     gg_shard_copy_fill(shard, source);
     ring->exchanges = exchanges;
 cleanup:
@@ -204,8 +197,8 @@ static void count_ids(const char *parts, size_t part_bytes, int size, int64_t co
         if (!seen[id] && out->missing++ == 0) out->first_missing = id;
 }
 
-gg_status gg_sample_audit_run(gg_transport *transport, const gg_sharding *sharding, const gg_shard_copy *shard,
-                              const gg_dataset *source, gg_sample_audit *out) {
+gg_status gg_sample_audit_run(gg_transport *transport, const gg_sharding *sharding, const int32_t *ids,
+                              const gg_shard_copy *shard, const gg_dataset *source, gg_sample_audit *out) {
     gg_status status = GG_OK;
     const int rank = transport->rank;
     int64_t largest = 0;
@@ -219,8 +212,7 @@ gg_status gg_sample_audit_run(gg_transport *transport, const gg_sharding *shardi
 
     part *own = (part *)(void *)(parts + (size_t)transport->rank * part_bytes);
     own->slots = rank < sharding->size ? (int32_t)gg_sharding_slots(sharding, rank) : 0;
-    for (int32_t slot = 0; slot < own->slots; ++slot)
-        own->id[slot] = shard ? shard->id[slot] : (int32_t)gg_sharding_id(sharding, rank, slot);
+    if (own->slots > 0) memcpy(own->id, ids, (size_t)own->slots * sizeof *ids);
     if (shard != NULL) own->altered = (int32_t)gg_shard_copy_altered(shard, source, &own->first_altered);
     GG_TRY(gg_allgather(transport, own, part_bytes, parts));
     count_ids(parts, part_bytes, transport->size, sharding->count, seen, out);

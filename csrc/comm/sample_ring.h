@@ -13,14 +13,11 @@
 
 #include "base/trace.h"
 #include "comm/transport.h"
-#include "data/data.h"
+#include "data/shard.h"
 
 #define GG_TAG_SAMPLES (GG_TAG_USER - 1)
 
 typedef struct gg_sample_ring gg_sample_ring;
-
-/* The sample that a slot of rank `rank` holds after so many exchanges. Pure. */
-int64_t gg_sample_ring_id(const gg_sharding *sharding, int rank, int64_t slot, int64_t rows, int64_t exchanges);
 
 /* Collective; at least two ranks, and not with GG_SHARD_OWN. rows: 1 to the smallest shard. The shard is this rank's,
  * outlives the ring, and is not filled before the first seek. */
@@ -53,9 +50,10 @@ typedef struct gg_sample_audit {
     int64_t first_missing, first_duplicate, first_altered; /* ids; -1: none */
 } gg_sample_audit;
 
-/* Collective, with nothing in flight. The first ranks, as many as the sharding has, share the source. shard NULL: each
- * rank's part of the source counts, and the source is not read. The same result on all ranks. */
-gg_status gg_sample_audit_run(gg_transport *transport, const gg_sharding *sharding, const gg_shard_copy *shard,
-                              const gg_dataset *source, gg_sample_audit *out);
+/* Collective, with nothing in flight. The first ranks, as many as the sharding has, share the source. ids: of the
+ * samples in this rank's slots. shard: the rank's own copy of them, which is compared with the source; NULL: they are
+ * the source's. The same result on all ranks. */
+gg_status gg_sample_audit_run(gg_transport *transport, const gg_sharding *sharding, const int32_t *ids,
+                              const gg_shard_copy *shard, const gg_dataset *source, gg_sample_audit *out);
 
 #endif

@@ -183,6 +183,23 @@ cleanup:
     return status;
 }
 
+/* Seconds between looks at messages while something else is waited for. */
+#define ATTEND_SECONDS 0.0005
+#define STANDING_SECONDS 1.0
+
+gg_status gg_transport_attend(gg_transport *transport, bool (*done)(void *context, double seconds), void *context) {
+    gg_status status = GG_OK;
+    bool busy;
+    if (done(context, 0)) goto cleanup;
+    while (!done(context, transport->table->stands ? STANDING_SECONDS : ATTEND_SECONDS)) {
+        if (transport->table->stands) continue;
+        if (transport->service.serve != NULL) GG_TRY(transport->service.serve(transport->service.context, &busy));
+        GG_TRY(gg_progress(transport));
+    }
+cleanup:
+    return status;
+}
+
 gg_status gg_release(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
     if (request->state == GG_REQUEST_IDLE) goto cleanup;

@@ -1,18 +1,25 @@
+#include "data/loader.h"
+
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/random.h"
-#include "data/data.h"
+#include "data/prefetch.h"
 
 struct gg_loader {
     gg_dataset set;
     gg_loader_options options;
     int64_t *counts; /* of the sharding; NULL: none */
-    int64_t count;   /* of the rank's shard */
+    int64_t first;   /* of a range: its first sample */
+    bool range;
+    int64_t count; /* of the rank's shard */
     int64_t steps;
-    uint32_t *order; /* its samples in this epoch's order: numbers in the set, or slots of the copy */
-    uint32_t *rows;  /* where these lie, if the set has rows of its own and there is no copy; else NULL */
+    int64_t epoch;
+    uint32_t *order;       /* its samples in this epoch's order: numbers in the set, or slots of the copy */
+    uint32_t *rows;        /* where these lie, if the set has rows of its own and there is no copy; else NULL */
+    gg_prefetch *prefetch; /* NULL: all fields are in memory */
+    int64_t expected;      /* the step that the prefetch reads for next; -1: it does not read */
 };
 
 /* The least and the most samples that a rank has. */
@@ -61,99 +68,31 @@ static gg_status check_options(const gg_dataset *set, const gg_loader_options *o
                 sharding->size);
     }
     find_extremes(sharding, &smallest, &largest);
-    int64_t most = own ? largest : smallest;
+    int64_t most = own && !set->streams ? largest : smallest;
     if (batch < 1 || batch > most)
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)", batch,
-                sharding->count, sharding->size, most, own ? "largest" : "smallest");
+                sharding->count, sharding->size, most, most == smallest ? "smallest" : "largest");
+    if (options->moving && own)
+        GG_FAIL(GG_ERROR_ARGUMENT, "samples move among the ranks only where all ranks have the whole set");
+    if (set->streams && (options->moving || options->copy != NULL))
+        GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: pieces of sequences stay in their order and on their rank, where "
+                                   "the state is that they go on from; not allowed with such data");
+    if (set->source != NULL && set->source->ordered && options->moving)
+        GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: not allowed with samples that can only be read one after the "
+                                   "other");
 cleanup:
     return status;
 }
 
-gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *options, gg_loader **out) {
-    gg_status status = GG_OK;
-    gg_loader *loader = NULL;
-    void *block;
-    *out = NULL;
-    GG_TRY(gg_dataset_check(set));
-    GG_TRY(check_options(set, options));
-    GG_TRY(gg_calloc(1, sizeof *loader, "a loader", &block));
-    loader = block;
-    gg_dataset_retain(set);
-    loader->set = *set;
-    loader->options = *options;
-
-    gg_sharding *sharding = &loader->options.sharding;
-    int64_t smallest, largest;
-    if (sharding->counts != NULL) {
-        size_t bytes = (size_t)sharding->size * sizeof *sharding->counts;
-        GG_TRY(gg_alloc(bytes, "samples of each rank", &block));
-        loader->counts = memcpy(block, sharding->counts, bytes);
-        sharding->counts = loader->counts;
-    }
-    find_extremes(sharding, &smallest, &largest);
-    loader->count = gg_sharding_slots(sharding, options->rank);
-    loader->steps = (largest + options->batch - 1) / options->batch;
-    GG_TRY(gg_alloc((size_t)loader->count * sizeof *loader->order, "the order of the samples", &block));
-    loader->order = block;
-    if (set->rows != NULL && options->copy == NULL)
-        GG_TRY(gg_alloc((size_t)loader->count * sizeof *loader->rows, "the places of the samples", &loader->rows));
-    gg_loader_epoch(loader, 0);
-    *out = loader;
-    loader = NULL;
-cleanup:
-    gg_loader_destroy(loader);
-    return status;
-}
-
-void gg_loader_destroy(gg_loader *loader) {
-    if (!loader) return;
-    gg_dataset_release(&loader->set);
-    gg_free(loader->order);
-    gg_free(loader->rows);
-    gg_free(loader->counts);
-    gg_free(loader);
-}
+/* ---- which samples ---- */
 
 int64_t gg_loader_steps(const gg_loader *loader) { return loader->steps; }
-
-/* Slots 0 to n-1, permuted where the order is shuffled. */
-static void order_slots(gg_loader *loader, int64_t epoch, int rank, uint32_t n) {
-    const gg_random_key key = {
-        .seed = loader->options.seed,
-        .purpose = GG_RANDOM_SHUFFLE,
-        .rank = (uint32_t)rank,
-        .step = (uint64_t)epoch,
-    };
-    if (loader->options.shuffle) gg_random_permutation(&key, n, loader->order);
-    else
-        for (uint32_t i = 0; i < n; ++i) loader->order[i] = i;
-}
-
-void gg_loader_epoch(gg_loader *loader, int64_t epoch) {
-    const gg_sharding *sharding = &loader->options.sharding;
-    uint32_t count = (uint32_t)loader->count;
-    if (loader->options.copy == NULL) {
-        order_slots(loader, epoch, loader->options.rank, count);
-        /* With OWN a slot is a sample of the rank's own set. */
-        for (uint32_t i = 0; sharding->kind != GG_SHARD_OWN && i < count; ++i)
-            loader->order[i] = (uint32_t)gg_sharding_id(sharding, loader->options.rank, loader->order[i]);
-        for (uint32_t i = 0; loader->rows != NULL && i < count; ++i)
-            loader->rows[i] = (uint32_t)gg_dataset_row(&loader->set, loader->order[i]);
-        return;
-    }
-    uint32_t common = (uint32_t)(sharding->count / sharding->size);
-    order_slots(loader, epoch, 0, common);
-    if (count == common) return;
-    /* The one slot more of a larger shard comes last but one: whatever the batch, no common slot then changes its step.
-     */
-    loader->order[common] = loader->order[common - 1];
-    loader->order[common - 1] = common;
-}
 
 /* Where step t starts in a shard of `count` samples, for 0 <= t <= steps. */
 static int64_t batch_begin(const gg_loader *loader, int64_t count, int64_t step) {
     int64_t begin = step * loader->options.batch;
+    if (loader->set.streams) return begin;
     if (count < (loader->steps - 1) * loader->options.batch) return step * count / loader->steps;
     if (step >= loader->steps) return count;
     /* A shard that the full batches use up leaves nothing for the last step: that one then starts a sample earlier. */
@@ -163,43 +102,284 @@ static int64_t batch_begin(const gg_loader *loader, int64_t count, int64_t step)
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
     const gg_sharding *sharding = &loader->options.sharding;
     if (rank < 0 || rank >= sharding->size || step < 0 || step >= loader->steps) return 0;
+    if (loader->set.streams) return loader->options.batch;
     int64_t count = gg_sharding_slots(sharding, rank);
     int64_t n = batch_begin(loader, count, step + 1) - batch_begin(loader, count, step);
     /* Batches of one have no sample to move: the smaller shards then see a sample more than once. */
     return n > 0 ? n : 1;
 }
 
-gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, gg_layout layout, float *samples,
-                         void *targets, float *sample_weights) {
-    gg_status status = GG_OK;
-    const gg_shard_copy *copy = loader->options.copy;
-    const gg_dataset *set = copy ? &copy->set : &loader->set;
-    int64_t n = gg_loader_batch(loader, loader->options.rank, step);
-    if (copy != NULL && copy->in_flight)
-        GG_FAIL(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read", step);
-    if (n == 0) goto cleanup;
-    const int64_t begin = batch_begin(loader, loader->count, step);
-    const uint32_t *index = loader->order + begin;
-    const gg_gather_args args = {
-        .dtype = set->dtype,
-        .rows = gg_storage_data(set->samples),
-        .values = gg_shape_count(&set->shape),
-        .index = loader->rows != NULL ? loader->rows + begin : index,
-        .n = n,
-        .scale = set->scale,
-        .shift = set->shift,
-        .layout = layout,
-        .out = samples,
+/* Slots 0 to n-1, permuted where the order is shuffled. */
+static void order_slots(gg_loader *loader, int64_t epoch, int rank, uint32_t n) {
+    const gg_random_key key = {
+        .seed = loader->options.seed,
+        .purpose = GG_RANDOM_SHUFFLE,
+        .rank = (uint32_t)rank,
+        .step = (uint64_t)epoch,
     };
-    device->table->gather(device, &args);
+    const bool ordered = loader->set.streams || (loader->set.source != NULL && loader->set.source->ordered);
+    if (loader->options.shuffle && !ordered) gg_random_permutation(&key, n, loader->order);
+    else
+        for (uint32_t i = 0; i < n; ++i) loader->order[i] = i;
+}
 
-    size_t bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
-    const char *from = gg_storage_data(set->targets);
-    char *to = targets;
-    for (int64_t i = 0; i < n; ++i) memcpy(to + (size_t)i * bytes, from + (size_t)index[i] * bytes, bytes);
-    if (set->sample_weights == NULL) goto cleanup;
-    const float *weight = gg_storage_data(set->sample_weights);
-    for (int64_t i = 0; i < n; ++i) sample_weights[i] = weight[index[i]];
+/* Numbers of the samples in slots 0 to n-1. With OWN a slot is a sample of the rank's own set. */
+static int64_t id_of_slot(const gg_loader *loader, int64_t slot) {
+    const gg_sharding *sharding = &loader->options.sharding;
+    if (loader->range) return loader->first + slot;
+    return sharding->kind == GG_SHARD_OWN ? slot : gg_sharding_id(sharding, loader->options.rank, slot);
+}
+
+/* All ranks visit their slots in one order. The one slot more of a larger shard comes last but one: whatever the batch,
+ * no common slot then changes its step. */
+static void order_common(gg_loader *loader, int64_t epoch) {
+    uint32_t common = (uint32_t)(loader->options.sharding.count / loader->options.sharding.size);
+    order_slots(loader, epoch, 0, common);
+    if (loader->count == common) return;
+    loader->order[common] = loader->order[common - 1];
+    loader->order[common - 1] = common;
+}
+
+/* Slots become the samples that they hold in the step in which they are read. */
+static void order_moved(gg_loader *loader, int64_t epoch) {
+    const gg_loader_options *o = &loader->options;
+    for (int64_t t = 0; t < loader->steps; ++t) {
+        const int64_t begin = batch_begin(loader, loader->count, t), n = gg_loader_batch(loader, o->rank, t);
+        /* Batches of one may repeat the last slot, which then holds another sample; the first reading counts. */
+        if (t > 0 && begin < batch_begin(loader, loader->count, t - 1) + gg_loader_batch(loader, o->rank, t - 1)) break;
+        for (int64_t i = begin; i < begin + n; ++i)
+            loader->order[i] = (uint32_t)gg_sharding_moved_id(&o->sharding, o->rank, loader->order[i], o->batch,
+                                                              epoch * loader->steps + t);
+    }
+}
+
+static void order_streams(gg_loader *loader) {
+    const int64_t batch = loader->options.batch, each = loader->count / batch;
+    for (int64_t t = 0; t < loader->steps; ++t)
+        for (int64_t b = 0; b < batch; ++b) loader->order[t * batch + b] = (uint32_t)id_of_slot(loader, b * each + t);
+}
+
+static void order_epoch(gg_loader *loader, int64_t epoch) {
+    loader->epoch = epoch;
+    if (loader->set.streams) order_streams(loader);
+    else if (loader->options.copy != NULL || loader->options.moving) order_common(loader, epoch);
+    else {
+        order_slots(loader, epoch, loader->options.rank, (uint32_t)loader->count);
+        for (int64_t i = 0; i < loader->count; ++i) loader->order[i] = (uint32_t)id_of_slot(loader, loader->order[i]);
+    }
+    if (loader->options.moving) order_moved(loader, epoch);
+    for (int64_t i = 0; loader->rows != NULL && i < loader->count; ++i)
+        loader->rows[i] = (uint32_t)gg_dataset_row(&loader->set, loader->order[i]);
+}
+
+/* ---- creation ---- */
+
+/* The rows of a step, for the prefetch. */
+static int64_t rows_of_step(void *context, int64_t step, const uint32_t **rows) {
+    const gg_loader *loader = context;
+    *rows = (loader->rows != NULL ? loader->rows : loader->order) + batch_begin(loader, loader->count, step);
+    return gg_loader_batch(loader, loader->options.rank, step);
+}
+
+/* Memory for the order of loader->count samples and what reads them; the set and the options are there. */
+static gg_status make_order(gg_loader *loader) {
+    gg_status status = GG_OK;
+    const gg_dataset *set = &loader->set;
+    const size_t count = (size_t)loader->count;
+    bool reads = false;
+    GG_TRY(gg_alloc(count * sizeof *loader->order, "the order of the samples", &loader->order));
+    if (set->rows != NULL && loader->options.copy == NULL)
+        GG_TRY(gg_alloc(count * sizeof *loader->rows, "the places of the samples", &loader->rows));
+    for (int f = 0; f < gg_dataset_fields(set); ++f) reads = reads || set->memory[f] == NULL;
+    if (reads) GG_TRY(gg_prefetch_create(set, loader->options.batch, rows_of_step, loader, &loader->prefetch));
+    loader->expected = -1;
+    order_epoch(loader, 0);
 cleanup:
     return status;
+}
+
+static gg_status loader_make(const gg_dataset *set, const gg_loader_options *options, gg_loader **out) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_calloc(1, sizeof **out, "a loader", out));
+    gg_dataset_retain(set);
+    (*out)->set = *set;
+    (*out)->options = *options;
+cleanup:
+    return status;
+}
+
+gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *options, gg_loader **out) {
+    gg_status status = GG_OK;
+    gg_loader *loader = NULL;
+    *out = NULL;
+    GG_TRY(gg_dataset_check(set));
+    GG_TRY(check_options(set, options));
+    GG_TRY(loader_make(set, options, &loader));
+
+    gg_sharding *sharding = &loader->options.sharding;
+    int64_t smallest, largest;
+    if (sharding->counts != NULL) {
+        size_t bytes = (size_t)sharding->size * sizeof *sharding->counts;
+        GG_TRY(gg_alloc(bytes, "samples of each rank", &loader->counts));
+        memcpy(loader->counts, sharding->counts, bytes);
+        sharding->counts = loader->counts;
+    }
+    find_extremes(sharding, &smallest, &largest);
+    loader->count = gg_sharding_slots(sharding, options->rank);
+    loader->steps = set->streams ? smallest / options->batch : (largest + options->batch - 1) / options->batch;
+    GG_TRY(make_order(loader));
+    *out = loader;
+    loader = NULL;
+cleanup:
+    gg_loader_destroy(loader);
+    return status;
+}
+
+gg_status gg_loader_create_range(const gg_dataset *set, int64_t begin, int64_t end, int64_t batch, gg_loader **out) {
+    gg_status status = GG_OK;
+    gg_loader *loader = NULL;
+    const int64_t count = end - begin;
+    *out = NULL;
+    GG_TRY(gg_dataset_check(set));
+    if (begin < 0 || count < 1 || end > set->count || batch < 1)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "samples %" PRId64 " to %" PRId64 " of %" PRId64 " in batches of %" PRId64
+                ": at least one sample and a batch of 1 are needed",
+                begin, end, set->count, batch);
+    if (batch > count) batch = count;
+    GG_TRY(loader_make(
+        set, &(gg_loader_options){.batch = batch, .sharding = {.kind = GG_SHARD_CONTIGUOUS, .size = 1, .count = count}},
+        &loader));
+    loader->range = true;
+    loader->first = begin;
+    loader->count = count;
+    loader->steps = set->streams ? count / batch : (count + batch - 1) / batch;
+    GG_TRY(make_order(loader));
+    *out = loader;
+    loader = NULL;
+cleanup:
+    gg_loader_destroy(loader);
+    return status;
+}
+
+void gg_loader_destroy(gg_loader *loader) {
+    if (!loader) return;
+    gg_prefetch_destroy(loader->prefetch); /* before what its threads read */
+    gg_dataset_release(&loader->set);
+    gg_free(loader->order);
+    gg_free(loader->rows);
+    gg_free(loader->counts);
+    gg_free(loader);
+}
+
+/* ---- reading ---- */
+
+/* The prefetch reads from this step on. */
+static void read_ahead(gg_loader *loader, int64_t step) {
+    if (loader->prefetch == NULL || loader->expected == step) return;
+    gg_prefetch_start(loader->prefetch, step, loader->steps, loader->range ? GG_EPOCH_EVALUATION : loader->epoch);
+    loader->expected = step;
+}
+
+void gg_loader_epoch(gg_loader *loader, int64_t epoch) {
+    if (loader->prefetch != NULL) gg_prefetch_stop(loader->prefetch);
+    loader->expected = -1;
+    order_epoch(loader, epoch);
+    read_ahead(loader, 0);
+}
+
+/* The samples of one batch: their numbers in the set or the copy, and the rows at which inputs lie. */
+typedef struct chosen {
+    const gg_dataset *set;
+    const uint32_t *numbers, *rows;
+    int64_t n;
+    void *const *read; /* of each field, in place of memory; NULL: all are in memory */
+} chosen;
+
+static void read_input(gg_device *device, const chosen *c, int f, const gg_batch_input *to) {
+    const gg_field *field = &c->set->field[f];
+    const bool in_memory = c->set->memory[f] != NULL;
+    if (to->data == NULL) return; /* the plan does not read it */
+    const float *scales = field->scales != NULL ? gg_storage_data(field->scales) : NULL;
+    const gg_gather_args args = {
+        .dtype = field->dtype,
+        .rows = in_memory ? gg_storage_data(c->set->memory[f]) : c->read[f],
+        .values = gg_field_values(field),
+        .index = in_memory ? c->rows : NULL,
+        .n = c->n,
+        .scale = field->scale,
+        .shift = field->shift,
+        .channels = scales != NULL ? field->shape.size[0] : 0,
+        .scales = scales,
+        .wanted = to->format.dtype,
+        .layout = to->format.layout,
+        .out = to->data,
+    };
+    device->table->gather(device, &args);
+}
+
+static void read_target(const chosen *c, int f, void *to) {
+    const size_t bytes = gg_field_bytes(&c->set->field[f]);
+    if (c->set->memory[f] == NULL) {
+        memcpy(to, c->read[f], (size_t)c->n * bytes);
+        return;
+    }
+    const char *from = gg_storage_data(c->set->memory[f]);
+    for (int64_t i = 0; i < c->n; ++i) memcpy((char *)to + (size_t)i * bytes, from + c->numbers[i] * bytes, bytes);
+}
+
+bool gg_loader_ready(gg_loader *loader, int64_t step, double seconds) {
+    if (loader->prefetch == NULL || gg_loader_batch(loader, loader->options.rank, step) == 0) return true;
+    read_ahead(loader, step);
+    return gg_prefetch_ready(loader->prefetch, step, seconds);
+}
+
+gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, const gg_batch *batch) {
+    gg_status status = GG_OK;
+    const gg_shard_copy *copy = loader->options.copy;
+    chosen c = {.set = copy ? &copy->set : &loader->set, .n = gg_loader_batch(loader, loader->options.rank, step)};
+    if (copy != NULL && copy->in_flight)
+        GG_FAIL(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read", step);
+    if (c.n == 0) goto cleanup;
+    const int64_t begin = batch_begin(loader, loader->count, step);
+    c.numbers = loader->order + begin;
+    c.rows = loader->rows != NULL ? loader->rows + begin : c.numbers;
+    if (loader->prefetch != NULL) {
+        read_ahead(loader, step);
+        loader->expected = -1; /* after a failure it begins anew */
+        GG_TRY(gg_prefetch_get(loader->prefetch, step, &c.read));
+    }
+    for (int i = 0; i < c.set->inputs; ++i) read_input(device, &c, i, &batch->input[i]);
+    for (int i = 0; i < c.set->targets; ++i) read_target(&c, c.set->inputs + i, batch->target[i]);
+    if (c.set->sample_weights != NULL) {
+        const float *weight = gg_storage_data(c.set->sample_weights);
+        for (int64_t i = 0; i < c.n; ++i) batch->sample_weights[i] = weight[c.numbers[i]];
+    }
+    for (int64_t i = 0; batch->begins != NULL && i < c.n; ++i) batch->begins[i] = step == 0 || !c.set->streams;
+    if (loader->prefetch != NULL) {
+        gg_prefetch_done(loader->prefetch, step);
+        loader->expected = step + 1;
+    }
+cleanup:
+    return status;
+}
+
+gg_status gg_batch_alloc(const gg_dataset *set, int64_t n, gg_batch *out) {
+    gg_status status = GG_OK;
+    memset(out, 0, sizeof *out);
+    for (int i = 0; i < set->targets; ++i)
+        GG_TRY(gg_alloc((size_t)n * gg_field_bytes(gg_dataset_target(set, i)), "targets of a batch", &out->target[i]));
+    if (set->sample_weights != NULL)
+        GG_TRY(gg_alloc((size_t)n * sizeof(float), "weights of a batch", &out->sample_weights));
+    GG_TRY(gg_alloc((size_t)n * sizeof(bool), "beginnings of a batch", &out->begins));
+cleanup:
+    if (status != GG_OK) gg_batch_free(out);
+    return status;
+}
+
+void gg_batch_free(gg_batch *batch) {
+    for (int i = 0; i < GG_MAX_FIELDS; ++i) gg_free(batch->target[i]);
+    gg_free(batch->sample_weights);
+    gg_free(batch->begins);
+    memset(batch, 0, sizeof *batch);
 }

@@ -1,8 +1,9 @@
+#include "data/shard.h"
+
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/random.h"
-#include "data/data.h"
 
 void gg_shard(int64_t count, int rank, int size, int64_t *begin, int64_t *end) {
     /* The first count mod size ranks hold one sample more. No product of count and rank: it could overflow.
@@ -40,29 +41,32 @@ int64_t gg_sharding_id(const gg_sharding *sharding, int rank, int64_t slot) {
     }
 }
 
+int64_t gg_sharding_moved_id(const gg_sharding *sharding, int rank, int64_t slot, int64_t rows, int64_t exchanges) {
+    int64_t slots = sharding->count / sharding->size;
+    /* The slots sent so far are a run from slot 0 on, around the ring: how often it has passed this one. */
+    int64_t moves = slot < slots ? (exchanges * rows + slots - 1 - slot) / slots : 0;
+    return gg_sharding_id(sharding, (int)((rank + moves) % sharding->size), slot);
+}
+
 /* ---- a shard in memory of its own ---- */
-
-static size_t sample_bytes(const gg_dataset *set) {
-    return (size_t)gg_shape_count(&set->shape) * gg_dtype_size(set->dtype);
-}
-static size_t target_bytes(const gg_dataset *set) {
-    return (size_t)set->target_values * gg_dtype_size(set->target_dtype);
-}
-
-static size_t weight_bytes(const gg_dataset *set) { return set->sample_weights != NULL ? sizeof(float) : 0; }
 
 gg_status gg_shard_copy_create(const gg_dataset *source, const gg_sharding *sharding, int rank, gg_shard_copy **out) {
     gg_status status = GG_OK;
     gg_shard_copy *copy = NULL;
+    char name[GG_FIELD_TEXT];
     *out = NULL;
     GG_TRY(gg_dataset_check(source));
+    if (source->source != NULL) GG_FAIL(GG_ERROR_ARGUMENT, "a shard's samples: only of a set in memory");
     GG_TRY(gg_calloc(1, sizeof *copy, "a shard", &copy));
-    copy->set = *source;
-    copy->set.samples = copy->set.targets = copy->set.sample_weights = copy->set.rows = NULL;
+    copy->set = (gg_dataset){.inputs = source->inputs, .targets = source->targets, .streams = source->streams};
     copy->set.count = gg_sharding_slots(sharding, rank);
     size_t count = (size_t)copy->set.count;
-    GG_TRY(gg_storage_create(count * sample_bytes(source), "a shard's samples", &copy->set.samples));
-    GG_TRY(gg_storage_create(count * target_bytes(source), "a shard's targets", &copy->set.targets));
+    for (int f = 0; f < gg_dataset_fields(source); ++f) {
+        copy->set.field[f] = source->field[f];
+        if (source->field[f].scales != NULL) gg_storage_retain(source->field[f].scales);
+        GG_TRY(gg_storage_create(count * gg_field_bytes(&source->field[f]), gg_dataset_field_name(source, f, name),
+                                 &copy->set.memory[f]));
+    }
     if (source->sample_weights != NULL)
         GG_TRY(gg_storage_create(count * sizeof(float), "a shard's weights", &copy->set.sample_weights));
     GG_TRY(gg_alloc(count * sizeof *copy->id, "ids of a shard's samples", &copy->id));
@@ -82,14 +86,6 @@ void gg_shard_copy_destroy(gg_shard_copy *copy) {
     gg_free(copy);
 }
 
-static char *sample_of(const gg_dataset *set, int64_t i) {
-    return (char *)gg_storage_data(set->samples) + (size_t)gg_dataset_row(set, i) * sample_bytes(set);
-}
-
-static char *target_of(const gg_dataset *set, int64_t i) {
-    return (char *)gg_storage_data(set->targets) + (size_t)i * target_bytes(set);
-}
-
 /* Only where there are weights. */
 static char *shard_weight_of(const gg_dataset *set, int64_t i) {
     return (char *)gg_storage_data(set->sample_weights) + (size_t)i * sizeof(float);
@@ -97,16 +93,19 @@ static char *shard_weight_of(const gg_dataset *set, int64_t i) {
 
 void gg_shard_copy_fill(gg_shard_copy *copy, const gg_dataset *source) {
     for (int64_t slot = 0; slot < copy->set.count; ++slot) {
-        memcpy(sample_of(&copy->set, slot), sample_of(source, copy->id[slot]), sample_bytes(source));
-        memcpy(target_of(&copy->set, slot), target_of(source, copy->id[slot]), target_bytes(source));
+        for (int f = 0; f < gg_dataset_fields(source); ++f)
+            memcpy(gg_dataset_at(&copy->set, f, slot), gg_dataset_at(source, f, copy->id[slot]),
+                   gg_field_bytes(&source->field[f]));
         if (source->sample_weights != NULL)
             memcpy(shard_weight_of(&copy->set, slot), shard_weight_of(source, copy->id[slot]), sizeof(float));
     }
 }
 
 static bool is_same(const gg_dataset *a, int64_t i, const gg_dataset *b, int64_t j) {
-    return memcmp(sample_of(a, i), sample_of(b, j), sample_bytes(b)) == 0 &&
-           memcmp(target_of(a, i), target_of(b, j), target_bytes(b)) == 0 &&
+    bool same = true;
+    for (int f = 0; same && f < gg_dataset_fields(b); ++f)
+        same = memcmp(gg_dataset_at(a, f, i), gg_dataset_at(b, f, j), gg_field_bytes(&b->field[f])) == 0;
+    return same &&
            (b->sample_weights == NULL || memcmp(shard_weight_of(a, i), shard_weight_of(b, j), sizeof(float)) == 0);
 }
 
@@ -120,13 +119,33 @@ int64_t gg_shard_copy_altered(const gg_shard_copy *copy, const gg_dataset *sourc
     return altered;
 }
 
-size_t gg_shard_copy_slot_bytes(const gg_shard_copy *copy) {
-    return sample_bytes(&copy->set) + target_bytes(&copy->set) + weight_bytes(&copy->set) + sizeof *copy->id;
+/* A message is n samples of each field, n ids, and n weights where there are any; each column is two runs where the
+ * slots wrap around. */
+enum { MOST_COLUMNS = GG_SET_FIELDS + 2, RUNS = 2 };
+
+typedef struct column {
+    char *slots;
+    size_t bytes; /* of a slot */
+} column;
+
+/* Returns how many columns there are. */
+static int find_columns(const gg_shard_copy *copy, column out[MOST_COLUMNS]) {
+    const gg_dataset *set = &copy->set;
+    int n = 0;
+    for (int f = 0; f < gg_dataset_fields(set); ++f)
+        out[n++] = (column){gg_storage_data(set->memory[f]), gg_field_bytes(&set->field[f])};
+    out[n++] = (column){(char *)copy->id, sizeof *copy->id};
+    if (set->sample_weights != NULL) out[n++] = (column){shard_weight_of(set, 0), sizeof(float)};
+    return n;
 }
 
-/* A message is n samples, n targets, n ids, and n weights where there are any; each column is two runs where the slots
- * wrap around. */
-enum { MOST_COLUMNS = 4, RUNS = 2 };
+size_t gg_shard_copy_slot_bytes(const gg_shard_copy *copy) {
+    column columns[MOST_COLUMNS];
+    size_t bytes = 0;
+    const int count = find_columns(copy, columns);
+    for (int i = 0; i < count; ++i) bytes += columns[i].bytes;
+    return bytes;
+}
 
 typedef struct run {
     char *slots;
@@ -135,18 +154,15 @@ typedef struct run {
 
 /* Returns how many runs there are. */
 static int find_runs(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, run out[MOST_COLUMNS * RUNS]) {
-    const gg_dataset *set = &copy->set;
-    const bool weighted = set->sample_weights != NULL;
-    char *const column[MOST_COLUMNS] = {sample_of(set, 0), target_of(set, 0), (char *)copy->id,
-                                        weighted ? shard_weight_of(set, 0) : NULL};
-    const size_t bytes[MOST_COLUMNS] = {sample_bytes(set), target_bytes(set), sizeof *copy->id, weight_bytes(set)};
-    const int columns = weighted ? MOST_COLUMNS : MOST_COLUMNS - 1;
+    column columns[MOST_COLUMNS];
+    const int count = find_columns(copy, columns);
     size_t head = (size_t)(n < ring - first ? n : ring - first);
-    for (int i = 0; i < columns; ++i) {
-        out[RUNS * i] = (run){column[i] + (size_t)first * bytes[i], head * bytes[i]};
-        out[RUNS * i + 1] = (run){column[i], ((size_t)n - head) * bytes[i]};
+    for (int i = 0; i < count; ++i) {
+        const size_t bytes = columns[i].bytes;
+        out[RUNS * i] = (run){columns[i].slots + (size_t)first * bytes, head * bytes};
+        out[RUNS * i + 1] = (run){columns[i].slots, ((size_t)n - head) * bytes};
     }
-    return columns * RUNS;
+    return count * RUNS;
 }
 
 void gg_shard_copy_pack(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, void *message) {

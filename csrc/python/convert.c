@@ -15,6 +15,7 @@ PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec) {
 
 PyObject *gg_py_raise(gg_status status) {
     PyObject *type = PyExc_RuntimeError;
+    if (status == GG_ERROR_SOURCE && gg_py_raise_stored(gg_error_message())) return NULL;
     switch (status) {
     case GG_ERROR_ARGUMENT:
     case GG_ERROR_SHAPE: type = PyExc_ValueError; break;

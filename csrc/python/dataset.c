@@ -1,4 +1,6 @@
-/* _core.Dataset: NumPy arrays as a data set, without a copy. */
+/* _core.Dataset: NumPy arrays, without a copy, and what a source reads, as a data set. */
+#include <string.h>
+
 #include "python/python.h"
 
 PyTypeObject *gg_py_dataset_type;
@@ -21,54 +23,210 @@ static int py_dataset_wrap(PyArrayObject *array, gg_storage **out) {
     return 0;
 }
 
-static int py_dataset_fill(gg_dataset *set, PyArrayObject *samples, PyArrayObject *targets, PyArrayObject *weights,
-                           PyArrayObject *rows) {
-    int dims = PyArray_NDIM(samples);
-    if (dims < 2 || dims - 1 > GG_MAX_DIMS) {
-        PyErr_Format(PyExc_ValueError, "samples: has %d axes; the first counts samples, and 1 to %d more are allowed",
-                     dims, GG_MAX_DIMS);
+/* ---- fields ---- */
+
+/* A number of samples that all fields, weights and rows must have; -1: not known yet. */
+static int same_count(int64_t *known, Py_ssize_t found, const char *argument) {
+    if (*known < 0) *known = found;
+    if (*known == found) return 0;
+    PyErr_Format(PyExc_ValueError, "%s: %zd entries for %lld samples", argument, found, (long long)*known);
+    return -1;
+}
+
+/* An array of one of the element types that a field may have, C-contiguous: the types of `allowed`, ended by -1. */
+static PyArrayObject *field_array(PyObject *object, const int *allowed, const char *argument) {
+    int type = allowed[0];
+    for (int i = 0; allowed[i] >= 0; ++i) {
+        if (!PyArray_Check(object) || PyArray_TYPE((PyArrayObject *)object) != allowed[i]) type = allowed[i];
+        else return gg_py_array(object, allowed[i], argument);
+    }
+    return gg_py_array(object, type, argument); /* which says what is wrong */
+}
+
+static gg_dtype dtype_of(int type) { return type == NPY_UINT8 ? GG_UINT8 : type == NPY_INT32 ? GG_INT32 : GG_FLOAT32; }
+
+/* One float32 number, or one a channel. */
+static int channel_numbers(PyObject *object, int64_t channels, const char *argument, float *out, bool *several) {
+    if (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 1) {
+        PyArrayObject *array = gg_py_array(object, NPY_FLOAT32, argument);
+        if (array == NULL) return -1;
+        const bool fits = PyArray_SIZE(array) == channels;
+        if (fits) memcpy(out, PyArray_DATA(array), (size_t)channels * sizeof *out);
+        else
+            PyErr_Format(PyExc_ValueError, "%s: %zd numbers; allowed: one, or one a channel, %lld of them", argument,
+                         PyArray_SIZE(array), (long long)channels);
+        Py_DECREF(array);
+        *several = true;
+        return fits ? 0 : -1;
+    }
+    const double one = PyFloat_AsDouble(object);
+    if (one == -1.0 && PyErr_Occurred()) return -1;
+    for (int64_t c = 0; c < channels; ++c) out[c] = (float)one;
+    return 0;
+}
+
+static int field_scales(gg_field *field, PyObject *scale, PyObject *shift) {
+    bool several = false;
+    gg_storage *scales = NULL;
+    const int64_t channels = field->shape.size[0];
+    field->scale = 1.0f;
+    if (scale == NULL && shift == NULL) return 0;
+    gg_status status = gg_storage_create(2 * (size_t)channels * sizeof(float), "scales of channels", &scales);
+    if (status != GG_OK) {
+        gg_py_raise(status);
         return -1;
     }
-    set->stored = PyArray_DIM(samples, 0);
-    set->count = rows != NULL ? PyArray_SIZE(rows) : set->stored;
-    set->shape.dims = dims - 1;
-    for (int i = 1; i < dims; ++i) set->shape.size[i - 1] = PyArray_DIM(samples, i);
-    set->dtype = PyArray_TYPE(samples) == NPY_UINT8 ? GG_UINT8 : GG_FLOAT32;
-    if (PyArray_NDIM(targets) < 1 || PyArray_DIM(targets, 0) != set->count) {
-        PyErr_Format(PyExc_ValueError, "targets: %zd entries for %lld samples",
-                     PyArray_NDIM(targets) ? PyArray_DIM(targets, 0) : 0, (long long)set->count);
+    float *numbers = gg_storage_data(scales);
+    for (int64_t c = 0; c < channels; ++c) numbers[c] = 1.0f;
+    int result = scale != NULL ? channel_numbers(scale, channels, "scale", numbers, &several) : 0;
+    if (result == 0 && shift != NULL) result = channel_numbers(shift, channels, "shift", numbers + channels, &several);
+    field->scale = numbers[0];
+    field->shift = numbers[channels];
+    if (result == 0 && several) field->scales = scales;
+    else gg_storage_release(scales);
+    return result;
+}
+
+/* The item of a dict, borrowed; NULL without an exception where there is none, or None. */
+static PyObject *item(PyObject *dict, const char *key) {
+    PyObject *found = PyDict_GetItemString(dict, key);
+    return found == Py_None ? NULL : found;
+}
+
+static int field_number(PyObject *dict, const char *key, int64_t *out) {
+    PyObject *found = item(dict, key);
+    if (found == NULL) return 0;
+    *out = PyLong_AsLongLong(found);
+    return *out == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static const int input_types[] = {NPY_UINT8, NPY_INT32, NPY_FLOAT32, -1}, target_types[] = {NPY_INT32, NPY_FLOAT32, -1};
+
+/* The field's array, whose first axis counts samples. */
+static int field_from_array(gg_dataset *set, int f, PyObject *object, bool input, int64_t *count) {
+    gg_field *field = &set->field[f];
+    const char *argument = input ? "samples" : "targets";
+    PyArrayObject *array = field_array(object, input ? input_types : target_types, argument);
+    if (array == NULL) return -1;
+    const int dims = PyArray_NDIM(array);
+    int result = -1;
+    if (dims < (input ? 2 : 1) || dims - 1 > GG_MAX_DIMS) {
+        PyErr_Format(PyExc_ValueError, "%s: has %d axes; the first counts samples, and %d to %d more are allowed",
+                     argument, dims, input ? 1 : 0, GG_MAX_DIMS);
+        goto cleanup;
+    }
+    field->dtype = dtype_of(PyArray_TYPE(array));
+    field->shape.dims = dims - 1;
+    for (int i = 1; i < dims; ++i) field->shape.size[i - 1] = PyArray_DIM(array, i);
+    if (same_count(count, PyArray_DIM(array, 0), argument) < 0) goto cleanup;
+    result = py_dataset_wrap(array, &set->memory[f]);
+cleanup:
+    Py_DECREF(array);
+    return result;
+}
+
+/* The type and the shape of a field that the source reads. */
+static int field_from_description(gg_field *field, PyObject *dict, bool input) {
+    PyObject *shape = item(dict, "shape"), *dtype = item(dict, "dtype");
+    PyArray_Descr *descr = NULL;
+    const int *allowed = input ? input_types : target_types;
+    if (shape == NULL || dtype == NULL) {
+        PyErr_SetString(PyExc_TypeError, "a field wants 'array', or 'shape' and 'dtype' where a source reads it");
         return -1;
     }
-    set->target_dtype = PyArray_TYPE(targets) == NPY_INT32 ? GG_INT32 : GG_FLOAT32;
-    set->target_values = 1;
-    for (int i = 1; i < PyArray_NDIM(targets); ++i) set->target_values *= PyArray_DIM(targets, i);
+    if (PySequence_Check(shape) && PySequence_Size(shape) == 0) field->shape.dims = 0;
+    else if (gg_py_shape(shape, "shape", &field->shape) < 0) return -1;
+    if (!PyArray_DescrConverter(dtype, &descr)) return -1;
+    while (*allowed >= 0 && *allowed != descr->type_num) ++allowed;
+    if (*allowed < 0)
+        PyErr_Format(PyExc_TypeError, "a field's dtype is %S; allowed are uint8 (inputs), int32, float32", descr);
+    field->dtype = dtype_of(descr->type_num);
+    Py_DECREF(descr);
+    return *allowed < 0 ? -1 : 0;
+}
+
+/* A field from an array, or from a dict with array, or shape and dtype, and scale, shift, tokens, classes, ignored. */
+static int field_make(gg_dataset *set, int f, PyObject *object, bool input, int64_t *count) {
+    gg_field *field = &set->field[f];
+    PyObject *array = PyDict_Check(object) ? item(object, "array") : object;
+    int64_t ignored = INT64_MIN;
+    *field = (gg_field){.scale = 1.0f};
+    if ((array != NULL ? field_from_array(set, f, array, input, count) : field_from_description(field, object, input)) <
+        0)
+        return -1;
+    if (!PyDict_Check(object)) return 0;
+    if (field_number(object, "classes", &field->classes) < 0 || field_number(object, "ignored", &ignored) < 0)
+        return -1;
+    field->ignores = ignored != INT64_MIN;
+    if (field->ignores) field->ignored = (int32_t)ignored;
+    if (!input) return 0;
+    PyObject *tokens = item(object, "tokens");
+    if (tokens != NULL) field->tokens = PyObject_IsTrue(tokens) == 1;
+    return field_scales(field, item(object, "scale"), item(object, "shift"));
+}
+
+/* Fields from one of them, or from a list of them; returns how many there are. */
+static int fields_make(gg_dataset *set, int first, PyObject *object, bool input, int64_t *count) {
+    if (object == Py_None) return 0;
+    if (!PyList_Check(object)) return field_make(set, first, object, input, count) < 0 ? -1 : 1;
+    const Py_ssize_t n = PyList_GET_SIZE(object);
+    if (n > GG_MAX_FIELDS) {
+        PyErr_Format(PyExc_ValueError, "%s: %zd of them; at most %d are allowed", input ? "samples" : "targets", n,
+                     GG_MAX_FIELDS);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; ++i)
+        if (field_make(set, first + (int)i, PyList_GET_ITEM(object, i), input, count) < 0) return -1;
+    return (int)n;
+}
+
+/* ---- the set ---- */
+
+/* How many samples there are, where a source has them. */
+static int count_source(gg_dataset *set, PyObject *object) {
+    const Py_ssize_t stored = PyObject_Size(object);
+    if (stored < 0) return -1;
+    if (set->stored >= 0 && set->stored != stored) {
+        PyErr_Format(PyExc_ValueError, "source: reads %zd samples, the arrays hold %lld", stored,
+                     (long long)set->stored);
+        return -1;
+    }
+    set->stored = stored;
+    return 0;
+}
+
+static int py_dataset_fill(gg_dataset *set, PyObject *samples, PyObject *targets, PyObject *source,
+                           PyArrayObject *weights, PyArrayObject *rows) {
+    int64_t answers = rows != NULL ? PyArray_SIZE(rows) : -1;
+    set->stored = -1;
+    set->inputs = fields_make(set, 0, samples, true, &set->stored);
+    if (set->inputs < 0) return -1;
+    if (source != NULL && count_source(set, source) < 0) return -1;
+    if (rows == NULL) answers = set->stored;
+    const int made = fields_make(set, set->inputs, targets, false, &answers);
+    if (made < 0) return -1;
+    set->targets = made;
+    if (source != NULL && gg_py_source(source, set, &set->source) < 0) return -1;
+    set->count = answers;
     if (weights != NULL && (PyArray_NDIM(weights) != 1 || PyArray_DIM(weights, 0) != set->count)) {
         PyErr_Format(PyExc_ValueError, "sample_weights: must be of shape (%lld,), one a sample", (long long)set->count);
         return -1;
     }
-    if (py_dataset_wrap(samples, &set->samples) < 0 || py_dataset_wrap(targets, &set->targets) < 0) return -1;
     if (rows != NULL && py_dataset_wrap(rows, &set->rows) < 0) return -1;
     return weights != NULL ? py_dataset_wrap(weights, &set->sample_weights) : 0;
 }
 
-/* The array with one of two element types, C-contiguous. */
-static PyArrayObject *py_dataset_either(PyObject *object, int first, int second, const char *argument) {
-    bool is_first = PyArray_Check(object) && PyArray_TYPE((PyArrayObject *)object) == first;
-    return gg_py_array(object, is_first ? first : second, argument);
-}
-
 static int py_dataset_init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"samples", "targets", "scale", "shift", "sample_weights", "rows", NULL};
-    PyObject *samples_object, *targets_object, *weights_object = Py_None, *rows_object = Py_None;
+    static char *names[] = {"samples", "targets", "scale",   "shift", "sample_weights",
+                            "rows",    "source",  "streams", NULL};
+    PyObject *samples, *targets = Py_None, *scale = NULL, *shift = NULL, *weights_object = Py_None,
+                       *rows_object = Py_None, *source = Py_None;
     PyArrayObject *weights = NULL, *rows = NULL;
-    gg_dataset made = {.scale = 1.0f};
-    int result = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ffOO:Dataset", names, &samples_object, &targets_object,
-                                     &made.scale, &made.shift, &weights_object, &rows_object))
+    gg_dataset made = {0};
+    int result = -1, streams = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOOOOOp:Dataset", names, &samples, &targets, &scale, &shift,
+                                     &weights_object, &rows_object, &source, &streams))
         return -1;
-    PyArrayObject *samples = py_dataset_either(samples_object, NPY_UINT8, NPY_FLOAT32, "samples");
-    PyArrayObject *targets = samples ? py_dataset_either(targets_object, NPY_INT32, NPY_FLOAT32, "targets") : NULL;
-    if (targets == NULL) goto cleanup;
     if (weights_object != Py_None) {
         weights = gg_py_array(weights_object, NPY_FLOAT32, "sample_weights");
         if (weights == NULL) goto cleanup;
@@ -77,7 +235,11 @@ static int py_dataset_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         rows = gg_py_array(rows_object, NPY_UINT32, "rows");
         if (rows == NULL) goto cleanup;
     }
-    if (py_dataset_fill(&made, samples, targets, weights, rows) < 0) goto cleanup;
+    made.streams = streams != 0;
+    if (py_dataset_fill(&made, samples, targets, source == Py_None ? NULL : source, weights, rows) < 0) goto cleanup;
+    if (scale == Py_None) scale = NULL;
+    if (shift == Py_None) shift = NULL;
+    if ((scale != NULL || shift != NULL) && field_scales(&made.field[0], scale, shift) < 0) goto cleanup;
     gg_status status = gg_dataset_check(&made);
     if (status != GG_OK) {
         gg_py_raise(status);
@@ -88,8 +250,6 @@ static int py_dataset_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     result = 0;
 cleanup:
     if (result < 0) gg_dataset_release(&made);
-    Py_XDECREF(samples);
-    Py_XDECREF(targets);
     Py_XDECREF(weights);
     Py_XDECREF(rows);
     return result;
@@ -106,14 +266,14 @@ static Py_ssize_t py_dataset_length(PyObject *self) { return (Py_ssize_t)((gg_py
 
 static PyObject *get_shape(PyObject *self, void *unused) {
     (void)unused;
-    return gg_py_shape_tuple(&((gg_py_dataset *)self)->set.shape);
+    return gg_py_shape_tuple(&((gg_py_dataset *)self)->set.field[0].shape);
 }
 
-static PyGetSetDef properties[] = {{"shape", get_shape, NULL, "The shape of one sample.", NULL},
+static PyGetSetDef properties[] = {{"shape", get_shape, NULL, "The shape of a sample's first input.", NULL},
                                    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "A set in memory: samples uint8 or float32, targets int32 classes or float32 values, weights float32."},
+    {Py_tp_doc, "A set: inputs uint8, float32 or int32 tokens, targets int32 classes or float32, weights float32."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, py_dataset_init},
     {Py_tp_dealloc, py_dataset_dealloc},

@@ -60,6 +60,15 @@ PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec);
 /* Sets the exception that belongs to a status, with this thread's message; returns NULL. */
 PyObject *gg_py_raise(gg_status status);
 
+/* A source of a Python object with read(rows, epoch, samples, targets), for the fields of a set that are not in memory;
+ * one reference. Its attributes ordered, readers and ahead are those of gg_source. -1 with an exception. */
+int gg_py_source(PyObject *object, const gg_dataset *set, gg_source **out);
+/* Stores the exception that is set and clears it; returns GG_ERROR_SOURCE with its text. */
+gg_status gg_py_store_exception(void);
+/* Sets the exception of a source that failed with a message like this one, and forgets those of other failures; false:
+ * there is none. */
+bool gg_py_raise_stored(const char *message);
+
 /* The place of `value` among n names; else ValueError naming the argument, the value and what is allowed, and -1. */
 int gg_py_choice(const char *argument, const char *value, const char *const *names, int n);
 

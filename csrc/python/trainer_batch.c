@@ -296,21 +296,20 @@ cleanup:
 }
 
 static PyObject *py_trainer_predict(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"samples", "batch", NULL};
+    static char *names[] = {"dataset", "batch", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     const gg_graph *graph = t->graph->graph;
     PyObject *object, *result = NULL;
     long long batch;
     gg_status status = GG_OK;
-    batch_arrays held = {{NULL}, {NULL}};
-    gg_given given = {0};
     float *output[GG_MAX_FIELDS] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL:predict", names, &object, &batch)) return NULL;
-    if (read_inputs(t, object, &held, &given) < 0) goto cleanup;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L:predict", names, gg_py_dataset_type, &object, &batch))
+        return NULL;
+    const gg_dataset *set = &((gg_py_dataset *)object)->set;
     result = PyList_New(0);
     for (int h = 0; result != NULL && h < gg_graph_heads(graph); ++h) {
         const gg_shape *shape = &gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape;
-        npy_intp sizes[GG_MAX_DIMS + 1] = {(npy_intp)given.n};
+        npy_intp sizes[GG_MAX_DIMS + 1] = {(npy_intp)set->count};
         if (gg_graph_head(graph, h)->training_only) continue;
         for (int i = 0; i < shape->dims; ++i) sizes[i + 1] = (npy_intp)shape->size[i];
         PyArrayObject *array = gg_py_new_array(shape->dims + 1, sizes, NPY_FLOAT32);
@@ -324,7 +323,7 @@ static PyObject *py_trainer_predict(PyObject *self, PyObject *args, PyObject *kw
         goto cleanup;
     }
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_predict(t->trainer, &given, batch, output);
+    status = gg_trainer_predict(t->trainer, set, batch, output);
     Py_END_ALLOW_THREADS;
     t->busy = false;
     if (status != GG_OK) {
@@ -332,7 +331,6 @@ static PyObject *py_trainer_predict(PyObject *self, PyObject *args, PyObject *kw
         Py_CLEAR(result);
     }
 cleanup:
-    batch_arrays_release(&held);
     return result;
 }
 

@@ -9,25 +9,33 @@ static gg_status batches_at(const gg_batches *b, const char *what, gg_status sta
     return gg_error_prefix(status, "step %lld, %s: ", (long long)*b->step, what);
 }
 
-void gg_batches_read_rows(gg_device *device, gg_plan *plan, gg_dtype dtype, const void *rows, int64_t values,
-                          const uint32_t *index, int64_t n, float scale, float shift) {
-    device->table->gather(device, &(gg_gather_args){.dtype = dtype,
-                                                    .rows = rows,
-                                                    .values = values,
-                                                    .index = index,
-                                                    .n = n,
-                                                    .scale = scale,
-                                                    .shift = shift,
-                                                    .layout = gg_plan_input_format(plan, 0).layout,
-                                                    .out = gg_plan_input(plan, 0)});
+void gg_batches_into(gg_plan *plan, gg_batch *batch) {
+    for (int i = 0; i < gg_plan_inputs(plan); ++i)
+        batch->input[i] = (gg_batch_input){.format = gg_plan_input_format(plan, i), .data = gg_plan_input(plan, i)};
+}
+
+typedef struct wanted_step {
+    gg_loader *loader;
+    int64_t step;
+} wanted_step;
+
+static bool step_is_read(void *context, double seconds) {
+    const wanted_step *wanted = context;
+    return gg_loader_ready(wanted->loader, wanted->step, seconds);
+}
+
+gg_status gg_batches_wait(gg_transport *transport, gg_loader *loader, int64_t step) {
+    return gg_transport_attend(transport, step_is_read, &(wanted_step){.loader = loader, .step = step});
 }
 
 gg_status gg_batches_read(gg_batches *b, gg_plan *plan, int64_t t) {
     gg_status status = GG_OK;
     if (b->ring != NULL) GG_TRY(batches_at(b, "shuffle", gg_sample_ring_finish(b->ring)));
-    GG_TRY(gg_loader_read(b->loader, b->device, t, gg_plan_input_format(plan, 0).layout, gg_plan_input(plan, 0),
-                          b->targets, b->sample_weights));
+    gg_batches_into(plan, &b->batch);
+    GG_TRY(gg_batches_wait(b->transport, b->loader, t));
+    GG_TRY(batches_at(b, "samples", gg_loader_read(b->loader, b->device, t, &b->batch)));
     if (b->ring != NULL) GG_TRY(batches_at(b, "shuffle", gg_sample_ring_begin(b->ring)));
+    ++b->exchanges;
 cleanup:
     return status;
 }
@@ -37,14 +45,11 @@ void gg_batches_clear(gg_batches *b) {
     gg_sample_ring_destroy(b->ring);
     gg_shard_copy_destroy(b->shard);
     gg_dataset_release(&b->set);
-    gg_free(b->targets);
-    gg_free(b->sample_weights);
+    gg_batch_free(&b->batch);
     gg_free(b->shard_counts);
     b->loader = NULL;
     b->ring = NULL;
     b->shard = NULL;
-    b->targets = NULL;
-    b->sample_weights = NULL;
     b->shard_counts = NULL;
 }
 
@@ -75,14 +80,18 @@ gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_o
                                  .batch = data->batch,
                                  .shuffle = data->shuffle,
                                  .seed = b->seed};
-    bool ring = b->shuffle_samples && transport->size > 1;
+    /* Where the samples are not in memory they are read where the exchange would have brought them. */
+    bool moving = b->shuffle_samples && transport->size > 1, ring = moving && set->source == NULL;
 
     gg_batches_clear(b);
-    b->sharding = (gg_sharding){.kind = data->shard, .size = b->workers, .seed = b->seed, .count = set->count};
+    /* Pieces of sequences that go on in each other lie in one shard. */
+    const gg_shard_kind kind = set->streams && data->shard == GG_SHARD_INTERLEAVED ? GG_SHARD_CONTIGUOUS : data->shard;
+    b->sharding = (gg_sharding){.kind = kind, .size = b->workers, .seed = b->seed, .count = set->count};
     if (data->shard == GG_SHARD_OWN) GG_TRY(share_counts(b, set->count));
     options.sharding = b->sharding;
     if (ring) GG_TRY(gg_shard_copy_create(set, &b->sharding, options.rank, &b->shard));
     options.copy = b->shard;
+    options.moving = moving && !ring;
     GG_TRY(gg_loader_create(set, &options, &b->loader));
     if (ring) {
         GG_TRY(gg_sample_ring_create(transport, b->shard, &b->sharding, data->batch, &b->ring));
@@ -90,11 +99,9 @@ gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_o
     }
     gg_dataset_retain(set);
     b->set = *set;
+    b->most = data->batch;
     /* The loader has checked that the batch is no larger than a shard. */
-    const size_t target_bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
-    GG_TRY(gg_alloc((size_t)data->batch * target_bytes, "targets of a batch", &b->targets));
-    if (set->sample_weights != NULL)
-        GG_TRY(gg_alloc((size_t)data->batch * sizeof(float), "weights of a batch", &b->sample_weights));
+    GG_TRY(gg_batch_alloc(set, data->batch, &b->batch));
 cleanup:
     if (status != GG_OK) { /* no rank trains with incomplete data; collective resources are freed with the other ones */
         gg_loader_destroy(b->loader);
@@ -106,7 +113,8 @@ cleanup:
 gg_status gg_batches_epoch(gg_batches *b, int64_t epoch) {
     gg_status status = GG_OK;
     gg_loader_epoch(b->loader, epoch);
-    if (b->ring != NULL) GG_TRY(gg_sample_ring_seek(b->ring, &b->set, epoch * gg_loader_steps(b->loader)));
+    b->exchanges = epoch * gg_loader_steps(b->loader);
+    if (b->ring != NULL) GG_TRY(gg_sample_ring_seek(b->ring, &b->set, b->exchanges));
 cleanup:
     return status;
 }
@@ -120,3 +128,26 @@ gg_status gg_batches_settle(gg_batches *b) {
 }
 
 bool gg_batches_is_idle(const gg_batches *b) { return b->ring == NULL || gg_sample_ring_is_idle(b->ring); }
+
+/* Whether samples move without messages: all ranks can read all of them. */
+static bool batches_move(const gg_batches *b) {
+    return b->shuffle_samples && b->ring == NULL && b->transport->size > 1;
+}
+
+int64_t gg_batches_sample_id(const gg_batches *b, int64_t slot) {
+    if (b->shard != NULL) return b->shard->id[slot];
+    if (batches_move(b)) return gg_sharding_moved_id(&b->sharding, b->transport->rank, slot, b->most, b->exchanges);
+    return gg_sharding_id(&b->sharding, b->transport->rank, slot);
+}
+
+gg_status gg_batches_audit(gg_batches *b, gg_sample_audit *out) {
+    gg_status status = GG_OK;
+    const int64_t slots = batches_trains(b) ? gg_sharding_slots(&b->sharding, b->transport->rank) : 0;
+    int32_t *ids = NULL;
+    GG_TRY(gg_alloc((size_t)slots * sizeof *ids, "ids of samples", &ids));
+    for (int64_t slot = 0; slot < slots; ++slot) ids[slot] = (int32_t)gg_batches_sample_id(b, slot);
+    GG_TRY(gg_sample_audit_run(b->transport, &b->sharding, ids, b->shard, &b->set, out));
+cleanup:
+    gg_free(ids);
+    return status;
+}

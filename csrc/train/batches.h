@@ -7,7 +7,7 @@
 
 #include "base/trace.h"
 #include "comm/sample_ring.h"
-#include "data/data.h"
+#include "data/loader.h"
 #include "nn/plan.h"
 
 /* Zero-initialised: there is no data. */
@@ -27,8 +27,9 @@ typedef struct gg_batches {
     int64_t *shard_counts; /* of the sharding, if each rank has a set of its own */
     gg_shard_copy *shard;  /* used with the ring, if samples are shuffled among several ranks */
     gg_sample_ring *ring;
-    void *targets;         /* of one batch */
-    float *sample_weights; /* of one batch; NULL: the set has none */
+    int64_t most;      /* samples of a batch */
+    int64_t exchanges; /* of samples that move, begun until now */
+    gg_batch batch;    /* the one under way: targets, weights and beginnings; NULL where the set has none */
 } gg_batches;
 
 /* Replaces the data. Retains the set. On a failure there is none. Collective. */
@@ -37,15 +38,21 @@ void gg_batches_clear(gg_batches *batches); /* collective; cancels what is in fl
 /* Orders the samples for an epoch. Those that move among the ranks are brought to where they are when it begins.
  * Collective. */
 gg_status gg_batches_epoch(gg_batches *batches, int64_t epoch);
-/* Puts batch t of the epoch into the plan's input, targets and weights into their memory here, and starts the exchange
- * of samples that runs during the step. */
+/* Puts batch t of the epoch into the plan's inputs and into `batch`, and starts what happens to samples under the step.
+ */
 gg_status gg_batches_read(gg_batches *batches, gg_plan *plan, int64_t t);
 gg_status gg_batches_poll(gg_batches *batches);   /* lets samples move */
 gg_status gg_batches_settle(gg_batches *batches); /* completes the exchange of samples; collective */
 bool gg_batches_is_idle(const gg_batches *batches);
 
-/* Puts n rows of `values` elements into a plan's input; index NULL: consecutive ones. */
-void gg_batches_read_rows(gg_device *device, gg_plan *plan, gg_dtype dtype, const void *rows, int64_t values,
-                          const uint32_t *index, int64_t n, float scale, float shift);
+/* The number of the sample in a slot of this rank's shard, as the samples are now. */
+int64_t gg_batches_sample_id(const gg_batches *batches, int64_t slot);
+/* Counts the samples of all ranks. Settled. Collective. */
+gg_status gg_batches_audit(gg_batches *batches, gg_sample_audit *out);
+
+/* The batch's inputs are to be written where this plan reads them. */
+void gg_batches_into(gg_plan *plan, gg_batch *batch);
+/* Waits until the loader can read the step without waiting; messages move meanwhile. */
+gg_status gg_batches_wait(gg_transport *transport, gg_loader *loader, int64_t step);
 
 #endif

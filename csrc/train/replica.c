@@ -9,6 +9,7 @@
 #include "comm/collective.h"
 #include "cpu/cpu_backend.h"
 #include "train/batches.h"
+#include "train/limits.h"
 #include "train/plans.h"
 
 /* The rate at which the virtual clock charges arithmetic by default: that of a modest core. */
@@ -310,6 +311,13 @@ cleanup:
     return status;
 }
 
+/* What goes with a batch, for the plan. */
+static gg_plan_batch plan_batch_of(const gg_batch *batch) {
+    gg_plan_batch made = {.sample_weights = batch->sample_weights, .begins = batch->begins};
+    for (int i = 0; i < GG_MAX_FIELDS; ++i) made.target[i] = batch->target[i];
+    return made;
+}
+
 gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     gg_status status = GG_OK;
     int64_t total = gg_replica_epoch_steps(r);
@@ -324,7 +332,7 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
             GG_TRY(training_plan(r, n, &plan));
             GG_TRY(read_batch(r, plan, t));
         }
-        gg_plan_batch batch = {.target = {r->data.targets}, .sample_weights = r->data.sample_weights};
+        gg_plan_batch batch = plan_batch_of(&r->data.batch);
         GG_TRY(step_on(r, plan, n, &batch, sums));
         r->counts.steps++;
         r->counts.samples += n;
@@ -363,7 +371,8 @@ gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_o
     gg_status status = GG_OK;
     gg_plan *plan = NULL;
     if (!r->failed) GG_TRY(gg_batches_settle(&r->data));
-    GG_TRY(gg_batches_begin(&r->data, set, data));
+    const gg_dataset limited = gg_limited_set(r->options.graph, r->options.head, set);
+    GG_TRY(gg_batches_begin(&r->data, &limited, data));
     for (int64_t t = 0; replica_trains(r) && t < gg_loader_steps(r->data.loader); ++t)
         GG_TRY(training_plan(r, gg_loader_batch(r->data.loader, r->options.transport->rank, t), &plan));
 cleanup:
@@ -453,7 +462,7 @@ gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
     if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
     GG_TRY(gg_replica_settle(r));
-    GG_TRY(gg_sample_audit_run(r->options.transport, &r->data.sharding, r->data.shard, &r->data.set, out));
+    GG_TRY(gg_batches_audit(&r->data, out));
 cleanup:
     return status;
 }
@@ -463,10 +472,7 @@ int64_t gg_replica_slots(const gg_replica *r) {
     return replica_trains(r) ? gg_sharding_slots(&r->data.sharding, r->options.transport->rank) : 0;
 }
 
-int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) {
-    if (r->data.shard != NULL) return r->data.shard->id[slot];
-    return gg_sharding_id(&r->data.sharding, r->options.transport->rank, slot);
-}
+int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) { return gg_batches_sample_id(&r->data, slot); }
 
 bool gg_replica_failed(const gg_replica *r) { return r->failed; }
 
@@ -546,52 +552,95 @@ cleanup:
     return status;
 }
 
-gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_dataset *set, int64_t begin, int64_t end,
-                              int64_t batch, gg_evaluation *out) {
+/* Batches of a range of a set that is not trained on, what reads them, and the state that goes on through them. */
+typedef struct range {
+    gg_loader *loader;
+    gg_batch batch;
+    char *carried; /* as in gg_plan_batch; NULL: none */
+    int64_t rows;
+} range;
+
+static gg_status range_open(const gg_replica *r, const gg_dataset *set, bool targets, int64_t begin, int64_t end,
+                            int64_t batch, range *out) {
     gg_status status = GG_OK;
-    int64_t values = gg_shape_count(&set->shape);
-    size_t row_bytes = (size_t)values * gg_dtype_size(set->dtype);
-    size_t target_bytes = (size_t)set->target_values * gg_dtype_size(set->target_dtype);
-    memset(out, 0, sizeof *out);
-    if (batch > end - begin) batch = end - begin; /* with a larger one, i + batch might overflow */
-    for (int64_t i = begin; i < end; i += batch) {
-        int64_t n = end - i < batch ? end - i : batch;
-        gg_loss_sums sums[GG_MAX_FIELDS];
-        gg_plan *plan = NULL;
-        GG_TRY(gg_plans_get(&r->plans, n, false, &plan));
-        const char *rows = gg_storage_data(set->samples);
-        const uint32_t *index = set->rows != NULL ? gg_storage_data(set->rows) : NULL;
-        gg_batches_read_rows(r->device, plan, set->dtype, index ? rows : rows + (size_t)i * row_bytes, values,
-                             index ? index + i : NULL, n, set->scale, set->shift);
-        const char *targets = (const char *)gg_storage_data(set->targets) + (size_t)i * target_bytes;
-        const float *each = set->sample_weights != NULL ? gg_storage_data(set->sample_weights) : NULL;
-        const gg_plan_batch own = {.target = {targets}, .sample_weights = each != NULL ? each + i : NULL};
-        GG_TRY(gg_plan_evaluate(plan, weights, &own, sums));
-        for (int h = 0; h < gg_graph_heads(r->options.graph); ++h) gg_loss_sums_add(&out->head[h], &sums[h]);
-        out->samples += n;
-    }
+    const gg_dataset limited = gg_limited_set(r->options.graph, targets ? r->options.head : NULL, set);
+    GG_TRY(gg_loader_create_range(&limited, begin, end, batch, &out->loader));
+    GG_TRY(gg_batch_alloc(&limited, gg_loader_batch(out->loader, 0, 0), &out->batch));
 cleanup:
     return status;
 }
 
-gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_given *given, int64_t batch,
+static void range_close(range *samples) {
+    gg_loader_destroy(samples->loader);
+    gg_batch_free(&samples->batch);
+    gg_free(samples->carried);
+}
+
+/* Puts batch t into the inputs of its plan. */
+static gg_status range_read(gg_replica *r, range *samples, int64_t t, gg_plan **plan, gg_plan_batch *out) {
+    gg_status status = GG_OK;
+    const int64_t n = gg_loader_batch(samples->loader, 0, t);
+    size_t bytes = 0;
+    GG_TRY(gg_plans_get(&r->plans, n, false, plan));
+    for (int i = 0; samples->rows == 0 && i < gg_graph_nodes(r->options.graph); ++i)
+        bytes += gg_plan_carried_bytes(*plan, i);
+    if (bytes > 0) {
+        samples->rows = gg_lanes_padded(n); /* the first batch is the largest */
+        GG_TRY(gg_calloc((size_t)samples->rows, bytes, "carried state", &samples->carried));
+    }
+    gg_batches_into(*plan, &samples->batch);
+    GG_TRY(gg_batches_wait(r->options.transport, samples->loader, t));
+    GG_TRY(gg_loader_read(samples->loader, r->device, t, &samples->batch));
+    *out = plan_batch_of(&samples->batch);
+    out->carried = samples->carried;
+    out->carried_rows = samples->rows;
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_dataset *set, int64_t begin, int64_t end,
+                              int64_t batch, gg_evaluation *out) {
+    gg_status status = GG_OK;
+    range samples = {0};
+    memset(out, 0, sizeof *out);
+    if (begin >= end) goto cleanup;
+    GG_TRY(range_open(r, set, true, begin, end, batch, &samples));
+    for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
+        gg_loss_sums sums[GG_MAX_FIELDS];
+        gg_plan *plan = NULL;
+        gg_plan_batch own;
+        GG_TRY(range_read(r, &samples, t, &plan, &own));
+        GG_TRY(gg_plan_evaluate(plan, weights, &own, sums));
+        for (int h = 0; h < gg_graph_heads(r->options.graph); ++h) gg_loss_sums_add(&out->head[h], &sums[h]);
+        out->samples += gg_loader_batch(samples.loader, 0, t);
+    }
+cleanup:
+    range_close(&samples);
+    return status;
+}
+
+gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_dataset *set, int64_t batch,
                              float *const *output) {
     gg_status status = GG_OK;
     const gg_graph *graph = r->options.graph;
-    float *at[GG_MAX_FIELDS] = {NULL};
-    if (batch > given->n) batch = given->n;
-    for (int64_t i = 0; i < given->n; i += batch) {
-        int64_t now = given->n - i < batch ? given->n - i : batch;
+    range samples = {0};
+    float *at[GG_MAX_FIELDS];
+    /* Each sample has an output, also where streams would leave some out. */
+    gg_dataset apart = *set;
+    apart.streams = false;
+    memcpy(at, output, sizeof at);
+    GG_TRY(range_open(r, &apart, false, 0, set->count, batch, &samples));
+    for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
+        const int64_t n = gg_loader_batch(samples.loader, 0, t);
         gg_plan *plan = NULL;
-        GG_TRY(gg_plans_get(&r->plans, now, false, &plan));
-        read_given(r, plan, given, i, now);
-        for (int h = 0; h < gg_graph_heads(graph); ++h) {
-            const int64_t values = gg_shape_count(&gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape);
-            if (output[h] != NULL) at[h] = output[h] + i * values;
-        }
-        GG_TRY(gg_plan_predict(plan, weights, now, at));
+        gg_plan_batch own;
+        GG_TRY(range_read(r, &samples, t, &plan, &own));
+        GG_TRY(gg_plan_predict(plan, weights, n, at));
+        for (int h = 0; h < gg_graph_heads(graph); ++h)
+            if (at[h] != NULL) at[h] += n * gg_shape_count(&gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape);
     }
 cleanup:
+    range_close(&samples);
     return status;
 }
 

@@ -7,7 +7,7 @@
 #define GG_TRAIN_REPLICA_H
 
 #include "comm/sample_ring.h"
-#include "data/data.h"
+#include "data/loader.h"
 #include "nn/plan.h"
 #include "strategy/tuning.h"
 
@@ -128,8 +128,9 @@ gg_status gg_replica_distance(gg_replica *replica, double *distance);
  * collective. */
 gg_status gg_replica_evaluate(gg_replica *replica, const float *weights, const gg_dataset *set, int64_t begin,
                               int64_t end, int64_t batch, gg_evaluation *out);
-/* Outputs of `weights` for a caller's inputs, plain; one a head of the graph, NULL: not wanted. Not collective. */
-gg_status gg_replica_predict(gg_replica *replica, const float *weights, const gg_given *given, int64_t batch,
+/* Outputs of `weights` for all samples of a set, whose targets are not used, plain; one a head of the graph, NULL: not
+ * wanted. Not collective. */
+gg_status gg_replica_predict(gg_replica *replica, const float *weights, const gg_dataset *set, int64_t batch,
                              float *const *output);
 
 /* Counts the samples of all ranks; GG_ERROR_STATE before there is data. Settles. Collective. */

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "comm/collective.h"
+#include "train/limits.h"
 
 #define WATCH_SECONDS 0.1
 
@@ -411,7 +412,7 @@ void gg_trainer_reset_carried(gg_trainer *t) {
 
 typedef struct predict_call {
     gg_trainer *trainer;
-    const gg_given *given;
+    const gg_dataset *set;
     int64_t batch;
     float *const *output;
 } predict_call;
@@ -421,52 +422,21 @@ static gg_status trainer_predict(void *context, int local) {
     predict_call *c = context;
     const float *weights = NULL;
     GG_TRY(gg_replica_consensus(c->trainer->replica[local], &weights));
-    if (local == 0) GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->given, c->batch, c->output));
+    if (local == 0) GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->set, c->batch, c->output));
 cleanup:
     return status;
 }
 
-gg_status gg_trainer_predict(gg_trainer *t, const gg_given *given, int64_t batch, float *const *output) {
+gg_status gg_trainer_predict(gg_trainer *t, const gg_dataset *set, int64_t batch, float *const *output) {
     gg_status status = GG_OK;
+    GG_TRY(gg_check_limits(t->options.graph, NULL, set));
     if (batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch);
     GG_TRY(gg_team_run(t->team, trainer_predict,
-                       &(predict_call){.trainer = t, .given = given, .batch = batch, .output = output}));
-cleanup:
-    return status;
-}
-
-/* Whether a head's loss can have the set's targets. */
-static gg_status check_targets(const gg_graph *graph, int head, const gg_loss_options *loss, const gg_dataset *set) {
-    gg_status status = GG_OK;
-    const gg_shape *output = &gg_graph_node(graph, gg_graph_head(graph, head)->node)->shape;
-    char want[GG_SHAPE_TEXT];
-    if (loss->kind == GG_LOSS_CROSS_ENTROPY) {
-        if (set->target_dtype != GG_INT32)
-            GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; cross_entropy needs one integer class a sample",
-                    gg_dtype_name(set->target_dtype));
-        GG_TRY(gg_dataset_check_classes(set, output->size[output->dims - 1]));
-    } else {
-        if (set->target_dtype != GG_FLOAT32)
-            GG_FAIL(GG_ERROR_TYPE, "data set: targets are %s; this loss needs float32",
-                    gg_dtype_name(set->target_dtype));
-        if (set->target_values != gg_shape_count(output))
-            GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has %lld target values, the network's output has shape %s",
-                    (long long)set->target_values, gg_shape_text(output, want));
-    }
+                       &(predict_call){.trainer = t, .set = set, .batch = batch, .output = output}));
 cleanup:
     return status;
 }
 
 gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {
-    gg_status status = GG_OK;
-    const gg_graph *graph = t->options.graph;
-    const gg_shape *input = &gg_graph_node(graph, gg_graph_input(graph, 0))->shape;
-    char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
-    GG_TRY(gg_dataset_check(set));
-    if (!gg_shape_equal(&set->shape, input))
-        GG_FAIL(GG_ERROR_SHAPE, "data set: a sample has shape %s, the network's input is %s",
-                gg_shape_text(&set->shape, have), gg_shape_text(input, want));
-    for (int i = 0; i < gg_graph_heads(graph); ++i) GG_TRY(check_targets(graph, i, &t->options.head[i].loss, set));
-cleanup:
-    return status;
+    return gg_check_limits(t->options.graph, t->options.head, set);
 }

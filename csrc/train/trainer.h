@@ -57,7 +57,7 @@ typedef enum gg_evaluation_kind {
 gg_status gg_trainer_evaluate(gg_trainer *trainer, const gg_dataset *const *sets, int64_t batch,
                               gg_evaluation_kind kind, gg_evaluation *out);
 /* The consensus model's outputs, as from gg_replica_predict: computed by the first local rank, on every process. */
-gg_status gg_trainer_predict(gg_trainer *trainer, const gg_given *given, int64_t batch, float *const *output);
+gg_status gg_trainer_predict(gg_trainer *trainer, const gg_dataset *set, int64_t batch, float *const *output);
 /* gg_replica_reset_carried on every local rank. Not collective. */
 void gg_trainer_reset_carried(gg_trainer *trainer);
 

@@ -17,22 +17,32 @@ CLASS_LOSSES = ("cross_entropy",)
 PIECE = 1 << 20  # bytes that are looked at together
 
 
-def samples_array(samples: Any, what: str = "samples") -> NDArray[Any]:
+def samples_array(samples: Any, what: str = "samples", integers: bool = False) -> NDArray[Any]:
     """`samples` as a C-contiguous uint8 or float32 array of at least one dimension.
 
     uint8 and float32 are used as they are; bool becomes uint8; other integers and floats become float32, a copy
-    (integers beyond 2^24 are rounded). TypeError for anything else.
+    (integers beyond 2^24 are rounded). integers: they become int32, where all fit. TypeError for anything else.
     """
     array = np.asarray(samples)
     if array.dtype == np.bool_:
         array = array.view(np.uint8)
-    elif array.dtype.kind in "iuf" and array.dtype not in (np.dtype(np.uint8), np.dtype(np.float32)):
-        array = array.astype(np.float32)
     elif array.dtype.kind not in "iuf":
         raise TypeError(f"{what}: dtype {array.dtype}; allowed: uint8, float32, and numbers that become float32")
+    elif array.dtype not in (np.dtype(np.uint8), np.dtype(np.float32)):
+        array = array.astype(np.int32 if integers and _fits_int32(array) else np.float32, copy=False)
     if array.ndim < 1:
         raise ValueError(f"{what}: a single number; wanted an array (n, ...)")
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _fits_int32(array: NDArray[Any]) -> bool:
+    """Are they integers that int32 holds?"""
+    if array.dtype.kind not in "iu":
+        return False
+    if np.can_cast(array.dtype, np.int32):
+        return True
+    limits = np.iinfo(np.int32)
+    return not array.size or (int(array.min()) >= limits.min and int(array.max()) <= limits.max)
 
 
 def check_finite(array: NDArray[Any], what: str) -> None:
@@ -198,11 +208,12 @@ def along_channels(value: Affine, shape: Sequence[int]) -> Affine:
 class Dataset:
     """Samples (n, ...) with targets: arrays in memory or memory maps, or a source that reads them.
 
-    samples        uint8 or float32, used without a copy if C-contiguous, and so are memory maps, which may be larger
-                   than memory; other numbers become float32. What the network sees is scale * element + shift, computed
-                   batch by batch: uint8 pixels with scale=1/255 take a quarter of the room. Images have their channels
-                   first: (n, channels, height, width). Or a gossipgrad.data.Source, which has scale and shift of its
-                   own.
+    samples        uint8, int32 or float32, used without a copy if C-contiguous, and so are memory maps, which may be
+                   larger than memory; other integers become int32, other numbers float32. What the network sees is
+                   scale * element + shift in float32, computed batch by batch: uint8 pixels with scale=1/255 take a
+                   quarter of the room. Images have their channels first: (n, channels, height, width). Of a network
+                   whose input is tokens, integers, which stay what they are. Or a gossipgrad.data.Source, which has
+                   scale and shift of its own.
     targets        classes (n,), one-hot rows (n, classes) or numbers (n, ...); checked against the network and its loss
                    when the set is used. None: the source gives them.
     scale, shift   one number each, or one for each channel, (channels,): (x / 255 - mean) / deviation is
@@ -235,7 +246,7 @@ class Dataset:
         else:
             if targets is None:
                 raise TypeError("targets: missing; wanted an array (n, ...)")
-            self._array = samples_array(samples)
+            self._array = samples_array(samples, integers=True)
             self._shape = tuple(self._array.shape[1:])
         self._count = len(samples) if self.source is not None else len(self._array)  # type: ignore[arg-type]
         self.name = name or ("arrays" if self.source is None else self.source.name)
@@ -404,24 +415,48 @@ class Dataset:
 
     # ---- what the core trains on
 
-    def for_network(self, loss: str, input_shape: Sequence[int], output: Sequence[int]) -> _core.Dataset:
-        """The core's view of the set for a network of these shapes. ValueError names what does not fit."""
+    def for_network(
+        self, loss: str, input_shape: Sequence[int], output: Sequence[int], tokens: bool = False
+    ) -> _core.Dataset:
+        """The core's view of the set for a network of these shapes. ValueError names what does not fit.
+
+        tokens: the network's input is of int32 numbers that stay what they are.
+        """
+        field = self._input(input_shape, tokens)
+        self._check_samples()
+        target: Any
+        if self._targets is None:
+            assert self.source is not None
+            target = {"shape": self.source.target_shape, "dtype": self.source.target_dtype}
+            if np.dtype(self.source.target_dtype) == np.int32:
+                target["classes"] = self.source.values
+        else:
+            target = targets_array(self._targets, loss, output, f"{self.name}: targets")
+        return self._core(field, target)
+
+    def inputs_for_network(self, input_shape: Sequence[int], tokens: bool = False) -> _core.Dataset:
+        """The same without targets, to predict."""
+        return self._core(self._input(input_shape, tokens), None, weighted=False)
+
+    def _core(self, field: dict[str, Any], target: Any, weighted: bool = True) -> _core.Dataset:
+        weights = self.sample_weight if weighted else None
+        streams = self.source is not None and self.source.streams
+        return _core.Dataset(field, target, None, None, weights, self._rows, self.source, streams)
+
+    def _input(self, input_shape: Sequence[int], tokens: bool) -> dict[str, Any]:
+        """The samples for the core, checked."""
         if self.shape != tuple(input_shape):
             raise ValueError(
                 f"{self.name}: samples of shape {self.shape}, but the network's input is {tuple(input_shape)}"
                 f"{shape_hint(self.shape, input_shape)}"
             )
-        self._check_samples()
-        targets = targets_array(self.targets, loss, output, f"{self.name}: targets")
-        if self._array is None:
+        if tokens and self.dtype.kind == "f":
             raise TypeError(
-                f"{self.name}: the core reads arrays alone; allowed: gg.Dataset(data.samples, data.targets)"
+                f"{self.name}: samples of {self.dtype}, but the network's input is tokens; allowed: integers"
             )
-        scale, shift, array = self.scale, self.shift, self._array
-        if isinstance(scale, np.ndarray) or isinstance(shift, np.ndarray):  # the core knows one of each
-            scaled = array * along_channels(scale, self.shape) + along_channels(shift, self.shape)
-            scale, shift, array = 1.0, 0.0, np.ascontiguousarray(scaled, np.float32)
-        return _core.Dataset(array, targets, scale, shift, self.sample_weight, self._rows)
+        place = {"shape": self.shape, "dtype": self.dtype} if self._array is None else {"array": self._array}
+        values = 0 if self.source is None or not tokens else self.source.values
+        return {**place, "scale": self.scale, "shift": self.shift, "tokens": tokens, "classes": values}
 
     def _check_samples(self) -> None:
         if self._array is None or self.dtype.kind != "f":

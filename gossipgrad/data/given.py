@@ -44,9 +44,11 @@ class Given:
         """Samples in this process."""
         return sum(len(part) for part in self.parts)
 
-    def core(self, loss: str, shape: Sequence[int], output: Sequence[int]) -> _core.Dataset | list[_core.Dataset]:
+    def core(
+        self, loss: str, shape: Sequence[int], output: Sequence[int], tokens: bool = False
+    ) -> _core.Dataset | list[_core.Dataset]:
         """The core's view for a network of these shapes. ValueError names what does not fit."""
-        made = [part.for_network(loss, shape, output) for part in self.parts]
+        made = [part.for_network(loss, shape, output, tokens) for part in self.parts]
         return made if self.sharded else made[0]
 
     def split(self, split: float | int, seed: int) -> tuple[Given, Given]:

@@ -4,7 +4,7 @@
 #include "base/memory.h"
 #include "check.h"
 #include "cpu/cpu_backend.h"
-#include "data/data.h"
+#include "data/loader.h"
 #include "optim/updater.h"
 
 /* ---------------------------------------------------------------------------------------------- a small
@@ -22,23 +22,33 @@ static void gather(gg_device *device, const gg_gather_args *args) {
                     args->dtype == GG_UINT8 ? ((const uint8_t *)args->rows)[at] : ((const float *)args->rows)[at];
                 value = args->scale * element + args->shift;
             }
-            args->out[args->layout == GG_LAYOUT_BATCH_LAST ? v * lanes + i : i * args->values + v] = value;
+            ((float *)args->out)[args->layout == GG_LAYOUT_BATCH_LAST ? v * lanes + i : i * args->values + v] = value;
         }
 }
 
 static const gg_backend backend = {.name = "test", .gather = gather};
 static gg_device device = {.table = &backend, .threads = 1};
 
+/* A batch of one input and one target. */
+static gg_status read_into(gg_loader *loader, int64_t step, gg_layout layout, float *samples, void *targets,
+                           float *weights) {
+    const gg_batch batch = {
+        .input[0] = {.format.layout = layout, .data = samples}, .target[0] = targets, .sample_weights = weights};
+    return gg_loader_read(loader, &device, step, &batch);
+}
+
 /* Sample i holds the numbers 10*i and 10*i + 1 (uint8: 2*i mod 256 and 7), and its class or targets tell i.
  */
 static gg_status make_set(int64_t count, gg_dtype dtype, gg_dtype target_dtype, gg_dataset *out) {
     gg_status status = GG_OK;
-    gg_dataset set = {.dtype = dtype, .target_dtype = target_dtype, .count = count, .scale = 1};
-    set.shape = (gg_shape){.dims = 1, .size = {2}};
-    set.target_values = target_dtype == GG_INT32 ? 1 : 3;
-    GG_TRY(gg_storage_create((size_t)count * 2 * gg_dtype_size(dtype), "samples", &set.samples));
-    GG_TRY(gg_storage_create((size_t)(count * set.target_values) * 4, "targets", &set.targets));
-    void *samples = gg_storage_data(set.samples), *targets = gg_storage_data(set.targets);
+    gg_dataset set = {.inputs = 1, .targets = 1, .count = count};
+    set.field[0] = (gg_field){.dtype = dtype, .scale = 1};
+    set.field[1] = (gg_field){.dtype = target_dtype};
+    set.field[0].shape = (gg_shape){.dims = 1, .size = {2}};
+    if (target_dtype != GG_INT32) set.field[1].shape = (gg_shape){.dims = 1, .size = {3}};
+    GG_TRY(gg_storage_create((size_t)count * 2 * gg_dtype_size(dtype), "samples", &set.memory[0]));
+    GG_TRY(gg_storage_create((size_t)(count * gg_field_values(&set.field[1])) * 4, "targets", &set.memory[1]));
+    void *samples = gg_storage_data(set.memory[0]), *targets = gg_storage_data(set.memory[1]);
     for (int64_t i = 0; i < count; ++i) {
         if (dtype == GG_UINT8) {
             ((uint8_t *)samples)[2 * i] = (uint8_t)(2 * i);
@@ -60,14 +70,19 @@ cleanup:
 
 /* ---------------------------------------------------------------------------------------------- data sets */
 
+static gg_status check_classes(gg_dataset set, int64_t classes) {
+    set.field[1].classes = classes;
+    return gg_dataset_check_classes(&set);
+}
+
 static void test_dataset(void) {
     gg_dataset set = {0}, bad;
     if (!CHECK_OK(make_set(6, GG_FLOAT32, GG_INT32, &set))) return;
     CHECK_OK(gg_dataset_check(&set));
-    CHECK_OK(gg_dataset_check_classes(&set, 6));
-    CHECK_FAILS(gg_dataset_check_classes(&set, 5), GG_ERROR_ARGUMENT, "sample 5 has class 5; allowed are 0 to 4");
-    ((int32_t *)gg_storage_data(set.targets))[2] = -3;
-    CHECK_FAILS(gg_dataset_check_classes(&set, 6), GG_ERROR_ARGUMENT, "sample 2 has class -3");
+    CHECK_OK(check_classes(set, 6));
+    CHECK_FAILS(check_classes(set, 5), GG_ERROR_ARGUMENT, "sample 5 has class 5; allowed are 0 to 4");
+    ((int32_t *)gg_storage_data(set.memory[1]))[2] = -3;
+    CHECK_FAILS(check_classes(set, 6), GG_ERROR_ARGUMENT, "sample 2 has class -3");
 
 #define BREAK(change, status, text)                                                                                    \
     do {                                                                                                               \
@@ -75,36 +90,43 @@ static void test_dataset(void) {
         change;                                                                                                        \
         CHECK_FAILS(gg_dataset_check(&bad), status, text);                                                             \
     } while (0)
-    BREAK(bad.samples = NULL, GG_ERROR_ARGUMENT, "no samples");
-    BREAK(bad.targets = NULL, GG_ERROR_ARGUMENT, "no targets");
-    BREAK(bad.dtype = GG_INT32, GG_ERROR_TYPE, "samples are int32");
-    BREAK(bad.target_dtype = GG_UINT8, GG_ERROR_TYPE, "targets are uint8");
+    BREAK(bad.memory[0] = NULL, GG_ERROR_ARGUMENT, "no samples");
+    BREAK(bad.memory[1] = NULL, GG_ERROR_ARGUMENT, "no targets");
+    BREAK(bad.field[0].dtype = GG_BFLOAT16, GG_ERROR_TYPE, "samples are bfloat16");
+    BREAK(bad.field[1].dtype = GG_UINT8, GG_ERROR_TYPE, "targets are uint8");
     BREAK(bad.count = 0, GG_ERROR_ARGUMENT, "0 samples");
     BREAK(bad.count = (int64_t)1 << 31, GG_ERROR_ARGUMENT, "2147483648 samples");
     BREAK(bad.count = 5, GG_ERROR_SHAPE, "samples have 48 bytes, but 5 samples of 2 float32 values");
     BREAK(bad.count = 7, GG_ERROR_SHAPE, "samples have 48 bytes");
-    BREAK(bad.dtype = GG_UINT8, GG_ERROR_SHAPE, "samples have 48 bytes");
-    BREAK(bad.targets = set.samples, GG_ERROR_SHAPE, "targets have 48 bytes");
-    BREAK(bad.shape.dims = 0, GG_ERROR_SHAPE, "0 dimensions");
-    BREAK(bad.shape.dims = 6, GG_ERROR_SHAPE, "6 dimensions");
-    BREAK(bad.shape.size[0] = 0, GG_ERROR_SHAPE, "shape (0,)");
-    BREAK((bad.shape.dims = 2, bad.shape.size[1] = INT64_MAX / 8), GG_ERROR_SHAPE, "fit in memory");
-    BREAK(bad.shape.size[0] = INT64_MAX / 8, GG_ERROR_SHAPE, "samples have 48 bytes");
-    BREAK(bad.target_values = 2, GG_ERROR_SHAPE, "2 target values");
-    BREAK((bad.target_dtype = GG_FLOAT32, bad.target_values = 0), GG_ERROR_SHAPE, "0 target values");
-    BREAK(bad.scale = NAN, GG_ERROR_ARGUMENT, "scale=nan");
-    BREAK(bad.shift = INFINITY, GG_ERROR_ARGUMENT, "shift=inf");
+    BREAK(bad.field[0].dtype = GG_UINT8, GG_ERROR_SHAPE, "samples have 48 bytes");
+    BREAK(bad.memory[1] = set.memory[0], GG_ERROR_SHAPE, "targets have 48 bytes");
+    BREAK(bad.field[0].shape.dims = 0, GG_ERROR_SHAPE, "0 dimensions");
+    BREAK(bad.field[0].shape.dims = 6, GG_ERROR_SHAPE, "6 dimensions");
+    BREAK(bad.field[0].shape.size[0] = 0, GG_ERROR_SHAPE, "shape (0,)");
+    BREAK((bad.field[0].shape.dims = 2, bad.field[0].shape.size[1] = INT64_MAX / 8), GG_ERROR_SHAPE, "fit in memory");
+    BREAK(bad.field[0].shape.size[0] = INT64_MAX / 8, GG_ERROR_SHAPE, "samples have 48 bytes");
+    BREAK((bad.field[1].shape.dims = 1, bad.field[1].shape.size[0] = 2), GG_ERROR_SHAPE, "targets have 24 bytes");
+    BREAK((bad.field[1].shape.dims = 1, bad.field[1].shape.size[0] = 0), GG_ERROR_SHAPE,
+          "targets: a sample has the shape");
+    BREAK(bad.inputs = 0, GG_ERROR_ARGUMENT, "0 inputs");
+    BREAK(bad.targets = GG_MAX_FIELDS + 1, GG_ERROR_ARGUMENT, "9 targets");
+    BREAK(bad.field[1].classes = -1, GG_ERROR_ARGUMENT, "-1 classes");
+    BREAK(bad.field[0].tokens = true, GG_ERROR_TYPE, "samples are float32 as tokens");
+    BREAK(bad.field[0].scale = NAN, GG_ERROR_ARGUMENT, "scale=nan");
+    BREAK(bad.field[0].shift = INFINITY, GG_ERROR_ARGUMENT, "shift=inf");
 #undef BREAK
 
-    /* Float targets are no classes; odd memory is refused. */
+    /* One number more may be ignored; odd memory is refused. */
     bad = set;
-    bad.target_dtype = GG_FLOAT32;
-    CHECK_FAILS(gg_dataset_check_classes(&bad, 6), GG_ERROR_TYPE, "float32");
-    char *memory = gg_storage_data(set.samples);
+    bad.field[1].ignores = true;
+    bad.field[1].ignored = -3;
+    CHECK_OK(check_classes(bad, 6));
+    CHECK_FAILS(check_classes(bad, 2), GG_ERROR_ARGUMENT, "allowed are 0 to 1, and -3");
+    char *memory = gg_storage_data(set.memory[0]);
     gg_storage *odd = NULL;
     if (CHECK_OK(gg_storage_wrap(memory + 1, 40, NULL, NULL, &odd))) {
         bad = set;
-        bad.samples = odd;
+        bad.memory[0] = odd;
         bad.count = 5;
         CHECK_FAILS(gg_dataset_check(&bad), GG_ERROR_ARGUMENT, "not aligned");
     }
@@ -113,8 +135,8 @@ static void test_dataset(void) {
     gg_dataset copy = set;
     gg_dataset_retain(&copy);
     gg_dataset_release(&set);
-    CHECK(set.samples == NULL && set.count == 0);
-    CHECK_INT(((float *)gg_storage_data(copy.samples))[2], 10);
+    CHECK(set.memory[0] == NULL && set.count == 0);
+    CHECK_INT(((float *)gg_storage_data(copy.memory[0]))[2], 10);
     gg_dataset_release(&copy);
     gg_dataset_release(&copy);
 }
@@ -224,7 +246,7 @@ static void check_epoch(gg_loader **loaders, const gg_sharding *sharding, int64_
             sizes = sizes && n == wanted && n >= 1 && n <= batch;
             for (int other = 0; other < size; ++other)
                 sizes = sizes && gg_loader_batch(loaders[other], rank, step) == n;
-            CHECK_OK(gg_loader_read(loaders[rank], &device, step, GG_LAYOUT_PLAIN, samples, targets, NULL));
+            CHECK_OK(read_into(loaders[rank], step, GG_LAYOUT_PLAIN, samples, targets, NULL));
             for (int64_t i = 0; i < n; ++i) {
                 owners = owners && owner_of(sharding, targets[i]) == rank;
                 contents = contents && samples[2 * i] == (float)(10 * targets[i]) &&
@@ -276,7 +298,7 @@ static void read_order(gg_loader *loader, int64_t epoch, int32_t *order) {
     float samples[2 * 8];
     gg_loader_epoch(loader, epoch);
     for (int64_t step = 0; step < gg_loader_steps(loader); ++step) {
-        CHECK_OK(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, order, NULL));
+        CHECK_OK(read_into(loader, step, GG_LAYOUT_PLAIN, samples, order, NULL));
         order += gg_loader_batch(loader, 1, step);
     }
 }
@@ -316,7 +338,7 @@ static void test_order(void) {
         CHECK_INT(gg_loader_batch(a, 0, gg_loader_steps(a)), 0);
         CHECK_INT(gg_loader_batch(a, 2, 0), 0);
         CHECK_INT(gg_loader_batch(a, -1, 0), 0);
-        CHECK_OK(gg_loader_read(a, &device, gg_loader_steps(a), GG_LAYOUT_PLAIN, NULL, NULL, NULL));
+        CHECK_OK(read_into(a, gg_loader_steps(a), GG_LAYOUT_PLAIN, NULL, NULL, NULL));
     }
     gg_loader_destroy(a);
     gg_loader_destroy(b);
@@ -331,18 +353,18 @@ static void test_read_formats(void) {
     gg_loader_options options = {
         .sharding = {.kind = GG_SHARD_CONTIGUOUS, .size = 2, .count = 8}, .rank = 1, .batch = 3};
     if (!CHECK_OK(make_set(8, GG_UINT8, GG_FLOAT32, &set))) return;
-    set.scale = 0.5f;
-    set.shift = -1;
+    set.field[0].scale = 0.5f;
+    set.field[0].shift = -1;
     if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
         float samples[2 * GG_LANES], targets[9];
-        CHECK_OK(gg_loader_read(loader, &device, 0, GG_LAYOUT_BATCH_LAST, samples, targets, NULL));
+        CHECK_OK(read_into(loader, 0, GG_LAYOUT_BATCH_LAST, samples, targets, NULL));
         for (int i = 0; i < 3; ++i) {
             CHECK_NEAR(samples[i], 0.5 * (2 * (4 + i)) - 1, 0);
             CHECK_NEAR(samples[GG_LANES + i], 2.5, 0);
             for (int v = 0; v < 3; ++v) CHECK_NEAR(targets[3 * i + v], 100 * (4 + i) + v, 0);
         }
         CHECK_NEAR(samples[3], 0, 0);
-        CHECK_OK(gg_loader_read(loader, &device, 1, GG_LAYOUT_PLAIN, samples, targets, NULL));
+        CHECK_OK(read_into(loader, 1, GG_LAYOUT_PLAIN, samples, targets, NULL));
         CHECK_INT(gg_loader_batch(loader, 1, 1), 1);
         CHECK_NEAR(samples[0], 6, 0);
         CHECK_NEAR(targets[2], 702, 0);
@@ -391,7 +413,7 @@ static void check_own(const int64_t *counts, int size, int64_t batch) {
                 int32_t targets[MAX_COUNT];
                 int64_t n = gg_loader_batch(loader, rank, step);
                 if (!CHECK(n >= 1 && n <= batch)) continue;
-                CHECK_OK(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, targets, NULL));
+                CHECK_OK(read_into(loader, step, GG_LAYOUT_PLAIN, samples, targets, NULL));
                 least = n < least ? n : least;
                 most = n > most ? n : most;
                 for (int64_t i = 0; i < n; ++i)

@@ -5,7 +5,7 @@
 #include "check.h"
 #include "comm/sample_ring.h"
 #include "comm/virtual/virtual.h"
-#include "data/data.h"
+#include "data/loader.h"
 
 #define MOST 64
 #define RANKS 8
@@ -23,13 +23,21 @@ static void gather(gg_device *device, const gg_gather_args *args) {
     for (int64_t i = 0; i < args->n; ++i)
         for (int64_t v = 0; v < args->values; ++v) {
             int64_t at = args->index[i] * args->values + v;
-            args->out[i * args->values + v] =
+            ((float *)args->out)[i * args->values + v] =
                 args->dtype == GG_UINT8 ? ((const uint8_t *)args->rows)[at] : ((const float *)args->rows)[at];
         }
 }
 
 static const gg_backend backend = {.name = "test", .gather = gather};
 static gg_device device = {.table = &backend, .threads = 1};
+
+/* A batch of one input and one target. */
+static gg_status read_into(gg_loader *loader, int64_t step, gg_layout layout, float *samples, void *targets,
+                           float *weights) {
+    const gg_batch batch = {
+        .input[0] = {.format.layout = layout, .data = samples}, .target[0] = targets, .sample_weights = weights};
+    return gg_loader_read(loader, &device, step, &batch);
+}
 
 /* Every value of a sample and of its target tells which one it is. */
 static float value_of(int64_t id, int64_t v) { return (float)((7 * id + v) % 256); }
@@ -38,22 +46,25 @@ static float weight_of(int64_t id) { return (float)(3 * id + 1); }
 
 static gg_status make_set(int64_t count, gg_dtype dtype, gg_dtype target_dtype, gg_dataset *out) {
     gg_status status = GG_OK;
-    gg_dataset set = {.dtype = dtype, .target_dtype = target_dtype, .count = count, .scale = 1};
-    set.shape = (gg_shape){.dims = 1, .size = {VALUES}};
-    set.target_values = target_dtype == GG_INT32 ? 1 : TARGETS;
-    GG_TRY(gg_storage_create((size_t)(count * VALUES) * gg_dtype_size(dtype), "samples", &set.samples));
-    GG_TRY(gg_storage_create((size_t)(count * set.target_values) * 4, "targets", &set.targets));
+    gg_dataset set = {.inputs = 1, .targets = 1, .count = count};
+    set.field[0] = (gg_field){.dtype = dtype, .scale = 1};
+    set.field[1] = (gg_field){.dtype = target_dtype};
+    set.field[0].shape = (gg_shape){.dims = 1, .size = {VALUES}};
+    if (target_dtype != GG_INT32) set.field[1].shape = (gg_shape){.dims = 1, .size = {TARGETS}};
+    GG_TRY(gg_storage_create((size_t)(count * VALUES) * gg_dtype_size(dtype), "samples", &set.memory[0]));
+    GG_TRY(gg_storage_create((size_t)(count * gg_field_values(&set.field[1])) * 4, "targets", &set.memory[1]));
     if (dtype == GG_UINT8) GG_TRY(gg_storage_create((size_t)count * sizeof(float), "weights", &set.sample_weights));
     for (int64_t i = 0; i < count; ++i) {
         if (set.sample_weights != NULL) ((float *)gg_storage_data(set.sample_weights))[i] = weight_of(i);
         for (int64_t v = 0; v < VALUES; ++v) {
-            if (dtype == GG_UINT8) ((uint8_t *)gg_storage_data(set.samples))[i * VALUES + v] = (uint8_t)value_of(i, v);
-            else ((float *)gg_storage_data(set.samples))[i * VALUES + v] = value_of(i, v);
+            if (dtype == GG_UINT8)
+                ((uint8_t *)gg_storage_data(set.memory[0]))[i * VALUES + v] = (uint8_t)value_of(i, v);
+            else ((float *)gg_storage_data(set.memory[0]))[i * VALUES + v] = value_of(i, v);
         }
-        if (target_dtype == GG_INT32) ((int32_t *)gg_storage_data(set.targets))[i] = (int32_t)i;
+        if (target_dtype == GG_INT32) ((int32_t *)gg_storage_data(set.memory[1]))[i] = (int32_t)i;
         else
             for (int64_t v = 0; v < TARGETS; ++v)
-                ((float *)gg_storage_data(set.targets))[i * TARGETS + v] = target_of(i, v);
+                ((float *)gg_storage_data(set.memory[1]))[i * TARGETS + v] = target_of(i, v);
     }
     *out = set;
     memset(&set, 0, sizeof set);
@@ -76,7 +87,7 @@ static void test_places(void) {
         for (int64_t place = 0; place < 7; ++place) {
             int rank = place < 3 ? 0 : place < 5 ? 1 : 2;
             int64_t slot = place - (rank == 0 ? 0 : rank == 1 ? 3 : 5);
-            CHECK_INT(gg_sample_ring_id(&sharding, rank, slot, 1, exchanges), wanted[exchanges][place]);
+            CHECK_INT(gg_sharding_moved_id(&sharding, rank, slot, 1, exchanges), wanted[exchanges][place]);
         }
 }
 
@@ -96,7 +107,7 @@ static void test_messages(void) {
         static const int32_t wanted[] = {6, 9, 10, 6, 7};
         for (int i = 0; i < 5; ++i) CHECK_INT(copy->id[i], wanted[i]);
         CHECK_INT(gg_shard_copy_altered(copy, &set, &first), 0);
-        ((float *)gg_storage_data(copy->set.targets))[2 * TARGETS] += 1;
+        ((float *)gg_storage_data(copy->set.memory[1]))[2 * TARGETS] += 1;
         copy->id[4] = 99;
         CHECK_INT(gg_shard_copy_altered(copy, &set, &first), 2);
         CHECK_INT(first, 10);
@@ -123,11 +134,11 @@ static gg_status read(setup *s, gg_loader *loader, int rank, int64_t step, int *
         int32_t id[MOST];
         float value[MOST * TARGETS];
     } targets;
-    gg_status status = gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, samples, &targets, weights);
+    gg_status status = read_into(loader, step, GG_LAYOUT_PLAIN, samples, &targets, weights);
     bool same = true;
     if (status != GG_OK) return status;
     for (int64_t i = 0; i < gg_loader_batch(loader, rank, step); ++i) {
-        bool classes = s->set.target_dtype == GG_INT32;
+        bool classes = s->set.field[1].dtype == GG_INT32;
         int64_t id = classes ? targets.id[i] : (int64_t)targets.value[i * TARGETS] / 100;
         if (!CHECK(id >= 0 && id < s->set.count)) return GG_ERROR_STATE;
         for (int64_t v = 0; v < VALUES; ++v) same = same && samples[i * VALUES + v] == value_of(id, v);
@@ -151,8 +162,7 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
         MUST(gg_sample_ring_finish(ring));
         MUST(read(s, loader, rank, step, s->seen[epoch]));
         MUST(gg_sample_ring_begin(ring));
-        CHECK_FAILS(gg_loader_read(loader, &device, step, GG_LAYOUT_PLAIN, NULL, NULL, NULL), GG_ERROR_STATE,
-                    "being replaced");
+        CHECK_FAILS(read_into(loader, step, GG_LAYOUT_PLAIN, NULL, NULL, NULL), GG_ERROR_STATE, "being replaced");
         CHECK_FAILS(gg_sample_ring_begin(ring), GG_ERROR_STATE, "not finished");
         MUST(gg_transport_compute(transport, 1e-6 * (rank + 1)));
         for (int poll = 0; poll < 3; ++poll) {
@@ -161,7 +171,7 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
         }
         if (!s->audits) continue;
         MUST(gg_sample_ring_settle(ring));
-        MUST(gg_sample_audit_run(transport, &s->sharding, shard, &s->set, &audit));
+        MUST(gg_sample_audit_run(transport, &s->sharding, shard->id, shard, &s->set, &audit));
         CHECK(audit.missing == 0 && audit.duplicate == 0 && audit.altered == 0);
         CHECK_INT(audit.samples, s->set.count);
     }
@@ -173,7 +183,7 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
     int32_t moved[MOST], first;
     memcpy(moved, shard->id, (size_t)shard->set.count * sizeof *moved);
     MUST(gg_sample_ring_seek(ring, &s->set, 3));
-    CHECK_INT(shard->id[0], gg_sample_ring_id(&s->sharding, rank, 0, s->batch, 3));
+    CHECK_INT(shard->id[0], gg_sharding_moved_id(&s->sharding, rank, 0, s->batch, 3));
     MUST(gg_sample_ring_seek(ring, &s->set, EPOCHS * steps));
     CHECK(memcmp(moved, shard->id, (size_t)shard->set.count * sizeof *moved) == 0);
     CHECK_INT(gg_shard_copy_altered(shard, &s->set, &first), 0);
@@ -242,9 +252,9 @@ static gg_status spoil(void *context, int rank) {
     gg_sharding sharding = s->sharding;
     MUST(gg_shard_copy_create(&s->set, &sharding, rank, &shard));
     gg_shard_copy_fill(shard, &s->set);
-    if (rank == 1) shard->id[2] = 1;                                         /* rank 0 has it, too; 6 is nowhere */
-    if (rank == 2) ((uint8_t *)gg_storage_data(shard->set.samples))[1] ^= 1; /* of sample 7 */
-    MUST(gg_sample_audit_run(transport, &sharding, shard, &s->set, &audit));
+    if (rank == 1) shard->id[2] = 1;                                           /* rank 0 has it, too; 6 is nowhere */
+    if (rank == 2) ((uint8_t *)gg_storage_data(shard->set.memory[0]))[1] ^= 1; /* of sample 7 */
+    MUST(gg_sample_audit_run(transport, &sharding, shard->id, shard, &s->set, &audit));
     CHECK_INT(audit.samples, 10);
     CHECK_INT(audit.missing, 1);
     CHECK_INT(audit.first_missing, 6);
@@ -254,7 +264,10 @@ static gg_status spoil(void *context, int rank) {
     CHECK_INT(audit.first_altered, 1);
     for (int holders = 1; holders <= 3; ++holders) { /* the others only serve */
         sharding.size = holders;
-        MUST(gg_sample_audit_run(transport, &sharding, NULL, &s->set, &audit));
+        int32_t ids[10];
+        for (int64_t slot = 0; rank < holders && slot < gg_sharding_slots(&sharding, rank); ++slot)
+            ids[slot] = (int32_t)gg_sharding_id(&sharding, rank, slot);
+        MUST(gg_sample_audit_run(transport, &sharding, ids, NULL, &s->set, &audit));
         CHECK(audit.samples == 10 && audit.missing == 0 && audit.duplicate == 0 && audit.first_missing == -1);
     }
     gg_shard_copy_destroy(shard);

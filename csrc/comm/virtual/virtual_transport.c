@@ -225,6 +225,7 @@ static gg_status virtual_compute(gg_transport *transport, double seconds) {
 const gg_transport_table gg_virtual_table = {
     .name = "virtual",
     .one_clock = true,
+    .stands = true,
     .destroy = virtual_destroy,
     .alloc = virtual_alloc,
     .free = virtual_free_block,

@@ -129,14 +129,50 @@ static void row_from_floats(int64_t n, const float *in, float scale, float shift
     for (int64_t i = 0; i < n; ++i) out[i] = scale * in[i] + shift;
 }
 
+static void row_from_numbers(int64_t n, const int32_t *in, float scale, float shift, float *out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = scale * (float)in[i] + shift;
+}
+
+static int64_t gather_row(const gg_gather_args *args, int64_t sample) {
+    return args->index != NULL ? (int64_t)args->index[sample] : sample;
+}
+
+/* How sixteen values of a sample from `value` on are scaled. */
+typedef struct scaling {
+    _Alignas(64) float scale[L];
+    float shift[L];
+} scaling;
+
+static void find_scaling(const gg_gather_args *args, int64_t value, scaling *out) {
+    const int64_t each = args->channels > 0 ? args->values / args->channels : 0;
+    for (int64_t j = 0; j < L; ++j) {
+        const int64_t at = value + j < args->values ? value + j : args->values - 1;
+        const int64_t channel = each > 0 ? at / each : 0;
+        out->scale[j] = each > 0 ? args->scales[channel] : args->scale;
+        out->shift[j] = each > 0 ? args->scales[args->channels + channel] : args->shift;
+    }
+}
+
+static void block_from_bytes(int64_t n, const uint8_t *in, const scaling *s, float *out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = s->scale[i] * (float)in[i] + s->shift[i];
+}
+
+static void block_from_floats(int64_t n, const float *in, const scaling *s, float *out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = s->scale[i] * in[i] + s->shift[i];
+}
+
+static void block_from_numbers(int64_t n, const int32_t *in, const scaling *s, float *out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = s->scale[i] * (float)in[i] + s->shift[i];
+}
+
 #if defined(__AVX512F__)
 /* A whole block of bytes, transposed in registers: 16 x 16 values from `value` on of the samples from `sample` on. */
-static void gather_bytes(const gg_gather_args *args, int64_t sample, int64_t value, float *to, size_t to_stride) {
-    const __m512 scale = _mm512_set1_ps(args->scale), shift = _mm512_set1_ps(args->shift);
+static void gather_bytes(const gg_gather_args *args, const scaling *s, int64_t sample, int64_t value, float *to,
+                         size_t to_stride) {
+    const __m512 scale = _mm512_load_ps(s->scale), shift = _mm512_load_ps(s->shift);
     __m512 a[L];
     for (int i = 0; i < L; ++i) {
-        const int64_t row = args->index != NULL ? (int64_t)args->index[sample + i] : sample + i;
-        const uint8_t *in = (const uint8_t *)args->rows + row * args->values + value;
+        const uint8_t *in = (const uint8_t *)args->rows + gather_row(args, sample + i) * args->values + value;
         const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)in));
         a[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(wide), scale, shift);
     }
@@ -145,48 +181,75 @@ static void gather_bytes(const gg_gather_args *args, int64_t sample, int64_t val
 #endif
 
 /* Sixteen values of sixteen samples, scaled; zeros where there is no sample. */
-static void gather_block(const gg_gather_args *args, int64_t sample, int64_t value, float block[L * L]) {
+static void gather_block(const gg_gather_args *args, const scaling *s, int64_t sample, int64_t value,
+                         float block[L * L]) {
     const int64_t rows = at_most_lanes(args->n - sample), columns = at_most_lanes(args->values - value);
     if (rows < L || columns < L) memset(block, 0, L * L * sizeof(float));
     for (int64_t i = 0; i < rows; ++i) {
-        const int64_t row = args->index != NULL ? (int64_t)args->index[sample + i] : sample + i;
-        const int64_t at = row * args->values + value;
+        const int64_t at = gather_row(args, sample + i) * args->values + value;
         if (args->dtype == GG_UINT8) {
             const uint8_t *in = (const uint8_t *)args->rows + at;
-            if (columns == L) row_from_bytes(L, in, args->scale, args->shift, block + i * L);
-            else row_from_bytes(columns, in, args->scale, args->shift, block + i * L);
+            if (columns == L) block_from_bytes(L, in, s, block + i * L);
+            else block_from_bytes(columns, in, s, block + i * L);
+        } else if (args->dtype == GG_INT32) {
+            block_from_numbers(columns, (const int32_t *)args->rows + at, s, block + i * L);
         } else {
             const float *in = (const float *)args->rows + at;
-            if (columns == L) row_from_floats(L, in, args->scale, args->shift, block + i * L);
-            else row_from_floats(columns, in, args->scale, args->shift, block + i * L);
+            if (columns == L) block_from_floats(L, in, s, block + i * L);
+            else block_from_floats(columns, in, s, block + i * L);
+        }
+    }
+}
+
+static void gather_plain(const gg_gather_args *args, int64_t begin, int64_t end) {
+    const int64_t runs = args->channels > 0 ? args->channels : 1, each = args->values / runs;
+    for (int64_t s = begin; s < end; ++s)
+        for (int64_t c = 0; c < runs; ++c) {
+            const int64_t at = gather_row(args, s) * args->values + c * each;
+            const float scale = args->channels > 0 ? args->scales[c] : args->scale;
+            const float shift = args->channels > 0 ? args->scales[runs + c] : args->shift;
+            float *out = (float *)args->out + s * args->values + c * each;
+            if (args->dtype == GG_UINT8) row_from_bytes(each, (const uint8_t *)args->rows + at, scale, shift, out);
+            else if (args->dtype == GG_INT32)
+                row_from_numbers(each, (const int32_t *)args->rows + at, scale, shift, out);
+            else row_from_floats(each, (const float *)args->rows + at, scale, shift, out);
+        }
+}
+
+static void gather_numbers(const gg_gather_args *args, int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+        const int64_t at = gather_row(args, s) * args->values;
+        int32_t *out = (int32_t *)args->out + s * args->values;
+        if (args->dtype == GG_UINT8) {
+            const uint8_t *in = (const uint8_t *)args->rows + at;
+            for (int64_t i = 0; i < args->values; ++i) out[i] = in[i];
+        } else {
+            memcpy(out, (const int32_t *)args->rows + at, (size_t)args->values * sizeof *out);
         }
     }
 }
 
 static void layout_gather(const gg_gather_args *args, int64_t begin, int64_t end) {
     if (args->layout != GG_LAYOUT_BATCH_LAST) {
-        for (int64_t s = begin; s < end; ++s) {
-            const int64_t at = (args->index != NULL ? (int64_t)args->index[s] : s) * args->values;
-            float *out = args->out + s * args->values;
-            if (args->dtype == GG_UINT8)
-                row_from_bytes(args->values, (const uint8_t *)args->rows + at, args->scale, args->shift, out);
-            else row_from_floats(args->values, (const float *)args->rows + at, args->scale, args->shift, out);
-        }
+        if (args->wanted == GG_INT32) gather_numbers(args, begin, end);
+        else gather_plain(args, begin, end);
         return;
     }
     const int64_t padded = gg_lanes_padded(args->n);
     _Alignas(64) float block[L * L], transposed[L * L];
+    scaling how;
     for (int64_t v = begin; v < end; v += L) {
+        find_scaling(args, v, &how);
         for (int64_t s = 0; s < args->n; s += L) {
             const int64_t columns = at_most_lanes(end - v);
-            float *to = args->out + v * padded + s;
+            float *to = (float *)args->out + v * padded + s;
 #if defined(__AVX512F__)
             if (args->dtype == GG_UINT8 && columns == L && args->n - s >= L) {
-                gather_bytes(args, s, v, to, (size_t)padded);
+                gather_bytes(args, &how, s, v, to, (size_t)padded);
                 continue;
             }
 #endif
-            gather_block(args, s, v, block);
+            gather_block(args, &how, s, v, block);
             if (columns == L) {
                 transpose_block(block, L, to, (size_t)padded);
                 continue;

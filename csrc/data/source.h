@@ -1,0 +1,43 @@
+/* Where samples come from that are not in memory: decoders, files, a program's own code.
+ *
+ * Reading may be slow: threads of their own call it ahead of the network (data/prefetch.h), and never the thread that
+ * computes. What is read depends on the rows and the epoch alone, so that it depends on no rank, thread or order. */
+#ifndef GG_DATA_SOURCE_H
+#define GG_DATA_SOURCE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* Inputs and targets of a set together, at most: GG_MAX_FIELDS of each. */
+#define GG_SET_FIELDS 16
+/* The epoch of evaluation, in which a source draws nothing at random. */
+#define GG_EPOCH_EVALUATION (-1)
+
+typedef struct gg_source gg_source;
+
+typedef struct gg_source_table {
+    /* Writes n samples of every field f whose out[f] is not NULL, one after the other, as the set describes the field.
+     * Called by any thread, and by several at once unless the source is ordered. A failure's message names the file or
+     * the sample; GG_ERROR_SOURCE where it is the source's own. */
+    gg_status (*read)(gg_source *source, const uint32_t *rows, int64_t n, int64_t epoch, void *const *out);
+    void (*destroy)(gg_source *source); /* by whichever thread released it last */
+} gg_source_table;
+
+/* The head of every source; who makes one puts fields of its own behind it. */
+struct gg_source {
+    const gg_source_table *table;
+    atomic_int references;
+    bool ordered; /* it can only go on: rows are asked for in ascending order in each epoch, by one thread at a time */
+    int readers;  /* threads of a rank that read at the same time; at least 1, and 1 if ordered */
+    int ahead;    /* batches that a rank reads ahead of the network; at least 1 */
+};
+
+/* Of a new source: one reference. */
+void gg_source_init(gg_source *source, const gg_source_table *table);
+void gg_source_retain(gg_source *source);
+void gg_source_release(gg_source *source); /* NULL is fine */
+
+#endif
