@@ -53,7 +53,8 @@ def _own_numbers(
         if call >= len(chunks) or problem is not None:
             continue
         try:
-            targets = targets_array(chunk.targets, replicas.loss, replicas.net.output_shape, "targets")
+            head = replicas.heads[0]
+            targets = targets_array(chunk.targets, head.kind, head.shape, "targets", head.ignored)
             found.append(np.concatenate([numbers(one, outputs, targets) for one in metrics], axis=1))
         except Exception as error:  # a metric of a user's may raise anything
             problem = error

@@ -47,6 +47,11 @@ class Head:
         """The loss's name."""
         return self.loss if isinstance(self.loss, str) else str(self.loss.name)
 
+    @property
+    def ignored(self) -> int | None:
+        """The target that has no loss, where there is one."""
+        return getattr(self.loss, "ignore_index", None)
+
     def core(self) -> dict[str, Any]:
         """The loss as the core wants it."""
         given = {"loss": self.loss} if isinstance(self.loss, str) else dict(self.loss.core())

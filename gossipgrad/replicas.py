@@ -142,7 +142,7 @@ class Replicas:
             choice("dtype", dtype, DTYPES)
             choice("device", device, DEVICES)
             self.trace = integer("trace", trace, 0)
-            self.metrics = parse(metrics, self.loss, net.output_shape)
+            self.metrics = parse(metrics, self.heads[0].loss, net.output_shape)
             self.comm = cluster.with_circumstances(comm, straggler, network)
             virtual = self.comm if isinstance(self.comm, cluster.VirtualCluster) else None
             self.straggler = virtual.straggler if virtual else straggler

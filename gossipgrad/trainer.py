@@ -251,7 +251,8 @@ class Trainer(Replicas):
         made = []
         for number, (part, name) in enumerate(zip(parts, names, strict=True)):
             place = what if len(names) == 1 else f"{what}[{name!r}]"
-            found = [targets_array(part, one.kind, one.shape, place) for one in self.heads if one.target == number]
+            wanted = [one for one in self.heads if one.target == number]
+            found = [targets_array(part, one.kind, one.shape, place, one.ignored) for one in wanted]
             made.append(found[0])
             if len(made[-1]) != len(made[0]):
                 raise ValueError(f"{place} has {len(made[-1])} entries, {what}[{names[0]!r}] {len(made[0])}")

@@ -106,7 +106,12 @@ def test_labels_of_any_integer(dtype):
         ([[0, 1], [0.5, 3]], "binary_cross_entropy", (2,), ValueError, ["targets[1, 1] is 3", "in 0..1"]),
         ([[0, np.inf]], "mean_squared_error", (2,), ValueError, ["targets[0] has inf at [1]"]),
         ([[0.0], [1e300]], "mean_squared_error", (1,), ValueError, ["targets[1] has inf at [0]"]),
-        ([0, 1], "cross_entropy", (4, 2, 2), ValueError, ["(4, 2, 2)"]),
+        ([0, 1], "cross_entropy", (4, 2, 2), ValueError, ["(4, 2, 2)", "a class for each position: (n, 4, 2)"]),
+        ([[0, 1], [2, 0]], "cross_entropy", (2, 2), ValueError, ["targets[1, 0] is 2", "classes 0..1"]),
+        ([[0, -1]], "cross_entropy", (2, 2), ValueError, ["targets[0, 1] is -1"]),
+        ([[0, 0.5]], "cross_entropy", (2, 2), ValueError, ["targets[0, 1] is 0.5"]),
+        ([[0, np.nan]], "cross_entropy", (2, 2), ValueError, ["targets[0] has NaN at [1]"]),
+        ([1], "cross_entropy", (), ValueError, ["one score a class"]),
         ([[1.0, 0.0]], "binary_cross_entropy", (1,), ValueError, ["2 values a sample", "(1,)"]),
         (["a"], "mean_squared_error", (1,), TypeError, ["numbers"]),
     ],
@@ -131,6 +136,17 @@ def test_bad_targets(y, loss, output, error, words):
 def test_one_hot_rows_and_whole_floats_are_classes(y):
     made = arrays.targets_array(np.array(y), "cross_entropy", (3,))
     assert made.dtype == np.int32 and made.tolist() == [1, 2, 0]
+
+
+def test_a_class_for_each_position():
+    y = np.array([[0, 3], [2, 1]], np.int64)
+    made = arrays.targets_array(y, "cross_entropy", (2, 4))
+    assert made.dtype == np.int32 and np.array_equal(made, y)
+    y[0, 1] = -100
+    assert np.array_equal(arrays.targets_array(y, "cross_entropy", (2, 4), ignored=-100), y)
+    assert arrays.targets_array([1, 7], "cross_entropy", (4,), ignored=7).tolist() == [1, 7]
+    with pytest.raises(ValueError, match=r"targets\[0, 1\] is -100; .* classes 0..3, and -1, which is ignored"):
+        arrays.targets_array(y, "cross_entropy", (2, 4), ignored=-1)
 
 
 def test_bools_are_classes():

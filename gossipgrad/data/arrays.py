@@ -109,20 +109,50 @@ def _classes(array: NDArray[Any], loss: str, classes: int, what: str) -> NDArray
     return np.ascontiguousarray(array, np.int32)
 
 
-def targets_array(targets: Any, loss: str, output: Sequence[int], what: str = "targets") -> NDArray[Any]:
+def _position_classes(
+    array: NDArray[Any], loss: str, output: Sequence[int], ignored: int | None, what: str
+) -> NDArray[np.int32]:
+    """A class for each position of a sample, or for the sample, where `ignored` is allowed besides."""
+    classes, positions = output[-1], tuple(output[:-1])
+    if array.shape[1:] != positions:
+        wanted = ", ".join(map(str, ("n", *positions)))
+        raise ValueError(
+            f"{what}: shape {array.shape}; loss='{loss}' of a network with outputs {tuple(output)} wants a class for "
+            f"each position: ({wanted})"
+        )
+    check_finite(array, what)
+    wrong = (array < 0) | (array >= classes)
+    if ignored is not None:
+        wrong &= array != ignored
+    if array.dtype.kind == "f":
+        wrong |= array != np.floor(array)
+    if wrong.any():
+        bad = tuple(int(i) for i in np.argwhere(wrong)[0])
+        besides = "" if ignored is None else f", and {ignored}, which is ignored"
+        raise ValueError(
+            f"{what}[{', '.join(map(str, bad))}] is {array[bad]}; the network has classes 0..{classes - 1}{besides}"
+        )
+    return np.ascontiguousarray(array, np.int32)
+
+
+def targets_array(
+    targets: Any, loss: str, output: Sequence[int], what: str = "targets", ignored: int | None = None
+) -> NDArray[Any]:
     """`targets` as the loss wants them, for a network with this output shape of one sample.
 
     cross_entropy: (n,) or (n, 1) classes in 0..classes-1, integers, bools or floats that are whole, or one-hot rows
-    (n, classes) -> int32 (n,). Others: (n, ...) finite numbers with as many values a sample as the network gives,
-    for binary_cross_entropy in 0..1 -> float32 (n, k). Errors name the shapes, or the first target that is wrong.
+    (n, classes) -> int32 (n,); of outputs (..., classes) a class for each position, (n, ...) -> int32 (n, ...); and
+    `ignored`, where that is a number. Others: (n, ...) finite numbers with as many values a sample as the network
+    gives, for binary_cross_entropy in 0..1 -> float32 (n, k). Errors name the shapes, or the first target that is
+    wrong.
     """
     array = _numbers(targets, what)
     values = int(np.prod(output))
     if loss in CLASS_LOSSES:
-        if len(output) != 1:
-            raise ValueError(
-                f"loss='{loss}' wants one score a class, a network output of shape (classes,); it is {tuple(output)}"
-            )
+        if not output:
+            raise ValueError(f"loss='{loss}' wants one score a class, a network output of shape (classes,); it is ()")
+        if len(output) > 1 or ignored is not None:
+            return _position_classes(array, loss, output, ignored, what)
         return _classes(array, loss, values, what)
     if array.size != len(array) * values:
         raise ValueError(

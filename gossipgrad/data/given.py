@@ -109,6 +109,11 @@ def shard_sizes(count: int, ranks: int) -> list[int]:
 
 
 def _class_count(loss: str, output: Sequence[int]) -> int:
+    if loss in CLASS_LOSSES and len(output) > 1:
+        raise ValueError(
+            f"class_weight: allowed where a sample has one class; outputs {tuple(output)} have one for each position: "
+            "loss=gg.CrossEntropy(class_weights=...)"
+        )
     if loss in CLASS_LOSSES:
         return int(np.prod(output))
     if loss == "binary_cross_entropy" and int(np.prod(output)) == 1:
