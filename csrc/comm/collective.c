@@ -171,8 +171,12 @@ cleanup:
 }
 
 gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
-    if (n >= 0 && n <= MAX_VALUES) return sum_doubles(transport, values, n);
-    return gg_fail(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
+    gg_status status = GG_OK;
+    if (n < 0 || n > MAX_VALUES)
+        GG_FAIL(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
+    GG_TRY(sum_doubles(transport, values, n));
+cleanup:
+    return status;
 }
 
 gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int from, int to) {
@@ -436,8 +440,12 @@ cleanup:
 }
 
 gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
-    if (allreduce->stage == IDLE) return start_idle(allreduce, data, scale);
-    return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
+    gg_status status = GG_OK;
+    if (allreduce->stage != IDLE)
+        GG_FAIL(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
+    GG_TRY(start_idle(allreduce, data, scale));
+cleanup:
+    return status;
 }
 
 /* All peers' parts of the own slice have arrived: adds them in the order of ranks and sends the sum to all. */

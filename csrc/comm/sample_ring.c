@@ -82,11 +82,14 @@ static int ring_before(const gg_transport *transport) {
 static int ring_after(const gg_transport *transport) { return (transport->rank + 1) % transport->size; }
 
 static gg_status ring_wait_for(gg_sample_ring *ring, gg_request *request) {
-    if (ring->trace == NULL || request->state == GG_REQUEST_IDLE) return gg_wait(ring->transport, request);
-    gg_trace_span span = {.name = "wait", .lane = GG_LANE_DATA, .index = -1, .step = *ring->step};
-    span.begin = gg_transport_now(ring->transport);
+    const bool shown = ring->trace != NULL && request->state != GG_REQUEST_IDLE;
+    gg_trace_span span = {.name = "wait", .lane = GG_LANE_DATA, .index = -1};
+    if (shown) {
+        span.step = *ring->step;
+        span.begin = gg_transport_now(ring->transport);
+    }
     gg_status status = gg_wait(ring->transport, request);
-    span.end = gg_transport_now(ring->transport);
+    if (shown) span.end = gg_transport_now(ring->transport);
     if (span.end > span.begin) gg_trace_add(ring->trace, &span);
     return status;
 }
