@@ -31,6 +31,7 @@ from gossipgrad.environment import VERSION as __version__  # noqa: E402
 from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError, did_you_mean  # noqa: E402
 from gossipgrad.history import History  # noqa: E402
 from gossipgrad.layers import (  # noqa: E402
+    AdaptiveAvgPool2d,
     Add,
     AvgPool2d,
     BatchNorm1d,
@@ -39,6 +40,7 @@ from gossipgrad.layers import (  # noqa: E402
     Conv2d,
     Dropout,
     Flatten,
+    GlobalAvgPool2d,
     Layer,
     Linear,
     MaxPool2d,
@@ -80,7 +82,9 @@ __all__ = [
     "Adam",
     "Add",
     "AllReduce",
+    "AdaptiveAvgPool2d",
     "AvgPool2d",
+    "GlobalAvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
     "CSVLogger",

@@ -67,6 +67,7 @@ _ELSEWHERE = {
     "concatenate": "Concat",
     "batchnormalization": "BatchNorm2d",
     "batchnorm": "BatchNorm2d",
+    "globalaveragepooling2d": "GlobalAvgPool2d",
     "adamw": "Adam",
     "distributeddataparallel": "LayerwiseAllReduce",
     "modelcheckpoint": "Checkpoint",

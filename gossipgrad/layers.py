@@ -298,6 +298,39 @@ class AvgPool2d(_Pool2d):
         return options
 
 
+class AdaptiveAvgPool2d(Layer):
+    """The means of windows that divide an image of any size into `output_size`: one integer, or (height, width); None:
+    the input's. Window i of n over a side of s pixels is those from floor(i*s/n) up to ceil((i+1)*s/n), as in PyTorch.
+    """
+
+    kind, prefix = "adaptive_avg_pool2d", "pool"
+
+    def __init__(
+        self, output_size: int | tuple[int | None, int | None] | list[int | None], name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+        if len(sizes) != 2:
+            raise ValueError(f"output_size={output_size!r}: allowed: an integer, or (height, width)")
+        self.output_size = tuple(None if one is None else integer("output_size", one, 1) for one in sizes)
+
+    def options(self) -> dict[str, Any]:
+        return {"output_size": tuple(one or 0 for one in self.output_size)}
+
+    def config(self) -> dict[str, Any]:
+        return {"output_size": list(self.output_size)}
+
+
+class GlobalAvgPool2d(AdaptiveAvgPool2d):
+    """The mean of each channel: (channels, height, width) becomes (channels, 1, 1); Flatten makes (channels,) of it."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(1, name)
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+
 class ReLU(Layer):
     """max(x, 0)."""
 
@@ -404,6 +437,6 @@ KINDS: dict[str, type[Layer]] = {
     c.__name__: c
     for c in (
         *(Conv2d, Linear, MaxPool2d, AvgPool2d, ReLU, Tanh, Sigmoid, Flatten, Dropout, Add, Concat),
-        *(BatchNorm1d, BatchNorm2d),
+        *(BatchNorm1d, BatchNorm2d, AdaptiveAvgPool2d, GlobalAvgPool2d),
     )
 }

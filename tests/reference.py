@@ -281,6 +281,24 @@ def mean_squared_error(x: Array, targets: Array) -> tuple[float, int, Array]:
     return float((difference**2).reshape(len(x), -1).mean(1).sum()), 0, 2 * difference / x.size
 
 
+def adaptive_matrix(size: int, out: int) -> Array:
+    """(out, size): the share of each element in each window's mean."""
+    rows = np.zeros((out, size))
+    for i in range(out):
+        first, last = i * size // out, -(-(i + 1) * size // out)
+        rows[i, first:last] = 1 / (last - first)
+    return rows
+
+
+def adaptive_avg_pool2d(x: Array, height: int, width: int) -> Array:
+    return adaptive_matrix(x.shape[2], height) @ x @ adaptive_matrix(x.shape[3], width).T
+
+
+def adaptive_avg_pool2d_backward(x: Array, grad: Array) -> Array:
+    height, width = grad.shape[2:]
+    return adaptive_matrix(x.shape[2], height).T @ grad @ adaptive_matrix(x.shape[3], width)
+
+
 # ---- normalisation
 
 
@@ -388,6 +406,9 @@ class Network:
             return avg_pool2d(x, *window, options["ceil_mode"], options["count_include_pad"])
         if kind in ("ReLU", "Tanh", "Sigmoid"):
             return {"ReLU": relu, "Tanh": tanh, "Sigmoid": sigmoid}[kind](x)
+        if kind in ("AdaptiveAvgPool2d", "GlobalAvgPool2d"):
+            sizes = options.get("output_size", (1, 1))
+            return adaptive_avg_pool2d(x, sizes[0] or x.shape[2], sizes[1] or x.shape[3])
         if kind in ("BatchNorm1d", "BatchNorm2d"):
             affine = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
             moments = batch_moments(x)
@@ -442,6 +463,8 @@ class Network:
             return [avg_pool2d_backward(x, grad, *window, options["ceil_mode"], options["count_include_pad"])]
         if kind in ("ReLU", "Tanh", "Sigmoid"):
             return [{"ReLU": relu_backward, "Tanh": tanh_backward, "Sigmoid": sigmoid_backward}[kind](y, grad)]
+        if kind in ("AdaptiveAvgPool2d", "GlobalAvgPool2d"):
+            return [adaptive_avg_pool2d_backward(x, grad)]
         if kind in ("BatchNorm1d", "BatchNorm2d"):
             weight = weights.get(f"{name}.weight")
             grad_input, *affine = batch_norm_backward(x, weight, grad, options["eps"])

@@ -284,6 +284,16 @@ def normalised():
     return gg.Model(x, gg.Linear(4, name="out")(gg.Flatten()(gg.MaxPool2d(2)(d))))
 
 
+def adaptive_windows():
+    """Windows of several sizes, of one size, larger outputs than inputs, and the whole image."""
+    x = gg.Input((3, 9, 8))
+    a = gg.AdaptiveAvgPool2d((4, 5))(gg.Conv2d(20, 3, padding=1, name="a")(x))
+    b = gg.AdaptiveAvgPool2d((None, 11))(gg.Conv2d(5, 3, padding=1, name="b")(a))
+    c = gg.AdaptiveAvgPool2d((2, 11))(gg.Tanh()(b))
+    joined = gg.Concat()(gg.GlobalAvgPool2d()(gg.ReLU()(c)), gg.GlobalAvgPool2d()(a))
+    return gg.Model(x, gg.Linear(4, name="out")(gg.Flatten()(joined)))
+
+
 def odd_windows():
     x = gg.Input((6, 11, 10))
     node = gg.Conv2d(4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, name="a")(x)
@@ -316,6 +326,7 @@ GRAPHS = [
     activations_in_a_row,
     odd_windows,
     normalised,
+    adaptive_windows,
     only_a_layer,
     starts_without_parameters,
 ]
@@ -382,6 +393,8 @@ def torch_layer(torch, layer, tensors, inputs):
     if kind == "Dropout":
         assert o["p"] == 0
         return x
+    if kind in ("AdaptiveAvgPool2d", "GlobalAvgPool2d"):
+        return f.adaptive_avg_pool2d(x, o.get("output_size", 1))
     if kind in ("BatchNorm1d", "BatchNorm2d"):
         statistics = [tensors[f"{name}.running_{one}"] for one in ("mean", "var")]
         running = [one.detach().clone() for one in statistics]

@@ -223,3 +223,38 @@ def test_batch_norm_of_a_wrong_shape(layer, shape, message):
 def test_batch_norm_of_wrong_options(options):
     with pytest.raises((TypeError, ValueError), match=f"{next(iter(options))}=.*allowed"):
         gg.BatchNorm2d(**options)
+
+
+# ---- adaptive pooling
+
+
+@isas
+@pytest.mark.parametrize("n", [1, 17])
+@pytest.mark.parametrize(
+    ("size", "out"), [((7, 5), (3, 2)), ((6, 8), (3, 4)), ((3, 2), (5, 7)), ((1, 9), (1, 1)), ((32, 33), (6, 6))]
+)
+def test_adaptive_pooling(isa, n, size, out):
+    rng = seeded((n, size, out))
+    x, grad = float32(rng, n, 5, *size), float32(rng, n, 5, *out)
+    found = operations.run_op(
+        "native", isa, "adaptive_avg_pool2d", [x], (5, *out), parameters=[], grad_output=grad, threads=1 + n % 2
+    )
+    wide_x, wide_grad = wide([x, grad])
+    values = -(-size[0] // out[0] + 1) * -(-size[1] // out[1] + 1)
+    wanted, all_of_it = [ref.adaptive_avg_pool2d(one, *out) for one in (wide_x, np.abs(wide_x))]
+    close("output", found["output"], wanted, all_of_it, values)
+    wanted, all_of_it = [ref.adaptive_avg_pool2d_backward(wide_x, one) for one in (wide_grad, np.abs(wide_grad))]
+    close("grad_input", found["grad_inputs"][0], wanted, all_of_it, values)
+
+
+def test_adaptive_pooling_of_a_nan_is_nan_in_its_windows_alone():
+    x = np.ones((2, 3, 5, 5), np.float32)
+    x[1, 2, 2, 2] = np.nan  # in the windows of rows and columns 0..1 and 1..2 of 3
+    y = operations.run_op("native", None, "adaptive_avg_pool2d", [x], (3, 4, 1), parameters=[])["output"]
+    assert [tuple(at) for at in np.argwhere(np.isnan(y))] == [(1, 2, 1, 0), (1, 2, 2, 0)]
+
+
+@pytest.mark.parametrize(("size", "message"), [(0, "output_size"), ((1, 2, 3), "height, width"), (1.5, "output_size")])
+def test_adaptive_pooling_to_a_wrong_size(size, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        gg.AdaptiveAvgPool2d(size)

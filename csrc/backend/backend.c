@@ -6,6 +6,7 @@ const char *gg_op_kind_name(gg_op_kind kind) {
         [GG_OP_LINEAR] = "linear",
         [GG_OP_MAX_POOL2D] = "max_pool2d",
         [GG_OP_AVG_POOL2D] = "avg_pool2d",
+        [GG_OP_ADAPTIVE_AVG_POOL2D] = "adaptive_avg_pool2d",
         [GG_OP_BATCH_NORM] = "batch_norm",
         [GG_OP_RELU] = "relu",
         [GG_OP_TANH] = "tanh",

@@ -23,7 +23,8 @@ typedef enum gg_op_kind {
     GG_OP_LINEAR,
     GG_OP_MAX_POOL2D,
     GG_OP_AVG_POOL2D,
-    GG_OP_BATCH_NORM, /* over the first axis of the sample */
+    GG_OP_ADAPTIVE_AVG_POOL2D, /* window o of an axis: elements o*in/out, rounded down, to (o+1)*in/out, rounded up */
+    GG_OP_BATCH_NORM,          /* over the first axis of the sample */
     GG_OP_RELU,
     GG_OP_TANH,
     GG_OP_SIGMOID,

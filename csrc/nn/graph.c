@@ -31,6 +31,7 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
     [GG_LAYER_LINEAR] = &gg_layer_linear,
     [GG_LAYER_MAX_POOL2D] = &gg_layer_max_pool2d,
     [GG_LAYER_AVG_POOL2D] = &gg_layer_avg_pool2d,
+    [GG_LAYER_ADAPTIVE_AVG_POOL2D] = &gg_layer_adaptive_avg_pool2d,
     [GG_LAYER_BATCH_NORM1D] = &gg_layer_batch_norm1d,
     [GG_LAYER_BATCH_NORM2D] = &gg_layer_batch_norm2d,
     [GG_LAYER_RELU] = &gg_layer_relu,

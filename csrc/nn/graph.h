@@ -15,6 +15,7 @@ typedef enum gg_layer_kind {
     GG_LAYER_LINEAR,
     GG_LAYER_MAX_POOL2D,
     GG_LAYER_AVG_POOL2D,
+    GG_LAYER_ADAPTIVE_AVG_POOL2D,
     GG_LAYER_BATCH_NORM1D,
     GG_LAYER_BATCH_NORM2D,
     GG_LAYER_RELU,
@@ -67,6 +68,7 @@ typedef struct gg_layer_desc {
     gg_range range;            /* SLICE: axis, begin and end as Python counts, negative ones from the last; PAD: axis */
     int64_t pads[2];           /* PAD: zeros before and behind */
     int64_t groups;            /* CONV2D */
+    int64_t output_size[2];    /* ADAPTIVE_AVG_POOL2D: height and width; 0: the input's */
     bool bias;                 /* CONV2D, LINEAR */
     float probability;         /* DROPOUT, in [0, 1) */
     float epsilon;             /* normalisations: added to the variance; at least 0 */

@@ -80,6 +80,7 @@ static const layer_option layer_options[] = {
     OPTION("ceil_mode", OPTION_FLAG, window.ceil_mode),
     OPTION("count_include_pad", OPTION_FLAG, window.count_include_pad),
     OPTION("groups", OPTION_INTEGER, groups),
+    OPTION("output_size", OPTION_PAIR, output_size),
     OPTION("bias", OPTION_FLAG, bias),
     OPTION("eps", OPTION_NUMBER, epsilon),
     OPTION("momentum", OPTION_NUMBER, momentum),

@@ -1,4 +1,4 @@
-/* MAX_POOL2D and AVG_POOL2D, with PyTorch's windows. */
+/* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D, with PyTorch's windows. */
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/native/native.h"
@@ -72,6 +72,11 @@ static gg_status native_pool_check(const gg_op_desc *desc) {
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
         desc->input[0].size[0] != desc->output.size[0])
         GG_FAIL(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels", name);
+    for (int a = 0; a < 2; ++a)
+        if (desc->input[0].size[1 + a] > INT32_MAX / 2 || desc->output.size[1 + a] > INT32_MAX / 2)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements for %lld windows are too many", name, axes[a],
+                    (long long)desc->input[0].size[1 + a], (long long)desc->output.size[1 + a]);
+    if (desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D) goto cleanup;
     for (int a = 0; a < 2; ++a) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
             GG_FAIL(GG_ERROR_ARGUMENT, "%s, %s: kernel %lld, stride %lld, dilation %lld, padding %lld are out of range",
@@ -88,7 +93,7 @@ static gg_status native_pool_check(const gg_op_desc *desc) {
                     (long long)in, (long long)out, (long long)desc->output.size[1 + a]);
         if (!gg_window_covers(w, a, in, out))
             GG_FAIL(GG_ERROR_SHAPE, "%s, %s: a window holds no element of the image", name, axes[a]);
-        if (in > INT32_MAX / 2 || w->kernel[a] > 32768)
+        if (w->kernel[a] > 32768)
             GG_FAIL(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements in windows of %lld are too many", name, axes[a],
                     (long long)in, (long long)w->kernel[a]);
     }
@@ -96,24 +101,38 @@ cleanup:
     return status;
 }
 
+/* The first element of the image in window o along an axis, its place in the window, and how many are inside. */
+typedef struct pool_extent {
+    int64_t first, place, count;
+} pool_extent;
+
+static pool_extent extent_of(const gg_op_desc *desc, int axis, int64_t o) {
+    const gg_window *w = &desc->window;
+    const int64_t in = desc->input[0].size[1 + axis], out = desc->output.size[1 + axis];
+    if (desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D) {
+        const int64_t begin = o * in / out, end = ((o + 1) * in + out - 1) / out;
+        return (pool_extent){begin, 0, end - begin};
+    }
+    const int64_t dilation = w->dilation[axis], corner = o * w->stride[axis] - w->padding[axis];
+    const int64_t outside = corner < 0 ? (-corner + dilation - 1) / dilation : 0;
+    const int64_t first = corner + outside * dilation;
+    const int64_t inside = first < in ? (in - first + dilation - 1) / dilation : 0, room = w->kernel[axis] - outside;
+    return (pool_extent){first, outside, inside < room ? inside : room};
+}
+
 /* Fills the tables of one axis and returns the first address behind them. */
-static int32_t *fill_axis(gg_pool_shape *shape, const gg_window *w, int axis, int32_t *at) {
+static int32_t *fill_axis(gg_pool_shape *shape, const gg_op_desc *desc, int axis, int32_t *at) {
     const int64_t in = shape->in[axis], out = shape->out[axis];
-    const int64_t kernel = w->kernel[axis], dilation = w->dilation[axis];
+    const int64_t kernel = shape->kernel[axis], dilation = shape->dilation[axis];
     int32_t *first = at, *place = first + out, *count = place + out, *start = count + out;
     int32_t *window = start + in + 1, *place_in = window + out * kernel;
     for (int64_t i = 0; i <= in; ++i) start[i] = 0;
     for (int64_t o = 0; o < out; ++o) {
-        const int64_t corner = o * w->stride[axis] - w->padding[axis];
-        const int64_t outside = corner < 0 ? (-corner + dilation - 1) / dilation : 0;
-        int64_t inside = 0;
-        while (outside + inside < kernel && corner + (outside + inside) * dilation < in) {
-            ++start[corner + (outside + inside) * dilation + 1];
-            ++inside;
-        }
-        first[o] = (int32_t)(corner + outside * dilation);
-        place[o] = (int32_t)outside;
-        count[o] = (int32_t)inside;
+        const pool_extent extent = extent_of(desc, axis, o);
+        for (int64_t k = 0; k < extent.count; ++k) ++start[extent.first + k * dilation + 1];
+        first[o] = (int32_t)extent.first;
+        place[o] = (int32_t)extent.place;
+        count[o] = (int32_t)extent.count;
     }
     for (int64_t i = 0; i < in; ++i) start[i + 1] += start[i];
     for (int64_t o = 0; o < out; ++o) {
@@ -133,14 +152,27 @@ static int32_t *fill_axis(gg_pool_shape *shape, const gg_window *w, int axis, in
     return place_in + out * kernel;
 }
 
-static size_t axis_entries(const gg_op_desc *desc, int axis) {
-    const size_t in = (size_t)desc->input[0].size[1 + axis], out = (size_t)desc->output.size[1 + axis];
-    return 3 * out + in + 1 + 2 * out * (size_t)desc->window.kernel[axis];
+static size_t axis_entries(const gg_pool_shape *shape, int axis) {
+    const size_t in = (size_t)shape->in[axis], out = (size_t)shape->out[axis];
+    return 3 * out + in + 1 + 2 * out * (size_t)shape->kernel[axis];
+}
+
+/* The places of the largest window along an axis. */
+static int64_t largest_window(const gg_op_desc *desc, int axis) {
+    int64_t most = desc->window.kernel[axis];
+    if (desc->kind != GG_OP_ADAPTIVE_AVG_POOL2D) return most;
+    most = 1;
+    for (int64_t o = 0; o < desc->output.size[1 + axis]; ++o) {
+        const int64_t count = extent_of(desc, axis, o).count;
+        most = count > most ? count : most;
+    }
+    return most;
 }
 
 /* Elements of a window that count, along one axis: those inside the image, or inside its padding too. */
-static int64_t native_pool_extent(const gg_pool_shape *shape, const gg_window *w, int axis, int64_t o) {
-    if (!w->count_include_pad) return shape->count[axis][o];
+static int64_t native_pool_extent(const gg_pool_shape *shape, const gg_op_desc *desc, int axis, int64_t o) {
+    const gg_window *w = &desc->window;
+    if (!w->count_include_pad || desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D) return shape->count[axis][o];
     const int64_t corner = o * w->stride[axis] - w->padding[axis];
     const int64_t end = shape->in[axis] + w->padding[axis];
     return corner + w->kernel[axis] < end ? w->kernel[axis] : end - corner;
@@ -155,33 +187,36 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
     GG_TRY(gg_native_op_create(desc, &pool_class, sizeof(pool_op), &head));
     pool_op *op = (pool_op *)head;
     const gg_window *w = &desc->window;
+    const bool adaptive = desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D;
     gg_pool_shape *shape = &op->shape;
     op->device = device;
     shape->channels = desc->input[0].size[0];
     shape->lanes = gg_lanes_padded(desc->batch);
-    shape->tiled = true;
-    GG_TRY(gg_alloc((axis_entries(desc, 0) + axis_entries(desc, 1)) * sizeof(int32_t), "a pooling's tables", &block));
-    op->tables = block;
-    int32_t *at = op->tables;
+    shape->tiled = !adaptive;
     for (int a = 0; a < 2; ++a) {
         shape->in[a] = desc->input[0].size[1 + a];
         shape->out[a] = desc->output.size[1 + a];
-        shape->kernel[a] = w->kernel[a];
-        shape->stride[a] = w->stride[a];
-        shape->dilation[a] = w->dilation[a];
-        at = fill_axis(shape, w, a, at);
+        shape->kernel[a] = largest_window(desc, a);
+        shape->stride[a] = adaptive ? 1 : w->stride[a]; /* not even: used of tiles only */
+        shape->dilation[a] = adaptive ? 1 : w->dilation[a];
+    }
+    GG_TRY(gg_alloc((axis_entries(shape, 0) + axis_entries(shape, 1)) * sizeof(int32_t), "a pooling's tables", &block));
+    op->tables = block;
+    int32_t *at = op->tables;
+    for (int a = 0; a < 2; ++a) {
+        at = fill_axis(shape, desc, a, at);
         shape->tiled = shape->tiled && w->stride[a] == w->kernel[a] && w->dilation[a] == 1 && w->padding[a] == 0;
         for (int64_t o = 0; o < shape->out[a]; ++o) {
             shape->tiled = shape->tiled && shape->count[a][o] == w->kernel[a];
         }
     }
-    if (desc->kind == GG_OP_AVG_POOL2D) {
+    if (desc->kind != GG_OP_MAX_POOL2D) {
         GG_TRY(gg_alloc((size_t)(shape->out[0] * shape->out[1]) * sizeof(float), "a pooling's tables", &block));
         op->scale = block;
         shape->scale = op->scale;
         for (int64_t h = 0; h < shape->out[0]; ++h) {
             for (int64_t v = 0; v < shape->out[1]; ++v) {
-                const int64_t divisor = native_pool_extent(shape, w, 0, h) * native_pool_extent(shape, w, 1, v);
+                const int64_t divisor = native_pool_extent(shape, desc, 0, h) * native_pool_extent(shape, desc, 1, v);
                 op->scale[h * shape->out[1] + v] = (float)(1.0 / (double)divisor);
             }
         }

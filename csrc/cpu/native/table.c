@@ -15,6 +15,7 @@ const gg_backend gg_backend_native = {
             [GG_OP_LINEAR] = gg_native_linear_create,
             [GG_OP_MAX_POOL2D] = gg_native_pool_create,
             [GG_OP_AVG_POOL2D] = gg_native_pool_create,
+            [GG_OP_ADAPTIVE_AVG_POOL2D] = gg_native_pool_create,
             [GG_OP_BATCH_NORM] = gg_native_batch_norm_create,
             [GG_OP_RELU] = gg_native_activation_create,
             [GG_OP_TANH] = gg_native_activation_create,

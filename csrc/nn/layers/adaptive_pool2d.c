@@ -1,0 +1,42 @@
+/* Average pooling to a given size: (C, H, W) -> (C, H', W'). */
+#include "nn/layer.h"
+
+static gg_status adaptive_pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input,
+                                       gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    (void)inputs;
+    if (input[0]->shape.dims != 3)
+        GG_FAIL(GG_ERROR_SHAPE, "input must be (channels, height, width), got %s from '%s'",
+                gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
+    *out = input[0]->shape;
+    for (int i = 0; i < 2; i++) {
+        if (desc->output_size[i] < 0 || desc->output_size[i] > GG_MAX_WINDOW)
+            GG_FAIL(GG_ERROR_ARGUMENT, "output_size must be 1 to %lld, got %lld (%s)", (long long)GG_MAX_WINDOW,
+                    (long long)desc->output_size[i], i == 0 ? "height" : "width");
+        if (desc->output_size[i] > 0) out->size[1 + i] = desc->output_size[i];
+    }
+cleanup:
+    return status;
+}
+
+/* Where all windows have one size and follow each other, it is the plain average pooling, which more tables have. */
+static void adaptive_pool2d_describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    (void)desc;
+    gg_window window = {.dilation = {1, 1}, .count_include_pad = true};
+    for (int i = 0; i < 2; i++) {
+        if (out->input[0].size[1 + i] % out->output.size[1 + i] != 0) return;
+        window.kernel[i] = window.stride[i] = out->input[0].size[1 + i] / out->output.size[1 + i];
+    }
+    out->kind = GG_OP_AVG_POOL2D;
+    out->window = window;
+}
+
+const gg_layer_type gg_layer_adaptive_avg_pool2d = {
+    .name = "adaptive_avg_pool2d",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_ADAPTIVE_AVG_POOL2D,
+    .infer = adaptive_pool2d_infer,
+    .describe = adaptive_pool2d_describe,
+};
