@@ -451,7 +451,11 @@ static void fake_transpose(gg_device *device, int64_t n, int64_t values, bool to
 }
 
 #define FAKE_ALL(create)                                                                                               \
-    { create, create, create, create, create, create, create, create, create, create, fake_create_reorder }
+    {                                                                                                                  \
+        [GG_OP_CONV2D] = create, [GG_OP_LINEAR] = create, [GG_OP_MAX_POOL2D] = create, [GG_OP_AVG_POOL2D] = create,    \
+        [GG_OP_RELU] = create, [GG_OP_TANH] = create, [GG_OP_SIGMOID] = create, [GG_OP_DROPOUT] = create,              \
+        [GG_OP_ADD] = create, [GG_OP_CONCAT] = create, [GG_OP_REORDER] = fake_create_reorder                           \
+    }
 
 static const gg_backend fake_plain_table = {
     .name = "fake-plain",
@@ -463,8 +467,16 @@ static const gg_backend fake_plain_table = {
 
 static const gg_backend fake_lanes_table = {
     .name = "fake-lanes",
-    .create = {fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes,
-               fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, fake_create_lanes, NULL},
+    .create = {[GG_OP_CONV2D] = fake_create_lanes,
+               [GG_OP_LINEAR] = fake_create_lanes,
+               [GG_OP_MAX_POOL2D] = fake_create_lanes,
+               [GG_OP_AVG_POOL2D] = fake_create_lanes,
+               [GG_OP_RELU] = fake_create_lanes,
+               [GG_OP_TANH] = fake_create_lanes,
+               [GG_OP_SIGMOID] = fake_create_lanes,
+               [GG_OP_DROPOUT] = fake_create_lanes,
+               [GG_OP_ADD] = fake_create_lanes,
+               [GG_OP_CONCAT] = fake_create_lanes},
 };
 
 static const gg_backend fake_channels_table = {
