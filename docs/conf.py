@@ -16,7 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "house_docstrings", "command_
 exclude_patterns = ["_build"]
 default_role = "code"
 nitpicky = True  # a type that the reference does not hold is an error, but for those of others
-nitpick_ignore_regex = [("py:.*", r"(os|numpy|collections|gossipgrad\.(_core|outputs|show))\..*|Record")]
+nitpick_ignore_regex = [("py:.*", r"(os|pathlib|numpy|collections|gossipgrad\.(_core|outputs|show))\..*|Record")]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
