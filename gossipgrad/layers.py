@@ -383,7 +383,7 @@ class Concat(Layer):
     kind, prefix, inputs = "concat", "concat", (2, MAX_INPUTS)
 
 
-class _BatchNorm(Layer):
+class _BatchNorm(Trained):
     prefix = "bn"
 
     def __init__(
@@ -393,10 +393,12 @@ class _BatchNorm(Layer):
         momentum: float = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
         name: str | None = None,
     ) -> None:
         _no_more(type(self).__name__, (), more, "nothing", "eps=, momentum=, ...")
-        super().__init__(name)
+        super().__init__(name, lr, weight_decay)
         self.eps = number("eps", eps, 0.0)
         self.momentum = number("momentum", momentum, 0.0, 1.0)
         self.affine = flag("affine", affine)
@@ -421,6 +423,7 @@ class BatchNorm1d(_BatchNorm):
     momentum     the share of a new batch in the running statistics, 0 to 1.
     affine       a weight (first 1) multiplies and a bias (first 0) is added, one of each a channel.
     track_running_stats  False: no running statistics; evaluation, too, uses those of the batch.
+    lr, weight_decay  as of Conv2d: a pair is of the weight and of the bias.
     """
 
     kind = "batch_norm1d"

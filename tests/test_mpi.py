@@ -14,6 +14,11 @@ from gossipgrad._launch import launcher_world_size
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{what}") for what in ("topology='cube'", "hierarchical=True")]
 
 SEED = 7
+OPTIMIZERS = {
+    "adam": gg.Adam(lr=0.01),
+    "clipped": gg.SGD(lr=0.05, momentum=0.9, clip_norm=0.5),
+    "lars": gg.LARS(lr=2.0, weight_decay=1e-3, clip_norm=5),
+}
 
 
 def one_worker(kind, **options):
@@ -21,7 +26,7 @@ def one_worker(kind, **options):
     return lambda p: kind(**options, **({"servers": p - 1, "dedicated": True, "chunk_bytes": 6000} if p > 1 else {}))
 
 
-# name: strategy, or a function of p; samples; batch; momentum or "adam". 203 and 101 samples: shards of unequal size.
+# name: strategy, or a function of p; samples; batch; momentum or a name of OPTIMIZERS. 203 and 101 samples: shards of unequal size.
 RUNS = {
     "default": (gg.GossipGraD(), 203, 16, 0.9),
     "late": (gg.GossipGraD(staleness=1), 203, 16, 0.9),
@@ -59,6 +64,11 @@ RUNS = {
     "adam": (gg.GossipGraD(), 203, 16, "adam"),
     "adam, periodic, bfloat16": (gg.PeriodicAllReduce(wire_dtype="bfloat16"), 203, 16, "adam"),
     "adam, overlapped": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=6000), 101, 13, "adam"),
+    "clipped, late": (gg.GossipGraD(staleness=1), 101, 13, "clipped"),
+    "clipped, gradients": (gg.GossipGraD(exchange="gradients"), 101, 13, "clipped"),
+    "clipped, overlapped": (gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=6000), 101, 13, "clipped"),
+    "lars, layerwise": (gg.LayerwiseAllReduce(), 101, 13, "lars"),
+    "lars, partitioned": (gg.OverlappedAveraging(partition_fc=True), 101, 13, "lars"),
     "allreduce": (gg.AllReduce(), 203, 16, 0.9),
     "layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
     "layerwise, small chunks": (gg.LayerwiseAllReduce(bucket_bytes=1, chunk_bytes=1200), 101, 13, 0.9),
@@ -106,8 +116,8 @@ def runs(p):
 
 
 def net():
-    """18,666 parameters: layers of 84, 18,464 and 330, of which messages of more and of less than a page."""
-    layers = [gg.Conv2d(4, 3), gg.MaxPool2d(2), gg.Flatten(), gg.Linear(32), gg.ReLU(), gg.Dropout(0.2)]
+    """Layers of 84, 8 with 8 statistics, 18,464 and 330 numbers: messages of more and of less than a page."""
+    layers = [gg.Conv2d(4, 3), gg.BatchNorm2d(), gg.MaxPool2d(2), gg.Flatten(), gg.Linear(32), gg.ReLU(), gg.Dropout(0.2)]
     return gg.Sequential([*layers, gg.Linear(10)], input=(2, 26, 26), name="middling")
 
 
@@ -115,9 +125,7 @@ def trainer_of(name, comm=None, **options):
     strategy, _, _, momentum = {**RUNS, **ALONE}[name]
     if callable(strategy):
         strategy = strategy(comm.p if comm else launcher_world_size())
-    optimizer: gg.Optimizer = gg.Adam(lr=0.01)
-    if momentum != "adam":
-        optimizer = gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
+    optimizer: gg.Optimizer = OPTIMIZERS.get(momentum) or gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
     return gg.Trainer(net(), optimizer=optimizer, strategy=strategy, seed=SEED, comm=comm, **options)
 
 
