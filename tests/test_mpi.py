@@ -26,7 +26,8 @@ def one_worker(kind, **options):
     return lambda p: kind(**options, **({"servers": p - 1, "dedicated": True, "chunk_bytes": 6000} if p > 1 else {}))
 
 
-# name: strategy, or a function of p; samples; batch; momentum or a name of OPTIMIZERS. 203 and 101 samples: shards of unequal size.
+# name: strategy, or a function of p; samples; batch; momentum or a name of OPTIMIZERS.
+# 203 and 101 samples: shards of unequal size.
 RUNS = {
     "default": (gg.GossipGraD(), 203, 16, 0.9),
     "late": (gg.GossipGraD(staleness=1), 203, 16, 0.9),
