@@ -454,19 +454,22 @@ class Dataset:
         """
         field = self._input(input_shape, tokens)
         self._check_samples()
-        target: Any
-        if self._targets is None:
-            assert self.source is not None
-            target = {"shape": self.source.target_shape, "dtype": self.source.target_dtype}
-            if np.dtype(self.source.target_dtype) == np.int32:
-                target["classes"] = self.source.values
-        else:
+        target = self._read_target()
+        if target is None:
             target = targets_array(self._targets, loss, output, f"{self.name}: targets")
         return self._core(field, target)
 
+    def _read_target(self) -> dict[str, Any] | None:
+        """The targets for the core where the source reads them; else None."""
+        if self._targets is not None or self.source is None:
+            return None
+        source = self.source
+        made = {"shape": source.target_shape, "dtype": source.target_dtype}
+        return made | ({"classes": source.values} if np.dtype(source.target_dtype) == np.int32 else {})
+
     def inputs_for_network(self, input_shape: Sequence[int], tokens: bool = False) -> _core.Dataset:
-        """The same without targets, to predict."""
-        return self._core(self._input(input_shape, tokens), None, weighted=False)
+        """The same to predict: targets are not looked at."""
+        return self._core(self._input(input_shape, tokens), self._read_target(), weighted=False)
 
     def _core(self, field: dict[str, Any], target: Any, weighted: bool = True) -> _core.Dataset:
         weights = self.sample_weight if weighted else None

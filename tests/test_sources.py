@@ -1,0 +1,204 @@
+"""Sets that a source reads: the same training as from memory, ahead of the network, with its errors."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import _core
+from gossipgrad.data.source import Source
+
+
+class Arrays(Source):
+    """Arrays that are read as if they were somewhere else; notes who reads what."""
+
+    def __init__(self, x, y, targets=False, **attributes):
+        self.x, self.y = x, y
+        self.shape, self.dtype, self.name = x.shape[1:], x.dtype, "somewhere else"
+        self.targets = y if targets else None
+        self.target_shape, self.target_dtype = y.shape[1:], y.dtype
+        self.calls, self.threads, self.lock = [], set(), threading.Lock()
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return len(self.x)
+
+    def read(self, rows, epoch, samples, targets):
+        with self.lock:
+            self.calls.append((epoch, rows.tolist()))
+            self.threads.add(threading.get_ident())
+        samples[...] = self.x[rows]
+        if targets is None:
+            assert self.targets is not None
+        else:
+            targets[...] = self.y[rows]
+
+
+def arrays(count, shape=(6,), classes=3, seed=0, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 256, (count, *shape)).astype(dtype) if dtype == np.uint8 else rng.normal(size=(count, *shape))
+    return x.astype(dtype), rng.integers(0, classes, count).astype(np.int32)
+
+
+def trained(train, ranks=3, batch=4, strategy=None, epochs=2, validation=None, net=None, **options):
+    net = net or gg.Sequential([gg.Linear(5), gg.Tanh(), gg.Linear(3)], input=(6,))
+    comm = gg.VirtualCluster(ranks)
+    with gg.Trainer(net, comm=comm, strategy=strategy or gg.GossipGraD(), seed=7) as trainer:
+        history = trainer.fit(train, validation=validation, epochs=epochs, batch_size=batch, progress=False, **options)
+        return history.weights_sha256, history.last, trainer.audit_samples()["ok"]
+
+
+@pytest.mark.parametrize("count", [37, 40])
+@pytest.mark.parametrize("targets", [False, True])
+def test_a_source_trains_as_memory_does(count, targets):
+    """The same bits, whoever reads, in whatever number of threads; the order is that of the seed and the epoch."""
+    x, y = arrays(count)
+    validation = gg.Dataset(*arrays(17, seed=1))
+    wanted = trained(gg.Dataset(x, y), validation=validation)
+    for readers, ahead in ((1, 1), (3, 2), (2, 5)):
+        source = Arrays(x, y, targets, readers=readers, ahead=ahead)
+        found = trained(gg.Dataset(source), validation=gg.Dataset(Arrays(*arrays(17, seed=1))))
+        assert found[0] == wanted[0]
+        for key in ("train_loss", "train_accuracy", "validation"):
+            assert found[1][key] == wanted[1][key], key
+        assert found[2]
+        assert threading.get_ident() not in source.threads
+        for epoch in (0, 1):
+            rows = sorted(row for at, chosen in source.calls if at == epoch for row in chosen)
+            assert rows == list(range(count))
+
+
+def test_parts_of_a_source():
+    x, y = arrays(60)
+    part = np.random.default_rng(1).permutation(60)[:41]
+    assert trained(gg.Dataset(Arrays(x, y))[part])[0] == trained(gg.Dataset(x, y)[part])[0]
+    assert trained(gg.Dataset(Arrays(x, y, True))[part])[0] == trained(gg.Dataset(x, y)[part])[0]
+
+
+@pytest.mark.parametrize("count", [36, 38])
+def test_samples_that_move_are_read_where_they_would_be(count):
+    """shuffle_samples without messages: the bits of the ring of shards."""
+    x, y = arrays(count)
+    strategy = gg.GossipGraD(shuffle_samples=True)
+    wanted, found = (trained(data, strategy=strategy) for data in (gg.Dataset(x, y), gg.Dataset(Arrays(x, y))))
+    assert found[0] == wanted[0] and found[2]
+    assert wanted[1]["sample_bytes_sent"] > 0 == found[1]["sample_bytes_sent"]
+
+
+def test_a_resumed_run_reads_what_it_would_have_read(tmp_path):
+    x, y = arrays(37)
+    path = str(tmp_path / "half")
+    net = gg.Sequential([gg.Linear(5), gg.Tanh(), gg.Linear(3)], input=(6,))
+    whole = trained(gg.Dataset(x, y), ranks=2, epochs=3, net=net)[0]
+    with gg.Trainer(net, comm=gg.VirtualCluster(2), strategy=gg.GossipGraD(), seed=7) as trainer:
+        trainer.fit(gg.Dataset(Arrays(x, y)), epochs=1, batch_size=4, progress=False)
+        trainer.save(path)
+    source = Arrays(x, y)
+    assert trained(gg.Dataset(source), ranks=2, epochs=3, net=net, resume=path)[0] == whole
+    assert {epoch for epoch, _ in source.calls} == {1, 2}
+
+
+def test_pixels_have_a_scale_for_each_channel():
+    x, y = arrays(23, (3, 5, 4), dtype=np.uint8)
+    scale, shift = np.float32([1 / 255, 0.5, 2]), np.float32([-0.5, 0, 1])
+    net = gg.Sequential([gg.Conv2d(4, 3), gg.ReLU(), gg.Flatten(), gg.Linear(3)], input=(3, 5, 4))
+    plain = x * scale[:, None, None] + shift[:, None, None]
+    with gg.Trainer(net, seed=1) as trainer:
+        wanted = trainer.predict(plain.astype(np.float32), batch_size=8)
+        for data in (gg.Dataset(x, y, scale, shift), gg.Dataset(Arrays(x, y, scale=scale, shift=shift))):
+            np.testing.assert_allclose(trainer.predict(data, batch_size=8), wanted, rtol=1e-4, atol=1e-4)
+
+
+# ---- what goes wrong
+
+
+class BrokenError(Exception):
+    pass
+
+
+class Breaks(Arrays):
+    def __init__(self, *arguments, at, **attributes):
+        super().__init__(*arguments, **attributes)
+        self.at = at
+
+    def read(self, rows, epoch, samples, targets):
+        super().read(rows, epoch, samples, targets)
+        if self.at in rows and epoch >= 0:
+            raise BrokenError(f"picture_{self.at}.jpg: not read")
+
+
+def test_an_error_of_a_source_is_the_callers():
+    """On the step that needs the sample, as it was raised; reading ahead does not bring it forward."""
+    x, y = arrays(40)
+    net = gg.Sequential([gg.Linear(3)], input=(6,))
+    with gg.Trainer(net, seed=7) as trainer:
+        data = gg.Dataset(Breaks(x, y, at=33, ahead=4))
+        with pytest.raises(BrokenError, match=r"picture_33\.jpg: not read") as caught:
+            trainer.fit(data, batch_size=4, shuffle=False, progress=False)
+        assert trainer.step == 8  # batches 0 to 7 came first
+        if hasattr(caught.value, "__notes__"):
+            assert "step 8" in "".join(caught.value.__notes__)
+    with gg.Trainer(net, comm=gg.VirtualCluster(2), seed=7) as trainer, pytest.raises(BrokenError, match="picture_3"):
+        trainer.fit(gg.Dataset(Breaks(x, y, at=3)), batch_size=4, progress=False)
+
+
+def test_what_a_source_reads_is_checked():
+    x, y = arrays(40)
+    bad_x, bad_y = x.copy(), y.copy()
+    bad_x[11, 2], bad_y[12] = np.nan, 3
+    for source, words in (
+        (Arrays(bad_x, y), "samples: sample 11 has nan"),
+        (Arrays(x, bad_y), "targets: sample 12 has class 3; allowed are 0 to 2"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            trained(gg.Dataset(source), ranks=2)
+
+
+def test_a_source_that_only_goes_on():
+    """Rows are asked for in ascending order, whatever is wanted; moving samples are refused with the reason."""
+    x, y = arrays(37)
+    source = Arrays(x, y, ordered=True)
+    assert trained(gg.Dataset(source), ranks=1)[0] == trained(gg.Dataset(x, y), ranks=1, shuffle=False)[0]
+    rows = [row for epoch, chosen in source.calls if epoch == 1 for row in chosen]
+    assert rows == sorted(rows)
+    with pytest.raises(ValueError, match="shuffle_samples: .*one after the other"):
+        trained(gg.Dataset(Arrays(x, y, ordered=True)), strategy=gg.GossipGraD(shuffle_samples=True))
+    with pytest.raises(ValueError, match="stay in their order"):
+        trained(gg.Dataset(Arrays(x, y, ordered=True))[np.array([3, 2, 9, 5, 7, 11])], ranks=1)
+
+
+def test_streams_go_on_in_their_rows():
+    """Row b of a batch goes on where row b of the batch before ended, on each rank in its own part."""
+    x, y = arrays(45)
+    source = Arrays(x, y, streams=True)
+    trained(gg.Dataset(source), ranks=2, batch=3, epochs=1)
+    calls = [rows for epoch, rows in source.calls if epoch == 0]
+    shards = [[rows for rows in calls if (rows[0] < 23) == first] for first in (True, False)]
+    for begin, batches in zip((0, 23), shards, strict=True):
+        assert sorted(batches) == [[begin + t, begin + 7 + t, begin + 14 + t] for t in range(7)]
+    with pytest.raises(ValueError, match="shuffle_samples: pieces of sequences stay"):
+        trained(gg.Dataset(Arrays(x, y, streams=True)), strategy=gg.GossipGraD(shuffle_samples=True))
+
+
+def test_warm_steps_allocate_nothing_and_all_is_freed():
+    x, y = arrays(400)
+    source = Arrays(x, y)
+    net = gg.Sequential([gg.Linear(3)], input=(6,))
+    before = _core.memory()[0]
+    with gg.Trainer(net, comm=gg.VirtualCluster(2), seed=7) as trainer:
+        data = gg.Dataset(source).for_network("cross_entropy", (6,), (3,))
+        core = trainer.core
+        core.begin(data, 4)
+        core.epoch(0)
+        core.run(8)
+        warm = _core.memory()
+        core.run(30)
+        assert _core.memory() == warm
+        del core
+    del data, trainer
+    gc.collect()
+    assert _core.memory()[0] == before
