@@ -454,7 +454,7 @@ class Dataset:
         """
         field = self._input(input_shape, tokens)
         self._check_samples()
-        target = self._read_target()
+        target: Any = self._read_target()
         if target is None:
             target = targets_array(self._targets, loss, output, f"{self.name}: targets")
         return self._core(field, target)
