@@ -188,6 +188,7 @@ def test_warm_steps_allocate_nothing_and_all_is_freed():
     x, y = arrays(400)
     source = Arrays(x, y)
     net = gg.Sequential([gg.Linear(3)], input=(6,))
+    gc.collect()
     before = _core.memory()[0]
     with gg.Trainer(net, comm=gg.VirtualCluster(2), seed=7) as trainer:
         data = gg.Dataset(source).for_network("cross_entropy", (6,), (3,))
