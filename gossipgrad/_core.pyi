@@ -194,6 +194,10 @@ class Trainer:
         """What a rank trains with: "weight", "gradient" or "moment" (the optimiser's) by the arena's name."""
     def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]:
         """Copies, by the parameters' names; `rank` counts the local ranks."""
+    def carried(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:
+        """State that layers carry from batch to batch: rows by the layers' names."""
+    def load_carried(self, arrays: dict[str, NDArray[np.float32]], rank: int, /) -> None:
+        """Sets what carried() gave; {}: to zero."""
     def load_arena(self, name: str, arrays: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
         """None: every local rank. All names and shapes must fit."""
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...

@@ -18,7 +18,7 @@ from gossipgrad import checkpoint_files as files
 from gossipgrad.errors import CheckpointError, counted
 from gossipgrad.history import Record
 from gossipgrad.model import Model
-from gossipgrad.replicas import Arrays, Replicas
+from gossipgrad.replicas import CARRIED, Arrays, Replicas
 
 
 def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
@@ -137,7 +137,8 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         for rank in range(team.rank, team.rank + team.local):
             part = files.read_rank(name, description, rank)
             where = f"{name}, rank {rank}"
-            parts.append({key: _checked(net, arrays, f"{where}, {key}") for key, arrays in part.items()})
+            checked = {key: _checked(net, one, f"{where}, {key}") for key, one in part.items() if key != CARRIED}
+            parts.append(checked | ({CARRIED: part[CARRIED]} if CARRIED in part else {}))
             if not parts[-1].get("weight"):
                 raise CheckpointError(f"{where}: without weights")
         found.append((saved, consensus, parts))
@@ -152,7 +153,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     replicas.core.settle()
     _restore_exchange(replicas, saved.settings)
     if saved.optimizer != replicas.optimizer.name:
-        parts = [{"weight": part["weight"]} for part in parts]
+        parts = [{key: part[key] for key in ("weight", CARRIED) if key in part} for part in parts]
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
     replicas.set_state(saved.step, parts, consensus)
     _restore_rate(replicas, saved)

@@ -37,6 +37,7 @@ from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
 
 Arrays = dict[str, NDArray[np.float32]]
+CARRIED = "carried"  # of rank_state: no arena, and no parameters
 
 # What a trainer is made of: the core has been built for it, so another value would be believed and not used.
 _FIXED = frozenset(
@@ -380,9 +381,14 @@ class Replicas:
     # ---- state, at rest
 
     def rank_state(self, local: int) -> dict[str, Arrays]:
-        """All that a local rank trains with, by the arena's name: "weight", and the moments of the optimiser."""
+        """All that a local rank trains with, by the arena's name: "weight", and the moments of the optimiser.
+
+        And under CARRIED, if layers carry state from batch to batch, that.
+        """
         arenas = self.core.arenas()
-        return {name: self.core.arena(name, local) for name, kind in arenas.items() if kind != "gradient"}
+        found = {name: self.core.arena(name, local) for name, kind in arenas.items() if kind != "gradient"}
+        carried = self.core.carried(local)
+        return found | {CARRIED: carried} if carried else found
 
     def state(self) -> tuple[int, list[dict[str, Arrays]], Arrays]:
         """(step, rank_state of each local rank, consensus weights). Collective."""
@@ -398,6 +404,7 @@ class Replicas:
                 if kind != "gradient":
                     zeros = {key: np.zeros_like(array) for key, array in part["weight"].items()}
                     core.load_arena(name, part.get(name) or zeros, local)
+            core.load_carried(part.get(CARRIED, {}), local)
         core.step = step
 
     @collective

@@ -40,7 +40,7 @@ from gossipgrad.history import History, Record
 from gossipgrad.literals import Backend
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
-from gossipgrad.replicas import Arrays, Replicas, collective
+from gossipgrad.replicas import CARRIED, Arrays, Replicas, collective
 from gossipgrad.weights import opened
 
 
@@ -215,6 +215,16 @@ class Trainer(Replicas):
         self.prepare_rates(1, agree=False)
         losses = self.core.train_step(samples, targets)
         return losses if self.virtual else losses[0]
+
+    @collective
+    def reset_state(self) -> None:
+        """Zero the state that layers carry from batch to batch, as where sequences begin. Collective.
+
+        fit does so at the beginning of each epoch, and train_step never.
+        """
+        with self.agreed():
+            pass
+        self.core.reset_carried()
 
     def _check_list(self, argument: str, value: Any) -> None:
         """One batch a virtual rank."""
@@ -395,7 +405,8 @@ class Trainer(Replicas):
         with self.agreed():
             local = self._local(rank)
         self.core.settle()
-        moments = {key: self._trained(value) for key, value in self.rank_state(local).items() if key != "weight"}
+        others = ("weight", CARRIED)
+        moments = {key: self._trained(value) for key, value in self.rank_state(local).items() if key not in others}
         return {"step": self.step, "momentum": {}, "second_moment": {}, **moments}
 
     @collective

@@ -115,9 +115,10 @@ typedef struct gg_op_args {
                                         grad_output then holds the error behind the activation afterwards */
     void *saved;                     /* op->saved_bytes, held by the plan from forward to backward */
     void *scratch;                   /* op->scratch_bytes, content lost between runs */
-    void *carried;                   /* forward: op->carried_bytes for each sample, the state with which it begins; what
-                                        it ends with is left there. NULL: begins at zero, nothing is left. Backward does
-                                        not see it, and no gradient flows into it */
+    float *carried;                  /* forward: the state with which each sample begins, as many numbers as its layer
+                                        carries from batch to batch (nn/layer.h); what it ends with is left there. NULL:
+                                        begins at zero, nothing is left. Backward does not see it: what it needs of the
+                                        beginning is saved, and no gradient flows into it */
     uint32_t rank;                   /* DROPOUT */
     uint64_t step;                   /* DROPOUT */
     bool evaluate; /* forward of an operation that was created for training: compute as in evaluation; no backward run

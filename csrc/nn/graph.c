@@ -381,6 +381,12 @@ int64_t gg_graph_parameter_count(const gg_graph *graph) {
     return count;
 }
 
+int64_t gg_graph_node_carried(const gg_graph *graph, int node) {
+    const gg_node *it = &graph->node[node];
+    const gg_layer_type *type = types[it->desc.kind];
+    return type->carried != NULL ? type->carried(it, &graph->node[it->input[0]].shape) : 0;
+}
+
 int64_t gg_graph_node_macs(const gg_graph *graph, int node) {
     const gg_node *it = &graph->node[node];
     const gg_layer_type *type = types[it->desc.kind];

@@ -171,9 +171,11 @@ const gg_slice *gg_graph_layer(const gg_graph *graph, int layer);
 /* The layer's parameters: so many from number *first on. */
 int gg_graph_layer_parameters(const gg_graph *graph, int layer, int *first);
 const char *gg_graph_layer_name(const gg_graph *graph, int layer);
-size_t gg_graph_arena_count(const gg_graph *graph);          /* float32 elements of an arena, padding included */
-int64_t gg_graph_parameter_count(const gg_graph *graph);     /* numbers in all parameters, without padding */
-int64_t gg_graph_node_macs(const gg_graph *graph, int node); /* multiply-adds of one sample's forward pass */
+size_t gg_graph_arena_count(const gg_graph *graph);             /* float32 elements of an arena, padding included */
+int64_t gg_graph_parameter_count(const gg_graph *graph);        /* numbers in all parameters, without padding */
+int64_t gg_graph_node_carried(const gg_graph *graph, int node); /* float32 numbers of state that its layer carries
+                                                                   from batch to batch for each sample; 0: none */
+int64_t gg_graph_node_macs(const gg_graph *graph, int node);    /* multiply-adds of one sample's forward pass */
 
 /* Fills an arena with initial weights: a function of the seed alone, the same on every rank. */
 void gg_graph_initialise(const gg_graph *graph, uint64_t seed, float *weights);

@@ -25,6 +25,8 @@ typedef struct gg_layer_type {
      * ".weight"), role, shape, fans and initialiser, into zeroed entries. */
     int (*parameters)(const gg_node *node, const gg_shape *input, gg_parameter *out);
     int64_t (*macs)(const gg_node *node, const gg_shape *input);
+    /* NULL: 0. How many float32 numbers of state a sample carries from batch to batch. */
+    int64_t (*carried)(const gg_node *node, const gg_shape *input);
     /* Fills what an operation needs beyond shapes and batch. */
     void (*describe)(const gg_layer_desc *desc, gg_op_desc *out);
 } gg_layer_type;

@@ -48,9 +48,9 @@ typedef struct gg_plan_batch {
     const void *target[GG_MAX_FIELDS]; /* by the heads' numbers, as in gg_loss_args */
     const float *sample_weights;       /* one a sample; NULL: all 1 */
     /* In training, the state that layers carry from batch to batch: for each node that has some, in their order,
-     * `carried_rows` rows of gg_plan_carried_bytes. Row r belongs to row r of the batches; at least as many as the
-     * batch has. NULL: every sample begins at zero, and nothing is left. */
-    void *carried;
+     * `carried_rows` rows of gg_graph_node_carried numbers. Row r belongs to row r of the batches; at least as many as
+     * the batch has. NULL: every sample begins at zero, and nothing is left. */
+    float *carried;
     int64_t carried_rows;
     const bool *begins; /* one a sample: a sequence begins there, and its state at zero; NULL: none does */
 } gg_plan_batch;
@@ -88,9 +88,6 @@ gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const gg_plan_ba
 /* Forward; of each head whose output is not NULL, that of the first n samples is written plain: n x its shape. */
 gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *const *output);
 
-/* Bytes of state that a node carries from batch to batch for each sample; 0: none. The same in all plans of a graph
- * that are made with the same devices. */
-size_t gg_plan_carried_bytes(const gg_plan *plan, int node);
 /* The sum of the heads' mean losses, each times its weight, of `samples` samples: times that number. */
 double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums, int64_t samples);
 

@@ -56,8 +56,6 @@ static gg_status add_step(gg_plan *plan, const gg_step *made) {
     step->saved = GG_NONE;
     for (int i = 0; i < GG_MAX_INPUTS; i++) step->grad_input[i].buffer = GG_NONE;
     if (step->op->scratch_bytes > plan->scratch_bytes) plan->scratch_bytes = step->op->scratch_bytes;
-    step->carried_before = plan->carried_bytes;
-    plan->carried_bytes += step->op->carried_bytes;
     return GG_OK;
 }
 
@@ -280,6 +278,8 @@ static gg_status build_op(gg_plan *plan, int node) {
     plan->node[node].backend = op->backend;
     step.backward = plan->options.training && plan->node[node].needs_gradient;
     if (it->layer >= 0) step.parameters = gg_graph_layer_parameters(plan->graph, it->layer, &step.first_parameter);
+    step.carried = gg_graph_node_carried(plan->graph, node);
+    for (int i = 0; i < node; i++) step.carried_before += gg_graph_node_carried(plan->graph, i);
     step.op = op;
     op = NULL;
     GG_TRY(add_step(plan, &step));

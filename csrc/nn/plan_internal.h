@@ -63,7 +63,7 @@ typedef struct gg_step {
     int first_parameter, parameters; /* of the graph; 0 without a layer */
     bool skip_weight_gradient;       /* in the current step the strategy computes the gradient of its weight */
     int saved;                       /* buffer */
-    size_t carried_before;           /* bytes a sample that steps before this one carry */
+    int64_t carried, carried_before; /* numbers of state that a sample carries here, and in nodes before this one */
     gg_place grad_input[GG_MAX_INPUTS];
     int first_sum, sums;
     gg_op_args forward_args, backward_args; /* all pointers into the plan's block are filled once */
@@ -108,8 +108,8 @@ struct gg_plan {
     const float **parameter_at; /* of each parameter of the graph, in the arenas of the current run */
     float **gradient_at;
     gg_plan_head head[GG_MAX_FIELDS];
-    int scratch_buffer, plain_buffer;    /* plain_buffer: a plain copy of a head's output, for predict */
-    size_t scratch_bytes, carried_bytes; /* carried_bytes: of all steps, a sample */
+    int scratch_buffer, plain_buffer; /* plain_buffer: a plain copy of a head's output, for predict */
+    size_t scratch_bytes;
     char *block;
     size_t block_bytes;
     void *input_at[GG_MAX_FIELDS]; /* of each input of the graph */

@@ -177,12 +177,12 @@ static size_t plan_offset(const gg_plan *plan, const gg_step *step, int paramete
 }
 
 /* The state with which the samples of a batch begin; it lies behind that of the steps before. */
-static void *carried_state(const gg_plan *plan, const gg_step *step, const gg_plan_batch *batch) {
-    const size_t bytes = step->op->carried_bytes;
-    if (bytes == 0 || batch == NULL || batch->carried == NULL) return NULL;
-    char *rows = (char *)batch->carried + step->carried_before * (size_t)batch->carried_rows;
+static float *carried_state(const gg_plan *plan, const gg_step *step, const gg_plan_batch *batch) {
+    const int64_t numbers = step->carried;
+    if (numbers == 0 || batch == NULL || batch->carried == NULL) return NULL;
+    float *rows = batch->carried + step->carried_before * batch->carried_rows;
     for (int64_t i = 0; batch->begins != NULL && i < plan->options.batch; i++) {
-        if (batch->begins[i]) memset(rows + (size_t)i * bytes, 0, bytes);
+        if (batch->begins[i]) memset(rows + i * numbers, 0, (size_t)numbers * sizeof(float));
     }
     return rows;
 }
@@ -373,14 +373,6 @@ gg_format gg_plan_input_format(const gg_plan *plan, int i) {
     const int node = gg_graph_input(plan->graph, i), value = plan->node[node].value;
     if (value != GG_NONE) return plan->value[value].format;
     return (gg_format){gg_graph_node(plan->graph, node)->dtype, GG_LAYOUT_PLAIN};
-}
-
-size_t gg_plan_carried_bytes(const gg_plan *plan, int node) {
-    size_t bytes = 0;
-    for (int s = 0; s < plan->steps; s++) {
-        if (plan->step[s].node == node) bytes += plan->step[s].op->carried_bytes;
-    }
-    return bytes;
 }
 
 void gg_loss_sums_add(gg_loss_sums *to, const gg_loss_sums *more) {

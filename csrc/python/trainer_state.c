@@ -1,4 +1,6 @@
 /* _core.Trainer: its arenas, weights, gradients and the optimiser's moments, out and in. */
+#include <string.h>
+
 #include "python/trainer.h"
 
 /* Room for all elements of an arena, zeros; NULL with an exception. Freed by PyMem_Free. */
@@ -101,6 +103,68 @@ static PyObject *load_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
     Py_RETURN_NONE;
 }
 
+static PyObject *py_trainer_carried(PyObject *self, PyObject *args) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_graph *graph = t->graph->graph;
+    int rank = 0;
+    if (!PyArg_ParseTuple(args, "|i:carried", &rank) || !gg_py_trainer_is_free(t)) return NULL;
+    const gg_replica *replica = gg_py_trainer_replica(t, rank);
+    PyObject *dict = replica != NULL ? PyDict_New() : NULL;
+    for (int node = 0; dict != NULL && node < gg_graph_nodes(graph); ++node) {
+        int64_t rows = 0;
+        const float *state = gg_replica_carried(replica, node, &rows);
+        if (state == NULL) continue;
+        const npy_intp sizes[2] = {(npy_intp)rows, (npy_intp)gg_graph_node_carried(graph, node)};
+        PyArrayObject *array = gg_py_new_array(2, sizes, NPY_FLOAT32);
+        if (array != NULL) memcpy(PyArray_DATA(array), state, (size_t)PyArray_NBYTES(array));
+        const char *name = gg_graph_node(graph, node)->desc.name;
+        if (array == NULL || PyDict_SetItemString(dict, name, (PyObject *)array) < 0) Py_CLEAR(dict);
+        Py_XDECREF(array);
+    }
+    return dict;
+}
+
+/* The array of a node's state, (rows, numbers); NULL with an exception. */
+static PyArrayObject *carried_array(const gg_graph *graph, int node, PyObject *dict) {
+    const char *name = gg_graph_node(graph, node)->desc.name;
+    const long long numbers = (long long)gg_graph_node_carried(graph, node);
+    PyObject *object = PyDict_GetItemString(dict, name);
+    if (object == NULL) {
+        PyErr_Format(PyExc_ValueError, "carried: has nothing for layer '%s'", name);
+        return NULL;
+    }
+    PyArrayObject *array = gg_py_array(object, NPY_FLOAT32, "carried");
+    if (array == NULL || (PyArray_NDIM(array) == 2 && PyArray_DIM(array, 1) == numbers)) return array;
+    PyErr_Format(PyExc_ValueError, "carried: layer '%s' has %lld numbers of state a sample, (rows, %lld)", name,
+                 numbers, numbers);
+    Py_DECREF(array);
+    return NULL;
+}
+
+static PyObject *load_carried(PyObject *self, PyObject *args) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_graph *graph = t->graph->graph;
+    PyObject *dict;
+    int rank;
+    if (!PyArg_ParseTuple(args, "O!i:load_carried", &PyDict_Type, &dict, &rank) || !gg_py_trainer_is_free(t))
+        return NULL;
+    gg_replica *replica = gg_py_trainer_replica(t, rank);
+    if (replica == NULL) return NULL;
+    gg_replica_reset_carried(replica);
+    for (int node = 0; PyDict_GET_SIZE(dict) > 0 && node < gg_graph_nodes(graph); ++node) {
+        int64_t rows = 0;
+        if (gg_graph_node_carried(graph, node) == 0) continue;
+        PyArrayObject *array = carried_array(graph, node, dict);
+        if (array == NULL) return NULL;
+        gg_status status = gg_replica_reserve_carried(replica, PyArray_DIM(array, 0));
+        if (status == GG_OK && PyArray_NBYTES(array) > 0)
+            memcpy(gg_replica_carried(replica, node, &rows), PyArray_DATA(array), (size_t)PyArray_NBYTES(array));
+        Py_DECREF(array);
+        if (status != GG_OK) return gg_py_raise(status);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *load_consensus(PyObject *self, PyObject *dict) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_status status;
@@ -145,6 +209,10 @@ PyMethodDef gg_py_trainer_state[] = {
     {"set_schedule", py_trainer_set_schedule, METH_O,
      "set_schedule($self, schedule, /)\n--\n\nThe learning rates from here on, of every local rank."},
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
+    {"carried", py_trainer_carried, METH_VARARGS,
+     "carried($self, rank=0, /)\n--\n\nState that layers carry from batch to batch: rows by the layers' names."},
+    {"load_carried", load_carried, METH_VARARGS,
+     "load_carried($self, arrays, rank, /)\n--\n\nSets what carried() gave; {}: to zero."},
     {"arenas", py_trainer_arenas, METH_NOARGS,
      "What a rank trains with: by name \"weight\", \"gradient\" or \"moment\"."},
     {"arena", GG_PY_KEYWORDS(py_trainer_arena), "Copies of a local rank's arena, by the parameters' names."},

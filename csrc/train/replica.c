@@ -46,9 +46,8 @@ struct gg_replica {
     double exposed_before;
     int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
 
-    size_t *carried_bytes; /* of each node of the graph: state of a sample; of all plans the same */
-    bool carried_known;    /* the first plan has said it */
-    char *carried;         /* as in gg_plan_batch; NULL: none */
+    int64_t carried_numbers; /* of state that a sample carries, in all layers */
+    float *carried;          /* as in gg_plan_batch; NULL: none */
     int64_t carried_rows;
 
     int workers; /* the first ranks, which train */
@@ -220,25 +219,25 @@ static void read_given(gg_replica *r, gg_plan *plan, const gg_given *given, int6
 
 /* ---- state that layers carry from batch to batch ---- */
 
-/* Each node's rows lie behind one another, as gg_plan_batch wants them. */
-static size_t carried_before(const gg_replica *r, int node) {
-    size_t bytes = 0;
-    for (int i = 0; i < node; ++i) bytes += r->carried_bytes[i];
-    return bytes;
+/* Numbers of state a sample in the nodes before this one: each node's rows lie behind one another, as gg_plan_batch
+ * wants them. */
+static int64_t carried_before(const gg_replica *r, int node) {
+    int64_t numbers = 0;
+    for (int i = 0; i < node; ++i) numbers += gg_graph_node_carried(r->options.graph, i);
+    return numbers;
 }
 
 gg_status gg_replica_reserve_carried(gg_replica *r, int64_t rows) {
     gg_status status = GG_OK;
     const int nodes = gg_graph_nodes(r->options.graph);
-    const size_t bytes = carried_before(r, nodes);
-    char *made = NULL;
+    float *made = NULL;
     rows = gg_lanes_padded(rows); /* so that each node's begin aligned */
-    if (bytes == 0 || rows <= r->carried_rows) goto cleanup;
-    GG_TRY(gg_calloc((size_t)rows, bytes, "carried state", &made));
+    if (r->carried_numbers == 0 || rows <= r->carried_rows) goto cleanup;
+    GG_TRY(gg_calloc((size_t)(rows * r->carried_numbers), sizeof *made, "carried state", &made));
     for (int i = 0; i < nodes && r->carried_rows > 0; ++i) {
-        const size_t before = carried_before(r, i);
-        memcpy(made + before * (size_t)rows, r->carried + before * (size_t)r->carried_rows,
-               r->carried_bytes[i] * (size_t)r->carried_rows);
+        const int64_t before = carried_before(r, i), numbers = gg_graph_node_carried(r->options.graph, i);
+        memcpy(made + before * rows, r->carried + before * r->carried_rows,
+               (size_t)(numbers * r->carried_rows) * sizeof *made);
     }
     gg_free(r->carried);
     r->carried = made;
@@ -248,24 +247,19 @@ cleanup:
 }
 
 void gg_replica_reset_carried(gg_replica *r) {
-    if (r->carried != NULL)
-        memset(r->carried, 0, carried_before(r, gg_graph_nodes(r->options.graph)) * (size_t)r->carried_rows);
+    if (r->carried != NULL) memset(r->carried, 0, (size_t)(r->carried_numbers * r->carried_rows) * sizeof(float));
 }
 
-void *gg_replica_carried(const gg_replica *r, int node, int64_t *rows, size_t *bytes) {
+float *gg_replica_carried(const gg_replica *r, int node, int64_t *rows) {
     *rows = r->carried_rows;
-    *bytes = r->carried_bytes[node];
-    if (r->carried == NULL || *bytes == 0) return NULL;
-    return r->carried + carried_before(r, node) * (size_t)r->carried_rows;
+    if (r->carried == NULL || gg_graph_node_carried(r->options.graph, node) == 0) return NULL;
+    return r->carried + carried_before(r, node) * r->carried_rows;
 }
 
 /* The plan to train on n samples, with room for the state that it carries. */
 static gg_status training_plan(gg_replica *r, int64_t n, gg_plan **out) {
     gg_status status = GG_OK;
     GG_TRY(gg_plans_get(&r->plans, n, true, out));
-    for (int i = 0; !r->carried_known && i < gg_graph_nodes(r->options.graph); ++i)
-        r->carried_bytes[i] = gg_plan_carried_bytes(*out, i);
-    r->carried_known = true;
     GG_TRY(gg_replica_reserve_carried(r, n));
 cleanup:
     return status;
@@ -729,8 +723,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(replica_tune(r));
     r->options.step_seconds = NULL;
     r->options.link = NULL;
-    GG_TRY(gg_calloc((size_t)gg_graph_nodes(options->graph), sizeof *r->carried_bytes, "carried state",
-                     &r->carried_bytes));
+    r->carried_numbers = carried_before(r, gg_graph_nodes(options->graph));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->equal_share));
     GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
@@ -778,7 +771,6 @@ void gg_replica_destroy(gg_replica *r) {
     gg_updater_destroy(&r->updater);
     gg_plans_clear(&r->plans);
     gg_batches_clear(&r->data);
-    gg_free(r->carried_bytes);
     gg_free(r->carried);
     gg_free(r->share);
     gg_free(r->equal_share);
