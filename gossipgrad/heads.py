@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from gossipgrad import losses
 from gossipgrad.errors import choice, did_you_mean, integer, number
 from gossipgrad.layers import Node
-from gossipgrad.literals import LOSSES
+from gossipgrad.literals import LOSSES, Loss
 
 MAX_FIELDS = 8  # GG_MAX_FIELDS of the core: inputs of a network, heads, and targets
 
 T = TypeVar("T")
-Losses = Any  # a loss, a list with one for each output, or a dict by their names
+OneLoss = Loss | losses.CrossEntropy
+Losses = OneLoss | Sequence[OneLoss] | Mapping[str, OneLoss]  # for all outputs, for each, or by their names
 
 
 @dataclass(frozen=True)
