@@ -47,7 +47,7 @@ void gg_loss_sums_add(gg_loss_sums *to, const gg_loss_sums *more);
 typedef struct gg_plan_batch {
     const void *target[GG_MAX_FIELDS]; /* by the heads' numbers, as in gg_loss_args */
     const float *sample_weights;       /* one a sample; NULL: all 1 */
-    /* In training, the state that layers carry from batch to batch: for each node that has some, in their order,
+    /* The state that layers carry from batch to batch: for each node that has some, in their order,
      * `carried_rows` rows of gg_graph_node_carried numbers. Row r belongs to row r of the batches; at least as many as
      * the batch has. NULL: every sample begins at zero, and nothing is left. */
     float *carried;
@@ -83,9 +83,10 @@ gg_format gg_plan_input_format(const gg_plan *plan, int i);
  * head; NULL: not wanted. */
 gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
                         uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums);
-/* Forward and losses; every sample begins with a state of zero. */
+/* Forward and losses. */
 gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const gg_plan_batch *batch, gg_loss_sums *sums);
-/* Forward; of each head whose output is not NULL, that of the first n samples is written plain: n x its shape. */
+/* Forward, every sample with a state of zero; of each head whose output is not NULL, that of the first n samples is
+ * written plain: n x its shape. */
 gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *const *output);
 
 /* The sum of the heads' mean losses, each times its weight, of `samples` samples: times that number. */

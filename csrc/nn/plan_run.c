@@ -187,20 +187,20 @@ static float *carried_state(const gg_plan *plan, const gg_step *step, const gg_p
     return rows;
 }
 
-/* batch: in training, else NULL. */
-static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number,
+static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training,
                               const gg_plan_batch *batch) {
     gg_op_args *args = &step->forward_args;
     for (int i = 0; i < step->parameters; i++)
         plan->parameter_at[step->first_parameter + i] = weights + plan_offset(plan, step, i);
     args->step = step_number;
-    args->evaluate = batch == NULL;
+    args->evaluate = !training;
     args->carried = carried_state(plan, step, batch);
     return step->op->type->forward(step->op, args);
 }
 
-static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_number, const gg_plan_batch *batch,
-                             const gg_plan_hooks *hooks) {
+/* batch: whose carried state is used; NULL: none. */
+static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_number, bool training,
+                             const gg_plan_batch *batch, const gg_plan_hooks *hooks) {
     gg_status status = GG_OK;
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
@@ -209,7 +209,7 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
         if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE)
             GG_TRY(hooks->need(hooks->context, step->layer));
         double begin = plan->timing ? gg_clock_now() : 0;
-        status = step_forward(plan, step, weights, step_number, batch);
+        status = step_forward(plan, step, weights, step_number, training, batch);
         if (status != GG_OK) {
             status = name_failure(plan, step, status, "forward");
             goto cleanup;
@@ -320,7 +320,7 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
     GG_TRY(check_batch(plan, batch));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
-    GG_TRY(run_forward(plan, weights, step, batch, hooks));
+    GG_TRY(run_forward(plan, weights, step, true, batch, hooks));
     run_losses(plan, batch, true, sums);
     GG_TRY(run_backward(plan, gradients, step, hooks));
 cleanup:
@@ -332,7 +332,7 @@ gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const gg_plan_ba
     GG_TRY(check_batch(plan, batch));
     GG_TRY(gg_plan_check_losses(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
-    GG_TRY(run_forward(plan, weights, 0, NULL, NULL));
+    GG_TRY(run_forward(plan, weights, 0, false, batch, NULL));
     run_losses(plan, batch, false, sums);
 cleanup:
     return status;
@@ -355,7 +355,7 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float 
         GG_FAIL(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
                 (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
-    GG_TRY(run_forward(plan, weights, 0, NULL, NULL));
+    GG_TRY(run_forward(plan, weights, 0, false, NULL, NULL));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used && output[i] != NULL) predict_head(plan, &plan->head[i], n, output[i]);
     }

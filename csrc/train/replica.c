@@ -550,7 +550,7 @@ cleanup:
 typedef struct range {
     gg_loader *loader;
     gg_batch batch;
-    char *carried; /* as in gg_plan_batch; NULL: none */
+    float *carried; /* as in gg_plan_batch; NULL: none */
     int64_t rows;
 } range;
 
@@ -574,13 +574,11 @@ static void range_close(range *samples) {
 static gg_status range_read(gg_replica *r, range *samples, int64_t t, gg_plan **plan, gg_plan_batch *out) {
     gg_status status = GG_OK;
     const int64_t n = gg_loader_batch(samples->loader, 0, t);
-    size_t bytes = 0;
     GG_TRY(gg_plans_get(&r->plans, n, false, plan));
-    for (int i = 0; samples->rows == 0 && i < gg_graph_nodes(r->options.graph); ++i)
-        bytes += gg_plan_carried_bytes(*plan, i);
-    if (bytes > 0) {
+    if (r->carried_numbers > 0 && samples->carried == NULL) {
         samples->rows = gg_lanes_padded(n); /* the first batch is the largest */
-        GG_TRY(gg_calloc((size_t)samples->rows, bytes, "carried state", &samples->carried));
+        GG_TRY(
+            gg_calloc((size_t)(samples->rows * r->carried_numbers), sizeof(float), "carried state", &samples->carried));
     }
     gg_batches_into(*plan, &samples->batch);
     GG_TRY(gg_batches_wait(r->options.transport, samples->loader, t));
