@@ -42,7 +42,58 @@ def test_mlp():
         gg.models.mlp(4, (5, 0))
 
 
+@pytest.mark.parametrize(
+    ("name", "trained", "statistics"),
+    [  # what torchvision's own documentation and the papers say
+        ("alexnet", 61_100_840, 0),
+        ("vgg11", 132_863_336, 0),
+        ("vgg13", 133_047_848, 0),
+        ("vgg16", 138_357_544, 0),
+        ("vgg19", 143_667_240, 0),
+        ("vgg11_bn", 132_868_840, 2 * 2752),
+        ("vgg16_bn", 138_365_992, 2 * 4224),
+        ("vgg19_bn", 143_678_248, 2 * 5504),
+        ("resnet18", 11_689_512, 2 * 4800),
+        ("resnet34", 21_797_672, 2 * 8512),
+        ("resnet50", 25_557_032, 2 * 26560),
+        ("resnet101", 44_549_160, 2 * 52672),
+        ("resnet20", 269_722, 2 * 688),
+        ("resnet32", 464_154, 2 * 1136),
+        ("resnet56", 853_018, 2 * 2032),
+        ("speech_dnn", 11_848_559, 0),
+    ],
+)
+def test_sizes_that_are_known(name, trained, statistics):
+    net = getattr(gg.models, name)()
+    assert (net.name, net.parameters, net.statistics) == (name, trained, statistics)
+    assert gg.models.by_name(name).make is getattr(gg.models, name)
+
+
+def test_images_of_other_sizes_and_classes():
+    net = gg.models.resnet18(7, (1, 65, 33))
+    assert net.parameter_shapes()["conv1.weight"] == (64, 1, 7, 7) and net.output_shape == (7,)
+    assert gg.models.vgg11(3, (3, 32, 47), hidden=5).output_shape == (3,)
+    with pytest.raises(ValueError, match=r"input=\(3, 224\): allowed: \(channels, height, width\)"):
+        gg.models.resnet50(input=(3, 224))
+    with pytest.raises(ValueError, match="features.12.*3"):
+        gg.models.alexnet(input=(3, 40, 40))
+    with pytest.raises(ValueError, match="dropout=1"):
+        gg.models.vgg11(dropout=1)
+    with pytest.raises(ValueError, match="classes=0"):
+        gg.models.resnet20(0)
+
+
+def test_initial_weights_as_torchvision_draws_them():
+    weights = gg.models.resnet18(input=(3, 33, 33)).weights()
+    wide = weights["layer3.0.conv1.weight"]
+    assert np.isclose(wide.std(), np.sqrt(2 / (256 * 9)), rtol=0.01)
+    assert (weights["bn1.weight"] == 1).all() and not weights["bn1.bias"].any()
+    assert not weights["bn1.running_mean"].any() and (weights["bn1.running_var"] == 1).all()
+    vgg = gg.models.vgg11(input=(3, 32, 32), hidden=8).weights()
+    assert np.isclose(vgg["classifier.0.weight"].std(), 0.01, rtol=0.02) and not vgg["features.0.bias"].any()
+
+
 def test_by_name():
     assert models.by_name("lenet").make().name == "lenet"
-    with pytest.raises(ValueError, match="model='alexnet': allowed: 'lenet', 'mlp'"):
-        models.by_name("alexnet")
+    with pytest.raises(ValueError, match="model='alexnet2': allowed: 'lenet', 'mlp'.*did you mean 'alexnet'"):
+        models.by_name("alexnet2")

@@ -9,6 +9,7 @@ import gossipgrad as gg
 
 torch = pytest.importorskip("torch")
 
+import torch_networks as theirs  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_networks import named, perceptron  # noqa: E402
 from torch_parity import images, same  # noqa: E402
@@ -31,7 +32,7 @@ def test_lenet():
         relu1=nn.ReLU(),
         fc2=nn.Linear(500, 7),
     )
-    same(gg.models.lenet(7, input=(1, 20, 17)), module, images((1, 20, 17), 3, 7))
+    same(gg.models.lenet(7, input=(1, 17, 20)), module, images((1, 17, 20), 3, 7))
 
 
 def test_cifar_quick():
@@ -66,3 +67,59 @@ def test_speech_dnn():
     net = gg.models.speech_dnn(99, 41, widths[1:-1])
     same(net, perceptron(widths, nn.Sigmoid), images((41,), 6, 99), lr=0.1)
     assert gg.models.speech_dnn().parameters == 11_848_559
+
+
+def test_alexnet():
+    net = gg.models.alexnet(7, (3, 65, 79), 0.0, hidden=24, width=12)
+    same(net, theirs.alexnet(7, 24, 12), images((3, 65, 79), 3, 7))
+
+
+@pytest.mark.parametrize("depth", [11, 13, 16, 19])
+@pytest.mark.parametrize("norm", [False, True])
+def test_vgg(depth, norm):
+    make = getattr(gg.models, f"vgg{depth}")
+    net = make(5, (3, 35, 66), 0.0, batch_norm=norm, hidden=16, width=8)
+    steps = 20 if depth == 11 else 1
+    same(net, theirs.vgg(depth, 5, 16, 8, norm), images((3, 35, 66), 3, 5, steps), optimizers=kinds(steps), lr=0.003)
+
+
+def kinds(steps):
+    """Of the shallowest network of a family also training."""
+    return ("step", "sgd", "adam") if steps > 1 else ("step",)
+
+
+@pytest.mark.parametrize("depth", [18, 34, 50, 101])
+def test_resnet(depth):
+    blocks = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[depth]
+    module = theirs.resnet(theirs.Bottleneck if depth > 34 else theirs.Basic, blocks, 5, 4)
+    net = getattr(gg.models, f"resnet{depth}")(5, (3, 35, 47), width=4)
+    steps = 20 if depth in (18, 50) else 1
+    same(net, module, images((3, 35, 47), 3, 5, steps), optimizers=kinds(steps), lr=0.003)
+
+
+@pytest.mark.parametrize("depth", [20, 32, 56])
+def test_resnet_for_cifar(depth):
+    net = getattr(gg.models, f"resnet{depth}")(5, (3, 15, 18), width=4)
+    steps = 20 if depth == 20 else 1
+    same(net, theirs.cifar_resnet(depth, 5, 4), images((3, 15, 18), 5, 5, steps), optimizers=kinds(steps), lr=0.003)
+
+
+def tokens(vocabulary, sequence, batch, steps=20, seed=0):
+    """Batches of random tokens and of those that follow, of several sizes."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for step in range(steps):
+        text = draw.integers(0, vocabulary, (batch if step % 5 else batch + 3, sequence + 1)).astype(np.int32)
+        found.append((np.ascontiguousarray(text[:, :-1]), np.ascontiguousarray(text[:, 1:])))
+    return found
+
+
+def test_char_lstm():
+    net = gg.models.char_lstm(23, 11, embedding=13, hidden=20, layers=2)
+    same(net, theirs.CharLSTM(23, 13, 20, 2), tokens(23, 11, 5), lr=0.1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_char_gpt(bias):
+    net = gg.models.char_gpt(23, 11, layers=2, heads=3, width=21, bias=bias)
+    same(net, theirs.CharGPT(23, 11, 2, 3, 21, bias), tokens(23, 11, 5), lr=0.1)

@@ -34,13 +34,13 @@ def perceptron(widths, act):
     return nn.Sequential(OrderedDict(parts[:-1]))
 
 
-def alexnet(classes, hidden):
-    features = [nn.Conv2d(3, 64, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2)]
-    features += [nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)]
-    for a, b in ((192, 384), (384, 256), (256, 256)):
-        features += [nn.Conv2d(a, b, 3, padding=1), nn.ReLU()]
+def alexnet(classes, hidden, width):
+    features = [nn.Conv2d(3, width, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2)]
+    features += [nn.Conv2d(width, 3 * width, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)]
+    for a, b in ((3, 6), (6, 4), (4, 4)):
+        features += [nn.Conv2d(a * width, b * width, 3, padding=1), nn.ReLU()]
     features.append(nn.MaxPool2d(3, 2))
-    tail = [nn.Dropout(0.0), nn.Linear(256 * 36, hidden), nn.ReLU(), nn.Dropout(0.0), nn.Linear(hidden, hidden)]
+    tail = [nn.Dropout(0.0), nn.Linear(4 * width * 36, hidden), nn.ReLU(), nn.Dropout(0.0), nn.Linear(hidden, hidden)]
     tail += [nn.ReLU(), nn.Linear(hidden, classes)]
     pool = nn.AdaptiveAvgPool2d(6)
     return Chain(features=nn.Sequential(*features), avgpool=pool, flatten=nn.Flatten(), classifier=nn.Sequential(*tail))

@@ -13,10 +13,38 @@ from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import choice
 from gossipgrad.literals import Loss
 from gossipgrad.model import Model
+from gossipgrad.models.alexnet import alexnet
 from gossipgrad.models.classic import cifar_quick, lenet, mlp
+from gossipgrad.models.resnet import resnet18, resnet20, resnet32, resnet34, resnet50, resnet56, resnet101
 from gossipgrad.models.speech import speech_dnn
+from gossipgrad.models.vgg import vgg11, vgg11_bn, vgg13, vgg13_bn, vgg16, vgg16_bn, vgg19, vgg19_bn
 
-__all__ = ["BY_NAME", "Entry", "by_name", "cifar_quick", "lenet", "mlp", "speech_dnn", "with_data"]
+__all__ = [
+    "BY_NAME",
+    "Entry",
+    "alexnet",
+    "by_name",
+    "cifar_quick",
+    "lenet",
+    "mlp",
+    "resnet101",
+    "resnet18",
+    "resnet20",
+    "resnet32",
+    "resnet34",
+    "resnet50",
+    "resnet56",
+    "speech_dnn",
+    "vgg11",
+    "vgg11_bn",
+    "vgg13",
+    "vgg13_bn",
+    "vgg16",
+    "vgg16_bn",
+    "vgg19",
+    "vgg19_bn",
+    "with_data",
+]
 
 
 @dataclass(frozen=True)
@@ -69,6 +97,22 @@ BY_NAME = {
     "lenet": Entry(lenet, "cross_entropy", 64, "mnist-10k"),
     "mlp": Entry(mlp, "binary_cross_entropy", 256, "higgs", "rows"),
     "cifar_quick": Entry(cifar_quick, "cross_entropy", 100, "cifar10"),
+    "resnet20": Entry(resnet20, "cross_entropy", 128, "cifar10"),
+    "resnet32": Entry(resnet32, "cross_entropy", 128, "cifar10"),
+    "resnet56": Entry(resnet56, "cross_entropy", 128, "cifar10"),
+    "alexnet": Entry(alexnet, "cross_entropy", 128, "imagefolder"),
+    "vgg11": Entry(vgg11, "cross_entropy", 32, "imagefolder"),
+    "vgg13": Entry(vgg13, "cross_entropy", 32, "imagefolder"),
+    "vgg16": Entry(vgg16, "cross_entropy", 32, "imagefolder"),
+    "vgg19": Entry(vgg19, "cross_entropy", 32, "imagefolder"),
+    "vgg11_bn": Entry(vgg11_bn, "cross_entropy", 32, "imagefolder"),
+    "vgg13_bn": Entry(vgg13_bn, "cross_entropy", 32, "imagefolder"),
+    "vgg16_bn": Entry(vgg16_bn, "cross_entropy", 32, "imagefolder"),
+    "vgg19_bn": Entry(vgg19_bn, "cross_entropy", 32, "imagefolder"),
+    "resnet18": Entry(resnet18, "cross_entropy", 64, "imagefolder"),
+    "resnet34": Entry(resnet34, "cross_entropy", 64, "imagefolder"),
+    "resnet50": Entry(resnet50, "cross_entropy", 32, "imagefolder"),
+    "resnet101": Entry(resnet101, "cross_entropy", 32, "imagefolder"),
     "speech_dnn": Entry(speech_dnn, "cross_entropy", 256, "synthetic", "rows"),
 }
 

@@ -1,0 +1,63 @@
+"""The scripts under examples/ run, on small data and for a few steps. What they reach is in their first lines."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(name, *words):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    """The binary version, with few images: an image is the brighter the higher its class."""
+    folder = tmp_path_factory.mktemp("cifar10")
+    draw = np.random.default_rng(0)
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        labels = np.arange(20, dtype=np.uint8) % 10
+        images = draw.integers(0, 40, (20, 3072)) + 20 * labels[:, None]
+        np.concatenate([labels[:, None], images.astype(np.uint8)], axis=1).tofile(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def higgs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("higgs")
+    draw = np.random.default_rng(0)
+    for name, rows in (("higgs-train.csv", 300), ("higgs-test.csv", 100)):
+        x = draw.normal(size=(rows, 28))
+        table = np.column_stack([x[:, 0] + x[:, 1] > 0, x])
+        header = ",".join(["response", *(f"x{i}" for i in range(1, 29))])
+        np.savetxt(folder / name, table, "%.5g", ",", header=header, comments="")
+    return folder
+
+
+def test_all_say_what_to_expect():
+    for path in EXAMPLES.glob("*.py"):
+        first = path.read_text().splitlines()[0]
+        assert re.fullmatch('"""[A-Z].*[.]', first), f"{path.name}: {first}"
+
+
+def test_cifar10_quick(run, cifar):
+    assert "validation accuracy" in run("cifar10_quick.py", "--data", cifar, "--epochs", 2, "--take", 100)
+
+
+@pytest.mark.parametrize("strategy", ["gossipgrad", "allreduce"])
+def test_higgs(run, higgs, strategy):
+    out = run("higgs.py", "--data", higgs, "--ranks", 4, "--strategy", strategy, "--epochs", 8)
+    assert float(re.search("AUC (.*)", out)[1]) > 0.7
