@@ -29,8 +29,8 @@ def cifar(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cifar10")
     draw = np.random.default_rng(0)
     for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
-        labels = np.arange(20, dtype=np.uint8) % 10
-        images = draw.integers(0, 40, (20, 3072)) + 20 * labels[:, None]
+        labels = np.arange(26, dtype=np.uint8) % 10
+        images = draw.integers(0, 40, (26, 3072)) + 20 * labels[:, None]
         np.concatenate([labels[:, None], images.astype(np.uint8)], axis=1).tofile(folder / name)
     return folder
 
@@ -61,3 +61,7 @@ def test_cifar10_quick(run, cifar):
 def test_higgs(run, higgs, strategy):
     out = run("higgs.py", "--data", higgs, "--ranks", 4, "--strategy", strategy, "--epochs", 8)
     assert float(re.search("AUC (.*)", out)[1]) > 0.7
+
+
+def test_resnet20(run, cifar):
+    assert "validation accuracy" in run("resnet20.py", "--data", cifar, "--epochs", 1, "--ranks", 4)
