@@ -168,8 +168,7 @@ class Stream(Source):
             return max(before, key=lambda one: one.begin)
         if len(self._cursors) >= MOST_CURSORS:
             raise DataError(
-                f"{self.name}: rows are not read in ascending order; a stream wants shuffle=False, what it is made of "
-                "has the order"
+                f"{self.name}: rows are not read in ascending order; allowed: parts of a stream that are in its order"
             )
         self._cursors.append(_Cursor(iter(self.iterable)))
         return self._cursors[-1]
@@ -190,8 +189,9 @@ def from_iterable(
 
     stream       False: one pass gathers all into memory; what the iterable draws at random is drawn once, and order,
                  shards and resuming are fit's. True: each epoch is a pass of its own through the iterable, so it must
-                 be one that can be iterated again, and fit wants shuffle=False, since the iterable has the order. With
-                 several ranks and a stream whose order is random, each rank wants one of its own part (sharded=True).
+                 be one that can be iterated again; it has the order, and fit's shuffle no effect. Several ranks each
+                 pass through all of it for their shards; where its order is random, or that takes too long, each rank
+                 wants an iterable of its own part (sharded=True).
     samples      of a stream: how many there are in a pass; None: those of iterable.dataset, as a DataLoader has it.
     scale, shift of the samples in memory, as of Dataset; a stream's batches are as the network is to see them.
 
