@@ -53,6 +53,7 @@ from gossipgrad.model import Input, Model, Sequential  # noqa: E402
 from gossipgrad.optim import LARS, SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
 from gossipgrad.sequences import (  # noqa: E402
+    Attention,
     Embedding,
     Pad,
     Permute,
@@ -77,14 +78,12 @@ from gossipgrad.trainer import Trainer  # noqa: E402
 from gossipgrad.weights import read as read_weights  # noqa: E402
 
 __all__ = [
-    "LARS",
-    "SGD",
     "Adam",
+    "AdaptiveAvgPool2d",
     "Add",
     "AllReduce",
-    "AdaptiveAvgPool2d",
+    "Attention",
     "AvgPool2d",
-    "GlobalAvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
     "CSVLogger",
@@ -103,10 +102,12 @@ __all__ = [
     "ElasticAveraging",
     "Embedding",
     "Flatten",
+    "GlobalAvgPool2d",
     "GossipGraD",
     "History",
     "Input",
     "JSONLLogger",
+    "LARS",
     "Layer",
     "LayerwiseAllReduce",
     "Linear",
@@ -127,6 +128,7 @@ __all__ = [
     "ReLU",
     "ReduceOnPlateau",
     "Reshape",
+    "SGD",
     "Sequential",
     "Sigmoid",
     "Slice",

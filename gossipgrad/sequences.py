@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from gossipgrad import layers
-from gossipgrad.errors import HIGHEST, integer
+from gossipgrad.errors import HIGHEST, flag, integer, number
 from gossipgrad.layers import Factor, Init, Layer, Trained, _init, _no_more
 
 MAX_AXES = 5  # of one sample
@@ -165,6 +165,34 @@ class Pad(Layer):
         return {"axis": self.axis, "before": self.before, "behind": self.behind}
 
 
+class Attention(Layer):
+    """Attention (Vaswani et al. 2017) on packed queries, keys and values: (T, 3C) becomes (T, C).
+
+    The features of a position are C of its query, C of its key, C of its value, as nanoGPT's c_attn gives them; each of
+    the heads has C/heads of them. Called on a second node, Attention(4)(x, lengths), positions from a sample's length
+    on are not looked at; lengths: int32 of shape (1,), 1 to T.
+
+    causal   no position looks at those behind it.
+    dropout  in training each weight becomes 0 with this probability, the others are divided by 1 - dropout.
+
+    The weights (T, T) are never in memory as a whole.
+    """
+
+    kind, prefix, inputs = "attention", "attention", (1, 2)
+
+    def __init__(self, heads: int, *, causal: bool = False, dropout: float = 0.0, name: str | None = None) -> None:
+        super().__init__(name)
+        self.heads = integer("heads", heads, 1)
+        self.causal = flag("causal", causal)
+        self.dropout = number("dropout", dropout, 0.0, below=1.0)
+
+    def options(self) -> dict[str, Any]:
+        return {"heads": self.heads, "causal": self.causal, "probability": self.dropout}
+
+    def config(self) -> dict[str, Any]:
+        return {"heads": self.heads, "causal": self.causal, "dropout": self.dropout}
+
+
 KINDS: dict[str, type[Layer]] = layers.KINDS | {
-    c.__name__: c for c in (Embedding, PositionEmbedding, Reshape, Permute, Slice, Pad)
+    c.__name__: c for c in (Embedding, PositionEmbedding, Reshape, Permute, Slice, Pad, Attention)
 }

@@ -212,6 +212,40 @@ def sigmoid_backward(y: Array, grad: Array) -> Array:
     return grad * y * (1 - y)
 
 
+# ---- attention
+
+
+def attention(
+    x: Array, heads: int, causal: bool = False, lengths: Array | None = None, mask: Array | None = None
+) -> tuple[Array, Array]:
+    """Packed queries, keys and values (n, T, 3C) to (n, T, C), and the weights (n, heads, T, T). mask: factors of the
+    weights, as dropout has them."""
+    n, positions, features = x.shape
+    query, key, value = x.reshape(n, positions, 3, heads, -1).transpose(2, 0, 3, 1, 4)
+    scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    hidden = np.zeros(scores.shape, bool)
+    if causal:
+        hidden |= np.triu(np.ones((positions, positions), bool), 1)
+    if lengths is not None:
+        hidden |= np.arange(positions) >= np.reshape(lengths, (n, 1, 1, 1))
+    scores = np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    y = (weights if mask is None else weights * mask) @ value
+    return y.transpose(0, 2, 1, 3).reshape(n, positions, features // 3), weights
+
+
+def attention_backward(x: Array, weights: Array, grad: Array, mask: Array | None = None) -> Array:
+    n, heads, positions, _ = weights.shape
+    query, key, value = x.reshape(n, positions, 3, heads, -1).transpose(2, 0, 3, 1, 4)
+    error = grad.reshape(n, positions, heads, -1).transpose(0, 2, 1, 3)
+    used = weights if mask is None else weights * mask
+    d = error @ value.swapaxes(-1, -2) * (1 if mask is None else mask)
+    d = weights * (d - (weights * d).sum(-1, keepdims=True)) / np.sqrt(query.shape[-1])
+    parts = np.stack([d @ key, d.swapaxes(-1, -2) @ query, used.swapaxes(-1, -2) @ error])
+    return parts.transpose(1, 3, 0, 2, 4).reshape(x.shape)
+
+
 # ---- losses: sum over samples, samples right, gradient of the mean
 
 

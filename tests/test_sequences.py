@@ -255,3 +255,143 @@ def test_names_of_parameters():
     }
     weights = net.graph.initial_weights(0)
     assert abs(np.concatenate([weights["wte.weight"], weights["wpe.weight"]]).std() - 1) < 0.2
+
+
+# ---- attention
+
+ATTENTION = {
+    "one-of-everything": (1, 1, 1, 1, {}),
+    "batch-1": (1, 5, 2, 3, {}),
+    "one-position": (7, 1, 3, 8, dict(causal=True)),
+    "causal": (3, 17, 2, 5, dict(causal=True)),
+    "nanogpt": (2, 64, 4, 32, dict(causal=True)),
+    "a-block-and-one": (2, 65, 2, 16, dict(causal=True)),
+    "blocks": (1, 150, 1, 7, {}),
+    "blocks-causal": (2, 130, 3, 33, dict(causal=True, threads=2)),
+    "lengths": (5, 9, 2, 4, dict(lengths=True)),
+    "lengths-causal": (4, 70, 2, 6, dict(lengths=True, causal=True)),
+    "extreme": (2, 12, 2, 4, dict(scale=30.0)),
+    "dropout": (3, 10, 2, 4, dict(probability=0.3)),
+    "dropout-causal": (2, 67, 2, 5, dict(probability=0.5, causal=True, threads=3)),
+    "dropout-lengths": (3, 13, 2, 5, dict(probability=0.2, lengths=True)),
+}
+
+
+def attention_case(name):
+    n, positions, heads, size, how = ATTENTION[name]
+    rng = seeded(ATTENTION[name])
+    x = float32(rng, n, positions, 3 * heads * size) * np.float32(how.get("scale", 1))
+    lengths = rng.integers(1, positions + 1, (n, 1)).astype(np.int32) if how.get("lengths") else None
+    return x, lengths, float32(rng, n, positions, heads * size), heads, how
+
+
+def run_attention(backend, isa, name, **more):
+    x, lengths, grad, heads, how = attention_case(name)
+    options = {k: v for k, v in how.items() if k not in ("lengths", "scale")} | more
+    inputs = [x] if lengths is None else [x, lengths]
+    return operations.run_op(
+        backend, isa, "attention", inputs, grad.shape[1:], grad_output=grad, heads=heads, seed=3, step=5, **options
+    )
+
+
+def attention_mask(name):
+    """What dropout multiplies the weights by, found from the output: with values that are unit vectors it is shown."""
+    x, lengths, _, heads, how = attention_case(name)
+    if not how.get("probability"):
+        return None
+    n, positions = x.shape[:2]
+    size = x.shape[2] // 3 // heads
+    mask = np.zeros((n, heads, positions, positions))
+    for begin in range(0, positions, size):
+        shown = x.reshape(n, positions, 3, heads, size).copy()
+        shown[:, :, 2] = 0
+        for j in range(begin, min(begin + size, positions)):
+            shown[:, j, 2, :, j - begin] = 1
+        inputs = [shown.reshape(x.shape)] + ([] if lengths is None else [lengths])
+        options = {k: v for k, v in how.items() if k != "lengths"}
+        y = operations.run_op(
+            "native", None, "attention", inputs, (positions, heads * size), heads=heads, seed=3, step=5, **options
+        )["output"]
+        part = y.reshape(n, positions, heads, size).transpose(0, 2, 1, 3)
+        mask[..., begin : begin + size] = part[..., : min(size, positions - begin)]
+    _, weights = ref.attention(x.astype(np.float64), heads, how.get("causal", False), lengths)
+    factor = mask / np.where(weights > 0, weights, 1)
+    kept = 1 / (1 - how["probability"])
+    assert np.all((np.abs(factor) < 1e-3) | (np.abs(factor - kept) < 1e-3 * kept))
+    share = (factor > kept / 2).sum() / (weights > 0).sum()
+    assert abs(share - (1 - how["probability"])) < 0.1
+    return np.where(factor > kept / 2, kept, 0)
+
+
+@isas
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(isa, name):
+    x, lengths, grad, heads, how = attention_case(name)
+    found = run_attention("native", isa, name)
+    wide, mask = x.astype(np.float64), attention_mask(name)
+    y, weights = ref.attention(wide, heads, how.get("causal", False), lengths, mask)
+    # A score is a sum of products; what it is off by is a factor of its weight, and so of all that follows.
+    far = how.get("scale", 1) ** 2
+    size = ref.attention(np.abs(wide) * 0 + np.abs(wide), heads)[0] * 0 + np.abs(wide).max() * 4 * far
+    close("output", found["output"], y, size, x.shape[1])
+    back = ref.attention_backward(wide, weights, grad.astype(np.float64), mask)
+    size = np.abs(back).max() + np.abs(wide).max() * np.abs(grad).max() * far * 4
+    close("grad_input", found["grad_inputs"][0], back, size, x.shape[1])
+
+
+def test_attention_agrees_with_its_own_differences():
+    x, lengths, grad, heads, how = attention_case("dropout-lengths")
+    wide, mask, step = x.astype(np.float64), attention_mask("dropout-lengths"), 1e-6
+    _, weights = ref.attention(wide, heads, False, lengths, mask)
+    back = ref.attention_backward(wide, weights, grad.astype(np.float64), mask)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        at = tuple(int(rng.integers(size)) for size in x.shape)
+        up, down = wide.copy(), wide.copy()
+        up[at] += step
+        down[at] -= step
+        both = [(ref.attention(z, heads, False, lengths, mask)[0] * grad).sum() for z in (up, down)]
+        assert (both[0] - both[1]) / (2 * step) == pytest.approx(back[at], rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", ["blocks-causal", "dropout-causal", "lengths"])
+def test_attention_is_the_same_for_any_threads(name):
+    one, three = run_attention("native", None, name, threads=1), run_attention("native", None, name, threads=3)
+    same("output", one["output"], three["output"])
+    same("grad_input", one["grad_inputs"][0], three["grad_inputs"][0])
+
+
+def test_no_dropout_in_evaluation():
+    x, _, _, heads, _ = attention_case("dropout")
+    y = operations.run_op(
+        "native", None, "attention", [x], (10, 8), heads=heads, probability=0.3, evaluate=True, training=True
+    )["output"]
+    without = operations.run_op("native", None, "attention", [x], (10, 8), heads=heads, training=False)["output"]
+    same("output", y, without)
+
+
+@pytest.mark.parametrize("length", [0, -1, 10])
+def test_a_wrong_length_is_named(length):
+    lengths = np.array([[9], [length], [3]], np.int32)
+    with pytest.raises(ValueError, match=f"the length of sample 1 of the batch is {length}; allowed: 1 to 9"):
+        operations.run_op("native", None, "attention", [np.zeros((3, 9, 6), np.float32), lengths], (9, 2), heads=1)
+
+
+@pytest.mark.parametrize("name", ["one-position", "nanogpt", "a-block-and-one", "blocks", "lengths", "lengths-causal"])
+def test_attention_is_pytorchs(name):
+    torch = pytest.importorskip("torch")
+    x, lengths, grad, heads, how = attention_case(name)
+    n, positions = x.shape[:2]
+    packed = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    query, key, value = packed.reshape(n, positions, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    allowed = torch.ones(n, 1, positions, positions, dtype=torch.bool)
+    if how.get("causal"):
+        allowed = allowed.tril()
+    if lengths is not None:
+        allowed = allowed & (torch.arange(positions) < torch.tensor(lengths).reshape(n, 1, 1, 1))
+    y = torch.nn.functional.scaled_dot_product_attention(query, key, value, allowed)
+    y = y.permute(0, 2, 1, 3).reshape(n, positions, -1)
+    y.backward(torch.tensor(grad, dtype=torch.float64))
+    found = run_attention("native", None, name)
+    np.testing.assert_allclose(found["output"], y.detach().numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["grad_inputs"][0], packed.grad.numpy(), rtol=1e-4, atol=1e-5)

@@ -20,6 +20,7 @@ const char *gg_op_kind_name(gg_op_kind kind) {
         [GG_OP_PERMUTE] = "permute",
         [GG_OP_SLICE] = "slice",
         [GG_OP_PAD] = "pad",
+        [GG_OP_ATTENTION] = "attention",
     };
     return (unsigned)kind < GG_OP_COUNT ? names[kind] : "unknown";
 }

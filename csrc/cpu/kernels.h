@@ -116,6 +116,15 @@ typedef struct gg_cpu_layout {
     void (*from_lanes)(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out);
 } gg_cpu_layout;
 
+/* Rows of n attention weights, n >= 1. */
+typedef struct gg_cpu_attention {
+    /* In place: softmax of scale*row, scale > 0. saved: with it `again` makes the same bits of the same scores. */
+    void (*softmax)(int64_t n, float scale, float *row, float saved[2]);
+    void (*again)(int64_t n, float scale, const float saved[2], float *row);
+    /* In place: d, the error of the weights p, becomes that of their scores: p*(d - sum of p*d)*scale. */
+    void (*error)(int64_t n, float scale, const float *p, float *d);
+} gg_cpu_attention;
+
 typedef struct gg_cpu_kernels {
     gg_isa isa;
     const gg_cpu_elementwise *elementwise;
@@ -124,6 +133,7 @@ typedef struct gg_cpu_kernels {
     const gg_cpu_loss_kernels *loss;
     const gg_cpu_arena *arena;
     const gg_cpu_layout *layout;
+    const gg_cpu_attention *attention;
 } gg_cpu_kernels;
 
 extern const gg_cpu_kernels gg_cpu_kernels_scalar;

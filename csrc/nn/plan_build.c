@@ -204,7 +204,7 @@ static void plan_describe(const gg_plan *plan, int node, gg_op_desc *desc) {
         if (plan->options.training && plan->node[it->input[i]].needs_gradient) desc->input_grad = true;
     }
     if (type->describe != NULL) type->describe(&it->desc, desc);
-    if (desc->kind == GG_OP_DROPOUT) desc->seed = dropout_seed(plan->options.seed, node);
+    desc->seed = dropout_seed(plan->options.seed, node);
 }
 
 /* The operation of a node, with the ReLU behind it if the table can compute both. A table that cannot, but has the

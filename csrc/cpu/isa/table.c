@@ -13,4 +13,5 @@ const gg_cpu_kernels GG_VARIANT(gg_cpu_kernels) = {
     .loss = &GG_VARIANT(gg_cpu_loss_kernels),
     .arena = &GG_VARIANT(gg_cpu_arena),
     .layout = &GG_VARIANT(gg_cpu_layout),
+    .attention = &GG_VARIANT(gg_cpu_attention),
 };

@@ -35,6 +35,8 @@ gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, 
 gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PERMUTE, SLICE and PAD: BATCH_LAST if offered, else PLAIN. */
 gg_status gg_native_rearrange_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* PLAIN. */
+gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* Between PLAIN and BATCH_LAST. */
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 

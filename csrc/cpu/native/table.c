@@ -29,6 +29,7 @@ const gg_backend gg_backend_native = {
             [GG_OP_PERMUTE] = gg_native_rearrange_create,
             [GG_OP_SLICE] = gg_native_rearrange_create,
             [GG_OP_PAD] = gg_native_rearrange_create,
+            [GG_OP_ATTENTION] = gg_native_attention_create,
         },
     .loss = gg_cpu_loss,
     .update = gg_cpu_update,

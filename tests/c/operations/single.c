@@ -186,6 +186,8 @@ static const run_option run_options[] = {
     OPTION("end", OPTION_INTEGER, desc.range.end),
     OPTION("stride1", OPTION_INTEGER, desc.range.step),
     OPTION("order", OPTION_SIZES, desc.order),
+    OPTION("heads", OPTION_INTEGER, desc.heads),
+    OPTION("causal", OPTION_FLAG, desc.causal),
     OPTION("lanes", OPTION_FLAG, lanes),
     OPTION("activation", OPTION_ACTIVATION, desc.activation),
     OPTION("probability", OPTION_NUMBER, desc.probability),
