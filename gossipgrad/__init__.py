@@ -53,6 +53,7 @@ from gossipgrad.model import Input, Model, Sequential  # noqa: E402
 from gossipgrad.optim import LARS, SGD, Adam, Optimizer  # noqa: E402
 from gossipgrad.progress import ProgressBar  # noqa: E402
 from gossipgrad.sequences import (  # noqa: E402
+    LSTM,
     Attention,
     Embedding,
     Pad,
@@ -108,6 +109,7 @@ __all__ = [
     "Input",
     "JSONLLogger",
     "LARS",
+    "LSTM",
     "Layer",
     "LayerwiseAllReduce",
     "Linear",

@@ -193,6 +193,57 @@ class Attention(Layer):
         return {"heads": self.heads, "causal": self.causal, "dropout": self.dropout}
 
 
+class LSTM(Trained):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997): (T, n) becomes (T, hidden), as PyTorch's LSTM.
+
+    hidden    units of each of the `layers`, of which each reads the one before.
+    dropout   in training what a layer reads of the one before is dropped with this probability.
+    stateful  False: each sample begins at zero. True: where a batch's samples go on where those of the batch before
+              ended (gg.data's ordered sources), the state is carried on, without a gradient (truncated
+              back-propagation); it belongs to the replica and is saved with it. Evaluation begins at zero.
+
+    Parameters, by PyTorch's names: weight_ih_l0 (4*hidden, n), weight_hh_l0 (4*hidden, hidden), bias_ih_l0 and
+    bias_hh_l0 (4*hidden,), the gates in the order i, f, g, o; _l1 is the second layer. All begin uniform within
+    1/sqrt(hidden). weight_init, bias_init, lr, weight_decay as of Linear.
+    """
+
+    kind, prefix = "lstm", "lstm"
+
+    def __init__(
+        self,
+        hidden: int,
+        layers: int = 1,
+        *more: NoReturn,
+        bias: bool = True,
+        dropout: float = 0.0,
+        stateful: bool = False,
+        weight_init: Init = "default",
+        bias_init: Init = "default",
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
+        name: str | None = None,
+    ) -> None:
+        _no_more("LSTM", (hidden, layers), more, "hidden units and layers", "dropout=, stateful=, ...")
+        super().__init__(name, lr, weight_decay)
+        self.hidden = integer("hidden", hidden, 1)
+        self.layers = integer("layers", layers, 1)
+        self.bias = flag("bias", bias)
+        self.dropout = number("dropout", dropout, 0.0, below=1.0)
+        self.stateful = flag("stateful", stateful)
+        self.weight_init = _init("weight_init", weight_init)
+        self.bias_init = _init("bias_init", bias_init)
+
+    def options(self) -> dict[str, Any]:
+        named = self.__dict__
+        keys = ("layers", "bias", "stateful", "weight_init", "bias_init")
+        return {"outputs": self.hidden, "probability": self.dropout} | {key: named[key] for key in keys}
+
+    def config(self) -> dict[str, Any]:
+        named = self.__dict__
+        plain = {key: named[key] for key in ("hidden", "layers", "bias", "dropout", "stateful")}
+        return plain | {"weight_init": list(self.weight_init), "bias_init": list(self.bias_init)}
+
+
 KINDS: dict[str, type[Layer]] = layers.KINDS | {
-    c.__name__: c for c in (Embedding, PositionEmbedding, Reshape, Permute, Slice, Pad, Attention)
+    c.__name__: c for c in (Embedding, PositionEmbedding, Reshape, Permute, Slice, Pad, Attention, LSTM)
 }

@@ -39,9 +39,10 @@ def run_op(
     *,
     parameters: Sequence[NDArray[np.float32]] | None = None,
     weight: NDArray[np.float32] | None = None,
-    bias: NDArray[np.float32] | None = None,
+    bias: NDArray[np.float32] | bool | None = None,
     grad_output: NDArray[np.float32] | None = None,
     threads: int = 1,
+    carried: NDArray[np.float32] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """One operation of one table on arrays (N, ...), float32 or int32: its output, and with grad_output also
@@ -49,15 +50,17 @@ def run_op(
 
     parameters are those of the layer in its order; weight= and bias= are another way to give the first two, whose
     gradients are then grad_weight and grad_bias as well. Every buffer stands between guard bytes; a damaged guard is an
-    error. options: the names of the table run_options in tests/c/operations/single.c.
+    error. carried: state of each sample, (n, ...), which the operation changes. bias: with parameters, whether they
+    have one. options: the names of the table run_options in tests/c/operations/single.c.
     """
     if parameters is None:
-        parameters = [one for one in (weight, bias) if one is not None]
+        parameters = [one for one in (weight, bias) if one is not None and not isinstance(one, bool)]
         options["bias"] = bias is not None
     else:
-        assert weight is None and bias is None
+        assert weight is None and (bias is None or isinstance(bias, bool))
+        options |= {} if bias is None else {"bias": bias}
     found = _module.run_op(
-        backend, isa, kind, list(inputs), output_shape, list(parameters), grad_output, threads, options
+        backend, isa, kind, list(inputs), output_shape, list(parameters), grad_output, threads, options, carried
     )
     if grad_output is not None:
         gradients = dict(zip(("weight", "bias"), found["gradients"], strict=False))

@@ -246,6 +246,67 @@ def attention_backward(x: Array, weights: Array, grad: Array, mask: Array | None
     return parts.transpose(1, 3, 0, 2, 4).reshape(x.shape)
 
 
+# ---- LSTM
+
+
+def _lstm_layer(x: Array, weights: Sequence[Array], state: Array, cell: Array) -> dict[str, Array]:
+    """One layer over (n, T, I) with weight_ih, weight_hh, bias_ih, bias_hh: everything of every step."""
+    weight_ih, weight_hh, bias = weights[0], weights[1], weights[2] + weights[3]
+    n, positions, hidden = x.shape[0], x.shape[1], weight_hh.shape[1]
+    gates, cells, states = np.zeros((n, positions, 4, hidden)), np.zeros((n, positions, hidden)), None
+    states = np.zeros_like(cells)
+    before = (np.zeros_like(cells), np.zeros_like(cells))
+    for t in range(positions):
+        before[0][:, t], before[1][:, t] = state, cell
+        i, f, g, o = np.split(x[:, t] @ weight_ih.T + state @ weight_hh.T + bias, 4, axis=1)
+        i, f, g, o = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
+        cell = f * cell + i * g
+        state = o * np.tanh(cell)
+        gates[:, t] = np.stack([i, f, g, o], axis=1)
+        cells[:, t], states[:, t] = cell, state
+    return dict(x=x, gates=gates, cells=cells, states=states, states_before=before[0], cells_before=before[1])
+
+
+def lstm(
+    x: Array, parameters: Sequence[Array], layers: int, first: Array, masks: Sequence[Array] | None = None
+) -> list[dict[str, Array]]:
+    """Every layer's steps; parameters in PyTorch's order; first: (n, layers, 2, H), states and cells; masks: factors of
+    what layers 1... read, as dropout has them."""
+    made: list[dict[str, Array]] = []
+    for k in range(layers):
+        made.append(_lstm_layer(x, parameters[4 * k : 4 * k + 4], first[:, k, 0], first[:, k, 1]))
+        x = made[-1]["states"] * (1 if masks is None or k == layers - 1 else masks[k])
+    return made
+
+
+def lstm_backward(
+    made: Sequence[dict[str, Array]],
+    parameters: Sequence[Array],
+    grad: Array,
+    masks: Sequence[Array] | None = None,
+) -> tuple[Array, list[Array]]:
+    """Gradients of the input and of the parameters."""
+    gradients: list[Array] = [np.zeros_like(p) for p in parameters]
+    for k in reversed(range(len(made))):
+        at, (weight_ih, weight_hh) = made[k], parameters[4 * k : 4 * k + 2]
+        n, positions, hidden = at["states"].shape
+        later, cell_error, errors = np.zeros((n, hidden)), np.zeros((n, hidden)), np.zeros((n, positions, 4 * hidden))
+        for t in reversed(range(positions)):
+            i, f, g, o = at["gates"][:, t].transpose(1, 0, 2)
+            squashed = np.tanh(at["cells"][:, t])
+            dh = grad[:, t] + later
+            dc = cell_error + dh * o * (1 - squashed**2)
+            parts = [dc * g * i * (1 - i), dc * at["cells_before"][:, t] * f * (1 - f), dc * i * (1 - g * g)]
+            errors[:, t] = np.concatenate([*parts, dh * squashed * o * (1 - o)], axis=1)
+            later, cell_error = errors[:, t] @ weight_hh, dc * f
+        flat = errors.reshape(-1, 4 * hidden)
+        gradients[4 * k] = flat.T @ at["x"].reshape(len(flat), -1)
+        gradients[4 * k + 1] = flat.T @ at["states_before"].reshape(len(flat), -1)
+        gradients[4 * k + 2] = gradients[4 * k + 3] = flat.sum(0)
+        grad = errors @ weight_ih * (1 if masks is None or k == 0 else masks[k - 1])
+    return grad, gradients
+
+
 # ---- losses: sum over samples, samples right, gradient of the mean
 
 

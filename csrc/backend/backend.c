@@ -21,6 +21,7 @@ const char *gg_op_kind_name(gg_op_kind kind) {
         [GG_OP_SLICE] = "slice",
         [GG_OP_PAD] = "pad",
         [GG_OP_ATTENTION] = "attention",
+        [GG_OP_LSTM] = "lstm",
     };
     return (unsigned)kind < GG_OP_COUNT ? names[kind] : "unknown";
 }

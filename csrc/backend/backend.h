@@ -38,6 +38,7 @@ typedef enum gg_op_kind {
     GG_OP_SLICE,              /* a range of one axis */
     GG_OP_PAD,                /* zeros before and behind along one axis */
     GG_OP_ATTENTION,          /* (T, 3C), packed queries, keys and values, to (T, C); int32 lengths of samples; PLAIN */
+    GG_OP_LSTM,               /* (T, I) to (T, H), one or more layers; may carry state; PLAIN */
     GG_OP_COUNT
 } gg_op_kind;
 
@@ -84,6 +85,8 @@ typedef struct gg_op_desc {
     gg_range range;                   /* SLICE and PAD */
     int64_t order[GG_MAX_DIMS];       /* PERMUTE: axis i of the output is axis order[i] of the input */
     gg_activation activation;         /* CONV2D, LINEAR, BATCH_NORM: applied to the output */
+    int64_t layers;                   /* LSTM */
+    bool stateful;                    /* LSTM: carries its state from batch to batch */
     int64_t heads;                    /* ATTENTION; divides C */
     bool causal;                      /* ATTENTION: no position sees those behind it */
     float probability;                /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */

@@ -125,6 +125,16 @@ typedef struct gg_cpu_attention {
     void (*error)(int64_t n, float scale, const float *p, float *d);
 } gg_cpu_attention;
 
+/* One step of an LSTM's n hidden units; nothing overlaps. gates: i, f, g, o, n of each. */
+typedef struct gg_cpu_lstm {
+    /* gates: in: what goes into their functions, out: what comes out. before: the cells of the step before. */
+    void (*forward)(int64_t n, float *gates, const float *before, float *cell, float *hidden);
+    /* gates: in: what forward gave, out: the errors of what went in. error, later: the error of the hidden units is
+     * their sum. cell_error: of this step's cells, from the steps behind; out: of those of the step before. */
+    void (*backward)(int64_t n, float *gates, const float *before, const float *cell, const float *error,
+                     const float *later, float *cell_error);
+} gg_cpu_lstm;
+
 typedef struct gg_cpu_kernels {
     gg_isa isa;
     const gg_cpu_elementwise *elementwise;
@@ -134,6 +144,7 @@ typedef struct gg_cpu_kernels {
     const gg_cpu_arena *arena;
     const gg_cpu_layout *layout;
     const gg_cpu_attention *attention;
+    const gg_cpu_lstm *lstm;
 } gg_cpu_kernels;
 
 extern const gg_cpu_kernels gg_cpu_kernels_scalar;

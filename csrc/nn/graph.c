@@ -48,6 +48,7 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
     [GG_LAYER_SLICE] = &gg_layer_slice,
     [GG_LAYER_PAD] = &gg_layer_pad,
     [GG_LAYER_ATTENTION] = &gg_layer_attention,
+    [GG_LAYER_LSTM] = &gg_layer_lstm,
 };
 
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }

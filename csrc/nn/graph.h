@@ -32,6 +32,7 @@ typedef enum gg_layer_kind {
     GG_LAYER_SLICE,
     GG_LAYER_PAD,
     GG_LAYER_ATTENTION,
+    GG_LAYER_LSTM,
     GG_LAYER_COUNT
 } gg_layer_kind;
 
@@ -67,6 +68,8 @@ typedef struct gg_layer_desc {
     gg_shape shape;            /* RESHAPE: the output's; one size may be -1: what is left */
     gg_shape order;            /* PERMUTE: of the input's axes */
     gg_range range;            /* SLICE: axis, begin and end as Python counts, negative ones from the last; PAD: axis */
+    int64_t layers;            /* LSTM */
+    bool stateful;             /* LSTM */
     int64_t heads;             /* ATTENTION */
     bool causal;               /* ATTENTION */
     int64_t pads[2];           /* PAD: zeros before and behind */

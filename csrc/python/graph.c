@@ -94,6 +94,8 @@ static const layer_option layer_options[] = {
     OPTION("begin", OPTION_INTEGER, range.begin),
     OPTION("end", OPTION_INTEGER, range.end),
     OPTION("step", OPTION_INTEGER, range.step),
+    OPTION("layers", OPTION_INTEGER, layers),
+    OPTION("stateful", OPTION_FLAG, stateful),
     OPTION("heads", OPTION_INTEGER, heads),
     OPTION("causal", OPTION_FLAG, causal),
     OPTION("pads", OPTION_PAIR, pads),

@@ -28,6 +28,7 @@ extern const gg_cpu_arena GG_VARIANT(gg_cpu_arena);
 void GG_VARIANT(gg_cpu_update)(const gg_update_args *args); /* the arena table's entry; a file of its own */
 extern const gg_cpu_layout GG_VARIANT(gg_cpu_layout);
 extern const gg_cpu_attention GG_VARIANT(gg_cpu_attention);
+extern const gg_cpu_lstm GG_VARIANT(gg_cpu_lstm);
 
 /* Iterations are independent although the compiler cannot see it: an output may be an input's own memory. */
 #define GG_INDEPENDENT _Pragma("GCC ivdep")

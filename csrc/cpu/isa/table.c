@@ -14,4 +14,5 @@ const gg_cpu_kernels GG_VARIANT(gg_cpu_kernels) = {
     .arena = &GG_VARIANT(gg_cpu_arena),
     .layout = &GG_VARIANT(gg_cpu_layout),
     .attention = &GG_VARIANT(gg_cpu_attention),
+    .lstm = &GG_VARIANT(gg_cpu_lstm),
 };

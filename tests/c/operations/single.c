@@ -18,6 +18,8 @@ typedef struct op_run {
     uint32_t rank;
     uint64_t step;
     bool evaluate;
+    float *carried; /* (n, carried_bytes of the operation); NULL: none */
+    size_t carried_count;
     bool lanes; /* float32 inputs are offered BATCH_LAST */
 } op_run;
 
@@ -25,7 +27,7 @@ typedef struct op_run {
 typedef struct op_buffers {
     gg_test_guarded input[GG_MAX_INPUTS], grad_input[GG_MAX_INPUTS];
     gg_test_guarded parameter[MOST_PARAMETERS], gradient[MOST_PARAMETERS];
-    gg_test_guarded output, grad_output, saved, scratch;
+    gg_test_guarded output, grad_output, saved, scratch, carried;
     const float *parameter_at[MOST_PARAMETERS];
     float *gradient_at[MOST_PARAMETERS];
 } op_buffers;
@@ -60,7 +62,14 @@ static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buff
     args->saved = b->saved.data;
     args->scratch = b->scratch.data;
     args->evaluate = run->evaluate;
+    if (run->carried != NULL && run->carried_count * sizeof(float) != (size_t)desc->batch * op->carried_bytes)
+        GG_FAIL(GG_ERROR_ARGUMENT, "carried: %zu numbers; the operation has %zu bytes for each of %lld samples",
+                run->carried_count, op->carried_bytes, (long long)desc->batch);
+    GG_TRY(gg_test_guarded_copy(&b->carried, run->carried, run->carried_count * sizeof(float)));
+    args->carried = run->carried != NULL ? b->carried.data : NULL;
     GG_TRY(op->type->forward(op, args));
+    if (run->carried != NULL) memcpy(run->carried, b->carried.data, b->carried.bytes);
+    args->carried = NULL;
     GG_TRY(gg_test_convert(d, &desc->output, desc->batch, op->output, gg_test_plain, b->output.data, run->output));
 cleanup:
     return status;
@@ -103,6 +112,7 @@ static gg_status check_guards(const op_run *run, const op_buffers *b) {
     GG_TRY(gg_test_guarded_check(&b->output, "output"));
     GG_TRY(gg_test_guarded_check(&b->grad_output, "grad_output"));
     GG_TRY(gg_test_guarded_check(&b->saved, "saved"));
+    GG_TRY(gg_test_guarded_check(&b->carried, "carried"));
     GG_TRY(gg_test_guarded_check(&b->scratch, "scratch"));
     for (int i = 0; i < run->parameters; ++i) {
         GG_TRY(gg_test_guarded_check(&b->parameter[i], "parameter"));
@@ -125,7 +135,7 @@ static void op_buffers_free(op_buffers *b) {
         gg_test_guarded_free(&b->parameter[i]);
         gg_test_guarded_free(&b->gradient[i]);
     }
-    gg_test_guarded *const all[] = {&b->output, &b->grad_output, &b->saved, &b->scratch};
+    gg_test_guarded *const all[] = {&b->output, &b->grad_output, &b->saved, &b->scratch, &b->carried};
     for (size_t i = 0; i < sizeof all / sizeof *all; ++i) gg_test_guarded_free(all[i]);
 }
 
@@ -186,6 +196,8 @@ static const run_option run_options[] = {
     OPTION("end", OPTION_INTEGER, desc.range.end),
     OPTION("stride1", OPTION_INTEGER, desc.range.step),
     OPTION("order", OPTION_SIZES, desc.order),
+    OPTION("layers", OPTION_INTEGER, desc.layers),
+    OPTION("stateful", OPTION_FLAG, desc.stateful),
     OPTION("heads", OPTION_INTEGER, desc.heads),
     OPTION("causal", OPTION_FLAG, desc.causal),
     OPTION("lanes", OPTION_FLAG, lanes),
@@ -386,11 +398,11 @@ static PyObject *op_result(const op_arrays *a, const op_run *run) {
 }
 
 PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"backend",    "isa",         "kind",    "inputs",  "output_shape",
-                            "parameters", "grad_output", "threads", "options", NULL};
+    static char *names[] = {"backend", "isa",     "kind",    "inputs", "output_shape", "parameters", "grad_output",
+                            "threads", "options", "carried", NULL};
     static const char *const backends[] = {"native", "onednn"};
     const char *backend, *isa_name = NULL, *kind;
-    PyObject *inputs, *output_shape, *parameters, *grad_output, *options, *result = NULL;
+    PyObject *inputs, *output_shape, *parameters, *grad_output, *options, *carried = Py_None, *result = NULL;
     int threads = 1, kind_number = -1;
     gg_isa isa;
     gg_test_devices d = {NULL, NULL};
@@ -405,9 +417,9 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     const char *kind_names[GG_OP_COUNT];
     (void)module;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsO!OO!OiO!:run_op", names, &backend, &isa_name, &kind,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "szsO!OO!OiO!|O:run_op", names, &backend, &isa_name, &kind,
                                      &PyList_Type, &inputs, &output_shape, &PyList_Type, &parameters, &grad_output,
-                                     &threads, &PyDict_Type, &options))
+                                     &threads, &PyDict_Type, &options, &carried))
         return NULL;
     for (int i = 0; i < GG_OP_COUNT; ++i) kind_names[i] = gg_op_kind_name((gg_op_kind)i);
     if (gg_py_choice("backend", backend, backends, 2) < 0 || gg_test_isa_of(isa_name, &isa) < 0) return NULL;
@@ -425,6 +437,15 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     for (int i = 0; run.lanes && i < desc->inputs; ++i)
         if (desc->offered[i].dtype == GG_FLOAT32) desc->offered[i].layout = GG_LAYOUT_BATCH_LAST;
     if (check_parameters(&run) < 0 || op_arrays_make(&arrays, &run) < 0) goto cleanup;
+    if (carried != Py_None && (!PyArray_Check(carried) || PyArray_TYPE((PyArrayObject *)carried) != NPY_FLOAT32 ||
+                               !PyArray_ISCARRAY((PyArrayObject *)carried))) {
+        PyErr_SetString(PyExc_TypeError, "carried: must be a writable contiguous float32 array");
+        goto cleanup;
+    }
+    if (carried != Py_None) {
+        run.carried = PyArray_DATA((PyArrayObject *)carried);
+        run.carried_count = (size_t)PyArray_SIZE((PyArrayObject *)carried);
+    }
     Py_BEGIN_ALLOW_THREADS;
     const gg_float_mode former = gg_parallel_enter();
     status = gg_test_devices_open(backend, isa, threads, &d);

@@ -1,0 +1,38 @@
+/* One step of an LSTM cell, on rows of n hidden units. */
+#include "cpu/isa/isa.h"
+#include "cpu/isa/math.h"
+
+static void lstm_forward(int64_t n, float *gates, const float *before, float *cell, float *hidden) {
+    float *restrict in = gates, *restrict forget = gates + n, *restrict new = gates + 2 * n,
+                    *restrict out = gates + 3 * n;
+    GG_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+        const float i = logistic(in[j]), f = logistic(forget[j]), g = hyperbolic_tangent(new[j]), o = logistic(out[j]);
+        const float c = f * before[j] + i * g;
+        in[j] = i;
+        forget[j] = f;
+        new[j] = g;
+        out[j] = o;
+        cell[j] = c;
+        hidden[j] = o * hyperbolic_tangent(c);
+    }
+}
+
+static void lstm_backward(int64_t n, float *gates, const float *before, const float *cell, const float *error,
+                          const float *later, float *cell_error) {
+    float *restrict in = gates, *restrict forget = gates + n, *restrict new = gates + 2 * n,
+                    *restrict out = gates + 3 * n;
+    GG_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+        const float i = in[j], f = forget[j], g = new[j], o = out[j];
+        const float t = hyperbolic_tangent(cell[j]), dh = error[j] + later[j];
+        const float dc = cell_error[j] + dh * o * (1.0f - t * t);
+        in[j] = dc * g * (i * (1.0f - i));
+        forget[j] = dc * before[j] * (f * (1.0f - f));
+        new[j] = dc *i *(1.0f - g * g);
+        out[j] = dh * t * (o * (1.0f - o));
+        cell_error[j] = dc * f;
+    }
+}
+
+const gg_cpu_lstm GG_VARIANT(gg_cpu_lstm) = {.forward = lstm_forward, .backward = lstm_backward};

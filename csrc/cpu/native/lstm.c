@@ -1,0 +1,457 @@
+/* LSTM over the positions of a sample: (T, I) gives (T, H), one or more layers (Hochreiter and Schmidhuber 1997, with
+ * PyTorch's gates i, f, g, o). PLAIN.
+ *
+ * A layer's gates begin as one product of all samples and positions with the input's weights. Then each thread carries
+ * some of the samples through all positions, so that the threads meet only between layers, and no bit depends on how
+ * many they are. The backward pass does the same from the last position, and ends with one product for each gradient.
+ *
+ * For each layer there are, over all samples and positions: the gates, which become their errors; the cells; the hidden
+ * states, of the last layer in the output; and what the next layer reads where dropout is between. In training they are
+ * saved, else all layers use the same memory. */
+#include <string.h>
+
+#include "base/parallel.h"
+#include "cpu/gemm_kernels.h"
+#include "cpu/native/native.h"
+
+enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH };
+
+typedef struct lstm_op {
+    gg_op head;
+    gg_device *device;
+    const gg_gemm_kernels *kernels;
+    int64_t batch, positions, inputs, hidden, layers;
+    int64_t gates_row, hidden_row; /* of the recurrent weights as they are packed: [H][4H], [4H][H] */
+    int64_t mask_row;              /* bytes of the mask of a position */
+    bool drops;                    /* in training, between layers */
+    uint32_t threshold;
+    float keep_scale;
+    /* Floats, and where they begin. */
+    size_t layer_floats, gates_at, cells_at, states_at, first_at, dropped_at, mask_at;
+    size_t packed_at, bias_at, later_at, cell_error_at, before_at, error_at, product_at; /* in scratch */
+} lstm_op;
+
+/* One layer of one run. */
+typedef struct lstm_layer {
+    const lstm_op *op;
+    const gg_op_args *args;
+    int64_t number, inputs;
+    const float *in;     /* (N, T, inputs) */
+    float *gates;        /* (N, T, 4H) */
+    float *cells;        /* (N, T, H) */
+    float *states;       /* (N, T, H) */
+    float *first;        /* (N, 2, H): the states and the cells that it begins with */
+    float *dropped;      /* (N, T, H): what the next layer reads; `states` without dropout */
+    uint8_t *mask;       /* (N, T, mask_row) */
+    const float *packed; /* the recurrent weights */
+    float *later, *cell_error;
+    const float *error; /* backward: of the states */
+    bool drops;
+} lstm_layer;
+
+static int parameters_of_layer(const lstm_op *op) { return op->head.desc.bias ? 4 : 2; }
+
+static const float *lstm_parameter(const lstm_layer *l, int which) {
+    return l->args->parameter[l->number * parameters_of_layer(l->op) + which];
+}
+
+static float *lstm_gradient(const lstm_layer *l, int which) {
+    return l->args->gradient[l->number * parameters_of_layer(l->op) + which];
+}
+
+static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t number) {
+    const bool training = op->head.desc.training, last = number == op->layers - 1;
+    float *scratch = args->scratch, *base = training ? args->saved : scratch;
+    lstm_layer l = {.op = op, .args = args, .number = number, .inputs = number == 0 ? op->inputs : op->hidden};
+    float *own = base + (size_t)(training ? number : 0) * op->layer_floats;
+    /* Without training the states of the layer before are still read. */
+    const size_t other = training || number % 2 == 0 ? 0 : op->dropped_at - op->states_at;
+    l.gates = own + op->gates_at;
+    l.cells = own + op->cells_at;
+    l.first = own + op->first_at;
+    l.states = last ? args->output : own + op->states_at + other;
+    l.drops = op->drops && !last && !args->evaluate;
+    l.dropped = l.drops ? own + op->dropped_at : l.states;
+    l.mask = (uint8_t *)(own + op->mask_at);
+    l.packed = scratch + op->packed_at;
+    l.later = scratch + op->later_at;
+    l.cell_error = scratch + op->cell_error_at;
+    if (number == 0) {
+        l.in = args->input[0];
+    } else {
+        const lstm_layer before = layer_of(op, args, number - 1);
+        l.in = before.dropped;
+    }
+    return l;
+}
+
+static void samples_of(const lstm_op *op, int thread, int threads, int64_t *begin, int64_t *end) {
+    size_t first, last;
+    gg_parallel_split((size_t)op->batch, 1, thread, threads, &first, &last);
+    *begin = (int64_t)first;
+    *end = (int64_t)last;
+}
+
+/* ------------------------------------------------------------------------------------------ forward */
+
+/* The recurrent weights turned, and the gates' first values: the sum of both biases. */
+static void lstm_prepare_part(void *context, int thread, int threads) {
+    const lstm_layer *l = context;
+    const lstm_op *op = l->op;
+    const int64_t gates = 4 * op->hidden;
+    float *packed = (float *)l->args->scratch + op->packed_at, *bias = (float *)l->args->scratch + op->bias_at;
+    size_t begin, end;
+    gg_parallel_split((size_t)gates, GG_LANES, thread, threads, &begin, &end);
+    if (begin < end) {
+        const int64_t padded = (int64_t)end == gates ? op->gates_row - (int64_t)begin : (int64_t)(end - begin);
+        op->kernels->transpose((int64_t)(end - begin), op->hidden,
+                               lstm_parameter(l, WEIGHT_HH) + (int64_t)begin * op->hidden, op->hidden, padded,
+                               packed + begin, op->gates_row);
+    }
+    if (thread == 0 && op->head.desc.bias)
+        gg_cpu_device_kernels(op->device)
+            ->elementwise->add((size_t)gates, lstm_parameter(l, BIAS_IH), lstm_parameter(l, BIAS_HH), bias);
+}
+
+static void lstm_bias_part(void *context, int thread, int threads) {
+    const lstm_layer *l = context;
+    const lstm_op *op = l->op;
+    const float *bias = (const float *)l->args->scratch + op->bias_at;
+    size_t begin, end;
+    gg_parallel_split((size_t)(op->batch * op->positions), 1, thread, threads, &begin, &end);
+    for (size_t row = begin; row < end; ++row)
+        memcpy(l->gates + (int64_t)row * 4 * op->hidden, bias, (size_t)(4 * op->hidden) * sizeof(float));
+}
+
+/* Where the states and cells of a sample before a position lie. */
+static const float *state_before(const lstm_layer *l, int64_t n, int64_t t) {
+    const int64_t hidden = l->op->hidden;
+    return t == 0 ? l->first + 2 * n * hidden : l->states + (n * l->op->positions + t - 1) * hidden;
+}
+static const float *cell_before(const lstm_layer *l, int64_t n, int64_t t) {
+    const int64_t hidden = l->op->hidden;
+    return t == 0 ? l->first + (2 * n + 1) * hidden : l->cells + (n * l->op->positions + t - 1) * hidden;
+}
+
+static void drop_states(const lstm_layer *l, int64_t n, int64_t t) {
+    const lstm_op *op = l->op;
+    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
+    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, l->args->rank, l->args->step};
+    const int64_t row = n * op->positions + t, blocks = op->mask_row / 4;
+    uint8_t *mask = l->mask + row * op->mask_row;
+    uint8_t *const rows[4] = {mask, mask + 1, mask + 2, mask + 3};
+    const int64_t first = (l->number * op->batch * op->positions + row) * blocks;
+    kernels->dropout_mask(&key, (uint32_t)first, 1, (size_t)blocks, op->threshold, rows, 4);
+    kernels->masked_scale((size_t)op->hidden, l->states + row * op->hidden, mask, op->keep_scale,
+                          l->dropped + row * op->hidden);
+}
+
+static void lstm_forward_part(void *context, int thread, int threads) {
+    const lstm_layer *l = context;
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, gates = 4 * hidden;
+    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
+    int64_t begin, end;
+    samples_of(op, thread, threads, &begin, &end);
+    for (int64_t t = 0; t < op->positions && begin < end; ++t) {
+        const gg_multiply product = {.m = end - begin,
+                                     .n = gates,
+                                     .k = hidden,
+                                     .a = state_before(l, begin, t),
+                                     .a_row = t == 0 ? 2 * hidden : op->positions * hidden,
+                                     .a_step = 1,
+                                     .b = l->packed,
+                                     .b_row = op->gates_row,
+                                     .c = l->gates + (begin * op->positions + t) * gates,
+                                     .c_row = op->positions * gates,
+                                     .add = true};
+        op->kernels->multiply(&product, 0, gg_block_count(product.m, op->kernels->tile_rows));
+        for (int64_t n = begin; n < end; ++n) {
+            const int64_t row = n * op->positions + t;
+            kernels->forward(hidden, l->gates + row * gates, cell_before(l, n, t), l->cells + row * hidden,
+                             l->states + row * hidden);
+            if (l->drops) drop_states(l, n, t);
+        }
+    }
+}
+
+/* A sample's carried state: for each layer its states, then its cells. */
+static float *carried_of(const lstm_layer *l, int64_t n) {
+    const lstm_op *op = l->op;
+    return (float *)((char *)l->args->carried + (size_t)n * op->head.carried_bytes) + 2 * l->number * op->hidden;
+}
+
+static void begin_layer(const lstm_layer *l) {
+    const size_t bytes = (size_t)(2 * l->op->hidden) * sizeof(float);
+    for (int64_t n = 0; n < l->op->batch; ++n) {
+        float *first = l->first + 2 * n * l->op->hidden;
+        if (l->args->carried != NULL && l->op->head.carried_bytes > 0) memcpy(first, carried_of(l, n), bytes);
+        else memset(first, 0, bytes);
+    }
+}
+
+static void leave_layer(const lstm_layer *l) {
+    const int64_t hidden = l->op->hidden;
+    if (l->args->carried == NULL || l->op->head.carried_bytes == 0) return;
+    for (int64_t n = 0; n < l->op->batch; ++n) {
+        const int64_t last = (n * l->op->positions + l->op->positions - 1) * hidden;
+        memcpy(carried_of(l, n), l->states + last, (size_t)hidden * sizeof(float));
+        memcpy(carried_of(l, n) + hidden, l->cells + last, (size_t)hidden * sizeof(float));
+    }
+}
+
+/* The input's part of the gates: (N*T, inputs) with the weights turned. */
+static gg_sgemm input_product(const lstm_layer *l) {
+    const int64_t gates = 4 * l->op->hidden;
+    return (gg_sgemm){.m = l->op->batch * l->op->positions,
+                      .n = gates,
+                      .k = l->inputs,
+                      .a = l->in,
+                      .b = lstm_parameter(l, WEIGHT_IH),
+                      .c = l->gates,
+                      .lda = l->inputs,
+                      .ldb = l->inputs,
+                      .ldc = gates,
+                      .transpose_b = true,
+                      .add = l->op->head.desc.bias};
+}
+
+static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
+    lstm_op *op = (lstm_op *)head;
+    for (int64_t number = 0; number < op->layers; ++number) {
+        lstm_layer l = layer_of(op, args, number);
+        begin_layer(&l);
+        gg_parallel_run(op->device->threads, lstm_prepare_part, &l);
+        if (head->desc.bias) gg_parallel_run(op->device->threads, lstm_bias_part, &l);
+        const gg_sgemm product = input_product(&l);
+        gg_sgemm_run(op->kernels, &product, op->device->threads, (float *)args->scratch + op->product_at);
+        gg_parallel_run(op->device->threads, lstm_forward_part, &l);
+        leave_layer(&l);
+    }
+    return GG_OK;
+}
+
+/* ------------------------------------------------------------------------------------------ backward */
+
+/* The recurrent weights in rows that a product may read behind, and the states before each position. */
+static void lstm_gather_part(void *context, int thread, int threads) {
+    const lstm_layer *l = context;
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden;
+    const size_t row = (size_t)hidden * sizeof(float);
+    float *packed = (float *)l->args->scratch + op->packed_at, *before = (float *)l->args->scratch + op->before_at;
+    size_t begin, end;
+    gg_parallel_split((size_t)(4 * hidden), 1, thread, threads, &begin, &end);
+    for (size_t i = begin; i < end; ++i) {
+        float *to = packed + (int64_t)i * op->hidden_row;
+        memcpy(to, lstm_parameter(l, WEIGHT_HH) + (int64_t)i * hidden, row);
+        memset(to + hidden, 0, (size_t)(op->hidden_row - hidden) * sizeof(float));
+    }
+    int64_t first, last;
+    samples_of(op, thread, threads, &first, &last);
+    for (int64_t n = first; n < last; ++n)
+        for (int64_t t = 0; t < op->positions; ++t)
+            memcpy(before + (n * op->positions + t) * hidden, state_before(l, n, t), row);
+}
+
+static void lstm_backward_part(void *context, int thread, int threads) {
+    const lstm_layer *l = context;
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, gates = 4 * hidden;
+    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
+    int64_t begin, end;
+    samples_of(op, thread, threads, &begin, &end);
+    if (begin == end) return;
+    memset(l->later + begin * hidden, 0, (size_t)((end - begin) * hidden) * sizeof(float));
+    memset(l->cell_error + begin * hidden, 0, (size_t)((end - begin) * hidden) * sizeof(float));
+    for (int64_t t = op->positions - 1; t >= 0; --t) {
+        for (int64_t n = begin; n < end; ++n) {
+            const int64_t row = n * op->positions + t;
+            kernels->backward(hidden, l->gates + row * gates, cell_before(l, n, t), l->cells + row * hidden,
+                              l->error + row * hidden, l->later + n * hidden, l->cell_error + n * hidden);
+        }
+        if (t == 0) return;
+        const gg_multiply product = {.m = end - begin,
+                                     .n = hidden,
+                                     .k = gates,
+                                     .a = l->gates + (begin * op->positions + t) * gates,
+                                     .a_row = op->positions * gates,
+                                     .a_step = 1,
+                                     .b = l->packed,
+                                     .b_row = op->hidden_row,
+                                     .c = l->later + begin * hidden,
+                                     .c_row = hidden};
+        op->kernels->multiply(&product, 0, gg_block_count(product.m, op->kernels->tile_rows));
+    }
+}
+
+static gg_sgemm data_product(const lstm_layer *l, float *out) {
+    const int64_t gates = 4 * l->op->hidden;
+    return (gg_sgemm){.m = l->op->batch * l->op->positions,
+                      .n = l->inputs,
+                      .k = gates,
+                      .a = l->gates,
+                      .b = lstm_parameter(l, WEIGHT_IH),
+                      .c = out,
+                      .lda = gates,
+                      .ldb = l->inputs,
+                      .ldc = l->inputs};
+}
+
+static void weight_gradients(const lstm_layer *l) {
+    const lstm_op *op = l->op;
+    const int64_t gates = 4 * op->hidden;
+    gg_weight_gradient_args it = {.batch = op->batch * op->positions, .error = l->gates, .error_row = gates};
+    it.in = l->inputs;
+    it.input = l->in;
+    it.count = gates * it.in;
+    it.out = lstm_gradient(l, WEIGHT_IH);
+    gg_cpu_weight_gradient(op->device, &it);
+    it.in = op->hidden;
+    it.input = (const float *)l->args->scratch + op->before_at;
+    it.count = gates * it.in;
+    it.out = lstm_gradient(l, WEIGHT_HH);
+    gg_cpu_weight_gradient(op->device, &it);
+    if (!op->head.desc.bias) return;
+    gg_cpu_column_sums(op->device, it.batch, gates, l->gates, lstm_gradient(l, BIAS_IH));
+    memcpy(lstm_gradient(l, BIAS_HH), lstm_gradient(l, BIAS_IH), (size_t)gates * sizeof(float));
+}
+
+/* The error of the states, of that of what the next layer read. */
+static void lstm_undrop_part(void *context, int thread, int threads) {
+    const lstm_layer *l = context;
+    const lstm_op *op = l->op;
+    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
+    float *error = (float *)l->args->scratch + op->error_at;
+    size_t begin, end;
+    gg_parallel_split((size_t)(op->batch * op->positions), 1, thread, threads, &begin, &end);
+    for (int64_t row = (int64_t)begin; row < (int64_t)end; ++row) {
+        float *d = error + row * op->hidden;
+        kernels->masked_scale((size_t)op->hidden, d, l->mask + row * op->mask_row, op->keep_scale, d);
+    }
+}
+
+static gg_status native_lstm_backward(gg_op *head, const gg_op_args *args) {
+    lstm_op *op = (lstm_op *)head;
+    float *scratch = args->scratch;
+    for (int64_t number = op->layers - 1; number >= 0; --number) {
+        lstm_layer l = layer_of(op, args, number);
+        float *out = number > 0 ? scratch + op->error_at : args->grad_input[0];
+        l.error = number == op->layers - 1 ? args->grad_output : scratch + op->error_at;
+        if (l.drops) gg_parallel_run(op->device->threads, lstm_undrop_part, &l);
+        gg_parallel_run(op->device->threads, lstm_gather_part, &l);
+        gg_parallel_run(op->device->threads, lstm_backward_part, &l);
+        weight_gradients(&l);
+        if (out == NULL) continue;
+        const gg_sgemm product = data_product(&l, out);
+        gg_sgemm_run(op->kernels, &product, op->device->threads, scratch + op->product_at);
+    }
+    return GG_OK;
+}
+
+static const gg_op_class lstm_class = {native_lstm_forward, native_lstm_backward, gg_native_op_free};
+
+/* ------------------------------------------------------------------------------------------ creation */
+
+static int64_t padded_row(int64_t n) {
+    const int64_t row = (n + 31) / 32 * 32;
+    return row % 256 == 0 ? row + 32 : row;
+}
+
+/* The next place for `floats`, 64-byte aligned. */
+static size_t add_room(size_t *used, size_t floats) {
+    const size_t at = *used;
+    *used += (floats + GG_LANES - 1) / GG_LANES * GG_LANES;
+    return at;
+}
+
+/* Room for the layers, and then for what all of them use for a while. */
+static void lay_out(lstm_op *op) {
+    const bool training = op->head.desc.training;
+    const size_t all = (size_t)(op->batch * op->positions), hidden = (size_t)op->hidden;
+    size_t used = 0, scratch = 0;
+    op->gates_at = add_room(&used, 4 * all * hidden);
+    op->cells_at = add_room(&used, all * hidden);
+    op->first_at = add_room(&used, 2 * (size_t)op->batch * hidden);
+    op->states_at = op->layers > 1 ? add_room(&used, all * hidden) : 0;
+    op->dropped_at = op->layers > 1 && (op->drops || !training) ? add_room(&used, all * hidden) : op->states_at;
+    op->mask_at = op->drops ? add_room(&used, (all * (size_t)op->mask_row + 3) / sizeof(float)) : 0;
+    op->layer_floats = used;
+    if (training) op->head.saved_bytes = (size_t)op->layers * used * sizeof(float) + GG_READ_BEHIND;
+    else scratch = used;
+    const size_t turned = (size_t)(op->hidden * op->gates_row), rows = (size_t)(4 * op->hidden * op->hidden_row);
+    op->packed_at = add_room(&scratch, turned > rows ? turned : rows);
+    op->bias_at = add_room(&scratch, 4 * hidden);
+    if (training) {
+        op->later_at = add_room(&scratch, (size_t)op->batch * hidden);
+        op->cell_error_at = add_room(&scratch, (size_t)op->batch * hidden);
+        op->error_at = op->layers > 1 ? add_room(&scratch, all * hidden) : 0;
+        op->before_at = add_room(&scratch, all * hidden + GG_READ_BEHIND / sizeof(float));
+    }
+    op->product_at = scratch;
+}
+
+static void lstm_scratch(lstm_op *op) {
+    const float *none[4] = {NULL};
+    size_t most = 0;
+    for (int64_t inputs = op->inputs, i = 0; i < 2; ++i, inputs = op->hidden) {
+        const gg_op_args args = {.parameter = none};
+        const lstm_layer l = {.op = op, .args = &args, .inputs = inputs};
+        const gg_sgemm product[2] = {input_product(&l), data_product(&l, NULL)};
+        for (int k = 0; k < 2; ++k) {
+            const size_t bytes = gg_sgemm_scratch(op->kernels, &product[k], op->device->threads);
+            if (bytes > most) most = bytes;
+        }
+    }
+    op->head.scratch_bytes = op->product_at * sizeof(float) + most;
+}
+
+static gg_status check_lstm(const gg_op_desc *desc) {
+    gg_status status = GG_OK;
+    char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
+    if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->output.dims != 2 ||
+        desc->input[0].size[0] != desc->output.size[0] || desc->layers < 1)
+        GG_FAIL(GG_ERROR_SHAPE, "an LSTM of %lld layers makes (T, H) of one (T, I), not %s of %s",
+                (long long)desc->layers, gg_shape_text(&desc->output, out), gg_shape_text(&desc->input[0], in));
+    if (!(desc->probability >= 0 && desc->probability < 1))
+        GG_FAIL(GG_ERROR_ARGUMENT, "lstm: the probability must be at least 0 and less than 1, not %g",
+                (double)desc->probability);
+    const double words = (double)desc->batch * (double)gg_shape_count(&desc->output) * (double)desc->layers;
+    if (desc->probability > 0 && words > 0x1p32)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "lstm: %g states are more than a stream has numbers for dropout", words);
+cleanup:
+    return status;
+}
+
+gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *head = NULL;
+    *out = NULL;
+    GG_TRY(check_lstm(desc));
+    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
+    if (kernels == NULL)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "no LSTM for the instruction set %s here", gg_isa_name(device->isa));
+    GG_TRY(gg_native_op_create(desc, &lstm_class, sizeof(lstm_op), &head));
+    lstm_op *op = (lstm_op *)head;
+    head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
+    head->backward_needs_input = head->backward_needs_output = true;
+    op->device = device;
+    op->kernels = kernels;
+    op->batch = desc->batch;
+    op->positions = desc->input[0].size[0];
+    op->inputs = desc->input[0].size[1];
+    op->hidden = desc->output.size[1];
+    op->layers = desc->layers;
+    op->gates_row = padded_row(4 * op->hidden);
+    op->hidden_row = padded_row(op->hidden);
+    op->mask_row = (op->hidden + 3) / 4 * 4;
+    op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
+    op->threshold = (uint32_t)((double)desc->probability * 0x1p32);
+    op->keep_scale = (float)(1.0 / (1.0 - (double)desc->probability));
+    if (desc->stateful) head->carried_bytes = (size_t)(2 * op->layers * op->hidden) * sizeof(float);
+    lay_out(op);
+    lstm_scratch(op);
+    *out = head;
+cleanup:
+    return status;
+}
