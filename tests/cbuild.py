@@ -56,9 +56,9 @@ def build_module(objects: Path) -> Path:
     target = folder / "core_operations.so"
     includes = [sysconfig.get_paths()["include"], sysconfig.get_paths()["platinclude"], numpy.get_include()]
     compiler = [*compiling(facts), *(word for path in includes for word in ("-isystem", path))]
-    core = [ROOT / facts["archive"], objects / "python" / "convert.o"]
+    core = [ROOT / facts["archive"], *(objects / "python" / f"{name}.o" for name in ("convert", "exceptions"))]
     units = {source: folder / f"{source.stem}.o" for source in MODULE_SOURCES}
-    link = [*facts["cc"], "-shared", *map(str, units.values()), str(core[1]), "-o", str(target), *linking(facts)]
+    link = [*facts["cc"], "-shared", *map(str, [*units.values(), *core[1:]]), "-o", str(target), *linking(facts)]
     key = hashlib.sha256("\0".join([*compiler, *link, sys.version, numpy.__version__]).encode())
     for path in [*MODULE_SOURCES, *MODULE_SOURCES[0].parent.glob("*.h")]:
         key.update(path.read_bytes())

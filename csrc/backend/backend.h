@@ -147,7 +147,6 @@ struct gg_op {
     gg_format input[GG_MAX_INPUTS]; /* what it reads; the plan reorders where it differs from desc.offered */
     gg_format output;               /* what it gives. Gradients lie as their activations do. */
     size_t saved_bytes, scratch_bytes;
-    size_t carried_bytes;       /* of each sample: state from batch to batch, float32; a constant of the layer */
     bool in_place;              /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
     bool backward_needs_input;  /* backward reads args->input[] */
     bool backward_needs_output; /* backward reads args->output */

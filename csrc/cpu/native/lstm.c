@@ -178,21 +178,21 @@ static void lstm_forward_part(void *context, int thread, int threads) {
 /* A sample's carried state: for each layer its states, then its cells. */
 static float *carried_of(const lstm_layer *l, int64_t n) {
     const lstm_op *op = l->op;
-    return (float *)((char *)l->args->carried + (size_t)n * op->head.carried_bytes) + 2 * l->number * op->hidden;
+    return l->args->carried + (n * op->layers + l->number) * 2 * op->hidden;
 }
 
 static void begin_layer(const lstm_layer *l) {
     const size_t bytes = (size_t)(2 * l->op->hidden) * sizeof(float);
     for (int64_t n = 0; n < l->op->batch; ++n) {
         float *first = l->first + 2 * n * l->op->hidden;
-        if (l->args->carried != NULL && l->op->head.carried_bytes > 0) memcpy(first, carried_of(l, n), bytes);
+        if (l->args->carried != NULL && l->op->head.desc.stateful) memcpy(first, carried_of(l, n), bytes);
         else memset(first, 0, bytes);
     }
 }
 
 static void leave_layer(const lstm_layer *l) {
     const int64_t hidden = l->op->hidden;
-    if (l->args->carried == NULL || l->op->head.carried_bytes == 0) return;
+    if (l->args->carried == NULL || !l->op->head.desc.stateful) return;
     for (int64_t n = 0; n < l->op->batch; ++n) {
         const int64_t last = (n * l->op->positions + l->op->positions - 1) * hidden;
         memcpy(carried_of(l, n), l->states + last, (size_t)hidden * sizeof(float));
@@ -448,7 +448,6 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
     op->threshold = (uint32_t)((double)desc->probability * 0x1p32);
     op->keep_scale = (float)(1.0 / (1.0 - (double)desc->probability));
-    if (desc->stateful) head->carried_bytes = (size_t)(2 * op->layers * op->hidden) * sizeof(float);
     lay_out(op);
     lstm_scratch(op);
     *out = head;

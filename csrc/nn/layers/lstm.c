@@ -59,6 +59,11 @@ static int64_t lstm_macs(const gg_node *node, const gg_shape *input) {
     return input->size[0] * 4 * hidden * (input->size[1] + hidden + (layers - 1) * 2 * hidden);
 }
 
+static int64_t lstm_carried(const gg_node *node, const gg_shape *input) {
+    (void)input;
+    return node->desc.stateful ? 2 * node->desc.layers * node->desc.outputs : 0;
+}
+
 static void lstm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     out->layers = desc->layers;
     out->bias = desc->bias;
@@ -74,5 +79,6 @@ const gg_layer_type gg_layer_lstm = {
     .infer = lstm_infer,
     .parameters = lstm_parameters,
     .macs = lstm_macs,
+    .carried = lstm_carried,
     .describe = lstm_describe,
 };
