@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from gossipgrad.metrics import Metric, numbers
 from gossipgrad.replicas import Replicas
 
 ROWS = 65536  # samples whose outputs are in memory at a time, at most
+BYTES = 2**26  # of outputs, about
 
 
 def pieces(replicas: Replicas, parts: Sequence[Dataset], sharded: bool) -> list[Dataset]:
@@ -42,7 +44,7 @@ def _own_numbers(
 ) -> NDArray[np.float64]:
     """The numbers of this process's samples, all metrics' side by side."""
     net = replicas.net
-    rows = max(ROWS // batch, 1) * batch
+    rows = max(min(ROWS, BYTES // (4 * math.prod(net.output_shape))) // batch, 1) * batch
     chunks = [one[at : at + rows] for one in pieces(replicas, parts, sharded) for at in range(0, len(one), rows)]
     calls = max(int.from_bytes(one, "little") for one in replicas.gather(len(chunks).to_bytes(8, "little")))
     found = [np.empty((0, sum(one.columns for one in metrics)))]

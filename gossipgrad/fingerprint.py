@@ -84,26 +84,31 @@ def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
     facts: dict[str, Any] = {"shape of a sample": one.shape, "type of samples": str(one.dtype), "sharded": sharded}
     facts |= {"scale": np.asarray(one.scale).tolist(), "shift": np.asarray(one.shift).tolist()}
     if sharded:
-        return facts | {"shape of a target": one.targets.shape[1:], "weighted": one.sample_weight is not None}
+        return facts | {"shape of a target": one.target_shape, "weighted": one.sample_weight is not None}
     weights = one.sample_weight
     facts["number of samples"] = len(one)
-    facts["targets"] = lambda: targets(one.targets)
     facts["sample_weight"] = lambda: "none" if weights is None else checksum(weights)
-    facts["some of the samples"] = lambda: _some_samples(one)
+    if one.source is not None and one.source.ordered:
+        return facts  # to look at it would be a pass through all of it
+    facts["targets"] = lambda: targets(one.targets if one.has_targets else _some(one).targets)
+    facts["some of the samples"] = lambda: checksum(_some(one).samples)
     return facts
 
 
 def inputs(x: Dataset | tuple[NDArray[Any], ...]) -> dict[str, Any]:
     """Of samples without targets."""
     if isinstance(x, Dataset):
-        return {"shape": (len(x), *x.shape), "some of the samples": lambda: _some_samples(x)}
+        facts: dict[str, Any] = {"shape": (len(x), *x.shape)}
+        if x.source is None or not x.source.ordered:
+            facts["some of the samples"] = lambda: checksum(_some(x).samples)
+        return facts
     rows = [one[spread(len(one), one[:1].nbytes)] for one in x]
     shapes = x[0].shape if len(x) == 1 else ", ".join(str(one.shape) for one in x)
     return {"shape": shapes, "some of the samples": lambda: checksum(*rows)}
 
 
-def _some_samples(one: Dataset) -> str:
-    return checksum(one[spread(len(one), one.dtype.itemsize * math.prod(one.shape))].samples)
+def _some(one: Dataset) -> Dataset:
+    return one[spread(len(one), one.dtype.itemsize * math.prod(one.shape))]
 
 
 def class_weight(given: Any) -> str:

@@ -211,3 +211,25 @@ def test_ranks_of_mpi_have_the_same_bits(mpirun, folder, tmp_path):
     group = mpirun(2, [script, folder])
     found, expected = (json.loads(one.stdout.strip().splitlines()[-1]) for one in (group, alone))
     assert found == expected and len(set(found["images"][0])) == 2
+
+
+def test_what_ranks_compare_of_a_set_reads_little():
+    """Of a stream nothing, since that would be a pass through it; of other sources some of the samples."""
+    from gossipgrad import fingerprint
+
+    rows: list[int] = []
+    for ordered in (False, True):
+        data = gg.data.text(TEXT * 20, 8, validation=None)
+        data.source.ordered = ordered
+        plain = data.source.read
+
+        def read(numbers, epoch, samples, targets=None, plain=plain):
+            rows.extend(numbers)
+            plain(numbers, epoch, samples, targets)
+
+        data.source.read = read
+        facts = fingerprint.data(data) | fingerprint.inputs(data) | fingerprint.data(data, sharded=True)
+        for fact in facts.values():
+            _ = fact() if callable(fact) else fact
+        assert (len(set(rows)) == fingerprint.ROWS < len(data)) if not ordered else not rows
+        rows.clear()

@@ -319,6 +319,19 @@ class Dataset:
         return made
 
     @property
+    def has_targets(self) -> bool:
+        """Are all targets in memory, rather than read by the source?"""
+        return self._targets is not None
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Of the target of one sample."""
+        if self._targets is not None:
+            return tuple(self._targets.shape[1:])
+        assert self.source is not None
+        return tuple(self.source.target_shape)
+
+    @property
     def samples(self) -> NDArray[Any]:
         """As given, (n, ...). A copy of a part that is no run of the whole set's samples; a source reads all."""
         if self._array is not None:
