@@ -162,3 +162,19 @@ def test_refusals():
         trainer.train_step(samples, [[0, 1], [1]])
     with pytest.raises(ValueError, match="y: a, c; allowed: a, b"):
         trainer.train_step(samples, {"a": [0, 1], "c": [0, 1]})
+
+
+def test_a_batch_that_does_not_fit_is_refused():
+    """Before anything is allocated, with the figures; the trainer goes on with smaller ones."""
+    x = gg.Input((1,))
+    net = gg.Model(x, gg.Linear(2)(gg.Tanh()(gg.Linear(1 << 18)(x))))
+    trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.1))
+    count = 1 << 22
+    samples, targets = np.zeros((count, 1), np.float32), np.zeros(count, np.int32)
+    said = r"batch_size: 4194304 samples: .* needs \d+\.\d TiB \(\d+ bytes\) of memory, but .* are available; smaller"
+    with pytest.raises(MemoryError, match=said):
+        trainer.fit(samples, targets, batch_size=count, progress=False)
+    with pytest.raises(MemoryError, match=said):
+        trainer.predict(samples, batch_size=count)
+    assert np.isfinite(trainer.train_step(samples[:2], targets[:2]))
+    assert trainer.predict(samples[:2]).shape == (2, 2)

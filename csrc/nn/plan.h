@@ -68,7 +68,8 @@ typedef struct gg_plan_options {
 
 typedef struct gg_plan gg_plan;
 
-/* The graph must be finished and outlive the plan, as must the devices. */
+/* The graph must be finished and outlive the plan, as must the devices. GG_ERROR_MEMORY names the batch, the bytes that
+ * it needs, and how many the machine has left, before they are allocated. */
 gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, gg_plan **out);
 void gg_plan_destroy(gg_plan *plan);
 

@@ -1,9 +1,11 @@
 /* Where everything lies: lifetimes, in-place operations, meeting gradients, and one block for all.
  *
  * Buffers are placed greedily, largest first, each at the lowest address that is free over its whole lifetime. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/available.h"
 #include "base/memory.h"
 #include "nn/plan_internal.h"
 
@@ -351,6 +353,16 @@ static void plan_bind(gg_plan *plan) {
     }
 }
 
+/* Small blocks are not worth a look at the system's files. */
+static gg_status check_memory(const gg_plan *plan) {
+    const size_t small = (size_t)16 << 20;
+    char what[64];
+    if (plan->block_bytes < small) return GG_OK;
+    snprintf(what, sizeof what, "batch_size: %lld samples: %s", (long long)plan->options.batch,
+             plan->options.training ? "a training step" : "evaluation");
+    return gg_memory_check(plan->block_bytes, what, "smaller batches need less");
+}
+
 gg_status gg_plan_layout(gg_plan *plan) {
     gg_status status = GG_OK;
     void *block = NULL;
@@ -360,6 +372,7 @@ gg_status gg_plan_layout(gg_plan *plan) {
     GG_TRY(place_others(plan));
     GG_TRY(place_buffers(plan));
     plan->block_bytes += GG_READ_BEHIND;
+    GG_TRY(check_memory(plan));
     /* Zeroed, so that lanes nobody has written yet are finite. */
     GG_TRY(gg_calloc(plan->block_bytes, 1, "activations and gradients of the plan", &block));
     plan->block = block;

@@ -2,6 +2,18 @@
 
 #include <string.h>
 
+/* Frees all that may go; whether there was any. */
+static bool plans_drop(gg_plans *plans) {
+    bool any = false;
+    for (int i = 0; i < GG_PLANS_CACHED; ++i) {
+        if (plans->cached[i].plan == NULL || plans->cached[i].plan == plans->pinned) continue;
+        gg_plan_destroy(plans->cached[i].plan);
+        plans->cached[i].plan = NULL;
+        any = true;
+    }
+    return any;
+}
+
 gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out) {
     gg_status status = GG_OK;
     int place = -1; /* of those that may be destroyed, the least recently used one */
@@ -20,7 +32,9 @@ gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **
     options.training = training;
     gg_plan_destroy(plans->cached[place].plan);
     plans->cached[place].plan = NULL;
-    GG_TRY(gg_plan_create(plans->graph, &options, out));
+    status = gg_plan_create(plans->graph, &options, out);
+    if (status == GG_ERROR_MEMORY && plans_drop(plans)) status = gg_plan_create(plans->graph, &options, out);
+    if (status != GG_OK) goto cleanup;
     plans->cached[place].plan = *out;
     plans->cached[place].batch = batch;
     plans->cached[place].training = training;

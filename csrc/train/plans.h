@@ -19,8 +19,8 @@ typedef struct gg_plans {
     gg_plan *pinned; /* one of them that is not destroyed to make room; NULL: none. Set by the owner. */
 } gg_plans;
 
-/* The plan for a batch size, built if it is not there. Owned by `plans`. Valid until the next plan is built; the pinned
- * one, until another one is pinned. */
+/* The plan for a batch size, built if it is not there; if memory is short, in place of all others that may go. Owned by
+ * `plans`. Valid until the next plan is built; the pinned one, until another one is pinned. */
 gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out);
 size_t gg_plans_bytes(const gg_plans *plans);
 void gg_plans_clear(gg_plans *plans);

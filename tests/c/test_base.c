@@ -3,8 +3,10 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "backend/backend.h"
+#include "base/available.h"
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/memory.h"
@@ -15,6 +17,58 @@
 #include "tensor/tensor.h"
 
 #define THREADS 4
+
+/* ------------------------------------------------------------------------------------------- available */
+
+static char fake_root[] = "/tmp/gg-available-XXXXXX";
+
+/* Writes a file below the fake root, and the folders on its way. */
+static void put(const char *name, const char *text) {
+    char path[512];
+    snprintf(path, sizeof path, "%s%s", fake_root, name);
+    for (char *at = path + strlen(fake_root) + 1; (at = strchr(at, '/')) != NULL; at++) {
+        *at = '\0';
+        (void)mkdir(path, 0700);
+        *at = '/';
+    }
+    FILE *file = fopen(path, "w");
+    if (!CHECK(file != NULL)) return;
+    fputs(text, file);
+    fclose(file);
+}
+
+static void test_available(void) {
+    char text[GG_BYTES_TEXT], command[64];
+    if (!CHECK(mkdtemp(fake_root) != NULL)) return;
+    CHECK(gg_memory_available(fake_root) == SIZE_MAX);
+    put("/proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:    4000 kB\nSwapTotal: 7 kB\n");
+    CHECK_INT(gg_memory_available(fake_root), 4000 * 1024);
+    put("/proc/self/cgroup", "0::/a/b\n");
+    CHECK_INT(gg_memory_available(fake_root), 4000 * 1024);
+    put("/sys/fs/cgroup/a/b/memory.max", "max\n");
+    put("/sys/fs/cgroup/a/b/memory.current", "5000\n");
+    CHECK_INT(gg_memory_available(fake_root), 4000 * 1024);
+    put("/sys/fs/cgroup/a/memory.max", "1000000\n"); /* that of a group above holds too */
+    put("/sys/fs/cgroup/a/memory.current", "300000\n");
+    CHECK_INT(gg_memory_available(fake_root), 700000);
+    put("/sys/fs/cgroup/a/memory.stat", "anon 3\ninactive_file 100000\n");
+    CHECK_INT(gg_memory_available(fake_root), 800000);
+    put("/sys/fs/cgroup/a/memory.current", "2000000\n");
+    CHECK_INT(gg_memory_available(fake_root), 0);
+    put("/proc/self/cgroup", "4:cpu,memory:/\n");
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "600000\n");
+    put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
+    CHECK_INT(gg_memory_available(fake_root), 599000);
+    CHECK(gg_memory_available(NULL) > 0);
+    CHECK_OK(gg_memory_check(1, "a byte", ""));
+    if (gg_memory_available(NULL) < SIZE_MAX)
+        CHECK_FAILS(gg_memory_check(SIZE_MAX, "batch_size: 7", "less is less"), GG_ERROR_MEMORY,
+                    "batch_size: 7 needs 16.0 EiB");
+    CHECK_TEXT(gg_bytes_text(1023, text), "1023 bytes");
+    CHECK_TEXT(gg_bytes_text(3u << 19, text), "1.5 MiB");
+    snprintf(command, sizeof command, "rm -r %s", fake_root);
+    CHECK_INT(system(command), 0);
+}
 
 /* ---------------------------------------------------------------------------------------------- status */
 
@@ -523,6 +577,7 @@ static void test_denormals(void) {
 
 int main(void) {
     test_status();
+    test_available();
     test_memory();
     test_philox();
     test_distributions();
