@@ -51,12 +51,14 @@ def _own_numbers(
     problem: Exception | None = None
     for call in range(calls):  # predict is collective: who has fewer samples asks for one more that it does not need
         chunk = chunks[call] if call < len(chunks) else parts[0][:1]
-        outputs = replicas.core.predict(chunk.inputs_for_network(net.input_shape, net.takes_tokens), batch)[0]
+        outputs = replicas.core.predict(chunk.inputs_for_model(replicas.net.inputs), batch)[0]
         if call >= len(chunks) or problem is not None:
             continue
         try:
             head = replicas.heads[0]
-            targets = targets_array(chunk.targets, head.kind, head.shape, "targets", head.ignored)
+            targets = targets_array(
+                chunk.targets_of(head.target, replicas.net.target_names), head.kind, head.shape, "targets", head.ignored
+            )
             found.append(np.concatenate([numbers(one, outputs, targets) for one in metrics], axis=1))
         except Exception as error:  # a metric of a user's may raise anything
             problem = error

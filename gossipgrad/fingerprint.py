@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,14 +85,19 @@ def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
     facts: dict[str, Any] = {"shape of a sample": one.shape, "type of samples": str(one.dtype), "sharded": sharded}
     facts |= {"scale": np.asarray(one.scale).tolist(), "shift": np.asarray(one.shift).tolist()}
     if sharded:
-        return facts | {"shape of a target": one.target_shape, "weighted": one.sample_weight is not None}
+        shapes = one.target_shapes
+        shape = shapes[0] if len(shapes) == 1 else ", ".join(map(str, shapes))
+        return facts | {"shape of a target": shape, "weighted": one.sample_weight is not None}
     weights = one.sample_weight
     facts["number of samples"] = len(one)
     facts["sample_weight"] = lambda: "none" if weights is None else checksum(weights)
     if one.source is not None and one.source.ordered:
         return facts  # to look at it would be a pass through all of it
-    facts["targets"] = lambda: targets(one.targets if one.has_targets else _some(one).targets)
-    facts["some of the samples"] = lambda: checksum(_some(one).samples)
+    for number, values in enumerate(one.targets_in_memory):
+        facts["targets" if number == 0 else f"targets[{number}]"] = partial(targets, values)
+    if not one.targets_in_memory:
+        facts["targets"] = lambda: targets(_some(one).targets)
+    facts["some of the samples"] = lambda: checksum(*_some(one).inputs)
     return facts
 
 
@@ -100,7 +106,7 @@ def inputs(x: Dataset | tuple[NDArray[Any], ...]) -> dict[str, Any]:
     if isinstance(x, Dataset):
         facts: dict[str, Any] = {"shape": (len(x), *x.shape)}
         if x.source is None or not x.source.ordered:
-            facts["some of the samples"] = lambda: checksum(_some(x).samples)
+            facts["some of the samples"] = lambda: checksum(*_some(x).inputs)
         return facts
     rows = [one[spread(len(one), one[:1].nbytes)] for one in x]
     shapes = x[0].shape if len(x) == 1 else ", ".join(str(one.shape) for one in x)

@@ -83,9 +83,9 @@ class Fit:
         epochs = integer("epochs", epochs, 1, 2**31 - 1)
         validate_replicas = _check_validate_replicas(validate_replicas, validation_set is not None, sharded)
         shuffle = flag("shuffle", shuffle)
-        shapes = (trainer.loss, trainer.net.input_shape, trainer.net.output_shape, trainer.net.takes_tokens)
-        train_core = train_set.core(*shapes)
-        validation_core = None if validation_set is None else validation_set.core(*shapes)
+        ends = (trainer.net.inputs, trainer.heads, trainer.net.target_names)
+        train_core = train_set.core(*ends)
+        validation_core = None if validation_set is None else validation_set.core(*ends)
         if not sharded:
             loop.check_batch(train_set.sizes(trainer.workers, trainer.gather), batch_size)
         if class_weight is not None:
@@ -140,7 +140,7 @@ class Fit:
         loss, net = trainer.loss, trainer.net
         counts = self.train.class_counts(loss, net.output_shape, trainer.gather)
         self.train = self.train.class_weighted(self.class_weight, counts, loss, net.output_shape)
-        self.train_core = self.train.core(loss, net.input_shape, net.output_shape, net.takes_tokens)
+        self.train_core = self.train.core(net.inputs, trainer.heads, net.target_names)
 
     def warn(self, trainer: Replicas) -> None:
         """Of data that are not learnt well as they are."""
@@ -175,7 +175,8 @@ def _sets(
     sharded: bool,
 ) -> tuple[given.Given, given.Given | None]:
     """(to train on, to validate on)"""
-    train_set, validation_set = given.training_sets(train, y, validation, sharded, trainer.team.local)
+    arity = given.Arity(len(trainer.net.inputs), len(trainer.net.target_names))
+    train_set, validation_set = given.training_sets(train, y, validation, sharded, trainer.team.local, arity)
     if sample_weight is not None:
         train_set = train_set.weighted(sample_weight)
     if validation_split is None:

@@ -194,11 +194,6 @@ class Model:
         return self.inputs[0].shape
 
     @property
-    def takes_tokens(self) -> bool:
-        """Is the input int32 numbers that stay what they are?"""
-        return next(one.dtype for one, _, _ in self._layers if isinstance(one, _InputLayer)) == "int32"
-
-    @property
     def output_shape(self) -> tuple[int, ...]:
         """Of one sample; of several outputs that of the first, which is the main one."""
         return self.heads[0].shape

@@ -286,8 +286,9 @@ class Trainer(Replicas):
             sharded = flag("sharded", sharded)
             if replicas and sharded:
                 raise ValueError("replicas=True: every rank wants the whole set; not with sharded=True")
-            whole = given.one(data, y, "data", sharded, self.team.local)
-            data_set = whole.core(self.loss, self.net.input_shape, self.net.output_shape, self.net.takes_tokens)
+            arity = given.Arity(len(self.net.inputs), len(self.net.target_names))
+            whole = given.one(data, y, "data", sharded, self.team.local, arity)
+            data_set = whole.core(self.net.inputs, self.heads, self.net.target_names)
             one.hints = {"data, ": "Every rank gives the same whole set, or its own part with sharded=True"}
             one.facts = {"data": lambda: fingerprint.data(whole.first, sharded), "replicas": replicas}
         results = self.core.evaluate(data_set, batch_size, replicas)
@@ -307,12 +308,7 @@ class Trainer(Replicas):
             batch_size = integer("batch_size", batch_size, 1)
             samples = x if isinstance(x, Dataset) else self._batch(x, "x")
             if isinstance(samples, Dataset):
-                if samples.shape != self.net.input_shape:
-                    raise ValueError(
-                        f"x: samples of shape {samples.shape}, but the network's input is {self.net.input_shape}"
-                        f"{shape_hint(samples.shape, self.net.input_shape)}"
-                    )
-                data_set = samples.inputs_for_network(self.net.input_shape, self.net.takes_tokens)
+                data_set = samples.inputs_for_model(self.net.inputs)
             else:
                 pairs = zip(samples, self.net.inputs, strict=True)
                 data_set = _core.Dataset([{"array": part, "tokens": field.dtype == "int32"} for part, field in pairs])

@@ -447,3 +447,81 @@ def test_what_a_source_says_is_checked():
         gg.Dataset(_Squares(3), np.zeros(4))
     with pytest.raises(TypeError, match="targets: missing"):
         gg.Dataset(np.zeros((3, 2)))
+
+
+# ---- several inputs and outputs
+
+
+def two_and_two():
+    """A network of numbers and tokens, with a class and a number to tell."""
+    rng = np.random.default_rng(0)
+    a, b = gg.Input(5, name="numbers"), gg.Input(4, name="pixels")
+    joined = gg.Concat()(gg.Linear(6)(a), gg.Linear(3)(b))
+    net = gg.Model([a, b], {"kind": gg.Linear(3)(joined), "size": gg.Linear(2)(joined)})
+    x = rng.normal(size=(37, 5)).astype(np.float32), rng.integers(0, 4, (37, 4)).astype(np.uint8)
+    y = rng.integers(0, 3, 37), rng.normal(size=(37, 2)).astype(np.float32)
+    return net, x, y
+
+
+def fitted(net, *arguments, ranks=2, strategy=None, **options):
+    losses = {"kind": "cross_entropy", "size": "mean_squared_error"}
+    strategy = strategy or gg.GossipGraD()
+    with gg.Trainer(net, loss=losses, comm=gg.VirtualCluster(ranks), strategy=strategy, seed=3) as trainer:
+        history = trainer.fit(*arguments, epochs=2, batch_size=4, progress=False, **options)
+        assert trainer.audit_samples()["ok"]
+        return history.weights_sha256, history.last["train_loss"]
+
+
+def test_several_inputs_and_targets_in_all_forms():
+    """Tuples, lists, dicts by name in any order, pairs and sets are the same, and as training by hand."""
+    net, x, y = two_and_two()
+    names = {"pixels": x[1], "numbers": x[0]}, {"size": y[1], "kind": y[0]}
+    wanted = fitted(net, x, y)
+    for arguments in ((list(x), list(y)), names, ((x, y),), (names,), (gg.Dataset(x, y),), (gg.Dataset(*names),)):
+        assert fitted(net, *arguments) == wanted
+    assert fitted(net, x, y, validation=(x, y)) == wanted
+    losses = {"kind": "cross_entropy", "size": "mean_squared_error"}
+    with gg.Trainer(net, loss=losses, seed=3) as one, gg.Trainer(net, loss=losses, seed=3) as two:
+        one.fit(x, y, batch_size=5, shuffle=False, progress=False)
+        for at in range(0, 37, 5):
+            two.train_step([part[at : at + 5] for part in x], [part[at : at + 5] for part in y])
+        assert all(one.weights()[name].tobytes() == two.weights()[name].tobytes() for name in one.weights())
+        data = gg.Dataset(x, y)
+        assert one.evaluate(data[:20], batch_size=7) == one.evaluate(gg.Dataset(*names)[np.arange(20)], batch_size=7)
+        found, given = one.predict(data, batch_size=9), one.predict(x, batch_size=9)
+        assert all(np.array_equal(found[name], given[name]) for name in ("kind", "size"))
+
+
+def test_several_inputs_move_among_the_ranks():
+    net, x, y = two_and_two()
+    fitted(net, x, y, ranks=3, strategy=gg.GossipGraD(shuffle_samples=True), sample_weight=np.linspace(0, 1, 37))
+
+
+def test_wrong_fields_are_named():
+    net, x, y = two_and_two()
+    wrong = {
+        "samples: 1 of them; the network wants 2: numbers, pixels": (gg.Dataset(x[0], y),),
+        "targets: 1 of them; the network wants 2: kind, size": (gg.Dataset(x, y[0]),),
+        "samples: numbers, other; allowed: numbers, pixels": ({"numbers": x[0], "other": x[1]}, y),
+        r"samples\['pixels'\]: samples of shape \(5,\)": ((x[0], x[0]), y),
+        r"targets\['kind'\]\[2\] is 7": (x, (np.where(np.arange(37) == 2, 7, y[0]), y[1])),
+        r"samples\[1\]: shape \(36, 4\); wanted 37 entries": ((x[0], x[1][:36]), y),
+    }
+    for words, arguments in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            fitted(net, *arguments)
+    bad = x[0].copy()
+    bad[3, 1] = np.inf
+    with pytest.raises(ValueError, match=r"samples\[0\]\[3\] has inf"):
+        fitted(net, (bad, x[1]), y)
+
+
+def test_tokens_stay_integers():
+    """Integers of any type, and bytes, are the same tokens; numbers for a network of numbers."""
+    x = np.random.default_rng(0).integers(0, 200, (12, 6))
+    y = np.arange(12) % 3
+    net = gg.Sequential([gg.Linear(3)], input=(6,))
+    with gg.Trainer(net, seed=1) as trainer:
+        wanted = trainer.evaluate(x.astype(np.float32), y)
+        for dtype in (np.uint8, np.int16, np.int32, np.int64, np.uint64):
+            assert trainer.evaluate(x.astype(dtype), y) == wanted

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from gossipgrad import _core
 from gossipgrad.data.source import EVALUATION, Source
 from gossipgrad.errors import flag, integer, number
+from gossipgrad.heads import MAX_FIELDS, Field, Head
 
 CLASS_LOSSES = ("cross_entropy",)
 PIECE = 1 << 20  # bytes that are looked at together
@@ -244,10 +245,12 @@ class Dataset:
                    quarter of the room. Images have their channels first: (n, channels, height, width). Of a network
                    whose input is tokens, integers, which stay what they are. Or a gossipgrad.data.Source, which has
                    scale and shift of its own.
+                   For a network of several inputs a tuple of arrays, or a dict of them by the inputs' names.
     targets        classes (n,), one-hot rows (n, classes) or numbers (n, ...); checked against the network and its loss
-                   when the set is used. None: the source gives them.
+                   when the set is used. None: the source gives them. For several outputs a tuple, or a dict by the
+                   outputs' names.
     scale, shift   one number each, or one for each channel, (channels,): (x / 255 - mean) / deviation is
-                   scale=1 / (255 * deviation), shift=-mean / deviation.
+                   scale=1 / (255 * deviation), shift=-mean / deviation. Of several inputs those of the first.
     sample_weight  what the loss of each sample counts, (n,), at least 0; None: 1 each. In training and in validation.
 
     len(data); data[100:200], data[rows] with an array of sample numbers or of bools: parts of it. Parts, and those of
@@ -265,6 +268,8 @@ class Dataset:
         sample_weight: ArrayLike | None = None,
         name: str | None = None,
     ) -> None:
+        self.input_names, samples, others = _separated("samples", samples)
+        self.target_names, targets, other_targets = _separated("targets", targets)
         self.source: Source | None = samples if isinstance(samples, Source) else None
         self._rows: NDArray[np.uint32] | None = None  # of the stored samples, where the set is a part of them
         self._array: NDArray[Any] | None = None  # all stored samples; None: the source reads them
@@ -278,6 +283,9 @@ class Dataset:
                 raise TypeError("targets: missing; wanted an array (n, ...)")
             self._array = samples_array(samples, integers=True)
             self._shape = tuple(self._array.shape[1:])
+        # Of networks with several inputs and outputs: those after the first, which lie as it does.
+        self._others = tuple(samples_array(one, "samples", integers=True) for one in others)
+        self._other_targets = tuple(np.asarray(one) for one in other_targets)
         self._count = len(samples) if self.source is not None else len(self._array)  # type: ignore[arg-type]
         self.name = name or ("arrays" if self.source is None else self.source.name)
         if targets is not None:
@@ -289,6 +297,12 @@ class Dataset:
         self.shift = affine("shift", shift, self.shape)
         if not self._count:
             raise ValueError("samples: empty")
+        if self.source is not None and (self._others or self._other_targets):
+            raise TypeError("samples: a source and arrays beside it; allowed: one or the other")
+        for what, several in (("samples", self._others), ("targets", self._other_targets)):
+            for place, one in enumerate(several, 1):
+                if one.ndim < 1 or len(one) != self._count:
+                    raise ValueError(f"{what}[{place}]: shape {one.shape}; wanted {self._count} entries, one a sample")
         self.sample_weight = None if sample_weight is None else weights_array(sample_weight, self._count)
 
     def _of_source(self, source: Source, scale: Any, shift: Any, targets: Any) -> tuple[Any, Any, Any]:
@@ -306,8 +320,31 @@ class Dataset:
         return self._count
 
     @property
+    def inputs(self) -> tuple[NDArray[Any], ...]:
+        """`samples` of each input, the first of them as `samples` gives it."""
+        rows = slice(None) if self._rows is None else self._rows
+        return (self.samples, *(one[rows] for one in self._others))
+
+    @property
+    def targets_in_memory(self) -> tuple[NDArray[Any], ...]:
+        """All targets, one array for each output that has some; empty where a source reads them."""
+        return () if self._targets is None else (self._targets, *self._other_targets)
+
+    @property
+    def target_shapes(self) -> list[tuple[int, ...]]:
+        """Of one sample, for each output that has targets."""
+        if self._targets is None and self.source is not None:
+            return [tuple(self.source.target_shape)]
+        return [tuple(one.shape[1:]) for one in self.targets_in_memory]
+
+    def targets_of(self, number: int, names: Sequence[str]) -> NDArray[Any]:
+        """The targets with this number of a network whose targets have these names."""
+        given = self.targets_in_memory or (self.targets,)
+        return given[_places(f"{self.name}: targets", self.target_names, len(given), names)[number]]
+
+    @property
     def targets(self) -> NDArray[Any]:
-        """Of all samples, (n, ...). A source that reads them reads all, as for evaluation."""
+        """Of all samples, (n, ...); of several those of the first. A source that reads them does so for all of them."""
         if self._targets is not None:
             return self._targets
         assert self.source is not None
@@ -319,21 +356,8 @@ class Dataset:
         return made
 
     @property
-    def has_targets(self) -> bool:
-        """Are all targets in memory, rather than read by the source?"""
-        return self._targets is not None
-
-    @property
-    def target_shape(self) -> tuple[int, ...]:
-        """Of the target of one sample."""
-        if self._targets is not None:
-            return tuple(self._targets.shape[1:])
-        assert self.source is not None
-        return tuple(self.source.target_shape)
-
-    @property
     def samples(self) -> NDArray[Any]:
-        """As given, (n, ...). A copy of a part that is no run of the whole set's samples; a source reads all."""
+        """As given, (n, ...); of several inputs the first. A copy of a part that is no run of the set, or is read."""
         if self._array is not None:
             return self._array if self._rows is None else self._array[self._rows]
         made = np.empty((len(self), *self.shape), self.dtype)
@@ -378,9 +402,11 @@ class Dataset:
         part = object.__new__(Dataset)
         part.__dict__.update(self.__dict__)
         part._targets = None if self._targets is None else self._targets[index]
+        part._other_targets = tuple(one[index] for one in self._other_targets)
         part.sample_weight = None if self.sample_weight is None else self.sample_weight[index]
         if isinstance(index, slice) and index.step in (None, 1) and self._rows is None and self._array is not None:
             part._array = self._array[index]
+            part._others = tuple(one[index] for one in self._others)
             part._count = len(part._array)
         else:
             rows = np.arange(self._count, dtype=np.uint32) if self._rows is None else self._rows
@@ -458,19 +484,42 @@ class Dataset:
 
     # ---- what the core trains on
 
-    def for_network(
-        self, loss: str, input_shape: Sequence[int], output: Sequence[int], tokens: bool = False
-    ) -> _core.Dataset:
-        """The core's view of the set for a network of these shapes. ValueError names what does not fit.
+    def for_network(self, loss: str, input_shape: Sequence[int], output: Sequence[int]) -> _core.Dataset:
+        """The core's view of the set for a network of one input and one output of these shapes."""
+        head = Head("output", 0, tuple(output), False, 0, loss=loss)
+        return self.for_model([Field("input", 0, tuple(input_shape), "float32")], [head], ["output"])
 
-        tokens: the network's input is of int32 numbers that stay what they are.
+    def for_model(self, inputs: Sequence[Field], heads: Sequence[Head], targets: Sequence[str]) -> _core.Dataset:
+        """The core's view of the set for a network of these inputs and heads, whose targets have these names.
+
+        ValueError or TypeError names what does not fit.
         """
-        field = self._input(input_shape, tokens)
+        fields = self._fields(inputs)
         self._check_samples()
-        target: Any = self._read_target()
-        if target is None:
-            target = targets_array(self._targets, loss, output, f"{self.name}: targets")
-        return self._core(field, target)
+        read = self._read_target()
+        if read is not None and len(targets) == 1:
+            return self._core(fields, [read], self.sample_weight)
+        given = [self.targets, *self._other_targets]
+        places = _places(f"{self.name}: targets", self.target_names, len(given), targets)
+        made = []
+        for number_, place in enumerate(places):
+            what = f"{self.name}: targets" if len(targets) == 1 else f"{self.name}: targets[{targets[number_]!r}]"
+            checked = [
+                targets_array(given[place], one.kind, one.shape, what, one.ignored)
+                for one in heads
+                if one.target == number_
+            ]
+            made.append(checked[0])
+        return self._core(fields, made, self.sample_weight)
+
+    def inputs_for_model(self, inputs: Sequence[Field]) -> _core.Dataset:
+        """The same to predict: targets are not looked at."""
+        read = self._read_target()
+        return self._core(self._fields(inputs), None if read is None else [read], None)
+
+    def _core(self, fields: list[Any], targets: list[Any] | None, weights: NDArray[np.float32] | None) -> _core.Dataset:
+        streams = self.source is not None and self.source.streams
+        return _core.Dataset(fields, targets, None, None, weights, self._rows, self.source, streams)
 
     def _read_target(self) -> dict[str, Any] | None:
         """The targets for the core where the source reads them; else None."""
@@ -480,40 +529,62 @@ class Dataset:
         made = {"shape": source.target_shape, "dtype": source.target_dtype}
         return made | ({"classes": source.values} if np.dtype(source.target_dtype) == np.int32 else {})
 
-    def inputs_for_network(self, input_shape: Sequence[int], tokens: bool = False) -> _core.Dataset:
-        """The same to predict: targets are not looked at."""
-        return self._core(self._input(input_shape, tokens), self._read_target(), weighted=False)
+    def _fields(self, inputs: Sequence[Field]) -> list[dict[str, Any]]:
+        """The inputs for the core, in the network's order, of the right shapes and types."""
+        names = [one.name for one in inputs]
+        arrays = [self._array, *self._others]
+        places = _places(f"{self.name}: samples", self.input_names, len(arrays), names)
+        return [self._field(arrays[place], place, one, len(inputs)) for place, one in zip(places, inputs, strict=True)]
 
-    def _core(self, field: dict[str, Any], target: Any, weighted: bool = True) -> _core.Dataset:
-        weights = self.sample_weight if weighted else None
-        streams = self.source is not None and self.source.streams
-        return _core.Dataset(field, target, None, None, weights, self._rows, self.source, streams)
-
-    def _input(self, input_shape: Sequence[int], tokens: bool) -> dict[str, Any]:
-        """The samples for the core, checked."""
-        if self.shape != tuple(input_shape):
+    def _field(self, array: NDArray[Any] | None, place: int, wanted: Field, count: int) -> dict[str, Any]:
+        """One input for the core; array None: the source reads it."""
+        shape, dtype = (self.shape, self.dtype) if array is None else (tuple(array.shape[1:]), array.dtype)
+        what = self.name if count == 1 else f"{self.name}: samples[{wanted.name!r}]"
+        tokens = wanted.dtype == "int32"
+        if shape != tuple(wanted.shape):
             raise ValueError(
-                f"{self.name}: samples of shape {self.shape}, but the network's input is {tuple(input_shape)}"
-                f"{shape_hint(self.shape, input_shape)}"
+                f"{what}: samples of shape {shape}, but the network's input is {tuple(wanted.shape)}"
+                f"{shape_hint(shape, wanted.shape)}"
             )
-        if tokens and self.dtype.kind == "f":
-            raise TypeError(
-                f"{self.name}: samples of {self.dtype}, but the network's input is tokens; allowed: integers"
-            )
-        place = {"shape": self.shape, "dtype": self.dtype} if self._array is None else {"array": self._array}
+        if tokens and dtype.kind == "f":
+            raise TypeError(f"{what}: samples of {dtype}; allowed here: integers, the network's tokens")
         values = 0 if self.source is None or not tokens else self.source.values
-        return {**place, "scale": self.scale, "shift": self.shift, "tokens": tokens, "classes": values}
+        made = {"shape": shape, "dtype": dtype} if array is None else {"array": array}
+        scaled = {"scale": self.scale, "shift": self.shift} if place == 0 else {}
+        return {**made, **scaled, "tokens": tokens, "classes": values}
 
     def _check_samples(self) -> None:
-        if self._array is None or self.dtype.kind != "f":
-            return  # the core looks at what a source reads
-        if self._rows is None:
-            check_finite(self._array, f"{self.name}: samples")
-            return
-        for rows in self._runs():
-            piece = self._array[self._rows[rows]]
-            if not np.isfinite(piece).all():
-                check_finite(self.samples, f"{self.name}: samples")
+        for place, array in enumerate((self._array, *self._others)):
+            if array is None or array.dtype.kind != "f":
+                continue  # the core looks at what a source reads
+            what = f"{self.name}: samples" if not self._others else f"{self.name}: samples[{place}]"
+            if self._rows is None:
+                check_finite(array, what)
+                continue
+            for rows in self._runs():
+                piece = array[self._rows[rows]]
+                if not np.isfinite(piece).all():
+                    check_finite(array[self._rows], what)
+
+
+def _separated(argument: str, given: Any) -> tuple[list[str] | None, Any, list[Any]]:
+    """(names or None, the first, the others) of a tuple of arrays, or of a dict of them; else of the thing itself."""
+    names = [str(one) for one in given] if isinstance(given, Mapping) else None
+    parts = list(given.values()) if isinstance(given, Mapping) else list(given) if isinstance(given, tuple) else [given]
+    if not 1 <= len(parts) <= MAX_FIELDS:
+        raise ValueError(f"{argument}: {len(parts)} arrays; allowed: 1 to {MAX_FIELDS}")
+    return names, parts[0], parts[1:]
+
+
+def _places(what: str, names: Sequence[str] | None, count: int, wanted: Sequence[str]) -> list[int]:
+    """Which of `count` fields, which may have names, is which of those that a network wants."""
+    if count != len(wanted):
+        raise ValueError(f"{what}: {count} of them; the network wants {len(wanted)}: {', '.join(wanted)}")
+    if names is None:
+        return list(range(count))
+    if set(names) != set(wanted):
+        raise ValueError(f"{what}: {', '.join(names)}; allowed: {', '.join(wanted)}")
+    return [list(names).index(one) for one in wanted]
 
 
 def _sizes(parts: Any, count: int) -> list[int]:

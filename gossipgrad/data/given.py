@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from gossipgrad.data.arrays import (
     weights_array,
 )
 from gossipgrad.errors import integer, number
+from gossipgrad.heads import Field, Head
 
 SHARDS = ("interleaved", "contiguous")
 Gather = Callable[[bytes], list[bytes]]  # every process's bytes, by rank
@@ -45,10 +46,10 @@ class Given:
         return sum(len(part) for part in self.parts)
 
     def core(
-        self, loss: str, shape: Sequence[int], output: Sequence[int], tokens: bool = False
+        self, inputs: Sequence[Field], heads: Sequence[Head], targets: Sequence[str]
     ) -> _core.Dataset | list[_core.Dataset]:
-        """The core's view for a network of these shapes. ValueError names what does not fit."""
-        made = [part.for_network(loss, shape, output, tokens) for part in self.parts]
+        """The core's view for a network: Dataset.for_model. ValueError names what does not fit."""
+        made = [part.for_model(inputs, heads, targets) for part in self.parts]
         return made if self.sharded else made[0]
 
     def split(self, split: float | int, seed: int) -> tuple[Given, Given]:
@@ -126,6 +127,10 @@ def _class_count(loss: str, output: Sequence[int]) -> int:
 
 def _classes(part: Dataset, loss: str, output: Sequence[int]) -> NDArray[np.int64]:
     _class_count(loss, output)
+    if len(part.target_shapes) > 1:
+        raise ValueError(
+            "class_weight: allowed where a network has one output; of several, losses have weights of classes"
+        )
     found = targets_array(part.targets, loss, output, f"{part.name}: targets").reshape(-1)
     broken = np.flatnonzero(found != np.floor(found))
     if len(broken):
@@ -149,6 +154,17 @@ def _validation_part(data: Dataset, split: float | int, seed: int) -> tuple[Data
 # ---- what was meant
 
 
+@dataclass(frozen=True)
+class Arity:
+    """How many inputs and targets a network has, on which it depends what a tuple of arrays is."""
+
+    inputs: int = 1
+    targets: int = 1
+
+
+ONE = Arity()
+
+
 def _axes(value: Any) -> int:
     """How many axes it has, as far as that is plain."""
     if hasattr(value, "ndim"):
@@ -156,11 +172,26 @@ def _axes(value: Any) -> int:
     return 1 if isinstance(value, (list, tuple)) else 0
 
 
-def _is_set(value: Any) -> bool:
+def _are_fields(value: Any, count: int) -> bool:
+    """An array, or as many of them, in a tuple, a list or a dict?"""
+    if isinstance(value, Mapping):
+        return len(value) == count
+    if count == 1:
+        return _axes(value) > 0
+    return isinstance(value, (tuple, list)) and len(value) == count and all(_axes(one) for one in value)
+
+
+def _is_set(value: Any, arity: Arity = ONE) -> bool:
     """A Dataset, or a pair (samples, targets)?"""
     if isinstance(value, Dataset):
         return True
-    return isinstance(value, (tuple, list)) and len(value) == 2 and all(_axes(one) for one in value)
+    pair = isinstance(value, (tuple, list)) and len(value) == 2
+    return pair and _are_fields(value[0], arity.inputs) and _are_fields(value[1], arity.targets)
+
+
+def _fields(value: Any, count: int) -> Any:
+    """In the form in which Dataset wants several arrays."""
+    return tuple(value) if count > 1 and isinstance(value, list) else value
 
 
 def _describe(value: Any) -> str:
@@ -168,18 +199,18 @@ def _describe(value: Any) -> str:
     return f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else type(value).__name__
 
 
-def one(data: Any, y: Any, what: str, sharded: bool, ranks: int) -> Given:
+def one(data: Any, y: Any, what: str, sharded: bool, ranks: int, arity: Arity = ONE) -> Given:
     """The set of (data, y), or of data alone, where y is None.
 
     what: the argument's name. ranks: how many of them this process has, of which each brings a part if `sharded`: with
     more than one, data is a list of sets, or data and y are lists of arrays.
     """
     if not sharded:
-        return Given((_single(data, y, what),), False)
+        return Given((_single(data, y, what, arity),), False)
     if ranks == 1:
-        if _is_list_of_one(data, y):
+        if arity == ONE and _is_list_of_one(data, y):
             data, y = data[0], None if y is None else y[0]
-        return Given((_single(data, y, what),), True)
+        return Given((_single(data, y, what, arity),), True)
     for argument, value in ((what, data), ("y", y)):
         if value is None and argument == "y":
             continue
@@ -190,7 +221,7 @@ def one(data: Any, y: Any, what: str, sharded: bool, ranks: int) -> Given:
                 f"got {found}"
             )
     targets = [None] * ranks if y is None else y
-    parts = (_single(x, t, f"{what}[{rank}]") for rank, (x, t) in enumerate(zip(data, targets, strict=True)))
+    parts = (_single(x, t, f"{what}[{rank}]", arity) for rank, (x, t) in enumerate(zip(data, targets, strict=True)))
     return Given(tuple(parts), True)
 
 
@@ -203,32 +234,39 @@ def _is_list_of_one(data: Any, y: Any) -> bool:
     return isinstance(y, (list, tuple)) and len(y) == 1 and _axes(y[0]) > 0
 
 
-def _single(data: Any, y: Any, what: str) -> Dataset:
+def _single(data: Any, y: Any, what: str, arity: Arity = ONE) -> Dataset:
     if y is None:
-        if not _is_set(data) and _axes(data):
+        if not _is_set(data, arity) and _axes(data):
             raise TypeError(
                 f"{what} is a {_describe(data)}, without targets; allowed: two arrays (x, y), a pair of arrays, or a "
                 "gossipgrad.data.Dataset"
             )
+        if not isinstance(data, Dataset) and isinstance(data, (tuple, list)) and len(data) == 2:
+            data = (_fields(data[0], arity.inputs), _fields(data[1], arity.targets))
         return as_dataset(data, what)
     if isinstance(data, Dataset):
         raise TypeError(f"{what} is a Dataset, which has its targets, and y is a {_describe(y)}; allowed: one of both")
-    if isinstance(y, Dataset) or not _axes(y):
-        raise TypeError(f"y is a {_describe(y)}; wanted the targets of {what}, an array (n, ...)")
-    return as_dataset((data, y), what)
+    if isinstance(y, Dataset) or not _are_fields(y, arity.targets):
+        wanted = "an array (n, ...)" if arity.targets == 1 else f"{arity.targets} arrays (n, ...)"
+        raise TypeError(f"y is a {_describe(y)}; wanted the targets of {what}, {wanted}")
+    return as_dataset((_fields(data, arity.inputs), _fields(y, arity.targets)), what)
 
 
-def training_sets(train: Any, y: Any, validation: Any, sharded: bool, ranks: int) -> tuple[Given, Given | None]:
+def training_sets(
+    train: Any, y: Any, validation: Any, sharded: bool, ranks: int, arity: Arity = ONE
+) -> tuple[Given, Given | None]:
     """(train, validation) of fit(x, y), fit((x, y)), fit(data), each with validation=, or of fit(data, validation).
 
     TypeError where it is not plain what was meant.
     """
     several = sharded and ranks > 1
-    is_set = (
-        bool(train) and all(map(_is_set, train)) if several and isinstance(train, (list, tuple)) else _is_set(train)
-    )
+
+    def are_sets(values: Any) -> bool:
+        return all(_is_set(value, arity) for value in values)
+
+    is_set = bool(train) and are_sets(train) if several and isinstance(train, (list, tuple)) else _is_set(train, arity)
     if y is not None and is_set:
-        meant = isinstance(y, (list, tuple)) and len(y) == ranks and all(map(_is_set, y)) if several else _is_set(y)
+        meant = isinstance(y, (list, tuple)) and len(y) == ranks and are_sets(y) if several else _is_set(y, arity)
         if not meant:
             raise TypeError(
                 f"train is samples with targets already, and the second argument a {_describe(y)}; allowed: "
@@ -237,9 +275,9 @@ def training_sets(train: Any, y: Any, validation: Any, sharded: bool, ranks: int
         if validation is not None:
             raise TypeError("validation is given twice: as the second argument and by name")
         y, validation = None, y
-    elif y is not None and not several and isinstance(y, tuple) and _is_set(y):
+    elif y is not None and not several and isinstance(y, tuple) and _is_set(y, arity):
         raise TypeError(
             f"train is a {_describe(train)} and the second argument a pair; allowed: fit(x, y, validation=(x, y))"
         )
-    found = None if validation is None else one(validation, None, "validation", sharded, ranks)
-    return one(train, y, "train", sharded, ranks), found
+    found = None if validation is None else one(validation, None, "validation", sharded, ranks, arity)
+    return one(train, y, "train", sharded, ranks, arity), found
