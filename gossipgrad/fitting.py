@@ -42,6 +42,11 @@ class Fit:
     validation_core: CoreSet | None
 
     @property
+    def streams(self) -> bool:
+        """Does each sample go on where the one before it ends?"""
+        return self.train.first.streams
+
+    @property
     def sharded(self) -> bool:
         """Does every rank bring its own part of the sets?"""
         return self.train.sharded
@@ -130,7 +135,7 @@ class Fit:
     def sizes(self, trainer: Replicas) -> list[int]:
         """Samples of each rank that trains; ValueError unless they make batches. Collective."""
         sizes = self.train.sizes(trainer.workers, trainer.gather)
-        loop.check_batch(sizes, self.batch_size, self.sharded)
+        loop.check_batch(sizes, self.batch_size, self.sharded and not self.streams)
         return sizes
 
     def weigh_classes(self, trainer: Replicas) -> None:
@@ -159,7 +164,7 @@ class Fit:
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "validate_replicas": self.validate_replicas,
-            "shard": "own" if self.sharded else self.shard,
+            "shard": "own" if self.sharded else "contiguous" if self.streams else self.shard,
             "weighted": self.train.first.sample_weight is not None,
         }
 

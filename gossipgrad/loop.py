@@ -46,9 +46,9 @@ def check_batch(sizes: Sequence[int], batch_size: int, sharded: bool = False) ->
         )
 
 
-def steps_of_epoch(sizes: Sequence[int], batch_size: int) -> int:
-    """Steps in which the largest shard is trained on once."""
-    return math.ceil(max(sizes) / batch_size)
+def steps_of_epoch(sizes: Sequence[int], batch_size: int, streams: bool = False) -> int:
+    """Steps in which the largest shard is trained on once; of streams, whose batches are full, the smallest."""
+    return min(sizes) // batch_size if streams else math.ceil(max(sizes) / batch_size)
 
 
 def with_defaults(callbacks: Callback | Iterable[Callback], progress: bool, schedule: Schedule) -> list[Callback]:

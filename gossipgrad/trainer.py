@@ -174,7 +174,7 @@ class Trainer(Replicas):
             checkpoint.restore(self, call.resume)
             notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs)
         self.last_epoch = call.epochs if call.resume is not None else self.epoch + call.epochs
-        steps = loop.steps_of_epoch(sizes, call.batch_size)
+        steps = loop.steps_of_epoch(sizes, call.batch_size, call.streams)
         self.set_total(self.step + max(self.last_epoch - self.epoch, 0) * steps)
         self.describe()
         self.stop = False

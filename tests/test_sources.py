@@ -180,6 +180,10 @@ def test_streams_go_on_in_their_rows():
     shards = [[rows for rows in calls if (rows[0] < 23) == first] for first in (True, False)]
     for begin, batches in zip((0, 23), shards, strict=True):
         assert sorted(batches) == [[begin + t, begin + 7 + t, begin + 14 + t] for t in range(7)]
+    net = gg.Sequential([gg.Linear(3)], input=(6,))
+    with gg.Trainer(net, seed=1) as trainer:  # 45 samples in 4 rows of 11
+        trainer.fit(gg.Dataset(Arrays(x, y, streams=True)), epochs=2, batch_size=4, progress=False)
+        assert trainer.step == 22
     with pytest.raises(ValueError, match="shuffle_samples: pieces of sequences stay"):
         trained(gg.Dataset(Arrays(x, y, streams=True)), strategy=gg.GossipGraD(shuffle_samples=True))
 

@@ -478,6 +478,11 @@ class Dataset:
                 yield part.astype(np.float32) * scale + shift
 
     @property
+    def streams(self) -> bool:
+        """Does each sample go on where the one before it ends?"""
+        return self.source is not None and self.source.streams
+
+    @property
     def unscaled(self) -> bool:
         """Does the network see the elements as they are?"""
         return bool(np.all(self.scale == 1.0) and np.all(self.shift == 0.0))
@@ -518,8 +523,7 @@ class Dataset:
         return self._core(self._fields(inputs), None if read is None else [read], None)
 
     def _core(self, fields: list[Any], targets: list[Any] | None, weights: NDArray[np.float32] | None) -> _core.Dataset:
-        streams = self.source is not None and self.source.streams
-        return _core.Dataset(fields, targets, None, None, weights, self._rows, self.source, streams)
+        return _core.Dataset(fields, targets, None, None, weights, self._rows, self.source, self.streams)
 
     def _read_target(self) -> dict[str, Any] | None:
         """The targets for the core where the source reads them; else None."""
