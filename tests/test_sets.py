@@ -72,3 +72,46 @@ def test_the_size_of_images_is_the_models():
     assert models.by_name("lenet").options("imagefolder") == {"image_size": (28, 28), "channels": 1}
     assert models.by_name("cifar_quick").options("imagefolder") == {"image_size": (32, 32), "channels": 3}
     assert models.by_name("mlp").options("imagefolder") == {} == models.by_name("lenet").options("mnist")
+
+
+def test_folders_of_images_on_the_command_line(capsys, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 12), ("val", 4)):
+        for i in range(count):
+            place = tmp_path / "set" / part / "xyz"[i % 3]
+            place.mkdir(parents=True, exist_ok=True)
+            image.fromarray(generator.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(place / f"{i}.jpg")
+    how = ["train", "--dataset", "imagefolder", "--data", tmp_path / "set", "--epochs", 2, "--batch-size", 3]
+    hashes = []
+    for more in (["--workers", 1], ["--workers", 3], ["--no-augment"]):
+        report = tmp_path / "r.json"
+        code, out, err = cli_run(capsys, *how, "--model", "lenet", "--virtual-ranks", 2, "--report", report, *more)
+        assert code == 0 and "on set, 12 + 4 samples" in out, err
+        found = json.loads(report.read_text())
+        assert found["settings"]["dataset"] == "set" and found["model"]["parameters"] < 431080  # of three classes
+        hashes.append(found["weights_sha256"])
+    assert hashes[0] == hashes[1] != hashes[2]
+    code, out, err = cli_run(capsys, *how, "--model", "cifar_quick", "--image-size", "40x24", "--epochs", 1)
+    assert code == 0, err
+    (tmp_path / "set" / "train" / "x" / "0.jpg").write_bytes(b"")
+    code, out, err = cli_run(capsys, *how, "--strict")
+    assert code == 1 and "0.jpg: no JPEG or PNG image" in err
+
+
+def test_augmented_cifar10(tmp_path):
+    generator = np.random.default_rng(0)
+    for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
+        rows = generator.integers(0, 256, (4, 3073), dtype=np.uint8)
+        rows[:, 0] = np.arange(4)
+        (tmp_path / name).write_bytes(rows.tobytes())
+    plain, test = gg.data.load("cifar10", tmp_path)
+    train, again = gg.data.load("cifar10", tmp_path, augment=True, seed=5)
+    assert again.source is None and np.array_equal(again.samples, test.samples)
+    assert np.array_equal(train.samples, plain.samples) and np.array_equal(train.targets, plain.targets)
+    drawn = train.source.read_new(np.arange(20), 0)[0]
+    assert not np.array_equal(drawn, plain.samples)
+    other = gg.data.load("cifar10", tmp_path, augment=True, seed=6)[0]
+    assert not np.array_equal(other.source.read_new(np.arange(20), 0)[0], drawn)
+    with pytest.raises(TypeError, match="augment=1"):
+        gg.data.load("cifar10", tmp_path, augment=1)
