@@ -393,6 +393,44 @@ def test_memory_maps_are_not_copied(tmp_path, dtype):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.uint16, np.int64, np.bool_, ">f4"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_other_memory_maps_are_converted_as_they_are_read(tmp_path, dtype, order):
+    x = np.random.default_rng(0).integers(0, 9, (40, 5)).astype(dtype)
+    np.save(tmp_path / "x.npy", np.asarray(x, order=order))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    data, plain = (gg.Dataset(one, np.arange(40) % 2, 0.5, 0.25) for one in (mapped, x))
+    if data.source is None:
+        assert dtype == np.bool_ and order == "C" and np.shares_memory(data.samples, mapped)
+    assert data.dtype == plain.dtype and np.array_equal(data.samples, plain.samples)
+    assert np.array_equal(data[[3, 1]].samples, plain[[3, 1]].samples)
+    losses = []
+    for given in (data, plain):
+        with gg.Trainer(gg.Sequential([gg.Linear(2)], input=(5,)), seed=1) as trainer:
+            losses.append(trainer.fit(given, epochs=2, batch_size=8, progress=False).last["train_loss"])
+    assert losses[0] == losses[1]
+
+
+def test_a_memory_map_with_nan(tmp_path):
+    x = np.zeros((40, 5))
+    x[13, 2] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    with gg.Trainer(gg.Sequential([gg.Linear(2)], input=(5,))) as trainer, pytest.raises(ValueError, match="NaN|nan"):
+        trainer.fit(np.load(tmp_path / "x.npy", mmap_mode="r"), np.zeros(40, int), batch_size=8, progress=False)
+
+
+def test_a_bar_while_a_large_array_is_checked(monkeypatch, capsys):
+    from gossipgrad import progress
+
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    x = np.zeros((5000, 100), np.float32)
+    arrays.check_finite(x, "mine")
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(arrays, "LARGE", 1000)
+    arrays.check_finite(x, "mine")
+    assert "mine: 2,621 checked, 52 %" in capsys.readouterr().out
+
+
 class _Squares(gg.data.Source):
     """Sample i is (i, i * i), its target i % 3; with `own`, read gives the targets."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,8 +14,12 @@ from gossipgrad.data.source import EVALUATION, Source
 from gossipgrad.errors import flag, integer, number
 from gossipgrad.heads import MAX_FIELDS, Field, Head
 
+if TYPE_CHECKING:
+    from gossipgrad.progress import Bar
+
 CLASS_LOSSES = ("cross_entropy",)
 PIECE = 1 << 20  # bytes that are looked at together
+LARGE = 1 << 30  # bytes of an array whose reading takes seconds
 
 
 def samples_array(samples: Any, what: str = "samples", integers: bool = False) -> NDArray[Any]:
@@ -46,17 +50,54 @@ def _fits_int32(array: NDArray[Any]) -> bool:
     return not array.size or (int(array.min()) >= limits.min and int(array.max()) <= limits.max)
 
 
+class MappedArray(Source):
+    """A memory map of elements that the core does not read as they are: they are converted as they are read."""
+
+    def __init__(self, array: NDArray[Any], scale: Any, shift: Any) -> None:
+        self.array = array
+        self.name = "arrays"
+        self.shape = tuple(array.shape[1:])
+        self.dtype = np.dtype(np.uint8 if array.dtype == np.bool_ else np.int32 if _fits_int32(array) else np.float32)
+        self.scale, self.shift = affine("scale", scale, self.shape), affine("shift", shift, self.shape)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, rows: NDArray[Any], epoch: int, samples: NDArray[Any], targets: NDArray[Any] | None) -> None:
+        with np.errstate(over="ignore"):  # the core looks for what is not finite
+            samples[...] = self.array[rows]
+
+    @staticmethod
+    def wants(samples: Any) -> bool:
+        """Is it a memory map that would be copied into memory to be used?"""
+        if not isinstance(samples, np.memmap) or samples.ndim < 1 or samples.dtype.kind not in "biuf":
+            return False
+        kinds = (np.dtype(np.uint8), np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_))
+        return not (samples.dtype in kinds and samples.flags.c_contiguous)
+
+
 def check_finite(array: NDArray[Any], what: str) -> None:
     """ValueError that names the first entry, along the first axis, which has a NaN or an infinite element, and where.
 
-    Reads the array once, in pieces and without a copy. Integers are not read.
+    Reads the array once, in pieces and without a copy; shows a bar where that takes long. Integers are not read.
     """
     if array.dtype.kind != "f" or not array.size:
         return
+    from gossipgrad.progress import Bar
+
+    bar = Bar(what, array.nbytes >= LARGE)
+    try:
+        _check_pieces(array, what, bar)
+    finally:
+        bar.close()
+
+
+def _check_pieces(array: NDArray[Any], what: str, bar: Bar) -> None:
     rows = max(1, PIECE // max(1, array[:1].nbytes))
     with np.errstate(over="ignore", invalid="ignore"):
         for begin in range(0, len(array), rows):
             piece = array[begin : begin + rows]
+            bar.show(begin / len(array), f"{begin:,} checked")
             # The sum is not finite if an element is not; a sum that is too large for its type is looked at again.
             if np.isfinite(piece.sum()) or np.isfinite(piece).all():
                 continue
@@ -240,11 +281,11 @@ class Dataset:
     """Samples (n, ...) with targets: arrays in memory or memory maps, or a source that reads them.
 
     samples        uint8, int32 or float32, used without a copy if C-contiguous, and so are memory maps, which may be
-                   larger than memory; other integers become int32, other numbers float32. What the network sees is
-                   scale * element + shift in float32, computed batch by batch: uint8 pixels with scale=1/255 take a
-                   quarter of the room. Images have their channels first: (n, channels, height, width). Of a network
-                   whose input is tokens, integers, which stay what they are. Or a gossipgrad.data.Source, which has
-                   scale and shift of its own.
+                   larger than memory; other integers become int32, other numbers float32 (of a memory map batch by
+                   batch). What the network sees is scale * element + shift in float32, computed batch by batch: uint8
+                   pixels with scale=1/255 take a quarter of the room. Images have their channels first: (n, channels,
+                   height, width). Of a network whose input is tokens, integers, which stay what they are. Or a
+                   gossipgrad.data.Source, which has scale and shift of its own.
                    For a network of several inputs a tuple of arrays, or a dict of them by the inputs' names.
     targets        classes (n,), one-hot rows (n, classes) or numbers (n, ...); checked against the network and its loss
                    when the set is used. None: the source gives them. For several outputs a tuple, or a dict by the
@@ -270,6 +311,10 @@ class Dataset:
     ) -> None:
         self.input_names, samples, others = _separated("samples", samples)
         self.target_names, targets, other_targets = _separated("targets", targets)
+        if not others and not other_targets and MappedArray.wants(samples):
+            samples, scale, shift = MappedArray(samples, scale, shift), 1.0, 0.0
+            if targets is None:
+                raise TypeError("targets: missing; wanted an array (n, ...)")
         self.source: Source | None = samples if isinstance(samples, Source) else None
         self._rows: NDArray[np.uint32] | None = None  # of the stored samples, where the set is a part of them
         self._array: NDArray[Any] | None = None  # all stored samples; None: the source reads them
