@@ -94,9 +94,12 @@ class Configuration:
         self.cluster = self._cluster(generator)
         momentum = float(generator.choice([0.0, 0.9]))
         if generator.random() < 0.25:
-            self.optimizer: gg.SGD | gg.Adam = gg.Adam(lr=0.01, weight_decay=float(generator.choice([0.0, 0.01])))
+            self.optimizer: gg.SGD | gg.Adam | gg.LARS = gg.Adam(
+                lr=0.01, weight_decay=float(generator.choice([0.0, 0.01]))
+            )
         else:
             self.optimizer = gg.SGD(lr=0.05, momentum=momentum, nesterov=momentum > 0 and generator.random() < 0.3)
+        self._draw_groups(np.random.default_rng([self.number, 2]))
         self.widths = [int(n) for n in generator.integers(1, 40, generator.integers(1, 4))]
         self.convolution = bool(generator.random() < 0.4)
         self.batch = int(generator.integers(1, 8))
@@ -106,6 +109,17 @@ class Configuration:
         if getattr(self.strategy, "shuffle_samples", False) or self.strategy.workers(self.p) < self.p:
             self.shard = "interleaved"
         self.weighted = bool(generator.random() < 0.3)
+
+    def _draw_groups(self, generator: np.random.Generator) -> None:
+        """What cuts updates at parameters, and what makes them wait for norms."""
+        if generator.random() < 0.15:
+            self.optimizer = gg.LARS(lr=0.5, momentum=float(generator.choice([0.0, 0.9])))
+        if generator.random() < 0.3:
+            self.optimizer = dataclasses.replace(self.optimizer, clip_norm=float(generator.choice([0.05, 1.0])))
+        if generator.random() < 0.3:
+            self.optimizer = dataclasses.replace(self.optimizer, weight_decay=0.01, no_decay=("bias", "norm"))
+        self.normalised = bool(generator.random() < 0.5)  # behind a convolution
+        self.bias_lr = float(generator.choice([1.0, 1.0, 2.0]))
 
     def _cluster(self, generator: np.random.Generator) -> gg.VirtualCluster:
         known = inspect.signature(gg.VirtualCluster).parameters
@@ -127,17 +141,19 @@ class Configuration:
             f"{', weighted' if self.weighted else ''}, shards {self.shard}"
         )
 
-    def net(self) -> gg.Model:
+    def net(self, statistics: bool) -> gg.Model:
         layers: list[gg.Layer] = [gg.Conv2d(3, 2), gg.Tanh()] if self.convolution else []
+        if self.convolution and self.normalised and statistics:
+            layers.insert(1, gg.BatchNorm2d())
         layers.append(gg.Flatten())
         for width in self.widths:
-            layers += [gg.Linear(width), gg.Tanh()]
+            layers += [gg.Linear(width, lr=(1, self.bias_lr)), gg.Tanh()]
         return gg.Sequential([*layers, gg.Linear(4)], input=(1, 5, 4))
 
-    def trainer(self, optimizer: gg.SGD | gg.Adam) -> gg.Trainer:
-        return gg.Trainer(
-            self.net(), optimizer=optimizer, strategy=self.strategy, seed=self.seed, comm=self.cluster, timeout=60
-        )
+    def trainer(self, optimizer: gg.SGD | gg.Adam | gg.LARS, statistics: bool = True) -> gg.Trainer:
+        """statistics: those that move whatever the learning rate is are wanted as well."""
+        net, strategy = self.net(statistics), self.strategy
+        return gg.Trainer(net, optimizer=optimizer, strategy=strategy, seed=self.seed, comm=self.cluster, timeout=60)
 
     def data(self) -> gg.Dataset:
         generator = np.random.default_rng(self.number)
@@ -202,7 +218,7 @@ def check_mixing(configuration: Configuration) -> None:
         return
     if getattr(strategy, "hierarchical", False):
         return  # the ranks of a node must hold one replica
-    trainer = configuration.trainer(dataclasses.replace(configuration.optimizer, lr=0.0, weight_decay=0.0))
+    trainer = configuration.trainer(dataclasses.replace(configuration.optimizer, lr=0.0, weight_decay=0.0), False)
     generator = np.random.default_rng(configuration.number)
     like = trainer.weights(0)
     before = generator.standard_normal((p, flat(like).size)).astype(np.float32)

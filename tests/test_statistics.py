@@ -144,3 +144,16 @@ def test_distances_leave_them_out():
         different = [trainer.weights(rank)["bn1.running_mean"] for rank in range(2)]
         assert not np.array_equal(*different)
         assert trainer.consensus_distance() == 0
+
+
+def test_a_variance_below_zero_counts_as_zero():
+    """What averages of rounded numbers may leave of a variance of 0; only NaN is NaN."""
+    found = []
+    for value in (0.0, -1e-3, np.nan):
+        with gg.Trainer(net(), strategy=gg.NoExchange(), comm=gg.VirtualCluster(1)) as trainer:
+            weights = trainer.weights()
+            weights["bn1.running_var"][:] = value
+            trainer.core.load_arena("weight", weights)
+            found.append(trainer.predict(batches(0)[0][0]))
+    assert np.isfinite(found[0]).all() and np.array_equal(found[0], found[1])
+    assert np.isnan(found[2]).all()

@@ -613,11 +613,11 @@ static void test_updater(void) {
     gg_graph *graph = two_layers((gg_factors){1, 2}, (gg_factors){1, 0}),
              *alike = two_layers((gg_factors){1, 1}, (gg_factors){1, 1});
     gg_updater updater = {0}, one = {0};
-    gg_device *device = NULL;
+    gg_device *native = NULL;
     static _Alignas(64) float weight[COUNT], momentum[COUNT], gradient[COUNT], owned[COUNT];
     static _Alignas(64) uint16_t received[COUNT], copy[COUNT];
     const gg_state state = {.count = COUNT, .arenas = 3, .arena = {{.data = weight}, {0}, {.data = momentum}}};
-    CHECK_OK(gg_backend_native.open(1, GG_ISA_SCALAR, &device));
+    CHECK_OK(gg_backend_native.open(1, GG_ISA_SCALAR, &native));
     CHECK_INT(gg_graph_arena_count(graph), COUNT);
     CHECK_OK(gg_updater_create(graph, &plain, &updater));
     CHECK_INT(updater.groups, 4);
@@ -635,7 +635,7 @@ static void test_updater(void) {
     /* A run that begins and ends within parameters, with received and copied values of two bytes: received is 3 where
      * the weight is 1. Every value is exact in bfloat16. */
     for (int i = 0; i < COUNT; ++i) weight[i] = 1, gradient[i] = 2, momentum[i] = 0, received[i] = 0x4040, copy[i] = 0;
-    gg_updater_apply(&updater, device, &state,
+    gg_updater_apply(&updater, native, &state,
                      &(gg_update){.offset = AT,
                                   .count = END - AT,
                                   .owned_offset = AT,
@@ -655,11 +655,11 @@ static void test_updater(void) {
     }
     /* Moments of own slices only. */
     const gg_state slices = {.count = COUNT, .arenas = 3, .arena = {{.data = weight}, {0}, {.data = owned}}};
-    gg_updater_apply(&updater, device, &slices,
+    gg_updater_apply(&updater, native, &slices,
                      &(gg_update){.offset = 64, .count = 32, .owned_offset = 16, .gradient = gradient});
     CHECK(owned[15] == 0 && owned[16] == 2 && owned[31] == 2 && owned[32] > 2 && owned[48] == 0);
     gg_updater_destroy(&updater);
-    device->table->close(device);
+    native->table->close(native);
     gg_graph_destroy(graph);
     gg_graph_destroy(alike);
 }

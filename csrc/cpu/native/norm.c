@@ -122,7 +122,9 @@ static void scale_group(const norm_op *op, int64_t group, const norm_job *job) {
         double inverse = (double)*saved_at(op, args, SAVED_INVERSE, channel);
         if (!job->batch_statistics) {
             mean = (double)args->parameter[op->mean][channel];
-            inverse = 1 / sqrt((double)args->parameter[op->mean + 1][channel] + eps);
+            /* Averages of rounded variances of about 0 may be a hair below it. */
+            const double variance = (double)args->parameter[op->mean + 1][channel];
+            inverse = 1 / sqrt((variance < 0 ? 0 : variance) + eps);
         }
         const float scale = (float)((double)parameter_of(args, op->weight, channel, 1) * inverse);
         const float bias = op->weight >= 0 ? args->parameter[op->weight + 1][channel] : 0;
