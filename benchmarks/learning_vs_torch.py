@@ -181,11 +181,15 @@ class ResNet20(Problem):
 class CharLSTM(Problem):
     """Validation loss on tiny Shakespeare, as examples/char_lstm.py."""
 
-    measured, batch, default_epochs = "loss", 50, 1
+    measured, batch = "loss", 52
 
     def sets(self):
         train, test = gg.data.text(gg_text(), sequence=64, windows="random", validation=0.1, seed=self.seed)
-        return train[: self.batch * self.arguments.steps], test
+        steps = self.arguments.steps
+        self.default_epochs = -(-steps // (len(train) // self.batch))
+        while steps % self.default_epochs:
+            self.default_epochs += 1
+        return train[: self.batch * steps // self.default_epochs], test
 
     def net(self):
         return gg.models.char_lstm(sequence=64)

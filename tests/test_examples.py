@@ -65,3 +65,16 @@ def test_higgs(run, higgs, strategy):
 
 def test_resnet20(run, cifar):
     assert "validation accuracy" in run("resnet20.py", "--data", cifar, "--epochs", 1, "--ranks", 4)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "input.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog, and then again.\n" * 500)
+    return path
+
+
+def test_char_lstm(run, text):
+    for strategy in ("gossipgrad", "allreduce"):
+        out = run("char_lstm.py", "--data", text, "--steps", 4, "--ranks", 4, "--strategy", strategy)
+        assert float(re.search("validation loss (\\S*), perplexity", out)[1]) < 3.5

@@ -61,6 +61,7 @@ def test_mlp():
         ("resnet32", 464_154, 2 * 1136),
         ("resnet56", 853_018, 2 * 2032),
         ("speech_dnn", 11_848_559, 0),
+        ("char_lstm", 65 * 128 + 2 * 4 * 128 * (128 + 128 + 2) + 65 * 129, 0),
     ],
 )
 def test_sizes_that_are_known(name, trained, statistics):

@@ -196,12 +196,12 @@ class Inception(nn.Module):
 
 
 class Auxiliary(nn.Module):
-    def __init__(self, conv, pool, features, channels, classes):
+    def __init__(self, conv, pool, places, channels, classes, width):
         super().__init__()
         self.pool = pool
-        self.conv = conv(channels, 128, 1)
-        self.fc1 = nn.Linear(features, 1024)
-        self.fc2 = nn.Linear(1024, classes)
+        self.conv = conv(channels, 2 * width, 1)
+        self.fc1 = nn.Linear(2 * width * places, 16 * width)
+        self.fc2 = nn.Linear(16 * width, classes)
 
     def forward(self, x):
         x = torch.flatten(self.conv(self.pool(x)), 1)
@@ -222,21 +222,23 @@ INCEPTIONS = {
 
 
 class GoogLeNet(nn.Module):
-    """published: with LocalResponseNorm in place of BatchNorm and 5 x 5 windows; else torchvision's form."""
+    """published: with LocalResponseNorm in place of BatchNorm and 5 x 5 windows; else torchvision's form.
 
-    def __init__(self, classes, published=False, auxiliary=None):
+    places: to which the auxiliary heads shrink their images.
+    """
+
+    def __init__(self, classes, published=False, places=16, width=64):
         super().__init__()
         conv, last = (Plain, 5) if published else (Conv, 3)
-        self.conv1 = conv(3, 64, 7, 2, 3)
-        self.conv2 = conv(64, 64, 1)
-        self.conv3 = conv(64, 192, 3, 1, 1)
+        self.conv1 = conv(3, width, 7, 2, 3)
+        self.conv2 = conv(width, width, 1)
+        self.conv3 = conv(width, 3 * width, 3, 1, 1)
         for name, sizes in INCEPTIONS.items():
-            self.add_module(f"inception{name}", Inception(conv, last, *sizes))
+            self.add_module(f"inception{name}", Inception(conv, last, *(size * width // 64 for size in sizes)))
         pool = nn.AvgPool2d(5, 3) if published else nn.AdaptiveAvgPool2d(4)
-        features = auxiliary or 2048
-        self.aux1 = Auxiliary(conv, pool, features, 512, classes)
-        self.aux2 = Auxiliary(conv, pool, features, 528, classes)
-        self.fc = nn.Linear(1024, classes)
+        self.aux1 = Auxiliary(conv, pool, places, 8 * width, classes, width)
+        self.aux2 = Auxiliary(conv, pool, places, 528 * width // 64, classes, width)
+        self.fc = nn.Linear(16 * width, classes)
         self.norm = nn.LocalResponseNorm(5, 1e-4, 0.75, 1.0) if published else nn.Identity()
 
     def forward(self, x):
