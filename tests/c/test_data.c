@@ -1,6 +1,7 @@
 /* Data sets, shards and the batches of an epoch; optimiser settings and learning rates. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "check.h"
 #include "cpu/cpu_backend.h"
@@ -456,6 +457,191 @@ static void test_own(void) {
     gg_dataset_release(&set);
 }
 
+/* ---------------------------------------------------------------------------------------------- sources */
+
+/* Reads what make_set makes, now and then slowly, and fails at one row. */
+typedef struct test_source {
+    gg_source head;
+    atomic_int reading, most, calls;
+    int64_t fails; /* the row; -1: none */
+    int64_t epoch; /* of the last call */
+} test_source;
+
+static gg_status source_read(gg_source *head, const uint32_t *rows, int64_t n, int64_t epoch, void *const *out) {
+    gg_status status = GG_OK;
+    test_source *s = (test_source *)head;
+    const int reading = atomic_fetch_add(&s->reading, 1) + 1;
+    if (reading > atomic_load(&s->most)) atomic_store(&s->most, reading);
+    if (atomic_fetch_add(&s->calls, 1) % 3 == 0) gg_clock_sleep(0.001);
+    if (s->head.readers == 1) s->epoch = epoch;
+    for (int64_t i = 0; i < n; ++i) {
+        for (int v = 0; v < 2 && out[0] != NULL; ++v)
+            ((float *)out[0])[2 * i + v] = (float)(10 * rows[i] + (uint32_t)v);
+        if (out[1] != NULL) ((int32_t *)out[1])[i] = (int32_t)rows[i];
+        if (rows[i] == s->fails) GG_FAIL(GG_ERROR_SOURCE, "sample %d is broken", (int)rows[i]);
+    }
+cleanup:
+    atomic_fetch_sub(&s->reading, 1);
+    return status;
+}
+
+static int destroyed;
+static void source_destroy(gg_source *head) {
+    ++destroyed;
+    gg_free(head);
+}
+
+static const gg_source_table source_table = {.read = source_read, .destroy = source_destroy};
+
+/* The set of make_set, of which the source reads the samples, and also the targets unless `targets`. */
+static test_source *make_source(int64_t count, bool targets, gg_dataset *out) {
+    test_source *source = NULL;
+    if (!CHECK_OK(gg_calloc(1, sizeof *source, "a source", &source))) return NULL;
+    gg_source_init(&source->head, &source_table);
+    source->fails = -1;
+    if (!CHECK_OK(make_set(count, GG_FLOAT32, GG_INT32, out))) return NULL;
+    gg_storage_release(out->memory[0]);
+    out->memory[0] = NULL;
+    if (!targets) {
+        gg_storage_release(out->memory[1]);
+        out->memory[1] = NULL;
+    }
+    out->source = &source->head;
+    return source;
+}
+
+/* Whatever reads, in however many threads and how far ahead: the batches of memory, and each slot in its turn. */
+static void test_source_is_memory(void) {
+    for (int kind = 0; kind < 12; ++kind) {
+        gg_dataset memory = {0}, set = {0};
+        gg_loader *a = NULL, *b = NULL;
+        const int64_t count = 41;
+        gg_loader_options options = {.rank = kind % 2, .batch = 4, .shuffle = kind % 3 != 0, .seed = 5};
+        options.sharding = (gg_sharding){.size = 2, .count = count};
+        test_source *source = make_source(count, kind % 2 == 0, &set);
+        if (source == NULL || !CHECK_OK(make_set(count, GG_FLOAT32, GG_INT32, &memory))) return;
+        source->head.readers = 1 + kind % 4;
+        source->head.ahead = 1 + kind / 3;
+        if (CHECK_OK(gg_loader_create(&memory, &options, &a)) && CHECK_OK(gg_loader_create(&set, &options, &b))) {
+            CHECK_INT(atomic_load(&source->calls), 0); /* nothing is read before an epoch is wanted */
+            for (int epoch = 0; epoch < 3; ++epoch) {
+                gg_loader_epoch(a, epoch);
+                gg_loader_epoch(b, epoch);
+                const int64_t steps = epoch == 1 ? 3 : gg_loader_steps(a); /* an epoch may be left */
+                for (int64_t t = 0; t < steps; ++t) {
+                    float x[16], other[16];
+                    int32_t y[4], tell[4];
+                    CHECK_OK(read_into(a, t, GG_LAYOUT_PLAIN, x, y, NULL));
+                    while (!gg_loader_ready(b, t, 0.001)) continue;
+                    const int64_t allocations = gg_memory_allocations(), n = gg_loader_batch(a, options.rank, t);
+                    CHECK_OK(read_into(b, t, GG_LAYOUT_PLAIN, other, tell, NULL));
+                    CHECK_INT(gg_memory_allocations(), allocations);
+                    CHECK(memcmp(x, other, (size_t)n * 2 * sizeof *x) == 0);
+                    CHECK(memcmp(y, tell, (size_t)n * sizeof *y) == 0);
+                }
+            }
+        }
+        CHECK(atomic_load(&source->most) <= source->head.readers);
+        const int before = destroyed;
+        gg_dataset_release(&set);
+        gg_loader_destroy(b); /* which may be reading */
+        CHECK_INT(destroyed, before + 1);
+        gg_loader_destroy(a);
+        gg_dataset_release(&memory);
+    }
+}
+
+/* A failure is that of the step that wants the sample; the loader can be asked again. */
+static void test_source_fails(void) {
+    for (int readers = 1; readers <= 3; ++readers) {
+        gg_dataset set = {0};
+        gg_loader *loader = NULL;
+        float x[16];
+        int32_t y[4];
+        test_source *source = make_source(40, false, &set);
+        if (source == NULL) return;
+        source->head.readers = readers;
+        source->head.ahead = 5;
+        source->fails = 22;
+        gg_loader_options options = {.batch = 4, .sharding = {.size = 1, .count = 40}};
+        if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
+            for (int again = 0; again < 2; ++again) {
+                for (int64_t t = 0; t < 5; ++t) CHECK_OK(read_into(loader, t, GG_LAYOUT_PLAIN, x, y, NULL));
+                CHECK_FAILS(read_into(loader, 5, GG_LAYOUT_PLAIN, x, y, NULL), GG_ERROR_SOURCE, "sample 22 is broken");
+                CHECK_OK(read_into(loader, 6, GG_LAYOUT_PLAIN, x, y, NULL));
+                CHECK_INT(y[3], 27);
+            }
+        }
+        gg_loader_destroy(loader);
+        gg_dataset_release(&set);
+    }
+}
+
+/* What is read is checked as memory is: classes and NaN, by the number of the sample. */
+static void test_source_is_checked(void) {
+    gg_dataset set = {0};
+    gg_loader *loader = NULL;
+    float x[16];
+    int32_t y[4];
+    if (make_source(40, false, &set) == NULL) return;
+    set.field[1].classes = 30;
+    CHECK_OK(gg_dataset_check_classes(&set)); /* nothing of it is in memory */
+    if (CHECK_OK(gg_loader_create_range(&set, 20, 40, 4, &loader))) {
+        for (int64_t t = 0; t < 2; ++t) CHECK_OK(read_into(loader, t, GG_LAYOUT_PLAIN, x, y, NULL));
+        CHECK_FAILS(read_into(loader, 2, GG_LAYOUT_PLAIN, x, y, NULL), GG_ERROR_ARGUMENT,
+                    "targets: sample 30 has class 30; allowed are 0 to 29");
+    }
+    CHECK_INT(((test_source *)set.source)->epoch, GG_EPOCH_EVALUATION);
+    gg_loader_destroy(loader);
+    const float numbers[] = {0, 1, 2, NAN};
+    const uint32_t rows[] = {7, 9};
+    CHECK_FAILS(gg_field_check_rows(&set.field[0], "samples", numbers, rows, 2), GG_ERROR_ARGUMENT, "sample 9 has nan");
+    set.source->readers = 0;
+    CHECK_FAILS(gg_dataset_check(&set), GG_ERROR_ARGUMENT, "0 threads read 2 batches ahead");
+    gg_dataset_release(&set);
+}
+
+/* ---------------------------------------------------------------------------------------------- streams */
+
+static void test_streams(void) {
+    gg_dataset set = {0};
+    gg_loader *loader = NULL;
+    float x[16];
+    int32_t y[3];
+    bool begins[3];
+    if (!CHECK_OK(make_set(23, GG_FLOAT32, GG_INT32, &set))) return;
+    set.streams = true;
+    gg_loader_options options = {.rank = 1, .batch = 3, .shuffle = true, .sharding = {.kind = GG_SHARD_CONTIGUOUS}};
+    options.sharding.size = 2;
+    options.sharding.count = 23;
+    if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
+        CHECK_INT(gg_loader_steps(loader), 3); /* 11 samples: 3 in each row */
+        for (int epoch = 0; epoch < 2; ++epoch) {
+            gg_loader_epoch(loader, epoch);
+            for (int64_t t = 0; t < 3; ++t) {
+                const gg_batch batch = {.input[0].data = x, .target[0] = y, .begins = begins};
+                CHECK_INT(gg_loader_batch(loader, 0, t), 3);
+                CHECK_OK(gg_loader_read(loader, &device, t, &batch));
+                for (int b = 0; b < 3; ++b) CHECK_INT(y[b], 12 + 3 * b + t);
+                for (int b = 0; b < 3; ++b) CHECK_INT(begins[b], t == 0);
+            }
+        }
+    }
+    gg_loader_destroy(loader);
+    loader = NULL;
+    options.moving = true;
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "pieces of sequences stay");
+    set.streams = false;
+    options.moving = false;
+    if (CHECK_OK(gg_loader_create(&set, &options, &loader))) { /* each sample is a sequence of its own */
+        const gg_batch batch = {.input[0].data = x, .target[0] = y, .begins = begins};
+        CHECK_OK(gg_loader_read(loader, &device, 1, &batch));
+        for (int b = 0; b < 3; ++b) CHECK(begins[b]);
+    }
+    gg_loader_destroy(loader);
+    gg_dataset_release(&set);
+}
+
 /* ---------------------------------------------------------------------------------------------- optimiser */
 
 static void test_rate(void) {
@@ -671,6 +857,10 @@ int main(void) {
     test_rotations();
     test_loader();
     test_own();
+    test_source_is_memory();
+    test_source_fails();
+    test_source_is_checked();
+    test_streams();
     test_order();
     test_read_formats();
     test_rate();

@@ -876,28 +876,50 @@ static void test_arenas(void) {
 
 /* ------------------------------------------------------------------------------------------ layouts */
 
-static void check_gather(gg_dtype dtype, gg_layout layout, int64_t n, int64_t values, bool indexed) {
-    const int64_t rows = 70, count = elements(layout, n, values);
+static void check_gather(gg_dtype dtype, gg_layout layout, int64_t n, int64_t values, int64_t channels, bool indexed) {
+    const int64_t rows = 70, count = elements(layout, n, values), each = channels > 0 ? values / channels : values;
     uint8_t *bytes = guarded((size_t)(rows * values));
+    int32_t *integers = guarded((size_t)(rows * values) * sizeof *integers);
     float *numbers = uniform(rows * values, -1, 1), *out = floats(count);
+    float *scales = uniform(2 * (channels > 0 ? channels : 1), -2, 2);
     uint32_t *index = guarded((size_t)n * sizeof *index);
-    for (int64_t i = 0; i < rows * values; ++i) bytes[i] = (uint8_t)(i * 37 + i / 251);
+    for (int64_t i = 0; i < rows * values; ++i) {
+        bytes[i] = (uint8_t)(i * 37 + i / 251);
+        integers[i] = (int32_t)(i * 7919 % 1001) - 500;
+    }
     for (int64_t i = 0; i < n; ++i) index[i] = indexed ? (uint32_t)((i * 29 + 3) % rows) : (uint32_t)i;
     gg_gather_args args = {
         .dtype = dtype, .values = values, .n = n, .scale = 1.5f, .shift = -0.25f, .layout = layout, .out = out};
-    args.rows = dtype == GG_UINT8 ? (const void *)bytes : numbers;
+    args.rows = dtype == GG_UINT8 ? (const void *)bytes : dtype == GG_INT32 ? (const void *)integers : numbers;
     args.index = indexed ? index : NULL;
+    args.channels = channels;
+    args.scales = channels > 0 ? scales : NULL;
     gg_backend_native.gather(device, &args);
     bool good = true;
     for (int64_t s = 0; s < n; ++s) {
         for (int64_t v = 0; v < values; ++v) {
-            const int64_t at = index[s] * values + v;
-            const double value = dtype == GG_UINT8 ? bytes[at] : (double)numbers[at];
-            good = good && fabs((double)out[place(layout, n, values, s, v)] - (1.5 * value - 0.25)) <= 3e-5;
+            const int64_t at = index[s] * values + v, channel = v / each;
+            const double value = dtype == GG_UINT8   ? bytes[at]
+                                 : dtype == GG_INT32 ? (double)integers[at]
+                                                     : (double)numbers[at];
+            const double scale = channels > 0 ? (double)scales[channel] : 1.5;
+            const double shift = channels > 0 ? (double)scales[channels + channel] : -0.25;
+            good = good && fabs((double)out[place(layout, n, values, s, v)] - (scale * value + shift)) <= 1e-4;
         }
     }
     CHECK(good);
     CHECK(padding_is_zero(layout, n, values, out));
+
+    int32_t *tokens = (int32_t *)(void *)out;
+    args.wanted = GG_INT32;
+    args.out = tokens;
+    if (dtype != GG_FLOAT32 && layout == GG_LAYOUT_PLAIN) gg_backend_native.gather(device, &args);
+    for (int64_t s = 0; dtype != GG_FLOAT32 && layout == GG_LAYOUT_PLAIN && s < n; ++s)
+        for (int64_t v = 0; v < values; ++v) {
+            const int64_t at = index[s] * values + v;
+            good = good && tokens[s * values + v] == (dtype == GG_UINT8 ? bytes[at] : integers[at]);
+        }
+    CHECK(good);
     release();
 }
 
@@ -909,8 +931,15 @@ static void test_layouts(void) {
             for (int layout = 0; layout < 2; ++layout)
                 for (int indexed = 0; indexed < 2; ++indexed) {
                     const gg_layout l = layout ? GG_LAYOUT_BATCH_LAST : GG_LAYOUT_PLAIN;
-                    check_gather(GG_UINT8, l, n, count, indexed);
-                    check_gather(GG_FLOAT32, l, n, count, indexed);
+                    check_gather(GG_UINT8, l, n, count, 0, indexed);
+                    check_gather(GG_FLOAT32, l, n, count, 0, indexed);
+                    check_gather(GG_INT32, l, n, count, 0, indexed);
+                    for (int64_t channels = 1; channels <= count; channels = channels == 1 ? 3 : 5 * channels)
+                        for (int type = 0; type < 3 && count % channels == 0; ++type)
+                            check_gather(type == 0   ? GG_UINT8
+                                         : type == 1 ? GG_INT32
+                                                     : GG_FLOAT32,
+                                         l, n, count, channels, indexed);
                 }
             gg_op_desc desc = {.kind = GG_OP_REORDER, .batch = n, .inputs = 1, .training = true, .input_grad = true};
             desc.input[0] = desc.output = shape1(count);
