@@ -31,6 +31,7 @@ from gossipgrad.environment import VERSION as __version__  # noqa: E402
 from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError, did_you_mean  # noqa: E402
 from gossipgrad.history import History  # noqa: E402
 from gossipgrad.layers import (  # noqa: E402
+    GELU,
     AdaptiveAvgPool2d,
     Add,
     AvgPool2d,
@@ -42,10 +43,13 @@ from gossipgrad.layers import (  # noqa: E402
     Flatten,
     GlobalAvgPool2d,
     Layer,
+    LayerNorm,
+    LeakyReLU,
     Linear,
     MaxPool2d,
     ReLU,
     Sigmoid,
+    Softmax,
     Tanh,
 )
 from gossipgrad.losses import CrossEntropy  # noqa: E402
@@ -85,6 +89,11 @@ __all__ = [
     "AllReduce",
     "Attention",
     "AvgPool2d",
+    "GELU",
+    "GlobalAvgPool2d",
+    "LayerNorm",
+    "LeakyReLU",
+    "Softmax",
     "BatchNorm1d",
     "BatchNorm2d",
     "CSVLogger",

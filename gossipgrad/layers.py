@@ -436,10 +436,99 @@ class BatchNorm2d(_BatchNorm):
     kind = "batch_norm2d"
 
 
+class LayerNorm(Layer):
+    """Layer normalisation (Ba et al. 2016): of each sample, over its last axes, the mean is subtracted, and it is
+    divided by the square root of the variance plus eps; PyTorch's form.
+
+    normalized_shape  the sizes of the axes, as a check: an integer for the last one, or a tuple for as many; None: the
+                 last axis, whatever its size.
+    eps          added to the variance.
+    elementwise_affine  a weight (first 1) multiplies each place of the axes; with bias (first 0) added.
+    """
+
+    kind, prefix = "layer_norm", "ln"
+
+    def __init__(
+        self,
+        normalized_shape: int | tuple[int, ...] | list[int] | None = None,
+        *,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        sizes = () if normalized_shape is None else normalized_shape
+        sizes = sizes if isinstance(sizes, (tuple, list)) else (sizes,)
+        self.normalized_shape = tuple(integer("normalized_shape", one, 1) for one in sizes)
+        self.eps = number("eps", eps, 0.0)
+        self.elementwise_affine = flag("elementwise_affine", elementwise_affine)
+        self.bias = flag("bias", bias)
+
+    def options(self) -> dict[str, Any]:
+        shape = {"normalized_shape": self.normalized_shape} if self.normalized_shape else {}
+        return shape | {"eps": self.eps, "affine": self.elementwise_affine, "bias": self.bias}
+
+    def config(self) -> dict[str, Any]:
+        shape, affine = list(self.normalized_shape) or None, self.elementwise_affine
+        return {"normalized_shape": shape, "eps": self.eps, "elementwise_affine": affine, "bias": self.bias}
+
+
+class Softmax(Layer):
+    """exp(x) over its sum along one axis. dim counts as in PyTorch: -1 is the last axis, 1 the sample's first (0 would
+    be the batch). A network that is trained with loss="cross_entropy" needs none: that loss has its own."""
+
+    kind, prefix = "softmax", "softmax"
+
+    def __init__(self, dim: int = -1, name: str | None = None) -> None:
+        super().__init__(name)
+        self.dim = integer("dim", dim, -5, 5)
+        if self.dim == 0:
+            raise ValueError("dim=0: that is the batch; allowed: 1 for the sample's first axis, -1 for the last, ...")
+
+    def options(self) -> dict[str, Any]:
+        return {"dim": self.dim}
+
+    config = options
+
+
+class LeakyReLU(Layer):
+    """x where it is positive, else negative_slope*x."""
+
+    kind, prefix = "leaky_relu", "leaky"
+
+    def __init__(self, negative_slope: float = 0.01, name: str | None = None) -> None:
+        super().__init__(name)
+        self.negative_slope = number("negative_slope", negative_slope)
+
+    def options(self) -> dict[str, Any]:
+        return {"negative_slope": self.negative_slope}
+
+    config = options
+
+
+class GELU(Layer):
+    """x times the normal distribution's share below x (Hendrycks and Gimpel 2016). approximate="tanh": the formula
+    0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as GPT-2 has it."""
+
+    kind, prefix = "gelu", "gelu"
+
+    def __init__(self, approximate: Literal["none", "tanh"] = "none", name: str | None = None) -> None:
+        super().__init__(name)
+        self.approximate = choice("approximate", approximate, ("none", "tanh"))
+
+    def options(self) -> dict[str, Any]:
+        return {"tanh_form": self.approximate == "tanh"}
+
+    def config(self) -> dict[str, Any]:
+        return {"approximate": self.approximate}
+
+
 KINDS: dict[str, type[Layer]] = {
     c.__name__: c
     for c in (
         *(Conv2d, Linear, MaxPool2d, AvgPool2d, ReLU, Tanh, Sigmoid, Flatten, Dropout, Add, Concat),
+        *(LayerNorm, Softmax, LeakyReLU, GELU),
         *(BatchNorm1d, BatchNorm2d, AdaptiveAvgPool2d, GlobalAvgPool2d),
     )
 }

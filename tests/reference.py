@@ -7,6 +7,7 @@ Arrays are (batch, channels, height, width) or (batch, features), weights in PyT
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -436,6 +437,56 @@ def statistics_gradient(x: Array, running_mean: Array, running_var: Array, momen
     return momentum * (running_mean - mean), momentum * (running_var - var * n / (n - 1))
 
 
+def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float, axes: tuple[int, ...]) -> Array:
+    y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
+    return (y if weight is None else y * weight) + (0 if bias is None else bias)
+
+
+def layer_norm_backward(
+    x: Array, weight: Array | None, grad: Array, eps: float, axes: tuple[int, ...]
+) -> tuple[Array, Array, Array]:
+    """Gradients of x, weight and bias."""
+    normal = layer_norm(x, None, None, eps, axes)
+    inner = grad if weight is None else grad * weight
+    means = [one.mean(axes, keepdims=True) for one in (inner, inner * normal)]
+    over = tuple(range(x.ndim - len(axes)))
+    inverse = 1 / np.sqrt(x.var(axes, keepdims=True) + eps)
+    return inverse * (inner - means[0] - normal * means[1]), (grad * normal).sum(over), grad.sum(over)
+
+
+def softmax(x: Array, axis: int) -> Array:
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def softmax_backward(y: Array, grad: Array, axis: int) -> Array:
+    return y * (grad - (grad * y).sum(axis, keepdims=True))
+
+
+def leaky_relu(x: Array, slope: float) -> Array:
+    return np.where(x < 0, slope * x, x)
+
+
+def leaky_relu_backward(x: Array, grad: Array, slope: float) -> Array:
+    return np.where(x <= 0, slope * grad, grad)
+
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def gelu(x: Array, approximate: str = "none") -> Array:
+    if approximate == "tanh":
+        return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x * _erfc(-x / math.sqrt(2)) / 2
+
+
+def gelu_backward(x: Array, grad: Array, approximate: str = "none") -> Array:
+    if approximate == "tanh":
+        share = 1 / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return grad * (share + x * share * (1 - share) * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2))
+    return grad * (_erfc(-x / math.sqrt(2)) / 2 + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi))
+
+
 LOSSES: dict[str, Callable[[Array, Array], tuple[float, int, Array]]] = {
     "cross_entropy": cross_entropy,
     "binary_cross_entropy": binary_cross_entropy,
@@ -484,6 +535,10 @@ class Network:
             values.append(x if layer["layer"] == "Input" else self._layer(at, layer, weights, inputs))
         return values
 
+    @staticmethod
+    def _last_axes(x: Array, options: Mapping[str, Any]) -> tuple[int, ...]:
+        return tuple(range(x.ndim - len(options["normalized_shape"] or [1]), x.ndim))
+
     def _layer(self, at: int, layer: Mapping[str, Any], weights: Mapping[str, Array], inputs: list[Array]) -> Array:
         kind, name, options = layer["layer"], layer["name"], layer["options"]
         x = inputs[0]
@@ -501,6 +556,15 @@ class Network:
             return avg_pool2d(x, *window, options["ceil_mode"], options["count_include_pad"])
         if kind in ("ReLU", "Tanh", "Sigmoid"):
             return {"ReLU": relu, "Tanh": tanh, "Sigmoid": sigmoid}[kind](x)
+        if kind == "LayerNorm":
+            axes = self._last_axes(x, options)
+            return layer_norm(x, weights.get(f"{name}.weight"), weights.get(f"{name}.bias"), options["eps"], axes)
+        if kind == "Softmax":
+            return softmax(x, options["dim"])
+        if kind == "LeakyReLU":
+            return leaky_relu(x, options["negative_slope"])
+        if kind == "GELU":
+            return gelu(x, options["approximate"])
         if kind in ("AdaptiveAvgPool2d", "GlobalAvgPool2d"):
             sizes = options.get("output_size", (1, 1))
             return adaptive_avg_pool2d(x, sizes[0] or x.shape[2], sizes[1] or x.shape[3])
@@ -558,6 +622,19 @@ class Network:
             return [avg_pool2d_backward(x, grad, *window, options["ceil_mode"], options["count_include_pad"])]
         if kind in ("ReLU", "Tanh", "Sigmoid"):
             return [{"ReLU": relu_backward, "Tanh": tanh_backward, "Sigmoid": sigmoid_backward}[kind](y, grad)]
+        if kind == "LayerNorm":
+            weight, axes = weights.get(f"{name}.weight"), self._last_axes(x, options)
+            grad_input, *affine = layer_norm_backward(x, weight, grad, options["eps"], axes)
+            for suffix, one in zip(("weight", "bias"), affine, strict=True):
+                if f"{name}.{suffix}" in weights:
+                    result[f"{name}.{suffix}"] = one
+            return [grad_input]
+        if kind == "Softmax":
+            return [softmax_backward(y, grad, options["dim"])]
+        if kind == "LeakyReLU":
+            return [leaky_relu_backward(x, grad, options["negative_slope"])]
+        if kind == "GELU":
+            return [gelu_backward(x, grad, options["approximate"])]
         if kind in ("AdaptiveAvgPool2d", "GlobalAvgPool2d"):
             return [adaptive_avg_pool2d_backward(x, grad)]
         if kind in ("BatchNorm1d", "BatchNorm2d"):

@@ -294,6 +294,17 @@ def adaptive_windows():
     return gg.Model(x, gg.Linear(4, name="out")(gg.Flatten()(joined)))
 
 
+def curves():
+    """Layer normalisation of images and of vectors, GELU, LeakyReLU and softmax, among convolutions."""
+    x = gg.Input((3, 9, 8))
+    a = gg.GELU()(gg.Conv2d(20, 3, padding=1, name="a")(x))
+    b = gg.LeakyReLU(0.2)(gg.LayerNorm(8, name="a.ln")(gg.Conv2d(5, 3, padding=1, bias=False, name="b")(a)))
+    c = gg.LayerNorm((5, 9, 8), bias=False, name="b.ln")(gg.Conv2d(5, 3, padding=1, name="c")(b))
+    d = gg.LeakyReLU(-0.5)(gg.Add()(b, gg.Softmax(dim=1)(c)))
+    e = gg.GELU(approximate="tanh")(gg.Linear(11, name="e")(gg.Flatten()(d)))
+    return gg.Model(x, gg.Linear(4, name="out")(gg.Softmax()(gg.LayerNorm(name="e.ln", elementwise_affine=False)(e))))
+
+
 def odd_windows():
     x = gg.Input((6, 11, 10))
     node = gg.Conv2d(4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, name="a")(x)
@@ -327,6 +338,7 @@ GRAPHS = [
     odd_windows,
     normalised,
     adaptive_windows,
+    curves,
     only_a_layer,
     starts_without_parameters,
 ]
@@ -393,6 +405,14 @@ def torch_layer(torch, layer, tensors, inputs):
     if kind == "Dropout":
         assert o["p"] == 0
         return x
+    if kind == "LayerNorm":
+        return f.layer_norm(x, x.shape[-len(o["normalized_shape"] or [1]) :], weight, bias, o["eps"])
+    if kind == "Softmax":
+        return x.softmax(o["dim"])
+    if kind == "LeakyReLU":
+        return f.leaky_relu(x, o["negative_slope"])
+    if kind == "GELU":
+        return f.gelu(x, approximate=o["approximate"])
     if kind in ("AdaptiveAvgPool2d", "GlobalAvgPool2d"):
         return f.adaptive_avg_pool2d(x, o.get("output_size", 1))
     if kind in ("BatchNorm1d", "BatchNorm2d"):

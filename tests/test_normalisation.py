@@ -258,3 +258,142 @@ def test_adaptive_pooling_of_a_nan_is_nan_in_its_windows_alone():
 def test_adaptive_pooling_to_a_wrong_size(size, message):
     with pytest.raises((TypeError, ValueError), match=message):
         gg.AdaptiveAvgPool2d(size)
+
+
+# ---- layer normalisation and softmax
+
+VECTORS = [(3, 7), (17, 5, 33), (1, 1), (2, 3, 128), (37, 4, 3, 5), (16, 16), (5, 4099)]
+
+
+@isas
+@pytest.mark.parametrize("layout", ["plain", "batch_last"])
+@pytest.mark.parametrize("shape", VECTORS, ids=str)
+def test_layer_norm(isa, layout, shape):
+    for axis, affine, bias in itertools.product(range(len(shape) - 1), [True, False], [True, False]):
+        rng = seeded((shape, axis))
+        x, grad = float32(rng, *shape) + np.float32(3), float32(rng, *shape)
+        sizes = shape[1 + axis :]
+        parameters = [float32(rng, *sizes) for _ in range(1 + bias)] if affine else []
+        found = operations.run_op(
+            *("native", isa, "layer_norm", [x], shape[1:]),
+            parameters=parameters,
+            grad_output=grad,
+            sample_axis=axis,
+            eps=1e-3,
+            affine=affine,
+            bias=bias,
+            layout=layout,
+            threads=1 + axis,
+        )
+        wide_x, wide_grad, *known = wide([x, grad, *parameters])
+        weight, offset = [*known, None, None][:2]
+        axes = tuple(range(1 + axis, len(shape)))
+        size = np.prod(sizes)
+        wanted = ref.layer_norm(wide_x, weight, offset, 1e-3, axes)
+        inverse = 1 / np.sqrt(wide_x.var(axes, keepdims=True) + 1e-3)
+        # The mean is rounded: of a row's few values at 3 that is felt.
+        scale = (1 if weight is None else np.abs(weight)) * inverse
+        terms = scale * (np.abs(wide_x) + np.abs(wide_x).mean(axes, keepdims=True))
+        close("output", found["output"], wanted, terms + (0 if offset is None else np.abs(offset)), 4)
+        dx, dweight, dbias = ref.layer_norm_backward(wide_x, weight, wide_grad, 1e-3, axes)
+        normal = np.abs(wide_x) * inverse
+        inner = np.abs(wide_grad) * (1 if weight is None else np.abs(weight))
+        means = [one.mean(axes, keepdims=True) for one in (inner, inner * normal)]
+        close("grad_input", found["grad_inputs"][0], dx, inverse * (inner + means[0] + normal * means[1]), 16 + size)
+        over = tuple(range(1 + axis))
+        if affine:
+            close("weight", found["gradients"][0], dweight, (np.abs(wide_grad) * normal).sum(over), 16)
+        if affine and bias:
+            close("bias", found["gradients"][1], dbias, np.abs(wide_grad).sum(over), 16)
+
+
+@isas
+@pytest.mark.parametrize("layout", ["plain", "batch_last"])
+@pytest.mark.parametrize("shape", VECTORS, ids=str)
+def test_softmax(isa, layout, shape):
+    for axis in range(len(shape) - 1):
+        rng = seeded((shape, axis))
+        x, grad = float32(rng, *shape) * 10, float32(rng, *shape)
+        x[0, ...] += 3000  # no overflow
+        found = operations.run_op(
+            *("native", isa, "softmax", [x], shape[1:]),
+            parameters=[],
+            grad_output=grad,
+            sample_axis=axis,
+            layout=layout,
+            threads=1 + axis,
+        )
+        wanted = ref.softmax(x.astype(np.float64), axis + 1)
+        below = x.max(axis + 1, keepdims=True) - x  # whose rounding is one of its size in the exponent
+        close("output", found["output"], wanted, wanted * (1 + below), 16)
+        y, wide_grad = wide([found["output"], grad])
+        all_of_it = np.abs(y * wide_grad).sum(axis + 1, keepdims=True)
+        dx = ref.softmax_backward(y, wide_grad, axis + 1)
+        close("grad_input", found["grad_inputs"][0], dx, y * (np.abs(wide_grad) + all_of_it), shape[axis + 1])
+
+
+@isas
+@pytest.mark.parametrize("layout", ["plain", "batch_last"])
+@pytest.mark.parametrize("kind", ["layer_norm", "softmax"])
+def test_rows_with_nan_are_nan_and_no_others(isa, layout, kind):
+    x = float32(seeded("nan rows"), 3, 4, 19)
+    x[1, 2, 17] = np.nan
+    y = operations.run_op(
+        *("native", isa, kind, [x], (4, 19)), parameters=[], sample_axis=1, eps=1e-5, affine=False, layout=layout
+    )["output"]
+    assert np.isnan(y[1, 2]).all() and np.isnan(y).sum() == 19
+
+
+# ---- GELU and LeakyReLU
+
+
+@isas
+@pytest.mark.parametrize(
+    ("layout", "shape"), [("plain", (3, 7)), ("batch_last", (17, 5)), ("channels16", (3, 5, 3, 3))]
+)
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu(isa, layout, shape, tanh):
+    rng = seeded((shape, tanh))
+    x, grad = float32(rng, *shape) * 4, float32(rng, *shape)
+    x.reshape(-1)[:6] = [0, -0.0, 12, -12, 1e-20, 80]
+    found = operations.run_op(
+        *("native", isa, "gelu", [x], shape[1:]), parameters=[], grad_output=grad, layout=layout, tanh_form=tanh
+    )
+    wide_x, wide_grad = wide([x, grad])
+    form = "tanh" if tanh else "none"
+    wanted = ref.gelu(wide_x, form)
+    # An exponent of size e is off by a rounding of e, so exp(e) is off by e roundings of itself.
+    close("output", found["output"], wanted, np.abs(wanted) * (2 + wide_x**2 * (1 + tanh * wide_x**2 * 0.05)), 9)
+    wanted = ref.gelu_backward(wide_x, wide_grad, form)
+    close("grad_input", found["grad_inputs"][0], wanted, np.abs(wide_grad) * (2 + np.abs(wide_x)), 9)
+
+
+@isas
+@pytest.mark.parametrize("slope", [0.0, 0.01, -0.5])
+def test_leaky_relu(isa, slope):
+    rng = seeded(slope)
+    x, grad = float32(rng, 17, 5), float32(rng, 17, 5)
+    x[3] = np.nan
+    found = operations.run_op(
+        *("native", isa, "leaky_relu", [x], (5,)), parameters=[], grad_output=grad, negative_slope=slope
+    )
+    slope = np.float32(slope)
+    np.testing.assert_array_equal(found["output"], np.where(x <= 0, slope * x, x))
+    assert np.isnan(found["output"][3]).all()
+    np.testing.assert_array_equal(found["grad_inputs"][0], np.where(x <= 0, slope * grad, grad))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gg.GELU("erf"), "approximate"),
+        (lambda: gg.Softmax(0), "dim=0"),
+        (lambda: gg.Sequential([gg.Softmax(3)], input=(5,)), "dim is 3"),
+        (lambda: gg.LayerNorm(0), "normalized_shape"),
+        (lambda: gg.Sequential([gg.LayerNorm((4, 5))], input=(3, 5)), "normalized_shape is"),
+        (lambda: gg.LeakyReLU(float("nan")), "negative_slope"),
+    ],
+)
+def test_wrong_words_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

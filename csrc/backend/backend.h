@@ -25,6 +25,10 @@ typedef enum gg_op_kind {
     GG_OP_AVG_POOL2D,
     GG_OP_ADAPTIVE_AVG_POOL2D, /* window o of an axis: elements o*in/out, rounded down, to (o+1)*in/out, rounded up */
     GG_OP_BATCH_NORM,          /* over the first axis of the sample */
+    GG_OP_LAYER_NORM,          /* over the axes of the sample from `axis` on */
+    GG_OP_SOFTMAX,             /* along `axis` */
+    GG_OP_LEAKY_RELU,
+    GG_OP_GELU,
     GG_OP_RELU,
     GG_OP_TANH,
     GG_OP_SIGMOID,
@@ -80,7 +84,7 @@ typedef struct gg_op_desc {
     gg_format wanted_output;          /* REORDER only: the target */
     gg_window window;                 /* CONV2D and pooling */
     int64_t groups;                   /* CONV2D; divides both channel counts */
-    bool bias;                        /* CONV2D and LINEAR */
+    bool bias;                        /* CONV2D, LINEAR, LAYER_NORM that is affine */
     int64_t numbers;                  /* EMBEDDING and POSITION_EMBEDDING: rows of the table */
     gg_range range;                   /* SLICE and PAD */
     int64_t order[GG_MAX_DIMS];       /* PERMUTE: axis i of the output is axis order[i] of the input */
@@ -90,6 +94,9 @@ typedef struct gg_op_desc {
     int64_t heads;                    /* ATTENTION; divides C */
     bool causal;                      /* ATTENTION: no position sees those behind it */
     float probability;                /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */
+    int64_t axis;                     /* LAYER_NORM, SOFTMAX: of the sample */
+    float slope;                      /* LEAKY_RELU: of the negative side */
+    bool tanh_form;                   /* GELU: PyTorch's approximate="tanh" */
     float epsilon;                    /* normalisations: added to the variance */
     float momentum;                   /* BATCH_NORM: the share of a batch in the running statistics */
     bool affine;                      /* normalisations: has weight and bias */

@@ -16,6 +16,13 @@ typedef struct gg_cpu_elementwise {
     void (*tanh_backward)(size_t n, const float *y, const float *dy, float *dx);
     void (*sigmoid)(size_t n, const float *x, float *y); /* within 3 ulp, down to the denormals */
     void (*sigmoid_backward)(size_t n, const float *y, const float *dy, float *dx);
+    void (*leaky_relu)(size_t n, float slope, const float *x, float *y); /* x < 0: slope*x */
+    /* `sign` has the signs of x: it is x, or y where the slope is not negative. */
+    void (*leaky_relu_backward)(size_t n, float slope, const float *sign, const float *dy, float *dx);
+    void (*gelu)(size_t n, const float *x, float *y); /* x times the normal distribution's share below x */
+    void (*gelu_backward)(size_t n, const float *x, const float *dy, float *dx);
+    void (*gelu_tanh)(size_t n, const float *x, float *y); /* PyTorch's approximate="tanh" */
+    void (*gelu_tanh_backward)(size_t n, const float *x, const float *dy, float *dx);
     void (*add)(size_t n, const float *a, const float *b, float *out); /* out may also be b */
     /* out[i] = mask[i] ? scale*x[i] : 0; out may be x. */
     void (*masked_scale)(size_t n, const float *x, const uint8_t *mask, float scale, float *out);
@@ -81,6 +88,37 @@ typedef struct gg_cpu_norm {
                      float *dx);
 } gg_cpu_norm;
 
+/* Rows of n values: row_ functions have a row whose values lie one after the other, lanes_ functions GG_LANES rows side
+ * by side, `step` floats from one value to the next (softmax: `width` of them). Outputs may be x, or dy. weight and
+ * bias have n values; NULL: none. */
+typedef struct gg_cpu_rows {
+    /* y = (x - mean)*inverse*weight + bias */
+    void (*row_apply)(size_t n, const float *x, float mean, float inverse, const float *weight, const float *bias,
+                      float *y);
+    /* Sums of dy*weight and of dy*weight*(x - mean)*inverse. */
+    void (*row_sums)(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
+                     double *sum, double *product);
+    /* weight += dy*(x - mean)*inverse, bias += dy */
+    void (*row_parameters)(size_t n, const float *x, const float *dy, float mean, float inverse, double *weight,
+                           double *bias);
+    /* dx = inverse*(dy*weight - sum - (x - mean)*inverse*product) */
+    void (*row_gradient)(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
+                         float sum, float product, float *dx);
+    void (*lanes_apply)(size_t n, size_t step, const float *x, const float *mean, const float *inverse,
+                        const float *weight, const float *bias, float *y);
+    /* And adds to the gradients of weight and bias, if they are given. */
+    void (*lanes_sums)(size_t n, size_t step, const float *x, const float *dy, const float *mean, const float *inverse,
+                       const float *weight, double sum[GG_LANES], double product[GG_LANES], double *grad_weight,
+                       double *grad_bias);
+    void (*lanes_gradient)(size_t n, size_t step, const float *x, const float *dy, const float *mean,
+                           const float *inverse, const float *weight, const float *sum, const float *product,
+                           float *dx);
+    void (*softmax_row)(size_t n, const float *x, float *y);
+    void (*softmax_row_backward)(size_t n, const float *y, const float *dy, float *dx);
+    void (*softmax_lanes)(size_t n, size_t step, size_t width, const float *x, float *y);
+    void (*softmax_lanes_backward)(size_t n, size_t step, size_t width, const float *y, const float *dy, float *dx);
+} gg_cpu_rows;
+
 /* Rows [begin, end): the positions of all samples one after the other where the prediction lies PLAIN, else samples;
  * begin is a multiple of GG_LANES. Adds to the two sums; args->divisor is already known. The call that ends at the
  * batch's end also clears the gradient's padding lanes. */
@@ -140,6 +178,7 @@ typedef struct gg_cpu_kernels {
     const gg_cpu_elementwise *elementwise;
     const gg_cpu_pool *pool;
     const gg_cpu_norm *norm;
+    const gg_cpu_rows *rows;
     const gg_cpu_loss_kernels *loss;
     const gg_cpu_arena *arena;
     const gg_cpu_layout *layout;

@@ -18,6 +18,10 @@ typedef enum gg_layer_kind {
     GG_LAYER_ADAPTIVE_AVG_POOL2D,
     GG_LAYER_BATCH_NORM1D,
     GG_LAYER_BATCH_NORM2D,
+    GG_LAYER_LAYER_NORM,
+    GG_LAYER_SOFTMAX,
+    GG_LAYER_LEAKY_RELU,
+    GG_LAYER_GELU,
     GG_LAYER_RELU,
     GG_LAYER_TANH,
     GG_LAYER_SIGMOID,
@@ -65,22 +69,26 @@ typedef struct gg_layer_desc {
     int64_t outputs;           /* CONV2D: channels, LINEAR and EMBEDDING: features */
     int64_t numbers;           /* EMBEDDING and POSITION_EMBEDDING: rows of the table; POSITION_EMBEDDING: 0: as many
                                   as the input has */
-    gg_shape shape;            /* RESHAPE: the output's; one size may be -1: what is left */
-    gg_shape order;            /* PERMUTE: of the input's axes */
-    gg_range range;            /* SLICE: axis, begin and end as Python counts, negative ones from the last; PAD: axis */
-    int64_t layers;            /* LSTM */
-    bool stateful;             /* LSTM */
-    int64_t heads;             /* ATTENTION */
-    bool causal;               /* ATTENTION */
-    int64_t pads[2];           /* PAD: zeros before and behind */
-    int64_t groups;            /* CONV2D */
-    int64_t output_size[2];    /* ADAPTIVE_AVG_POOL2D: height and width; 0: the input's */
-    bool bias;                 /* CONV2D, LINEAR */
-    float probability;         /* DROPOUT, in [0, 1) */
-    float epsilon;             /* normalisations: added to the variance; at least 0 */
-    float momentum;            /* BATCH_NORM: the share of a batch in the running statistics, 0 to 1 */
-    bool affine;               /* normalisations: has a weight and a bias */
-    bool track_statistics;     /* BATCH_NORM: has running statistics, used in evaluation */
+    gg_shape shape;  /* RESHAPE: the output's; one size may be -1: what is left. LAYER_NORM: the last axes; no axes: the
+                        last one */
+    gg_shape order;  /* PERMUTE: of the input's axes */
+    gg_range range;  /* SLICE: axis, begin and end as Python counts, negative ones from the last; PAD: axis; SOFTMAX:
+                        axis, counted with the batch */
+    int64_t layers;  /* LSTM */
+    bool stateful;   /* LSTM */
+    int64_t heads;   /* ATTENTION */
+    bool causal;     /* ATTENTION */
+    int64_t pads[2]; /* PAD: zeros before and behind */
+    int64_t groups;  /* CONV2D */
+    int64_t output_size[2]; /* ADAPTIVE_AVG_POOL2D: height and width; 0: the input's */
+    bool bias;              /* CONV2D, LINEAR */
+    float probability;      /* DROPOUT, in [0, 1) */
+    float slope;            /* LEAKY_RELU: of the negative side */
+    bool tanh_form;         /* GELU: PyTorch's approximate="tanh" */
+    float epsilon;          /* normalisations: added to the variance; at least 0 */
+    float momentum;         /* BATCH_NORM: the share of a batch in the running statistics, 0 to 1 */
+    bool affine;            /* normalisations: has a weight and a bias */
+    bool track_statistics;  /* BATCH_NORM: has running statistics, used in evaluation */
     gg_init weight_init, bias_init;
     gg_dtype dtype; /* INPUT: FLOAT32, or INT32 for tokens */
 } gg_layer_desc;

@@ -39,6 +39,56 @@ static void sigmoid_backward(size_t n, const float *y, const float *dy, float *d
     for (size_t i = 0; i < n; ++i) dx[i] = dy[i] * ((1.0f - y[i]) * y[i]);
 }
 
+static void leaky_relu(size_t n, float slope, const float *x, float *y) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) y[i] = x[i] <= 0.0f ? slope * x[i] : x[i]; /* false for NaN */
+}
+
+static void leaky_relu_backward(size_t n, float slope, const float *sign, const float *dy, float *dx) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        const float d = dy[i];
+        dx[i] = sign[i] <= 0.0f ? slope * d : d;
+    }
+}
+
+static void gelu_forward(size_t n, const float *x, float *y) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float bell;
+        y[i] = x[i] * normal_below(x[i], &bell);
+    }
+}
+
+static void gelu_backward(size_t n, const float *x, const float *dy, float *dx) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float bell;
+        const float below = normal_below(x[i], &bell);
+        dx[i] = dy[i] * (below + x[i] * bell * 0.398942280401433f);
+    }
+}
+
+/* 1 + tanh(u) is twice the logistic function of 2u. */
+#define GELU_SCALE 1.59576912160573f
+#define GELU_CUBIC 0.044715f
+
+static void gelu_tanh_forward(size_t n, const float *x, float *y) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        const float v = x[i];
+        y[i] = v * logistic(GELU_SCALE * v * (1.0f + GELU_CUBIC * v * v));
+    }
+}
+
+static void gelu_tanh_backward(size_t n, const float *x, const float *dy, float *dx) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        const float v = x[i], s = logistic(GELU_SCALE * v * (1.0f + GELU_CUBIC * v * v));
+        dx[i] = dy[i] * (s + v * s * (1.0f - s) * (GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * v * v)));
+    }
+}
+
 static void elementwise_add(size_t n, const float *a, const float *b, float *out) {
     GG_INDEPENDENT
     for (size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
@@ -138,6 +188,12 @@ const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise) = {
     .tanh_backward = tanh_backward,
     .sigmoid = sigmoid_forward,
     .sigmoid_backward = sigmoid_backward,
+    .leaky_relu = leaky_relu,
+    .leaky_relu_backward = leaky_relu_backward,
+    .gelu = gelu_forward,
+    .gelu_backward = gelu_backward,
+    .gelu_tanh = gelu_tanh_forward,
+    .gelu_tanh_backward = gelu_tanh_backward,
     .add = elementwise_add,
     .masked_scale = masked_scale,
     .dropout_mask = dropout_mask,

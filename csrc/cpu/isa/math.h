@@ -67,4 +67,24 @@ static inline float hyperbolic_tangent(float x) {
     return float_of_bits(bits_of_float(value) | sign);
 }
 
+/* The share of the normal distribution below x, and exp(-x^2/2) beside it: erfc(z) = exp(-z^2)*t*P(t) with
+ * t = 1/(1 + 0.3z), P fitted to 2e-8 for all z >= 0. The smaller of the two tails is computed, so none loses digits. */
+static inline float normal_below(float x, float *bell) {
+    const float magnitude = float_of_bits(bits_of_float(x) & 0x7fffffffu);
+    const float e = exp_of_negative(-0.5f * x * x);
+    const float t = 1.0f / (1.0f + 0.212132034355964f * magnitude);
+    float p = -1.3036111784e-01f;
+    p = p * t + 4.8974276301e-01f;
+    p = p * t - 5.2116740668e-01f;
+    p = p * t + 5.5823254932e-01f;
+    p = p * t - 1.0219655541e-01f;
+    p = p * t + 2.1828605835e-01f;
+    p = p * t + 1.4743437581e-01f;
+    p = p * t + 1.7084975229e-01f;
+    p = p * t + 1.6917955818e-01f;
+    const float tail = 0.5f * e * t * p;
+    *bell = e;
+    return x < 0.0f ? tail : 1.0f - tail;
+}
+
 #endif

@@ -10,6 +10,7 @@ const gg_cpu_kernels GG_VARIANT(gg_cpu_kernels) = {
     .elementwise = &GG_VARIANT(gg_cpu_elementwise),
     .pool = &GG_VARIANT(gg_cpu_pool),
     .norm = &GG_VARIANT(gg_cpu_norm),
+    .rows = &GG_VARIANT(gg_cpu_rows),
     .loss = &GG_VARIANT(gg_cpu_loss_kernels),
     .arena = &GG_VARIANT(gg_cpu_arena),
     .layout = &GG_VARIANT(gg_cpu_layout),

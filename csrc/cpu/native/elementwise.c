@@ -1,4 +1,4 @@
-/* RELU, TANH, SIGMOID, DROPOUT and ADD. */
+/* RELU, TANH, SIGMOID, LEAKY_RELU, GELU, DROPOUT and ADD. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -107,6 +107,58 @@ gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc,
     if (desc->kind == GG_OP_SIGMOID && desc->output.size[0] % block != 0) layout = GG_LAYOUT_PLAIN;
     const gg_status status = native_elementwise_create(device, desc, &activation_class, layout, out);
     if (status == GG_OK) (*out)->backward_needs_output = true;
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------ leaky ReLU, GELU */
+
+static void curve_forward_part(void *context, int thread, int threads) {
+    const element_job *job = context;
+    const element_op *op = job->op;
+    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
+    size_t begin, end;
+    gg_parallel_split(op->n, GG_LANES, thread, threads, &begin, &end);
+    const float *x = (const float *)job->args->input[0] + begin;
+    float *y = (float *)job->args->output + begin;
+    if (op->head.desc.kind == GG_OP_LEAKY_RELU) kernels->leaky_relu(end - begin, op->head.desc.slope, x, y);
+    else (op->head.desc.tanh_form ? kernels->gelu_tanh : kernels->gelu)(end - begin, x, y);
+}
+
+static void curve_backward_part(void *context, int thread, int threads) {
+    const element_job *job = context;
+    const element_op *op = job->op;
+    const gg_op_args *args = job->args;
+    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
+    const float *from = op->head.backward_needs_output ? args->output : args->input[0];
+    size_t begin, end;
+    gg_parallel_split(op->n, GG_LANES, thread, threads, &begin, &end);
+    const float *dy = (const float *)args->grad_output + begin;
+    float *dx = (float *)args->grad_input[0] + begin;
+    if (op->head.desc.kind == GG_OP_LEAKY_RELU)
+        kernels->leaky_relu_backward(end - begin, op->head.desc.slope, from + begin, dy, dx);
+    else if (op->head.desc.tanh_form) kernels->gelu_tanh_backward(end - begin, from + begin, dy, dx);
+    else kernels->gelu_backward(end - begin, from + begin, dy, dx);
+}
+
+static gg_status curve_forward(gg_op *head, const gg_op_args *args) {
+    element_job job = {.op = (element_op *)head, .args = args};
+    native_elementwise_run(job.op, curve_forward_part, &job);
+    return GG_OK;
+}
+
+static gg_status curve_backward(gg_op *head, const gg_op_args *args) {
+    element_job job = {.op = (element_op *)head, .args = args};
+    if (args->grad_input[0] != NULL) native_elementwise_run(job.op, curve_backward_part, &job);
+    return GG_OK;
+}
+
+static const gg_op_class curve_class = {curve_forward, curve_backward, native_elementwise_destroy};
+
+gg_status gg_native_curve_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    const gg_status status = native_elementwise_create(device, desc, &curve_class, desc->offered[0].layout, out);
+    if (status != GG_OK) return status;
+    (*out)->backward_needs_output = desc->kind == GG_OP_LEAKY_RELU && desc->slope >= 0;
+    (*out)->backward_needs_input = !(*out)->backward_needs_output;
     return status;
 }
 

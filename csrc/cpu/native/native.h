@@ -26,6 +26,11 @@ gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc,
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PLAIN if offered, else BATCH_LAST; the mask does not depend on it. */
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* LEAKY_RELU and GELU, in the layout offered. */
+gg_status gg_native_curve_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* PLAIN if offered, else BATCH_LAST. */
+gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_native_softmax_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* In the layout offered. */
 gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* BATCH_LAST. */

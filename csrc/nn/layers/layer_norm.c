@@ -1,0 +1,93 @@
+/* Layer normalisation over the last axes, and softmax along one, in PyTorch's forms. */
+#include <math.h>
+#include <string.h>
+
+#include "nn/layer.h"
+
+/* The first of the axes that are normalised: the last, or as many as the shape that is given. */
+static int first_axis(const gg_layer_desc *desc, const gg_shape *input) {
+    return input->dims - (desc->shape.dims > 0 ? desc->shape.dims : 1);
+}
+
+static gg_status layer_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
+    const gg_shape *shape = &input[0]->shape;
+    const int first = first_axis(desc, shape);
+    (void)inputs;
+    bool fits = first >= 0;
+    for (int i = 0; fits && i < desc->shape.dims; i++) fits = desc->shape.size[i] == shape->size[first + i];
+    if (!fits)
+        GG_FAIL(GG_ERROR_SHAPE, "normalized_shape is %s, which are not the last axes of %s from '%s'",
+                gg_shape_text(&desc->shape, wanted), gg_shape_text(shape, text), input[0]->desc.name);
+    if (!(desc->epsilon >= 0) || !isfinite(desc->epsilon))
+        GG_FAIL(GG_ERROR_ARGUMENT, "eps must be at least 0, got %g", desc->epsilon);
+    *out = *shape;
+cleanup:
+    return status;
+}
+
+static int layer_norm_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+    const gg_layer_desc *desc = &node->desc;
+    const int first = first_axis(desc, input);
+    gg_parameter made = {.name = ".weight", .role = GG_ROLE_SCALE, .init = {GG_INIT_CONSTANT, 1}};
+    for (int i = first; i < input->dims; i++) made.shape.size[made.shape.dims++] = input->size[i];
+    made.fan_in = made.fan_out = gg_shape_count(&made.shape);
+    if (!desc->affine) return 0;
+    if (out != NULL) out[GG_PARAMETER_WEIGHT] = made;
+    if (!desc->bias) return 1;
+    memcpy(made.name, ".bias", sizeof ".bias");
+    made.role = GG_ROLE_SHIFT;
+    made.init.value = 0;
+    if (out != NULL) out[GG_PARAMETER_BIAS] = made;
+    return 2;
+}
+
+static void layer_norm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    out->axis = first_axis(desc, &out->input[0]);
+    out->epsilon = desc->epsilon;
+    out->affine = desc->affine;
+    out->bias = desc->bias;
+}
+
+const gg_layer_type gg_layer_layer_norm = {
+    .name = "layer_norm",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_LAYER_NORM,
+    .infer = layer_norm_infer,
+    .parameters = layer_norm_parameters,
+    .describe = layer_norm_describe,
+};
+
+/* PyTorch's dim counts the batch: 1 is the sample's first axis, -1 its last. */
+static int64_t softmax_axis(const gg_layer_desc *desc, const gg_shape *input) {
+    return desc->range.axis < 0 ? desc->range.axis + input->dims : desc->range.axis - 1;
+}
+
+static gg_status softmax_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    const gg_shape *shape = &input[0]->shape;
+    const int64_t axis = softmax_axis(desc, shape);
+    (void)inputs;
+    if (axis < 0 || axis >= shape->dims)
+        GG_FAIL(GG_ERROR_ARGUMENT, "dim is %lld; allowed for %s from '%s': 1 to %d (0 is the batch), or -%d to -1",
+                (long long)desc->range.axis, gg_shape_text(shape, text), input[0]->desc.name, shape->dims, shape->dims);
+    *out = *shape;
+cleanup:
+    return status;
+}
+
+static void softmax_describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    out->axis = softmax_axis(desc, &out->input[0]);
+}
+
+const gg_layer_type gg_layer_softmax = {
+    .name = "softmax",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_SOFTMAX,
+    .infer = softmax_infer,
+    .describe = softmax_describe,
+};
