@@ -453,7 +453,26 @@ def _reason(error: BaseException) -> str:
     return f"a broken image: {one_line(error)}"
 
 
-def image_folder(folder: str | os.PathLike[str], size: int | tuple[int, int] = 224, **how: Any) -> Dataset:
+def image_folder(
+    folder: str | os.PathLike[str],
+    size: int | tuple[int, int] = 224,
+    *,
+    augment: bool = True,
+    resize: int | None = None,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    mean: Any = "imagenet",
+    deviation: Any = "imagenet",
+    channels: int = 3,
+    workers: int | None = None,
+    strict: bool = False,
+    cache: bool | str | os.PathLike[str] = False,
+    classes: Sequence[str] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    name: str | None = None,
+) -> Dataset:
     """The Dataset of images under folder/<class>/, JPEG or PNG, decoded while they are read: samples (channels, height,
     width) of uint8 with the classes as targets, numbered in the order of the folders' names, which are its `classes`.
 
@@ -477,11 +496,31 @@ def image_folder(folder: str | os.PathLike[str], size: int | tuple[int, int] = 2
     classes    the classes there may be, in their order: those of the training part for another one; None: all folders.
     seed       of crops and flips, which depend on (seed, epoch, sample) alone.
     progress   show a bar on what takes long.
+    name       of the set, in messages and reports; None: the folder's.
 
     An orientation that a camera noted is not applied, as by torchvision. DataError: no such folder, no class, a class
     without images, folders that cannot be read. ImportError: no Pillow.
     """
-    return Dataset(ImageFolder(folder, size, **how))
+    source = ImageFolder(
+        folder,
+        size,
+        augment=augment,
+        resize=resize,
+        scale=scale,
+        ratio=ratio,
+        flip=flip,
+        mean=mean,
+        deviation=deviation,
+        channels=channels,
+        workers=workers,
+        strict=strict,
+        cache=cache,
+        classes=classes,
+        seed=seed,
+        progress=progress,
+        name=name,
+    )
+    return Dataset(source)
 
 
 # ---- images that are decoded once

@@ -170,7 +170,8 @@ def load(
 ) -> Pair:
     """(train, test) of a set by name.
 
-    mnist-10k    in the package: 10,000 + 2,000 digits.
+    "mnist-10k", in the package: 10,000 + 2,000 digits. The others are:
+
     mnist        from `folder`, $GOSSIPGRAD_DATA/mnist, the cache ($GOSSIPGRAD_CACHE or ~/.cache/gossipgrad), or the
                  network if `download`.
     cifar10      from `folder` (or an archive), $GOSSIPGRAD_DATA/cifar10 or the cache. augment=True: moved by up to 4
