@@ -115,3 +115,23 @@ def test_augmented_cifar10(tmp_path):
     assert not np.array_equal(other.source.read_new(np.arange(20), 0)[0], drawn)
     with pytest.raises(TypeError, match="augment=1"):
         gg.data.load("cifar10", tmp_path, augment=1)
+
+
+def test_texts_on_the_command_line(capsys, tmp_path):
+    """A network that can carry its state does so on streams, which are its usual windows."""
+    text = tmp_path / "t.txt"
+    text.write_text("to be, or not to be, that is the question:\n" * 40)
+    entry = models.by_name("char_lstm")
+    found = {}
+    for windows in ("streams", "random"):
+        net, train, _ = models.with_data(entry, "shakespeare", text, windows=windows, sequence=8)
+        assert train.source.windows == windows and net.input_shape == (8,)
+        assert net.output_shape == (8, len(train.source.vocabulary))
+        found[windows] = "'stateful': True" in str(net.config())
+    assert found == {"streams": True, "random": False}
+    assert entry.options("shakespeare") == {"sequence": 64, "windows": "streams"}
+    how = ["train", "--model", "char_lstm", "--data", text, "--epochs", 1, "--batch-size", 5, "--sequence", 8]
+    code, out, err = cli_run(capsys, *how, "--virtual-ranks", 2)
+    assert code == 0 and "on shakespeare, 193 + 21 samples" in out, err
+    code, out, err = cli_run(capsys, *how, "--sequence", 400)
+    assert code == 1 and "the part to validate on has 172 characters; sequence=400 wants at least 401" in err

@@ -58,7 +58,7 @@ class Entry:
     batch: int
     dataset: str
     samples: Literal["images", "rows", "tokens"] = "images"
-    streams: bool = False  # does it carry its state from batch to batch?
+    streams: bool = False  # can it carry its state from batch to batch, by stateful=True?
 
     def options(self, name: str) -> dict[str, Any]:
         """What a set of this name is for the network unless something else is given: its own size of images or text."""
@@ -76,7 +76,8 @@ class Entry:
         if self.samples == "images":
             return self.make(classes=_classes(train), input=train.shape)
         if self.samples == "tokens":
-            return self.make(vocabulary=_classes(train), sequence=train.shape[0])
+            stateful = {"stateful": True} if self.streams and train.source is not None and train.source.streams else {}
+            return self.make(vocabulary=_classes(train), sequence=train.shape[0], **stateful)
         if self.loss == "binary_cross_entropy":
             return self.make(inputs=train.shape[0], outputs=_outputs(train, loss or self.loss))
         return self.make(inputs=train.shape[0], classes=_classes(train))
@@ -115,7 +116,7 @@ BY_NAME = {
     "resnet34": Entry(resnet34, "cross_entropy", 64, "imagefolder"),
     "resnet50": Entry(resnet50, "cross_entropy", 32, "imagefolder"),
     "resnet101": Entry(resnet101, "cross_entropy", 32, "imagefolder"),
-    "char_lstm": Entry(char_lstm, "cross_entropy", 50, "shakespeare", "tokens"),
+    "char_lstm": Entry(char_lstm, "cross_entropy", 50, "shakespeare", "tokens", streams=True),
     "speech_dnn": Entry(speech_dnn, "cross_entropy", 256, "synthetic", "rows"),
 }
 
