@@ -31,7 +31,7 @@ _NOT_THE_USERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.a
 
 @dataclass(frozen=True)
 class Wait:
-    """One rank's wait. peer: for whom; -1: for several. place: the user's line; "": not known."""
+    """One rank's wait. peer: for whom; -1: for several; itself: for its source of samples. place: the user's line; "": not known."""
 
     rank: int
     size: int
@@ -69,6 +69,8 @@ def line(waits: Sequence[Wait], now: float, all_here: bool) -> str:
         has = "has" if len(some) == 1 else "have"
         peers = [wait.peer for wait in some]
         whom = f" for {ranks_text(peers)}" if min(peers) >= 0 else " for other ranks"
+        if all(wait.peer == wait.rank for wait in some):
+            whom = " for the samples that its source reads"
         lasted = max(now - wait.began for wait in some)
         where = f" ({place})" if place else ""
         parts.append(f"{ranks_text([w.rank for w in some])} {has} waited for {lasted:.3g} s in {call}{where}{whom}")

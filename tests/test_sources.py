@@ -207,3 +207,37 @@ def test_warm_steps_allocate_nothing_and_all_is_freed():
     del data, trainer
     gc.collect()
     assert _core.memory()[0] == before
+
+
+SLOW = """
+import os, time
+import numpy as np
+import gossipgrad as gg
+from gossipgrad.data.source import Source
+
+class Slow(Source):
+    shape, dtype, values = (6,), np.dtype(np.float32), 3
+    def __len__(self):
+        return 32
+    def read(self, rows, epoch, samples, targets):
+        if 20 in rows:
+            time.sleep(2)
+        samples[...], targets[...] = np.sin(rows)[:, None] + np.arange(6), rows % 3
+
+trainer = gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)), strategy=gg.GossipGraD(), seed=1)
+history = trainer.fit(gg.Dataset(Slow()), batch_size=4, progress=False, shuffle=False, shard="contiguous")
+if trainer.rank == 0:
+    print(history.weights_sha256)
+"""
+
+
+def test_a_slow_source_is_waited_for_with_a_word(mpirun):
+    """The rank that waits for its samples says so; nothing else comes of it: the weights are the virtual cluster's."""
+    done = mpirun(2, SLOW, env={"GOSSIPGRAD_STALL_SECONDS": "0.7"})
+    assert "in Trainer.fit for the samples that its source reads" in done.stderr
+    x = (np.sin(np.arange(32))[:, None] + np.arange(6)).astype(np.float32)
+    net = gg.Sequential([gg.Linear(3)], input=(6,))
+    with gg.Trainer(net, comm=gg.VirtualCluster(2), strategy=gg.GossipGraD(), seed=1) as trainer:
+        data = gg.Dataset(x, np.arange(32) % 3)
+        history = trainer.fit(data, batch_size=4, progress=False, shuffle=False, shard="contiguous")
+    assert str(history.weights_sha256) in done.stdout

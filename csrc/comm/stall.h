@@ -10,7 +10,7 @@
 
 typedef struct gg_stall_facts {
     int rank, size;                       /* who waits, in a group of how many */
-    int peer;                             /* for whom; -1: for more than one */
+    int peer;                             /* for whom; -1: for more than one; itself: for its source of samples */
     int64_t step;                         /* of training; -1: none is known */
     const char *first_layer, *last_layer; /* whose exchange is waited for; NULL: not known */
     const char *what;                     /* a place in MPI itself; NULL: a message */

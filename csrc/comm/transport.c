@@ -189,14 +189,17 @@ cleanup:
 
 gg_status gg_transport_attend(gg_transport *transport, bool (*done)(void *context, double seconds), void *context) {
     gg_status status = GG_OK;
+    gg_stall stall = {0};
     bool busy;
     if (done(context, 0)) goto cleanup;
     while (!done(context, transport->table->stands ? STANDING_SECONDS : ATTEND_SECONDS)) {
         if (transport->table->stands) continue;
         if (transport->service.serve != NULL) GG_TRY(transport->service.serve(transport->service.context, &busy));
         GG_TRY(gg_progress(transport));
+        if (transport->reports_stalls) look_at_stall(transport, &stall, transport->rank);
     }
 cleanup:
+    if (stall.begin > 0) end_stall(transport, &stall, transport->rank);
     return status;
 }
 
