@@ -31,7 +31,10 @@ _NOT_THE_USERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.a
 
 @dataclass(frozen=True)
 class Wait:
-    """One rank's wait. peer: for whom; -1: for several; itself: for its source of samples. place: the user's line; "": not known."""
+    """One rank's wait. peer: for whom; -1: for several; itself: for its source of samples. place: the user's line.
+
+    place "": not known.
+    """
 
     rank: int
     size: int
