@@ -55,23 +55,38 @@ typedef struct gg_plan_batch {
     const bool *begins; /* one a sample: a sequence begins there, and its state at zero; NULL: none does */
 } gg_plan_batch;
 
+typedef struct gg_plan gg_plan;
+
+/* Memory that plans have in common which never run at the same time: as much as the largest needs. Zero-initialised,
+ * and released, by its owner, whose plans do not outlive it. One thread at a time. */
+typedef struct gg_plan_memory {
+    char *block;
+    size_t bytes;
+    const gg_plan *user; /* whose values it holds; NULL: nobody's */
+} gg_plan_memory;
+
+void gg_plan_memory_release(gg_plan_memory *memory);
+
 typedef struct gg_plan_options {
     int64_t batch;
     bool training; /* false: forward only, dropout off, without the heads for training only, less memory */
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads; for training, or evaluation with targets */
     gg_device *device;                   /* the table asked first */
     gg_device *fallback;                 /* for what it lacks; may be the same */
-    bool choose;   /* use for each operation the table known to be faster, not only that of `device` */
-    uint64_t seed; /* dropout */
-    uint32_t rank; /* dropout */
+    bool choose;            /* use for each operation the table known to be faster, not only that of `device` */
+    uint64_t seed;          /* dropout */
+    uint32_t rank;          /* dropout */
+    gg_plan_memory *memory; /* NULL: the plan has its own */
 } gg_plan_options;
-
-typedef struct gg_plan gg_plan;
 
 /* The graph must be finished and outlive the plan, as must the devices. GG_ERROR_MEMORY names the batch, the bytes that
  * it needs, and how many the machine has left, before they are allocated. */
 gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, gg_plan **out);
 void gg_plan_destroy(gg_plan *plan);
+/* Makes the memory that it shares with other plans the plan's, before its inputs are asked for: at creation, and
+ * whenever another one has been activated since. What was in it is lost. GG_ERROR_MEMORY as for creation; allocates
+ * where the memory is too small. */
+gg_status gg_plan_activate(gg_plan *plan);
 
 /* Where input i of the next batch is to be written, and how: float32, PLAIN or BATCH_LAST, or int32, PLAIN. NULL: the
  * plan does without this input, which leads to heads for training only. */

@@ -110,7 +110,7 @@ struct gg_plan {
     gg_plan_head head[GG_MAX_FIELDS];
     int scratch_buffer, plain_buffer; /* plain_buffer: a plain copy of a head's output, for predict */
     size_t scratch_bytes;
-    char *block;
+    char *block; /* its own, or that of options.memory */
     size_t block_bytes;
     void *input_at[GG_MAX_FIELDS]; /* of each input of the graph */
     float *plain_at;
@@ -123,7 +123,7 @@ gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, vo
 
 /* The steps: tables, layouts, fusion, reorders, views. */
 gg_status gg_plan_build(gg_plan *plan);
-/* Lifetimes, in-place operations, meeting gradients, sharing; allocates the block and fills every step's pointers. */
+/* Lifetimes, in-place operations, meeting gradients, sharing; gets the block and fills every step's pointers. */
 gg_status gg_plan_layout(gg_plan *plan);
 /* Whether the losses can read the outputs of the heads that are used. */
 gg_status gg_plan_check_losses(const gg_plan *plan);

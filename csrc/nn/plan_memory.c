@@ -335,11 +335,11 @@ static void plan_bind(gg_plan *plan) {
         gg_step *step = &plan->step[s];
         gg_op_args *forward = &step->forward_args, *backward = &step->backward_args;
         gg_place saved = {step->saved, 0};
-        forward->saved = plan_at(plan, saved);
-        forward->scratch = plan_at(plan, scratch);
-        forward->rank = plan->options.rank;
-        forward->parameter = plan->parameter_at + step->first_parameter;
-        forward->gradient = plan->gradient_at + step->first_parameter;
+        *forward = (gg_op_args){.saved = plan_at(plan, saved),
+                                .scratch = plan_at(plan, scratch),
+                                .rank = plan->options.rank,
+                                .parameter = plan->parameter_at + step->first_parameter,
+                                .gradient = plan->gradient_at + step->first_parameter};
         *backward = *forward;
         forward->output = activation_at(plan, step->output);
         for (int i = 0; i < step->inputs; i++) forward->input[i] = activation_at(plan, step->input[i]);
@@ -363,20 +363,50 @@ static gg_status check_memory(const gg_plan *plan) {
     return gg_memory_check(plan->block_bytes, what, "smaller batches need less");
 }
 
+/* Zeroed, so that lanes nobody has written yet are finite. */
+static gg_status allocate_block(const gg_plan *plan, char **out) {
+    gg_status status = GG_OK;
+    GG_TRY(check_memory(plan));
+    GG_TRY(gg_calloc(plan->block_bytes, 1, "activations and gradients of the plan", out));
+cleanup:
+    return status;
+}
+
+gg_status gg_plan_activate(gg_plan *plan) {
+    gg_status status = GG_OK;
+    gg_plan_memory *memory = plan->options.memory;
+    if (memory == NULL || memory->user == plan) goto cleanup;
+    if (memory->bytes < plan->block_bytes) {
+        gg_plan_memory_release(memory); /* not both at a time */
+        GG_TRY(allocate_block(plan, &memory->block));
+        memory->bytes = plan->block_bytes;
+    } else memset(memory->block, 0, plan->block_bytes);
+    memory->user = plan;
+    plan->block = memory->block;
+    plan_bind(plan);
+cleanup:
+    return status;
+}
+
+void gg_plan_memory_release(gg_plan_memory *memory) {
+    gg_free(memory->block);
+    *memory = (gg_plan_memory){0};
+}
+
 gg_status gg_plan_layout(gg_plan *plan) {
     gg_status status = GG_OK;
-    void *block = NULL;
     find_lifetimes(plan);
     GG_TRY(place_activations(plan));
     GG_TRY(place_gradients(plan));
     GG_TRY(place_others(plan));
     GG_TRY(place_buffers(plan));
     plan->block_bytes += GG_READ_BEHIND;
-    GG_TRY(check_memory(plan));
-    /* Zeroed, so that lanes nobody has written yet are finite. */
-    GG_TRY(gg_calloc(plan->block_bytes, 1, "activations and gradients of the plan", &block));
-    plan->block = block;
-    plan_bind(plan);
+    if (plan->options.memory != NULL) {
+        GG_TRY(gg_plan_activate(plan));
+    } else {
+        GG_TRY(allocate_block(plan, &plan->block));
+        plan_bind(plan);
+    }
 cleanup:
     return status;
 }

@@ -122,7 +122,8 @@ void gg_plan_destroy(gg_plan *plan) {
     gg_free(plan->sum);
     gg_free(plan->parameter_at);
     gg_free(plan->gradient_at);
-    gg_free(plan->block);
+    if (plan->options.memory == NULL) gg_free(plan->block);
+    else if (plan->options.memory->user == plan) plan->options.memory->user = NULL;
     gg_free(plan);
 }
 

@@ -2,18 +2,6 @@
 
 #include <string.h>
 
-/* Frees all that may go; whether there was any. */
-static bool plans_drop(gg_plans *plans) {
-    bool any = false;
-    for (int i = 0; i < GG_PLANS_CACHED; ++i) {
-        if (plans->cached[i].plan == NULL || plans->cached[i].plan == plans->pinned) continue;
-        gg_plan_destroy(plans->cached[i].plan);
-        plans->cached[i].plan = NULL;
-        any = true;
-    }
-    return any;
-}
-
 gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out) {
     gg_status status = GG_OK;
     int place = -1; /* of those that may be destroyed, the least recently used one */
@@ -22,19 +10,19 @@ gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **
     for (int i = 0; i < GG_PLANS_CACHED; ++i) {
         if (plans->cached[i].plan != NULL && plans->cached[i].batch == batch && plans->cached[i].training == training) {
             plans->cached[i].used = ++plans->uses;
+            GG_TRY(gg_plan_activate(plans->cached[i].plan));
             *out = plans->cached[i].plan;
             goto cleanup;
         }
         if (plans->cached[i].plan != NULL && plans->cached[i].plan == plans->pinned) continue;
         if (place < 0 || plans->cached[i].used < plans->cached[place].used) place = i;
     }
+    options.memory = &plans->memory;
     options.batch = batch;
     options.training = training;
     gg_plan_destroy(plans->cached[place].plan);
     plans->cached[place].plan = NULL;
-    status = gg_plan_create(plans->graph, &options, out);
-    if (status == GG_ERROR_MEMORY && plans_drop(plans)) status = gg_plan_create(plans->graph, &options, out);
-    if (status != GG_OK) goto cleanup;
+    GG_TRY(gg_plan_create(plans->graph, &options, out));
     plans->cached[place].plan = *out;
     plans->cached[place].batch = batch;
     plans->cached[place].training = training;
@@ -43,15 +31,11 @@ cleanup:
     return status;
 }
 
-size_t gg_plans_bytes(const gg_plans *plans) {
-    size_t bytes = 0;
-    for (int i = 0; i < GG_PLANS_CACHED; ++i)
-        if (plans->cached[i].plan != NULL) bytes += gg_plan_bytes(plans->cached[i].plan);
-    return bytes;
-}
+size_t gg_plans_bytes(const gg_plans *plans) { return plans->memory.bytes; }
 
 void gg_plans_clear(gg_plans *plans) {
     for (int i = 0; i < GG_PLANS_CACHED; ++i) gg_plan_destroy(plans->cached[i].plan);
     memset(plans->cached, 0, sizeof plans->cached);
     plans->pinned = NULL;
+    gg_plan_memory_release(&plans->memory);
 }

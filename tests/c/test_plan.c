@@ -367,6 +367,8 @@ static gg_plan_batch batch_of(const problem *p) {
     return batch;
 }
 
+static gg_plan_memory *shared; /* of the plans that are made; NULL: each has its own */
+
 static gg_status make(const problem *p, gg_device *device, gg_device *fallback, bool choose, bool training,
                       gg_plan **out) {
     gg_plan_options options = {.batch = p->batch,
@@ -375,7 +377,8 @@ static gg_status make(const problem *p, gg_device *device, gg_device *fallback, 
                                .fallback = fallback,
                                .choose = choose,
                                .seed = 5,
-                               .rank = 2};
+                               .rank = 2,
+                               .memory = shared};
     memcpy(options.head, p->head, sizeof options.head);
     return gg_plan_create(p->graph, &options, out);
 }
@@ -802,6 +805,57 @@ static gg_status create_broken(gg_device *device, const gg_op_desc *desc, gg_op 
     return status;
 }
 
+/* The gradients of one step, the same whatever was in the memory before. */
+static void check_step(const problem *p, gg_plan *plan, const float *wanted) {
+    const gg_plan_batch batch = batch_of(p);
+    CHECK_OK(gg_plan_activate(plan));
+    fill_input(plan, p);
+    CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, &batch, 7, NULL, NULL));
+    CHECK(memcmp(p->gradients, wanted, gg_graph_arena_count(p->graph) * sizeof(float)) == 0);
+}
+
+/* Plans that share their memory, of two graphs and batch sizes, in turns. */
+static void test_shared_memory(void) {
+    for (uint32_t seed = 1; seed <= 24; seed++) {
+        gg_device *device = seed % 2 ? fakes[seed % FAKES].device : native;
+        problem p[2];
+        gg_plan *plan[2] = {NULL};
+        float *wanted[2];
+        gg_plan_memory memory = {0};
+        for (int i = 0; i < 2; i++) {
+            gg_graph *graph = random_graph(seed + 50 * (uint32_t)i, true);
+            p[i] = problem_of(graph, 3 + 2 * i, GG_LOSS_CROSS_ENTROPY, seed);
+            const gg_plan_batch batch = batch_of(&p[i]);
+            const size_t bytes = gg_graph_arena_count(p[i].graph) * sizeof(float);
+            CHECK_OK(make(&p[i], device, &fake_plain, false, true, &plan[i]));
+            fill_input(plan[i], &p[i]);
+            memset(p[i].gradients, 0, bytes);
+            CHECK_OK(gg_plan_train(plan[i], p[i].weights, p[i].gradients, &batch, 7, NULL, NULL));
+            wanted[i] = malloc(bytes);
+            memcpy(wanted[i], p[i].gradients, bytes);
+            gg_plan_destroy(plan[i]);
+        }
+        shared = &memory;
+        for (int i = 0; i < 2; i++) CHECK_OK(make(&p[i], device, &fake_plain, false, true, &plan[i]));
+        shared = NULL;
+        for (int turn = 0; turn < 4; turn++) check_step(&p[turn % 2], plan[turn % 2], wanted[turn % 2]);
+        CHECK(memory.bytes >= gg_plan_bytes(plan[0]) && memory.bytes >= gg_plan_bytes(plan[1]));
+        CHECK(memory.bytes == gg_plan_bytes(plan[0]) || memory.bytes == gg_plan_bytes(plan[1]));
+        const int64_t made = gg_memory_allocations();
+        for (int turn = 0; turn < 4; turn++) CHECK_OK(gg_plan_activate(plan[turn % 2]));
+        CHECK_INT(gg_memory_allocations(), made);
+        gg_plan_destroy(plan[1]);
+        CHECK(memory.user == NULL);
+        check_step(&p[0], plan[0], wanted[0]);
+        gg_plan_destroy(plan[0]);
+        gg_plan_memory_release(&memory);
+        for (int i = 0; i < 2; i++) {
+            problem_free(&p[i]);
+            free(wanted[i]);
+        }
+    }
+}
+
 static void test_refusals(void) {
     problem p = problem_of(named_graph(0), 3, GG_LOSS_CROSS_ENTROPY, 3);
     gg_plan *plan = NULL;
@@ -932,6 +986,7 @@ int main(void) {
     test_order();
     test_memory();
     test_hooks();
+    test_shared_memory();
     test_refusals();
     test_trivial();
     test_dropout();
