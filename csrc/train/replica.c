@@ -154,7 +154,8 @@ static gg_status on_ready(void *context, int layer) {
         on_leave(r, node, "backward");
         begin = gg_transport_now(r->options.transport);
     }
-    if (!updates_wait(r)) GG_TRY(r->strategy->table->ready(r->strategy, layer));
+    if (updates_wait(r)) goto cleanup;
+    GG_TRY(r->strategy->table->ready(r->strategy, layer));
     replica_record(r, "update", begin, node);
 cleanup:
     return status;
