@@ -23,14 +23,19 @@ from gossipgrad.trainer import Trainer
 _CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
 
 
-def synthetic_batch(net: Model, loss: str, batch: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Normal samples and random targets of the network's shapes."""
+def synthetic_batch(net: Model, loss: str, batch: int, seed: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Normal samples, or tokens, and random targets of the network's shapes."""
     generator = np.random.default_rng(seed)
-    x = generator.standard_normal((batch, *net.input_shape), np.float32)
-    values = int(np.prod(net.output_shape))
+    x: NDArray[Any]
+    tokens = net.tokens()
+    if tokens is None:
+        x = generator.standard_normal((batch, *net.input_shape), np.float32)
+    else:
+        x = generator.integers(tokens, size=(batch, *net.input_shape), dtype=np.int32)
+    *places, values = net.output_shape
     if loss == "cross_entropy":
-        return x, generator.integers(values, size=batch, dtype=np.int32)
-    return x, generator.integers(2, size=(batch, values)).astype(np.float32)
+        return x, generator.integers(values, size=(batch, *places), dtype=np.int32)
+    return x, generator.integers(2, size=(batch, *places, values)).astype(np.float32)
 
 
 def _memory_mib(field: str) -> float:

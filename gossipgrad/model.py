@@ -20,7 +20,7 @@ from gossipgrad import weights as weights_of_others
 from gossipgrad.errors import CheckpointError, choice, flag, integer
 from gossipgrad.layers import Layer, Node, Trained
 from gossipgrad.literals import INPUT_TYPES, InputType
-from gossipgrad.sequences import KINDS
+from gossipgrad.sequences import KINDS, Embedding
 
 Arrays = dict[str, NDArray[np.float32]]
 Nodes = Node | Sequence[Node] | Mapping[str, Node]
@@ -197,6 +197,13 @@ class Model:
     def output_shape(self) -> tuple[int, ...]:
         """Of one sample; of several outputs that of the first, which is the main one."""
         return self.heads[0].shape
+
+    def tokens(self) -> int | None:
+        """How many tokens the first input may have, 0 to one less; None: it has numbers of any kind."""
+        if self.inputs[0].dtype != "int32":
+            return None
+        readers = [layer for layer, _, inputs in self._layers if self.inputs[0].node in inputs]
+        return min((layer.num for layer in readers if isinstance(layer, Embedding)), default=1)
 
     @property
     def target_names(self) -> list[str]:

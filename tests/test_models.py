@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import models
+from gossipgrad import bench, models
 
 
 def test_lenet():
@@ -98,3 +98,23 @@ def test_by_name():
     assert models.by_name("lenet").make().name == "lenet"
     with pytest.raises(ValueError, match="model='alexnet2': allowed: 'lenet', 'mlp'.*did you mean 'alexnet'"):
         models.by_name("alexnet2")
+
+
+@pytest.mark.parametrize("name", models.BY_NAME)
+def test_batches_of_random_numbers_fit_each_network(name):
+    entry = models.by_name(name)
+    net = entry.make()
+    x, y = bench.synthetic_batch(net, entry.loss, 3)
+    assert x.shape == (3, *net.input_shape) and x.dtype == net.inputs[0].dtype and len(y) == 3
+    if entry.loss == "cross_entropy":
+        assert y.shape == (3, *net.output_shape[:-1]) and 0 <= y.min() <= y.max() < net.output_shape[-1]
+    if net.tokens() is not None:
+        assert 0 <= x.min() <= x.max() < net.tokens() == net.output_shape[-1]
+
+
+def test_tokens_that_follow_a_rule_are_learned():
+    net = gg.models.char_lstm(12, 9, embedding=12, hidden=24, layers=1)
+    train, test = gg.data.for_network(net, "synthetic")
+    assert train.shape == (9,) and np.array_equal(train.samples[:, 1:], train.targets[:, :-1])
+    history = gg.Trainer(net, optimizer=gg.Adam(lr=0.01)).fit(train, validation=test, batch_size=20, progress=False)
+    assert history.last["validation"]["accuracy"] > 0.8

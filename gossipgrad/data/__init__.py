@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from gossipgrad.data import draws, idx, sets
-from gossipgrad.data.arrays import Dataset, as_dataset, synthetic
+from gossipgrad.data.arrays import Dataset, as_dataset, synthetic, synthetic_tokens
 from gossipgrad.data.characters import Vocabulary, text
 from gossipgrad.data.images import ImageFolder, image_folder
 from gossipgrad.data.iterables import from_iterable
@@ -53,6 +53,9 @@ def for_network(
     """load(name, folder, ...), or for "synthetic" a set of the network's shapes, drawn from the seed."""
     if name == "synthetic":
         check_keywords("load of 'synthetic': load", options, ())
+        tokens = net.tokens()
+        if tokens is not None:
+            return synthetic_tokens(net.input_shape[0], tokens, seed=seed)
         classes = net.output_shape[0] if len(net.output_shape) == 1 else 1
         return synthetic(net.input_shape, classes, seed=seed)
     return load(name, folder, progress=progress, seed=seed, **options)

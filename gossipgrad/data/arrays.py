@@ -772,3 +772,20 @@ def synthetic(
         targets: NDArray[Any] = labels.astype(np.float32)[:, None] if classes == 1 else labels
         sets.append(Dataset(samples, targets, name="synthetic"))
     return sets[0], sets[1]
+
+
+def synthetic_tokens(
+    sequence: int, tokens: int, train: int = 2000, test: int = 500, *, seed: int = 0
+) -> tuple[Dataset, Dataset]:
+    """(train, test): windows (n, sequence) of tokens with those that follow, nine in ten by a rule, others random."""
+    generator = np.random.default_rng(seed)
+    rule = generator.permutation(tokens).astype(np.int32)
+    sets = []
+    for count in (train, test):
+        text = np.empty((count, sequence + 1), np.int32)
+        text[:, 0] = generator.integers(tokens, size=count)
+        for place in range(sequence):
+            free = generator.integers(tokens, size=count)
+            text[:, place + 1] = np.where(generator.random(count) < 0.9, rule[text[:, place]], free)
+        sets.append(Dataset(text[:, :-1].copy(), text[:, 1:].copy(), name="synthetic"))
+    return sets[0], sets[1]
