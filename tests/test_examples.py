@@ -78,3 +78,9 @@ def test_char_lstm(run, text):
     for strategy in ("gossipgrad", "allreduce"):
         out = run("char_lstm.py", "--data", text, "--steps", 4, "--ranks", 4, "--strategy", strategy)
         assert float(re.search("validation loss (\\S*), perplexity", out)[1]) < 3.5
+
+
+def test_char_gpt(run, text):
+    out = run("char_gpt.py", "--data", text, "--steps", 4, "--sample", 5)
+    assert float(re.search("^validation loss (.*)$", out, re.M)[1]) < 5
+    assert len(out[out.index("\n", out.rindex("validation loss")) + 1 :]) == 6, "five characters and a line end"

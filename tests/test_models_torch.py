@@ -117,3 +117,9 @@ def tokens(vocabulary, sequence, batch, steps=20, seed=0):
 def test_char_lstm():
     net = gg.models.char_lstm(23, 11, embedding=13, hidden=20, layers=2)
     same(net, theirs.CharLSTM(23, 13, 20, 2), tokens(23, 11, 5), lr=0.1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_char_gpt(bias):
+    net = gg.models.char_gpt(23, 11, layers=2, heads=3, width=21, bias=bias)
+    same(net, theirs.CharGPT(23, 11, 2, 3, 21, bias), tokens(23, 11, 5), lr=0.1)

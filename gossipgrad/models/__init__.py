@@ -14,7 +14,7 @@ from gossipgrad.errors import choice
 from gossipgrad.literals import Loss
 from gossipgrad.model import Model
 from gossipgrad.models.alexnet import alexnet
-from gossipgrad.models.char import char_lstm
+from gossipgrad.models.char import char_gpt, char_lstm
 from gossipgrad.models.classic import cifar_quick, lenet, mlp
 from gossipgrad.models.resnet import resnet18, resnet20, resnet32, resnet34, resnet50, resnet56, resnet101
 from gossipgrad.models.speech import speech_dnn
@@ -25,6 +25,7 @@ __all__ = [
     "Entry",
     "alexnet",
     "by_name",
+    "char_gpt",
     "char_lstm",
     "cifar_quick",
     "lenet",
@@ -116,6 +117,7 @@ BY_NAME = {
     "resnet34": Entry(resnet34, "cross_entropy", 64, "imagefolder"),
     "resnet50": Entry(resnet50, "cross_entropy", 32, "imagefolder"),
     "resnet101": Entry(resnet101, "cross_entropy", 32, "imagefolder"),
+    "char_gpt": Entry(char_gpt, "cross_entropy", 12, "shakespeare", "tokens"),
     "char_lstm": Entry(char_lstm, "cross_entropy", 50, "shakespeare", "tokens", streams=True),
     "speech_dnn": Entry(speech_dnn, "cross_entropy", 256, "synthetic", "rows"),
 }
