@@ -63,12 +63,12 @@ class Entry:
 
     def options(self, name: str) -> dict[str, Any]:
         """What a set of this name is for the network unless something else is given: its own size of images or text."""
+        if (name, self.samples) not in (("imagefolder", "images"), ("shakespeare", "tokens")):
+            return {}
         shape = self.make().input_shape
-        if name == "imagefolder" and self.samples == "images":
+        if self.samples == "images":
             return {"image_size": tuple(shape[1:]), "channels": shape[0]}
-        if name == "shakespeare" and self.samples == "tokens":
-            return {"sequence": shape[0], "windows": "streams" if self.streams else "random"}
-        return {}
+        return {"sequence": shape[0], "windows": "streams" if self.streams else "random"}
 
     def of(self, train: Dataset, loss: Loss | None = None) -> Model:
         """The network for samples and classes as those of a set; its own form, where it has none for such samples."""
