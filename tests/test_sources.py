@@ -79,12 +79,14 @@ def test_parts_of_a_source():
     assert trained(gg.Dataset(Arrays(x, y, True))[part])[0] == trained(gg.Dataset(x, y)[part])[0]
 
 
-@pytest.mark.parametrize("count", [36, 38])
-def test_samples_that_move_are_read_where_they_would_be(count):
-    """shuffle_samples without messages: the bits of the ring of shards."""
+@pytest.mark.parametrize(("count", "batch"), [(36, 4), (38, 4), (38, 1), (4, 1), (5, 1)])
+def test_samples_that_move_are_read_where_they_would_be(count, batch):
+    """shuffle_samples without messages: the bits of the ring of shards; with batches of one some are read twice."""
     x, y = arrays(count)
     strategy = gg.GossipGraD(shuffle_samples=True)
-    wanted, found = (trained(data, strategy=strategy) for data in (gg.Dataset(x, y), gg.Dataset(Arrays(x, y))))
+    wanted, found = (
+        trained(data, strategy=strategy, batch=batch) for data in (gg.Dataset(x, y), gg.Dataset(Arrays(x, y)))
+    )
     assert found[0] == wanted[0] and found[2]
     assert wanted[1]["sample_bytes_sent"] > 0 == found[1]["sample_bytes_sent"]
 

@@ -140,13 +140,20 @@ static void order_common(gg_loader *loader, int64_t epoch) {
     loader->order[common - 1] = common;
 }
 
+/* Where the batch of a step lies in the order. Batches of one may read the last slot twice; where samples move it then
+ * holds another one, which lies behind all others. */
+static int64_t batch_place(const gg_loader *loader, int64_t step) {
+    const int64_t begin = batch_begin(loader, loader->count, step);
+    const bool again = loader->options.moving && loader->options.batch == 1 && begin < step;
+    return again ? loader->count : begin;
+}
+
 /* Slots become the samples that they hold in the step in which they are read. */
 static void order_moved(gg_loader *loader, int64_t epoch) {
     const gg_loader_options *o = &loader->options;
+    loader->order[loader->count] = loader->order[loader->count - 1];
     for (int64_t t = 0; t < loader->steps; ++t) {
-        const int64_t begin = batch_begin(loader, loader->count, t), n = gg_loader_batch(loader, o->rank, t);
-        /* Batches of one may repeat the last slot, which then holds another sample; the first reading counts. */
-        if (t > 0 && begin < batch_begin(loader, loader->count, t - 1) + gg_loader_batch(loader, o->rank, t - 1)) break;
+        const int64_t begin = batch_place(loader, t), n = gg_loader_batch(loader, o->rank, t);
         for (int64_t i = begin; i < begin + n; ++i)
             loader->order[i] = (uint32_t)gg_sharding_moved_id(&o->sharding, o->rank, loader->order[i], o->batch,
                                                               epoch * loader->steps + t);
@@ -168,7 +175,8 @@ static void order_epoch(gg_loader *loader, int64_t epoch) {
         for (int64_t i = 0; i < loader->count; ++i) loader->order[i] = (uint32_t)id_of_slot(loader, loader->order[i]);
     }
     if (loader->options.moving) order_moved(loader, epoch);
-    for (int64_t i = 0; loader->rows != NULL && i < loader->count; ++i)
+    const int64_t count = loader->count + loader->options.moving;
+    for (int64_t i = 0; loader->rows != NULL && i < count; ++i)
         loader->rows[i] = (uint32_t)gg_dataset_row(&loader->set, loader->order[i]);
 }
 
@@ -177,7 +185,7 @@ static void order_epoch(gg_loader *loader, int64_t epoch) {
 /* The rows of a step, for the prefetch. */
 static int64_t rows_of_step(void *context, int64_t step, const uint32_t **rows) {
     const gg_loader *loader = context;
-    *rows = (loader->rows != NULL ? loader->rows : loader->order) + batch_begin(loader, loader->count, step);
+    *rows = (loader->rows != NULL ? loader->rows : loader->order) + batch_place(loader, step);
     return gg_loader_batch(loader, loader->options.rank, step);
 }
 
@@ -185,7 +193,7 @@ static int64_t rows_of_step(void *context, int64_t step, const uint32_t **rows) 
 static gg_status make_order(gg_loader *loader) {
     gg_status status = GG_OK;
     const gg_dataset *set = &loader->set;
-    const size_t count = (size_t)loader->count;
+    const size_t count = (size_t)loader->count + loader->options.moving; /* batch_place */
     bool reads = false;
     GG_TRY(gg_alloc(count * sizeof *loader->order, "the order of the samples", &loader->order));
     if (set->rows != NULL && loader->options.copy == NULL)
@@ -341,7 +349,7 @@ gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, con
     if (copy != NULL && copy->in_flight)
         GG_FAIL(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read", step);
     if (c.n == 0) goto cleanup;
-    const int64_t begin = batch_begin(loader, loader->count, step);
+    const int64_t begin = batch_place(loader, step);
     c.numbers = loader->order + begin;
     c.rows = loader->rows != NULL ? loader->rows + begin : c.numbers;
     if (loader->prefetch != NULL) {
