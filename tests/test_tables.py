@@ -254,6 +254,20 @@ def test_npz_that_are_wrong(tmp_path, arrays, how, words):
     assert "t.npz" in str(caught.value)
 
 
+def test_a_progress_bar_on_a_large_npz(tmp_path, monkeypatch, capsys):
+    from gossipgrad import progress
+
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    x = np.random.default_rng(0).random((3000, 100))
+    np.savez(tmp_path / "t.npz", x=x, y=np.arange(3000))
+    one = gg.data.npz(tmp_path / "t.npz")
+    out = capsys.readouterr().out
+    assert "t.npz: 1 of 2 MB read, 5" in out and "t.npz: 2 of 2 MB read, 100 %" in out
+    np.testing.assert_array_equal(one.samples, x.astype(np.float32))
+    gg.data.npz(tmp_path / "t.npz", progress=False)
+    assert capsys.readouterr().out == ""
+
+
 def test_npz_files_that_cannot_be_read(tmp_path):
     path = tmp_path / "t.npz"
     with pytest.raises(gg.DataError, match="No such file"):

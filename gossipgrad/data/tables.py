@@ -530,6 +530,7 @@ def npz(
     scale: float = 1.0,
     shift: float = 0.0,
     standardize: bool | Dataset = False,
+    progress: bool = True,
     name: str | None = None,
 ) -> Any:
     """The Dataset of two arrays in an NPZ file; or (train, test), if it has x_train, y_train, x_test and y_test.
@@ -546,12 +547,7 @@ def npz(
     if (samples is None) != (targets is None):
         raise ValueError("samples, targets: allowed: the names of both arrays, or none of both")
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise DataError(f"{path}: one array, no NPZ file of several; gg.data.Dataset(x, y) is made of two")
-        with loaded as file:
-            wanted = _names(path, list(file.files), samples, targets)
-            arrays = [_array(path, file, one) for one in wanted]
+        wanted, arrays = _read_npz(path, samples, targets, progress)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, DataError):
             raise
@@ -586,9 +582,48 @@ def _names(path: Path, present: list[str], samples: str | None, targets: str | N
     raise DataError(f"{path}: it has {listed}; samples= and targets= name the arrays to use")
 
 
+class _Counted:
+    """A member of an NPZ file that is being read, and how much of all that is wanted has been."""
+
+    def __init__(self, bar: Bar, size: int) -> None:
+        self.bar, self.size, self.done = bar, max(size, 1), 0
+        self.file: Any = None
+
+    def read(self, size: int = -1) -> bytes:
+        content: bytes = self.file.read(size)
+        self.done += len(content)
+        self.bar.show(self.done / self.size, f"{self.done / 1e6:,.0f} of {self.size / 1e6:,.0f} MB read")
+        return content
+
+
+def _read_npz(
+    path: Path, samples: str | None, targets: str | None, progress: bool
+) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
+    """(names, arrays) of the samples and targets of each part."""
+    from gossipgrad.progress import Bar
+
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        raise DataError(f"{path}: one array, no NPZ file of several; gg.data.Dataset(x, y) is made of two")
+    bar = Bar(path.name, progress)
+    try:
+        with loaded, zipfile.ZipFile(path) as archive:
+            wanted = _names(path, list(loaded.files), samples, targets)
+            members = [one if one in archive.NameToInfo else f"{one}.npy" for one in wanted]
+            reading = _Counted(bar, sum(archive.getinfo(one).file_size for one in members))
+            arrays = []
+            for name, member in zip(wanted, members, strict=True):
+                with archive.open(member) as file:
+                    reading.file = file
+                    arrays.append(_array(path, reading, name))
+            return wanted, arrays
+    finally:
+        bar.close()
+
+
 def _array(path: Path, file: Any, name: str) -> NDArray[Any]:
     try:
-        array: NDArray[Any] = file[name]
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     except ValueError as error:
         if "pickle" in str(error).lower() or "object" in str(error).lower():
             raise DataError(f"{path}: {name} holds Python objects, which are not read") from error
