@@ -844,6 +844,12 @@ static void test_shared_memory(void) {
         const int64_t made = gg_memory_allocations();
         for (int turn = 0; turn < 4; turn++) CHECK_OK(gg_plan_activate(plan[turn % 2]));
         CHECK_INT(gg_memory_allocations(), made);
+        memset(memory.block, 0xff, memory.bytes); /* as floats: NaN, also where a plan writes no lane */
+        CHECK_OK(gg_plan_activate(plan[0]));
+        size_t dirty = 0;
+        for (size_t i = 0; i < gg_plan_bytes(plan[0]); i++) dirty += memory.block[i] != 0;
+        CHECK_INT(dirty, 0);
+        CHECK_OK(gg_plan_activate(plan[1]));
         gg_plan_destroy(plan[1]);
         CHECK(memory.user == NULL);
         check_step(&p[0], plan[0], wanted[0]);
