@@ -193,6 +193,51 @@ class Attention(Layer):
         return {"heads": self.heads, "causal": self.causal, "dropout": self.dropout}
 
 
+class MultiHeadAttention(Trained):
+    """Self-attention with its projections, as PyTorch's: (T, embed) becomes (T, embed).
+
+    Parameters, by PyTorch's names: in_proj_weight (3*embed, embed), in_proj_bias (3*embed,), out_proj.weight
+    (embed, embed), out_proj.bias (embed,). causal, dropout, and a second node of lengths: as of Attention.
+    weight_init "default" is PyTorch's: Glorot's for in_proj_weight, Linear's for out_proj.weight; biases begin at 0.
+    """
+
+    kind, prefix, inputs = "multi_head", "attention", (1, 2)
+
+    def __init__(
+        self,
+        embed: int,
+        heads: int,
+        *more: NoReturn,
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+        weight_init: Init = "default",
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
+        name: str | None = None,
+    ) -> None:
+        _no_more("MultiHeadAttention", (embed, heads), more, "features and heads", "causal=, dropout=, bias=, ...")
+        super().__init__(name, lr, weight_decay)
+        self.embed = integer("embed", embed, 1)
+        self.heads = integer("heads", heads, 1)
+        if self.embed % self.heads:
+            raise ValueError(f"heads={heads}: allowed: divisors of embed={embed}")
+        self.causal = flag("causal", causal)
+        self.dropout = number("dropout", dropout, 0.0, below=1.0)
+        self.bias = flag("bias", bias)
+        self.weight_init = _init("weight_init", weight_init)
+
+    def options(self) -> dict[str, Any]:
+        named = self.__dict__
+        keys = ("heads", "causal", "bias", "weight_init")
+        return {"outputs": self.embed, "probability": self.dropout} | {key: named[key] for key in keys}
+
+    def config(self) -> dict[str, Any]:
+        named = self.__dict__
+        plain = {key: named[key] for key in ("embed", "heads", "causal", "dropout", "bias")}
+        return plain | {"weight_init": list(self.weight_init)}
+
+
 class LSTM(Trained):
     """Long short-term memory (Hochreiter and Schmidhuber 1997): (T, n) becomes (T, hidden), as PyTorch's LSTM.
 
@@ -244,6 +289,5 @@ class LSTM(Trained):
         return plain | {"weight_init": list(self.weight_init), "bias_init": list(self.bias_init)}
 
 
-KINDS: dict[str, type[Layer]] = layers.KINDS | {
-    c.__name__: c for c in (Embedding, PositionEmbedding, Reshape, Permute, Slice, Pad, Attention, LSTM)
-}
+_OWN = (Embedding, PositionEmbedding, Reshape, Permute, Slice, Pad, Attention, MultiHeadAttention, LSTM)
+KINDS: dict[str, type[Layer]] = layers.KINDS | {c.__name__: c for c in _OWN}

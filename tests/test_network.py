@@ -596,6 +596,7 @@ def wrong_graphs():
     x = (3, 8, 8)
     image = "(3, 8, 8)|3 x 8 x 8|[3, 8, 8]"
     return [
+        ("attention on an image", lambda: gg.Sequential([gg.Attention(2, name="bad")], input=x), image),
         ("conv on features", lambda: gg.Sequential([gg.Conv2d(3, 3, name="bad")], input=(7,)), "(7)|(7,)|[7]"),
         ("kernel too large", lambda: gg.Sequential([gg.Conv2d(3, 9, name="bad")], input=x), image),
         ("pool too large", lambda: gg.Sequential([gg.MaxPool2d(9, name="bad")], input=x), image),

@@ -565,3 +565,69 @@ def test_lstm_is_pytorchs(name):
     np.testing.assert_allclose(found["grad_inputs"][0], z.grad.numpy(), rtol=1e-4, atol=1e-5)
     for one, own in zip(found["gradients"], net.parameters(), strict=True):
         np.testing.assert_allclose(one, own.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+# ---- attention with its projections
+
+
+@isas
+@pytest.mark.parametrize(
+    "case",
+    [(1, 1, 1, 1, {}), (3, 9, 2, 5, {}), (2, 66, 3, 4, dict(causal=True, threads=2)), (4, 7, 2, 3, dict(bias=False)),
+     (5, 8, 2, 4, dict(lengths=True)), (2, 5, 1, 6, dict(input_grad=False))],
+    ids=str,
+)  # fmt: skip
+def test_multi_head_attention(isa, case):
+    n, positions, heads, size, how = case
+    rng, embed = seeded(case), heads * size
+    x, grad = float32(rng, n, positions, embed), float32(rng, n, positions, embed)
+    lengths = rng.integers(1, positions + 1, (n, 1)).astype(np.int32) if how.get("lengths") else None
+    sizes = [(3 * embed, embed), (3 * embed,), (embed, embed), (embed,)]
+    given = [float32(rng, *one) / np.float32(np.sqrt(embed)) for one in sizes]
+    wide = [p.astype(np.float64) * (how.get("bias", True) or p.ndim == 2) for p in given]
+    options = dict(bias=True) | {k: v for k, v in how.items() if k != "lengths"}
+    found = operations.run_op(
+        "native",
+        isa,
+        "multi_head",
+        [x] if lengths is None else [x, lengths],
+        grad.shape[1:],
+        parameters=[p for p in given if options["bias"] or p.ndim == 2],
+        grad_output=grad,
+        heads=heads,
+        **options,
+    )
+    packed = x.astype(np.float64) @ wide[0].T + wide[1]
+    mixed, weights = ref.attention(packed, heads, how.get("causal", False), lengths)
+    close("output", found["output"], mixed @ wide[2].T + wide[3], np.abs(mixed).max() * size + 4, 8 * positions)
+    error = grad.astype(np.float64)
+    back = ref.attention_backward(packed, weights, error @ wide[2])
+    flat = [a.reshape(-1, a.shape[-1]) for a in (back, x.astype(np.float64), error, mixed)]
+    wanted = [flat[0].T @ flat[1], flat[0].sum(0), flat[2].T @ flat[3], flat[2].sum(0)]
+    scale = max(np.abs(w).max() for w in wanted) + np.abs(packed).max() ** 2
+    for one, w in zip(found["gradients"], [w for w in wanted if options["bias"] or w.ndim == 2], strict=True):
+        close("gradient", one, w, scale, 8 * positions * n)
+    if options.get("input_grad", True):
+        close("grad_input", found["grad_inputs"][0], back @ wide[0], scale, 8 * positions)
+
+
+def test_multi_head_attention_is_pytorchs():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    net = torch.nn.MultiheadAttention(12, 3, batch_first=True).double()
+    tokens = gg.Input((7, 12))
+    model = gg.Model(tokens, gg.MultiHeadAttention(12, 3, causal=True, name="attn")(tokens))
+    named = list(net.named_parameters())
+    assert [name for name, *_ in model.graph.parameters()] == [f"attn.{name}" for name, _ in named]
+    x, grad = float32(rng, 4, 7, 12), float32(rng, 4, 7, 12)
+    z = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    y, _ = net(z, z, z, attn_mask=torch.ones(7, 7).triu(1).bool(), need_weights=False)
+    y.backward(torch.tensor(grad, dtype=torch.float64))
+    given = [own.detach().numpy().astype(np.float32) for _, own in named]
+    found = operations.run_op(
+        "native", None, "multi_head", [x], (7, 12), parameters=given, bias=True, grad_output=grad, heads=3, causal=True
+    )
+    np.testing.assert_allclose(found["output"], y.detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(found["grad_inputs"][0], z.grad.numpy(), rtol=1e-4, atol=1e-5)
+    for one, (_, own) in zip(found["gradients"], named, strict=True):
+        np.testing.assert_allclose(one, own.grad.numpy(), rtol=1e-4, atol=1e-5)

@@ -26,6 +26,7 @@ const char *gg_op_kind_name(gg_op_kind kind) {
         [GG_OP_PAD] = "pad",
         [GG_OP_ATTENTION] = "attention",
         [GG_OP_LSTM] = "lstm",
+        [GG_OP_MULTI_HEAD] = "multi_head",
     };
     return (unsigned)kind < GG_OP_COUNT ? names[kind] : "unknown";
 }

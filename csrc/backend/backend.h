@@ -43,6 +43,7 @@ typedef enum gg_op_kind {
     GG_OP_PAD,                /* zeros before and behind along one axis */
     GG_OP_ATTENTION,          /* (T, 3C), packed queries, keys and values, to (T, C); int32 lengths of samples; PLAIN */
     GG_OP_LSTM,               /* (T, I) to (T, H), one or more layers; may carry state; PLAIN */
+    GG_OP_MULTI_HEAD,         /* (T, E) to (T, E): ATTENTION between a LINEAR to (T, 3E) and one to (T, E); PLAIN */
     GG_OP_COUNT
 } gg_op_kind;
 

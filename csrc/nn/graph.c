@@ -53,6 +53,7 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
     [GG_LAYER_PAD] = &gg_layer_pad,
     [GG_LAYER_ATTENTION] = &gg_layer_attention,
     [GG_LAYER_LSTM] = &gg_layer_lstm,
+    [GG_LAYER_MULTI_HEAD] = &gg_layer_multi_head,
 };
 
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }

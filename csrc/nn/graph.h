@@ -37,6 +37,7 @@ typedef enum gg_layer_kind {
     GG_LAYER_PAD,
     GG_LAYER_ATTENTION,
     GG_LAYER_LSTM,
+    GG_LAYER_MULTI_HEAD,
     GG_LAYER_COUNT
 } gg_layer_kind;
 

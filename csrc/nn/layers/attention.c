@@ -22,6 +22,53 @@ cleanup:
     return status;
 }
 
+static gg_status multi_head_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    gg_status status = GG_OK;
+    char text[GG_SHAPE_TEXT];
+    gg_node packed = *input[0];
+    const gg_node *const inner[2] = {&packed, inputs == 2 ? input[1] : NULL};
+    GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
+    if (packed.shape.dims != 2 || packed.shape.size[1] != desc->outputs)
+        GG_FAIL(GG_ERROR_SHAPE, "input must be (positions, %lld), got %s from '%s'", (long long)desc->outputs,
+                gg_shape_text(&packed.shape, text), packed.desc.name);
+    if (desc->outputs > GG_MAX_SAMPLE / 3 / desc->outputs)
+        GG_FAIL(GG_ERROR_SHAPE, "%lld features make a weight of too many values (at most %lld)",
+                (long long)desc->outputs, (long long)GG_MAX_SAMPLE);
+    packed.shape.size[1] *= 3;
+    GG_TRY(attention_infer(desc, inputs, inner, out));
+cleanup:
+    return status;
+}
+
+/* PyTorch's, and what they begin with. */
+static int multi_head_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+    const gg_layer_desc *desc = &node->desc;
+    const int64_t features = input->size[1];
+    const gg_init in =
+        desc->weight_init.kind == GG_INIT_DEFAULT ? (gg_init){GG_INIT_XAVIER_UNIFORM, 0} : desc->weight_init;
+    const gg_init zero = {GG_INIT_CONSTANT, 0};
+    const gg_parameter all[4] = {
+        {".in_proj_weight", .shape = {2, {3 * features, features}}, .fan_out = 3 * features, .init = in},
+        {".in_proj_bias", .role = GG_ROLE_BIAS, .shape = {1, {3 * features}}, .fan_out = 3 * features, .init = zero},
+        {".out_proj.weight", .shape = {2, {features, features}}, .fan_out = features, .init = desc->weight_init},
+        {".out_proj.bias", .role = GG_ROLE_BIAS, .shape = {1, {features}}, .fan_out = features, .init = zero}};
+    int count = 0;
+    for (int i = 0; i < 4; i++) {
+        if (!desc->bias && all[i].role == GG_ROLE_BIAS) continue;
+        if (out != NULL) {
+            out[count] = all[i];
+            out[count].fan_in = features;
+        }
+        count++;
+    }
+    return count;
+}
+
+static int64_t multi_head_macs(const gg_node *node, const gg_shape *input) {
+    return 4 * input->size[0] * input->size[1] * input->size[1] +
+           2 * node->shape.size[0] * node->shape.size[0] * node->shape.size[1];
+}
+
 static int64_t attention_macs(const gg_node *node, const gg_shape *input) {
     (void)input;
     return 2 * node->shape.size[0] * node->shape.size[0] * node->shape.size[1];
@@ -31,6 +78,7 @@ static void attention_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     out->heads = desc->heads;
     out->causal = desc->causal;
     out->probability = desc->probability;
+    out->bias = desc->bias;
 }
 
 const gg_layer_type gg_layer_attention = {
@@ -41,5 +89,17 @@ const gg_layer_type gg_layer_attention = {
     .integer_inputs = 2,
     .infer = attention_infer,
     .macs = attention_macs,
+    .describe = attention_describe,
+};
+
+const gg_layer_type gg_layer_multi_head = {
+    .name = "multi_head",
+    .least_inputs = 1,
+    .most_inputs = 2,
+    .op = GG_OP_MULTI_HEAD,
+    .integer_inputs = 2,
+    .infer = multi_head_infer,
+    .parameters = multi_head_parameters,
+    .macs = multi_head_macs,
     .describe = attention_describe,
 };
