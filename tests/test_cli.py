@@ -225,6 +225,8 @@ def test_resume_goes_on(capsys, tmp_path):
         ("train --model lenet5", 2, "did you mean 'lenet'?"),
         ("train --dataset minst", 2, "did you mean 'mnist'?"),
         ("train --loss mse", 2, "did you mean 'mean_squared_error'?"),
+        ("train --label-smoothing 1", 2, "label_smoothing=1.0: allowed: a finite number >= 0 and < 1"),
+        ("train --model mlp --label-smoothing 0.1", 2, "goes with the loss cross_entropy, not binary_cross_entropy"),
         ("trian", 2, "did you mean 'train'?"),
         ("train --bucket-bytes 99999999999999999999", 2, "bucket_bytes=99999999999999999999: allowed: "),
         ("train --epochs 99999999999999999999", 2, "--epochs 99999999999999999999: allowed: at most"),

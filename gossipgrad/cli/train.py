@@ -32,8 +32,9 @@ from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.given import SHARDS, shard_sizes
 from gossipgrad.errors import HIGHEST, counted, number
 from gossipgrad.history import History
-from gossipgrad.literals import LOSSES
+from gossipgrad.literals import LOSSES, Loss
 from gossipgrad.loop import check_batch
+from gossipgrad.losses import CrossEntropy
 from gossipgrad.progress import simulated
 from gossipgrad.trainer import Trainer
 
@@ -46,6 +47,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, default=8, metavar="N", help="how often the samples are gone through")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a rank and step; default: the model's")
     parser.add_argument("--loss", choices=LOSSES, help="default: the model's")
+    parser.add_argument(
+        "--label-smoothing",
+        type=float,
+        metavar="X",
+        help="with cross_entropy: this share of a target is spread evenly over all classes; default: 0",
+    )
     add_optimizer(parser)
     parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, help="another order in each epoch")
     parser.set_defaults(shuffle=True)  # later, because Python 3.10 would add it to the help in words of its own
@@ -88,6 +95,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--log-csv", type=path, metavar="FILE", help="one row an epoch")
     files.add_argument("--log-jsonl", type=path, metavar="FILE", help="one line of JSON an epoch")
     files.add_argument("--quiet", action="store_true", help="print errors only")
+
+
+def _loss(arguments: argparse.Namespace, name: Loss) -> Loss | CrossEntropy:
+    if arguments.label_smoothing is None:
+        return name
+    if name != "cross_entropy":
+        given = f"--label-smoothing {arguments.label_smoothing:g}"
+        raise UsageError(f"{given}: goes with the loss cross_entropy, not {name}")
+    try:
+        return CrossEntropy(label_smoothing=arguments.label_smoothing)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
@@ -136,6 +155,7 @@ def train(arguments: argparse.Namespace) -> int:
     timeout = checked(lambda: number("timeout", arguments.timeout, 0.0))
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
+    loss = _loss(arguments, arguments.loss or entry.loss)
 
     net, train_set, validation_set = load_data(arguments)
     batch_size = arguments.batch_size or entry.batch
@@ -145,7 +165,7 @@ def train(arguments: argparse.Namespace) -> int:
     )  # before all replicas are made
     trainer = Trainer(
         net,
-        loss=arguments.loss or entry.loss,
+        loss=loss,
         optimizer=optimizer,
         strategy=strategy,
         seed=arguments.seed,
