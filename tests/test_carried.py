@@ -1,5 +1,6 @@
 """Tokens, heads with a class a position, and state that layers carry from batch to batch, on one and several ranks."""
 
+import gc
 import json
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from conftest import ROOT, run_group
 
 import gossipgrad as gg
+from gossipgrad import _core
 
 WORDS, HIDDEN = 7, 5
 STRATEGIES = {
@@ -153,3 +155,20 @@ def test_tokens_are_checked():
     ]:
         with pytest.raises((TypeError, ValueError), match=text):
             trainer.train_step(wrong, y)
+
+
+def test_a_warm_epoch_allocates_nothing_and_nothing_is_left():
+    gc.collect()
+    before = _core.memory()[0]
+    x, y = batch(1, 30, 4)  # 30 samples in batches of 8: the last one has 6
+    trainer = gg.Trainer(network(4, True), loss=LOSSES, comm=gg.VirtualCluster(2), strategy=gg.AllReduce())
+    trainer.fit(x, y, epochs=1, batch_size=8, progress=False)
+    steps = trainer.step
+    trainer.core.epoch(1)
+    warm = _core.memory()[1]
+    assert trainer.core.run(steps) == steps
+    assert _core.memory()[1] == warm
+    trainer.close()
+    del trainer  # and with it the network
+    gc.collect()
+    assert _core.memory()[0] == before
