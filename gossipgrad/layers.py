@@ -474,6 +474,27 @@ class LayerNorm(Layer):
         return {"normalized_shape": shape, "eps": self.eps, "elementwise_affine": affine, "bias": self.bias}
 
 
+class LocalResponseNorm(Layer):
+    """Local response normalisation (Krizhevsky et al. 2012) of (channels, ...): x / (k + alpha*mean)^beta, with the mean
+    of the squares over `size` channels around that of x, zeros beyond the ends; PyTorch's form."""
+
+    kind, prefix = "local_response_norm", "lrn"
+
+    def __init__(
+        self, size: int, *, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        self.size = integer("size", size, 1)
+        self.alpha = number("alpha", alpha)
+        self.beta = number("beta", beta)
+        self.k = number("k", k)
+
+    def options(self) -> dict[str, Any]:
+        return {"size": self.size, "alpha": self.alpha, "beta": self.beta, "k": self.k}
+
+    config = options
+
+
 class Softmax(Layer):
     """exp(x) over its sum along one axis. dim counts as in PyTorch: -1 is the last axis, 1 the sample's first (0 would
     be the batch). A network that is trained with loss="cross_entropy" needs none: that loss has its own."""
@@ -528,7 +549,7 @@ KINDS: dict[str, type[Layer]] = {
     c.__name__: c
     for c in (
         *(Conv2d, Linear, MaxPool2d, AvgPool2d, ReLU, Tanh, Sigmoid, Flatten, Dropout, Add, Concat),
-        *(LayerNorm, Softmax, LeakyReLU, GELU),
+        *(LayerNorm, LocalResponseNorm, Softmax, LeakyReLU, GELU),
         *(BatchNorm1d, BatchNorm2d, AdaptiveAvgPool2d, GlobalAvgPool2d),
     )
 }

@@ -454,6 +454,24 @@ def layer_norm_backward(
     return inverse * (inner - means[0] - normal * means[1]), (grad * normal).sum(over), grad.sum(over)
 
 
+def _channel_windows(channels: int, size: int) -> Array:
+    """(channels, channels): 1 where the second is in the window of the first."""
+    first, second = np.ogrid[:channels, :channels]
+    return ((second >= first - size // 2) & (second <= first + (size - 1) // 2)).astype(np.float64)
+
+
+def local_response_norm(x: Array, size: int, alpha: float, beta: float, k: float) -> Array:
+    squares = np.einsum("cd,nd...->nc...", _channel_windows(x.shape[1], size), x**2)
+    return x / (k + alpha / size * squares) ** beta
+
+
+def local_response_norm_backward(x: Array, grad: Array, size: int, alpha: float, beta: float, k: float) -> Array:
+    windows = _channel_windows(x.shape[1], size)
+    sums = k + alpha / size * np.einsum("cd,nd...->nc...", windows, x**2)
+    inner = np.einsum("cd,nc...->nd...", windows, grad * x * sums ** (-beta - 1))
+    return grad * sums**-beta - 2 * beta * alpha / size * x * inner
+
+
 def softmax(x: Array, axis: int) -> Array:
     e = np.exp(x - x.max(axis, keepdims=True))
     return e / e.sum(axis, keepdims=True)
@@ -559,6 +577,8 @@ class Network:
         if kind == "LayerNorm":
             axes = self._last_axes(x, options)
             return layer_norm(x, weights.get(f"{name}.weight"), weights.get(f"{name}.bias"), options["eps"], axes)
+        if kind == "LocalResponseNorm":
+            return local_response_norm(x, *(options[key] for key in ("size", "alpha", "beta", "k")))
         if kind == "Softmax":
             return softmax(x, options["dim"])
         if kind == "LeakyReLU":
@@ -629,6 +649,9 @@ class Network:
                 if f"{name}.{suffix}" in weights:
                     result[f"{name}.{suffix}"] = one
             return [grad_input]
+        if kind == "LocalResponseNorm":
+            window = (options[key] for key in ("size", "alpha", "beta", "k"))
+            return [local_response_norm_backward(x, grad, *window)]
         if kind == "Softmax":
             return [softmax_backward(y, grad, options["dim"])]
         if kind == "LeakyReLU":

@@ -305,6 +305,14 @@ def curves():
     return gg.Model(x, gg.Linear(4, name="out")(gg.Softmax()(gg.LayerNorm(name="e.ln", elementwise_affine=False)(e))))
 
 
+def local_responses():
+    """Local response normalisation with odd and even windows, the papers' power and others."""
+    x = gg.Input((3, 9, 8))
+    a = gg.LocalResponseNorm(5, alpha=0.5)(gg.ReLU()(gg.Conv2d(20, 3, padding=1, name="a")(x)))
+    b = gg.LocalResponseNorm(4, alpha=0.3, beta=1.2, k=2.0)(gg.Conv2d(5, 3, padding=1, name="b")(a))
+    return gg.Model(x, gg.Linear(4, name="out")(gg.Flatten()(gg.MaxPool2d(2)(b))))
+
+
 def odd_windows():
     x = gg.Input((6, 11, 10))
     node = gg.Conv2d(4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, name="a")(x)
@@ -339,6 +347,7 @@ GRAPHS = [
     normalised,
     adaptive_windows,
     curves,
+    local_responses,
     only_a_layer,
     starts_without_parameters,
 ]
@@ -413,6 +422,8 @@ def torch_layer(torch, layer, tensors, inputs):
         return x
     if kind == "LayerNorm":
         return f.layer_norm(x, x.shape[-len(o["normalized_shape"] or [1]) :], weight, bias, o["eps"])
+    if kind == "LocalResponseNorm":
+        return f.local_response_norm(x, o["size"], o["alpha"], o["beta"], o["k"])
     if kind == "Softmax":
         return x.softmax(o["dim"])
     if kind == "LeakyReLU":

@@ -397,3 +397,40 @@ def test_leaky_relu(isa, slope):
 def test_wrong_words_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# ---- local response normalisation
+
+
+@isas
+@pytest.mark.parametrize("layout", ["plain", "batch_last"])
+@pytest.mark.parametrize("shape", [(3, 5, 4, 3), (17, 96, 3, 5), (1, 2, 7, 11), (2, 7, 130)], ids=str)
+@pytest.mark.parametrize(("size", "beta"), [(5, 0.75), (4, 0.75), (3, 1.5), (1, 0.5)])
+def test_local_response_norm(isa, layout, shape, size, beta):
+    rng = seeded((shape, size))
+    x, grad = float32(rng, *shape) * 2, float32(rng, *shape)
+    options = dict(size=size, alpha=0.5, beta=beta, k=2.0)
+    found = operations.run_op(
+        *("native", isa, "local_response_norm", [x], shape[1:]),
+        parameters=[],
+        grad_output=grad,
+        layout=layout,
+        threads=1 + shape[0] % 2,
+        **options,
+    )
+    wide_x, wide_grad = wide([x, grad])
+    wanted = ref.local_response_norm(wide_x, *options.values())
+    close("output", found["output"], wanted, np.abs(wanted), 16)
+    wanted = ref.local_response_norm_backward(wide_x, wide_grad, *options.values())
+    bound = [np.abs(one) for one in (wide_x, wide_grad)]
+    plus = ref.local_response_norm_backward(bound[0], -bound[1], *options.values())  # its second term, positive
+    direct = bound[1] * np.abs(ref.local_response_norm(wide_x, *options.values())) / np.maximum(bound[0], 1e-30)
+    close("grad_input", found["grad_inputs"][0], wanted, 2 * direct + np.abs(plus), 16)
+
+
+def test_local_response_norm_of_a_nan_is_nan_in_its_windows():
+    x = np.ones((2, 9, 2, 2), np.float32)
+    x[1, 4, 0, 1] = np.nan
+    options = dict(size=5, alpha=0.5, beta=0.75, k=1.0)
+    y = operations.run_op("native", None, "local_response_norm", [x], (9, 2, 2), parameters=[], **options)["output"]
+    assert [tuple(at) for at in np.argwhere(np.isnan(y))] == [(1, c, 0, 1) for c in range(2, 7)]

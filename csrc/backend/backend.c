@@ -9,6 +9,7 @@ const char *gg_op_kind_name(gg_op_kind kind) {
         [GG_OP_ADAPTIVE_AVG_POOL2D] = "adaptive_avg_pool2d",
         [GG_OP_BATCH_NORM] = "batch_norm",
         [GG_OP_LAYER_NORM] = "layer_norm",
+        [GG_OP_LOCAL_RESPONSE_NORM] = "local_response_norm",
         [GG_OP_SOFTMAX] = "softmax",
         [GG_OP_LEAKY_RELU] = "leaky_relu",
         [GG_OP_GELU] = "gelu",

@@ -26,6 +26,7 @@ typedef enum gg_op_kind {
     GG_OP_ADAPTIVE_AVG_POOL2D, /* window o of an axis: elements o*in/out, rounded down, to (o+1)*in/out, rounded up */
     GG_OP_BATCH_NORM,          /* over the first axis of the sample */
     GG_OP_LAYER_NORM,          /* over the axes of the sample from `axis` on */
+    GG_OP_LOCAL_RESPONSE_NORM, /* over windows of channels */
     GG_OP_SOFTMAX,             /* along `axis` */
     GG_OP_LEAKY_RELU,
     GG_OP_GELU,
@@ -98,6 +99,8 @@ typedef struct gg_op_desc {
     int64_t axis;                     /* LAYER_NORM, SOFTMAX: of the sample */
     float slope;                      /* LEAKY_RELU: of the negative side */
     bool tanh_form;                   /* GELU: PyTorch's approximate="tanh" */
+    int64_t size;                     /* LOCAL_RESPONSE_NORM: channels in a window */
+    float alpha, beta, k;             /* LOCAL_RESPONSE_NORM */
     float epsilon;                    /* normalisations: added to the variance */
     float momentum;                   /* BATCH_NORM: the share of a batch in the running statistics */
     bool affine;                      /* normalisations: has weight and bias */

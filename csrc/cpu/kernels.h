@@ -119,6 +119,25 @@ typedef struct gg_cpu_rows {
     void (*softmax_lanes_backward)(size_t n, size_t step, size_t width, const float *y, const float *dy, float *dx);
 } gg_cpu_rows;
 
+/* Local response normalisation: channel c is divided by the power beta of k + share*(the squares of channels c - before
+ * to c + after). A channel's values lie side by side, `step` floats from those of the next. */
+typedef struct gg_lrn_shape {
+    int64_t channels, before, after;
+    size_t step;
+    float share, beta, k;
+} gg_lrn_shape;
+
+/* Of at most so many values of each channel at a time: */
+#define GG_LRN_STRIP ((size_t)64)
+
+typedef struct gg_cpu_lrn {
+    /* sums: what is raised to the power, for the way back; NULL: not wanted. */
+    void (*forward)(const gg_lrn_shape *shape, size_t width, const float *x, float *y, float *sums);
+    /* terms: room for GG_LRN_STRIP floats a channel. */
+    void (*backward)(const gg_lrn_shape *shape, size_t width, const float *x, const float *sums, const float *dy,
+                     float *dx, float *terms);
+} gg_cpu_lrn;
+
 /* Rows [begin, end): the positions of all samples one after the other where the prediction lies PLAIN, else samples;
  * begin is a multiple of GG_LANES. Adds to the two sums; args->divisor is already known. The call that ends at the
  * batch's end also clears the gradient's padding lanes. */
@@ -179,6 +198,7 @@ typedef struct gg_cpu_kernels {
     const gg_cpu_pool *pool;
     const gg_cpu_norm *norm;
     const gg_cpu_rows *rows;
+    const gg_cpu_lrn *lrn;
     const gg_cpu_loss_kernels *loss;
     const gg_cpu_arena *arena;
     const gg_cpu_layout *layout;

@@ -35,6 +35,7 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
     [GG_LAYER_BATCH_NORM1D] = &gg_layer_batch_norm1d,
     [GG_LAYER_BATCH_NORM2D] = &gg_layer_batch_norm2d,
     [GG_LAYER_LAYER_NORM] = &gg_layer_layer_norm,
+    [GG_LAYER_LOCAL_RESPONSE_NORM] = &gg_layer_local_response_norm,
     [GG_LAYER_SOFTMAX] = &gg_layer_softmax,
     [GG_LAYER_LEAKY_RELU] = &gg_layer_leaky_relu,
     [GG_LAYER_GELU] = &gg_layer_gelu,

@@ -19,6 +19,7 @@ typedef enum gg_layer_kind {
     GG_LAYER_BATCH_NORM1D,
     GG_LAYER_BATCH_NORM2D,
     GG_LAYER_LAYER_NORM,
+    GG_LAYER_LOCAL_RESPONSE_NORM,
     GG_LAYER_SOFTMAX,
     GG_LAYER_LEAKY_RELU,
     GG_LAYER_GELU,
@@ -86,6 +87,8 @@ typedef struct gg_layer_desc {
     float probability;      /* DROPOUT, in [0, 1) */
     float slope;            /* LEAKY_RELU: of the negative side */
     bool tanh_form;         /* GELU: PyTorch's approximate="tanh" */
+    int64_t size;           /* LOCAL_RESPONSE_NORM: channels in a window */
+    float alpha, beta, k;   /* LOCAL_RESPONSE_NORM */
     float epsilon;          /* normalisations: added to the variance; at least 0 */
     float momentum;         /* BATCH_NORM: the share of a batch in the running statistics, 0 to 1 */
     bool affine;            /* normalisations: has a weight and a bias */

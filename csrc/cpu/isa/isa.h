@@ -24,6 +24,7 @@ extern const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise);
 extern const gg_cpu_pool GG_VARIANT(gg_cpu_pool);
 extern const gg_cpu_norm GG_VARIANT(gg_cpu_norm);
 extern const gg_cpu_rows GG_VARIANT(gg_cpu_rows);
+extern const gg_cpu_lrn GG_VARIANT(gg_cpu_lrn);
 extern const gg_cpu_loss_kernels GG_VARIANT(gg_cpu_loss_kernels);
 extern const gg_cpu_arena GG_VARIANT(gg_cpu_arena);
 void GG_VARIANT(gg_cpu_update)(const gg_update_args *args); /* the arena table's entry; a file of its own */

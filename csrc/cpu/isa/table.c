@@ -11,6 +11,7 @@ const gg_cpu_kernels GG_VARIANT(gg_cpu_kernels) = {
     .pool = &GG_VARIANT(gg_cpu_pool),
     .norm = &GG_VARIANT(gg_cpu_norm),
     .rows = &GG_VARIANT(gg_cpu_rows),
+    .lrn = &GG_VARIANT(gg_cpu_lrn),
     .loss = &GG_VARIANT(gg_cpu_loss_kernels),
     .arena = &GG_VARIANT(gg_cpu_arena),
     .layout = &GG_VARIANT(gg_cpu_layout),

@@ -31,6 +31,7 @@ gg_status gg_native_curve_create(gg_device *device, const gg_op_desc *desc, gg_o
 /* PLAIN if offered, else BATCH_LAST. */
 gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_native_softmax_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_native_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* In the layout offered. */
 gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* BATCH_LAST. */

@@ -17,6 +17,7 @@ const gg_backend gg_backend_native = {
             [GG_OP_AVG_POOL2D] = gg_native_pool_create,
             [GG_OP_ADAPTIVE_AVG_POOL2D] = gg_native_pool_create,
             [GG_OP_BATCH_NORM] = gg_native_batch_norm_create,
+            [GG_OP_LOCAL_RESPONSE_NORM] = gg_native_lrn_create,
             [GG_OP_LAYER_NORM] = gg_native_layer_norm_create,
             [GG_OP_SOFTMAX] = gg_native_softmax_create,
             [GG_OP_LEAKY_RELU] = gg_native_curve_create,
