@@ -436,7 +436,7 @@ class BatchNorm2d(_BatchNorm):
     kind = "batch_norm2d"
 
 
-class LayerNorm(Layer):
+class LayerNorm(Trained):
     """Layer normalisation (Ba et al. 2016): of each sample, over its last axes, the mean is subtracted, and it is
     divided by the square root of the variance plus eps; PyTorch's form.
 
@@ -444,6 +444,7 @@ class LayerNorm(Layer):
                  last axis, whatever its size.
     eps          added to the variance.
     elementwise_affine  a weight (first 1) multiplies each place of the axes; with bias (first 0) added.
+    lr, weight_decay  factors of the optimiser's for this layer, as of Conv2d.
     """
 
     kind, prefix = "layer_norm", "ln"
@@ -455,9 +456,11 @@ class LayerNorm(Layer):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, lr, weight_decay)
         sizes = () if normalized_shape is None else normalized_shape
         sizes = sizes if isinstance(sizes, (tuple, list)) else (sizes,)
         self.normalized_shape = tuple(integer("normalized_shape", one, 1) for one in sizes)
@@ -475,8 +478,8 @@ class LayerNorm(Layer):
 
 
 class LocalResponseNorm(Layer):
-    """Local response normalisation (Krizhevsky et al. 2012) of (channels, ...): x / (k + alpha*mean)^beta, with the mean
-    of the squares over `size` channels around that of x, zeros beyond the ends; PyTorch's form."""
+    """Local response normalisation (Krizhevsky et al. 2012) of (channels, ...): x / (k + alpha*mean)^beta, with the
+    mean of the squares over `size` channels around that of x, zeros beyond the ends; PyTorch's form."""
 
     kind, prefix = "local_response_norm", "lrn"
 

@@ -126,6 +126,14 @@ def test_batch_norm_evaluates_with_the_running_statistics(isa):
     close("one value a channel", one, wanted[:1, :, 0, 0], 5 * (1 + np.abs(wanted[:1, :, 0, 0])))
 
 
+def test_batch_norm_evaluates_a_variance_a_rounding_below_zero_as_zero():
+    x, zeros = float32(seeded("below"), 5, 3), np.zeros(3, np.float32)
+    parameters = [zeros + 1, zeros, zeros, np.array([-1e-3, 0, np.nan], np.float32)]
+    y = batch_norm_run(None, x, parameters, training=False, eps=1e-4)["output"]
+    np.testing.assert_allclose(y[:, :2], 100 * x[:, :2], rtol=1e-5)
+    assert np.isnan(y[:, 2]).all()
+
+
 def test_batch_norm_without_statistics_evaluates_with_those_of_the_batch():
     x = float32(seeded("batch"), 5, 6)
     found = batch_norm_run(None, x, [], affine=False, track=False, training=False)["output"]

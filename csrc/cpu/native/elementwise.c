@@ -155,10 +155,11 @@ static gg_status curve_backward(gg_op *head, const gg_op_args *args) {
 static const gg_op_class curve_class = {curve_forward, curve_backward, native_elementwise_destroy};
 
 gg_status gg_native_curve_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    const gg_status status = native_elementwise_create(device, desc, &curve_class, desc->offered[0].layout, out);
-    if (status != GG_OK) return status;
+    gg_status status = GG_OK;
+    GG_TRY(native_elementwise_create(device, desc, &curve_class, desc->offered[0].layout, out));
     (*out)->backward_needs_output = desc->kind == GG_OP_LEAKY_RELU && desc->slope >= 0;
     (*out)->backward_needs_input = !(*out)->backward_needs_output;
+cleanup:
     return status;
 }
 
