@@ -53,6 +53,7 @@ def test_mlp():
         ("vgg11_bn", 132_868_840, 2 * 2752),
         ("vgg16_bn", 138_365_992, 2 * 4224),
         ("vgg19_bn", 143_678_248, 2 * 5504),
+        ("googlenet", 13_004_888, 2 * (7280 + 2 * 128)),
         ("resnet18", 11_689_512, 2 * 4800),
         ("resnet34", 21_797_672, 2 * 8512),
         ("resnet50", 25_557_032, 2 * 26560),
@@ -69,6 +70,18 @@ def test_sizes_that_are_known(name, trained, statistics):
     net = getattr(gg.models, name)()
     assert (net.name, net.parameters, net.statistics) == (name, trained, statistics)
     assert gg.models.by_name(name).make is getattr(gg.models, name)
+
+
+def test_googlenet_and_its_heads():
+    net = gg.models.googlenet(7)
+    heads = [(one.name, one.shape, one.training_only, one.weight, one.target) for one in net.heads]
+    assert heads == [("fc", (7,), False, 1.0, 0), ("aux1", (7,), True, 0.3, 0), ("aux2", (7,), True, 0.3, 0)]
+    plain = gg.models.googlenet(auxiliary=False)
+    assert plain.parameters == 6_624_904 and len(plain.heads) == 1
+    published = gg.models.googlenet(auxiliary=False, form="published")
+    assert published.parameters == 6_998_552, "as in Caffe's bvlc_googlenet without its auxiliary heads"
+    with pytest.raises(ValueError, match="form='caffe': allowed: 'torchvision', 'published'"):
+        gg.models.googlenet(form="caffe")
 
 
 def test_images_of_other_sizes_and_classes():

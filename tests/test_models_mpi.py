@@ -20,6 +20,8 @@ def networks():
         "lenet": models.lenet(input=(1, 17, 20)),
         "cifar_quick": models.cifar_quick(input=(3, 17, 21)),
         "alexnet": models.alexnet(7, (3, 65, 79), hidden=24, width=8),
+        "googlenet": models.googlenet(5, (3, 33, 43), width=8),
+        "published": models.googlenet(5, (3, 81, 90), form="published", width=8),
         "speech_dnn": models.speech_dnn(99, 41, (30,) * 6),
         "char_lstm": models.char_lstm(23, 11, embedding=13, hidden=20, dropout=0.2),
         "char_gpt": models.char_gpt(23, 11, layers=2, heads=3, width=21, dropout=0.2),

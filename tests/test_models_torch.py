@@ -123,3 +123,18 @@ def test_char_lstm():
 def test_char_gpt(bias):
     net = gg.models.char_gpt(23, 11, layers=2, heads=3, width=21, bias=bias)
     same(net, theirs.CharGPT(23, 11, 2, 3, 21, bias), tokens(23, 11, 5), lr=0.1)
+
+
+@pytest.mark.parametrize("form", ["torchvision", "published"])
+def test_googlenet(form):
+    published = form == "published"
+    size = (3, 81, 90) if published else (3, 33, 43)
+    net = gg.models.googlenet(5, size, 0.0, form=form, dropout_auxiliary=0.0, width=8)
+    module = theirs.GoogLeNet(5, published, 1 if published else 16, width=8)
+
+    def loss_of(outputs, y):
+        main, first, second = (nn.functional.cross_entropy(one, y) for one in outputs)
+        return main + 0.3 * (first + second)
+
+    kinds = ("step", "adam") if published else ("step", "sgd")
+    same(net, module, images(size, 3, 5), loss_of=loss_of, optimizers=kinds, lr=0.0005)

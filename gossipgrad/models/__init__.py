@@ -16,6 +16,7 @@ from gossipgrad.model import Model
 from gossipgrad.models.alexnet import alexnet
 from gossipgrad.models.char import char_gpt, char_lstm
 from gossipgrad.models.classic import cifar_quick, lenet, mlp
+from gossipgrad.models.googlenet import googlenet
 from gossipgrad.models.resnet import resnet18, resnet20, resnet32, resnet34, resnet50, resnet56, resnet101
 from gossipgrad.models.speech import speech_dnn
 from gossipgrad.models.vgg import vgg11, vgg11_bn, vgg13, vgg13_bn, vgg16, vgg16_bn, vgg19, vgg19_bn
@@ -28,6 +29,7 @@ __all__ = [
     "char_gpt",
     "char_lstm",
     "cifar_quick",
+    "googlenet",
     "lenet",
     "mlp",
     "resnet101",
@@ -113,6 +115,7 @@ BY_NAME = {
     "vgg13_bn": Entry(vgg13_bn, "cross_entropy", 32, "imagefolder"),
     "vgg16_bn": Entry(vgg16_bn, "cross_entropy", 32, "imagefolder"),
     "vgg19_bn": Entry(vgg19_bn, "cross_entropy", 32, "imagefolder"),
+    "googlenet": Entry(googlenet, "cross_entropy", 32, "imagefolder"),
     "resnet18": Entry(resnet18, "cross_entropy", 64, "imagefolder"),
     "resnet34": Entry(resnet34, "cross_entropy", 64, "imagefolder"),
     "resnet50": Entry(resnet50, "cross_entropy", 32, "imagefolder"),
