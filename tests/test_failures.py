@@ -398,7 +398,7 @@ WRONG = [
     (["--topology", "torus"], ["--topology", "'torus'", "cube"]),
     (["--topology", "missing.npy"], ["--topology", "missing.npy", "No such file"]),
     (["--strategy", "allreduce", "--topology", "cube"], ["topology", "allreduce"]),
-    (["--model", "alexnet"], ["--model", "'alexnet'", "lenet"]),
+    (["--model", "alexnetwork"], ["--model", "'alexnetwork'", "lenet"]),
     (["--speed", "9"], ["--speed"]),
     (["--lr", "-1"], ["lr=-1"]),
     (["--resume", "nowhere.safetensors"], ["nowhere.safetensors"]),
