@@ -160,6 +160,47 @@ def test_what_a_source_reads_is_checked():
             trained(gg.Dataset(source), ranks=2)
 
 
+def test_scales_of_a_field():
+    """A scale for samples without values is refused; scales given twice are held once."""
+    for samples in ([], np.zeros((3, 0), np.float32)):
+        with pytest.raises(ValueError, match="data set: "):
+            _core.Dataset(samples, None, 2.0)
+    x, scale = np.zeros((4, 3), np.float32), np.ones(3, np.float32)
+    gc.collect()
+    before = _core.memory()[0]
+    for _ in range(2):
+        _core.Dataset({"array": x, "scale": scale}, None, scale)
+    gc.collect()
+    assert _core.memory()[0] == before
+
+
+@pytest.mark.parametrize(
+    "classes, ignored, allowed",
+    [
+        ((3, 3), (None, -100000), False),
+        ((3, 3), (-100000, None), False),
+        ((3, 3), (-100000, -100000), True),
+        ((3, 3), (-100000, -7), False),
+        ((3, 5), (4, None), True),  # the second head has class 4
+        ((5, 3), (None, 4), True),
+        ((5, 3), (4, None), False),
+    ],
+)
+def test_a_target_that_is_ignored_must_be_so_for_all_its_heads(classes, ignored, allowed):
+    x, y = arrays(20)
+    y[13] = next(value for value in ignored if value is not None)
+    node = gg.Input((6,))
+    heads = [gg.Linear(count, name=f"head{i}")(node) for i, count in enumerate(classes)]
+    loss = ["cross_entropy" if value is None else gg.CrossEntropy(ignore_index=value) for value in ignored]
+    with gg.Trainer(gg.Model(node, heads, targets=[0, 0]), loss=loss) as trainer:
+        train = gg.Dataset(Arrays(x, y))
+        if allowed:
+            assert np.isfinite(trainer.fit(train, batch_size=20, progress=False).last["train_loss"])
+        else:
+            with pytest.raises(ValueError, match=f"sample 13 has class {y[13]}; allowed are 0 to {min(classes) - 1}$"):
+                trainer.fit(train, batch_size=20, progress=False)
+
+
 def test_a_source_that_only_goes_on():
     """Rows are asked for in ascending order, whatever is wanted; moving samples are refused with the reason."""
     x, y = arrays(37)

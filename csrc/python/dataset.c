@@ -69,8 +69,10 @@ static int field_scales(gg_field *field, PyObject *scale, PyObject *shift) {
     bool several = false;
     gg_storage *scales = NULL;
     const int64_t channels = field->shape.size[0];
+    gg_storage_release(field->scales); /* of the field's own description */
+    field->scales = NULL;
     field->scale = 1.0f;
-    if (scale == NULL && shift == NULL) return 0;
+    if (channels < 1 || (scale == NULL && shift == NULL)) return 0; /* gg_dataset_check refuses such a shape */
     gg_status status = gg_storage_create(2 * (size_t)channels * sizeof(float), "scales of channels", &scales);
     if (status != GG_OK) {
         gg_py_raise(status);

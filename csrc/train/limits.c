@@ -8,18 +8,36 @@ static int64_t classes_of(const gg_graph *graph, int head) {
     return output->size[output->dims - 1];
 }
 
+/* Whether a head can be trained on a number in place of a class. */
+static bool is_target_of(const gg_graph *graph, const gg_head_options *head, int h, int64_t value) {
+    const gg_loss_options *loss = &head[h].loss;
+    return (value >= 0 && value < classes_of(graph, h)) || (loss->ignores && value == loss->ignore_index);
+}
+
+/* The heads of one target must all be able to use a number. The one with the fewest classes says which: these, and the
+ * number that it ignores, where the others can use that one. */
+static void limit_target(const gg_graph *graph, const gg_head_options *head, int number, gg_field *target) {
+    int narrowest = -1;
+    for (int h = 0; h < gg_graph_heads(graph); ++h) {
+        if (head[h].target != number || head[h].loss.kind != GG_LOSS_CROSS_ENTROPY) continue;
+        if (narrowest < 0 || classes_of(graph, h) < classes_of(graph, narrowest)) narrowest = h;
+    }
+    if (narrowest < 0) return;
+    const int64_t classes = classes_of(graph, narrowest);
+    if (target->classes == 0 || classes < target->classes) target->classes = classes;
+    target->ignores = head[narrowest].loss.ignores;
+    target->ignored = head[narrowest].loss.ignore_index;
+    for (int h = 0; target->ignores && h < gg_graph_heads(graph); ++h)
+        if (head[h].target == number && head[h].loss.kind == GG_LOSS_CROSS_ENTROPY)
+            target->ignores = is_target_of(graph, head, h, target->ignored);
+}
+
 gg_dataset gg_limited_set(const gg_graph *graph, const gg_head_options *head, const gg_dataset *set) {
     gg_dataset limited = *set;
     for (int i = 0; i < set->inputs && i < gg_graph_inputs(graph); ++i)
         if (set->field[i].tokens) limited.field[i].classes = gg_graph_tokens(graph, i);
-    for (int h = 0; head != NULL && h < gg_graph_heads(graph); ++h) {
-        gg_field *target = &limited.field[set->inputs + head[h].target];
-        if (head[h].target >= set->targets || head[h].loss.kind != GG_LOSS_CROSS_ENTROPY) continue;
-        const int64_t classes = classes_of(graph, h);
-        if (target->classes == 0 || classes < target->classes) target->classes = classes;
-        target->ignores = head[h].loss.ignores;
-        target->ignored = head[h].loss.ignore_index;
-    }
+    for (int i = 0; head != NULL && i < set->targets; ++i)
+        limit_target(graph, head, i, &limited.field[set->inputs + i]);
     return limited;
 }
 
