@@ -71,6 +71,15 @@ def test_linear_over_the_last_axis_is_the_same_for_any_threads(backend, isa):
     same("grad_input", runs[0]["grad_inputs"][0], runs[1]["grad_inputs"][0])
 
 
+@tables
+def test_the_bias_gradient_of_many_rows(backend, isa):
+    """A sum of float32 in one chain would be wrong by 6e-4."""
+    x, grad = np.ones((4, 2**14, 1), np.float32), np.full((4, 2**14, 3), 0.1, np.float32)
+    weight, bias = np.ones((3, 1), np.float32), np.zeros(3, np.float32)
+    found = operations.run_op(backend, isa, "linear", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad)
+    assert found["grad_bias"] == pytest.approx(np.full(3, 2**16 * np.float64(np.float32(0.1))), rel=1e-5)
+
+
 # ---- tables of rows
 
 EMBEDDINGS = {
@@ -222,6 +231,17 @@ def test_layers_name_what_does_not_fit(layer, message):
     x = gg.Input((7, 3))
     with pytest.raises((ValueError, TypeError), match=message):
         gg.Model(x, layer(x))
+
+
+def test_numbers_beyond_any_size():
+    """Their products do not overflow into something that fits."""
+    x = gg.Input((4, 6))
+    with pytest.raises(ValueError, match=f"divisible by the {2**63 // 3 * 2 + 2} heads"):
+        gg.Model(x, gg.Attention(2**63 // 3 * 2 + 2)(x))
+    for hidden in (2**60, 2**61, 2**63 - 1):
+        with pytest.raises(ValueError, match=f"the weight \\(4 \\* {hidden}, {hidden}\\) has too many values"):
+            gg.Model(x, gg.LSTM(hidden)(x))
+    assert gg.Model(x, gg.Slice(1, step=2**62)(x)).output_shape == (4, 1)
 
 
 def test_shapes():

@@ -53,14 +53,26 @@ typedef struct column_sums {
     float *out;
 } column_sums;
 
+/* Rows whose float32 sum is computed by itself, and columns at a time: one sum over all rows would lose digits. */
+enum { SUM_ROWS = 256, SUM_COLUMNS = 1024 };
+
 static void column_sums_part(void *context, int thread, int threads) {
     const column_sums *c = context;
     size_t begin, end;
     gg_parallel_split((size_t)c->cols, GG_LANES, thread, threads, &begin, &end);
-    if (begin == end) return;
-    memcpy(c->out + begin, c->in + begin, (end - begin) * sizeof(float));
-    for (int64_t i = 1; i < c->rows; ++i)
-        c->kernels->add(end - begin, c->out + begin, c->in + i * c->cols + begin, c->out + begin);
+    for (size_t at = begin, n; at < end; at += n) {
+        _Alignas(64) float sum[SUM_COLUMNS];
+        double total[SUM_COLUMNS] = {0};
+        n = end - at < SUM_COLUMNS ? end - at : SUM_COLUMNS;
+        for (int64_t i = 0; i < c->rows; ++i) {
+            const float *row = c->in + i * c->cols + at;
+            if (i % SUM_ROWS == 0) memcpy(sum, row, n * sizeof *sum);
+            else c->kernels->add(n, sum, row, sum);
+            if (i % SUM_ROWS != SUM_ROWS - 1 && i != c->rows - 1) continue;
+            for (size_t k = 0; k < n; ++k) total[k] += (double)sum[k];
+        }
+        for (size_t k = 0; k < n; ++k) c->out[at + k] = (float)total[k];
+    }
 }
 
 void gg_cpu_column_sums(gg_device *device, int64_t rows, int64_t cols, const float *in, float *out) {

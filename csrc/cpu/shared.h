@@ -31,7 +31,7 @@ double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const flo
 bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a);
 void gg_cpu_gather(gg_device *device, const gg_gather_args *args);
 void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *args);
-/* out[j] = sum over rows i of in[i*cols + j], in the order of the rows whatever the number of threads. */
+/* out[j] = sum over rows i of in[i*cols + j]; the same bits for any number of threads. */
 void gg_cpu_column_sums(gg_device *device, int64_t rows, int64_t cols, const float *in, float *out);
 void gg_cpu_columns(gg_device *device, const gg_vectors *from, int64_t first, int64_t count, float *out);
 void gg_cpu_transpose(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out);

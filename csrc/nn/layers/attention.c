@@ -8,7 +8,7 @@ static gg_status attention_infer(const gg_layer_desc *desc, int inputs, const gg
     if (desc->heads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "heads must be at least 1, got %lld", (long long)desc->heads);
     if (!(desc->probability >= 0 && desc->probability < 1))
         GG_FAIL(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
-    if (shape->dims != 2 || shape->size[1] % (3 * desc->heads) != 0)
+    if (shape->dims != 2 || desc->heads > shape->size[1] || shape->size[1] % (3 * desc->heads) != 0)
         GG_FAIL(
             GG_ERROR_SHAPE,
             "input must be (positions, features), with queries, keys and values side by side, each divisible by the "

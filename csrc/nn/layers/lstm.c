@@ -23,9 +23,9 @@ static gg_status lstm_infer(const gg_layer_desc *desc, int inputs, const gg_node
         GG_FAIL(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'", gg_shape_text(shape, text),
                 input[0]->desc.name);
     const int64_t widest = shape->size[1] > desc->outputs ? shape->size[1] : desc->outputs;
-    if (4 * desc->outputs > GG_MAX_SAMPLE / widest)
-        GG_FAIL(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)",
-                (long long)(4 * desc->outputs), (long long)widest, (long long)GG_MAX_SAMPLE);
+    if (desc->outputs > GG_MAX_SAMPLE / 4 / widest)
+        GG_FAIL(GG_ERROR_SHAPE, "the weight (4 * %lld, %lld) has too many values (at most %lld)",
+                (long long)desc->outputs, (long long)widest, (long long)GG_MAX_SAMPLE);
     *out = (gg_shape){2, {shape->size[0], desc->outputs}};
 cleanup:
     return status;

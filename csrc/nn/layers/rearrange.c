@@ -73,6 +73,7 @@ static gg_range slice_of(const gg_layer_desc *desc, const gg_shape *shape) {
     if (range.axis < 0) range.axis += shape->dims;
     range.begin = place_in(range.begin, shape->size[range.axis]);
     range.end = place_in(range.end, shape->size[range.axis]);
+    if (range.step > shape->size[range.axis]) range.step = shape->size[range.axis]; /* which leaves the first alone */
     return range;
 }
 
