@@ -94,7 +94,7 @@ class Fit:
         if not sharded:
             loop.check_batch(train_set.sizes(trainer.workers, trainer.gather), batch_size)
         if class_weight is not None:
-            train_set.check_class_weight(class_weight, trainer.loss, trainer.net.output_shape)
+            train_set.check_class_weight(class_weight, trainer.loss, trainer.net.output_shape, trainer.heads[0].ignored)
         actors = loop.with_defaults(callbacks, progress, trainer.optimizer.timing)
         _check_outputs(trainer.rank, actors, resume)
         return cls(
@@ -142,9 +142,9 @@ class Fit:
         """Class weights are weights of samples, by the classes of all ranks' samples. Collective."""
         if self.class_weight is None:
             return
-        loss, net = trainer.loss, trainer.net
-        counts = self.train.class_counts(loss, net.output_shape, trainer.gather)
-        self.train = self.train.class_weighted(self.class_weight, counts, loss, net.output_shape)
+        loss, net, ignored = trainer.loss, trainer.net, trainer.heads[0].ignored
+        counts = self.train.class_counts(loss, net.output_shape, trainer.gather, ignored)
+        self.train = self.train.class_weighted(self.class_weight, counts, loss, net.output_shape, ignored)
         self.train_core = self.train.core(net.inputs, trainer.heads, net.target_names)
 
     def warn(self, trainer: Replicas) -> None:

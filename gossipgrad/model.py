@@ -277,7 +277,7 @@ class Model:
         given, what = weights_of_others.opened(weights)
         found, misfit = weights_of_others.fit(given, self.parameter_shapes(), what)
         if misfit and (flag("strict", strict) or not found):
-            raise CheckpointError(f"{what} is of another model than {self.name!r}: it {misfit}")
+            raise CheckpointError(f"{what} is of another model than {self.name!r}: {misfit}")
         self._loaded = found
         return misfit
 
@@ -296,7 +296,7 @@ class Model:
         """Copies of these weights as float32 in the network's order; CheckpointError if they do not fit it."""
         found, misfit = weights_of_others.fit(weights, self.parameter_shapes(), what)
         if misfit:
-            raise CheckpointError(f"{what} is of another model than {self.name!r}: it {misfit}")
+            raise CheckpointError(f"{what} is of another model than {self.name!r}: {misfit}")
         return found
 
     # copies

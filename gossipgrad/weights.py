@@ -29,9 +29,11 @@ class Misfit(NamedTuple):
 
     def __str__(self) -> str:
         """All of it in one line."""
-        parts = [f"has no {', '.join(self.missing)}"] if self.missing else []
-        parts += [f"has {', '.join(self.extra)}, which the network lacks"] if self.extra else []
-        parts += [f"{name} has shape {given}, here {wanted}" for name, (given, wanted) in self.shapes.items()]
+        parts = [f"it has no {', '.join(self.missing)}"] if self.missing else []
+        parts += [f"it has {', '.join(self.extra)}, which the network lacks"] if self.extra else []
+        parts += [
+            f"{name} has shape {given}, in the network {wanted}" for name, (given, wanted) in self.shapes.items()
+        ]
         return "; ".join(parts)
 
 
@@ -105,7 +107,10 @@ def fit(
     TypeError: no dictionary, or elements that are no numbers.
     """
     if not isinstance(weights, Mapping):
-        raise TypeError(f"{what}: a {type(weights).__name__}; allowed: arrays by name, or the path of a file")
+        of_module = "; of a module: its state_dict()" if callable(getattr(weights, "state_dict", None)) else ""
+        raise TypeError(
+            f"{what}: a {type(weights).__name__}; allowed: arrays by name, or the path of a file{of_module}"
+        )
     found = _plain(_alone(weights, what), shapes)
     missing = tuple(name for name in shapes if name not in found)
     extra = tuple(name for name in found if name not in shapes)

@@ -63,6 +63,7 @@ def test_help_shows_every_default(capsys):
     for words in (
         "default: log2 (periodic-allreduce); 10 (elastic-averaging); 1 (parameter-server)",
         "default: 0.03 (sgd); 0.001 (adam)",
+        "shakespeare for char_gpt, char_lstm; synthetic for speech_dnn; imagefolder for all others",
         "(pull-gossip, push-gossip); default: 1",
         "--every N steps between two decays (step); default: none, it must be given",
         "--shuffle, --no-shuffle another order in each epoch; default: on",

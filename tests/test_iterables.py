@@ -55,6 +55,14 @@ def test_gathered_into_memory(make):
     assert data.scale == 2.0 and data.source is None
 
 
+def test_fit_says_how_batches_are_given():
+    with gg.Trainer(gg.Sequential([gg.Linear(1)], X.shape[1:])) as trainer:
+        with pytest.raises(TypeError, match=r"train is a generator; .*gossipgrad.data.from_iterable\(train\)$"):
+            trainer.fit(batch for batch in batches())
+        with pytest.raises(TypeError, match=r"train is a int; .*\(samples, targets\)$"):
+            trainer.fit(5)
+
+
 def test_types_of_batches():
     assert gg.data.from_iterable(batches(x=X.astype(np.uint8))).dtype == np.uint8
     assert gg.data.from_iterable(batches(x=X.astype(np.float64))).dtype == np.float32

@@ -43,3 +43,9 @@ def test_what_the_core_gets():
 def test_bad_options_are_named(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         gg.CrossEntropy(**options)
+
+
+def test_as_many_class_weights_as_classes():
+    net = gg.Sequential([gg.Linear(3)], 4)
+    with pytest.raises(ValueError, match="class_weights: 2 of them, but the output has 3 classes; allowed"):
+        gg.Trainer(net, loss=gg.CrossEntropy(class_weights=[1, 2]))

@@ -362,6 +362,23 @@ def test_balanced_classes_are_counted_over_all_parts():
     assert trained((x, y), 3, class_weight="balanced")[0] == trained(parts, 3, class_weight="balanced", sharded=True)[0]
 
 
+def test_class_weights_leave_ignored_targets_out():
+    x, y = arrays(20)[0], np.arange(20) % 3
+    y[:6] = -100
+    net = gg.Sequential([gg.Linear(3)], input=(5,))
+
+    def loss(**options):
+        with gg.Trainer(net, loss=gg.CrossEntropy(ignore_index=-100), strategy=gg.NoExchange()) as trainer:
+            return trainer.fit(x, y, batch_size=20, progress=False, **options).last["train_loss"]
+
+    seen = np.bincount(y[6:], minlength=3)
+    balanced = {c: len(y[6:]) / (3 * n) for c, n in enumerate(seen)}
+    assert len(set(seen)) > 1  # else "balanced" would say nothing
+    for given, weights in (({1: 3.0}, {0: 1, 1: 3, 2: 1}), ("balanced", balanced)):
+        by_sample = np.array([weights.get(int(c), 7.0) for c in y], np.float32)  # 7: without effect
+        assert loss(class_weight=given) == pytest.approx(loss(sample_weight=by_sample), rel=1e-6) != loss()
+
+
 def test_class_weights_of_a_binary_loss():
     x, y = arrays(20)
     y = y % 2

@@ -185,6 +185,8 @@ def test_bad_arguments(file, how, error, words):
 def test_files_that_cannot_be_read(tmp_path, file):
     with pytest.raises(gg.DataError, match="none.csv: No such file"):
         gg.data.csv(tmp_path / "none.csv", "label")
+    with pytest.raises(gg.DataError, match="is a folder; allowed: a file$"):
+        gg.data.csv(tmp_path, "label")
     path = file(GOOD * 50, "t.csv.gz")
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(gg.DataError, match="t.csv.gz: truncated or damaged"):

@@ -84,7 +84,7 @@ def test_the_end_is_to_validate_on():
     cut = int(len(TEXT) * 0.75)
     assert "".join(windows(train)[0]) == TEXT[: 8 * len(train)] and 8 * len(train) <= cut
     assert "".join(windows(test)[0]) == TEXT[cut : cut + 8 * len(test)]
-    assert train.source.vocabulary is test.source.vocabulary
+    assert train.source.vocabulary is test.source.vocabulary is test.vocabulary is train[3:5].vocabulary
     assert train.source.streams and test.source.streams
     train, test = gg.data.text(TEXT, 8)
     assert not train.source.streams and (train.source.windows, test.source.windows) == ("random", "consecutive")

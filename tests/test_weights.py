@@ -196,12 +196,16 @@ def test_all_that_does_not_fit_is_named_in_one_message():
     with pytest.raises(gg.CheckpointError) as error:
         net().load_weights(odd)
     words = str(error.value)
-    assert words.startswith("weights is of another model than 'small': it has no conv1.weight, conv1.bias; has extra0,")
+    assert words.startswith("weights is of another model than 'small': it has no conv1.weight, conv1.bias; it has ext")
     assert all(f"extra{i}" in words for i in range(9))
-    assert words.endswith("which the network lacks; fc1.weight has shape (8, 3), here (3, 8)")
-    with pytest.raises(gg.CheckpointError, match="conv1.bias; has extra0.*; fc1.weight has shape"):
+    assert words.endswith("which the network lacks; fc1.weight has shape (8, 3), in the network (3, 8)")
+    with pytest.raises(gg.CheckpointError, match=r"than 'small': fc1.bias has shape \(1,\), in the network \(3,\)$"):
+        net().load_weights(weights | {"fc1.bias": np.zeros(1)})
+    with pytest.raises(gg.CheckpointError, match="conv1.bias; it has extra0.*; fc1.weight has shape"):
         gg.Trainer(net()).load_weights(odd)
-    with pytest.raises(TypeError, match="a list; allowed: arrays by name, or the path"):
+    with pytest.raises(TypeError, match=r"a Module; .*of a file; of a module: its state_dict\(\)$"):
+        net().load_weights(type("Module", (), {"state_dict": dict})())
+    with pytest.raises(TypeError, match="a list; allowed: arrays by name, or the path of a file$"):
         net().load_weights([1])
     with pytest.raises(TypeError, match="fc1.bias is of dtype <U1; wanted numbers"):
         net().load_weights(weights | {"fc1.bias": np.array(list("abc"))})

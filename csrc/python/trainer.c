@@ -75,8 +75,8 @@ static bool fits_classes(const gg_py_trainer *t, const gg_graph *graph, int head
     if (t->head[head].loss.class_weights == NULL ||
         PyArray_SIZE((PyArrayObject *)PyList_GET_ITEM(t->losses, held)) == classes)
         return true;
-    PyErr_Format(PyExc_ValueError, "class_weight: must have one weight for each of the %lld classes",
-                 (long long)classes);
+    PyErr_Format(PyExc_ValueError, "class_weights: %zd of them, but the output has %lld classes; allowed: one a class",
+                 PyArray_SIZE((PyArrayObject *)PyList_GET_ITEM(t->losses, held)), (long long)classes);
     return false;
 }
 

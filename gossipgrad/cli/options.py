@@ -258,8 +258,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    usual = ", ".join(f"{entry.dataset} for {name}" for name, entry in models.BY_NAME.items())
-    help_ = f"mnist-10k is in the package; default: {usual}"
+    users: dict[str, list[str]] = {}
+    for name, entry in models.BY_NAME.items():
+        users.setdefault(entry.dataset, []).append(name)
+    rest = max(users, key=lambda dataset: len(users[dataset]))
+    usual = "; ".join(f"{dataset} for {', '.join(names)}" for dataset, names in users.items() if dataset != rest)
+    help_ = f"mnist-10k is in the package; default: {usual}; {rest} for all others"
     parser.add_argument("--dataset", choices=DATASETS, help=help_)
     files = ", ".join(_WITH_FILES)
     help_ = f"where the files of --dataset {files} lie; of cifar10 and imagefolder also an archive, of csv a file"

@@ -376,6 +376,11 @@ class Dataset:
         return () if self._targets is None else (self._targets, *self._other_targets)
 
     @property
+    def vocabulary(self) -> Any:
+        """Of a text: gossipgrad.data.Vocabulary, the characters of its tokens. None: the samples are no text."""
+        return getattr(self.source, "vocabulary", None)
+
+    @property
     def target_shapes(self) -> list[tuple[int, ...]]:
         """Of one sample, for each output that has targets."""
         if self._targets is None and self.source is not None:
@@ -728,7 +733,11 @@ def as_dataset(data: Any, what: str) -> Dataset:
             return Dataset(data[0], data[1], name=what)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{what}: {error}") from None
-    raise TypeError(f"{what} is a {type(data).__name__}; allowed: a gossipgrad.data.Dataset, or (samples, targets)")
+    of_batches = f"; of batches, as a DataLoader has them: gossipgrad.data.from_iterable({what})"
+    raise TypeError(
+        f"{what} is a {type(data).__name__}; allowed: a gossipgrad.data.Dataset, or (samples, targets)"
+        f"{of_batches if hasattr(data, '__iter__') and not isinstance(data, (str, bytes, dict)) else ''}"
+    )
 
 
 def one_sided(targets: NDArray[Any], ranks: int) -> str | None:

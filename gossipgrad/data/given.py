@@ -79,24 +79,30 @@ class Given:
             return [len(part) for part in self.parts]
         return [int.from_bytes(one, "little") for one in gather(len(self).to_bytes(8, "little"))]
 
-    def class_counts(self, loss: str, output: Sequence[int], gather: Gather) -> NDArray[np.int64]:
-        """Samples of each class in the set, or in the parts of all ranks. Collective if sharded."""
-        found = (np.bincount(_classes(part, loss, output), minlength=_class_count(loss, output)) for part in self.parts)
-        counts = np.asarray(sum(found), np.int64)
+    def class_counts(
+        self, loss: str, output: Sequence[int], gather: Gather, ignored: int | None = None
+    ) -> NDArray[np.int64]:
+        """Samples of each class in the set, or in the parts of all ranks, without `ignored`. Collective if sharded."""
+        classes = [_classes(part, loss, output, ignored) for part in self.parts]
+        count = _class_count(loss, output)
+        counts = np.asarray(sum(np.bincount(one[one != _IGNORED], minlength=count) for one in classes), np.int64)
         if not self.sharded:
             return counts
         return np.asarray(sum(np.frombuffer(one, np.int64) for one in gather(counts.tobytes())))
 
-    def check_class_weight(self, given: Any, loss: str, output: Sequence[int]) -> None:
+    def check_class_weight(self, given: Any, loss: str, output: Sequence[int], ignored: int | None) -> None:
         """ValueError or TypeError where it is no fit's class_weight for these targets."""
-        class_weights(given, self.class_counts(loss, output, lambda own: [own]))
+        class_weights(given, self.class_counts(loss, output, lambda own: [own], ignored))
 
-    def class_weighted(self, given: Any, counts: NDArray[np.int64], loss: str, output: Sequence[int]) -> Given:
+    def class_weighted(
+        self, given: Any, counts: NDArray[np.int64], loss: str, output: Sequence[int], ignored: int | None
+    ) -> Given:
         """With fit's class_weight; counts: samples of each class over all ranks."""
         weights = class_weights(given, counts)
         made = []
         for part in self.parts:
-            each = weights[_classes(part, loss, output)]
+            classes = _classes(part, loss, output, ignored)
+            each = np.where(classes == _IGNORED, 1.0, weights[classes])
             if part.sample_weight is not None:
                 each = each * part.sample_weight
             made.append(part.with_weights(each.astype(np.float32)))
@@ -125,19 +131,23 @@ def _class_count(loss: str, output: Sequence[int]) -> int:
     )
 
 
-def _classes(part: Dataset, loss: str, output: Sequence[int]) -> NDArray[np.int64]:
+_IGNORED = -1  # the class of a target that the loss ignores
+
+
+def _classes(part: Dataset, loss: str, output: Sequence[int], ignored: int | None) -> NDArray[np.int64]:
     _class_count(loss, output)
     if len(part.target_shapes) > 1:
         raise ValueError(
             "class_weight: allowed where a network has one output; of several, losses have weights of classes"
         )
-    found = targets_array(part.targets, loss, output, f"{part.name}: targets").reshape(-1)
+    found = targets_array(part.targets, loss, output, f"{part.name}: targets", ignored).reshape(-1)
     broken = np.flatnonzero(found != np.floor(found))
     if len(broken):
         raise ValueError(
             f"{part.name}: targets[{broken[0]}] is {found[broken[0]]}; class_weight wants targets that are 0 or 1"
         )
-    return found.astype(np.int64)
+    classes = found.astype(np.int64)
+    return classes if ignored is None else np.where(classes == ignored, _IGNORED, classes)
 
 
 def _validation_part(data: Dataset, split: float | int, seed: int) -> tuple[Dataset, Dataset]:

@@ -393,6 +393,8 @@ def _after(text: str, line: int) -> int:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, IsADirectoryError):
+        return "is a folder; allowed: a file"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"truncated or damaged: {error}"
