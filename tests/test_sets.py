@@ -58,6 +58,9 @@ def test_a_table_on_the_command_line(capsys, table, tmp_path):
     assert code == 0 and "on t, 270 + 30 samples" in out, err
     found = json.loads(report.read_text())
     assert found["settings"]["dataset"] == "t" and found["epochs"][-1]["validation"]["accuracy"] > 0.6
+    short = [word for word in how if word not in ("--batch-size", 27)] + ["--label", "kind", "--loss", "cross_entropy"]
+    code, out, err = cli_run(capsys, *short, "--virtual-ranks", 2, "--report", report)  # the model's batch is 256
+    assert code == 0 and json.loads(report.read_text())["settings"]["batch_size"] == 135, err
     code, out, err = cli_run(capsys, *how, "--label", "knd")
     assert code == 1 and "label='knd'" in err and "did you mean 'kind'" in err
     code, out, err = cli_run(capsys, *how)

@@ -45,7 +45,8 @@ _OUTPUTS = ("report", "trace", "checkpoint", "log_csv", "log_jsonl")
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     parser.add_argument("--epochs", type=int, default=8, metavar="N", help="how often the samples are gone through")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="samples a rank and step; default: the model's")
+    help_ = "samples a rank and step; default: the model's, or what a rank has where that is less"
+    parser.add_argument("--batch-size", type=int, metavar="N", help=help_)
     parser.add_argument("--loss", choices=LOSSES, help="default: the model's")
     parser.add_argument(
         "--label-smoothing",
@@ -158,11 +159,10 @@ def train(arguments: argparse.Namespace) -> int:
     loss = _loss(arguments, arguments.loss or entry.loss)
 
     net, train_set, validation_set = load_data(arguments)
-    batch_size = arguments.batch_size or entry.batch
     ranks = arguments.virtual_ranks or launched or 1
-    check_batch(
-        shard_sizes(len(train_set), max(strategy.workers(ranks), 1)), batch_size
-    )  # before all replicas are made
+    sizes = shard_sizes(len(train_set), max(strategy.workers(ranks), 1))
+    batch_size = arguments.batch_size or max(1, min(entry.batch, *sizes))
+    check_batch(sizes, batch_size)  # before all replicas are made
     trainer = Trainer(
         net,
         loss=loss,
