@@ -7,6 +7,7 @@ Weights have PyTorch's names and shapes: "conv1.weight" (out, in/groups, height,
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -238,7 +239,21 @@ class Model:
 
         print(net) shows it as well.
         """
-        return summary.text(self.name, self.graph, *([one.shape for one in ends] for ends in (self.inputs, self.heads)))
+        inputs, outputs = ([one.shape for one in ends] for ends in (self.inputs, self.heads))
+        return summary.text(self.name, self.graph, inputs, outputs, self._frozen())
+
+    def _frozen(self) -> int:
+        """How many numbers that gradients are of are left as they are, by lr=0 of their layers."""
+        parameters = iter(self.graph.parameters())  # in the order of the layers
+        frozen = 0
+        for (layer, _, _), node in zip(self._layers, self.graph.nodes(), strict=True):
+            rest: int = node["parameters"]
+            while rest > 0:
+                _, shape, role = next(parameters)
+                rest -= math.prod(shape)
+                if role != summary.STATISTIC and isinstance(layer, Trained):
+                    frozen += 0 if layer.lr[role in ("bias", "shift")] else math.prod(shape)
+        return frozen
 
     def __str__(self) -> str:
         return str(self.summary())

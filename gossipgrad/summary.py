@@ -44,9 +44,16 @@ def _shapes(several: Sequence[tuple[int, ...]]) -> str:
 
 
 def text(
-    name: str, graph: _core.Graph, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]
+    name: str,
+    graph: _core.Graph,
+    inputs: Sequence[tuple[int, ...]],
+    outputs: Sequence[tuple[int, ...]],
+    frozen: int = 0,
 ) -> show.Text:
-    """A row a layer, and what the network is in all. Multiply-adds and bytes are those of one sample."""
+    """A row a layer, and what the network is in all. Multiply-adds and bytes are those of one sample.
+
+    frozen: how many of the numbers that gradients are of have a learning rate of 0.
+    """
     rows: list[tuple[str, ...]] = [_HEAD]
     nodes: list[dict[str, Any]] = graph.nodes()
     macs = activations = 0
@@ -62,7 +69,8 @@ def text(
     rows.append(("total", "", "", "", f"{trained + statistics:,}", f"{macs:,}", f"{activations:,}"))
     lines = _lines(rows)
     rule = "-" * max(map(len, lines))
-    counts = f"{trained:,} trained ({amount(4 * trained)})"
+    counts = f"{trained - frozen:,} trained ({amount(4 * (trained - frozen))})"
+    counts += f", {frozen:,} frozen by lr=0 ({amount(4 * frozen)})" if frozen else ""
     counts += f", {statistics:,} statistics that are not ({amount(4 * statistics)})" if statistics else ""
     foot = [
         f"parameters: {counts}",

@@ -31,9 +31,7 @@ class Misfit(NamedTuple):
         """All of it in one line."""
         parts = [f"it has no {', '.join(self.missing)}"] if self.missing else []
         parts += [f"it has {', '.join(self.extra)}, which the network lacks"] if self.extra else []
-        parts += [
-            f"{name} has shape {given}, in the network {wanted}" for name, (given, wanted) in self.shapes.items()
-        ]
+        parts += [f"{name} has shape {given}, in the network {wanted}" for name, (given, wanted) in self.shapes.items()]
         return "; ".join(parts)
 
 

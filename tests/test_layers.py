@@ -36,6 +36,24 @@ def test_names_shapes_and_counts():
     assert net.statistics == 0 and set(net.parameter_roles().values()) == {"weight", "bias"}
 
 
+def test_summary_counts_what_is_frozen():
+    x = gg.Input((3, 4, 4))
+    y = gg.BatchNorm2d(lr=(0, 1), name="block.bn")(gg.Conv2d(5, 1, lr=0, name="block.conv")(x))
+    net = gg.Model(x, gg.Linear(2, lr=(1, 0))(gg.Flatten()(y)))
+    trained, frozen = 5 + 2 * 80, 5 * 3 + 5 + 5 + 2
+    words = f"{trained} trained ({4 * trained} bytes), {frozen} frozen by lr=0 ({4 * frozen} bytes), 10 statistics"
+    assert words in net.summary()
+    x = gg.Input((5, 8))
+    attention = gg.Model(x, gg.Linear(2)(gg.MultiHeadAttention(8, 2, lr=(1, 0))(x)))
+    assert f"{3 * 64 + 64 + 16 + 2} trained (1.1 KiB), {4 * 8} frozen by lr=0 (128 bytes)" in attention.summary()
+    before = net.weights()
+    with gg.Trainer(net) as trainer:
+        trainer.fit(np.random.default_rng(0).random((8, 3, 4, 4)), np.arange(8) % 2, batch_size=4, progress=False)
+        roles, after = net.parameter_roles(), trainer.weights()
+    same = [n for n in before if roles[n] != "statistic" and np.array_equal(before[n], after[n])]
+    assert same == ["block.conv.weight", "block.conv.bias", "block.bn.weight", "fc1.bias"]
+
+
 def test_automatic_names_avoid_given_ones():
     net = gg.Sequential([gg.Linear(3), gg.Linear(3, name="fc1"), gg.Linear(3)], input=(4,))
     assert [n for n in net.parameter_shapes() if n.endswith("weight")] == ["fc2.weight", "fc1.weight", "fc3.weight"]
@@ -144,7 +162,7 @@ def test_load_weights_and_what_does_not_fit(tmp_path):
         net.load_weights({k: v for k, v in weights.items() if k != "fc1.bias"})
     with pytest.raises(gg.CheckpointError, match="surplus, which the network lacks"):
         net.load_weights(weights | {"surplus": np.zeros(3)})
-    with pytest.raises(gg.CheckpointError, match=r"fc1.weight has shape \(36, 5\), here \(5, 36\)"):
+    with pytest.raises(gg.CheckpointError, match=r"fc1.weight has shape \(36, 5\), in the network \(5, 36\)"):
         net.load_weights(weights | {"fc1.weight": np.zeros((36, 5))})
     with pytest.raises(gg.CheckpointError, match="nowhere.*No such file"):
         net.load_weights(tmp_path / "nowhere.safetensors")
