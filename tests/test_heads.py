@@ -178,3 +178,11 @@ def test_a_batch_that_does_not_fit_is_refused():
         trainer.predict(samples, batch_size=count)
     assert np.isfinite(trainer.train_step(samples[:2], targets[:2]))
     assert trainer.predict(samples[:2]).shape == (2, 2)
+
+
+def test_a_dict_without_one_of_the_targets_is_named_by_what_it_has():
+    x = gg.Input(4)
+    net = gg.Model(x, {"kind": gg.Linear(3)(x), "size": gg.Linear(1)(x)})
+    with gg.Trainer(net, loss={"kind": "cross_entropy", "size": "mean_squared_error"}) as trainer:
+        with pytest.raises(TypeError, match="y is a dict of 'kind'; wanted the targets of train, 2 arrays"):
+            trainer.fit(np.zeros((6, 4), np.float32), {"kind": np.zeros(6, int)}, batch_size=3)

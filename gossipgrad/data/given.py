@@ -205,6 +205,8 @@ def _fields(value: Any, count: int) -> Any:
 
 
 def _describe(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{type(value).__name__} of {', '.join(map(repr, value)) or 'nothing'}"
     shape = None if isinstance(value, Dataset) else getattr(value, "shape", None)
     return f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else type(value).__name__
 
