@@ -177,6 +177,7 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
     network: holds messages back under MPI; a VirtualCluster has its own.
     """
     links: dict[str, Any] = {key: float(value) for key, value in asdict(network or Network()).items()}
+    _stall.start()
     if isinstance(comm, VirtualCluster):
         return _core.Team(
             "virtual",
@@ -192,7 +193,6 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
             return _core.Team("single")
         _preload.mpi_environment()
         _failure.guard()
-        _stall.start()
         with _failure.starting(), _stall.watch("MPI_Init"):
             _core.mpi_start(launched)
         return _core.Team("mpi", launched=launched, timeout=timeout, **links)
@@ -200,5 +200,4 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
         raise TypeError(f"comm={comm!r}: allowed: None, a gossipgrad.VirtualCluster, an mpi4py communicator")
     _preload.mpi_environment()
     _failure.guard()
-    _stall.start()
     return _core.Team("mpi", fortran_handle=comm.py2f(), launched=launched or 0, timeout=timeout, **links)

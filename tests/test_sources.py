@@ -174,6 +174,22 @@ def test_scales_of_a_field():
     assert _core.memory()[0] == before
 
 
+@pytest.mark.parametrize("comm", [None, gg.VirtualCluster(2)], ids=["one-process", "virtual"])
+def test_a_slow_source_is_named_without_mpi_too(comm, monkeypatch, capfd):
+    class Slow(Arrays):
+        def read(self, rows, epoch, samples, targets):
+            while 20 in rows and "waited" not in "".join(said):
+                said.append(capfd.readouterr().err)
+            super().read(rows, epoch, samples, targets)
+
+    said = []
+    monkeypatch.setenv("GOSSIPGRAD_STALL_SECONDS", "0.2")
+    with gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)), comm=comm, seed=1) as trainer:
+        trainer.fit(gg.Dataset(Slow(*arrays(32))), batch_size=4, progress=False, shuffle=False)
+    assert "in Trainer.fit" in "".join(said)
+    assert "for the samples that its source reads. Waiting goes on" in "".join(said)
+
+
 @pytest.mark.parametrize(
     "classes, ignored, allowed",
     [

@@ -9,19 +9,18 @@
 
 enum { LINE = 4200 }; /* of /proc/self/cgroup: a path and a little */
 
-static bool available_open(const char *root, const char *folder, const char *name, FILE **out) {
+static FILE *available_open(const char *root, const char *folder, const char *name) {
     char path[2 * LINE];
     const int length = snprintf(path, sizeof path, "%s%s%s", root, folder, name);
-    *out = length > 0 && (size_t)length < sizeof path ? fopen(path, "re") : NULL;
-    return *out != NULL;
+    return length > 0 && (size_t)length < sizeof path ? fopen(path, "re") : NULL;
 }
 
 /* The number in a file that holds one; SIZE_MAX: there is none, as in "max". */
 static size_t number_in(const char *root, const char *folder, const char *name) {
     char line[LINE];
-    FILE *file = NULL;
+    FILE *file = available_open(root, folder, name);
     unsigned long long value = 0;
-    if (!available_open(root, folder, name, &file)) return SIZE_MAX;
+    if (file == NULL) return SIZE_MAX;
     const bool found = fgets(line, sizeof line, file) != NULL && sscanf(line, "%llu", &value) == 1;
     fclose(file);
     return found ? (size_t)value : SIZE_MAX;
@@ -30,11 +29,11 @@ static size_t number_in(const char *root, const char *folder, const char *name) 
 /* The number behind a key, at the beginning of a line; SIZE_MAX: there is none. */
 static size_t number_after(const char *root, const char *folder, const char *name, const char *key) {
     char line[LINE];
-    FILE *file = NULL;
+    FILE *file = available_open(root, folder, name);
     size_t found = SIZE_MAX;
     unsigned long long value = 0;
     const size_t length = strlen(key);
-    if (!available_open(root, folder, name, &file)) return SIZE_MAX;
+    if (file == NULL) return SIZE_MAX;
     while (found == SIZE_MAX && fgets(line, sizeof line, file) != NULL) {
         if (strncmp(line, key, length) == 0 && sscanf(line + length, " %llu", &value) == 1) found = (size_t)value;
     }
@@ -73,9 +72,9 @@ static size_t left_in_groups(const char *root, const char *mount, const char *pa
 /* Lines of /proc/self/cgroup are "0::/path" for version 2 and "4:memory:/path" for version 1. */
 static size_t left_by_groups(const char *root) {
     char line[LINE];
-    FILE *file = NULL;
+    FILE *file = available_open(root, "/proc/self/cgroup", "");
     size_t left = SIZE_MAX;
-    if (!available_open(root, "/proc/self/cgroup", "", &file)) return SIZE_MAX;
+    if (file == NULL) return SIZE_MAX;
     while (fgets(line, sizeof line, file) != NULL) {
         line[strcspn(line, "\n")] = '\0';
         char *names = strchr(line, ':'), *path = names != NULL ? strchr(names + 1, ':') : NULL;

@@ -1,21 +1,24 @@
 #include "comm/stall.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stddef.h>
 
 #include "base/clock.h"
 
-static double patience;
-static gg_stall_reporter *report;
+/* Threads of their own may train beside the one that configures. */
+static _Atomic double patience;
+static _Atomic(gg_stall_reporter *) reporter_of_process;
 
 void gg_stall_configure(double seconds, gg_stall_reporter *reporter) {
     patience = seconds;
-    report = seconds > 0 ? reporter : NULL;
+    reporter_of_process = seconds > 0 ? reporter : NULL;
 }
 
-double gg_stall_seconds(void) { return report != NULL ? patience : 0; }
+double gg_stall_seconds(void) { return reporter_of_process != NULL ? patience : 0; }
 
 void gg_stall_look(gg_stall *stall, gg_stall_facts *facts) {
+    gg_stall_reporter *const report = reporter_of_process;
     if (report == NULL) return;
     double now = gg_clock_now();
     if (stall->begin == 0) *stall = (gg_stall){.begin = now, .due = now + patience};
@@ -28,6 +31,7 @@ void gg_stall_look(gg_stall *stall, gg_stall_facts *facts) {
 }
 
 void gg_stall_end(gg_stall *stall, gg_stall_facts *facts) {
+    gg_stall_reporter *const report = reporter_of_process;
     if (stall->reported && report != NULL) {
         facts->seconds = gg_clock_now() - stall->begin;
         facts->over = true;

@@ -21,8 +21,7 @@ typedef struct gg_stall_facts {
 /* Returns the seconds until the same wait is to be reported again; 0: never. */
 typedef double gg_stall_reporter(const gg_stall_facts *facts);
 
-/* Waits are reported from now on after so many seconds; 0 or NULL: none is. Called by the process's only thread that
- * waits, or before any does. */
+/* Waits are reported from now on after so many seconds; 0 or NULL: none is. By any thread. */
 void gg_stall_configure(double seconds, gg_stall_reporter *reporter);
 double gg_stall_seconds(void); /* 0: none is reported */
 /* A wait is reported again after so many times these seconds, by default. */

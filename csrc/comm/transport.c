@@ -193,10 +193,10 @@ gg_status gg_transport_attend(gg_transport *transport, bool (*done)(void *contex
     bool busy;
     if (done(context, 0)) goto cleanup;
     while (!done(context, transport->table->stands ? STANDING_SECONDS : ATTEND_SECONDS)) {
+        look_at_stall(transport, &stall, transport->rank); /* of any transport: this wait is a real one */
         if (transport->table->stands) continue;
         if (transport->service.serve != NULL) GG_TRY(transport->service.serve(transport->service.context, &busy));
         GG_TRY(gg_progress(transport));
-        if (transport->reports_stalls) look_at_stall(transport, &stall, transport->rank);
     }
 cleanup:
     if (stall.begin > 0) end_stall(transport, &stall, transport->rank);

@@ -85,8 +85,10 @@ static void apply_piece(const gg_updater *updater, const gg_group *group, gg_dev
         args.square_copy = copy_at(update, 2, from);
     }
     device->table->update(device, &args);
-    for (int i = 1; i <= GG_MOST_MOMENTS && group->statistic; ++i)
-        if (update->copy[i] != NULL) memset(copy_at(update, i, from), 0, count * gg_dtype_size(update->wire));
+    for (int i = 1; i <= GG_MOST_MOMENTS && group->statistic; ++i) {
+        void *copy = copy_at(update, i, from);
+        if (copy != NULL) memset(copy, 0, count * gg_dtype_size(update->wire));
+    }
 }
 
 static void late_piece(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,

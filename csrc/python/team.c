@@ -357,12 +357,12 @@ static PyObject *py_first_to_report(PyObject *module, PyObject *unused) {
 static PyObject *stall_report; /* a callable; NULL: none */
 
 /* An exception of the callable must not end the wait; Ctrl-C is raised again when the wait is over. */
-static double stall_failed(void) {
+static double stall_failed(PyObject *callable) {
     if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
         PyErr_Clear();
         PyErr_SetInterrupt();
     } else {
-        PyErr_WriteUnraisable(stall_report);
+        PyErr_WriteUnraisable(callable);
     }
     return 0;
 }
@@ -371,12 +371,18 @@ static double report_stall(const gg_stall_facts *facts) {
     double next = 0;
     if (!Py_IsInitialized()) return 0;
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *result = PyObject_CallFunction(stall_report, "iiiLzzzdO", facts->rank, facts->size, facts->peer,
+    PyObject *callable = Py_XNewRef(stall_report);
+    if (callable == NULL) { /* replaced since the wait looked */
+        PyGILState_Release(gil);
+        return 0;
+    }
+    PyObject *result = PyObject_CallFunction(callable, "iiiLzzzdO", facts->rank, facts->size, facts->peer,
                                              (long long)facts->step, facts->first_layer, facts->last_layer, facts->what,
                                              facts->seconds, facts->over ? Py_True : Py_False);
     if (result != NULL) next = PyFloat_AsDouble(result);
     Py_XDECREF(result);
-    if (PyErr_Occurred()) next = stall_failed();
+    if (PyErr_Occurred()) next = stall_failed(callable);
+    Py_DECREF(callable);
     PyGILState_Release(gil);
     return next;
 }
@@ -387,7 +393,7 @@ static PyObject *report_stalls(PyObject *module, PyObject *args, PyObject *kwarg
     PyObject *report;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "dO:report_stalls", names, &seconds, &report)) return NULL;
-    gg_stall_configure(0, NULL);
+    gg_stall_configure(0, NULL); /* a thread that reports holds the GIL */
     Py_XSETREF(stall_report, report == Py_None ? NULL : Py_NewRef(report));
     if (stall_report != NULL) gg_stall_configure(seconds, report_stall);
     Py_RETURN_NONE;
