@@ -19,8 +19,7 @@ typedef struct piece {
 /* The first piece that begins at vector *at of run *run; moves both on. */
 static piece next_piece(const gg_norm_runs *r, const float *x, const float *dy, int64_t *run, int64_t *at) {
     const int64_t offset = *run * r->run_step + *at * GG_LANES;
-    piece p = {.runs = 1, .vectors = r->vectors - *at, .tail = r->tail, .x = x + offset};
-    p.dy = dy != NULL ? dy + offset : NULL;
+    piece p = {.runs = 1, .vectors = r->vectors - *at, .tail = r->tail, .x = x + offset, .dy = dy + offset};
     if (p.vectors > PIECE) {
         p.vectors = PIECE;
         p.tail = 0;
@@ -96,7 +95,7 @@ static void norm_moments(const gg_norm_runs *r, const float *x, double mean[GG_L
     double count[GG_LANES] = {0};
     for (int i = 0; i < GG_LANES; ++i) mean[i] = squares[i] = 0;
     for (int64_t run = 0, at = 0; run < r->runs;) {
-        const piece p = next_piece(r, x, NULL, &run, &at);
+        const piece p = next_piece(r, x, x, &run, &at); /* without dy */
         float near[GG_LANES] __attribute__((aligned(64)));
         double values[GG_LANES], sum[GG_LANES] = {0}, square[GG_LANES] = {0};
         lanes_f sums, square_sums;

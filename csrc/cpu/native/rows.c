@@ -23,13 +23,9 @@ typedef struct rows_job {
 
 static const gg_cpu_rows *kernels_of(const rows_op *op) { return gg_cpu_device_kernels(op->device)->rows; }
 
-static void rows_destroy(gg_op *op) { gg_native_op_free(op); }
-
-static gg_status rows_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_op **out) {
+static gg_status check_rows(const gg_op_desc *desc) {
     gg_status status = GG_OK;
-    gg_op *head;
     char in[GG_SHAPE_TEXT], given[GG_SHAPE_TEXT];
-    *out = NULL;
     if (desc->inputs != 1 || !gg_shape_equal(&desc->input[0], &desc->output))
         GG_FAIL(GG_ERROR_SHAPE, "%s has one input of its output's shape, not %d of %s for %s",
                 gg_op_kind_name(desc->kind), desc->inputs, gg_shape_text(&desc->input[0], in),
@@ -37,6 +33,15 @@ static gg_status rows_create(gg_device *device, const gg_op_desc *desc, const gg
     if (desc->axis < 0 || desc->axis >= desc->output.dims)
         GG_FAIL(GG_ERROR_ARGUMENT, "%s: axis %lld of a sample of %d axes", gg_op_kind_name(desc->kind),
                 (long long)desc->axis, desc->output.dims);
+cleanup:
+    return status;
+}
+
+static gg_status rows_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *head;
+    *out = NULL;
+    GG_TRY(check_rows(desc));
     GG_TRY(gg_native_op_create(desc, type, sizeof(rows_op), &head));
     if (desc->offered[0].layout == GG_LAYOUT_PLAIN) head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
     head->in_place = true;
@@ -198,7 +203,7 @@ static gg_status layer_norm_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class layer_norm_class = {layer_norm_forward, layer_norm_backward, rows_destroy};
+static const gg_op_class layer_norm_class = {layer_norm_forward, layer_norm_backward, gg_native_op_free};
 
 gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
@@ -257,7 +262,7 @@ static gg_status softmax_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class softmax_class = {softmax_forward, softmax_backward, rows_destroy};
+static const gg_op_class softmax_class = {softmax_forward, softmax_backward, gg_native_op_free};
 
 gg_status gg_native_softmax_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
