@@ -235,7 +235,8 @@ def run(strategy):
     x, y = np.zeros((4 * trainer.size * 40, 2, 26, 26), np.float32), np.zeros(4 * trainer.size * 40, np.int64)
     last = trainer.fit((x, y), batch_size=4, progress=False).last
     after = trainer.consensus_weights()
-    moved = max(float(abs(after[k] - before[k]).max()) for k in before)
+    trained = [k for k, role in trainer.net.parameter_roles().items() if role != "statistic"]
+    moved = max(float(abs(after[k] - before[k]).max()) for k in trained)
     trainer.close()
     return [last["consensus_distance"] / distance, moved, last["messages_sent"], last["exchanges_skipped"]]
 
