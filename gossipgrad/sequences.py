@@ -257,8 +257,8 @@ class LSTM(Trained):
     def __init__(
         self,
         hidden: int,
-        layers: int = 1,
         *more: NoReturn,
+        layers: int = 1,
         bias: bool = True,
         dropout: float = 0.0,
         stateful: bool = False,
@@ -268,7 +268,7 @@ class LSTM(Trained):
         weight_decay: Factor = 1.0,
         name: str | None = None,
     ) -> None:
-        _no_more("LSTM", (hidden, layers), more, "hidden units and layers", "dropout=, stateful=, ...")
+        _no_more("LSTM", (hidden,), more, "the number of hidden units", "layers=, dropout=, stateful=, ...")
         super().__init__(name, lr, weight_decay)
         self.hidden = integer("hidden", hidden, 1)
         self.layers = integer("layers", layers, 1)

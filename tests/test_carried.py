@@ -25,7 +25,7 @@ STRATEGIES = {
 def network(length, stateful):
     """Two inputs, tokens and numbers; two heads, the next token at each position and a number of the sequence."""
     tokens, facts = gg.Input((length,), dtype="int32", name="tokens"), gg.Input((3,), name="facts")
-    rows = gg.LSTM(HIDDEN, 2, stateful=stateful, name="rnn")(gg.Embedding(WORDS, 4, name="table")(tokens))
+    rows = gg.LSTM(HIDDEN, layers=2, stateful=stateful, name="rnn")(gg.Embedding(WORDS, 4, name="table")(tokens))
     rows = gg.LSTM(3, stateful=stateful, name="above")(rows)
     joined = gg.Concat()(gg.Flatten()(rows), facts)
     ends = {"next": gg.Linear(WORDS, name="next")(rows), "size": gg.Linear(1, name=f"size{length}")(joined)}

@@ -574,7 +574,7 @@ def test_lstm_is_pytorchs(name):
         for own, value in zip(net.parameters(), given, strict=True):
             own.copy_(torch.tensor(value, dtype=torch.float64))
     tokens = gg.Input(x.shape[1:])
-    model = gg.Model(tokens, gg.LSTM(hidden, layers, bias=bias, name="rnn")(tokens))
+    model = gg.Model(tokens, gg.LSTM(hidden, layers=layers, bias=bias, name="rnn")(tokens))
     assert [name for name, *_ in model.graph.parameters()] == [f"rnn.{name}" for name, _ in net.named_parameters()]
     z = torch.tensor(x, dtype=torch.float64, requires_grad=True)
     begin = torch.tensor(first, dtype=torch.float64).permute(2, 1, 0, 3).contiguous()

@@ -31,7 +31,7 @@ def char_lstm(
     vocabulary, dropout = at_least("vocabulary", vocabulary), rate(dropout)
     x = Input((at_least("sequence", sequence),), dtype="int32")
     y = Embedding(vocabulary, at_least("embedding", embedding), weight_init=("uniform", 0.1), name="encoder")(x)
-    y = LSTM(hidden, layers, dropout=dropout if layers > 1 else 0.0, stateful=stateful, name="rnn")(y)
+    y = LSTM(hidden, layers=layers, dropout=dropout if layers > 1 else 0.0, stateful=stateful, name="rnn")(y)
     if dropout:
         y = Dropout(dropout, name="drop")(y)
     y = Linear(vocabulary, weight_init=("uniform", 0.1), bias_init=0.0, name="decoder")(y)
