@@ -1,0 +1,96 @@
+/* Evaluation and prediction: weights on samples that are not trained on. */
+#include <string.h>
+
+#include "base/memory.h"
+#include "train/limits.h"
+#include "train/replica_private.h"
+
+/* Batches of a range of a set that is not trained on, what reads them, and the state that goes on through them. */
+typedef struct range {
+    gg_loader *loader;
+    gg_batch batch;
+    float *carried; /* as in gg_plan_batch; NULL: none */
+    int64_t rows;
+} range;
+
+static gg_status range_open(const gg_replica *r, const gg_dataset *set, bool targets, int64_t begin, int64_t end,
+                            int64_t batch, range *out) {
+    gg_status status = GG_OK;
+    const gg_dataset limited = gg_limited_set(r->options.graph, targets ? r->options.head : NULL, set);
+    GG_TRY(gg_loader_create_range(&limited, begin, end, batch, &out->loader));
+    GG_TRY(gg_batch_alloc(&limited, gg_loader_batch(out->loader, 0, 0), &out->batch));
+cleanup:
+    return status;
+}
+
+static void range_close(range *samples) {
+    gg_loader_destroy(samples->loader);
+    gg_batch_free(&samples->batch);
+    gg_free(samples->carried);
+}
+
+/* Puts batch t into the inputs of its plan. */
+static gg_status range_read(gg_replica *r, range *samples, int64_t t, gg_plan **plan, gg_plan_batch *out) {
+    gg_status status = GG_OK;
+    const int64_t n = gg_loader_batch(samples->loader, 0, t);
+    GG_TRY(gg_plans_get(&r->plans, n, false, plan));
+    if (r->carried_numbers > 0 && samples->carried == NULL) {
+        samples->rows = gg_lanes_padded(n); /* the first batch is the largest */
+        GG_TRY(
+            gg_calloc((size_t)(samples->rows * r->carried_numbers), sizeof(float), "carried state", &samples->carried));
+    }
+    gg_batches_into(*plan, &samples->batch);
+    GG_TRY(gg_batches_wait(r->options.transport, samples->loader, t));
+    GG_TRY(gg_loader_read(samples->loader, r->device, t, &samples->batch));
+    *out = gg_replica_plan_batch(&samples->batch);
+    out->carried = samples->carried;
+    out->carried_rows = samples->rows;
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_dataset *set, int64_t begin, int64_t end,
+                              int64_t batch, gg_evaluation *out) {
+    gg_status status = GG_OK;
+    range samples = {0};
+    memset(out, 0, sizeof *out);
+    if (begin >= end) goto cleanup;
+    GG_TRY(range_open(r, set, true, begin, end, batch, &samples));
+    for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
+        gg_loss_sums sums[GG_MAX_FIELDS];
+        gg_plan *plan = NULL;
+        gg_plan_batch own;
+        GG_TRY(range_read(r, &samples, t, &plan, &own));
+        GG_TRY(gg_plan_evaluate(plan, weights, &own, sums));
+        for (int h = 0; h < gg_graph_heads(r->options.graph); ++h) gg_loss_sums_add(&out->head[h], &sums[h]);
+        out->samples += gg_loader_batch(samples.loader, 0, t);
+    }
+cleanup:
+    range_close(&samples);
+    return status;
+}
+
+gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_dataset *set, int64_t batch,
+                             float *const *output) {
+    gg_status status = GG_OK;
+    const gg_graph *graph = r->options.graph;
+    range samples = {0};
+    float *at[GG_MAX_FIELDS];
+    /* Each sample has an output, also where streams would leave some out. */
+    gg_dataset apart = *set;
+    apart.streams = false;
+    memcpy(at, output, sizeof at);
+    GG_TRY(range_open(r, &apart, false, 0, set->count, batch, &samples));
+    for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
+        const int64_t n = gg_loader_batch(samples.loader, 0, t);
+        gg_plan *plan = NULL;
+        gg_plan_batch own;
+        GG_TRY(range_read(r, &samples, t, &plan, &own));
+        GG_TRY(gg_plan_predict(plan, weights, n, at));
+        for (int h = 0; h < gg_graph_heads(graph); ++h)
+            if (at[h] != NULL) at[h] += n * gg_shape_count(&gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape);
+    }
+cleanup:
+    range_close(&samples);
+    return status;
+}

@@ -1,0 +1,64 @@
+/* Private to the room: a replica's fields, and what its files call of one another. */
+#ifndef GG_TRAIN_REPLICA_PRIVATE_H
+#define GG_TRAIN_REPLICA_PRIVATE_H
+
+#include "train/batches.h"
+#include "train/plans.h"
+#include "train/replica.h"
+
+struct gg_replica {
+    gg_replica_options options;
+    gg_device *native, *onednn; /* onednn NULL: only native is used */
+    gg_device *device;          /* arenas and gathering */
+    gg_updater updater;
+    gg_state state;
+    gg_strategy *strategy;
+    gg_tuning tuning;
+    gg_plans plans; /* the plan of the last step is pinned */
+    gg_plan_hooks hooks;
+    bool failed;           /* in the middle of an exchange: settling is impossible from then on */
+    double *layer_seconds; /* modelled forward time of one sample, or of any batch; backward is twice that */
+    bool any_batch;
+    gg_trace *trace;
+    int node; /* for the trace: the node that runs, or -1, and since when */
+    double node_begin;
+    double clock_offset;
+
+    gg_batches data;
+    int64_t batch;  /* samples of the step under way */
+    double charged; /* of the backward pass of the layer under way, to the virtual clock */
+    float *share;
+    int64_t *batches;          /* samples of each rank in this step */
+    gg_progress_counts counts; /* since the epoch began */
+    double exposed_before;
+    int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
+
+    int64_t carried_numbers; /* of state that a sample carries, in all layers */
+    float *carried;          /* as in gg_plan_batch; NULL: none */
+    int64_t carried_rows;
+
+    int workers; /* the first ranks, which train */
+    gg_allreduce *averaging;
+    float *consensus;   /* message memory, allocated on first use */
+    float *equal_share; /* of each worker */
+};
+
+static inline bool gg_replica_trains(const gg_replica *r) { return r->options.transport->rank < r->workers; }
+
+/* spans.c. Records what took from `begin` until now, if there is a trace; index: the node, or -1. */
+void gg_replica_record(gg_replica *r, const char *name, double begin, int index);
+/* The same, counted as time spent on data. */
+void gg_replica_spent_on_data(gg_replica *r, const char *name, double begin);
+
+/* step.c. Sets the calls that a plan makes of the strategy and the trace; the strategy is there. */
+void gg_replica_set_hooks(gg_replica *r);
+/* Numbers of state that a sample carries in the nodes before this one: each node's rows lie behind one another, as
+ * gg_plan_batch wants them. */
+int64_t gg_replica_carried_before(const gg_replica *r, int node);
+gg_plan_batch gg_replica_plan_batch(const gg_batch *batch);
+
+/* costs.c. The modelled times of the layers, and the sizes of buckets and chunks that they lead to. */
+gg_status gg_replica_model_costs(gg_replica *r);
+gg_status gg_replica_tune(gg_replica *r);
+
+#endif

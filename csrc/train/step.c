@@ -1,0 +1,354 @@
+/* The step: batch, forward, loss, backward, with the calls of strategy, clock and trace; and the epoch. */
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/random.h"
+#include "train/limits.h"
+#include "train/replica_private.h"
+
+static double replica_modelled(const gg_replica *r, int layer) {
+    return r->layer_seconds[layer] * (r->any_batch ? 1.0 : (double)r->batch);
+}
+
+static void on_enter(void *context, int node) {
+    gg_replica *r = context;
+    r->node = node;
+    r->node_begin = gg_transport_now(r->options.transport);
+}
+
+static void on_leave(void *context, int node, const char *what) {
+    gg_replica *r = context;
+    if (r->node >= 0) gg_replica_record(r, what, r->node_begin, node);
+    r->node = -1;
+}
+
+static gg_status on_need(void *context, int layer) {
+    gg_status status = GG_OK;
+    gg_replica *r = context;
+    GG_TRY(r->strategy->table->need(r->strategy, layer));
+    if (r->trace != NULL)
+        r->node_begin = gg_transport_now(r->options.transport); /* waiting does not count as computing */
+    GG_TRY(gg_transport_compute(r->options.transport, replica_modelled(r, layer)));
+cleanup:
+    return status;
+}
+
+static gg_status on_input(void *context, int layer, const gg_vectors *input, bool *partitioned) {
+    gg_status status = GG_OK;
+    gg_replica *r = context;
+    double begin = gg_transport_now(r->options.transport);
+    GG_TRY(r->strategy->fc_hooks->input(r->strategy, layer, input, partitioned));
+    if (!*partitioned || r->trace == NULL) goto cleanup;
+    gg_replica_record(r, "give", begin, r->node);
+    r->node_begin = gg_transport_now(r->options.transport);
+cleanup:
+    return status;
+}
+
+/* The error is complete after half of the layer's backward pass. The other half is the gradient of some rank's part of
+ * the weight. */
+static gg_status on_error(void *context, int layer, const gg_vectors *error) {
+    gg_status status = GG_OK;
+    gg_replica *r = context;
+    int node = r->node;
+    r->charged = replica_modelled(r, layer);
+    GG_TRY(gg_transport_compute(r->options.transport, r->charged));
+    if (r->trace != NULL) on_leave(r, node, "backward");
+    double begin = gg_transport_now(r->options.transport);
+    GG_TRY(r->strategy->fc_hooks->error(r->strategy, layer, error));
+    gg_replica_record(r, "give", begin, node);
+    if (r->trace != NULL) on_enter(r, node);
+cleanup:
+    return status;
+}
+
+/* Whether the rank's own gradients are measured before the first of its layers is updated. */
+static bool updates_wait(const gg_replica *r) {
+    return gg_updater_measures(&r->updater) && !r->strategy->averages_gradients;
+}
+
+static gg_status on_ready(void *context, int layer) {
+    gg_status status = GG_OK;
+    gg_replica *r = context;
+    int node = -1;
+    double begin = 0;
+    GG_TRY(gg_transport_compute(r->options.transport, 2 * replica_modelled(r, layer) - r->charged));
+    r->charged = 0;
+    if (r->trace != NULL) {
+        node = r->node;
+        on_leave(r, node, "backward");
+        begin = gg_transport_now(r->options.transport);
+    }
+    if (updates_wait(r)) goto cleanup;
+    GG_TRY(r->strategy->table->ready(r->strategy, layer));
+    gg_replica_record(r, "update", begin, node);
+cleanup:
+    return status;
+}
+
+static gg_status on_poll(void *context) {
+    gg_status status = GG_OK;
+    gg_replica *r = context;
+    GG_TRY(r->strategy->table->poll(r->strategy));
+    GG_TRY(gg_batches_poll(&r->data));
+cleanup:
+    return status;
+}
+
+void gg_replica_set_hooks(gg_replica *r) {
+    r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
+    if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
+    if (r->strategy->fc_hooks != NULL) r->hooks.input = on_input, r->hooks.error = on_error;
+}
+
+static gg_status replica_straggle(gg_replica *r) {
+    gg_status status = GG_OK;
+    const gg_straggler *straggler = &r->options.straggler;
+    const gg_random_key key = {.seed = straggler->seed,
+                               .purpose = GG_RANDOM_STRAGGLER,
+                               .rank = (uint32_t)r->options.transport->rank,
+                               .step = (uint64_t)r->state.step};
+    double begin = gg_transport_now(r->options.transport);
+    float draw = 1.0f;
+    if (straggler->probability > 0) gg_random_uniform(&key, 1, 0.0f, 1.0f, &draw);
+    if (draw >= straggler->probability) goto cleanup;
+    GG_TRY(gg_transport_idle(r->options.transport, straggler->delay));
+    gg_replica_record(r, "late", begin, -1);
+cleanup:
+    return status;
+}
+
+static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
+    double begin = gg_transport_now(r->options.transport);
+    gg_status status = gg_batches_read(&r->data, plan, t);
+    if (status == GG_OK) gg_replica_spent_on_data(r, "batch", begin);
+    else r->failed = true;
+    return status;
+}
+
+/* Puts a caller's rows, from row `begin` on, into the plan's inputs. */
+static void read_given(gg_replica *r, gg_plan *plan, const gg_given *given, int64_t begin, int64_t n) {
+    for (int i = 0; i < gg_plan_inputs(plan); ++i) {
+        const gg_format format = gg_plan_input_format(plan, i);
+        const int64_t values =
+            gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_input(r->options.graph, i))->shape);
+        const size_t row = (size_t)values * gg_dtype_size(format.dtype);
+        const char *rows = (const char *)given->input[i] + (size_t)begin * row;
+        if (gg_plan_input(plan, i) == NULL) continue;
+        if (format.dtype == GG_INT32) {
+            memcpy(gg_plan_input(plan, i), rows, (size_t)n * row);
+            continue;
+        }
+        r->device->table->gather(r->device, &(gg_gather_args){.dtype = GG_FLOAT32,
+                                                              .rows = rows,
+                                                              .values = values,
+                                                              .n = n,
+                                                              .scale = 1.0f,
+                                                              .layout = format.layout,
+                                                              .out = gg_plan_input(plan, i)});
+    }
+}
+
+/* ---- state that layers carry from batch to batch ---- */
+
+int64_t gg_replica_carried_before(const gg_replica *r, int node) {
+    int64_t numbers = 0;
+    for (int i = 0; i < node; ++i) numbers += gg_graph_node_carried(r->options.graph, i);
+    return numbers;
+}
+
+gg_status gg_replica_reserve_carried(gg_replica *r, int64_t rows) {
+    gg_status status = GG_OK;
+    const int nodes = gg_graph_nodes(r->options.graph);
+    float *made = NULL;
+    rows = gg_lanes_padded(rows); /* so that each node's begin aligned */
+    if (r->carried_numbers == 0 || rows <= r->carried_rows) goto cleanup;
+    GG_TRY(gg_calloc((size_t)(rows * r->carried_numbers), sizeof *made, "carried state", &made));
+    for (int i = 0; i < nodes && r->carried_rows > 0; ++i) {
+        const int64_t before = gg_replica_carried_before(r, i), numbers = gg_graph_node_carried(r->options.graph, i);
+        memcpy(made + before * rows, r->carried + before * r->carried_rows,
+               (size_t)(numbers * r->carried_rows) * sizeof *made);
+    }
+    gg_free(r->carried);
+    r->carried = made;
+    r->carried_rows = rows;
+cleanup:
+    return status;
+}
+
+void gg_replica_reset_carried(gg_replica *r) {
+    if (r->carried != NULL) memset(r->carried, 0, (size_t)(r->carried_numbers * r->carried_rows) * sizeof(float));
+}
+
+float *gg_replica_carried(const gg_replica *r, int node, int64_t *rows) {
+    *rows = r->carried_rows;
+    if (r->carried == NULL || gg_graph_node_carried(r->options.graph, node) == 0) return NULL;
+    return r->carried + gg_replica_carried_before(r, node) * r->carried_rows;
+}
+
+/* The plan to train on n samples, with room for the state that it carries. */
+static gg_status training_plan(gg_replica *r, int64_t n, gg_plan **out) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_plans_get(&r->plans, n, true, out));
+    GG_TRY(gg_replica_reserve_carried(r, n));
+cleanup:
+    return status;
+}
+
+/* What each rank puts into the sums of this step. */
+static void count_batches(gg_replica *r) {
+    int64_t all = 0;
+    for (int rank = 0; rank < r->workers; ++rank) all += r->batches[rank];
+    for (int rank = 0; rank < r->workers; ++rank) r->share[rank] = (float)r->batches[rank] / (float)all;
+}
+
+/* Trains on the batch that lies in the plan's inputs; r->batches and r->share are set. plan NULL: this rank has no
+ * batch, it only serves. */
+static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch *batch, gg_loss_sums *sums) {
+    gg_status status = GG_OK;
+    const gg_strategy_table *table = r->strategy->table;
+    double begin = gg_transport_now(r->options.transport);
+    r->strategy->step = r->state.step;
+    r->strategy->share = r->share;
+    r->strategy->batch = r->batches;
+    r->batch = n;
+    r->plans.pinned = plan;
+    if (plan != NULL) GG_TRY(replica_straggle(r));
+    r->options.transport->step = &r->state.step;
+    batch->carried = r->carried;
+    batch->carried_rows = r->carried_rows;
+    GG_TRY(table->begin(r->strategy));
+    if (plan != NULL)
+        GG_TRY(gg_plan_train(plan, gg_state_weights(&r->state), gg_state_gradients(&r->state), batch,
+                             (uint64_t)r->state.step, &r->hooks, sums));
+    if (plan != NULL && updates_wait(r)) {
+        const double measured = gg_transport_now(r->options.transport);
+        GG_TRY(gg_strategy_ready_all(r->strategy));
+        gg_replica_record(r, "update", measured, -1);
+    }
+    GG_TRY(table->end(r->strategy));
+    gg_replica_record(r, "step", begin, -1);
+    r->state.step++;
+cleanup:
+    r->options.transport->step = NULL;
+    if (status != GG_OK) r->failed = true;
+    return status;
+}
+
+/* What goes with a batch, for the plan. */
+gg_plan_batch gg_replica_plan_batch(const gg_batch *batch) {
+    gg_plan_batch made = {.sample_weights = batch->sample_weights, .begins = batch->begins};
+    for (int i = 0; i < GG_MAX_FIELDS; ++i) made.target[i] = batch->target[i];
+    return made;
+}
+
+gg_status gg_replica_run(gg_replica *r, int64_t steps) {
+    gg_status status = GG_OK;
+    int64_t total = gg_replica_epoch_steps(r);
+    double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
+    for (; steps > 0 && r->counts.steps < total; --steps) {
+        int64_t t = r->counts.steps, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
+        gg_loss_sums sums[GG_MAX_FIELDS] = {0};
+        gg_plan *plan = NULL;
+        for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
+        count_batches(r);
+        if (n > 0) {
+            GG_TRY(training_plan(r, n, &plan));
+            GG_TRY(read_batch(r, plan, t));
+        }
+        gg_plan_batch batch = gg_replica_plan_batch(&r->data.batch);
+        GG_TRY(step_on(r, plan, n, &batch, sums));
+        r->counts.steps++;
+        r->counts.samples += n;
+        if (plan != NULL) r->counts.loss_sum += gg_plan_total_loss(plan, sums, n);
+        r->counts.correct += sums[0].correct;
+        r->counts.counted += sums[0].counted;
+    }
+cleanup:
+    r->counts.seconds += gg_clock_now() - begin;
+    r->counts.clock_seconds += gg_transport_now(r->options.transport) - clock_begin;
+    return status;
+}
+
+gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *batches, double *loss) {
+    gg_status status = GG_OK;
+    gg_plan *plan = NULL;
+    gg_plan_batch batch = {0};
+    gg_loss_sums sums[GG_MAX_FIELDS];
+
+    for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = batches ? batches[rank] : given->n;
+    count_batches(r);
+    memcpy(batch.target, given->target, sizeof batch.target);
+    if (gg_replica_trains(r)) {
+        GG_TRY(training_plan(r, given->n, &plan));
+        read_given(r, plan, given, 0, given->n);
+    }
+    GG_TRY(step_on(r, plan, given->n, &batch, sums));
+    *loss = plan != NULL ? gg_plan_total_loss(plan, sums, 1) : NAN;
+cleanup:
+    return status;
+}
+
+/* ---- the epoch ---- */
+
+gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_options *data) {
+    gg_status status = GG_OK;
+    gg_plan *plan = NULL;
+    if (!r->failed) GG_TRY(gg_batches_settle(&r->data));
+    const gg_dataset limited = gg_limited_set(r->options.graph, r->options.head, set);
+    GG_TRY(gg_batches_begin(&r->data, &limited, data));
+    for (int64_t t = 0; gg_replica_trains(r) && t < gg_loader_steps(r->data.loader); ++t)
+        GG_TRY(training_plan(r, gg_loader_batch(r->data.loader, r->options.transport->rank, t), &plan));
+cleanup:
+    if (status != GG_OK) { /* no rank trains on data that another one does not have */
+        gg_loader_destroy(r->data.loader);
+        r->data.loader = NULL;
+    }
+    return status;
+}
+
+int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->data.loader ? gg_loader_steps(r->data.loader) : 0; }
+
+gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
+    gg_status status = GG_OK;
+    if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "epoch: there is no data to train on yet");
+    memset(&r->counts, 0, sizeof r->counts);
+    gg_replica_reset_carried(r);
+    GG_TRY(gg_batches_epoch(&r->data, epoch));
+    if (r->data.ring != NULL) gg_sample_ring_sent(r->data.ring, &r->sample_bytes_before, &r->sample_messages_before);
+    r->exposed_before = r->strategy->exposed_seconds;
+    r->bytes_before = r->options.transport->bytes_sent;
+    r->messages_before = r->options.transport->messages_sent;
+    r->skipped_before = r->strategy->skipped;
+cleanup:
+    /* An epoch that is refused for lack of data has changed nothing. */
+    if (status != GG_OK && r->data.loader != NULL) r->failed = true;
+    return status;
+}
+
+void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
+    *out = r->counts;
+    out->exposed_seconds = r->strategy->exposed_seconds - r->exposed_before;
+    out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
+    out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
+    out->messages_sent = r->options.transport->messages_sent - r->messages_before;
+    out->skipped = r->strategy->skipped - r->skipped_before;
+    out->optimizer_bytes = gg_state_moment_bytes(&r->state, false);
+    out->optimizer_bytes_saved = gg_state_moment_bytes(&r->state, true) - out->optimizer_bytes;
+    if (r->data.ring == NULL) return;
+    gg_sample_ring_sent(r->data.ring, &out->sample_bytes_sent, &out->sample_messages_sent);
+    out->sample_bytes_sent -= r->sample_bytes_before;
+    out->sample_messages_sent -= r->sample_messages_before;
+    out->bytes_sent -= out->sample_bytes_sent;
+    out->messages_sent -= out->sample_messages_sent;
+}
+
+gg_status gg_replica_end_epoch(gg_replica *r) {
+    double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
+    gg_status status = gg_replica_settle(r);
+    r->counts.seconds += gg_clock_now() - begin;
+    r->counts.clock_seconds += gg_transport_now(r->options.transport) - clock_begin;
+    return status;
+}
