@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 
 import numpy as np
 import pytest
+from conftest import run_group
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -174,20 +177,30 @@ def test_scales_of_a_field():
     assert _core.memory()[0] == before
 
 
-@pytest.mark.parametrize("comm", [None, gg.VirtualCluster(2)], ids=["one-process", "virtual"])
-def test_a_slow_source_is_named_without_mpi_too(comm, monkeypatch, capfd):
-    class Slow(Arrays):
-        def read(self, rows, epoch, samples, targets):
-            while 20 in rows and "waited" not in "".join(said):
-                said.append(capfd.readouterr().err)
-            super().read(rows, epoch, samples, targets)
+SLOW = """
+import sys, time
+import numpy as np, gossipgrad as gg
 
-    said = []
-    monkeypatch.setenv("GOSSIPGRAD_STALL_SECONDS", "0.2")
-    with gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)), comm=comm, seed=1) as trainer:
-        trainer.fit(gg.Dataset(Slow(*arrays(32))), batch_size=4, progress=False, shuffle=False)
-    assert "in Trainer.fit" in "".join(said)
-    assert "for the samples that its source reads. Waiting goes on" in "".join(said)
+class Slow(gg.data.Source):
+    shape, dtype, classes = (6,), np.float32, 3
+    def __init__(self): self.targets = np.arange(32, dtype=np.int32) % 3
+    def __len__(self): return 32
+    def read(self, rows, epoch, samples, targets):
+        if 20 in rows: time.sleep(2)
+        samples[...] = 1
+
+comm = gg.VirtualCluster(2) if sys.argv[1] == "virtual" else None
+with gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)), comm=comm, seed=1) as trainer:
+    trainer.fit(gg.Dataset(Slow()), batch_size=4, progress=False, shuffle=False)
+"""
+
+
+@pytest.mark.parametrize("comm", ["one-process", "virtual"])
+def test_a_slow_source_is_named_without_mpi_too(comm):
+    environment = {**os.environ, "GOSSIPGRAD_STALL_SECONDS": "0.2"}
+    done = run_group([sys.executable, "-c", SLOW, comm], env=environment)
+    assert done.returncode == 0 and "in Trainer.fit" in done.stderr, done.stderr
+    assert "for the samples that its source reads. Waiting goes on" in done.stderr
 
 
 @pytest.mark.parametrize(
