@@ -77,10 +77,10 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_datas
     range samples = {0};
     float *at[GG_MAX_FIELDS];
     /* Each sample has an output, also where streams would leave some out. */
-    gg_dataset apart = *set;
-    apart.streams = false;
+    gg_dataset single = *set;
+    single.streams = false;
     memcpy(at, output, sizeof at);
-    GG_TRY(range_open(r, &apart, false, 0, set->count, batch, &samples));
+    GG_TRY(range_open(r, &single, false, 0, set->count, batch, &samples));
     for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
         const int64_t n = gg_loader_batch(samples.loader, 0, t);
         gg_plan *plan = NULL;
