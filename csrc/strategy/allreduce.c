@@ -2,12 +2,12 @@
  * that each rank contributed, so that p ranks of batch b do what one rank of batch p*b does, ragged last batches
  * included. */
 #include "base/memory.h"
-#include "comm/collective.h"
+#include "strategy/reduction.h"
 #include "strategy/tables.h"
 
 typedef struct allreduce {
     gg_strategy head;
-    gg_allreduce *reduction;
+    gg_reduction *reduction;
     uint16_t *wire;
 } allreduce;
 
@@ -17,7 +17,8 @@ static gg_status allreduce_end(gg_strategy *strategy) {
     if (env->transport->size > 1) {
         double begin = gg_transport_now(env->transport);
         int64_t sent = env->transport->bytes_sent;
-        GG_TRY(gg_allreduce_run(((allreduce *)strategy)->reduction, gg_state_gradients(env->state), strategy->share));
+        GG_TRY(
+            gg_reduction_run_all(((allreduce *)strategy)->reduction, gg_state_gradients(env->state), strategy->share));
         gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                         .arrived = gg_transport_now(env->transport),
                                                         .name = "gradients",
@@ -34,7 +35,7 @@ cleanup:
 
 static void allreduce_destroy(gg_strategy *strategy) {
     allreduce *s = (allreduce *)strategy;
-    gg_allreduce_destroy(s->reduction);
+    gg_reduction_destroy(s->reduction);
     gg_message_free(strategy->env.transport, s->wire);
     gg_state_destroy(&strategy->env);
     gg_free(strategy);
@@ -54,10 +55,12 @@ gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const
     made->head.averages_gradients = true;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     GG_TRY(gg_wire_create(options, env, &made->wire));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
-                               made->wire ? &(gg_narrow_wire){.memory = made->wire} : NULL, options->collectives,
+    GG_TRY(gg_reduction_create(&made->head, options,
+                               &(gg_reduction_run){.group = env->transport,
+                                                   .count = env->state->count,
+                                                   .tag = GG_TAG_ALLREDUCE,
+                                                   .wire = made->wire ? &(gg_narrow_wire){.memory = made->wire} : NULL},
                                &made->reduction));
-    gg_strategy_watch(&made->head, made->reduction);
 cleanup:
     if (status != GG_OK && made != NULL) allreduce_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "comm/collective.h"
 #include "strategy/centre.h"
+#include "strategy/reduction.h"
 #include "strategy/tables.h"
 
 /* ---- asynchronous ---- */
@@ -54,7 +54,7 @@ static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("elastic-averaging"
 
 typedef struct elastic {
     gg_strategy head;
-    gg_allreduce *reduction;
+    gg_reduction *reduction;
     float *pull;    /* -s; message memory */
     uint16_t *wire; /* bfloat16: -s as it travels; NULL: as float32 */
     float *centre;  /* the same bits on every rank */
@@ -74,9 +74,9 @@ static gg_status elastic_end(gg_strategy *strategy) {
         gg_add_scaled(env->device, state->count, gg_state_weights(state), 1.0f, s->pull, gg_state_weights(state));
     double begin = gg_transport_now(env->transport);
     int64_t sent = env->transport->bytes_sent;
-    GG_TRY(gg_allreduce_start(s->reduction, s->pull, s->ones));
+    GG_TRY(gg_reduction_start(s->reduction, s->pull, s->ones));
     if (s->wire != NULL) env->device->table->widen_add(env->device, state->count, s->wire, gg_state_weights(state));
-    GG_TRY(gg_allreduce_finish(s->reduction));
+    GG_TRY(gg_reduction_finish(s->reduction));
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(env->transport),
                                                     .name = "elastic force",
@@ -102,7 +102,7 @@ static const gg_strategy_model model = {elastic_read_model, elastic_write_model}
 
 static void elastic_destroy(gg_strategy *strategy) {
     elastic *s = (elastic *)strategy;
-    gg_allreduce_destroy(s->reduction);
+    gg_reduction_destroy(s->reduction);
     gg_message_free(strategy->env.transport, s->wire);
     gg_message_free(strategy->env.transport, s->pull);
     gg_state_destroy(&strategy->env);
@@ -137,11 +137,13 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
     if (p > 1) GG_TRY(gg_wire_create(options, env, &s->wire));
-    GG_TRY(
-        gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
-                            s->wire ? &(gg_narrow_wire){.memory = s->wire, .rest = gg_state_weights(env->state)} : NULL,
-                            options->collectives, &s->reduction));
-    gg_strategy_watch(&s->head, s->reduction);
+    const gg_narrow_wire wire = {.memory = s->wire, .rest = gg_state_weights(env->state)};
+    GG_TRY(gg_reduction_create(&s->head, options,
+                               &(gg_reduction_run){.group = env->transport,
+                                                   .count = env->state->count,
+                                                   .tag = GG_TAG_ALLREDUCE,
+                                                   .wire = s->wire != NULL ? &wire : NULL},
+                               &s->reduction));
     *out = &s->head;
 cleanup:
     if (status != GG_OK && s != NULL) elastic_destroy(&s->head);

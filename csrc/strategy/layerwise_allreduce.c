@@ -9,16 +9,16 @@
  * in another node. All places follow one schedule, so all ranks of a node hold the same bits, and a model's bytes leave
  * a rank as without nodes. */
 #include "base/memory.h"
-#include "comm/collective.h"
 #include "comm/subgroup.h"
 #include "strategy/buckets.h"
+#include "strategy/reduction.h"
 #include "strategy/tables.h"
 
 typedef struct layerwise_allreduce {
     gg_strategy head;
     gg_buckets buckets;
     gg_transport *group;      /* the ranks whose gradients are reduced: all, or those of a node */
-    gg_allreduce **reduction; /* one a chunk */
+    gg_reduction **reduction; /* one a chunk */
     uint16_t *wire;
     int *waiting;       /* a bucket: its layers whose gradient is not final yet in this step */
     int started;        /* the bucket whose reductions were started last; count: none in this step */
@@ -50,7 +50,7 @@ static gg_status layerwise_rest(gg_strategy *strategy) {
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         for (int i = b->first_chunk; i < b->end_chunk; ++i)
-            GG_TRY(at_layers(s, bucket, gg_allreduce_finish(s->reduction[i])));
+            GG_TRY(at_layers(s, bucket, gg_reduction_finish(s->reduction[i])));
     }
 cleanup:
     return status;
@@ -104,7 +104,7 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
         GG_FAIL(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket, s->started);
     s->started = bucket;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
-        GG_TRY(gg_allreduce_start(s->reduction[i], gg_state_gradients(strategy->env.state) + s->buckets.chunk[i].offset,
+        GG_TRY(gg_reduction_start(s->reduction[i], gg_state_gradients(strategy->env.state) + s->buckets.chunk[i].offset,
                                   share));
     s->next[bucket] = b->first_chunk;
     s->started_at[bucket] = gg_transport_now(strategy->env.transport);
@@ -163,7 +163,7 @@ static gg_status poll_bucket(layerwise_allreduce *s, int bucket) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     for (int i = s->next[bucket]; i < b->end_chunk; ++i) {
         bool summed = false;
-        GG_TRY(gg_allreduce_poll(s->reduction[i], &summed));
+        GG_TRY(gg_reduction_poll(s->reduction[i], &summed));
         if (summed && i == s->next[bucket]) GG_TRY(layerwise_update_next(s, bucket));
     }
 cleanup:
@@ -184,7 +184,7 @@ static gg_status wait_bucket(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &s->buckets.bucket[bucket];
     while (s->next[bucket] < b->end_chunk) {
-        GG_TRY(gg_allreduce_wait(s->reduction[s->next[bucket]]));
+        GG_TRY(gg_reduction_wait(s->reduction[s->next[bucket]]));
         GG_TRY(layerwise_update_next(s, bucket));
     }
 cleanup:
@@ -213,7 +213,7 @@ cleanup:
 
 static void layerwise_destroy(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    for (int i = 0; s->reduction != NULL && i < s->buckets.chunk_count; ++i) gg_allreduce_destroy(s->reduction[i]);
+    for (int i = 0; s->reduction != NULL && i < s->buckets.chunk_count; ++i) gg_reduction_destroy(s->reduction[i]);
     gg_free(s->reduction);
     gg_message_free(strategy->env.transport, s->wire);
     gg_free(s->waiting);
@@ -278,10 +278,14 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     GG_TRY(gg_wire_create(options, env, &s->wire));
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         const gg_chunk *chunk = &s->buckets.chunk[i];
-        GG_TRY(gg_allreduce_create(s->group, env->device, chunk->count, GG_TAG_USER + i,
-                                   s->wire ? &(gg_narrow_wire){.memory = s->wire + chunk->offset} : NULL,
-                                   options->collectives, &s->reduction[i]));
-        gg_strategy_watch(&s->head, s->reduction[i]);
+        const gg_narrow_wire wire = {.memory = s->wire != NULL ? s->wire + chunk->offset : NULL};
+        GG_TRY(gg_reduction_create(&s->head, options,
+                                   &(gg_reduction_run){.group = s->group,
+                                                       .offset = chunk->offset,
+                                                       .count = chunk->count,
+                                                       .tag = GG_TAG_USER + i,
+                                                       .wire = s->wire != NULL ? &wire : NULL},
+                                   &s->reduction[i]));
     }
 cleanup:
     if (status != GG_OK && s != NULL) layerwise_destroy(&s->head), s = NULL;

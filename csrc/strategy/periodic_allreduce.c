@@ -2,12 +2,12 @@
  * the moments of the optimiser, become the mean over the ranks, each counting 1/p. Nothing is in flight between
  * steps. */
 #include "base/memory.h"
-#include "comm/collective.h"
+#include "strategy/reduction.h"
 #include "strategy/tables.h"
 
 typedef struct periodic_allreduce {
     gg_strategy head;
-    gg_allreduce *averaging;
+    gg_reduction *averaging;
     uint16_t *wire;
     float *equal_share; /* 1/p for each rank */
     int64_t period;
@@ -22,7 +22,7 @@ static gg_status periodic_end(gg_strategy *strategy) {
     if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) goto cleanup;
     for (int i = 0; i < state->arenas; ++i)
         if (state->arena[i].kind != GG_ARENA_GRADIENT)
-            GG_TRY(gg_allreduce_run(s->averaging, state->arena[i].data, s->equal_share));
+            GG_TRY(gg_reduction_run_all(s->averaging, state->arena[i].data, s->equal_share));
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(strategy->env.transport),
                                                     .name = "weights",
@@ -36,7 +36,7 @@ cleanup:
 
 static void periodic_destroy(gg_strategy *strategy) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
-    gg_allreduce_destroy(s->averaging);
+    gg_reduction_destroy(s->averaging);
     gg_message_free(strategy->env.transport, s->wire);
     gg_state_destroy(&strategy->env);
     gg_free(s->equal_share);
@@ -64,10 +64,13 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
     for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
     GG_TRY(gg_state_create(env, GG_SHARED_WEIGHT | GG_SHARED_MOMENTS));
     GG_TRY(gg_wire_create(options, env, &made->wire));
-    GG_TRY(gg_allreduce_create(env->transport, env->device, env->state->count, GG_TAG_ALLREDUCE,
-                               made->wire ? &(gg_narrow_wire){.memory = made->wire, .displaces = true} : NULL,
-                               options->collectives, &made->averaging));
-    gg_strategy_watch(&made->head, made->averaging);
+    const gg_narrow_wire wire = {.memory = made->wire, .displaces = true};
+    GG_TRY(gg_reduction_create(&made->head, options,
+                               &(gg_reduction_run){.group = env->transport,
+                                                   .count = env->state->count,
+                                                   .tag = GG_TAG_ALLREDUCE,
+                                                   .wire = made->wire != NULL ? &wire : NULL},
+                               &made->averaging));
 cleanup:
     if (status != GG_OK && made != NULL) periodic_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

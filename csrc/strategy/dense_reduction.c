@@ -1,0 +1,46 @@
+/* The reduction in which every value travels: a gg_allreduce. */
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "strategy/reduction.h"
+#include "strategy/tables.h"
+
+typedef struct dense_reduction {
+    gg_reduction head;
+    gg_allreduce *sum;
+} dense_reduction;
+
+static gg_allreduce *sum_of(gg_reduction *reduction) { return ((dense_reduction *)reduction)->sum; }
+
+static gg_status dense_start(gg_reduction *reduction, float *data, const float *share) {
+    return gg_allreduce_start(sum_of(reduction), data, share);
+}
+
+static gg_status dense_poll(gg_reduction *reduction, bool *summed) {
+    return gg_allreduce_poll(sum_of(reduction), summed);
+}
+
+static gg_status dense_wait(gg_reduction *reduction) { return gg_allreduce_wait(sum_of(reduction)); }
+
+static gg_status dense_finish(gg_reduction *reduction) { return gg_allreduce_finish(sum_of(reduction)); }
+
+static void dense_destroy(gg_reduction *reduction) {
+    gg_allreduce_destroy(sum_of(reduction));
+    gg_free(reduction);
+}
+
+static const gg_reduction_table table = {dense_start, dense_poll, dense_wait, dense_finish, dense_destroy};
+
+gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_options *options, const gg_reduction_run *run,
+                                    gg_reduction **out) {
+    gg_status status = GG_OK;
+    dense_reduction *made = NULL;
+    GG_TRY(gg_calloc(1, sizeof *made, "reduction", &made));
+    made->head.table = &table;
+    GG_TRY(gg_allreduce_create(run->group, owner->env.device, run->count, run->tag, run->wire, options->collectives,
+                               &made->sum));
+    gg_strategy_watch(owner, made->sum);
+cleanup:
+    if (status != GG_OK && made != NULL) dense_destroy(&made->head), made = NULL;
+    *out = made != NULL ? &made->head : NULL;
+    return status;
+}

@@ -1,0 +1,56 @@
+/* Private to the room: the weighted sum of a run of the arenas over ranks. Strategies hold reductions and do not know
+ * how one comes about, which is decided at its creation. The calls are those of gg_allreduce and mean the same: data =
+ * sum over r of share[r] * data_r, the same bits on every rank (comm/collective.h).
+ *
+ * Several may be in flight at once, each with a tag of its own: all ranks start them in one order, all of them before
+ * they wait for one, and wait in the same order. After a failure nothing of a reduction is in flight. */
+#ifndef GG_STRATEGY_REDUCTION_H
+#define GG_STRATEGY_REDUCTION_H
+
+#include "strategy/strategy.h"
+
+typedef struct gg_reduction gg_reduction;
+
+typedef struct gg_reduction_table {
+    gg_status (*start)(gg_reduction *reduction, float *data, const float *share);
+    gg_status (*poll)(gg_reduction *reduction, bool *summed);
+    gg_status (*wait)(gg_reduction *reduction);
+    gg_status (*finish)(gg_reduction *reduction);
+    void (*destroy)(gg_reduction *reduction);
+} gg_reduction_table;
+
+/* The first member of every kind of reduction. */
+struct gg_reduction {
+    const gg_reduction_table *table;
+};
+
+typedef struct gg_reduction_run {
+    gg_transport *group;  /* the ranks that sum: the owner's, or some of them */
+    size_t offset, count; /* elements of the arenas, whole lanes */
+    int tag;
+    const gg_narrow_wire *wire; /* NULL: values travel as float32, from where they lie */
+} gg_reduction_run;
+
+/* Collective, in one order on all ranks of the group. Waits count as the owner's, in whose trace they are seen. */
+gg_status gg_reduction_create(gg_strategy *owner, const gg_strategy_options *options, const gg_reduction_run *run,
+                              gg_reduction **out);
+void gg_reduction_destroy(gg_reduction *reduction); /* cancels what is in flight; NULL is fine */
+
+/* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.
+ * share[size of the group] must remain valid until the sum is there. */
+gg_status gg_reduction_start(gg_reduction *reduction, float *data, const float *share);
+/* Continues without waiting, as far as messages have arrived. *summed: data holds the sum; also if nothing was
+ * started. */
+gg_status gg_reduction_poll(gg_reduction *reduction, bool *summed);
+gg_status gg_reduction_wait(gg_reduction *reduction);   /* until data holds the sum */
+gg_status gg_reduction_finish(gg_reduction *reduction); /* until the peers have read it, too: data may be written */
+/* All of it, blocking. */
+gg_status gg_reduction_run_all(gg_reduction *reduction, float *data, const float *share);
+
+/* ---- its kinds ---- */
+
+/* By gg_allreduce: every value travels. */
+gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_options *options, const gg_reduction_run *run,
+                                    gg_reduction **out);
+
+#endif
