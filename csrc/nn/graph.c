@@ -60,6 +60,16 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }
 const char *gg_layer_kind_name(gg_layer_kind kind) { return types[kind]->name; }
 
+const char *gg_family_name(gg_family family) {
+    static const char *const names[GG_FAMILY_COUNT] = {
+        [GG_FAMILY_OTHER] = "other",
+        [GG_FAMILY_CONV] = "conv",
+        [GG_FAMILY_LINEAR] = "linear",
+        [GG_FAMILY_RECURRENT] = "recurrent",
+    };
+    return names[family];
+}
+
 const char *gg_role_name(gg_role role) {
     static const char *const names[GG_ROLE_COUNT] = {"weight", "bias", "scale", "shift", "statistic"};
     return names[role];
@@ -381,6 +391,10 @@ size_t gg_graph_arena_count(const gg_graph *graph) { return graph->arena_count; 
 
 const char *gg_graph_layer_name(const gg_graph *graph, int layer) {
     return graph->node[graph->layer_node[layer]].desc.name;
+}
+
+gg_family gg_graph_family(const gg_graph *graph, int layer) {
+    return types[graph->node[graph->layer_node[layer]].desc.kind]->family;
 }
 
 int64_t gg_graph_parameter_count(const gg_graph *graph) {

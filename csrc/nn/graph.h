@@ -45,6 +45,19 @@ typedef enum gg_layer_kind {
 /* "conv2d"; kind < GG_LAYER_COUNT. */
 const char *gg_layer_kind_name(gg_layer_kind kind);
 
+/* What the weights of a layer do, for options that differ by it: windows over a sample, products with whole vectors,
+ * products that are repeated in time, anything else. */
+typedef enum gg_family {
+    GG_FAMILY_OTHER = 0,
+    GG_FAMILY_CONV,
+    GG_FAMILY_LINEAR,
+    GG_FAMILY_RECURRENT,
+    GG_FAMILY_COUNT
+} gg_family;
+
+/* "other", "conv", "linear" or "recurrent"; family < GG_FAMILY_COUNT. */
+const char *gg_family_name(gg_family family);
+
 typedef enum gg_init_kind {
     GG_INIT_DEFAULT = 0,    /* PyTorch's: uniform +-1/sqrt(fan_in), for weight and bias */
     GG_INIT_XAVIER_UNIFORM, /* Glorot and Bengio 2010: +-sqrt(6/(fan_in + fan_out)) */
@@ -189,6 +202,7 @@ const gg_slice *gg_graph_layer(const gg_graph *graph, int layer);
 /* The layer's parameters: so many from number *first on. */
 int gg_graph_layer_parameters(const gg_graph *graph, int layer, int *first);
 const char *gg_graph_layer_name(const gg_graph *graph, int layer);
+gg_family gg_graph_family(const gg_graph *graph, int layer);
 size_t gg_graph_arena_count(const gg_graph *graph);             /* float32 elements of an arena, padding included */
 int64_t gg_graph_parameter_count(const gg_graph *graph);        /* numbers in all parameters, without padding */
 int64_t gg_graph_node_carried(const gg_graph *graph, int node); /* float32 numbers of state that its layer carries

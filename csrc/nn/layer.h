@@ -12,6 +12,7 @@
 /* Functions that fail leave the layer's name to their caller. NULL: nothing to check, have, count or describe. */
 typedef struct gg_layer_type {
     const char *name; /* "conv2d", for messages */
+    gg_family family;
     int least_inputs, most_inputs;
     gg_op_kind op; /* GG_OP_COUNT: no operation of its own */
     bool view;     /* the values of its only input in the same order, whatever their type: another shape for the same

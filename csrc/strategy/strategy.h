@@ -19,6 +19,7 @@
 #include "comm/collective.h"
 #include "comm/schedule.h"
 #include "comm/transport.h"
+#include "compress/compression.h"
 #include "optim/updater.h"
 
 typedef enum gg_strategy_kind {
@@ -75,6 +76,7 @@ typedef struct gg_strategy_options {
     double alpha;     /* elastic averaging: the force; 0: the strategy's choice */
     int servers;      /* ranks that the centre lies on */
     bool dedicated;   /* they only serve */
+    gg_compression compression;
 } gg_strategy_options;
 
 /* What a strategy works with; all of it outlives the strategy. */
@@ -134,6 +136,7 @@ struct gg_strategy {
     bool averages_gradients;
     /* Which slices of the summed gradient and of the optimiser's arenas each rank owns; NULL: every rank has all. */
     const struct gg_partition *partition;
+    const gg_compression_counts *compression_counts; /* of this rank; NULL: it compresses nothing */
 };
 
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */

@@ -83,6 +83,7 @@ static void attention_describe(const gg_layer_desc *desc, gg_op_desc *out) {
 
 const gg_layer_type gg_layer_attention = {
     .name = "attention",
+    .family = GG_FAMILY_LINEAR,
     .least_inputs = 1,
     .most_inputs = 2,
     .op = GG_OP_ATTENTION,
@@ -94,6 +95,7 @@ const gg_layer_type gg_layer_attention = {
 
 const gg_layer_type gg_layer_multi_head = {
     .name = "multi_head",
+    .family = GG_FAMILY_LINEAR,
     .least_inputs = 1,
     .most_inputs = 2,
     .op = GG_OP_MULTI_HEAD,

@@ -61,6 +61,7 @@ static void conv2d_describe(const gg_layer_desc *desc, gg_op_desc *out) {
 
 const gg_layer_type gg_layer_conv2d = {
     .name = "conv2d",
+    .family = GG_FAMILY_CONV,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_CONV2D,

@@ -49,6 +49,7 @@ static void linear_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->b
 
 const gg_layer_type gg_layer_linear = {
     .name = "linear",
+    .family = GG_FAMILY_LINEAR,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_LINEAR,

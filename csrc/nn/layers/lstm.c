@@ -73,6 +73,7 @@ static void lstm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
 
 const gg_layer_type gg_layer_lstm = {
     .name = "lstm",
+    .family = GG_FAMILY_RECURRENT,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_LSTM,

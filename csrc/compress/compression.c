@@ -1,0 +1,77 @@
+#include "compress/compression.h"
+
+#include <math.h>
+
+#include "base/memory.h"
+
+gg_status gg_compression_check(const gg_compression *compression) {
+    gg_status status = GG_OK;
+    if (!compression->active) goto cleanup;
+    for (int family = 0; family < GG_FAMILY_COUNT; ++family)
+        if (compression->bin[family] < 0 || compression->bin[family] > GG_MOST_BIN)
+            GG_FAIL(GG_ERROR_ARGUMENT, "bin_size: %d for '%s'; allowed are 1 to %d, and 0 for no compression",
+                    compression->bin[family], gg_family_name((gg_family)family), GG_MOST_BIN);
+    if (!(compression->factor >= 1 && isfinite(compression->factor)))
+        GG_FAIL(GG_ERROR_ARGUMENT, "factor: %g; must be finite and at least 1", compression->factor);
+    if ((int)compression->mode < 0 || compression->mode >= GG_COMPRESSION_MODES)
+        GG_FAIL(GG_ERROR_ARGUMENT, "mode: number %d is none of the %d known", (int)compression->mode,
+                GG_COMPRESSION_MODES);
+    if (compression->values != GG_BFLOAT16 && compression->values != GG_FLOAT32)
+        GG_FAIL(GG_ERROR_ARGUMENT, "values: type %d; allowed are 'bfloat16' and 'float32'", (int)compression->values);
+    if ((int)compression->selection < 0 || compression->selection >= GG_SELECTION_COUNT)
+        GG_FAIL(GG_ERROR_ARGUMENT, "selection: number %d is none of the %d known", (int)compression->selection,
+                GG_SELECTION_COUNT);
+    if (compression->warmup < 0)
+        GG_FAIL(GG_ERROR_ARGUMENT, "warmup: %lld steps; must be at least 0", (long long)compression->warmup);
+cleanup:
+    return status;
+}
+
+/* The elements of a bin of this parameter; 0: it travels dense. */
+static int bin_of(const gg_compression *compression, const gg_parameter *parameter, gg_family family) {
+    if (!compression->active || parameter->role == GG_ROLE_STATISTIC) return 0;
+    if (compression->weights_only && parameter->role != GG_ROLE_WEIGHT) return 0;
+    if (parameter->count < compression->dense_below) return 0;
+    const int bin = compression->bin[family];
+    return parameter->count < (size_t)bin ? (int)parameter->count : bin;
+}
+
+bool gg_compression_packs(const gg_graph *graph, const gg_compression *compression) {
+    for (int i = 0; i < gg_graph_parameters(graph); ++i) {
+        const gg_parameter *parameter = gg_graph_parameter(graph, i);
+        if (bin_of(compression, parameter, gg_graph_family(graph, parameter->layer)) > 0) return true;
+    }
+    return false;
+}
+
+gg_status gg_segments_create(const gg_graph *graph, const gg_compression *compression, gg_segments *out) {
+    gg_status status = GG_OK;
+    const int parameters = gg_graph_parameters(graph), layers = gg_graph_layers(graph);
+    *out = (gg_segments){0};
+    GG_TRY(gg_calloc((size_t)parameters, sizeof *out->segment, "segments", &out->segment));
+    GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->first_of_layer, "segments of layers", &out->first_of_layer));
+    for (int layer = 0; layer < layers; ++layer) {
+        const gg_family family = gg_graph_family(graph, layer);
+        int first;
+        const int count = gg_graph_layer_parameters(graph, layer, &first);
+        out->first_of_layer[layer] = out->count;
+        for (int i = 0; i < count; ++i) {
+            const gg_parameter *parameter = gg_graph_parameter(graph, first + i);
+            out->segment[out->count++] = (gg_segment){.offset = parameter->offset,
+                                                      .count = parameter->count,
+                                                      .bin = bin_of(compression, parameter, family),
+                                                      .family = family,
+                                                      .layer = layer};
+        }
+    }
+    out->first_of_layer[layers] = out->count;
+cleanup:
+    if (status != GG_OK) gg_segments_destroy(out);
+    return status;
+}
+
+void gg_segments_destroy(gg_segments *segments) {
+    gg_free(segments->first_of_layer);
+    gg_free(segments->segment);
+    *segments = (gg_segments){0};
+}
