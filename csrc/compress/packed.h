@@ -1,0 +1,102 @@
+/* Packed messages: AdaComp's choice of elements (compression.h), written into a message and added again elsewhere.
+ *
+ * Segments are given in the order of the arenas, a whole parameter each; arrays are given by their element 0, to which
+ * the offsets of segments count. Nothing here allocates. All calculations are in float32, without fused products:
+ *
+ *     d = scale*g      G = R + d      H = G + (factor - 1)*d
+ *
+ * so all instruction sets choose the same elements and write the same bytes. The choice compares |H| with the greatest
+ * |G| of the bin; ties are chosen. An element that is chosen but has G = 0 (possible through H) is not sent: it has no
+ * sign. A bin whose G are all 0 sends nothing. The scale of a segment is the mean of gmax over all its bins, added in
+ * double in the order of the bins and rounded to float32; where that is 0, nothing is sent. In mode SAFE what is chosen
+ * is sent only where |G| >= scale/2.
+ *
+ * Segments with bin 0 are dense: all of R + d is sent as float32, and R becomes 0.
+ *
+ * ---- The message ----
+ * Numbers are little-endian, and floats IEEE 754. Everything begins at a multiple of 4 bytes from the start; gaps are
+ * zero.
+ *
+ *     header   16 bytes: "gP"; version, 1 byte (1); form, 1 byte; layout, 4 bytes: a hash of the segments (number,
+ * bins, sizes, relative offsets); 8 bytes: those of the whole message parts    one for each segment, in order
+ *
+ *     dense segment         its values, float32
+ *     packed, form SCALE    4 bytes: bytes of codes; 4 bytes: the scale, float32; codes
+ *     packed, form CHOICE   4 bytes: bytes of codes; 4 bytes: elements chosen; codes. Dense segments have no part.
+ *     packed, form NARROW   the same; then one bfloat16 a chosen element, in order
+ *     packed, form VALUES   the same; then one float32 a chosen element, in order
+ *
+ * Codes are units of 1 byte where the segment's bin has less than 64 elements, else of 2. The highest two bits are
+ * flags, the rest is the place in the bin:
+ *
+ *     place                 one element. Highest bit: it is the first of its bin, which is the next one. Second: it is
+ *                           negative (form SCALE; else 0). Places in a bin ascend.
+ *     all ones, flags 0     the next bin is empty
+ *     all ones, flags 1     the next 2 + n bins are, where n is the next unit
+ *     all ones, flags 2     the next n bins are, where n is the next 4 bytes
+ *
+ * Bins behind the last that is mentioned are empty. */
+#ifndef GG_COMPRESS_PACKED_H
+#define GG_COMPRESS_PACKED_H
+
+#include "compress/compression.h"
+
+/* A part's elements at most, since its bytes are counted in 32 bits. */
+#define GG_MOST_PACKED ((size_t)1 << 29)
+
+typedef struct gg_packing {
+    const gg_compression *compression;
+    gg_device *device;
+    const gg_segment *segment;
+    int segments;
+    void *scratch;                 /* gg_pack_scratch_bytes, aligned to 64; its content is lost between calls */
+    gg_compression_counts *counts; /* what is sent is added to it; NULL: not counted */
+} gg_packing;
+
+/* Bytes of the longest message that these segments can make, whatever its form. */
+size_t gg_packed_capacity(const gg_segment *segment, int segments, const gg_compression *compression);
+size_t gg_pack_scratch_bytes(const gg_segment *segment, int segments);
+
+/* residue += scale*gradient; what is sent goes into `message`, of gg_packed_capacity bytes and aligned to 4, and leaves
+ * the residue: residue + sent is exact, element by element, but for float32's rounding of R + d and of the remainder.
+ * gradient NULL: zeros. *bytes: the message's. GG_ERROR_NUMERIC where G has NaN or an infinity: it names the segment's
+ * place among those given, its layer's number, and the element; the residue is then spoiled.
+ * Mode EXACT gives form NARROW or VALUES; what bfloat16 loses stays in the residue. */
+gg_status gg_pack(const gg_packing *packing, float scale, const float *gradient, float *residue, void *message,
+                  size_t *bytes);
+
+/* The same of a difference, where both sides hold a copy of what the receiver knows: G = value - known, H = factor*G
+ * (so chosen is what has at least 1/factor of its bin's greatest difference), and known += what is sent, with the bits
+ * that gg_unpack_add with factor 1 gives at the receiver. Values travel as in mode EXACT, whatever the mode; dense
+ * segments send value - known. */
+gg_status gg_pack_difference(const gg_packing *packing, const float *value, float *known, void *message, size_t *bytes);
+
+/* out += factor*what the message says: the product is rounded, then the sum. GG_ERROR_COMM says what is wrong with a
+ * message that is not whole, or not of these segments; parts before the wrong one may have been added then, and nothing
+ * outside of the segments is ever written, whatever the bytes. `message` is aligned to 4. */
+gg_status gg_unpack_add(const gg_segment *segment, int segments, const void *message, size_t bytes, float factor,
+                        float *out);
+
+/* ---- One rank chooses for all ---- */
+
+/* residue += scale*gradient in all segments, dense ones too; writes which elements are chosen, and leaves them in the
+ * residue. The choice is that of `mode` STRICT, or SAFE. */
+gg_status gg_pack_choice(const gg_packing *packing, float scale, const float *gradient, float *residue, void *choice,
+                         size_t *bytes);
+/* residue += scale*gradient in all segments: what the ranks do that do not choose. Checks as gg_pack does. */
+gg_status gg_pack_accumulate(const gg_packing *packing, float scale, const float *gradient, float *residue);
+/* How many values belong to a choice, those of dense segments included. Checks all of the message: it is called before
+ * the next two, which trust it. */
+gg_status gg_choice_values(const gg_segment *segment, int segments, const void *choice, size_t bytes, size_t *values);
+/* Moves the residue's values at the chosen elements, and those of dense segments, to `values`, in the order of the
+ * arenas: float32, or bfloat16, whose rounding stays in the residue. Counts bytes of values; those of the choice are
+ * counted by who wrote it. */
+void gg_pack_values(const gg_packing *packing, const void *choice, gg_dtype dtype, float *residue, void *values);
+/* out += factor*values, at their places. */
+void gg_unpack_values_add(const gg_segment *segment, int segments, const void *choice, gg_dtype dtype,
+                          const void *values, float factor, float *out);
+
+/* Counts the segments as sent dense (warm-up). */
+void gg_compression_count_dense(const gg_segment *segment, int segments, gg_compression_counts *counts);
+
+#endif
