@@ -62,7 +62,9 @@ def test_help_shows_every_default(capsys):
     out = " ".join(out.split())
     for words in (
         "default: log2 (periodic-allreduce); 10 (elastic-averaging); 1 (parameter-server)",
-        "default: 0.03 (sgd); 0.001 (adam)",
+        "default: adam for char_gpt, char_lstm; sgd for all others",
+        "0.1 for resnet20, resnet32, resnet56, speech_dnn; ",
+        "0.01 for all others; with another optimiser than the model's: 0.03 (sgd); 0.001 (adam); 2 (lars)",
         "shakespeare for char_gpt, char_lstm; synthetic for speech_dnn; imagefolder for all others",
         "(pull-gossip, push-gossip); default: 1",
         "--every N steps between two decays (step); default: none, it must be given",
@@ -195,6 +197,31 @@ def test_every_option_reaches_the_report(capsys, tmp_path):
     wanted |= {"nesterov": True, "seed": 5, "schedule": "polynomial", "power": 2.0, "final": 0.001, "total": "auto"}
     wanted |= {"warmup": 3, "warmup_start": 0.1, "shuffle": False, "threads": 2, "backend": "native"}
     assert {key: settings[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("", gg.SGD(lr=0.03, momentum=0.9)),
+        ("--model resnet20", gg.SGD(lr=0.1, momentum=0.9)),
+        ("--model resnet20 --lr 0.2 --momentum 0.5", gg.SGD(lr=0.2, momentum=0.5)),
+        ("--model resnet20 --optimizer adam", gg.Adam(lr=0.001)),
+        ("--model resnet20 --optimizer lars", gg.LARS(lr=2.0)),
+        ("--model char_lstm --beta2 0.99", gg.Adam(lr=0.002, beta2=0.99)),
+        ("--model char_lstm --optimizer sgd", gg.SGD(lr=0.03, momentum=0.9)),
+    ],
+)
+def test_each_network_has_an_optimiser_and_a_rate(words, wanted):
+    """Of the command line, unless it names others."""
+    for command in ("train", "compare --report-dir x"):
+        assert options.make_optimizer(cli.parser().parse_args([*command.split(), *words.split()])) == wanted
+
+
+def test_the_rate_of_the_network_is_shown(capsys, tmp_path):
+    code, out, err = cli_run(capsys, "train", *QUICK, "--report", tmp_path / "r")
+    settings = json.loads((tmp_path / "r").read_text())["settings"]
+    assert code == 0 and (settings["optimizer"], settings["lr"]) == ("sgd", 0.05), err
+    assert "; sgd, lr 0.05; 1 rank" in out
 
 
 def test_resume_goes_on(capsys, tmp_path):

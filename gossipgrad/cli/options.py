@@ -238,18 +238,40 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     add_keywords(group, schedules.BY_NAME)
 
 
+def _by_model(value: Callable[[models.Entry], str]) -> str:
+    """A default that the model decides, in few words."""
+    users: dict[str, list[str]] = {}
+    for name, entry in models.BY_NAME.items():
+        users.setdefault(value(entry), []).append(name)
+    rest = max(users, key=lambda text: len(users[text]))
+    usual = "; ".join(f"{text} for {', '.join(names)}" for text, names in users.items() if text != rest)
+    return f"{usual}; {rest} for all others"
+
+
 def add_optimizer(parser: argparse.ArgumentParser) -> None:
+    """--optimizer, None where it is not given, and the keywords of all optimisers but the schedule."""
     group = parser.add_argument_group("optimiser")
-    group.add_argument("--optimizer", choices=optim.BY_NAME, default="sgd", help="how gradients become updates")
-    add_keywords(group, optim.BY_NAME, ("schedule",), OPTIMIZER_DEFAULTS)
+    help_ = f"how gradients become updates; default: {_by_model(lambda entry: entry.optimizer.name)}"
+    group.add_argument("--optimizer", choices=optim.BY_NAME, help=help_)
+    words = keywords(optim.BY_NAME, ("schedule",), OPTIMIZER_DEFAULTS)
+    help_ = (
+        f"{words['lr'].help}; default: {_by_model(lambda entry: format(entry.optimizer.lr, 'g'))}; "
+        f"with another optimiser than the model's: {_defaults(words['lr'])}"
+    )
+    group.add_argument("--lr", type=float, metavar="X", help=help_)
+    add_keywords(group, optim.BY_NAME, ("schedule", "lr"), OPTIMIZER_DEFAULTS)
 
 
 def make_optimizer(arguments: argparse.Namespace) -> optim.Optimizer:
     """The optimiser with its schedule; ValueError, TypeError: values or keywords that it does not have."""
     schedule = schedules.by_name(arguments.schedule, **given(arguments, tuple(keywords(schedules.BY_NAME))))
-    own = given(arguments, tuple(keywords(optim.BY_NAME, ("schedule",))))
-    how: dict[str, Any] = OPTIMIZER_DEFAULTS[arguments.optimizer] | own
-    return optim.by_name(arguments.optimizer, schedule=schedule, **how)
+    usual = models.by_name(arguments.model).optimizer
+    name = arguments.optimizer or usual.name
+    how: dict[str, Any] = dict(OPTIMIZER_DEFAULTS[name])
+    if name == usual.name:
+        how |= {key: getattr(usual, key) for key in optim.keywords(optim.BY_NAME[name])}
+    how |= given(arguments, tuple(keywords(optim.BY_NAME, ("schedule",))))
+    return optim.by_name(name, schedule=schedule, **how)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -258,12 +280,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    users: dict[str, list[str]] = {}
-    for name, entry in models.BY_NAME.items():
-        users.setdefault(entry.dataset, []).append(name)
-    rest = max(users, key=lambda dataset: len(users[dataset]))
-    usual = "; ".join(f"{dataset} for {', '.join(names)}" for dataset, names in users.items() if dataset != rest)
-    help_ = f"mnist-10k is in the package; default: {usual}; {rest} for all others"
+    help_ = f"mnist-10k is in the package; default: {_by_model(lambda entry: entry.dataset)}"
     parser.add_argument("--dataset", choices=DATASETS, help=help_)
     files = ", ".join(_WITH_FILES)
     help_ = f"where the files of --dataset {files} lie; of cifar10 and imagefolder also an archive, of csv a file"

@@ -227,7 +227,8 @@ def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> 
     words = f" ({', '.join(how)})" if how else ""
     return (
         f"{trainer.net.name}, {trainer.net.parameters:,} parameters, on {train_set.name}, {len(train_set):,} + "
-        f"{len(validation_set):,} samples; {trainer.strategy.name}{words}; {ranks}{where}, {threads} each; "
+        f"{len(validation_set):,} samples; {trainer.strategy.name}{words}; {trainer.optimizer.name}, "
+        f"lr {trainer.optimizer.lr:g}; {ranks}{where}, {threads} each; "
         f"{trainer.core.backend}, {trainer.core.isa}"
     )
 

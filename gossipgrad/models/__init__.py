@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gossipgrad import data
+from gossipgrad import data, optim
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import choice
 from gossipgrad.literals import Loss
@@ -54,12 +54,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Entry:
-    """A network of the command line, with the loss, batch and data set that go with it, and what its samples are."""
+    """A network of the command line, with what goes with it, and what its samples are.
+
+    optimizer: for one rank, `batch` samples a step and a constant rate.
+    """
 
     make: Callable[..., Model]
     loss: Loss
     batch: int
     dataset: str
+    optimizer: optim.Optimizer
     samples: Literal["images", "rows", "tokens"] = "images"
     streams: bool = False  # can it carry its state from batch to batch, by stateful=True?
 
@@ -99,30 +103,34 @@ def _outputs(train: Dataset, loss: Loss) -> int:
     return _classes(train) if loss == "cross_entropy" else math.prod(train.targets.shape[1:])
 
 
+def _sgd(lr: float) -> optim.Optimizer:
+    return optim.SGD(lr=lr, momentum=0.9)
+
+
 BY_NAME = {
-    "lenet": Entry(lenet, "cross_entropy", 64, "mnist-10k"),
-    "mlp": Entry(mlp, "binary_cross_entropy", 256, "higgs", "rows"),
-    "cifar_quick": Entry(cifar_quick, "cross_entropy", 100, "cifar10"),
-    "resnet20": Entry(resnet20, "cross_entropy", 128, "cifar10"),
-    "resnet32": Entry(resnet32, "cross_entropy", 128, "cifar10"),
-    "resnet56": Entry(resnet56, "cross_entropy", 128, "cifar10"),
-    "alexnet": Entry(alexnet, "cross_entropy", 128, "imagefolder"),
-    "vgg11": Entry(vgg11, "cross_entropy", 32, "imagefolder"),
-    "vgg13": Entry(vgg13, "cross_entropy", 32, "imagefolder"),
-    "vgg16": Entry(vgg16, "cross_entropy", 32, "imagefolder"),
-    "vgg19": Entry(vgg19, "cross_entropy", 32, "imagefolder"),
-    "vgg11_bn": Entry(vgg11_bn, "cross_entropy", 32, "imagefolder"),
-    "vgg13_bn": Entry(vgg13_bn, "cross_entropy", 32, "imagefolder"),
-    "vgg16_bn": Entry(vgg16_bn, "cross_entropy", 32, "imagefolder"),
-    "vgg19_bn": Entry(vgg19_bn, "cross_entropy", 32, "imagefolder"),
-    "googlenet": Entry(googlenet, "cross_entropy", 32, "imagefolder"),
-    "resnet18": Entry(resnet18, "cross_entropy", 64, "imagefolder"),
-    "resnet34": Entry(resnet34, "cross_entropy", 64, "imagefolder"),
-    "resnet50": Entry(resnet50, "cross_entropy", 32, "imagefolder"),
-    "resnet101": Entry(resnet101, "cross_entropy", 32, "imagefolder"),
-    "char_gpt": Entry(char_gpt, "cross_entropy", 12, "shakespeare", "tokens"),
-    "char_lstm": Entry(char_lstm, "cross_entropy", 50, "shakespeare", "tokens", streams=True),
-    "speech_dnn": Entry(speech_dnn, "cross_entropy", 256, "synthetic", "rows"),
+    "lenet": Entry(lenet, "cross_entropy", 64, "mnist-10k", _sgd(0.03)),
+    "mlp": Entry(mlp, "binary_cross_entropy", 256, "higgs", _sgd(0.05), "rows"),
+    "cifar_quick": Entry(cifar_quick, "cross_entropy", 100, "cifar10", _sgd(0.02)),
+    "resnet20": Entry(resnet20, "cross_entropy", 128, "cifar10", _sgd(0.1)),
+    "resnet32": Entry(resnet32, "cross_entropy", 128, "cifar10", _sgd(0.1)),
+    "resnet56": Entry(resnet56, "cross_entropy", 128, "cifar10", _sgd(0.1)),
+    "alexnet": Entry(alexnet, "cross_entropy", 128, "imagefolder", _sgd(0.01)),
+    "vgg11": Entry(vgg11, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
+    "vgg13": Entry(vgg13, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
+    "vgg16": Entry(vgg16, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
+    "vgg19": Entry(vgg19, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
+    "vgg11_bn": Entry(vgg11_bn, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
+    "vgg13_bn": Entry(vgg13_bn, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
+    "vgg16_bn": Entry(vgg16_bn, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
+    "vgg19_bn": Entry(vgg19_bn, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
+    "googlenet": Entry(googlenet, "cross_entropy", 32, "imagefolder", _sgd(0.025)),
+    "resnet18": Entry(resnet18, "cross_entropy", 64, "imagefolder", _sgd(0.05)),
+    "resnet34": Entry(resnet34, "cross_entropy", 64, "imagefolder", _sgd(0.05)),
+    "resnet50": Entry(resnet50, "cross_entropy", 32, "imagefolder", _sgd(0.025)),
+    "resnet101": Entry(resnet101, "cross_entropy", 32, "imagefolder", _sgd(0.025)),
+    "char_gpt": Entry(char_gpt, "cross_entropy", 12, "shakespeare", optim.Adam(lr=0.001), "tokens"),
+    "char_lstm": Entry(char_lstm, "cross_entropy", 50, "shakespeare", optim.Adam(lr=0.002), "tokens", streams=True),
+    "speech_dnn": Entry(speech_dnn, "cross_entropy", 256, "synthetic", _sgd(0.1), "rows"),
 }
 
 
