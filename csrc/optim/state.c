@@ -8,6 +8,12 @@ int gg_state_moments(const gg_state *state) {
     return count;
 }
 
+float *gg_state_residue(const gg_state *state) {
+    for (int i = GG_MOMENTS; i < state->arenas; ++i)
+        if (state->arena[i].kind == GG_ARENA_RESIDUE) return state->arena[i].data;
+    return NULL;
+}
+
 int gg_state_find(const gg_state *state, const char *name) {
     for (int i = 0; i < state->arenas; ++i)
         if (strcmp(state->arena[i].name, name) == 0) return i;

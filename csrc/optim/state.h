@@ -7,8 +7,15 @@
 #include <stdint.h>
 
 /* What the forward pass reads, parameters and statistics; what the backward pass writes; what the optimiser remembers
- * from step to step, of which a rank may own only a part. */
-typedef enum gg_arena_kind { GG_ARENA_WEIGHT = 0, GG_ARENA_GRADIENT, GG_ARENA_MOMENT, GG_ARENA_KINDS } gg_arena_kind;
+ * from step to step, of which a rank may own only a part; what compression has not sent yet, which is each rank's own:
+ * whole, never exchanged and never averaged. */
+typedef enum gg_arena_kind {
+    GG_ARENA_WEIGHT = 0,
+    GG_ARENA_GRADIENT,
+    GG_ARENA_MOMENT,
+    GG_ARENA_RESIDUE,
+    GG_ARENA_KINDS
+} gg_arena_kind;
 
 /* Where an arena lies: in private memory, in message memory, where partners read it, or in memory that its strategy
  * owns. */
@@ -21,7 +28,7 @@ typedef struct gg_arena {
     float *data; /* `count` elements, of moments `owned` */
 } gg_arena;
 
-/* The places of the arenas that every state has; moments follow from GG_MOMENTS on. */
+/* The places of the arenas that every state has; moments follow from GG_MOMENTS on, then what else there is. */
 enum { GG_WEIGHTS = 0, GG_GRADIENTS, GG_MOMENTS, GG_MOST_MOMENTS = 2, GG_MOST_ARENAS = 8 };
 
 /* The strategy owns the arenas. They have the current values after its settle. The data of an arena may be at another
@@ -40,6 +47,9 @@ static inline float *gg_state_gradients(const gg_state *state) { return state->a
 /* How many moments it has; and moment i of them, NULL where it has fewer. */
 int gg_state_moments(const gg_state *state);
 static inline float *gg_state_moment(const gg_state *state, int i) { return state->arena[GG_MOMENTS + i].data; }
+
+/* The arena of the residue; NULL: nothing is compressed. */
+float *gg_state_residue(const gg_state *state);
 
 /* The place of the arena of this name; -1: there is none. */
 int gg_state_find(const gg_state *state, const char *name);

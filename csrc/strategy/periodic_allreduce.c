@@ -21,7 +21,7 @@ static gg_status periodic_end(gg_strategy *strategy) {
     int64_t sent = strategy->env.transport->bytes_sent;
     if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) goto cleanup;
     for (int i = 0; i < state->arenas; ++i)
-        if (state->arena[i].kind != GG_ARENA_GRADIENT)
+        if (state->arena[i].kind == GG_ARENA_WEIGHT || state->arena[i].kind == GG_ARENA_MOMENT)
             GG_TRY(gg_reduction_run_all(s->averaging, state->arena[i].data, s->equal_share));
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(strategy->env.transport),

@@ -43,9 +43,19 @@ gg_status gg_gossip_create(const gg_strategy_options *options, const gg_strategy
                                                       : gg_gossip_weights_create(options, env, out);
 }
 
+/* What a strategy does not compress would travel dense without a word. */
+static gg_status check_compressed(const gg_strategy_options *options, const gg_strategy *made) {
+    gg_status status = GG_OK;
+    if (gg_residue_wanted(options, &made->env) != 0 && made->compression_counts == NULL)
+        GG_FAIL(GG_ERROR_ARGUMENT, "compression: the strategy %s does not compress what it sends", made->table->name);
+cleanup:
+    return status;
+}
+
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     *out = NULL;
+    GG_TRY(gg_compression_check(&options->compression));
     switch (options->kind) {
     case GG_STRATEGY_GOSSIPGRAD:
         GG_TRY(strategy_check(options));
@@ -84,7 +94,12 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
         GG_FAIL(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
                 GG_STRATEGY_COUNT);
     }
+    GG_TRY(check_compressed(options, *out));
 cleanup:
+    if (status != GG_OK && *out != NULL) {
+        gg_strategy_destroy(*out);
+        *out = NULL;
+    }
     return status;
 }
 
@@ -110,9 +125,16 @@ static void list_arenas(gg_state *state, const gg_optimizer *optimizer, unsigned
     state->arena[GG_GRADIENTS] = (gg_arena){.name = "gradient", .kind = GG_ARENA_GRADIENT};
     for (int i = 0; i < moments; ++i)
         state->arena[GG_MOMENTS + i] = (gg_arena){.name = moment[i], .kind = GG_ARENA_MOMENT};
+    if (shared & GG_WITH_RESIDUE)
+        state->arena[state->arenas++] = (gg_arena){.name = "residue", .kind = GG_ARENA_RESIDUE};
     for (int i = 0; i < state->arenas; ++i)
         if (shared & 1u << state->arena[i].kind) state->arena[i].memory = GG_MEMORY_MESSAGE;
     if (shared & GG_BORROWED_GRADIENT) state->arena[GG_GRADIENTS].memory = GG_MEMORY_BORROWED;
+}
+
+unsigned gg_residue_wanted(const gg_strategy_options *options, const gg_strategy_env *env) {
+    const bool sends = options->compression.active && env->transport->size > 1;
+    return sends && gg_compression_packs(env->graph, &options->compression) ? GG_WITH_RESIDUE : 0;
 }
 
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {

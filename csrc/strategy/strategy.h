@@ -150,11 +150,11 @@ int gg_strategy_workers(const gg_strategy_options *options, int size);
 gg_status gg_strategy_ready_all(gg_strategy *strategy);
 
 /* Copies the arena at a place of the state's list, gathered from the ranks that own its slices, to `whole`, `count`
- * elements. Called when nothing is in flight. Collective: all ranks name the same arena; `whole` may be NULL on ranks
- * that only send. */
+ * elements; the residue is each rank's own. Called when nothing is in flight. Collective: all ranks name the same
+ * arena; `whole` may be NULL on ranks that only send. */
 gg_status gg_strategy_gather(gg_strategy *strategy, int arena, float *whole);
-/* Sets the weights or a moment from `count` elements, of which a rank copies the slices that it owns. Called when
- * nothing is in flight. */
+/* Sets the weights, a moment or the residue from `count` elements, of which a rank copies the slices that it owns.
+ * Called when nothing is in flight. */
 void gg_strategy_load(gg_strategy *strategy, int arena, const float *whole);
 
 #endif

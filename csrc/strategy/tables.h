@@ -26,17 +26,22 @@ gg_status gg_parameter_server_create(const gg_strategy_options *options, const g
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 
 /* Kinds of arenas in message memory, where partners read them; the others are private. BORROWED_GRADIENT: the strategy
- * allocates the gradients' arena itself. */
+ * allocates the gradients' arena itself. WITH_RESIDUE: there is one of the residue as well, which is private. */
 enum {
     GG_SHARED_WEIGHT = 1 << GG_ARENA_WEIGHT,
     GG_SHARED_GRADIENT = 1 << GG_ARENA_GRADIENT,
     GG_SHARED_MOMENTS = 1 << GG_ARENA_MOMENT,
-    GG_BORROWED_GRADIENT = 1 << GG_ARENA_KINDS
+    GG_BORROWED_GRADIENT = 1 << GG_ARENA_KINDS,
+    GG_WITH_RESIDUE = 2 << GG_ARENA_KINDS
 };
 
-/* Lists the state's arenas, weights, gradients and the moments of the optimiser, and allocates them, zeroed. Collective
- * where something is shared. After a failure gg_state_destroy frees what was allocated; it is collective in the same
- * cases. */
+/* GG_WITH_RESIDUE where these options compress parameters of this network that are sent; else 0. With one rank nothing
+ * is sent. */
+unsigned gg_residue_wanted(const gg_strategy_options *options, const gg_strategy_env *env);
+
+/* Lists the state's arenas, weights, gradients, the moments of the optimiser and the residue, and allocates them,
+ * zeroed. Collective where something is shared. After a failure gg_state_destroy frees what was allocated; it is
+ * collective in the same cases. */
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared);
 void gg_state_destroy(const gg_strategy_env *env);
 
