@@ -227,11 +227,10 @@ struct gg_allreduce {
     gg_device *device;
     size_t count, own; /* elements: of the arena, of this rank's slice */
     int tag;
-    gg_narrow_wire wire; /* memory NULL: float32 */
-    uint16_t *reply;     /* displaces: message memory, own elements for each rank */
-    float *exact;        /* displaces, rest: the sum of the own slice, not rounded */
-    size_t size;         /* of an element on the wire */
-    char *landing;       /* own elements for each rank */
+    gg_allreduce_form form;
+    char *reply;   /* displaces: message memory, own elements for each rank */
+    float *exact;  /* displaces, rest: the sum of the own slice, not rounded */
+    char *landing; /* own elements for each rank */
     const void **source;
     gg_request *receives, *scattered, *gathered; /* one a rank each */
     stage stage;
@@ -251,14 +250,14 @@ static size_t collective_slice(const gg_allreduce *allreduce, int rank, size_t *
 }
 
 gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag,
-                              const gg_narrow_wire *wire, gg_collectives by, gg_allreduce **out) {
+                              const gg_allreduce_form *form, gg_collectives by, gg_allreduce **out) {
     gg_status status = GG_OK;
     gg_allreduce *made = NULL;
-    size_t p = (size_t)transport->size, begin = 0;
+    size_t p = (size_t)transport->size, begin = 0, size = form != NULL ? form->codec->size : sizeof(float);
     *out = NULL;
     if (count % GG_LANES != 0)
         GG_FAIL(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES);
-    if (by == GG_COLLECTIVES_MPI && wire != NULL)
+    if (by == GG_COLLECTIVES_MPI && form != NULL && !form->codec->exact)
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
                 "'float32', or collectives 'own'");
@@ -273,18 +272,22 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     made->count = count;
     made->by_mpi = by == GG_COLLECTIVES_MPI;
     made->tag = tag;
-    if (wire != NULL) made->wire = *wire;
-    made->size = gg_dtype_size(wire != NULL ? GG_BFLOAT16 : GG_FLOAT32);
+    made->form = form != NULL ? *form : (gg_allreduce_form){.codec = gg_codec_of(GG_FLOAT32)};
+    if (p == 1) made->form.codec = gg_codec_of(GG_FLOAT32); /* nothing travels */
+    if (made->form.codec->exact) {
+        made->form.memory = made->form.rest = NULL;
+        made->form.displaces = false;
+    }
     made->own = collective_slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", &made->source));
     if (p > 1 && !made->by_mpi) {
-        GG_TRY(gg_alloc(p * made->own * made->size, "allreduce landing", &made->landing));
-        if (made->wire.displaces) {
+        GG_TRY(gg_alloc(p * made->own * size, "allreduce landing", &made->landing));
+        if (made->form.displaces) {
             /* The same size on every rank, and enough for the largest slice. */
             size_t elements = count + p * GG_LANES;
-            GG_TRY(gg_message_alloc(transport, elements * made->size, "displacements", &made->reply));
+            GG_TRY(gg_message_alloc(transport, elements * size, "displacements", &made->reply));
         }
-        if (made->wire.displaces || made->wire.rest != NULL)
+        if (made->form.displaces || made->form.rest != NULL)
             GG_TRY(gg_alloc(made->own * sizeof(float), "exact sum", &made->exact));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->receives));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->scattered));
@@ -327,71 +330,65 @@ void gg_allreduce_destroy(gg_allreduce *allreduce) {
 }
 
 /* The address of element `at` in the memory that is sent. */
-static char *sent_at(const gg_allreduce *allreduce, size_t at) {
-    char *base = allreduce->wire.memory != NULL ? (char *)allreduce->wire.memory : (char *)allreduce->data;
-    return base + at * allreduce->size;
+static void *sent_at(const gg_allreduce *allreduce, size_t at) {
+    void *base = allreduce->form.memory != NULL ? allreduce->form.memory : allreduce->data;
+    return gg_codec_at(allreduce->form.codec, base, at);
 }
 
-/* Copies n elements of the sum from the wire's type into the data. */
-static void collective_accept(gg_allreduce *allreduce, size_t at, size_t n, const uint16_t *sum) {
-    gg_device *device = allreduce->device;
-    float *data = allreduce->data + at;
-    if (allreduce->wire.displaces) device->table->widen_add(device, n, sum, data);
-    else device->table->widen(device, n, sum, data);
+/* Copies n elements of the sum into the data. */
+static void collective_accept(gg_allreduce *allreduce, size_t at, size_t n, const void *sum) {
+    const gg_codec *codec = allreduce->form.codec;
+    if (allreduce->form.displaces) codec->add(allreduce->device, n, sum, allreduce->data + at);
+    else codec->decode(allreduce->device, n, sum, allreduce->data + at);
 }
 
-/* The sum of the own slice for rank `to`, in the wire's type. */
-static const char *sum_for(const gg_allreduce *allreduce, int to) {
+/* The sum of the own slice for rank `to`, as it travels. */
+static void *sum_for(const gg_allreduce *allreduce, int to) {
     size_t begin = 0, own = collective_slice(allreduce, allreduce->transport->rank, &begin);
-    return allreduce->wire.displaces ? (const char *)(allreduce->reply + (size_t)to * own) : sent_at(allreduce, begin);
+    return allreduce->form.displaces ? gg_codec_at(allreduce->form.codec, allreduce->reply, (size_t)to * own)
+                                     : sent_at(allreduce, begin);
 }
 
 /* Rounds the sum of the own slice, n elements from `begin` on, and adds the difference to the rest. */
 static void round_own(gg_allreduce *allreduce, size_t begin, size_t n) {
     static const float scale[3] = {1, -1, 1};
     gg_device *device = allreduce->device;
-    uint16_t *rounded = allreduce->wire.memory + begin;
-    float *data = allreduce->data + begin, *rest = allreduce->wire.rest + begin;
+    const gg_codec *codec = allreduce->form.codec;
+    float *data = allreduce->data + begin, *rest = allreduce->form.rest + begin;
     const float *const source[3] = {data, allreduce->exact, rest};
-    device->table->narrow(device, n, allreduce->exact, rounded);
-    device->table->widen(device, n, rounded, data);
+    codec->encode(device, n, allreduce->exact, sent_at(allreduce, begin));
+    codec->decode(device, n, sent_at(allreduce, begin), data);
     device->table->weighted_sum(device, n, 3, source, scale, rest);
 }
 
 /* Adds all ranks' parts of the own slice, and computes from the sum what is sent to them. */
 static void sum_own(gg_allreduce *allreduce) {
     gg_device *device = allreduce->device;
+    const gg_codec *codec = allreduce->form.codec;
     const int p = allreduce->transport->size;
     size_t begin = 0, own = collective_slice(allreduce, allreduce->transport->rank, &begin);
-    const uint16_t *const *narrow = (const uint16_t *const *)allreduce->source;
-    float *data = allreduce->data + begin;
-    if (allreduce->wire.memory == NULL) {
-        device->table->weighted_sum(device, own, p, (const float *const *)allreduce->source, allreduce->scale, data);
-    } else if (allreduce->exact == NULL) {
-        device->table->narrow_sum(device, own, p, narrow, allreduce->scale, data, allreduce->wire.memory + begin);
-    } else {
-        device->table->narrow_sum(device, own, p, narrow, allreduce->scale, allreduce->exact, NULL);
-        if (!allreduce->wire.displaces) {
-            round_own(allreduce, begin, own);
-            return;
-        }
-        for (int r = 0; r < p; ++r)
-            device->table->narrow_difference(device, own, allreduce->exact, narrow[r],
-                                             allreduce->reply + (size_t)r * own);
-        collective_accept(allreduce, begin, own, (const uint16_t *)sum_for(allreduce, allreduce->transport->rank));
+    if (allreduce->exact == NULL) {
+        codec->sum(device, own, p, allreduce->source, allreduce->scale, allreduce->data + begin,
+                   sent_at(allreduce, begin));
+        return;
     }
+    codec->sum(device, own, p, allreduce->source, allreduce->scale, allreduce->exact, NULL);
+    if (!allreduce->form.displaces) {
+        round_own(allreduce, begin, own);
+        return;
+    }
+    for (int r = 0; r < p; ++r)
+        codec->difference(device, own, allreduce->exact, allreduce->source[r], sum_for(allreduce, r));
+    collective_accept(allreduce, begin, own, sum_for(allreduce, allreduce->transport->rank));
 }
 
-/* Waits for a slice of the sum from a peer, and copies it into the data. */
+/* Waits for a slice of the sum from a peer, and copies it into the data, unless it landed there. */
 static gg_status receive_sum(gg_allreduce *allreduce, gg_request *request, size_t at, size_t n) {
     gg_status status = GG_OK;
-    if (allreduce->wire.memory == NULL) {
-        GG_TRY(wait_and_copy(allreduce->transport, request, allreduce->data + at));
-    } else if (request->state != GG_REQUEST_IDLE) {
-        GG_TRY(gg_wait(allreduce->transport, request));
-        collective_accept(allreduce, at, n, request->data);
-        GG_TRY(gg_release(allreduce->transport, request));
-    }
+    if (request->state == GG_REQUEST_IDLE) goto cleanup;
+    GG_TRY(gg_wait(allreduce->transport, request));
+    collective_accept(allreduce, at, n, request->data);
+    GG_TRY(gg_release(allreduce->transport, request));
 cleanup:
     return status;
 }
@@ -408,8 +405,14 @@ static gg_status start_idle(gg_allreduce *allreduce, float *data, const float *s
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
-    size_t own = allreduce->own;
+    const gg_codec *codec = allreduce->form.codec;
+    const size_t own = allreduce->own, size = codec->size;
     if (allreduce->count == 0) goto cleanup;
+    allreduce->data = data;
+    allreduce->scale = scale;
+    codec->encode(allreduce->device, allreduce->count, data, sent_at(allreduce, 0));
+    if (allreduce->form.applied != NULL)
+        codec->add(allreduce->device, allreduce->count, sent_at(allreduce, 0), allreduce->form.applied);
     if (p == 1 || allreduce->by_mpi) scale_by(allreduce, data, &scale[rank]);
     if (p == 1) goto cleanup;
     if (allreduce->by_mpi) {
@@ -417,21 +420,16 @@ static gg_status start_idle(gg_allreduce *allreduce, float *data, const float *s
         allreduce->stage = LEFT_TO_MPI;
         goto cleanup;
     }
-    allreduce->data = data;
-    allreduce->scale = scale;
-    if (allreduce->wire.memory != NULL)
-        allreduce->device->table->narrow(allreduce->device, allreduce->count, data, allreduce->wire.memory);
     for (int i = 1; i < p && own > 0; ++i) {
         int from = (rank - i + p) % p;
-        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own * allreduce->size, own * allreduce->size,
-                          from, allreduce->tag, &allreduce->receives[from]));
+        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own * size, own * size, from, allreduce->tag,
+                          &allreduce->receives[from]));
     }
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
         size_t at = 0, n = collective_slice(allreduce, to, &at);
         if (n == 0) continue;
-        GG_TRY(gg_send(transport, sent_at(allreduce, at), n * allreduce->size, to, allreduce->tag,
-                       &allreduce->scattered[to]));
+        GG_TRY(gg_send(transport, sent_at(allreduce, at), n * size, to, allreduce->tag, &allreduce->scattered[to]));
     }
     allreduce->stage = SCATTERING;
     allreduce->next = 1;
@@ -462,7 +460,7 @@ static gg_status add_own(gg_allreduce *allreduce) {
         if (i != rank) GG_TRY(gg_release(transport, &allreduce->receives[i]));
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
-        GG_TRY(gg_send(transport, sum_for(allreduce, to), own * allreduce->size, to, allreduce->tag,
+        GG_TRY(gg_send(transport, sum_for(allreduce, to), own * allreduce->form.codec->size, to, allreduce->tag,
                        &allreduce->gathered[to]));
     }
 cleanup:
@@ -513,8 +511,8 @@ static gg_status collective_advance(gg_allreduce *allreduce, bool wait) {
             /* The slice may be written only after `from` has read it. */
             GG_TRY(collective_reach(allreduce, &allreduce->scattered[from], wait, &done));
             if (done && n > 0)
-                GG_TRY(gg_receive(transport, sent_at(allreduce, at), n * allreduce->size, from, allreduce->tag,
-                                  &allreduce->receives[from]));
+                GG_TRY(gg_receive(transport, sent_at(allreduce, at), n * allreduce->form.codec->size, from,
+                                  allreduce->tag, &allreduce->receives[from]));
             break;
         default:
             GG_TRY(collective_reach(allreduce, &allreduce->receives[from], wait, &done));

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "comm/transport.h"
+#include "compress/codec.h"
 
 gg_status gg_barrier(gg_transport *transport);
 /* data of rank `root` to all, in place. */
@@ -28,7 +29,7 @@ gg_status gg_clock_offset(gg_transport *transport, double *seconds);
 /* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order, so the
  * result has the same bits however an arena is cut into reductions. It is a reduce-scatter (rank i adds slice i of all
  * ranks) and an all-gather: each rank sends 2(p-1)/p of the arena. Created for one size so that a run allocates
- * nothing. `data` should come from gg_message_alloc unless a wire is given; any memory works.
+ * nothing. `data` should come from gg_message_alloc unless the form has memory; any memory works.
  *
  * Several may be in flight at once. Each then has its own tag; all ranks start all of them before they wait for one,
  * and wait in the same order. After a failure nothing of a reduction is in flight, and its messages are lost. */
@@ -36,29 +37,31 @@ typedef struct gg_allreduce gg_allreduce;
 
 #define GG_TAG_ALLREDUCE 8 /* for reductions of which only one is in flight */
 
-/* Values that travel as bfloat16, rounded to nearest even, for half the bytes. They are summed in float32.
+/* How the values travel. They are summed in float32.
  *
- * displaces false: data = the sum, which travels rounded: the same bits on every rank. displaces false with `rest`,
- * where all sums must add up: the rank that adds a slice also computes rest += rounded sum - sum. So (sum over the
- * ranks of rest) - data is as it would be without rounding. displaces true, for means: every rank receives the rounded
- * difference between the mean and what it sent, and adds it. So data retain the digits that bfloat16 cannot represent,
- * and no small update is lost; the mean over the ranks is preserved, and the ranks agree to the precision of
- * bfloat16. */
-typedef struct gg_narrow_wire {
-    uint16_t *memory; /* `count` elements from gg_message_alloc, the caller's; in use from the start until the finish.
-                         From the start until the first poll or wait it holds this rank's values, as they travel */
-    float *rest;      /* NULL, or `count` elements, the caller's; written before the sum is there */
-    bool displaces;   /* creation and destruction are collective then; rest must be NULL */
-} gg_narrow_wire;
+ * Where the codec is exact, data = the sum, and `rest` and `displaces` change nothing. Else:
+ * displaces false: the sum is rounded as well: the same bits on every rank. With `rest`, where all sums must add up,
+ * the rank that adds a slice also computes rest += rounded sum - sum. So (sum over the ranks of rest) - data is as it
+ * would be without rounding. displaces true, for means: every rank receives the rounded difference between the mean and
+ * what it sent, and adds it. So data retain the digits that the codec cannot represent, and no small update is lost;
+ * the mean over the ranks is preserved, and the ranks agree to the codec's precision. */
+typedef struct gg_allreduce_form {
+    const gg_codec *codec;
+    void *memory;   /* `count` elements as they travel, from gg_message_alloc, the caller's; in use from the start until
+                       the finish. NULL: the codec is exact, and values travel from where they lie */
+    float *applied; /* NULL, or `count` elements, the caller's, to which the start adds what this rank sends */
+    float *rest;    /* NULL, or `count` elements, the caller's; written before the sum is there */
+    bool displaces; /* creation and destruction are collective then; rest must be NULL */
+} gg_allreduce_form;
 
 /* Which library adds. MPI: each rank's scaled values go through gg_sum (see there): `data` comes from gg_message_alloc,
  * values travel as float32, and creation is collective; the bits are the same on every rank, but not in every run. All
  * ranks start their sums in the same order. */
 typedef enum gg_collectives { GG_COLLECTIVES_OWN = 0, GG_COLLECTIVES_MPI, GG_COLLECTIVES_COUNT } gg_collectives;
 
-/* wire: NULL: values travel as float32, from where they lie. */
+/* form: NULL: values travel as float32, from where they lie. */
 gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag,
-                              const gg_narrow_wire *wire, gg_collectives by, gg_allreduce **out);
+                              const gg_allreduce_form *form, gg_collectives by, gg_allreduce **out);
 void gg_allreduce_destroy(gg_allreduce *allreduce); /* cancels what is in flight; NULL is fine */
 
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.

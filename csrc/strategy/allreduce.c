@@ -8,7 +8,6 @@
 typedef struct allreduce {
     gg_strategy head;
     gg_reduction *reduction;
-    uint16_t *wire;
 } allreduce;
 
 static gg_status allreduce_end(gg_strategy *strategy) {
@@ -36,7 +35,6 @@ cleanup:
 static void allreduce_destroy(gg_strategy *strategy) {
     allreduce *s = (allreduce *)strategy;
     gg_reduction_destroy(s->reduction);
-    gg_message_free(strategy->env.transport, s->wire);
     gg_state_destroy(&strategy->env);
     gg_free(strategy);
 }
@@ -54,13 +52,10 @@ gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const
     made->head.env = *env;
     made->head.averages_gradients = true;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
-    GG_TRY(gg_wire_create(options, env, &made->wire));
-    GG_TRY(gg_reduction_create(&made->head, options,
-                               &(gg_reduction_run){.group = env->transport,
-                                                   .count = env->state->count,
-                                                   .tag = GG_TAG_ALLREDUCE,
-                                                   .wire = made->wire ? &(gg_narrow_wire){.memory = made->wire} : NULL},
-                               &made->reduction));
+    GG_TRY(gg_reduction_create(
+        &made->head, options,
+        &(gg_reduction_run){.group = env->transport, .count = env->state->count, .tag = GG_TAG_ALLREDUCE},
+        &made->reduction));
 cleanup:
     if (status != GG_OK && made != NULL) allreduce_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

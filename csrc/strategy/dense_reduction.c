@@ -6,7 +6,9 @@
 
 typedef struct dense_reduction {
     gg_reduction head;
+    gg_strategy *owner;
     gg_allreduce *sum;
+    void *memory; /* the values as they travel; NULL: from where they lie */
 } dense_reduction;
 
 static gg_allreduce *sum_of(gg_reduction *reduction) { return ((dense_reduction *)reduction)->sum; }
@@ -24,7 +26,9 @@ static gg_status dense_wait(gg_reduction *reduction) { return gg_allreduce_wait(
 static gg_status dense_finish(gg_reduction *reduction) { return gg_allreduce_finish(sum_of(reduction)); }
 
 static void dense_destroy(gg_reduction *reduction) {
-    gg_allreduce_destroy(sum_of(reduction));
+    dense_reduction *dense = (dense_reduction *)reduction;
+    gg_allreduce_destroy(dense->sum);
+    gg_message_free(dense->owner->env.transport, dense->memory);
     gg_free(reduction);
 }
 
@@ -34,10 +38,19 @@ gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_option
                                     gg_reduction **out) {
     gg_status status = GG_OK;
     dense_reduction *made = NULL;
+    const gg_codec *codec = gg_codec_of(options->wire);
     GG_TRY(gg_calloc(1, sizeof *made, "reduction", &made));
     made->head.table = &table;
-    GG_TRY(gg_allreduce_create(run->group, owner->env.device, run->count, run->tag, run->wire, options->collectives,
-                               &made->sum));
+    made->owner = owner;
+    if (!codec->exact && run->group->size > 1)
+        GG_TRY(gg_message_alloc(owner->env.transport, run->count * codec->size, "values that travel", &made->memory));
+    GG_TRY(gg_allreduce_create(run->group, owner->env.device, run->count, run->tag,
+                               &(gg_allreduce_form){.codec = codec,
+                                                    .memory = made->memory,
+                                                    .applied = run->applied,
+                                                    .rest = run->rest,
+                                                    .displaces = run->displaces},
+                               options->collectives, &made->sum));
     gg_strategy_watch(owner, made->sum);
 cleanup:
     if (status != GG_OK && made != NULL) dense_destroy(&made->head), made = NULL;

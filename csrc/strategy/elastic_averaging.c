@@ -55,10 +55,9 @@ static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("elastic-averaging"
 typedef struct elastic {
     gg_strategy head;
     gg_reduction *reduction;
-    float *pull;    /* -s; message memory */
-    uint16_t *wire; /* bfloat16: -s as it travels; NULL: as float32 */
-    float *centre;  /* the same bits on every rank */
-    float *ones;    /* one a rank */
+    float *pull;   /* -s; message memory */
+    float *centre; /* the same bits on every rank */
+    float *ones;   /* one a rank */
     int64_t period;
     float alpha;
 } elastic;
@@ -70,12 +69,9 @@ static gg_status elastic_end(gg_strategy *strategy) {
     const gg_state *state = env->state;
     if ((strategy->step + 1) % s->period != 0) goto cleanup;
     gg_scaled_difference(env->device, state->count, s->alpha, s->centre, gg_state_weights(state), s->pull);
-    if (s->wire == NULL)
-        gg_add_scaled(env->device, state->count, gg_state_weights(state), 1.0f, s->pull, gg_state_weights(state));
     double begin = gg_transport_now(env->transport);
     int64_t sent = env->transport->bytes_sent;
     GG_TRY(gg_reduction_start(s->reduction, s->pull, s->ones));
-    if (s->wire != NULL) env->device->table->widen_add(env->device, state->count, s->wire, gg_state_weights(state));
     GG_TRY(gg_reduction_finish(s->reduction));
     gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
                                                     .arrived = gg_transport_now(env->transport),
@@ -103,7 +99,6 @@ static const gg_strategy_model model = {elastic_read_model, elastic_write_model}
 static void elastic_destroy(gg_strategy *strategy) {
     elastic *s = (elastic *)strategy;
     gg_reduction_destroy(s->reduction);
-    gg_message_free(strategy->env.transport, s->wire);
     gg_message_free(strategy->env.transport, s->pull);
     gg_state_destroy(&strategy->env);
     gg_free(s->centre);
@@ -136,13 +131,13 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     GG_TRY(gg_calloc(env->state->count, sizeof(float), "centre", &s->centre));
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
-    if (p > 1) GG_TRY(gg_wire_create(options, env, &s->wire));
-    const gg_narrow_wire wire = {.memory = s->wire, .rest = gg_state_weights(env->state)};
+    /* The reduction adds what this rank sends to its weights, so both sides move by the same. */
     GG_TRY(gg_reduction_create(&s->head, options,
                                &(gg_reduction_run){.group = env->transport,
                                                    .count = env->state->count,
                                                    .tag = GG_TAG_ALLREDUCE,
-                                                   .wire = s->wire != NULL ? &wire : NULL},
+                                                   .applied = gg_state_weights(env->state),
+                                                   .rest = gg_state_weights(env->state)},
                                &s->reduction));
     *out = &s->head;
 cleanup:

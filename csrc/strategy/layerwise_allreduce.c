@@ -19,11 +19,11 @@ typedef struct layerwise_allreduce {
     gg_buckets buckets;
     gg_transport *group;      /* the ranks whose gradients are reduced: all, or those of a node */
     gg_reduction **reduction; /* one a chunk */
-    uint16_t *wire;
-    int *waiting;       /* a bucket: its layers whose gradient is not final yet in this step */
-    int started;        /* the bucket whose reductions were started last; count: none in this step */
-    int *next;          /* a bucket: the first chunk that is still to be updated; end_chunk: none */
-    double *started_at; /* a bucket: for the trace */
+    size_t element;           /* bytes of a gradient that travels */
+    int *waiting;             /* a bucket: its layers whose gradient is not final yet in this step */
+    int started;              /* the bucket whose reductions were started last; count: none in this step */
+    int *next;                /* a bucket: the first chunk that is still to be updated; end_chunk: none */
+    double *started_at;       /* a bucket: for the trace */
     /* Hierarchical only: */
     gg_strategy *gossip; /* NULL: buckets that are reduced are updated */
     gg_nodes nodes;
@@ -144,15 +144,15 @@ static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
             GG_TRY(by_gossip(s, s->gossip->table->ready(s->gossip, layer)));
     if (strategy->env.trace == NULL || !last) goto cleanup;
     size_t begin = s->buckets.chunk[b->first_chunk].offset;
-    gg_strategy_exchanged(strategy, (gg_trace_span){.begin = s->started_at[bucket],
-                                                    .arrived = arrived,
-                                                    .name = "gradients",
-                                                    .step = strategy->step,
-                                                    .index = b->first_layer,
-                                                    .last = b->last_layer,
-                                                    .peer = -1,
-                                                    .bytes = (int64_t)((chunk->offset + chunk->count - begin) *
-                                                                       (s->wire ? sizeof *s->wire : sizeof(float)))});
+    gg_strategy_exchanged(strategy,
+                          (gg_trace_span){.begin = s->started_at[bucket],
+                                          .arrived = arrived,
+                                          .name = "gradients",
+                                          .step = strategy->step,
+                                          .index = b->first_layer,
+                                          .last = b->last_layer,
+                                          .peer = -1,
+                                          .bytes = (int64_t)((chunk->offset + chunk->count - begin) * s->element)});
 cleanup:
     return status;
 }
@@ -213,9 +213,8 @@ cleanup:
 
 static void layerwise_destroy(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    for (int i = 0; s->reduction != NULL && i < s->buckets.chunk_count; ++i) gg_reduction_destroy(s->reduction[i]);
+    for (int i = s->buckets.chunk_count - 1; s->reduction != NULL && i >= 0; --i) gg_reduction_destroy(s->reduction[i]);
     gg_free(s->reduction);
-    gg_message_free(strategy->env.transport, s->wire);
     gg_free(s->waiting);
     gg_free(s->next);
     gg_free(s->started_at);
@@ -266,6 +265,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     s->head.env = *env;
     s->head.averages_gradients = true;
     s->group = env->transport;
+    s->element = gg_codec_of(options->wire)->size;
     if (hierarchical) GG_TRY(create_gossip(s, options));
     else GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
@@ -275,17 +275,13 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", &s->started_at));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
     GG_TRY(gg_calloc((size_t)s->buckets.chunk_count, sizeof *s->reduction, "reductions", &s->reduction));
-    GG_TRY(gg_wire_create(options, env, &s->wire));
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         const gg_chunk *chunk = &s->buckets.chunk[i];
-        const gg_narrow_wire wire = {.memory = s->wire != NULL ? s->wire + chunk->offset : NULL};
-        GG_TRY(gg_reduction_create(&s->head, options,
-                                   &(gg_reduction_run){.group = s->group,
-                                                       .offset = chunk->offset,
-                                                       .count = chunk->count,
-                                                       .tag = GG_TAG_USER + i,
-                                                       .wire = s->wire != NULL ? &wire : NULL},
-                                   &s->reduction[i]));
+        GG_TRY(gg_reduction_create(
+            &s->head, options,
+            &(gg_reduction_run){
+                .group = s->group, .offset = chunk->offset, .count = chunk->count, .tag = GG_TAG_USER + i},
+            &s->reduction[i]));
     }
 cleanup:
     if (status != GG_OK && s != NULL) layerwise_destroy(&s->head), s = NULL;

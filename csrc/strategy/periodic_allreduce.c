@@ -8,7 +8,6 @@
 typedef struct periodic_allreduce {
     gg_strategy head;
     gg_reduction *averaging;
-    uint16_t *wire;
     float *equal_share; /* 1/p for each rank */
     int64_t period;
 } periodic_allreduce;
@@ -37,7 +36,6 @@ cleanup:
 static void periodic_destroy(gg_strategy *strategy) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     gg_reduction_destroy(s->averaging);
-    gg_message_free(strategy->env.transport, s->wire);
     gg_state_destroy(&strategy->env);
     gg_free(s->equal_share);
     gg_free(s);
@@ -63,14 +61,11 @@ gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &made->equal_share));
     for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
     GG_TRY(gg_state_create(env, GG_SHARED_WEIGHT | GG_SHARED_MOMENTS));
-    GG_TRY(gg_wire_create(options, env, &made->wire));
-    const gg_narrow_wire wire = {.memory = made->wire, .displaces = true};
-    GG_TRY(gg_reduction_create(&made->head, options,
-                               &(gg_reduction_run){.group = env->transport,
-                                                   .count = env->state->count,
-                                                   .tag = GG_TAG_ALLREDUCE,
-                                                   .wire = made->wire != NULL ? &wire : NULL},
-                               &made->averaging));
+    GG_TRY(gg_reduction_create(
+        &made->head, options,
+        &(gg_reduction_run){
+            .group = env->transport, .count = env->state->count, .tag = GG_TAG_ALLREDUCE, .displaces = true},
+        &made->averaging));
 cleanup:
     if (status != GG_OK && made != NULL) periodic_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

@@ -28,13 +28,15 @@ typedef struct gg_reduction_run {
     gg_transport *group;  /* the ranks that sum: the owner's, or some of them */
     size_t offset, count; /* elements of the arenas, whole lanes */
     int tag;
-    const gg_narrow_wire *wire; /* NULL: values travel as float32, from where they lie */
+    /* What is made of values that do not arrive as they were: those of gg_allreduce_form. */
+    float *applied, *rest;
+    bool displaces;
 } gg_reduction_run;
 
 /* Collective, in one order on all ranks of the group. Waits count as the owner's, in whose trace they are seen. */
 gg_status gg_reduction_create(gg_strategy *owner, const gg_strategy_options *options, const gg_reduction_run *run,
                               gg_reduction **out);
-void gg_reduction_destroy(gg_reduction *reduction); /* cancels what is in flight; NULL is fine */
+void gg_reduction_destroy(gg_reduction *reduction); /* collective; cancels what is in flight; NULL is fine */
 
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.
  * share[size of the group] must remain valid until the sum is there. */

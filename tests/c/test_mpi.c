@@ -133,7 +133,8 @@ static void test_sums(int rank, int size, size_t limit) {
     first = hash;
     CHECK_OK(gg_broadcast(t, &first, sizeof first, 0));
     CHECK(first == hash);
-    CHECK_FAILS(gg_allreduce_create(t, &device, 16, GG_TAG_ALLREDUCE, &(gg_narrow_wire){.memory = (uint16_t *)&hash},
+    CHECK_FAILS(gg_allreduce_create(t, &device, 16, GG_TAG_ALLREDUCE,
+                                    &(gg_allreduce_form){.codec = gg_codec_of(GG_BFLOAT16), .memory = &hash},
                                     GG_COLLECTIVES_MPI, &many[0]),
                 GG_ERROR_ARGUMENT, "MPI has no sum of bfloat16");
 
