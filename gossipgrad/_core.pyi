@@ -219,6 +219,9 @@ class Trainer:
 def info() -> dict[str, Any]:
     """compiler, cpu, isa, isas, cores, onednn, mpi{...}, built{...}"""
 
+def choices() -> dict[str, tuple[str, ...]]:
+    """The names that the core knows, by keyword: "strategy", "exchange", "mix", ..."""
+
 def memory() -> tuple[int, int]:
     """Live bytes of the core, allocations ever made."""
 

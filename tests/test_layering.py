@@ -144,10 +144,6 @@ def test_foreign_symbols_are_seen():
 
 # ------------------------------------------------------------------------------------------------ circles
 
-# Calls that would close a circle, as (from, to, symbols): `strategy.c` creates the strategies and is also the library
-# of helpers that they call. A strategy's creation is therefore not counted; all other calls must go one way.
-UNCOUNTED = [("strategy/strategy.c", r"strategy/\w+\.c", r"gg_\w+_create")]
-
 Calls = dict[tuple[str, str], set[str]]
 
 
@@ -168,18 +164,6 @@ def calls_of(symbols: dict[str, str]) -> Calls:
             for other in defined.get(name, set()) - {source}:
                 calls.setdefault((source, other), set()).add(name)
     return calls
-
-
-def counted(calls: Calls) -> Calls:
-    rest = {}
-    for (source, other), names in calls.items():
-        free = [
-            symbols for start, end, symbols in UNCOUNTED if re.fullmatch(start, source) and re.fullmatch(end, other)
-        ]
-        left = {name for name in names if not any(re.fullmatch(pattern, name) for pattern in free)}
-        if left:
-            rest[source, other] = left
-    return rest
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
@@ -213,11 +197,10 @@ def test_files_do_not_use_each_other_in_a_circle(objects):
             + subprocess.run(["nm", "-g", str(path)], check=True, capture_output=True, text=True).stdout
         )
     calls = calls_of(symbols)
-    found = circles_of_files(counted(calls))
+    found = circles_of_files(calls)
     assert not found, "\n".join(
         f"{a} uses {', '.join(sorted(calls[a, b]))} of {b}" for path in found for a, b in itertools.pairwise(path)
     )
-    assert circles_of_files(calls), "UNCOUNTED names calls that close no circle any more: take them out"
 
 
 def test_circles_of_files_are_seen():
@@ -225,9 +208,6 @@ def test_circles_of_files_are_seen():
     assert circles_of_files(calls_of(symbols)) == []
     symbols["c.c"] += " U gg_a\n"
     assert circles_of_files(calls_of(symbols)) == [["a.c", "b.c", "c.c", "a.c"]]
-    a, b = "strategy/strategy.c", "strategy/x.c"
-    create = {(a, b): {"gg_x_create"}, (b, a): {"gg_help"}}
-    assert circles_of_files(create) and not circles_of_files(counted(create))
 
 
 # ------------------------------------------------------------------------------------------------ instructions

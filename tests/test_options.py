@@ -11,7 +11,20 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import optim, schedules, strategies
+from gossipgrad import _core, optim, schedules, strategies
+
+
+def test_the_core_knows_the_same_names():
+    core = {key: set(names) for key, names in _core.choices().items()}
+    assert core == {
+        "strategy": set(strategies.BY_NAME),
+        "optimizer": set(optim.BY_NAME),
+        "topology": set(strategies.TOPOLOGIES),
+        "exchange": set(strategies.EXCHANGES) - {"auto"},
+        "mix": set(strategies.MIXES),
+        "wire_dtype": set(strategies.WIRES),
+        "collectives": set(strategies.COLLECTIVES),
+    }
 
 
 @pytest.mark.parametrize(

@@ -60,19 +60,59 @@ static long long period_of(PyObject *dict) {
     return -1;
 }
 
+/* Allowed values of keywords that are names. */
+static const char *const exchange_names[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
+static const char *const mix_names[GG_MIX_COUNT] = {"displacement", "halves"};
+static const char *const wire_names[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
+static const char *const collectives_names[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
+static const char *const optimizer_names[GG_OPTIMIZER_COUNT] = {"sgd", "adam", "lars"};
+
+static void strategy_names(const char *out[GG_STRATEGY_COUNT]) {
+    for (int i = 0; i < GG_STRATEGY_COUNT; ++i) out[i] = gg_strategy_name((gg_strategy_kind)i);
+}
+
+/* Sets dict[key] to a tuple of n names; -1 with an exception. */
+static int add_names(PyObject *dict, const char *key, const char *const *names, int n) {
+    PyObject *tuple = PyTuple_New(n);
+    for (int i = 0; tuple != NULL && i < n; ++i) {
+        PyObject *name = PyUnicode_FromString(names[i]);
+        if (name == NULL) Py_CLEAR(tuple);
+        else PyTuple_SET_ITEM(tuple, i, name);
+    }
+    const int result = tuple != NULL ? PyDict_SetItemString(dict, key, tuple) : -1;
+    Py_XDECREF(tuple);
+    return result;
+}
+
+static PyObject *options_choices(PyObject *module, PyObject *unused) {
+    const char *names[GG_STRATEGY_COUNT];
+    PyObject *dict = PyDict_New();
+    (void)module, (void)unused;
+    strategy_names(names);
+    if (dict != NULL && add_names(dict, "strategy", names, GG_STRATEGY_COUNT) == 0 &&
+        add_names(dict, "exchange", exchange_names, GG_EXCHANGE_COUNT) == 0 &&
+        add_names(dict, "mix", mix_names, GG_MIX_COUNT) == 0 && add_names(dict, "wire_dtype", wire_names, 2) == 0 &&
+        add_names(dict, "collectives", collectives_names, GG_COLLECTIVES_COUNT) == 0 &&
+        add_names(dict, "topology", gg_py_topology_names, GG_TOPOLOGY_TABLE) == 0 &&
+        add_names(dict, "optimizer", optimizer_names, GG_OPTIMIZER_COUNT) == 0)
+        return dict;
+    Py_XDECREF(dict);
+    return NULL;
+}
+
+static PyMethodDef options_functions[] = {
+    {"choices", options_choices, METH_NOARGS, "The names that the core knows, by keyword."}, {NULL, NULL, 0, NULL}};
+
+int gg_py_add_options(PyObject *module) { return PyModule_AddFunctions(module, options_functions); }
+
 int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
-    static const char *const names[GG_STRATEGY_COUNT] = {
-        "gossipgrad",  "allreduce",   "no-exchange",          "layerwise-allreduce", "periodic-allreduce",
-        "pull-gossip", "push-gossip", "overlapped-averaging", "elastic-averaging",   "parameter-server"};
-    static const char *const exchanges[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
-    static const char *const mixes[GG_MIX_COUNT] = {"displacement", "halves"};
-    static const char *const wires[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
+    const char *names[GG_STRATEGY_COUNT];
+    strategy_names(names);
     int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
-    int exchange = choice_of(dict, "exchange", "weights+momentum", exchanges, GG_EXCHANGE_COUNT);
-    int mix = choice_of(dict, "mix", "displacement", mixes, GG_MIX_COUNT);
-    static const char *const collectives[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
-    int by = choice_of(dict, "collectives", "own", collectives, GG_COLLECTIVES_COUNT);
-    int wire = choice_of(dict, "wire_dtype", "float32", wires, 2);
+    int exchange = choice_of(dict, "exchange", "weights+momentum", exchange_names, GG_EXCHANGE_COUNT);
+    int mix = choice_of(dict, "mix", "displacement", mix_names, GG_MIX_COUNT);
+    int by = choice_of(dict, "collectives", "own", collectives_names, GG_COLLECTIVES_COUNT);
+    int wire = choice_of(dict, "wire_dtype", "float32", wire_names, 2);
     long long staleness = py_options_whole_of(dict, "staleness", 0), rotate = py_options_whole_of(dict, "rotate", 1);
     long long overlap = py_options_whole_of(dict, "overlap", 1);
     long long bucket = 0, chunk = 0;
@@ -133,9 +173,8 @@ static int roles_of(PyObject *dict, const char *name, unsigned *out) {
 }
 
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
-    static const char *const names[GG_OPTIMIZER_COUNT] = {"sgd", "adam", "lars"};
     PyObject *schedule = PyDict_GetItemString(dict, "schedule");
-    int kind = choice_of(dict, "name", "sgd", names, GG_OPTIMIZER_COUNT);
+    int kind = choice_of(dict, "name", "sgd", optimizer_names, GG_OPTIMIZER_COUNT);
     if (kind < 0) return -1;
     *out = (gg_optimizer){.kind = (gg_optimizer_kind)kind,
                           .rate = {.lr = number_of(dict, "lr", 0.01), .gamma = 0.1, .power = 1.0},

@@ -45,6 +45,7 @@ int gg_py_add_dataset(PyObject *module);
 int gg_py_add_trainer(PyObject *module);
 int gg_py_add_info(PyObject *module);
 int gg_py_add_schedule(PyObject *module);
+int gg_py_add_options(PyObject *module);
 
 /* Whether a collective call is allowed: 0, or -1 with RuntimeError inside of a callback that not all ranks run. */
 int gg_py_team_check_collectives(const gg_py_team *team);

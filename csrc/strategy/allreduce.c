@@ -3,7 +3,7 @@
  * included. */
 #include "base/memory.h"
 #include "strategy/reduction.h"
-#include "strategy/tables.h"
+#include "strategy/types.h"
 
 typedef struct allreduce {
     gg_strategy head;
@@ -39,12 +39,11 @@ static void allreduce_destroy(gg_strategy *strategy) {
     gg_free(strategy);
 }
 
-static const gg_strategy_table table = {"allreduce",          gg_strategy_nothing,  gg_strategy_no_layer,
-                                        gg_strategy_no_layer, gg_strategy_progress, allreduce_end,
-                                        gg_strategy_nothing,  allreduce_destroy};
+static const gg_strategy_table table = {gg_strategy_nothing,  gg_strategy_no_layer, gg_strategy_no_layer,
+                                        gg_strategy_progress, allreduce_end,        gg_strategy_nothing,
+                                        allreduce_destroy};
 
-gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                       gg_strategy **out) {
+static gg_status allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     allreduce *made = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "strategy", &made));
@@ -61,3 +60,5 @@ cleanup:
     *out = made ? &made->head : NULL;
     return status;
 }
+
+const gg_strategy_type gg_strategy_allreduce = {.name = "allreduce", .create = allreduce_create};

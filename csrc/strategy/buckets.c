@@ -37,6 +37,7 @@ gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t c
     GG_TRY(gg_calloc((size_t)made.count, sizeof *made.bucket, "buckets", &made.bucket));
     GG_TRY(gg_calloc((size_t)made.chunk_count, sizeof *made.chunk, "chunks", &made.chunk));
     GG_TRY(gg_calloc((size_t)layers, sizeof *made.bucket_of_layer, "bucket of each layer", &made.bucket_of_layer));
+    GG_TRY(gg_calloc((size_t)made.count, sizeof *made.waits_for, "counts of layers", &made.waits_for));
 
     int bucket = made.count, chunk_end = made.chunk_count;
     for (int last = layers - 1; last >= 0;) {
@@ -77,9 +78,24 @@ int gg_buckets_of_chunk(const gg_buckets *buckets, int chunk) {
     return low;
 }
 
+static int layers_of(const gg_bucket *bucket) { return bucket->last_layer - bucket->first_layer + 1; }
+
+void gg_buckets_begin(gg_buckets *buckets) {
+    for (int i = 0; i < buckets->count; ++i) buckets->waits_for[i] = layers_of(&buckets->bucket[i]);
+}
+
+bool gg_buckets_layer_ready(gg_buckets *buckets, int layer) {
+    return --buckets->waits_for[buckets->bucket_of_layer[layer]] == 0;
+}
+
+bool gg_buckets_untouched(const gg_buckets *buckets, int bucket) {
+    return buckets->waits_for[bucket] == layers_of(&buckets->bucket[bucket]);
+}
+
 void gg_buckets_destroy(gg_buckets *buckets) {
     gg_free(buckets->bucket);
     gg_free(buckets->chunk);
     gg_free(buckets->bucket_of_layer);
+    gg_free(buckets->waits_for);
     memset(buckets, 0, sizeof *buckets);
 }

@@ -20,6 +20,7 @@ typedef struct gg_buckets {
     gg_bucket *bucket; /* in forward order */
     gg_chunk *chunk;
     int *bucket_of_layer;
+    int *waits_for; /* a bucket: how many of its layers are not ready in this step */
 } gg_buckets;
 
 /* Elements of a chunk of at most so many bytes: whole lanes, one at least. */
@@ -31,6 +32,12 @@ gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t c
 gg_status gg_buckets_check_tags(const gg_buckets *buckets, int most);
 /* The bucket that a chunk belongs to. */
 int gg_buckets_of_chunk(const gg_buckets *buckets, int chunk);
+/* A step begins: no layer is ready. */
+void gg_buckets_begin(gg_buckets *buckets);
+/* Counts that a layer is ready. True: it is the last one of its bucket, which now is complete. */
+bool gg_buckets_layer_ready(gg_buckets *buckets, int layer);
+/* No layer of the bucket is ready yet in this step. */
+bool gg_buckets_untouched(const gg_buckets *buckets, int bucket);
 void gg_buckets_destroy(gg_buckets *buckets);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "base/memory.h"
 #include "comm/collective.h"
-#include "strategy/tables.h"
+#include "strategy/common.h"
 
 /* After so many bfloat16 exchanges the centre equals a worker's weights to the precision of float32: each sends 8 of 24
  * bits. */
@@ -278,10 +278,7 @@ gg_status gg_centre_begin(gg_strategy *strategy) {
     const gg_state *state = strategy->env.state;
     /* On another rank the receives of a centre before this one may still be posted. */
     if (strategy->env.transport->service.serve == NULL || (centre_narrow(s) && !s->stepped)) GG_TRY(begin_together(s));
-    for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
-        const gg_bucket *b = &s->buckets.bucket[bucket];
-        s->waiting[bucket] = b->last_layer - b->first_layer + 1;
-    }
+    gg_buckets_begin(&s->buckets);
     /* After settling a worker's weights are those of its last answer, unless others have been loaded since. */
     if (s->base != NULL && !s->stepped) memcpy(s->base, gg_state_weights(state), state->count * sizeof(float));
     s->stepped = s->unreported = true;
@@ -301,7 +298,7 @@ gg_status gg_centre_ready(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     int bucket = s->buckets.bucket_of_layer[layer];
     gg_strategy_update(strategy, slice->offset, slice->count, gg_state_gradients(strategy->env.state) + slice->offset);
-    return --s->waiting[bucket] == 0 && centre_asks(s) ? centre_ask(s, bucket) : GG_OK;
+    return gg_buckets_layer_ready(&s->buckets, layer) && centre_asks(s) ? centre_ask(s, bucket) : GG_OK;
 }
 
 gg_status gg_centre_poll(gg_strategy *strategy) {
@@ -395,7 +392,6 @@ void gg_centre_destroy(gg_strategy *strategy) {
     gg_free(s->base);
     gg_free(s->asked);
     gg_free(s->answered);
-    gg_free(s->waiting);
     gg_free(s->next);
     gg_free(s->flight);
     gg_free(s->weight);
@@ -406,14 +402,20 @@ void gg_centre_destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-gg_status gg_centre_check(const gg_strategy_options *options, int size) {
+int gg_centre_workers(const gg_strategy_options *options, int ranks) {
+    const bool dedicated = options->dedicated && options->servers > 0 && options->servers < ranks;
+    return dedicated ? ranks - options->servers : ranks;
+}
+
+gg_status gg_centre_check(const gg_strategy_options *options, int ranks) {
     gg_status status = GG_OK;
-    int most = options->dedicated ? size - 1 : size;
+    GG_TRY(gg_strategy_check_sizes(options));
+    int most = options->dedicated ? ranks - 1 : ranks;
     if (options->period < 1) GG_FAIL(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
-    if (options->dedicated && size == 1)
+    if (options->dedicated && ranks == 1)
         GG_FAIL(GG_ERROR_ARGUMENT, "dedicated: with 1 rank nobody would train; at least 2 ranks are needed");
     if (options->servers < 1 || options->servers > most)
-        GG_FAIL(GG_ERROR_ARGUMENT, "servers: %d; %d ranks allow 1 to %d%s", options->servers, size, most,
+        GG_FAIL(GG_ERROR_ARGUMENT, "servers: %d; %d ranks allow 1 to %d%s", options->servers, ranks, most,
                 options->dedicated ? " dedicated ones, so that one trains" : "");
 cleanup:
     return status;
@@ -429,7 +431,6 @@ static gg_status make_worker(gg_centre *s) {
         GG_TRY(gg_calloc(count, sizeof(float), "weights of the last answer", &s->base));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->asked));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->answered));
-    GG_TRY(gg_calloc(buckets, sizeof(int), "counts of layers", &s->waiting));
     GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", &s->next));
     GG_TRY(gg_calloc(buckets, sizeof *s->flight, "flights", &s->flight));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
@@ -456,7 +457,6 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     gg_status status = GG_OK;
     gg_centre *s = NULL;
     *out = NULL;
-    GG_TRY(gg_centre_check(options, env->transport->size));
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = &rule->table;
     s->head.model = &model;
@@ -466,7 +466,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     s->wire = options->wire;
     s->period = options->period;
     s->servers = options->servers;
-    s->workers = gg_strategy_workers(options, env->transport->size);
+    s->workers = gg_centre_workers(options, env->transport->size);
     /* Chunks are small enough that each server owns a part, if the model is large enough. */
     size_t servers = (size_t)s->servers, lanes = env->state->count / GG_LANES;
     size_t part = (lanes + servers - 1) / servers * GG_LANES * sizeof(float);

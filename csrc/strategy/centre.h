@@ -59,7 +59,6 @@ struct gg_centre {
     void *landing;                /* count elements as they travel */
     float *base;                  /* NULL: not needed */
     gg_request *asked, *answered; /* one a chunk */
-    int *waiting;                 /* a bucket: its layers whose gradient is not final yet in this step */
     int *next;                    /* a bucket: the first chunk whose answer is still to be applied; end_chunk: none */
 
     /* A server's: chunks [first_chunk, end_chunk), elements [begin, begin + count). */
@@ -81,15 +80,16 @@ gg_status gg_centre_end(gg_strategy *strategy);
 gg_status gg_centre_settle(gg_strategy *strategy);
 void gg_centre_destroy(gg_strategy *strategy);
 
-#define GG_CENTRE_TABLE(text)                                                                                          \
+#define GG_CENTRE_TABLE                                                                                                \
     {                                                                                                                  \
-        text, gg_centre_begin, gg_centre_need, gg_centre_ready, gg_centre_poll, gg_centre_end, gg_centre_settle,       \
+        gg_centre_begin, gg_centre_need, gg_centre_ready, gg_centre_poll, gg_centre_end, gg_centre_settle,             \
             gg_centre_destroy                                                                                          \
     }
 
-/* GG_ERROR_ARGUMENT naming the option. */
-gg_status gg_centre_check(const gg_strategy_options *options, int size);
-/* Collective. alpha: for the rule. */
+/* Of strategies with servers: the options' check, and how many ranks train (gg_strategy_type). */
+gg_status gg_centre_check(const gg_strategy_options *options, int ranks);
+int gg_centre_workers(const gg_strategy_options *options, int ranks);
+/* Collective; the options are checked. alpha: for the rule. */
 gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_strategy_options *options,
                            const gg_strategy_env *env, gg_strategy **out);
 

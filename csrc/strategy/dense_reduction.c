@@ -1,8 +1,8 @@
 /* The reduction in which every value travels: a gg_allreduce. */
 #include "base/memory.h"
 #include "comm/collective.h"
+#include "strategy/common.h"
 #include "strategy/reduction.h"
-#include "strategy/tables.h"
 
 typedef struct dense_reduction {
     gg_reduction head;

@@ -14,7 +14,7 @@
 #include "base/memory.h"
 #include "strategy/centre.h"
 #include "strategy/reduction.h"
-#include "strategy/tables.h"
+#include "strategy/types.h"
 
 /* ---- asynchronous ---- */
 
@@ -44,7 +44,7 @@ static void elastic_answer_narrow(gg_centre *s, size_t n, float *weight, float *
     gg_add_scaled(device, n, weight, -1.0f, pull, weight);
 }
 
-static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("elastic-averaging"),
+static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE,
                                     .ask = elastic_ask,
                                     .answer = elastic_answer,
                                     .apply = elastic_apply,
@@ -106,9 +106,9 @@ static void elastic_destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table synchronous = {"elastic-averaging",      gg_strategy_nothing,  gg_strategy_no_layer,
-                                              gg_strategy_update_layer, gg_strategy_progress, elastic_end,
-                                              gg_strategy_nothing,      elastic_destroy};
+static const gg_strategy_table synchronous = {gg_strategy_nothing,  gg_strategy_no_layer, gg_strategy_update_layer,
+                                              gg_strategy_progress, elastic_end,          gg_strategy_nothing,
+                                              elastic_destroy};
 
 static gg_status create_synchronous(float alpha, const gg_strategy_options *options, const gg_strategy_env *env,
                                     gg_strategy **out) {
@@ -116,10 +116,6 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     elastic *s = NULL;
     int p = env->transport->size;
     *out = NULL;
-    if (options->period < 1) GG_FAIL(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
-    if (options->servers != 1 || options->dedicated)
-        GG_FAIL(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
-                options->dedicated ? "dedicated" : "servers");
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = &synchronous;
     s->head.model = &model;
@@ -145,21 +141,44 @@ cleanup:
     return status;
 }
 
-gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                      gg_strategy **out) {
+/* ---- both ---- */
+
+static float elastic_alpha(const gg_strategy_options *options, int ranks) {
+    const int workers = gg_centre_workers(options, ranks);
+    if (options->alpha != 0 || workers == 0) return (float)options->alpha;
+    return (float)((options->synchronous ? 0.8 : 0.9) / workers);
+}
+
+static gg_status check_synchronous(const gg_strategy_options *options) {
     gg_status status = GG_OK;
-    const int workers = gg_strategy_workers(options, env->transport->size);
-    /* An exchange multiplies what the mean of the ranks is away from the centre by 1 - (n + 1)*alpha with n ranks at
-     * once. */
-    const double limit = 2.0 / (options->synchronous ? workers + 1 : 2);
-    double alpha = options->alpha;
-    *out = NULL;
-    if (alpha == 0 && workers > 0) alpha = (options->synchronous ? 0.8 : 0.9) / workers;
-    if (!(alpha > 0 && alpha < limit))
-        GG_FAIL(GG_ERROR_ARGUMENT, "alpha: %g; with %d ranks it must be above 0 and below %g, or the centre runs away",
-                alpha, workers, limit);
-    status = options->synchronous ? create_synchronous((float)alpha, options, env, out)
-                                  : gg_centre_create(&rule, (float)alpha, options, env, out);
+    GG_TRY(gg_strategy_check_sizes(options));
+    if (options->period < 1) GG_FAIL(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
+    if (options->servers != 1 || options->dedicated)
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
+                options->dedicated ? "dedicated" : "servers");
 cleanup:
     return status;
 }
+
+static gg_status elastic_check(const gg_strategy_options *options, int ranks) {
+    gg_status status = GG_OK;
+    const int workers = gg_centre_workers(options, ranks);
+    /* An exchange multiplies what the mean of the ranks is away from the centre by 1 - (n + 1)*alpha with n ranks at
+     * once. */
+    const double limit = 2.0 / (options->synchronous ? workers + 1 : 2), alpha = options->alpha;
+    if (alpha != 0 && !(alpha > 0 && alpha < limit))
+        GG_FAIL(GG_ERROR_ARGUMENT, "alpha: %g; with %d ranks it must be above 0 and below %g, or the centre runs away",
+                alpha, workers, limit);
+    status = options->synchronous ? check_synchronous(options) : gg_centre_check(options, ranks);
+cleanup:
+    return status;
+}
+
+static gg_status elastic_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    const float alpha = elastic_alpha(options, env->transport->size);
+    return options->synchronous ? create_synchronous(alpha, options, env, out)
+                                : gg_centre_create(&rule, alpha, options, env, out);
+}
+
+const gg_strategy_type gg_strategy_elastic_averaging = {
+    .name = "elastic-averaging", .check = elastic_check, .create = elastic_create, .workers = gg_centre_workers};

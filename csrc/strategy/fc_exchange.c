@@ -4,8 +4,8 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "strategy/common.h"
 #include "strategy/stream.h"
-#include "strategy/tables.h"
 
 /* Weights smaller than this are not chosen, because each message has a cost besides its bytes: they are sent with their
  * neighbours. */
@@ -134,11 +134,8 @@ static void free_room(gg_fc_exchange *x, gg_fc *fc) {
 void gg_fc_destroy(gg_fc_exchange *x) {
     for (int i = 0; i < x->count; ++i) {
         gg_fc *fc = &x->fc[i];
-        /* Requests must not outlive their memory. */
-        for (int k = 0; k < GG_FC_WHATS * ranks_of(x); ++k) {
-            if (fc->in_request != NULL) gg_cancel(x->owner->env.transport, &fc->in_request[k]);
-            if (fc->out_request != NULL) gg_cancel(x->owner->env.transport, &fc->out_request[k]);
-        }
+        gg_cancel_all(x->owner->env.transport, fc->in_request, GG_FC_WHATS * ranks_of(x));
+        gg_cancel_all(x->owner->env.transport, fc->out_request, GG_FC_WHATS * ranks_of(x));
         free_room(x, fc);
         gg_free(fc->slice);
         gg_free(fc->in_request);

@@ -24,7 +24,6 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     GG_TRY(gg_schedule_create(&options->schedule, env->transport->size, env->seed, &gossip->schedule));
     if (!options->push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of layers", &gossip->waiting));
     GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", &gossip->pieces));
     GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", &gossip->left));
     GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of chunks", &gossip->posted));
@@ -37,21 +36,17 @@ cleanup:
 void gg_gossip_deinit(gg_gossip *gossip) {
     gg_schedule_destroy(&gossip->schedule);
     gg_buckets_destroy(&gossip->buckets);
-    gg_free(gossip->waiting);
     gg_free(gossip->pieces);
     gg_free(gossip->left);
     gg_free(gossip->posted);
     gg_free(gossip->order);
-    gossip->waiting = gossip->pieces = gossip->left = gossip->posted = gossip->order = NULL;
+    gossip->pieces = gossip->left = gossip->posted = gossip->order = NULL;
 }
 
 void gg_gossip_begin(gg_gossip *gossip) {
     gg_schedule_at(&gossip->schedule, gossip->head.step, gossip->head.env.transport->rank, &gossip->send_to,
                    &gossip->receive_from);
-    for (int b = 0; b < gossip->buckets.count; ++b) {
-        const gg_bucket *bucket = &gossip->buckets.bucket[b];
-        gossip->waiting[b] = bucket->last_layer - bucket->first_layer + 1;
-    }
+    gg_buckets_begin(&gossip->buckets);
     memcpy(gossip->left, gossip->pieces, (size_t)gossip->buckets.chunk_count * sizeof(int));
 }
 

@@ -2,20 +2,19 @@
 #ifndef GG_STRATEGY_GOSSIP_H
 #define GG_STRATEGY_GOSSIP_H
 
+#include "strategy/common.h"
 #include "strategy/stream.h"
-#include "strategy/tables.h"
 
 typedef struct gg_gossip {
     gg_strategy head;
     gg_strategy_options options;
     gg_schedule schedule;
     gg_buckets buckets;
-    int *waiting; /* a bucket: its layers whose gradient is not final yet in this step */
-    int *pieces;  /* a chunk: the layers that have a part of it */
-    int *left;    /* a chunk: those of them whose gradient is not final yet in this step */
-    int *posted;  /* a bucket: the chunks of its last exchange that have been posted */
-    int *order;   /* from a bucket's first chunk on: those, in the order in which they were posted, which is that of
-                     arrival */
+    int *pieces; /* a chunk: the layers that have a part of it */
+    int *left;   /* a chunk: those of them whose gradient is not final yet in this step */
+    int *posted; /* a bucket: the chunks of its last exchange that have been posted */
+    int *order;  /* from a bucket's first chunk on: those, in the order in which they were posted, which is that of
+                    arrival */
     int send_to, receive_from; /* of this step; -1: nobody */
 } gg_gossip;
 
@@ -34,12 +33,6 @@ static inline void gg_gossip_note_posted(gg_gossip *gossip, int bucket, int chun
 }
 static inline int gg_gossip_posted(const gg_gossip *gossip, int bucket, int n) {
     return gossip->order[gossip->buckets.bucket[bucket].first_chunk + n];
-}
-
-/* No layer of the bucket has been final in this step yet. */
-static inline bool gg_gossip_untouched(const gg_gossip *gossip, int bucket) {
-    const gg_bucket *b = &gossip->buckets.bucket[bucket];
-    return gossip->waiting[bucket] == b->last_layer - b->first_layer + 1;
 }
 
 /* Looks up this step's partners and counts layers anew. */

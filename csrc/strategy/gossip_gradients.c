@@ -9,7 +9,7 @@
 
 #include "base/memory.h"
 #include "strategy/gossip.h"
-#include "strategy/tables.h"
+#include "strategy/gossip_forms.h"
 
 #define NOTHING (-1)
 
@@ -155,14 +155,14 @@ static gg_status gossip_gradients_ready(gg_strategy *strategy, int layer) {
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
     const bool exchanges = gg_gossip_exchanges(&g->gossip);
 
-    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(gossip_gradients_prepare(g, bucket));
+    if (gg_buckets_untouched(&g->gossip.buckets, bucket)) GG_TRY(gossip_gradients_prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
         if (gossip_gradients_stale(g) || !exchanges) update_now(g, bucket, i, &piece);
         if (--g->gossip.left[i] == 0) GG_TRY(gossip_gradients_finish(g, bucket, i));
     }
-    if (--g->gossip.waiting[bucket] == 0 && gossip_gradients_stale(g))
+    if (gg_buckets_layer_ready(&g->gossip.buckets, layer) && gossip_gradients_stale(g))
         g->in_flight[bucket] = exchanges ? g->turn : NOTHING;
 cleanup:
     return status;
@@ -232,9 +232,9 @@ static void gossip_gradients_destroy(gg_strategy *strategy) {
     gg_free(g);
 }
 
-static const gg_strategy_table table = {
-    "gossipgrad",          gossip_gradients_begin, gossip_gradients_need,   gossip_gradients_ready,
-    gossip_gradients_poll, gossip_gradients_end,   gossip_gradients_settle, gossip_gradients_destroy};
+static const gg_strategy_table table = {gossip_gradients_begin,  gossip_gradients_need, gossip_gradients_ready,
+                                        gossip_gradients_poll,   gossip_gradients_end,  gossip_gradients_settle,
+                                        gossip_gradients_destroy};
 
 gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                      gg_strategy **out) {

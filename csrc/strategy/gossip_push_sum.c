@@ -29,7 +29,7 @@
 
 #include "base/memory.h"
 #include "strategy/gossip.h"
-#include "strategy/tables.h"
+#include "strategy/gossip_forms.h"
 
 enum { WEIGHT = 0, MOMENT, KINDS = MOMENT + GG_MOST_MOMENTS };
 
@@ -242,13 +242,13 @@ static gg_status push_sum_ready(gg_strategy *strategy, int layer) {
     gossip_push_sum *g = (gossip_push_sum *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(push_sum_prepare(g, bucket));
+    if (gg_buckets_untouched(&g->gossip.buckets, bucket)) GG_TRY(push_sum_prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (gg_gossip_piece(&g->gossip, i, gg_graph_layer(strategy->env.graph, layer), &piece))
             push_sum_update(g, bucket, i, &piece);
     }
-    if (--g->gossip.waiting[bucket] == 0) GG_TRY(push_sum_finish(g, bucket));
+    if (gg_buckets_layer_ready(&g->gossip.buckets, layer)) GG_TRY(push_sum_finish(g, bucket));
 cleanup:
     return status;
 }
@@ -291,8 +291,8 @@ static void push_sum_destroy(gg_strategy *strategy) {
     gg_free(g);
 }
 
-static const gg_strategy_table table = {"gossipgrad",  push_sum_begin, push_sum_need,   push_sum_ready,
-                                        push_sum_poll, push_sum_end,   push_sum_settle, push_sum_destroy};
+static const gg_strategy_table table = {push_sum_begin, push_sum_need,   push_sum_ready,  push_sum_poll,
+                                        push_sum_end,   push_sum_settle, push_sum_destroy};
 
 /* Without a path between all ranks there is no common mean, and the scalar of a rank that never receives goes to 0. */
 static gg_status check_reach(gg_schedule *schedule) {

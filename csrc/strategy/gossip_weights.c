@@ -19,7 +19,7 @@
 
 #include "base/memory.h"
 #include "strategy/gossip.h"
-#include "strategy/tables.h"
+#include "strategy/gossip_forms.h"
 
 /* One arena that is exchanged. */
 typedef struct exchanged {
@@ -201,14 +201,14 @@ static gg_status gossip_weights_ready(gg_strategy *strategy, int layer) {
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
 
-    if (gg_gossip_untouched(&g->gossip, bucket)) GG_TRY(gossip_weights_prepare(g, bucket));
+    if (gg_buckets_untouched(&g->gossip.buckets, bucket)) GG_TRY(gossip_weights_prepare(g, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
         gossip_weights_update(g, i, &piece);
         if (--g->gossip.left[i] == 0) GG_TRY(gossip_weights_finish(g, bucket, i));
     }
-    --g->gossip.waiting[bucket];
+    (void)gg_buckets_layer_ready(&g->gossip.buckets, layer);
 cleanup:
     return status;
 }
@@ -243,9 +243,9 @@ static void gossip_weights_destroy(gg_strategy *strategy) {
     gg_free(g);
 }
 
-static const gg_strategy_table table = {"gossipgrad",          gossip_weights_begin,  gossip_weights_need,
-                                        gossip_weights_ready,  gossip_weights_poll,   gossip_weights_end,
-                                        gossip_weights_settle, gossip_weights_destroy};
+static const gg_strategy_table table = {gossip_weights_begin,  gossip_weights_need, gossip_weights_ready,
+                                        gossip_weights_poll,   gossip_weights_end,  gossip_weights_settle,
+                                        gossip_weights_destroy};
 
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;

@@ -11,8 +11,9 @@
 #include "base/memory.h"
 #include "comm/subgroup.h"
 #include "strategy/buckets.h"
+#include "strategy/gossip_forms.h"
 #include "strategy/reduction.h"
-#include "strategy/tables.h"
+#include "strategy/types.h"
 
 typedef struct layerwise_allreduce {
     gg_strategy head;
@@ -20,7 +21,6 @@ typedef struct layerwise_allreduce {
     gg_transport *group;      /* the ranks whose gradients are reduced: all, or those of a node */
     gg_reduction **reduction; /* one a chunk */
     size_t element;           /* bytes of a gradient that travels */
-    int *waiting;             /* a bucket: its layers whose gradient is not final yet in this step */
     int started;              /* the bucket whose reductions were started last; count: none in this step */
     int *next;                /* a bucket: the first chunk that is still to be updated; end_chunk: none */
     double *started_at;       /* a bucket: for the trace */
@@ -69,10 +69,7 @@ static void set_node_share(layerwise_allreduce *s) {
 static gg_status layerwise_begin(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
-        const gg_bucket *b = &s->buckets.bucket[bucket];
-        s->waiting[bucket] = b->last_layer - b->first_layer + 1;
-    }
+    gg_buckets_begin(&s->buckets);
     s->started = s->buckets.count;
     GG_TRY(layerwise_rest(strategy));
     if (s->gossip != NULL) {
@@ -96,7 +93,7 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
     int bucket = s->buckets.bucket_of_layer[layer];
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const float *share = s->gossip != NULL ? s->node_share : strategy->share;
-    if (--s->waiting[bucket] > 0) goto cleanup;
+    if (!gg_buckets_layer_ready(&s->buckets, layer)) goto cleanup;
     /* All ranks must start reductions in one order; MPI matches collectives by their order alone. The backward pass
      * goes through the graph from its end on every rank, whatever kernels it has there, so buckets are complete in
      * descending order. */
@@ -215,7 +212,6 @@ static void layerwise_destroy(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int i = s->buckets.chunk_count - 1; s->reduction != NULL && i >= 0; --i) gg_reduction_destroy(s->reduction[i]);
     gg_free(s->reduction);
-    gg_free(s->waiting);
     gg_free(s->next);
     gg_free(s->started_at);
     if (s->gossip != NULL) gg_strategy_destroy(s->gossip);
@@ -228,12 +224,8 @@ static void layerwise_destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table layerwise_table = {"layerwise-allreduce", layerwise_begin,  layerwise_need,
-                                                  layerwise_ready,       layerwise_poll,   layerwise_end,
-                                                  layerwise_settle,      layerwise_destroy};
-static const gg_strategy_table hierarchical_table = {"gossipgrad",     layerwise_begin,  layerwise_need,
-                                                     layerwise_ready,  layerwise_poll,   layerwise_end,
-                                                     layerwise_settle, layerwise_destroy};
+static const gg_strategy_table table = {layerwise_begin, layerwise_need,   layerwise_ready,  layerwise_poll,
+                                        layerwise_end,   layerwise_settle, layerwise_destroy};
 
 /* Divides the ranks into nodes, and makes the gossip between them, which allocates the state. */
 static gg_status create_gossip(layerwise_allreduce *s, const gg_strategy_options *options) {
@@ -261,7 +253,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     gg_status status = GG_OK;
     layerwise_allreduce *s = NULL;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
-    s->head.table = hierarchical ? &hierarchical_table : &layerwise_table;
+    s->head.table = &table;
     s->head.env = *env;
     s->head.averages_gradients = true;
     s->group = env->transport;
@@ -270,7 +262,6 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     else GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
-    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "counts of layers", &s->waiting));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", &s->next));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", &s->started_at));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
@@ -289,7 +280,7 @@ cleanup:
     return status;
 }
 
-gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
+static gg_status layerwise_create_plain(const gg_strategy_options *options, const gg_strategy_env *env,
                                         gg_strategy **out) {
     return layerwise_create(options, env, false, out);
 }
@@ -298,3 +289,19 @@ gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, cons
                                         gg_strategy **out) {
     return layerwise_create(options, env, true, out);
 }
+
+static gg_status layerwise_check(const gg_strategy_options *options, int ranks) {
+    (void)ranks;
+    return gg_strategy_check_sizes(options);
+}
+
+/* There and back. */
+static gg_exchange_cost layerwise_cost(const gg_strategy_options *options, int ranks, int moments) {
+    const double p = ranks;
+    (void)moments;
+    return (gg_exchange_cost){
+        .copies = (p - 1) / p * 2 * gg_wire_part(options), .messages = 2 * (p - 1), .hops = 2, .at_end = true};
+}
+
+const gg_strategy_type gg_strategy_layerwise_allreduce = {
+    .name = "layerwise-allreduce", .check = layerwise_check, .create = layerwise_create_plain, .cost = layerwise_cost};

@@ -1,15 +1,16 @@
 /* NoExchange: every rank trains alone. The baseline of the others. */
+#include "strategy/no_exchange.h"
 #include "base/memory.h"
-#include "strategy/tables.h"
+#include "strategy/types.h"
 
 static void no_exchange_destroy(gg_strategy *strategy) {
     gg_state_destroy(&strategy->env);
     gg_free(strategy);
 }
 
-static const gg_strategy_table table = {
-    "no-exchange",        gg_strategy_nothing, gg_strategy_no_layer, gg_strategy_update_layer,
-    gg_strategy_progress, gg_strategy_nothing, gg_strategy_nothing,  no_exchange_destroy};
+static const gg_strategy_table table = {gg_strategy_nothing,  gg_strategy_no_layer, gg_strategy_update_layer,
+                                        gg_strategy_progress, gg_strategy_nothing,  gg_strategy_nothing,
+                                        no_exchange_destroy};
 
 gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
@@ -24,3 +25,5 @@ cleanup:
     *out = made;
     return status;
 }
+
+const gg_strategy_type gg_strategy_no_exchange = {.name = "no-exchange", .create = gg_no_exchange_create};

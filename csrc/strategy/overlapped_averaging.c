@@ -33,7 +33,7 @@
 #include "base/memory.h"
 #include "strategy/fc_exchange.h"
 #include "strategy/stream.h"
-#include "strategy/tables.h"
+#include "strategy/types.h"
 
 /* The state of a chunk: its gradients are in flight, those of its own slice are added and wait for the norms of all
  * gradients, its own slice is updated but not sent yet, its weights are in
@@ -58,7 +58,6 @@ typedef struct passage {
 } passage;
 
 typedef struct bucket_state {
-    int waiting;   /* layers whose gradient is not final yet in this step */
     int64_t polls; /* how many there had been when its gradients were sent */
     int64_t step;  /* of the exchange in flight */
     passage gradients, weights;
@@ -375,10 +374,7 @@ static gg_status overlapped_begin(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     if (s->fc.count > 0) GG_TRY(gg_fc_begin(&s->fc));
-    for (int bucket = 0; bucket < s->buckets.count; ++bucket) {
-        const gg_bucket *b = &s->buckets.bucket[bucket];
-        s->bucket[bucket].waiting = b->last_layer - b->first_layer + 1;
-    }
+    gg_buckets_begin(&s->buckets);
 cleanup:
     return status;
 }
@@ -408,8 +404,8 @@ cleanup:
 
 static gg_status overlapped_ready(gg_strategy *strategy, int layer) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
-    int bucket = s->buckets.bucket_of_layer[layer];
-    return --s->bucket[bucket].waiting == 0 && s->overlap ? overlapped_start(s, bucket) : GG_OK;
+    const bool complete = gg_buckets_layer_ready(&s->buckets, layer);
+    return complete && s->overlap ? overlapped_start(s, s->buckets.bucket_of_layer[layer]) : GG_OK;
 }
 
 /* If gradients that were sent before the last poll have not arrived yet, the network is busy with them. */
@@ -481,9 +477,8 @@ cleanup:
 static void overlapped_destroy(gg_strategy *strategy) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     gg_transport *transport = strategy->env.transport;
-    size_t requests = (size_t)s->buckets.chunk_count * KINDS * (size_t)transport->size;
-    /* Requests must not outlive their memory. */
-    for (size_t i = 0; s->request != NULL && i < requests; ++i) gg_cancel(transport, &s->request[i]);
+    for (int i = 0; s->request != NULL && i < s->buckets.chunk_count; ++i)
+        gg_cancel_all(transport, overlapped_request_of(s, i, 0, 0), KINDS * transport->size);
     if (s->fc.owner != NULL) gg_fc_destroy(&s->fc);
     gg_message_free(transport, s->snapshot);
     gg_message_free(transport, s->wire);
@@ -499,12 +494,25 @@ static void overlapped_destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table table = {"overlapped-averaging", overlapped_begin,  overlapped_need,
-                                        overlapped_ready,       overlapped_poll,   overlapped_end,
-                                        overlapped_settle,      overlapped_destroy};
+static const gg_strategy_table table = {overlapped_begin, overlapped_need,   overlapped_ready,  overlapped_poll,
+                                        overlapped_end,   overlapped_settle, overlapped_destroy};
 
-gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                         gg_strategy **out) {
+static gg_status overlapped_check(const gg_strategy_options *options, int ranks) {
+    (void)ranks;
+    return gg_strategy_check_sizes(options);
+}
+
+/* Weights go back, always as float32. */
+static gg_exchange_cost overlapped_cost(const gg_strategy_options *options, int ranks, int moments) {
+    const double p = ranks;
+    (void)moments;
+    return (gg_exchange_cost){.copies = (p - 1) / p * (gg_wire_part(options) + 1),
+                              .messages = 2 * (p - 1),
+                              .hops = 2,
+                              .at_end = !options->overlap};
+}
+
+static gg_status overlapped_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     overlapped_averaging *s = NULL;
     gg_slice *separate = NULL;
@@ -550,3 +558,6 @@ cleanup:
     *out = s ? &s->head : NULL;
     return status;
 }
+
+const gg_strategy_type gg_strategy_overlapped_averaging = {
+    .name = "overlapped-averaging", .check = overlapped_check, .create = overlapped_create, .cost = overlapped_cost};

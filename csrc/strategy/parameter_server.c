@@ -9,7 +9,8 @@
 #include <string.h>
 
 #include "strategy/centre.h"
-#include "strategy/tables.h"
+#include "strategy/no_exchange.h"
+#include "strategy/types.h"
 
 static void parameter_server_ask(gg_centre *s, size_t at, size_t n, float *message) {
     gg_add_scaled(s->head.env.device, n, gg_state_weights(s->head.env.state) + at, -1.0f, s->base + at, message);
@@ -33,21 +34,21 @@ static void parameter_server_answer_narrow(gg_centre *s, size_t n, float *weight
     gg_centre_difference(device, n, 1.0f, weight, known, answer);
 }
 
-static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE("parameter-server"),
+static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE,
                                     .accumulates = true,
                                     .ask = parameter_server_ask,
                                     .answer = parameter_server_answer,
                                     .apply = parameter_server_apply,
                                     .answer_narrow = parameter_server_answer_narrow};
 
-gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                     gg_strategy **out) {
-    gg_status status = GG_OK;
-    *out = NULL;
-    GG_TRY(gg_centre_check(options, env->transport->size));
-    /* With one rank no other rank changes the centre. */
-    if (env->transport->size == 1) GG_TRY(gg_no_exchange_create(options, env, out));
-    else GG_TRY(gg_centre_create(&rule, 0, options, env, out));
-cleanup:
-    return status;
+/* With one rank no other rank changes the centre. */
+static gg_status parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                         gg_strategy **out) {
+    return env->transport->size == 1 ? gg_no_exchange_create(options, env, out)
+                                     : gg_centre_create(&rule, 0, options, env, out);
 }
+
+const gg_strategy_type gg_strategy_parameter_server = {.name = "parameter-server",
+                                                       .check = gg_centre_check,
+                                                       .create = parameter_server_create,
+                                                       .workers = gg_centre_workers};

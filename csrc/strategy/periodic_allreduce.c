@@ -3,7 +3,7 @@
  * steps. */
 #include "base/memory.h"
 #include "strategy/reduction.h"
-#include "strategy/tables.h"
+#include "strategy/types.h"
 
 typedef struct periodic_allreduce {
     gg_strategy head;
@@ -41,12 +41,17 @@ static void periodic_destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-static const gg_strategy_table table = {"periodic-allreduce",     gg_strategy_nothing,  gg_strategy_no_layer,
-                                        gg_strategy_update_layer, gg_strategy_progress, periodic_end,
-                                        gg_strategy_nothing,      periodic_destroy};
+static const gg_strategy_table table = {gg_strategy_nothing,  gg_strategy_no_layer, gg_strategy_update_layer,
+                                        gg_strategy_progress, periodic_end,         gg_strategy_nothing,
+                                        periodic_destroy};
 
-gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                       gg_strategy **out) {
+static gg_status periodic_check(const gg_strategy_options *options, int ranks) {
+    (void)ranks;
+    if (options->period >= 0) return GG_OK;
+    return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period);
+}
+
+static gg_status periodic_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     periodic_allreduce *made = NULL;
     int p = env->transport->size;
@@ -71,3 +76,6 @@ cleanup:
     *out = made ? &made->head : NULL;
     return status;
 }
+
+const gg_strategy_type gg_strategy_periodic_allreduce = {
+    .name = "periodic-allreduce", .check = periodic_check, .create = periodic_create};

@@ -24,7 +24,7 @@
 #include "base/random.h"
 #include "comm/collective.h"
 #include "strategy/buckets.h"
-#include "strategy/tables.h"
+#include "strategy/types.h"
 
 enum {
     SNAPSHOTS = 4,  /* one being written, the one before it, and two that a slow rank may still be reading */
@@ -619,19 +619,29 @@ cleanup:
     return status;
 }
 
-static const gg_strategy_table pull_table = {"pull-gossip",        random_gossip_begin,  gg_strategy_no_layer,
-                                             random_gossip_ready,  random_gossip_poll,   random_gossip_end,
-                                             random_gossip_settle, random_gossip_destroy};
-static const gg_strategy_table push_table = {"push-gossip",        random_gossip_begin,  gg_strategy_no_layer,
-                                             random_gossip_ready,  random_gossip_poll,   random_gossip_end,
-                                             random_gossip_settle, random_gossip_destroy};
+static const gg_strategy_table table = {random_gossip_begin,  gg_strategy_no_layer, random_gossip_ready,
+                                        random_gossip_poll,   random_gossip_end,    random_gossip_settle,
+                                        random_gossip_destroy};
 
-gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+static gg_status random_gossip_check(const gg_strategy_options *options, int ranks) {
+    gg_status status = GG_OK;
+    (void)ranks;
+    if (options->interval < 1)
+        GG_FAIL(GG_ERROR_ARGUMENT, "interval: %lld; must be at least 1", (long long)options->interval);
+    if (!(options->probability > 0 && options->probability <= 1))
+        GG_FAIL(GG_ERROR_ARGUMENT, "probability: %g; must be above 0 and at most 1", options->probability);
+    status = gg_strategy_check_sizes(options);
+cleanup:
+    return status;
+}
+
+static gg_status random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env,
+                                      gg_strategy **out) {
     gg_status status = GG_OK;
     random_gossip *s = NULL;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->pulls = options->kind == GG_STRATEGY_PULL_GOSSIP;
-    s->head.table = s->pulls ? &pull_table : &push_table;
+    s->head.table = &table;
     s->head.env = *env;
     s->push_sum = options->push_sum;
     s->interval = options->interval;
@@ -646,3 +656,8 @@ cleanup:
     *out = s ? &s->head : NULL;
     return status;
 }
+
+const gg_strategy_type gg_strategy_pull_gossip = {
+    .name = "pull-gossip", .check = random_gossip_check, .create = random_gossip_create};
+const gg_strategy_type gg_strategy_push_gossip = {
+    .name = "push-gossip", .check = random_gossip_check, .create = random_gossip_create};

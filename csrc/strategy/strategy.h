@@ -93,7 +93,6 @@ typedef struct gg_strategy_env {
 typedef struct gg_strategy gg_strategy;
 
 typedef struct gg_strategy_table {
-    const char *name;
     gg_status (*begin)(gg_strategy *strategy);
     gg_status (*need)(gg_strategy *strategy, int layer);
     gg_status (*ready)(gg_strategy *strategy, int layer);
@@ -142,6 +141,8 @@ struct gg_strategy {
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 void gg_strategy_destroy(gg_strategy *strategy);
+/* On the command line, in reports and checkpoints. */
+const char *gg_strategy_name(gg_strategy_kind kind);
 /* How many of `size` ranks train: the first ones; the others are dedicated servers. Any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "strategy/tables.h"
+#include "strategy/common.h"
 
 gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire,
                            gg_stream *out) {
@@ -106,19 +106,6 @@ gg_status gg_stream_post_chunk(gg_stream *stream, int bucket, int chunk, int whi
     GG_TRY(send_chunk(stream, chunk, which, send_to));
 cleanup:
     return stream_at_bucket(stream, bucket, status);
-}
-
-gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
-    gg_status status = GG_OK;
-    bool done = false;
-    GG_TRY(gg_test(strategy->env.transport, request, &done));
-    if (!done) {
-        double begin = gg_transport_now(strategy->env.transport);
-        GG_TRY(gg_wait(strategy->env.transport, request));
-        gg_strategy_waited(strategy, begin);
-    }
-cleanup:
-    return status;
 }
 
 /* A wait that lasts is reported with its layers. */

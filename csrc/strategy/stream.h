@@ -67,7 +67,4 @@ void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset);
 /* Releases the chunk. With the last one of a bucket the trace records its exchange. */
 gg_status gg_stream_release(gg_stream *stream, int chunk);
 
-/* Waits on one request, adding the time to the strategy's exposed seconds. */
-gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request);
-
 #endif

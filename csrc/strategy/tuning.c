@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 #include "strategy/buckets.h"
+#include "strategy/types.h"
 
 #define KIB ((size_t)1 << 10)
 #define GAIN 0.95 /* as a part of the default sizes' step: sizes must make the step shorter than that to be chosen */
@@ -18,41 +19,15 @@ typedef struct model {
     const double *forward;
     double least;
     gg_link link;
-    double copies;   /* bytes on the wire for a byte of the arena */
-    double messages; /* of a rank for a chunk */
-    double hops;     /* one after the other */
-    bool at_end, hidden;
+    gg_exchange_cost cost;
 } model;
 
-static bool tuning_cuts(const gg_strategy_options *options) {
-    return options->kind == GG_STRATEGY_GOSSIPGRAD || options->kind == GG_STRATEGY_LAYERWISE_ALLREDUCE ||
-           options->kind == GG_STRATEGY_OVERLAPPED_AVERAGING;
-}
+static bool tuning_cuts(const gg_strategy_options *options) { return gg_strategy_type_of(options->kind)->cost != NULL; }
 
 bool gg_strategy_tunes(const gg_strategy_options *options, int ranks) {
     const bool open = options->bucket_bytes == 0 || options->chunk_bytes == 0;
     const bool modelled = options->collectives == GG_COLLECTIVES_OWN && !options->hierarchical;
     return ranks > 1 && tuning_cuts(options) && open && modelled;
-}
-
-static model model_of(const gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks,
-                      const double *forward, double least, const gg_link *link) {
-    const double p = ranks, narrow = options->wire == GG_BFLOAT16 ? 0.5 : 1.0;
-    model m = {.graph = graph, .forward = forward, .least = least, .link = *link, .messages = 1, .hops = 1};
-    if (options->kind == GG_STRATEGY_GOSSIPGRAD) {
-        double arenas = options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM ? 1.0 + momenta : 1.0;
-        m.copies = arenas * narrow;
-        m.messages = arenas;
-        m.hidden = options->staleness == 1;
-    } else { /* there and back; of OverlappedAveraging weights go back, and always as float32 */
-        double back = options->kind == GG_STRATEGY_OVERLAPPED_AVERAGING ? 1.0 : narrow;
-        m.copies = (p - 1) / p * (narrow + back);
-        m.messages = 2 * (p - 1);
-        m.hops = 2;
-        m.at_end = options->kind == GG_STRATEGY_LAYERWISE_ALLREDUCE ||
-                   (options->kind == GG_STRATEGY_OVERLAPPED_AVERAGING && !options->overlap);
-    }
-    return m;
 }
 
 static double elements_of(const gg_buckets *buckets, const gg_bucket *bucket) {
@@ -67,7 +42,7 @@ static double finish_all(const model *m, const gg_buckets *buckets, const double
     double end = clock;
     for (int b = buckets->count - 1; b >= 0; --b) {
         const gg_bucket *bucket = &buckets->bucket[b];
-        const double back = m->link.byte * m->copies / 2 * sizeof(float) * elements_of(buckets, bucket);
+        const double back = m->link.byte * m->cost.copies / 2 * sizeof(float) * elements_of(buckets, bucket);
         const int chunks = bucket->end_chunk - bucket->first_chunk;
         if (there[b] <= clock) end = fmax(end, there[b] + m->link.latency + back);
         else end = fmax(end, fmax(there[b], wire)) + chunks * m->link.latency + back;
@@ -80,7 +55,8 @@ static double finish_all(const model *m, const gg_buckets *buckets, const double
 static double tuning_foresee(const model *m, double pace, const gg_buckets *buckets, double *there) {
     const int layers = gg_graph_layers(m->graph);
     const double quicker = fmin(m->link.byte, USE_READS * m->link.read);
-    const double copies = m->at_end ? m->copies / 2 : m->copies, hops = m->at_end ? 1 : m->hops;
+    const double copies = m->cost.at_end ? m->cost.copies / 2 : m->cost.copies,
+                 hops = m->cost.at_end ? 1 : m->cost.hops;
     double clock = 0, wire = 0, sent = 0;
     for (int layer = layers - 1; layer >= 0; --layer) {
         const int b = buckets->bucket_of_layer[layer];
@@ -89,14 +65,14 @@ static double tuning_foresee(const model *m, double pace, const gg_buckets *buck
         if (layer != bucket->first_layer) continue;
         const double bytes = copies * sizeof(float) * elements_of(buckets, bucket);
         const double tail = copies * sizeof(float) * (double)buckets->chunk[bucket->end_chunk - 1].count;
-        clock += m->link.message * m->messages * (bucket->end_chunk - bucket->first_chunk);
+        clock += m->link.message * m->cost.messages * (bucket->end_chunk - bucket->first_chunk);
         wire = fmax(wire, clock) + m->link.byte * bytes;
         sent += m->link.byte * bytes;
         there[b] = wire + hops * m->link.latency + quicker * tail;
     }
-    if (m->at_end) clock = finish_all(m, buckets, there, clock, wire);
+    if (m->cost.at_end) clock = finish_all(m, buckets, there, clock, wire);
     for (int layer = 0; layer < layers; ++layer) {
-        if (!m->at_end && !m->hidden) clock = fmax(clock, there[buckets->bucket_of_layer[layer]]);
+        if (!m->cost.at_end && !m->cost.hidden) clock = fmax(clock, there[buckets->bucket_of_layer[layer]]);
         clock += pace * m->forward[layer];
     }
     return fmax(clock, sent);
@@ -157,7 +133,11 @@ gg_status gg_strategy_tune(gg_strategy_options *options, const gg_graph *graph, 
     gg_buckets buckets = {0};
     *out = (gg_tuning){.cuts = tuning_cuts(options)};
     if (link != NULL && gg_strategy_tunes(options, ranks)) {
-        const model m = model_of(options, graph, momenta, ranks, forward, least, link);
+        const model m = {.graph = graph,
+                         .forward = forward,
+                         .least = least,
+                         .link = *link,
+                         .cost = gg_strategy_type_of(options->kind)->cost(options, ranks, momenta)};
         GG_TRY(tuning_choose(&m, options));
         out->measured = true;
         out->link = *link;

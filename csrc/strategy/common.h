@@ -1,29 +1,12 @@
-/* Private to the room: the strategies, one file each. A `create` is collective and allocates the state's arenas. */
-#ifndef GG_STRATEGY_TABLES_H
-#define GG_STRATEGY_TABLES_H
+/* Private to the room: what the strategies share: the state's arenas, updates, waits, the trace, and errors with their
+ * layers. It knows no strategy. */
+#ifndef GG_STRATEGY_COMMON_H
+#define GG_STRATEGY_COMMON_H
 
 #include "strategy/strategy.h"
 
-/* The form of GossipGraD that the options ask for, between all ranks of the transport. */
-gg_status gg_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_allreduce_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                       gg_strategy **out);
-gg_status gg_layerwise_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                        gg_strategy **out);
-gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                        gg_strategy **out);
-gg_status gg_periodic_allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                       gg_strategy **out);
-gg_status gg_random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_overlapped_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                         gg_strategy **out);
-gg_status gg_elastic_averaging_create(const gg_strategy_options *options, const gg_strategy_env *env,
-                                      gg_strategy **out);
-gg_status gg_parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+/* GG_ERROR_ARGUMENT: bucket_bytes or chunk_bytes is 0. */
+gg_status gg_strategy_check_sizes(const gg_strategy_options *options);
 
 /* Kinds of arenas in message memory, where partners read them; the others are private. BORROWED_GRADIENT: the strategy
  * allocates the gradients' arena itself. WITH_RESIDUE: there is one of the residue as well, which is private. */
@@ -62,6 +45,8 @@ void gg_strategy_measure(gg_strategy *strategy, const float *gradients);
 /* ready: updates the layer with its own gradient. */
 gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer);
 
+/* Waits on one request, adding the time to the strategy's exposed seconds. */
+gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request);
 /* Counts the time from `begin` to now as waiting, and records it in the trace. All waits are counted here, so the
  * exposed seconds are the waits in the trace. */
 void gg_strategy_waited(gg_strategy *strategy, double begin);

@@ -1,0 +1,166 @@
+#include "strategy/common.h"
+
+#include "base/memory.h"
+
+gg_status gg_strategy_check_sizes(const gg_strategy_options *options) {
+    gg_status status = GG_OK;
+    if (options->bucket_bytes == 0 || options->chunk_bytes == 0)
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1",
+                options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes");
+cleanup:
+    return status;
+}
+
+/* ---- the state ---- */
+
+static size_t arena_elements(const gg_state *state, const gg_arena *arena) {
+    return arena->kind == GG_ARENA_MOMENT ? state->owned : state->count;
+}
+
+static void list_arenas(gg_state *state, const gg_optimizer *optimizer, unsigned shared) {
+    const char *moment[GG_MOST_MOMENTS];
+    const int moments = gg_optimizer_moments(optimizer, moment);
+    state->arenas = GG_MOMENTS + moments;
+    state->arena[GG_WEIGHTS] = (gg_arena){.name = "weight", .kind = GG_ARENA_WEIGHT};
+    state->arena[GG_GRADIENTS] = (gg_arena){.name = "gradient", .kind = GG_ARENA_GRADIENT};
+    for (int i = 0; i < moments; ++i)
+        state->arena[GG_MOMENTS + i] = (gg_arena){.name = moment[i], .kind = GG_ARENA_MOMENT};
+    if (shared & GG_WITH_RESIDUE)
+        state->arena[state->arenas++] = (gg_arena){.name = "residue", .kind = GG_ARENA_RESIDUE};
+    for (int i = 0; i < state->arenas; ++i)
+        if (shared & 1u << state->arena[i].kind) state->arena[i].memory = GG_MEMORY_MESSAGE;
+    if (shared & GG_BORROWED_GRADIENT) state->arena[GG_GRADIENTS].memory = GG_MEMORY_BORROWED;
+}
+
+unsigned gg_residue_wanted(const gg_strategy_options *options, const gg_strategy_env *env) {
+    const bool sends = options->compression.active && env->transport->size > 1;
+    return sends && gg_compression_packs(env->graph, &options->compression) ? GG_WITH_RESIDUE : 0;
+}
+
+gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
+    gg_status status = GG_OK;
+    gg_state *state = env->state;
+    list_arenas(state, env->updater->optimizer, shared);
+    for (int i = 0; i < state->arenas; ++i) {
+        gg_arena *arena = &state->arena[i];
+        const size_t bytes = arena_elements(state, arena) * sizeof(float);
+        if (arena->memory == GG_MEMORY_MESSAGE)
+            GG_TRY(gg_message_alloc(env->transport, bytes, arena->name, &arena->data));
+        else if (arena->memory == GG_MEMORY_PRIVATE) GG_TRY(gg_calloc(1, bytes, arena->name, &arena->data));
+    }
+cleanup:
+    return status;
+}
+
+void gg_state_destroy(const gg_strategy_env *env) {
+    gg_state *state = env->state;
+    for (int i = state->arenas - 1; i >= 0; --i) {
+        gg_arena *arena = &state->arena[i];
+        if (arena->memory == GG_MEMORY_MESSAGE) gg_message_free(env->transport, arena->data);
+        else if (arena->memory == GG_MEMORY_PRIVATE) gg_free(arena->data);
+        arena->data = NULL;
+    }
+}
+
+gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out) {
+    *out = NULL;
+    if (options->wire == GG_FLOAT32) return GG_OK;
+    return gg_message_alloc(env->transport, env->state->count * sizeof **out, "values on the wire", out);
+}
+
+gg_status gg_strategy_nothing(gg_strategy *strategy) {
+    (void)strategy;
+    return GG_OK;
+}
+
+gg_status gg_strategy_no_layer(gg_strategy *strategy, int layer) {
+    (void)strategy, (void)layer;
+    return GG_OK;
+}
+
+gg_status gg_strategy_progress(gg_strategy *strategy) { return gg_progress(strategy->env.transport); }
+
+void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient) {
+    const gg_strategy_env *env = &strategy->env;
+    gg_updater_apply(
+        env->updater, env->device, env->state,
+        &(gg_update){
+            .step = strategy->step, .offset = offset, .count = count, .owned_offset = offset, .gradient = gradient});
+}
+
+void gg_strategy_measure(gg_strategy *strategy, const float *gradients) {
+    const gg_strategy_env *env = &strategy->env;
+    if (!gg_updater_measures(env->updater)) return;
+    gg_updater_measure_begin(env->updater);
+    gg_updater_measure(env->updater, env->device, 0, env->state->count, gradients, gg_state_weights(env->state));
+    gg_updater_measured(env->updater);
+}
+
+gg_status gg_strategy_ready_all(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
+    for (int layer = gg_graph_layers(strategy->env.graph) - 1; layer >= 0; --layer) {
+        GG_TRY(strategy->table->ready(strategy, layer));
+        GG_TRY(strategy->table->poll(strategy));
+    }
+cleanup:
+    return status;
+}
+
+gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer) {
+    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    gg_strategy_update(strategy, slice->offset, slice->count, gg_state_gradients(strategy->env.state) + slice->offset);
+    return GG_OK;
+}
+
+void gg_strategy_waited(gg_strategy *strategy, double begin) {
+    double end = gg_transport_now(strategy->env.transport);
+    strategy->exposed_seconds += end - begin;
+    if (strategy->env.trace == NULL || end <= begin) return;
+    gg_trace_add(
+        strategy->env.trace,
+        &(gg_trace_span){
+            .begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE, .index = -1});
+}
+
+gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
+    gg_status status = GG_OK;
+    bool done = false;
+    GG_TRY(gg_test(strategy->env.transport, request, &done));
+    if (!done) {
+        double begin = gg_transport_now(strategy->env.transport);
+        GG_TRY(gg_wait(strategy->env.transport, request));
+        gg_strategy_waited(strategy, begin);
+    }
+cleanup:
+    return status;
+}
+
+static void strategy_waited(void *context, double begin) { gg_strategy_waited(context, begin); }
+
+void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) {
+    gg_allreduce_watch(reduction, strategy_waited, strategy);
+}
+
+gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status) {
+    const gg_graph *graph = strategy->env.graph;
+    if (status == GG_OK) return status;
+    return gg_error_prefix(status, "step %lld, layers '%s' to '%s': ", (long long)strategy->step,
+                           gg_graph_layer_name(graph, first_layer), gg_graph_layer_name(graph, last_layer));
+}
+
+gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status) {
+    return gg_strategy_at(strategy, 0, gg_graph_layers(strategy->env.graph) - 1, status);
+}
+
+void gg_strategy_exchanged(gg_strategy *strategy, gg_trace_span span) {
+    if (strategy->env.trace == NULL) return;
+    span.end = gg_transport_now(strategy->env.transport);
+    span.lane = GG_LANE_EXCHANGE;
+    if (span.arrived < span.begin) span.arrived = span.begin;
+    gg_trace_add(strategy->env.trace, &span);
+}
+
+void gg_strategy_destroy(gg_strategy *strategy) {
+    if (strategy != NULL) strategy->table->destroy(strategy);
+}
