@@ -148,7 +148,12 @@ class Trainer:
 
     # training
     def begin(
-        self, dataset: Dataset | list[Dataset], batch: int, shuffle: bool = True, shard: str = "interleaved"
+        self,
+        dataset: Dataset | list[Dataset],
+        batch: int,
+        shuffle: bool = True,
+        shard: str = "interleaved",
+        drop_last: bool = False,
     ) -> int:
         """Makes the loaders and plans; returns the steps of an epoch.
 

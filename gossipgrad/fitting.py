@@ -36,6 +36,7 @@ class Fit:
     callbacks: list[Callback]
     validate_replicas: bool
     shuffle: bool
+    drop_last: bool
     resume: str | None
     shard: str
     train_core: CoreSet
@@ -65,6 +66,7 @@ class Fit:
         callbacks: Any,
         validate_replicas: Any,
         shuffle: Any,
+        drop_last: Any,
         progress: Any,
         resume: str | os.PathLike[str] | None,
         sample_weight: Any,
@@ -87,7 +89,7 @@ class Fit:
         batch_size = integer("batch_size", batch_size, 1)
         epochs = integer("epochs", epochs, 1, 2**31 - 1)
         validate_replicas = _check_validate_replicas(validate_replicas, validation_set is not None, sharded)
-        shuffle = flag("shuffle", shuffle)
+        shuffle, drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         ends = (trainer.net.inputs, trainer.heads, trainer.net.target_names)
         train_core = train_set.core(*ends)
         validation_core = None if validation_set is None else validation_set.core(*ends)
@@ -107,6 +109,7 @@ class Fit:
             callbacks=actors,
             validate_replicas=validate_replicas,
             shuffle=shuffle,
+            drop_last=drop_last,
             resume=None if resume is None else os.fspath(resume),
             shard=shard,
             train_core=train_core,
@@ -126,6 +129,7 @@ class Fit:
             "batch_size": self.batch_size,
             "validate_replicas": self.validate_replicas,
             "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
             "callbacks": fingerprint.callbacks(self.callbacks),
             "resume": self.resume,
             "epochs done": trainer.epoch,
@@ -135,7 +139,7 @@ class Fit:
     def sizes(self, trainer: Replicas) -> list[int]:
         """Samples of each rank that trains; ValueError unless they make batches. Collective."""
         sizes = self.train.sizes(trainer.workers, trainer.gather)
-        loop.check_batch(sizes, self.batch_size, self.sharded and not self.streams)
+        loop.check_batch(sizes, self.batch_size, self.sharded and not self.streams, self.drop_last)
         return sizes
 
     def weigh_classes(self, trainer: Replicas) -> None:
@@ -163,6 +167,7 @@ class Fit:
             "epochs": self.epochs,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
             "validate_replicas": self.validate_replicas,
             "shard": "own" if self.sharded else "contiguous" if self.streams else self.shard,
             "weighted": self.train.first.sample_weight is not None,

@@ -34,21 +34,25 @@ def check_sharded(sharded: bool, shard: str, strategy: Strategy, ranks: int) -> 
         raise ValueError(f"sharded=True: allowed where all ranks train; here {strategy.workers(ranks)} of {ranks} do")
 
 
-def check_batch(sizes: Sequence[int], batch_size: int, sharded: bool = False) -> None:
-    """ValueError unless every rank's shard has a sample, and the smallest one (the largest, if `sharded`) a batch."""
+def check_batch(sizes: Sequence[int], batch_size: int, sharded: bool = False, drop_last: bool = False) -> None:
+    """ValueError unless every rank's shard has a sample, and the smallest one a batch.
+
+    With `sharded` the largest one, unless all batches are to be full (`drop_last`).
+    """
     if min(sizes) < 1:
         raise ValueError(f"train has {sum(sizes)} samples for {len(sizes)} ranks; allowed: at least one a rank")
-    which, most = ("largest", max(sizes)) if sharded else ("smallest", min(sizes))
+    which, most = ("largest", max(sizes)) if sharded and not drop_last else ("smallest", min(sizes))
     if batch_size > most:
+        reason = ", and with drop_last every rank wants a full batch" if sharded and drop_last else ""
         raise ValueError(
             f"batch_size={batch_size}: the {which} shard has {most} samples "
-            f"({sum(sizes)} over {len(sizes)} ranks); allowed: 1..{most}"
+            f"({sum(sizes)} over {len(sizes)} ranks){reason}; allowed: 1..{most}"
         )
 
 
-def steps_of_epoch(sizes: Sequence[int], batch_size: int, streams: bool = False) -> int:
-    """Steps in which the largest shard is trained on once; of streams, whose batches are full, the smallest."""
-    return min(sizes) // batch_size if streams else math.ceil(max(sizes) / batch_size)
+def steps_of_epoch(sizes: Sequence[int], batch_size: int, full: bool = False) -> int:
+    """Steps in which the largest shard is trained on once; where all batches are full, those that the smallest has."""
+    return min(sizes) // batch_size if full else math.ceil(max(sizes) / batch_size)
 
 
 def with_defaults(callbacks: Callback | Iterable[Callback], progress: bool, schedule: Schedule) -> list[Callback]:

@@ -102,6 +102,7 @@ class Trainer(Replicas):
         callbacks: Callback | Iterable[Callback] = (),
         validate_replicas: bool = False,
         shuffle: bool = True,
+        drop_last: bool = False,
         progress: bool = True,
         resume: str | os.PathLike[str] | None = None,
         sample_weight: Any = None,
@@ -136,7 +137,11 @@ class Trainer(Replicas):
                            ranks make the steps that the largest part needs; a smaller one is divided evenly among
                            them, so every sample is seen once an epoch, or, where a rank has fewer samples than
                            steps, as evenly as can be. Not with shuffle_samples, nor with ranks that only serve.
-        batch_size         samples a rank and step.
+        batch_size         samples a rank and step. Every rank makes the steps that the largest shard needs; the last
+                           batch may be smaller, and one that would be empty has a sample of the batch before.
+        drop_last          True: full batches alone, as many on every rank as the smallest shard has. What is left over
+                           is not trained on in this epoch; with `shuffle` these are other samples in each.
+        shuffle            another order of each rank's samples in each epoch.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
         callbacks          one or several (gossipgrad.callbacks); a ProgressBar, if `progress`, and StopOnNaN are added.
@@ -158,6 +163,7 @@ class Trainer(Replicas):
                 callbacks=callbacks,
                 validate_replicas=validate_replicas,
                 shuffle=shuffle,
+                drop_last=drop_last,
                 progress=progress,
                 resume=resume,
                 sample_weight=sample_weight,
@@ -174,12 +180,12 @@ class Trainer(Replicas):
             checkpoint.restore(self, call.resume)
             notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs)
         self.last_epoch = call.epochs if call.resume is not None else self.epoch + call.epochs
-        steps = loop.steps_of_epoch(sizes, call.batch_size, call.streams)
+        steps = loop.steps_of_epoch(sizes, call.batch_size, call.streams or call.drop_last)
         self.set_total(self.step + max(self.last_epoch - self.epoch, 0) * steps)
         self.describe()
         self.stop = False
         self.validating = call.validation is not None
-        self.core.begin(call.train_core, call.batch_size, call.shuffle, call.shard)
+        self.core.begin(call.train_core, call.batch_size, call.shuffle, call.shard, call.drop_last)
         measure = partial(self._measure, call.validation, call.batch_size)
         loop.Loop(
             self, call.callbacks, steps, call.batch_size, call.validation_core, call.validate_replicas, measure
@@ -499,6 +505,7 @@ _FIT_SETTINGS = (
     "epochs",
     "batch_size",
     "shuffle",
+    "drop_last",
     "validate_replicas",
     "shard",
     "weighted",

@@ -79,6 +79,53 @@ def test_a_part_is_trained_on_like_a_set_of_its_samples(p, strategy):
 # ---- what fit trains on
 
 
+@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.GossipGraD(shuffle_samples=True)], ids=str)
+@pytest.mark.parametrize(("count", "p", "steps"), [(17, 1, 4), (17, 2, 2), (19, 3, 1), (16, 2, 2)])
+def test_drop_last_leaves_out_what_fills_no_batch(strategy, count, p, steps):
+    """On every rank, whose batches are then all full: as many as the smallest shard has."""
+    x, y = arrays(count)
+    _, last = trained((x, y), p, strategy, drop_last=True)
+    assert (last["steps"], last["samples"]) == (steps, steps * 4 * p)
+
+
+def test_drop_last_is_the_same_as_to_give_fewer_samples():
+    x, y = arrays(19)
+    whole, fewer = (trained(data, 1, shuffle=False, drop_last=True) for data in ((x, y), (x[:16], y[:16])))
+    assert whole[0] == fewer[0] == trained((x[:16], y[:16]), 1, shuffle=False)[0]
+    assert whole[0] != trained((x, y), 1, shuffle=False)[0]
+
+
+def test_drop_last_of_parts_of_the_ranks_own():
+    x, y = arrays(30)
+    parts = [(x[:9], y[:9]), (x[9:], y[9:])]
+    _, last = trained(parts, 2, gg.AllReduce(), sharded=True, drop_last=True)
+    assert (last["steps"], last["samples"]) == (2, 16)
+    with pytest.raises(ValueError, match=r"batch_size=10: the smallest shard has 9 samples .*drop_last"):
+        trained(parts, 2, gg.AllReduce(), sharded=True, drop_last=True, batch_size=10)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_last_batch_of_one_sample_can_be_left_out(p, tmp_path):
+    """BatchNorm of one value a channel is an error in training, before the first step, that says what helps."""
+    made = gg.Sequential([gg.Linear(4), gg.BatchNorm1d(), gg.Linear(3)], input=(5,))
+    data = arrays(9 * p)
+    with (
+        gg.Trainer(made, comm=gg.VirtualCluster(p)) as trainer,
+        pytest.raises(ValueError, match=r"more than one value in a batch.*drop_last=True"),
+    ):
+        trainer.fit(data, batch_size=4, progress=False)
+    with gg.Trainer(made, comm=gg.VirtualCluster(p)) as trainer:
+        history = trainer.fit(data, batch_size=4, progress=False, drop_last=True)
+        assert history.last["steps"] == 2 and history.settings["drop_last"] is True
+    words = "train --dataset synthetic --model mlp --epochs 1 --batch-size 1999 --quiet --drop-last --report".split()
+    assert cli.main([*words, str(tmp_path / "r")]) == 0
+    report = json.loads((tmp_path / "r").read_text())
+    assert report["settings"]["drop_last"] is True and report["epochs"][0]["steps"] == 1
+
+
+# ---- what fit trains on without it
+
+
 def batches_of(counts, batch):
     """Where each rank's batches begin and end, from the definition: full batches, or as many even ones as steps."""
     steps = -(-max(counts) // batch)

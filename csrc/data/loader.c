@@ -33,6 +33,11 @@ static void find_extremes(const gg_sharding *sharding, int64_t *smallest, int64_
     }
 }
 
+/* Are all batches of all ranks full? */
+static bool is_full(const gg_dataset *set, const gg_loader_options *options) {
+    return set->streams || options->drop_last;
+}
+
 static gg_status check_own(const gg_dataset *set, const gg_loader_options *options) {
     gg_status status = GG_OK;
     const gg_sharding *sharding = &options->sharding;
@@ -68,7 +73,7 @@ static gg_status check_options(const gg_dataset *set, const gg_loader_options *o
                 sharding->size);
     }
     find_extremes(sharding, &smallest, &largest);
-    int64_t most = own && !set->streams ? largest : smallest;
+    int64_t most = own && !is_full(set, options) ? largest : smallest;
     if (batch < 1 || batch > most)
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)", batch,
@@ -92,7 +97,7 @@ int64_t gg_loader_steps(const gg_loader *loader) { return loader->steps; }
 /* Where step t starts in a shard of `count` samples, for 0 <= t <= steps. */
 static int64_t batch_begin(const gg_loader *loader, int64_t count, int64_t step) {
     int64_t begin = step * loader->options.batch;
-    if (loader->set.streams) return begin;
+    if (is_full(&loader->set, &loader->options)) return begin;
     if (count < (loader->steps - 1) * loader->options.batch) return step * count / loader->steps;
     if (step >= loader->steps) return count;
     /* A shard that the full batches use up leaves nothing for the last step: that one then starts a sample earlier. */
@@ -102,7 +107,7 @@ static int64_t batch_begin(const gg_loader *loader, int64_t count, int64_t step)
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
     const gg_sharding *sharding = &loader->options.sharding;
     if (rank < 0 || rank >= sharding->size || step < 0 || step >= loader->steps) return 0;
-    if (loader->set.streams) return loader->options.batch;
+    if (is_full(&loader->set, &loader->options)) return loader->options.batch;
     int64_t count = gg_sharding_slots(sharding, rank);
     int64_t n = batch_begin(loader, count, step + 1) - batch_begin(loader, count, step);
     /* Batches of one have no sample to move: the smaller shards then see a sample more than once. */
@@ -234,7 +239,7 @@ gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *optio
     }
     find_extremes(sharding, &smallest, &largest);
     loader->count = gg_sharding_slots(sharding, options->rank);
-    loader->steps = set->streams ? smallest / options->batch : (largest + options->batch - 1) / options->batch;
+    loader->steps = is_full(set, options) ? smallest / options->batch : (largest + options->batch - 1) / options->batch;
     GG_TRY(make_order(loader));
     *out = loader;
     loader = NULL;

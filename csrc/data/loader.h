@@ -10,6 +10,7 @@ typedef struct gg_data_options {
     gg_shard_kind shard; /* OWN: the set is this rank's own part; else all ranks have the same one */
     int64_t batch;       /* samples a rank and step */
     bool shuffle;
+    bool drop_last; /* full batches alone */
 } gg_data_options;
 
 /* The batches of one rank. In epoch e the rank's samples are visited in an order that depends on (seed, rank, e) alone.
@@ -18,6 +19,9 @@ typedef struct gg_data_options {
  * one sample from its last full batch to it (with batches of one it has none to move and sees its last sample a second
  * time). A rank that has too few samples for that, which happens with OWN alone, divides them evenly among the steps;
  * with fewer samples than steps it repeats each as evenly as can be, in batches of one.
+ *
+ * With `drop_last` all batches are full, and every rank makes as many steps as the smallest shard has full batches.
+ * What is left over in an epoch's order is not read; with `shuffle` these are other samples in each epoch.
  *
  * From a shard copy, all ranks visit their slots in one common order, which does not depend on the rank: slot i, for
  * every i that all ranks have, is read by all of them in the same step. Samples may then move between slots of the same
@@ -36,8 +40,9 @@ typedef struct gg_loader gg_loader;
 typedef struct gg_loader_options {
     gg_sharding sharding; /* its counts are copied */
     int rank;
-    int64_t batch; /* samples a rank and step; at most the smallest shard; with OWN the largest */
+    int64_t batch; /* samples a rank and step; at most the smallest shard; with OWN, unless drop_last, the largest */
     bool shuffle;  /* false: in the set's order */
+    bool drop_last;
     uint64_t seed;
     const gg_shard_copy *copy; /* of this rank; outlives the loader. NULL: the rows are read from the set */
     bool moving;               /* without a copy, and not with OWN */

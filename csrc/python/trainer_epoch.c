@@ -25,21 +25,23 @@ int gg_py_trainer_sets(const gg_py_trainer *t, PyObject *object, const gg_datase
 }
 
 static PyObject *py_trainer_begin(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"dataset", "batch", "shuffle", "shard", NULL};
+    static char *names[] = {"dataset", "batch", "shuffle", "shard", "drop_last", NULL};
     static const char *const shards[] = {"interleaved", "contiguous"};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *object;
     const char *shard = shards[0];
     const gg_dataset **sets = NULL;
     long long batch;
-    int shuffle = 1;
+    int shuffle = 1, drop_last = 0;
     bool own;
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL|ps:begin", names, &object, &batch, &shuffle, &shard))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL|psp:begin", names, &object, &batch, &shuffle, &shard,
+                                     &drop_last))
         return NULL;
     int kind = gg_py_choice("shard", shard, shards, 2);
     if (kind < 0 || gg_py_trainer_sets(t, object, &sets, &own) < 0) return NULL;
-    gg_data_options data = {.shard = own ? GG_SHARD_OWN : (gg_shard_kind)kind, .batch = batch, .shuffle = shuffle};
+    gg_data_options data = {
+        .shard = own ? GG_SHARD_OWN : (gg_shard_kind)kind, .batch = batch, .shuffle = shuffle, .drop_last = drop_last};
     if (!gg_py_trainer_enter(t)) {
         PyMem_Free(sets);
         return NULL;

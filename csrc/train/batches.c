@@ -79,6 +79,7 @@ gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_o
     gg_loader_options options = {.rank = batches_trains(b) ? transport->rank : 0,
                                  .batch = data->batch,
                                  .shuffle = data->shuffle,
+                                 .drop_last = data->drop_last,
                                  .seed = b->seed};
     /* Where the samples are not in memory they are read where the exchange would have brought them. */
     bool moving = b->shuffle_samples && transport->size > 1, ring = moving && set->source == NULL;

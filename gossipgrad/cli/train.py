@@ -57,6 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_optimizer(parser)
     parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, help="another order in each epoch")
     parser.set_defaults(shuffle=True)  # later, because Python 3.10 would add it to the help in words of its own
+    help_ = "leave a last batch out that is not full, on all ranks"
+    parser.add_argument("--drop-last", action="store_true", help=help_)
     parser.add_argument(
         "--shard",
         default="interleaved",
@@ -188,6 +190,7 @@ def train(arguments: argparse.Namespace) -> int:
         callbacks=callbacks,
         validate_replicas=arguments.validate_replicas,
         shuffle=arguments.shuffle,
+        drop_last=arguments.drop_last,
         shard=arguments.shard,
         progress=not arguments.quiet,
         resume=arguments.resume,

@@ -295,6 +295,42 @@ static void test_loader(void) {
     }
 }
 
+/* With drop_last every batch of every rank is full, and what is left over is read once at most. */
+static void test_full_batches(void) {
+    gg_dataset set = {0};
+    if (!CHECK_OK(make_set(23, GG_FLOAT32, GG_INT32, &set))) return;
+    for (int size = 1; size <= 4; ++size)
+        for (int64_t batch = 1; batch <= 23 / size; ++batch) {
+            int seen[23] = {0};
+            bool full = true, once = true;
+            for (int rank = 0; rank < size; ++rank) {
+                gg_loader *loader = NULL;
+                const gg_loader_options options = {
+                    .batch = batch,
+                    .seed = 3,
+                    .rank = rank,
+                    .shuffle = true,
+                    .drop_last = true,
+                    .moving = size == 3,
+                    .sharding = {.kind = GG_SHARD_INTERLEAVED, .size = size, .seed = 8, .count = 23}};
+                if (!CHECK_OK(gg_loader_create(&set, &options, &loader))) continue;
+                CHECK_INT(gg_loader_steps(loader), 23 / size / batch);
+                gg_loader_epoch(loader, 2);
+                for (int64_t step = 0; step < gg_loader_steps(loader); ++step) {
+                    float samples[2 * 23];
+                    int32_t targets[23];
+                    full = full && gg_loader_batch(loader, rank, step) == batch;
+                    CHECK_OK(read_into(loader, step, GG_LAYOUT_PLAIN, samples, targets, NULL));
+                    for (int64_t i = 0; i < batch; ++i) once = once && ++seen[targets[i]] == 1;
+                }
+                gg_loader_destroy(loader);
+            }
+            CHECK(full);
+            CHECK(once);
+        }
+    gg_dataset_release(&set);
+}
+
 static void read_order(gg_loader *loader, int64_t epoch, int32_t *order) {
     float samples[2 * 8];
     gg_loader_epoch(loader, epoch);
@@ -454,6 +490,9 @@ static void test_own(void) {
     options.sharding.count = 10;
     options.batch = 7;
     CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "allow 1 to 6 (the largest shard)");
+    options.batch = 5;
+    options.drop_last = true;
+    CHECK_FAILS(gg_loader_create(&set, &options, &loader), GG_ERROR_ARGUMENT, "(the smallest shard)");
     gg_dataset_release(&set);
 }
 
@@ -856,6 +895,7 @@ int main(void) {
     test_sharding();
     test_rotations();
     test_loader();
+    test_full_batches();
     test_own();
     test_source_is_memory();
     test_source_fails();

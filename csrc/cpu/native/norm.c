@@ -250,7 +250,8 @@ gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc,
     if (values < 2 && (desc->training || !desc->track_statistics))
         GG_FAIL(GG_ERROR_SHAPE,
                 "in training a channel must have more than one value in a batch, but a batch of %lld sample of shape "
-                "%s has %lld; choose another batch size, or leave out the rest of the data",
+                "%s has %lld; choose another batch_size, or drop_last=True of fit, which leaves a last batch out that "
+                "is not full",
                 (long long)desc->batch, gg_shape_text(&desc->input[0], in), (long long)values);
     GG_TRY(gg_native_op_create(desc, &norm_class, sizeof(norm_op), &head));
     norm_op *op = (norm_op *)head;
