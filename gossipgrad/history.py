@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gossipgrad import show
@@ -39,6 +39,7 @@ _ORDER = (
     "exchanges_skipped",
     "bytes_per_rank_step",
     "messages_per_rank_step",
+    "compression",
     "sample_bytes_sent",
     "sample_messages_sent",
     "optimizer_state_bytes",
@@ -48,20 +49,33 @@ _ORDER = (
 
 
 # Those that not every record has.
-_SOMETIMES = {"virtual_seconds", "train_accuracy", "validation", "validation_replicas"}
+_SOMETIMES = {"virtual_seconds", "train_accuracy", "validation", "validation_replicas", "compression"}
+_BINS = 17  # bins are counted by how many of their elements were sent: 0, 1, ..., 15, 16 or more
+# What the report calls the families of layers.
+_KINDS = {"conv": "conv2d", "linear": "linear", "recurrent": "recurrent", "other": "other"}
 
 
 def number_names(
-    virtual: bool, classes: bool, validation: Iterable[str], replica: Iterable[str], replicas: int = 0
+    virtual: bool,
+    classes: bool,
+    families: Sequence[str],
+    validation: Iterable[str],
+    replica: Iterable[str],
+    replicas: int = 0,
 ) -> list[str]:
     """The numbers of an epoch's record, by dotted names, before there is one.
 
-    virtual: of a virtual cluster; classes: has the loss classes; validation: what the validation says, empty without;
-    replica: what that of each of `replicas` ranks says.
+    virtual: of a virtual cluster; classes: has the loss classes; families: of layers, empty where nothing is
+    compressed; validation: what the validation says, empty without; replica: what that of each of `replicas` ranks
+    says.
     """
     names = [name for name in _ORDER if name not in _SOMETIMES]
     names += ["virtual_seconds"] if virtual else []
     names += ["train_accuracy"] if classes else []
+    nothing = {family: 0 for family in families}
+    counts = {"dense_bytes": nothing, "sent_bytes": nothing, "bins_with": [0] * _BINS}
+    if families:
+        names += flat({"compression": compressed({**counts, "elements": 0, "elements_sent": 0, "residue": 0.0})})
     names += [f"validation.{one}" for one in validation]
     return names + [f"validation_replicas.{rank}.{one}" for one in replica for rank in range(replicas)]
 
@@ -78,8 +92,30 @@ _SHOWN = (
     "virtual_seconds",
     "samples_per_second",
     "bytes_sent",
+    "compression.ratio",
     "consensus_distance",
 )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def compressed(counts: Mapping[str, Any]) -> Record:
+    """The record's "compression", of what the core counts; None: of nothing that was sent."""
+    dense, sent = (
+        {_KINDS[family]: counts[what][family] for family in _KINDS if family in counts[what]}
+        for what in ("dense_bytes", "sent_bytes")
+    )
+    return {
+        "ratio": _ratio(sum(dense.values()), sum(sent.values())),
+        "by_kind": {kind: _ratio(dense[kind], sent[kind]) for kind in dense},
+        "dense_bytes": sum(dense.values()),
+        "packed_bytes": sum(sent.values()),
+        "elements_sent": _ratio(counts["elements_sent"], counts["elements"]),
+        "bins": list(counts["bins_with"]),
+        "residue": counts["residue"],
+    }
 
 
 def ordered(record: Mapping[str, Any]) -> Record:

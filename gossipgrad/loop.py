@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from gossipgrad import _core, agreement
 from gossipgrad.callbacks import Callback, Progress, ReduceOnPlateau, StopOnNaN, call, check
-from gossipgrad.history import Record, number_names, ordered
+from gossipgrad.history import Record, compressed, number_names, ordered
 from gossipgrad.progress import ProgressBar
 from gossipgrad.replicas import Replicas
 from gossipgrad.schedules import Plateau, Schedule
@@ -119,11 +119,13 @@ class Loop:
         trainer = self.trainer
         classes = trainer.loss != "mean_squared_error"
         measured = trainer.measured_names()
+        families = trainer.core.compressed_families()
         replicas = trainer.size if self.validate_replicas else 0
         if self.validation is None:
-            return number_names(trainer.virtual, classes, [], [])
+            return number_names(trainer.virtual, classes, families, [], [])
         metrics = [one.name for one in trainer.metrics]
-        return number_names(trainer.virtual, classes, measured + metrics, measured * (replicas > 0), replicas)
+        of_replica = measured * (replicas > 0)
+        return number_names(trainer.virtual, classes, families, measured + metrics, of_replica, replicas)
 
     def _epoch(self) -> None:
         trainer, number = self.trainer, self.trainer.epoch + 1
@@ -137,6 +139,8 @@ class Loop:
         trainer.history.partitioned_fc = trainer.core.partitioned_fc()
         for key in ("bytes", "messages"):
             record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (trainer.size * record["steps"])
+        if "compression" in record:
+            record["compression"] = compressed(record["compression"])
         record = ordered(record | self._validate())
         trainer.epoch += 1
         trainer.history.epochs.append(record)

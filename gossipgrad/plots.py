@@ -143,6 +143,55 @@ def training(histories: History | dict[str, History], path: Path | None = None) 
     return _finish(figure, path)
 
 
+def compression(histories: History | dict[str, History], path: Path | None = None) -> Any:
+    """What compression=gg.AdaComp(...) sent, of one history or of several by name.
+
+    Over the epochs the ratio, as a whole and by kind of layer, and what is left in the residue; and of the last epoch
+    how many elements of a bin were sent.
+
+    ValueError if nothing was compressed in any of them.
+    """
+    named = {name: one for name, one in _named(histories).items() if any("compression" in r for r in one.epochs)}
+    if not named:
+        raise ValueError("histories: nothing was compressed; allowed: of a trainer with compression=")
+    figure, axes = _figure(12, 3.4, 3)
+    kinds = dict.fromkeys(k for one in named.values() for r in one.epochs for k in flat(r) if _BY_KIND in k)
+    styles = dict(zip(("compression.ratio", *kinds), ("-", "--", ":", "-.", (0, (1, 4))), strict=False))
+    for i, (name, history) in enumerate(named.items()):
+        for key, style in styles.items():
+            values = [(record["epoch"], flat(record).get(key)) for record in history.epochs]
+            points = [(x, y) for x, y in values if y is not None]
+            if points:
+                label = f"{name} {key.rpartition('.')[2]}".strip()
+                look = {"color": f"C{i}", "ls": style, "marker": "o", "ms": 3, "label": label}
+                axes[0].plot(*zip(*points, strict=True), **look)
+    axes[0].set_yscale("log")
+    _log(axes[0].yaxis)
+    axes[0].set_xlabel("epoch")
+    axes[0].set_ylabel("dense bytes / packed bytes")
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
+    axes[0].grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    _lines(axes[1], named, ("compression.residue",), "|residue| / |weights|")
+    axes[1].set_ylim(bottom=0)
+    width = 0.8 / len(named)
+    for i, (name, history) in enumerate(named.items()):
+        bins = next(r["compression"]["bins"] for r in reversed(history.epochs) if "compression" in r)
+        places = [k + (i - (len(named) - 1) / 2) * width for k in range(len(bins))]
+        shares = [count / max(sum(bins), 1) for count in bins]
+        axes[2].bar(places, shares, width, color=f"C{i}", label=name or None)
+    axes[2].set_xticks(range(0, len(bins), 2), [*map(str, range(0, len(bins) - 1, 2)), f"{len(bins) - 1}+"])
+    axes[2].set_xlabel("elements of a bin that were sent")
+    axes[2].set_ylabel("share of the bins")
+    axes[2].grid(alpha=0.3, axis="y")
+    if any(named):
+        axes[2].legend(fontsize=8)
+    return _finish(figure, path)
+
+
+_BY_KIND = "compression.by_kind."
+
+
 # ---- strategies side by side
 
 # A colour and a marker for each strategy, whatever else is in the picture. The colours are those of Okabe and Ito

@@ -64,6 +64,9 @@ def epoch_line(record: Record, epochs: int, circumstances: bool = False) -> str:
     parts.append(f"lr {record['learning_rate']:.3g}")
     parts.append(f"{record['samples_per_second']:,.0f} samples/s")
     parts.append(f"{record['seconds']:.2f} s{simulated([record], circumstances)}")
+    ratio = record.get("compression", {}).get("ratio")
+    if ratio is not None:
+        parts.append(f"ratio {ratio:.{1 if ratio < 10 else 0}f}x")
     parts.append(f"consensus distance {record['consensus_distance']:.2g}")
     return f"epoch {record['epoch']}/{epochs}: {', '.join(parts)}"
 

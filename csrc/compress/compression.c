@@ -75,3 +75,21 @@ void gg_segments_destroy(gg_segments *segments) {
     gg_free(segments->segment);
     *segments = (gg_segments){0};
 }
+
+static void add_times(gg_compression_counts *counts, const gg_compression_counts *other, int64_t times) {
+    for (int i = 0; i < GG_FAMILY_COUNT; ++i) {
+        counts->dense_bytes[i] += times * other->dense_bytes[i];
+        counts->sent_bytes[i] += times * other->sent_bytes[i];
+    }
+    for (int i = 0; i < GG_COUNTS_HISTOGRAM; ++i) counts->bins_with[i] += times * other->bins_with[i];
+    counts->elements_sent += times * other->elements_sent;
+    counts->elements += times * other->elements;
+}
+
+void gg_compression_counts_add(gg_compression_counts *counts, const gg_compression_counts *more) {
+    add_times(counts, more, 1);
+}
+
+void gg_compression_counts_subtract(gg_compression_counts *counts, const gg_compression_counts *before) {
+    add_times(counts, before, -1);
+}

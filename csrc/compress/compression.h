@@ -69,6 +69,10 @@ typedef struct gg_compression_counts {
     int64_t elements_sent, elements; /* of compressed parameters */
 } gg_compression_counts;
 
+/* Entry by entry: what was counted from one time to another, and by several ranks. */
+void gg_compression_counts_add(gg_compression_counts *counts, const gg_compression_counts *more);
+void gg_compression_counts_subtract(gg_compression_counts *counts, const gg_compression_counts *before);
+
 /* Errors name the keyword, the value and what is allowed. Options that are not active are not looked at. */
 gg_status gg_compression_check(const gg_compression *compression);
 

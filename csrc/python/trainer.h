@@ -38,6 +38,9 @@ bool gg_py_trainer_enter(gg_py_trainer *t);
  * `object`. */
 int gg_py_trainer_sets(const gg_py_trainer *t, PyObject *object, const gg_dataset ***sets, bool *own);
 
+/* Whether the network has parameters of this family. */
+bool gg_py_trainer_has_family(const gg_py_trainer *t, gg_family family);
+
 /* A local rank's; NULL with an exception. */
 gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank);
 

@@ -133,6 +133,30 @@ static PyObject *py_trainer_with(PyObject *dict, const char *key, PyObject *valu
     return dict;
 }
 
+/* Bytes of each family of the network: {"conv": ..., ...}. */
+static PyObject *py_trainer_by_family(const gg_py_trainer *t, const int64_t *bytes) {
+    PyObject *dict = PyDict_New();
+    for (int i = 0; dict != NULL && i < GG_FAMILY_COUNT; ++i)
+        if (gg_py_trainer_has_family(t, i))
+            dict = py_trainer_with(dict, gg_family_name(i), PyLong_FromLongLong(bytes[i]));
+    return dict;
+}
+
+static PyObject *py_trainer_compression(const gg_py_trainer *t, const gg_progress_counts *sum) {
+    const gg_compression_counts *c = &sum->compression;
+    PyObject *bins = PyList_New(GG_COUNTS_HISTOGRAM);
+    for (int i = 0; bins != NULL && i < GG_COUNTS_HISTOGRAM; ++i) {
+        PyObject *count = PyLong_FromLongLong(c->bins_with[i]);
+        if (count == NULL) Py_CLEAR(bins);
+        if (bins != NULL) PyList_SET_ITEM(bins, i, count);
+    }
+    PyObject *dict = Py_BuildValue("{sLsLsd}", "elements_sent", (long long)c->elements_sent, "elements",
+                                   (long long)c->elements, "residue", sum->residue / (double)sum->compresses);
+    dict = py_trainer_with(dict, "bins_with", bins);
+    dict = py_trainer_with(dict, "dense_bytes", py_trainer_by_family(t, c->dense_bytes));
+    return py_trainer_with(dict, "sent_bytes", py_trainer_by_family(t, c->sent_bytes));
+}
+
 static PyObject *py_trainer_end_epoch(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_epoch_summary s = {0};
@@ -152,6 +176,7 @@ static PyObject *py_trainer_end_epoch(PyObject *self, PyObject *unused) {
         "consensus_distance", s.consensus_distance);
     dict = py_trainer_with(dict, "optimizer_state_bytes", PyLong_FromLongLong(s.sum.optimizer_bytes));
     dict = py_trainer_with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
+    if (s.sum.compresses > 0) dict = py_trainer_with(dict, "compression", py_trainer_compression(t, &s.sum));
     if (strcmp(gg_team_kind(t->team->team), "virtual") == 0)
         dict = py_trainer_with(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
     if (t->head[0].loss.kind != GG_LOSS_MEAN_SQUARED_ERROR && s.sum.counted > 0)

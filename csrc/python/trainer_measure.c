@@ -28,6 +28,26 @@ static PyObject *partitioned_fc(PyObject *self, PyObject *unused) {
     return list;
 }
 
+bool gg_py_trainer_has_family(const gg_py_trainer *t, gg_family family) {
+    int layers = gg_graph_layers(t->graph->graph), layer = 0;
+    while (layer < layers && gg_graph_family(t->graph->graph, layer) != family) ++layer;
+    return layer < layers;
+}
+
+static PyObject *compressed_families(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    bool compresses = gg_replica_compresses(gg_trainer_replica(t->trainer, 0));
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && compresses && i < GG_FAMILY_COUNT; ++i) {
+        if (!gg_py_trainer_has_family(t, i)) continue;
+        PyObject *name = PyUnicode_FromString(gg_family_name(i));
+        if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
 static PyObject *set_timing(PyObject *self, PyObject *argument) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
@@ -111,6 +131,8 @@ PyMethodDef gg_py_trainer_measures[] = {
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"partitioned_fc", partitioned_fc, METH_NOARGS,
      "Names of the layers whose inputs and errors were exchanged in some step so far."},
+    {"compressed_families", compressed_families, METH_NOARGS,
+     "Families of the network's layers, if the strategy compresses; else none."},
     {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},
     {"set_timing", set_timing, METH_O, "set_timing($self, on, /)\n--\n\nTimes each node from now on, or stops."},
     {"spans", GG_PY_KEYWORDS(py_trainer_spans), "The trace of a local rank, on rank 0's clock."},

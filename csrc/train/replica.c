@@ -109,6 +109,7 @@ const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
 double gg_replica_clock_offset(const gg_replica *r) { return r->clock_offset; }
 gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
 const bool *gg_replica_fc_partitioned(const gg_replica *r) { return r->strategy->fc_partitioned; }
+bool gg_replica_compresses(const gg_replica *r) { return r->strategy->compression_counts != NULL; }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->plans.pinned; }
 
 const char *gg_replica_backend_name(const gg_replica *r) {

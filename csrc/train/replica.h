@@ -56,7 +56,10 @@ typedef struct gg_progress_counts {
     int64_t sample_bytes_sent, sample_messages_sent; /* by the shuffle of samples */
     int64_t skipped;                                 /* exchanges skipped, so as not to wait */
     int64_t optimizer_bytes,
-        optimizer_bytes_saved; /* of the moments that this rank owns, and of those that it leaves to others */
+        optimizer_bytes_saved;         /* of the moments that this rank owns, and of those that it leaves to others */
+    gg_compression_counts compression; /* what the strategy has compressed */
+    int64_t compresses;                /* 1 if it compresses; over several ranks, how many do */
+    double residue; /* of an epoch that has ended: |residue| / |weights|; over several ranks, the sum */
 } gg_progress_counts;
 
 typedef struct gg_evaluation {
@@ -123,6 +126,10 @@ void gg_replica_set_consensus(gg_replica *replica, const float *weights);
 /* Mean over the ranks that train of |w_r - w_mean| / |w_mean|, statistics left out; NaN if any weight is NaN or
  * infinite. Settles. Collective. */
 gg_status gg_replica_distance(gg_replica *replica, double *distance);
+/* |residue| / |weights| of this rank, statistics left out: how much compression has not sent yet. 0 without a residue,
+ * NaN if a weight is NaN or infinite. At rest. */
+double gg_replica_residue(gg_replica *replica);
+bool gg_replica_compresses(const gg_replica *replica); /* whether its strategy does */
 
 /* Loss and hits of `weights` on samples [begin, end) of a set, in batches of at most `batch`, at least 1. Not
  * collective. */

@@ -32,6 +32,7 @@ struct gg_replica {
     gg_progress_counts counts; /* since the epoch began */
     double exposed_before;
     int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
+    gg_compression_counts compression_before;
 
     int64_t carried_numbers; /* of state that a sample carries, in all layers */
     float *carried;          /* as in gg_plan_batch; NULL: none */

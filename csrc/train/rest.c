@@ -116,6 +116,13 @@ static double trained_squares(gg_replica *r, const float *a, const float *b) {
     return sum;
 }
 
+double gg_replica_residue(gg_replica *r) {
+    const float *residue = gg_state_residue(&r->state);
+    if (residue == NULL) return 0;
+    double whole = trained_squares(r, gg_state_weights(&r->state), NULL);
+    return whole != 0 ? sqrt(trained_squares(r, residue, NULL) / whole) : 0; /* NaN stays NaN */
+}
+
 gg_status gg_replica_distance(gg_replica *r, double *distance) {
     gg_status status = GG_OK;
     const float *mean = NULL;

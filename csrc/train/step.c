@@ -322,6 +322,7 @@ gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
     r->bytes_before = r->options.transport->bytes_sent;
     r->messages_before = r->options.transport->messages_sent;
     r->skipped_before = r->strategy->skipped;
+    if (r->strategy->compression_counts != NULL) r->compression_before = *r->strategy->compression_counts;
 cleanup:
     /* An epoch that is refused for lack of data has changed nothing. */
     if (status != GG_OK && r->data.loader != NULL) r->failed = true;
@@ -337,6 +338,11 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->skipped = r->strategy->skipped - r->skipped_before;
     out->optimizer_bytes = gg_state_moment_bytes(&r->state, false);
     out->optimizer_bytes_saved = gg_state_moment_bytes(&r->state, true) - out->optimizer_bytes;
+    if (r->strategy->compression_counts != NULL) {
+        out->compresses = 1;
+        out->compression = *r->strategy->compression_counts;
+        gg_compression_counts_subtract(&out->compression, &r->compression_before);
+    }
     if (r->data.ring == NULL) return;
     gg_sample_ring_sent(r->data.ring, &out->sample_bytes_sent, &out->sample_messages_sent);
     out->sample_bytes_sent -= r->sample_bytes_before;

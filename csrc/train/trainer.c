@@ -174,6 +174,9 @@ static gg_status gather_counts(gg_transport *transport, const gg_progress_counts
         out->sum.optimizer_bytes_saved += c->optimizer_bytes_saved;
         out->sum.sample_bytes_sent += c->sample_bytes_sent;
         out->sum.sample_messages_sent += c->sample_messages_sent;
+        out->sum.compresses += c->compresses;
+        out->sum.residue += c->residue;
+        gg_compression_counts_add(&out->sum.compression, &c->compression);
 #define SECONDS(field)                                                                                                 \
     out->sum.field += c->field;                                                                                        \
     if (r == 0 || c->field > out->most.field) out->most.field = c->field
@@ -202,6 +205,7 @@ static gg_status trainer_end_epoch(void *context, int local) {
     gg_epoch_summary summary = {0};
     GG_TRY(gg_replica_end_epoch(replica));
     gg_replica_counts(replica, &own);
+    own.residue = gg_replica_residue(replica);
     GG_TRY(gg_replica_at(replica, "counts of the epoch", gather_counts(gg_replica_transport(replica), &own, &summary)));
     GG_TRY(gg_replica_distance(replica, &summary.consensus_distance));
     if (local == 0) *c->summary = summary;

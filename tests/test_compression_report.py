@@ -1,0 +1,85 @@
+"""What compression sent, in the record of an epoch: the sums are those of what was counted, and the plot shows them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+import gossipgrad as gg
+from gossipgrad.history import History, compressed, flat, number_names
+from gossipgrad.progress import epoch_line
+
+BINS = [4, 6, *[0] * 14, 2]
+COUNTS = {
+    "dense_bytes": {"other": 0, "conv": 8000, "linear": 40000},
+    "sent_bytes": {"other": 0, "conv": 200, "linear": 100},
+    "bins_with": BINS,
+    "elements": 12000,
+    "elements_sent": 60,
+    "residue": 0.25,
+}
+
+
+def sent(**families):
+    return {**dict.fromkeys(COUNTS["sent_bytes"], 0), **families}
+
+
+def record(epoch=1, **changes):
+    ones = "train_loss learning_rate samples_per_second seconds exposed_communication_seconds consensus_distance"
+    return {"epoch": epoch, **dict.fromkeys(ones.split(), 1.0), "compression": compressed({**COUNTS, **changes})}
+
+
+def test_ratios_are_of_the_sums():
+    found = compressed(COUNTS)
+    assert found["ratio"] == 48000 / 300
+    assert found["by_kind"] == {"conv2d": 40.0, "linear": 400.0, "other": None}
+    assert (found["dense_bytes"], found["packed_bytes"]) == (48000, 300)
+    assert found["elements_sent"] == 60 / 12000
+    assert found["bins"] == BINS and found["residue"] == 0.25
+
+
+def test_what_was_not_sent_has_no_ratio():
+    nothing = sent()
+    found = compressed({**COUNTS, "dense_bytes": nothing, "sent_bytes": nothing, "elements": 0, "elements_sent": 0})
+    assert found["ratio"] is None and found["elements_sent"] is None
+    assert found["by_kind"] == {"conv2d": None, "linear": None, "other": None}
+    one = record(dense_bytes=nothing, sent_bytes=nothing)
+    assert "ratio" not in epoch_line(one, 1)
+
+
+def test_the_numbers_are_known_before():
+    families = list(COUNTS["sent_bytes"])
+    names = [name for name in number_names(False, True, families, [], []) if name.startswith("compression")]
+    assert sorted(names) == sorted(flat({"compression": compressed(COUNTS)}))
+    assert not [name for name in number_names(False, True, [], [], []) if name.startswith("compression")]
+
+
+def test_the_line_of_an_epoch_says_the_ratio():
+    assert ", ratio 160x, " in epoch_line(record(), 1)
+    assert ", ratio 2.5x, " in epoch_line(record(sent_bytes=sent(linear=19200)), 1)
+
+
+def test_the_plot_shows_ratios_residue_and_bins(tmp_path):
+    pytest.importorskip("matplotlib")
+    last = [1, 0, 3, *[0] * 14]
+    one = History(epochs=[record(1), record(2, sent_bytes=sent(conv=100, linear=500), bins_with=last, residue=0.5)])
+    figure = gg.plots.compression(one, tmp_path / "c.png")
+    assert (tmp_path / "c.png").stat().st_size > 5000
+    ratios, residue, bins = figure.axes
+    drawn = {line.get_label(): list(line.get_ydata()) for line in ratios.get_lines()}
+    assert drawn == {"ratio": [160.0, 80.0], "conv2d": [40.0, 80.0], "linear": [400.0, 80.0]}
+    assert [list(line.get_ydata()) for line in residue.get_lines()] == [[0.25, 0.5]]
+    assert [bar.get_height() for bar in bins.patches] == [count / 4 for count in last]
+
+    other = copy.deepcopy(one)
+    figure = gg.plots.compression({"strict": one, "safe": other, "dense": History(epochs=[{"epoch": 1}])})
+    assert len(figure.axes[2].patches) == 2 * len(BINS)
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels == [f"{name} {what}" for name in ("strict", "safe") for what in ("ratio", "conv2d", "linear")]
+
+
+def test_the_plot_of_a_run_that_did_not_compress():
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="nothing was compressed"):
+        gg.plots.compression(History(epochs=[{"epoch": 1}]))
