@@ -33,7 +33,7 @@ gg_status gg_barrier(gg_transport *transport) {
     char token = 1, landing = 0;
     for (int64_t hop = 1; hop < p; hop *= 2) {
         int to = (int)((rank + hop) % p), from = (int)((rank - hop + p) % p);
-        GG_TRY(gg_receive(transport, &landing, 1, from, TAG_BARRIER, &request[0]));
+        GG_TRY(gg_receive_exact(transport, &landing, 1, from, TAG_BARRIER, &request[0]));
         GG_TRY(gg_send(transport, &token, 1, to, TAG_BARRIER, &request[1]));
         GG_TRY(wait_and_copy(transport, &request[0], &landing));
         GG_TRY(gg_wait(transport, &request[1]));
@@ -56,7 +56,7 @@ static gg_status broadcast_piece(gg_transport *transport, char *data, size_t byt
     while (bit < p && !(place & bit)) bit *= 2;
     if (place) {
         int parent = (int)((place - bit + root) % p);
-        GG_TRY(gg_receive(transport, data, bytes, parent, TAG_BROADCAST, &up));
+        GG_TRY(gg_receive_exact(transport, data, bytes, parent, TAG_BROADCAST, &up));
         GG_TRY(wait_and_copy(transport, &up, data));
     }
     for (bit /= 2; bit >= 1; bit /= 2) {
@@ -108,8 +108,8 @@ static gg_status collective_gather_all(gg_transport *transport, const void *data
         int parts = split_run(from, n, p, begin, length);
         int received[2] = {begin[0], begin[1]};
         for (int i = 0; i < parts; ++i)
-            GG_TRY(gg_receive(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, from, tag,
-                              &receives[i]));
+            GG_TRY(gg_receive_exact(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, from, tag,
+                                    &receives[i]));
         parts = split_run(rank, n, p, begin, length);
         for (int i = 0; i < parts; ++i)
             GG_TRY(
@@ -151,8 +151,8 @@ static gg_status sum_doubles(gg_transport *transport, double *values, int n) {
         int posted = 1;
         for (int r = 1; r < p; ++r) {
             for (; posted < p && posted < r + WINDOW; ++posted)
-                GG_TRY(
-                    gg_receive(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM, &request[posted % WINDOW]));
+                GG_TRY(gg_receive_exact(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM,
+                                        &request[posted % WINDOW]));
             double *own = landing[r % WINDOW];
             GG_TRY(wait_and_copy(transport, &request[r % WINDOW], own));
             for (int i = 0; i < n; ++i) values[i] += own[i];
@@ -189,7 +189,7 @@ gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int fro
             GG_TRY(gg_send(transport, at, n, to, TAG_TRANSFER, &request));
             GG_TRY(gg_wait(transport, &request));
         } else if (transport->rank == to) {
-            GG_TRY(gg_receive(transport, at, n, from, TAG_TRANSFER, &request));
+            GG_TRY(gg_receive_exact(transport, at, n, from, TAG_TRANSFER, &request));
             GG_TRY(wait_and_copy(transport, &request, at));
         }
     }
@@ -422,8 +422,8 @@ static gg_status start_idle(gg_allreduce *allreduce, float *data, const float *s
     }
     for (int i = 1; i < p && own > 0; ++i) {
         int from = (rank - i + p) % p;
-        GG_TRY(gg_receive(transport, allreduce->landing + (size_t)from * own * size, own * size, from, allreduce->tag,
-                          &allreduce->receives[from]));
+        GG_TRY(gg_receive_exact(transport, allreduce->landing + (size_t)from * own * size, own * size, from,
+                                allreduce->tag, &allreduce->receives[from]));
     }
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
@@ -511,8 +511,8 @@ static gg_status collective_advance(gg_allreduce *allreduce, bool wait) {
             /* The slice may be written only after `from` has read it. */
             GG_TRY(collective_reach(allreduce, &allreduce->scattered[from], wait, &done));
             if (done && n > 0)
-                GG_TRY(gg_receive(transport, sent_at(allreduce, at), n * allreduce->form.codec->size, from,
-                                  allreduce->tag, &allreduce->receives[from]));
+                GG_TRY(gg_receive_exact(transport, sent_at(allreduce, at), n * allreduce->form.codec->size, from,
+                                        allreduce->tag, &allreduce->receives[from]));
             break;
         default:
             GG_TRY(collective_reach(allreduce, &allreduce->receives[from], wait, &done));

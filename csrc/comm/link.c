@@ -40,7 +40,8 @@ static gg_status link_agree(gg_transport *transport, double values[VALUES]) {
     const int p = transport->size, rank = transport->rank;
     for (int64_t hop = 1; hop < p; hop *= 2) {
         memcpy(out, values, sizeof out);
-        GG_TRY(gg_receive(transport, landing, sizeof landing, (int)((rank - hop + p) % p), TAG_AGREE, &request[0]));
+        GG_TRY(
+            gg_receive_exact(transport, landing, sizeof landing, (int)((rank - hop + p) % p), TAG_AGREE, &request[0]));
         GG_TRY(gg_send(transport, out, sizeof out, (int)((rank + hop) % p), TAG_AGREE, &request[1]));
         GG_TRY(gg_wait(transport, &request[0]));
         memcpy(in, request[0].data, sizeof in);
@@ -84,7 +85,7 @@ static gg_status go_around(ring *r, size_t bytes, int n, double *arrived, double
     gg_transport *t = r->transport;
     double begin = gg_transport_now(t), then = 0;
     for (int i = 0; i < n; ++i)
-        GG_TRY(gg_receive(t, r->landing + (size_t)i * bytes, bytes, r->from, TAG_RING, &r->received[i]));
+        GG_TRY(gg_receive_exact(t, r->landing + (size_t)i * bytes, bytes, r->from, TAG_RING, &r->received[i]));
     for (int i = 0; i < n; ++i) GG_TRY(gg_send(t, r->out, bytes, r->to, TAG_RING, &r->sent[i]));
     for (int i = 0; i < n; ++i) GG_TRY(gg_wait(t, &r->received[i]));
     then = gg_transport_now(t);

@@ -73,13 +73,13 @@ cleanup:
     return status;
 }
 
-static gg_status network_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
+static gg_status network_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
                                  gg_request *request) {
     gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     GG_TRY(send_due(own));
     request->when = gg_clock_now();
-    GG_TRY(own->inner->table->receive(own->inner, landing, bytes, peer, tag, request));
+    GG_TRY(own->inner->table->receive(own->inner, landing, capacity, peer, tag, request));
 cleanup:
     return status;
 }

@@ -107,7 +107,8 @@ gg_status gg_sample_ring_begin(gg_sample_ring *ring) {
         ring->sent_at = gg_transport_now(transport);
         ring->sent_in_step = *ring->step;
     }
-    GG_TRY(gg_receive(transport, ring->landing, ring->bytes, ring_after(transport), GG_TAG_SAMPLES, &ring->received));
+    GG_TRY(gg_receive_exact(transport, ring->landing, ring->bytes, ring_after(transport), GG_TAG_SAMPLES,
+                            &ring->received));
     GG_TRY(gg_send(transport, ring->message[turn], ring->bytes, ring_before(transport), GG_TAG_SAMPLES,
                    &ring->sent[turn]));
     ring->bytes_sent += (int64_t)ring->bytes;

@@ -33,10 +33,10 @@ static gg_status subgroup_send(gg_transport *transport, const void *data, size_t
     return gg_send(subgroup_whole_of(transport), data, bytes, view_of(transport)->member[peer], tag, request);
 }
 
-static gg_status subgroup_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
+static gg_status subgroup_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
                                   gg_request *request) {
     request->state = GG_REQUEST_IDLE;
-    return gg_receive(subgroup_whole_of(transport), landing, bytes, view_of(transport)->member[peer], tag, request);
+    return gg_receive(subgroup_whole_of(transport), landing, capacity, view_of(transport)->member[peer], tag, request);
 }
 
 static gg_status subgroup_test(gg_transport *transport, gg_request *request, bool *done) {

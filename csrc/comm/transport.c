@@ -21,7 +21,7 @@ cleanup:
 }
 
 static void transport_begin(gg_request *request, gg_request_state state, size_t bytes, int peer, int tag) {
-    *request = (gg_request){.state = state, .peer = peer, .tag = tag, .bytes = bytes};
+    *request = (gg_request){.state = state, .peer = peer, .tag = tag, .bytes = bytes, .capacity = bytes};
 }
 
 /* Any change of one word changes it: each step is a bijection of the sum. */
@@ -72,15 +72,29 @@ cleanup:
     return status;
 }
 
-gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request) {
+gg_status gg_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag, gg_request *request) {
     gg_status status = GG_OK;
-    GG_TRY(transport_check(transport, landing, bytes, peer, tag, request, "receive"));
-    transport_begin(request, GG_REQUEST_RECEIVING, bytes, peer, tag);
+    GG_TRY(transport_check(transport, landing, capacity, peer, tag, request, "receive"));
+    transport_begin(request, GG_REQUEST_RECEIVING, capacity, peer, tag);
     request->landing = landing;
-    status = transport->table->receive(transport, landing, bytes, peer, tag, request);
+    status = transport->table->receive(transport, landing, capacity, peer, tag, request);
     if (status != GG_OK) request->state = GG_REQUEST_IDLE;
 cleanup:
     return status;
+}
+
+gg_status gg_receive_exact(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
+                           gg_request *request) {
+    gg_status status = gg_receive(transport, landing, bytes, peer, tag, request);
+    request->exact = status == GG_OK;
+    return status;
+}
+
+/* Of a message that has arrived. */
+static gg_status check_size(const gg_transport *transport, const gg_request *request) {
+    if (request->bytes == request->capacity || !request->exact) return GG_OK;
+    return gg_fail(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %zu bytes, received %zu",
+                   transport->rank, request->peer, request->tag, request->capacity, request->bytes);
 }
 
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
@@ -89,6 +103,7 @@ gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
     *done = true;
     if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) goto cleanup;
     GG_TRY(transport->table->test(transport, request, done));
+    if (request->state == GG_REQUEST_ARRIVED) GG_TRY(check_size(transport, request));
     if (!transport->check_buffers || !*done || summed) goto cleanup;
     if (sent) GG_TRY(check_unwritten(transport, request, sent));
     else request->checksum = transport_checksum(request->data, request->bytes);
@@ -103,9 +118,10 @@ static gg_status wait_timed_out(const gg_transport *transport, const gg_request 
         GG_FAIL(GG_ERROR_COMM,
                 "rank %d: waited %.3f s for the sum of %zu values over %d ranks, not all of which came (%s)",
                 transport->rank, seconds, request->bytes / sizeof(float), request->tag, name);
-    status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %zu bytes %s rank %d with tag %d (%s)", transport->rank,
-                     seconds, request->bytes, request->state == GG_REQUEST_SENDING ? "to be received by" : "from",
-                     request->peer, request->tag, name);
+    const bool sending = request->state == GG_REQUEST_SENDING;
+    status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %s%zu bytes %s rank %d with tag %d (%s)",
+                     transport->rank, seconds, sending || request->exact ? "" : "up to ", request->bytes,
+                     sending ? "to be received by" : "from", request->peer, request->tag, name);
 cleanup:
     return status;
 }

@@ -6,7 +6,8 @@
  *
  * Messages between two ranks with the same tag arrive in the order they were sent. A message's bytes must not be
  * written between gg_send and the request's completion. A receive gives its bytes in `landing`, or, where the transport
- * can, in the sender's own memory without a copy: read them at request->data, and only there, until gg_release.
+ * can, in the sender's own memory without a copy: read them at request->data, and only there, until gg_release. A
+ * receive says how many bytes it has room for; request->bytes then says how many came.
  * Messages progress only inside calls of the rank. A wait sleeps instead of spinning. */
 #ifndef GG_COMM_TRANSPORT_H
 #define GG_COMM_TRANSPORT_H
@@ -31,7 +32,9 @@ typedef enum gg_request_state {
 typedef struct gg_request {
     gg_request_state state;
     int peer, tag;
-    size_t bytes;
+    size_t bytes;     /* of the message; RECEIVING: those that there is room for */
+    size_t capacity;  /* of a receive: the bytes of its landing */
+    bool exact;       /* a receive of which the message must fill the landing */
     const void *data; /* ARRIVED: the message; SENDING: what is sent; SUMMING: the values */
     void *landing;
     double when;          /* ARRIVED: the clock at which it arrived */
@@ -58,7 +61,9 @@ typedef struct gg_transport_table {
     gg_status (*alloc)(gg_transport *transport, size_t bytes, const char *what, void **out);
     void (*free)(gg_transport *transport, void *block);
     gg_status (*send)(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request);
-    gg_status (*receive)(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request);
+    gg_status (*receive)(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
+                         gg_request *request);
+    /* Of a receive that has arrived it sets data, bytes, when and the state. */
     gg_status (*test)(gg_transport *transport, gg_request *request, bool *done);
     gg_status (*release)(gg_transport *transport, gg_request *request);
     void (*cancel)(gg_transport *transport, gg_request *request);
@@ -118,13 +123,19 @@ gg_status gg_message_alloc(gg_transport *transport, size_t bytes, const char *wh
 #define gg_message_alloc(transport, bytes, what, out) gg_message_alloc(transport, bytes, what, GG_POINTER_OUT(out))
 void gg_message_free(gg_transport *transport, void *block); /* collective as well; NULL is fine */
 
-/* Tags: 0 <= tag < GG_TAG_LIMIT. Strategies use tags from GG_TAG_USER on, the collectives those below. bytes > 0; both
- * sides agree on the size. The peer is another rank, never oneself. */
+/* Tags: 0 <= tag < GG_TAG_LIMIT. Strategies use tags from GG_TAG_USER on, the collectives those below. The peer is
+ * another rank, never oneself. */
 #define GG_TAG_USER 64
 #define GG_TAG_LIMIT 30000
 
+/* bytes > 0, of any content. */
 gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request);
-gg_status gg_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag, gg_request *request);
+/* A message of 1 to `capacity` bytes; request->bytes says how many when it has arrived. A longer one is GG_ERROR_COMM,
+ * when the receive is tested. */
+gg_status gg_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag, gg_request *request);
+/* The same for a message whose size both sides know: a shorter one is GG_ERROR_COMM as well. */
+gg_status gg_receive_exact(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
+                           gg_request *request);
 /* *done: a send is complete (its memory may be written, the request is IDLE), a receive has ARRIVED. IDLE: done. */
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done);
 gg_status gg_wait(gg_transport *transport, gg_request *request);

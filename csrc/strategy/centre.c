@@ -116,7 +116,7 @@ static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
         if (worker == transport->rank) continue;
         GG_TRY(gg_test(transport, &served[worker], &done));
         if (served[worker].state != GG_REQUEST_IDLE) continue;
-        GG_TRY(gg_receive(transport, room_of(s, chunk, worker), bytes, worker, tag, &served[worker]));
+        GG_TRY(gg_receive_exact(transport, room_of(s, chunk, worker), bytes, worker, tag, &served[worker]));
         *busy = true;
     }
     for (int worker; (worker = centre_earliest(s, served)) >= 0; *busy = true) {
@@ -182,8 +182,8 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
             GG_TRY(centre_change(s, i, server, message, message));
             s->rule->apply(s, c->offset, c->count, message);
         } else {
-            GG_TRY(gg_receive(transport, (char *)s->landing + c->offset * gg_dtype_size(s->wire), centre_bytes_of(s, i),
-                              server, GG_TAG_USER + i, &s->answered[i]));
+            GG_TRY(gg_receive_exact(transport, (char *)s->landing + c->offset * gg_dtype_size(s->wire),
+                                    centre_bytes_of(s, i), server, GG_TAG_USER + i, &s->answered[i]));
             GG_TRY(gg_send(transport, message, centre_bytes_of(s, i), server, GG_TAG_USER + i, &s->asked[i]));
         }
     }

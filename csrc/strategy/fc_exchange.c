@@ -264,8 +264,8 @@ gg_status gg_fc_send(gg_fc_exchange *x, gg_fc *fc, int what) {
     for (int i = 1; i < p && own_slice(x, fc)->count > 0; ++i) {
         int from = (rank - i + p) % p;
         size_t bytes = (size_t)(batch[from] * landed_values(x, fc, what)) * sizeof(float);
-        GG_TRY(gg_receive(transport, fc_landing_of(x, fc, what, from), bytes, from, layer_tag,
-                          fc_request_of(x, fc->in_request, what, from)));
+        GG_TRY(gg_receive_exact(transport, fc_landing_of(x, fc, what, from), bytes, from, layer_tag,
+                                fc_request_of(x, fc->in_request, what, from)));
         fc->bytes[what] += (int64_t)bytes;
     }
     for (int i = 1; i < p; ++i) {

@@ -125,11 +125,11 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
         int from = (rank - i + p) % p;
         const gg_part *theirs = gg_partition_part(&s->partition, from, chunk);
         if (own->count > 0 && !computed)
-            GG_TRY(gg_receive(transport, overlapped_landing_of(s, own, from), own->count * s->size, from, tag,
-                              overlapped_request_of(s, chunk, GRADIENT_IN, from)));
+            GG_TRY(gg_receive_exact(transport, overlapped_landing_of(s, own, from), own->count * s->size, from, tag,
+                                    overlapped_request_of(s, chunk, GRADIENT_IN, from)));
         if (theirs->count > 0)
-            GG_TRY(gg_receive(transport, gg_state_weights(state) + theirs->offset, theirs->count * sizeof(float), from,
-                              tag, overlapped_request_of(s, chunk, WEIGHT_IN, from)));
+            GG_TRY(gg_receive_exact(transport, gg_state_weights(state) + theirs->offset, theirs->count * sizeof(float),
+                                    from, tag, overlapped_request_of(s, chunk, WEIGHT_IN, from)));
     }
     for (int i = 1; i < p && !computed; ++i) {
         int to = (rank + i) % p;

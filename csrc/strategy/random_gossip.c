@@ -202,7 +202,7 @@ cleanup:
 
 static gg_status listen_to(random_gossip *s, int peer) {
     peer_state *p = &s->peer[peer];
-    return gg_receive(s->head.env.transport, &p->landing, sizeof p->landing, peer, TAG_NOTE, &p->heard);
+    return gg_receive_exact(s->head.env.transport, &p->landing, sizeof p->landing, peer, TAG_NOTE, &p->heard);
 }
 
 static gg_status random_gossip_ask(random_gossip *s, int peer, bool *done) {
@@ -238,8 +238,8 @@ static gg_status random_gossip_accept(random_gossip *s, int peer, double mass, b
     a->mass = mass;
     a->announced = gg_transport_now(s->head.env.transport);
     for (int i = 0; i < s->cut.chunk_count; ++i)
-        GG_TRY(gg_receive(s->head.env.transport, random_gossip_travelling(s, a->landing, s->cut.chunk[i].offset),
-                          chunk_bytes(s, i), peer, TAG_CHUNK + i, &a->chunk[i]));
+        GG_TRY(gg_receive_exact(s->head.env.transport, random_gossip_travelling(s, a->landing, s->cut.chunk[i].offset),
+                                chunk_bytes(s, i), peer, TAG_CHUNK + i, &a->chunk[i]));
 cleanup:
     return status;
 }

@@ -65,8 +65,8 @@ static gg_status receive_chunk(gg_stream *stream, int bucket, int i, int receive
     gg_transport *transport = stream->owner->env.transport;
     size_t size = gg_dtype_size(stream->wire);
     if (stream->owner->env.trace != NULL) show_begin(stream, bucket, receive_from);
-    return gg_receive(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size, receive_from,
-                      stream->tag + i, &stream->received[i]);
+    return gg_receive_exact(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size,
+                            receive_from, stream->tag + i, &stream->received[i]);
 }
 
 static gg_status send_chunk(gg_stream *stream, int i, int which, int send_to) {

@@ -159,7 +159,7 @@ static gg_status run_link(void *context, int rank) {
     MUST(gg_transport_compute(t, rank == 0 ? 2.0 : 1.0));
     for (int i = 0; i < 2; ++i) {
         if (rank == 0) MUST(gg_send(t, data, sizeof data, 1, 64, &request[i]));
-        else MUST(gg_receive(t, data, sizeof data, 0, 64, &request[i]));
+        else MUST(gg_receive_exact(t, data, sizeof data, 0, 64, &request[i]));
     }
     for (int i = 0; i < 2; ++i) {
         MUST(gg_wait(t, &request[i]));
@@ -197,7 +197,7 @@ static gg_status run_contention(void *context, int rank) {
     int count = 0;
     if (rank == 0) {
         for (int peer = 1; peer <= 2; ++peer, ++count)
-            MUST(gg_receive(t, data[0][count], 1000, peer, 64, &request[count]));
+            MUST(gg_receive_exact(t, data[0][count], 1000, peer, 64, &request[count]));
     } else if (s->number == 0) {
         MUST(gg_transport_compute(t, rank == 1 ? 2.0 : 1.75));
         MUST(gg_send(t, data[rank][0], 1000, 0, 64, &request[count++]));
@@ -205,7 +205,7 @@ static gg_status run_contention(void *context, int rank) {
         MUST(gg_transport_compute(t, rank == 1 ? 0.0 : 1.0));
         for (; count < 3; ++count) {
             if (rank == 1) MUST(gg_send(t, data[1][count], 1000, 2, 64, &request[count]));
-            else MUST(gg_receive(t, data[2][count], 1000, 1, 64, &request[count]));
+            else MUST(gg_receive_exact(t, data[2][count], 1000, 1, 64, &request[count]));
         }
         MUST(gg_send(t, data[rank][3], 1000, 0, 64, &request[count++]));
     }
@@ -243,11 +243,11 @@ static gg_status run_cancel_on_wire(void *context, int rank) {
         else MUST(gg_wait(t, &first)); /* done when the receiver gives it up */
         return gg_wait(t, &second);
     }
-    MUST(gg_receive(t, data, 1000, 0, 64, &first));
+    MUST(gg_receive_exact(t, data, 1000, 0, 64, &first));
     MUST(gg_transport_compute(t, 0.25));
     MUST(gg_progress(t));
     gg_cancel(t, &first);
-    MUST(gg_receive(t, data, 1000, 0, 65, &second));
+    MUST(gg_receive_exact(t, data, 1000, 0, 65, &second));
     MUST(gg_wait(t, &second));
     s->clock[1] = gg_transport_now(t);
     return gg_release(t, &second);
@@ -301,8 +301,8 @@ static gg_status run_causal(void *context, int rank) {
     char data[2] = {0};
     bool done = false;
     if (rank == 0) {
-        MUST(gg_receive(t, data, 1, 1, 64, &early));
-        MUST(gg_receive(t, data + 1, 1, 1, 65, &late));
+        MUST(gg_receive_exact(t, data, 1, 1, 64, &early));
+        MUST(gg_receive_exact(t, data + 1, 1, 1, 65, &late));
         MUST(gg_transport_compute(t, 10));
         MUST(gg_test(t, &early, &done));
         CHECK(done);
@@ -358,7 +358,7 @@ static gg_status run_poll(void *context, int rank) {
     char data = 0;
     bool done = false;
     if (rank == 0) {
-        MUST(gg_receive(t, &data, 1, 1, 64, &request));
+        MUST(gg_receive_exact(t, &data, 1, 1, 64, &request));
         while (!done) MUST(gg_test(t, &request, &done));
         CHECK(gg_transport_now(t) == 6);
         return gg_release(t, &request);
@@ -390,7 +390,7 @@ static gg_status run_any(void *context, int rank) {
         MUST(gg_send(t, data, 1, 0, 64, &request[0]));
         return gg_wait(t, &request[0]);
     }
-    for (int peer = 1; peer < 3; ++peer) MUST(gg_receive(t, &data[peer], 1, peer, 64, &request[peer]));
+    for (int peer = 1; peer < 3; ++peer) MUST(gg_receive_exact(t, &data[peer], 1, peer, 64, &request[peer]));
     for (int left = 2, rounds = 0; left > 0;) {
         done = false;
         for (int peer = 1; peer < 3; ++peer) {
@@ -415,7 +415,7 @@ static gg_status run_nothing(void *context, int rank) {
     gg_request request = {0};
     gg_status status = GG_OK;
     char data = 0;
-    GG_TRY(gg_receive(t, &data, 1, (rank + 1) % 3, 64, &request));
+    GG_TRY(gg_receive_exact(t, &data, 1, (rank + 1) % 3, 64, &request));
     if (rank == 2) GG_TRY(gg_wait(t, &request));
     for (bool done = false; !done;) {
         GG_TRY(gg_test(t, &request, &done));
@@ -451,7 +451,7 @@ static gg_status run_linger(void *context, int rank) {
         return s->number == 0 ? case_serve(&lingering, &busy) : GG_OK;
     }
     MUST(gg_transport_compute(t, 5));
-    MUST(gg_receive(t, &landing, sizeof landing, 0, GG_TAG_USER + s->number, &answer));
+    MUST(gg_receive_exact(t, &landing, sizeof landing, 0, GG_TAG_USER + s->number, &answer));
     if (s->number == 0) MUST(gg_send(t, &question, sizeof question, 0, GG_TAG_USER, &ask));
     status = gg_wait(t, &answer);
     if (status != GG_OK) return status;
@@ -481,7 +481,7 @@ static gg_status run_deadlock(void *context, int rank) {
     char data[8] = {0};
     gg_status status = GG_OK;
     if (rank == 0) return GG_OK;
-    if (rank == 1) GG_TRY(gg_receive(t, data, 7, 2, 77, &request));
+    if (rank == 1) GG_TRY(gg_receive_exact(t, data, 7, 2, 77, &request));
     else GG_TRY(gg_send(t, data, 8, 1, 78, &request));
     GG_TRY(gg_wait(t, &request));
 cleanup:
@@ -509,7 +509,7 @@ static gg_status run_all_wait(void *context, int rank) {
     gg_transport *t = at(s, rank);
     static char data[1];
     gg_request request = {0};
-    gg_status status = gg_receive(t, data, 1, (rank + 1) % t->size, 64, &request);
+    gg_status status = gg_receive_exact(t, data, 1, (rank + 1) % t->size, 64, &request);
     if (status == GG_OK) status = gg_wait(t, &request);
     gg_cancel(t, &request);
     return s->number ? GG_OK : status; /* number 1: ignores the failure */
@@ -540,7 +540,7 @@ static gg_status run_failure(void *context, int rank) {
         return gg_fail(GG_ERROR_NUMERIC, "loss is NaN");
     }
     if (s->number == 2) GG_TRY(gg_transport_compute(t, 1));
-    GG_TRY(gg_receive(t, &data, 1, 2, 64, &request));
+    GG_TRY(gg_receive_exact(t, &data, 1, 2, 64, &request));
     while (s->number == 1 && !done) {
         GG_TRY(gg_test(t, &request, &done));
         GG_TRY(gg_transport_compute(t, 0.5));
@@ -575,7 +575,7 @@ static gg_status run_timeout(void *context, int rank) {
         GG_TRY(gg_send(t, data, 3, 0, 64, &request));
     } else {
         t->timeout = s->number;
-        GG_TRY(gg_receive(t, data, 3, 1, 64, &request));
+        GG_TRY(gg_receive_exact(t, data, 3, 1, 64, &request));
     }
     GG_TRY(gg_wait(t, &request));
     GG_TRY(gg_release(t, &request));
@@ -603,8 +603,9 @@ static gg_status run_size_mismatch(void *context, int rank) {
     gg_request request = {0};
     char data[8] = {0};
     gg_status status = GG_OK;
-    if (rank == 0) GG_TRY(gg_receive(at(s, 0), data, 8, 1, 64, &request));
-    else GG_TRY(gg_send(at(s, 1), data, 5, 0, 64, &request));
+    if (rank == 1) GG_TRY(gg_send(at(s, 1), data, 5, 0, 64, &request));
+    else if (s->number == 8) GG_TRY(gg_receive_exact(at(s, 0), data, 8, 1, 64, &request));
+    else GG_TRY(gg_receive(at(s, 0), data, (size_t)s->number, 1, 64, &request));
     GG_TRY(gg_wait(at(s, rank), &request));
     GG_TRY(gg_release(at(s, rank), &request));
 cleanup:
@@ -613,10 +614,13 @@ cleanup:
 }
 
 static void test_size_mismatch(void) {
-    setup s = {.cluster = make(2, 0, 0)};
-    CHECK(gg_virtual_run(s.cluster, run_size_mismatch, &s) == GG_ERROR_COMM);
-    CHECK(strstr(gg_error_message(), "from rank 1 with tag 64: expected 8 bytes, received 5"));
-    gg_virtual_destroy(s.cluster);
+    static const char *const expected[] = {"expected at most 4 bytes, received 5", "expected 8 bytes, received 5"};
+    for (int exact = 0; exact < 2; ++exact) {
+        setup s = {.cluster = make(2, 0, 0), .number = exact ? 8 : 4};
+        CHECK_FAILS(gg_virtual_run(s.cluster, run_size_mismatch, &s), GG_ERROR_COMM, expected[exact]);
+        CHECK(strstr(gg_error_message(), "rank 0: message from rank 1 with tag 64: "));
+        gg_virtual_destroy(s.cluster);
+    }
 }
 
 /* Requests that are given up leave nothing behind. */
@@ -626,11 +630,11 @@ static gg_status run_cancel(void *context, int rank) {
     gg_request first = {0}, second = {0};
     int data = 0, landing = 0;
     if (rank == 0) {
-        MUST(gg_receive(t, &landing, 4, 1, 64, &first));
+        MUST(gg_receive_exact(t, &landing, 4, 1, 64, &first));
         gg_cancel(t, &first);
         CHECK(first.state == GG_REQUEST_IDLE);
-        MUST(gg_receive(t, &landing, 4, 1, 64, &first));
-        MUST(gg_receive(t, &landing, 4, 1, 65, &second));
+        MUST(gg_receive_exact(t, &landing, 4, 1, 64, &first));
+        MUST(gg_receive_exact(t, &landing, 4, 1, 65, &second));
         MUST(gg_wait(t, &first));
         CHECK(*(const int *)first.data == 1);
         gg_cancel(t, &first); /* as good as a release */
@@ -664,7 +668,7 @@ static gg_status run_kept(void *context, int rank) {
     setup *s = context;
     gg_transport *t = at(s, rank);
     if (s->number == 0 && rank == 0) MUST(gg_send(t, &kept_value, sizeof kept_value, 1, 64, &kept[0]));
-    if (s->number == 0 && rank == 1) MUST(gg_receive(t, &s->ordered, sizeof kept_value, 0, 64, &kept[1]));
+    if (s->number == 0 && rank == 1) MUST(gg_receive_exact(t, &s->ordered, sizeof kept_value, 0, 64, &kept[1]));
     if (s->number == 1) {
         MUST(gg_wait(t, &kept[rank]));
         if (rank == 1) CHECK(*(const int *)kept[1].data == 42);

@@ -15,8 +15,8 @@
 #include "base/memory.h"
 #include "comm/mpi/mpi_private.h"
 
-#define MAGIC 0x67676d73u
-#define SLOTS 1024
+#define SLOTS 1280 /* acknowledgements of a rank; of them GG_SHARED_MARKED are reserved */
+#define COPY_BYTES sizeof(gg_shared_descriptor)
 #define HUGE_PAGE ((size_t)2 << 20)
 /* Left free for each rank: MPI's own segments are filled later, and a full system would kill the process then. */
 #define ROOM_FOR_MPI ((size_t)16 << 20)
@@ -35,7 +35,8 @@ struct gg_shared {
     int *place_of;    /* rank of the whole communicator -> place on this node, or -1 */
     uint32_t next_id;
     segment *blocks;
-    segment *control;     /* SLOTS acknowledgement slots a rank; NULL: nothing is shared */
+    segment
+        *control; /* SLOTS acknowledgements a rank, and behind them a copy's bytes for each; NULL: nothing is shared */
     uint32_t free[SLOTS]; /* a stack of this rank's free slots */
     int free_count;
 };
@@ -43,6 +44,9 @@ struct gg_shared {
 static _Atomic uint32_t *slot_of(const gg_shared *shared, uint32_t place, uint32_t slot) {
     return (_Atomic uint32_t *)(void *)(shared->control->base + place * shared->control->part) + slot;
 }
+
+/* Where in a rank's part of `control` the copy of the slot lies. */
+static size_t copy_begin(uint32_t slot) { return SLOTS * sizeof(uint32_t) + slot * COPY_BYTES; }
 
 /* ---- segments ---- */
 
@@ -189,7 +193,7 @@ gg_status gg_shared_create(MPI_Comm comm, gg_shared **out) {
     GG_TRY_MPI(MPI_Comm_size, made->node, &made->ranks);
     GG_TRY(find_places(made, comm));
     GG_TRY(all_agree(made, wanted, &all));
-    if (all && made->ranks > 1) GG_TRY(segment_create(made, SLOTS * sizeof(uint32_t), &made->control));
+    if (all && made->ranks > 1) GG_TRY(segment_create(made, copy_begin(SLOTS), &made->control));
     for (uint32_t i = 0; i < SLOTS; ++i) made->free[made->free_count++] = SLOTS - 1 - i;
     *out = made;
     made = NULL;
@@ -250,23 +254,55 @@ bool gg_shared_free(gg_shared *shared, void *block) {
 
 /* ---- messages ---- */
 
-bool gg_shared_describe(gg_shared *shared, int peer, const void *data, size_t bytes, gg_shared_descriptor *out) {
-    if (!shared->control || bytes < GG_SHARED_MIN_BYTES || shared->place_of[peer] < 0 || shared->free_count == 0)
-        return false;
+bool gg_shared_is_descriptor(const gg_shared *shared, int peer, const void *data, size_t bytes) {
+    const uint32_t mark = GG_SHARED_MARK;
+    return bytes == sizeof(gg_shared_descriptor) && memcmp(data, &mark, sizeof mark) == 0 && shared->control != NULL &&
+           shared->place_of[peer] >= 0;
+}
+
+/* The block of this rank in which the message lies; NULL: none. */
+static const segment *block_around(const gg_shared *shared, const void *data, size_t bytes, size_t *offset) {
     for (const segment *block = shared->blocks; block; block = block->next) {
         uintptr_t begin = (uintptr_t)(block->base + (size_t)shared->place * block->part), at = (uintptr_t)data;
         if (at < begin || at - begin >= block->part || block->part - (at - begin) < bytes) continue;
-        uint32_t slot = shared->free[--shared->free_count];
-        atomic_store_explicit(slot_of(shared, (uint32_t)shared->place, slot), 0, memory_order_relaxed);
-        *out = (gg_shared_descriptor){.magic = MAGIC,
-                                      .block = block->id,
-                                      .offset = at - begin,
-                                      .bytes = bytes,
-                                      .slot = slot,
-                                      .place = (uint32_t)shared->place};
-        return true;
+        *offset = at - begin;
+        return block;
     }
-    return false;
+    return NULL;
+}
+
+gg_status gg_shared_describe(gg_shared *shared, int peer, const void *data, size_t bytes, bool *described,
+                             gg_shared_descriptor *out) {
+    gg_status status = GG_OK;
+    size_t offset = 0;
+    const bool marked = gg_shared_is_descriptor(shared, peer, data, bytes);
+    const segment *block = NULL;
+    *described = false;
+    if (marked) {
+        if (shared->free_count == 0)
+            GG_FAIL(GG_ERROR_COMM,
+                    "more than %d messages of %zu bytes that begin with 0x%x are in flight to ranks of this node",
+                    GG_SHARED_MARKED, bytes, GG_SHARED_MARK);
+        block = shared->control;
+        offset = copy_begin(shared->free[shared->free_count - 1]);
+        memcpy(block->base + (size_t)shared->place * block->part + offset, data, bytes);
+    } else {
+        if (bytes < GG_SHARED_MIN_BYTES || !shared->control || shared->place_of[peer] < 0) goto cleanup;
+        if (shared->free_count <= GG_SHARED_MARKED) goto cleanup;
+        block = block_around(shared, data, bytes, &offset);
+        if (!block) goto cleanup;
+    }
+    uint32_t slot = shared->free[--shared->free_count];
+    atomic_store_explicit(slot_of(shared, (uint32_t)shared->place, slot), 0, memory_order_relaxed);
+    *out = (gg_shared_descriptor){.mark = GG_SHARED_MARK,
+                                  .block = block->id,
+                                  .offset = offset,
+                                  .bytes = bytes,
+                                  .slot = slot,
+                                  .place = (uint32_t)shared->place};
+    *described = true;
+cleanup:
+    return status;
 }
 
 bool gg_shared_acknowledged(gg_shared *shared, uint32_t slot) {
@@ -275,20 +311,21 @@ bool gg_shared_acknowledged(gg_shared *shared, uint32_t slot) {
     return true;
 }
 
+static const segment *find_block(const gg_shared *shared, uint32_t id) {
+    const segment *block = shared->control->id == id ? shared->control : shared->blocks;
+    while (block && block->id != id) block = block->next;
+    return block;
+}
+
 gg_status gg_shared_locate(gg_shared *shared, int peer, const gg_shared_descriptor *descriptor, const void **data) {
-    int place = shared->place_of[peer];
-    if (shared->control && descriptor->magic == MAGIC && place >= 0 && descriptor->place == (uint32_t)place &&
-        descriptor->slot < SLOTS) {
-        for (const segment *block = shared->blocks; block; block = block->next) {
-            if (block->id != descriptor->block || descriptor->offset > block->part ||
-                block->part - descriptor->offset < descriptor->bytes)
-                continue;
-            *data = block->base + (size_t)place * block->part + descriptor->offset;
-            return GG_OK;
-        }
-    }
-    return gg_fail(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)",
-                   peer, descriptor->block, (unsigned long long)descriptor->offset);
+    const size_t place = (size_t)shared->place_of[peer];
+    const segment *block = find_block(shared, descriptor->block);
+    if (!block || descriptor->place != place || descriptor->slot >= SLOTS || descriptor->offset > block->part ||
+        block->part - descriptor->offset < descriptor->bytes)
+        return gg_fail(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)",
+                       peer, descriptor->block, (unsigned long long)descriptor->offset);
+    *data = block->base + place * block->part + descriptor->offset;
+    return GG_OK;
 }
 
 void gg_shared_acknowledge(gg_shared *shared, const gg_shared_descriptor *descriptor) {

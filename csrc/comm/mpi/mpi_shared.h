@@ -2,7 +2,12 @@
  *
  * A node's ranks agree on every step: either all of them have a block, or none (plain memory then). Instead of a large
  * message from a shared block its sender sends a descriptor of 32 bytes; the receiver reads the bytes in its own
- * mapping and then sets an acknowledgement slot, which also lies in shared memory, so that the sender knows. */
+ * mapping and then sets an acknowledgement slot, which also lies in shared memory, so that the sender knows.
+ *
+ * Between ranks that share memory every message of 32 bytes that begins with GG_SHARED_MARK is a descriptor, and no
+ * other is. A message that would be read as one, because it happens to have this size and beginning, is copied into
+ * shared memory and described. So nothing depends on the sizes that the two sides expect, and other messages of 32
+ * bytes cost one comparison. */
 #ifndef GG_COMM_MPI_MPI_SHARED_H
 #define GG_COMM_MPI_MPI_SHARED_H
 
@@ -13,11 +18,12 @@
 
 #include "base/status.h"
 
-/* Smaller messages are always sent as they are, so a received count of 32 where more was expected is a descriptor. */
+/* Smaller messages are sent as they are. */
 #define GG_SHARED_MIN_BYTES 4096
+#define GG_SHARED_MARK 0x67676d73u
 
 typedef struct gg_shared_descriptor {
-    uint32_t magic;
+    uint32_t mark;
     uint32_t block;
     uint64_t offset, bytes;
     uint32_t slot;
@@ -44,11 +50,16 @@ gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, dou
 /* False: not a block of gg_shared_alloc. */
 bool gg_shared_free(gg_shared *shared, void *block);
 
-/* Sender: true if the message can go as a descriptor, which then holds a slot. */
-bool gg_shared_describe(gg_shared *shared, int peer, const void *data, size_t bytes, gg_shared_descriptor *out);
+/* Sender. *described: the message goes as a descriptor, which holds a slot; false: it goes as it is. GG_ERROR_COMM: it
+ * must be described, and there is no slot; for such messages GG_SHARED_MARKED slots are reserved. */
+#define GG_SHARED_MARKED 256
+gg_status gg_shared_describe(gg_shared *shared, int peer, const void *data, size_t bytes, bool *described,
+                             gg_shared_descriptor *out);
 /* True once the receiver has released it; the slot is free again then. */
 bool gg_shared_acknowledged(gg_shared *shared, uint32_t slot);
 
+/* Receiver: whether what has come from `peer` is a descriptor. */
+bool gg_shared_is_descriptor(const gg_shared *shared, int peer, const void *data, size_t bytes);
 /* Receiver: where the message of `peer` lies. */
 gg_status gg_shared_locate(gg_shared *shared, int peer, const gg_shared_descriptor *descriptor, const void **data);
 void gg_shared_acknowledge(gg_shared *shared, const gg_shared_descriptor *descriptor);

@@ -108,7 +108,7 @@ static gg_status mpi_send(gg_transport *transport, const void *data, size_t byte
     gg_status status = GG_OK;
     extent e;
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
-    link->described = gg_shared_describe(own->shared, peer, data, bytes, &link->descriptor);
+    GG_TRY(gg_shared_describe(own->shared, peer, data, bytes, &link->described, &link->descriptor));
     if (link->described) {
         data = &link->descriptor;
         bytes = sizeof link->descriptor;
@@ -121,13 +121,13 @@ cleanup:
     return status;
 }
 
-static gg_status mpi_receive(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
+static gg_status mpi_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
                              gg_request *request) {
     request_link *link = link_of(request);
     gg_status status = GG_OK;
     extent e;
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
-    GG_TRY(extent_make(transport, bytes, &e));
+    GG_TRY(extent_make(transport, capacity, &e)); /* MPI fills as much of it as comes */
     status = mpi_check(transport, MPI_Irecv(landing, e.count, e.type, peer, tag, mpi_of(transport)->comm, &link->mpi),
                        "MPI_Irecv", request);
     extent_free(&e);
@@ -135,10 +135,11 @@ cleanup:
     return status;
 }
 
-static gg_status wrong_size(gg_transport *transport, const gg_request *request, unsigned long long received,
-                            bool more) {
-    return gg_fail(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %zu bytes, received %s%llu",
-                   transport->rank, request->peer, request->tag, request->bytes, more ? "more than " : "", received);
+/* A message that is longer than its landing. */
+static gg_status too_long(gg_transport *transport, const gg_request *request, unsigned long long received, bool more) {
+    return gg_fail(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %s%zu bytes, received %s%llu",
+                   transport->rank, request->peer, request->tag, request->exact ? "" : "at most ", request->capacity,
+                   more ? "more than " : "", received);
 }
 
 /* MPI has the message: is it the payload, or a descriptor that says where it lies? */
@@ -150,19 +151,17 @@ static gg_status mpi_arrived(gg_transport *transport, gg_request *request, const
     status = mpi_check(transport, MPI_Get_elements_x(result, MPI_BYTE, &count), "MPI_Get_elements_x", request);
     if (status != GG_OK) goto cleanup;
     request->data = request->landing;
-    if ((size_t)count != request->bytes) {
-        if ((size_t)count != sizeof link->descriptor || request->bytes < GG_SHARED_MIN_BYTES) {
-            status = wrong_size(transport, request, (unsigned long long)count, false);
-            goto cleanup;
-        }
+    if (gg_shared_is_descriptor(own->shared, request->peer, request->landing, (size_t)count)) {
         memcpy(&link->descriptor, request->landing, sizeof link->descriptor);
         GG_TRY(gg_shared_locate(own->shared, request->peer, &link->descriptor, &request->data));
-        if (link->descriptor.bytes != request->bytes) {
-            status = wrong_size(transport, request, link->descriptor.bytes, false);
+        if (link->descriptor.bytes > request->capacity) {
+            status = too_long(transport, request, link->descriptor.bytes, false);
             goto cleanup;
         }
         link->described = true;
+        count = (MPI_Count)link->descriptor.bytes;
     }
+    request->bytes = (size_t)count;
     request->when = gg_clock_now();
     request->state = GG_REQUEST_ARRIVED;
 cleanup:
@@ -190,7 +189,7 @@ static gg_status mpi_test(gg_transport *transport, gg_request *request, bool *do
         int class = MPI_SUCCESS;
         if (code != MPI_SUCCESS && request->state == GG_REQUEST_RECEIVING &&
             MPI_Error_class(code, &class) == MPI_SUCCESS && class == MPI_ERR_TRUNCATE) {
-            status = wrong_size(transport, request, request->bytes, true);
+            status = too_long(transport, request, request->capacity, true);
             own->broken = true;
             goto cleanup;
         }

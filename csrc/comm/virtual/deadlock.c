@@ -11,8 +11,8 @@ static void describe_wait(const gg_virtual_rank *rank, char *text, size_t bytes)
         snprintf(text, bytes, "rank %d waits for rank %d to receive %zu bytes (tag %d)", rank->transport.rank,
                  request->peer, request->bytes, request->tag);
     else
-        snprintf(text, bytes, "rank %d waits for %zu bytes from rank %d (tag %d)", rank->transport.rank, request->bytes,
-                 request->peer, request->tag);
+        snprintf(text, bytes, "rank %d waits for %s%zu bytes from rank %d (tag %d)", rank->transport.rank,
+                 request->exact ? "" : "up to ", request->bytes, request->peer, request->tag);
 }
 
 void gg_virtual_fail_all(gg_virtual *cluster) {
