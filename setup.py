@@ -350,8 +350,10 @@ class BuildCore(build_ext):
             elif room == "base/parallel.c":
                 own = ["-fopenmp"]
             if room.startswith("cpu/isa/"):
+                if room == "cpu/isa/choose.c":
+                    own = ["-ffp-contract=off"]  # with fused products the sets would choose different elements
                 for isa in self._isas():
-                    command = [*self.cc, *flags, *ISA_FLAGS[isa], f"-DGG_ISA={isa}"]
+                    command = [*self.cc, *flags, *ISA_FLAGS[isa], f"-DGG_ISA={isa}", *own]
                     units.append(Unit(source, f"{stem}.{isa}.o", command, hidden, salt))
             else:
                 units.append(Unit(source, f"{stem}.o", [*self.cc, *flags, *own], hidden, salt))

@@ -92,6 +92,56 @@ def run_kernel(
     return _module.run_kernel(isa, name, arrays, numbers)
 
 
+MODES = ("strict", "safe", "exact")
+
+
+def pack(
+    what: str,
+    segments: Sequence[tuple[int, int, int, int]],
+    first: NDArray[np.float32] | None,
+    second: NDArray[np.float32],
+    *,
+    isa: str | None = None,
+    mode: str = "strict",
+    values: str = "float32",
+    factor: float = 2.0,
+    scale: float = 1.0,
+    counts: bool = True,
+    threads: int = 1,
+) -> tuple[bytes, NDArray[np.float32], dict[str, Any]]:
+    """A call of compress/packed.h: the message, what `second` is then, and what was counted.
+
+    what: pack (of gradient and residue), difference (of value and known), choice, accumulate. segments: offset,
+    elements, bin, family of each.
+    """
+    rows = np.array(segments, dtype=np.int64)
+    number = MODES.index(mode)
+    narrow = values == "bfloat16"
+    return _module.pack(isa, what, rows, first, second, number, factor, scale, narrow, counts, threads)
+
+
+def unpack_add(
+    segments: Sequence[tuple[int, int, int, int]], message: bytes, out: NDArray[np.float32], factor: float = 1.0
+) -> NDArray[np.float32]:
+    """out plus what a message says."""
+    return _module.unpack(np.array(segments, dtype=np.int64), message, factor, out)
+
+
+def move_choice(
+    segments: Sequence[tuple[int, int, int, int]],
+    choice: bytes,
+    residue: NDArray[np.float32],
+    out: NDArray[np.float32],
+    *,
+    values: str = "float32",
+    factor: float = 1.0,
+) -> tuple[int, bytes, NDArray[np.float32], NDArray[np.float32], dict[str, Any]]:
+    """Takes the values of a choice out of the residue and adds them to `out`: how many there are, their bytes, what
+    both are then, and what was counted."""
+    rows = np.array(segments, dtype=np.int64)
+    return _module.choice(rows, choice, values == "bfloat16", factor, residue, out)
+
+
 def live_bytes() -> int:
     """What the core of this module holds; it counts for itself."""
     return _module.live_bytes()

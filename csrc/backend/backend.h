@@ -262,6 +262,27 @@ typedef struct gg_gather_args {
     void *out;
 } gg_gather_args;
 
+/* Bins have at most so many elements. */
+#define GG_MOST_CHOSEN_BIN 16384
+
+/* AdaComp's choice (compress/compression.h) in n elements, bins of `bin` of them, the last one shorter. Either
+ *   d = scale*gradient   G = residue + d (and residue = G)   H = G + (factor - 1)*d      or, where residue is NULL,
+ *   d = value - known    G = d                               H = d + (factor - 1)*d
+ * each product and sum rounded to float32, at every instruction set. Chosen is |H| >= max |G| of the bin, where that is
+ * neither 0, infinite nor NaN. Absolute values are compared by their bits, so the greatest of a bin is finite only if
+ * all are. Arrays need not be aligned. */
+typedef struct gg_choose_args {
+    size_t n, bin;
+    float scale, factor;
+    const float *gradient; /* NULL: zeros */
+    float *residue;
+    const float *value, *known; /* residue NULL */
+    uint32_t *greatest;         /* out: of each bin the bits of max |G| */
+    uint16_t *count;            /* out: of each bin how many are chosen */
+    uint16_t *place;            /* out: their places in their bins, in order; room for n; NULL: nothing is chosen, and
+                                   count is not written */
+} gg_choose_args;
+
 /* A batch of vectors as it lies: float32, PLAIN or BATCH_LAST. */
 typedef struct gg_vectors {
     const float *data;
@@ -319,6 +340,8 @@ typedef struct gg_backend {
     double (*sum_squares)(gg_device *device, size_t n, const float *a, const float *b);
     /* True if no element is NaN or infinite. */
     bool (*all_finite)(gg_device *device, size_t n, const float *a);
+    /* Gives how many are chosen in all bins. */
+    size_t (*choose)(gg_device *device, const gg_choose_args *args);
 
     void (*gather)(gg_device *device, const gg_gather_args *args);
     void (*weight_gradient)(gg_device *device, const gg_weight_gradient_args *args);

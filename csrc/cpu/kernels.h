@@ -201,6 +201,7 @@ typedef struct gg_cpu_kernels {
     const gg_cpu_lrn *lrn;
     const gg_cpu_loss_kernels *loss;
     const gg_cpu_arena *arena;
+    size_t (*choose)(const gg_choose_args *args); /* as in gg_backend */
     const gg_cpu_layout *layout;
     const gg_cpu_attention *attention;
     const gg_cpu_lstm *lstm;

@@ -29,6 +29,7 @@ void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t 
 void gg_cpu_narrow_difference(gg_device *device, size_t n, const float *a, const uint16_t *b, uint16_t *out);
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b);
 bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a);
+size_t gg_cpu_choose(gg_device *device, const gg_choose_args *args);
 void gg_cpu_gather(gg_device *device, const gg_gather_args *args);
 void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *args);
 /* out[j] = sum over rows i of in[i*cols + j]; the same bits for any number of threads. */

@@ -14,6 +14,7 @@ const gg_cpu_kernels GG_VARIANT(gg_cpu_kernels) = {
     .lrn = &GG_VARIANT(gg_cpu_lrn),
     .loss = &GG_VARIANT(gg_cpu_loss_kernels),
     .arena = &GG_VARIANT(gg_cpu_arena),
+    .choose = GG_VARIANT(gg_cpu_choose_bins),
     .layout = &GG_VARIANT(gg_cpu_layout),
     .attention = &GG_VARIANT(gg_cpu_attention),
     .lstm = &GG_VARIANT(gg_cpu_lstm),

@@ -50,6 +50,7 @@ const gg_backend gg_backend_native = {
     .narrow_difference = gg_cpu_narrow_difference,
     .sum_squares = gg_cpu_sum_squares,
     .all_finite = gg_cpu_all_finite,
+    .choose = gg_cpu_choose,
     .gather = gg_cpu_gather,
     .weight_gradient = gg_cpu_weight_gradient,
     .columns = gg_cpu_columns,

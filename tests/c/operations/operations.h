@@ -46,5 +46,8 @@ int gg_test_isa_of(const char *name, gg_isa *out);
 PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *gg_test_run_loss(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *gg_test_run_kernel(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *gg_test_pack(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *gg_test_unpack(PyObject *module, PyObject *args);
+PyObject *gg_test_choice(PyObject *module, PyObject *args);
 
 #endif
