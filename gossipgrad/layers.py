@@ -37,7 +37,7 @@ def _init(argument: str, value: Any) -> tuple[str, float]:
 Factor = float | tuple[float, float]
 
 
-def _factors(argument: str, value: Any) -> tuple[float, float]:
+def factor_pair(argument: str, value: Any) -> tuple[float, float]:
     """(of the weights, of the biases), from a pair or from one number for both."""
     if isinstance(value, (tuple, list)) and len(value) == 2:
         return number(f"{argument}[0]", value[0], 0.0), number(f"{argument}[1]", value[1], 0.0)
@@ -135,8 +135,8 @@ class Trained(Layer):
 
     def __init__(self, name: str | None = None, lr: Factor = 1.0, weight_decay: Factor = 1.0) -> None:
         super().__init__(name)
-        self.lr = _factors("lr", lr)
-        self.weight_decay = _factors("weight_decay", weight_decay)
+        self.lr = factor_pair("lr", lr)
+        self.weight_decay = factor_pair("weight_decay", weight_decay)
 
     def factors(self) -> dict[str, tuple[float, float]]:
         """Those that are not 1."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gossipgrad.errors import integer, number, store
+from gossipgrad.keywords import about
 from gossipgrad.literals import Loss
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers with commas."""
+    try:
+        return tuple(float(one) for one in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r}: allowed: numbers with commas, as 1,2,0.5") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +40,19 @@ class CrossEntropy:
 
     name: ClassVar[Loss] = "cross_entropy"
 
-    label_smoothing: float = 0.0
-    class_weights: Sequence[float] | None = None
-    ignore_index: int | None = None
+    label_smoothing: float = field(
+        default=0.0, metadata=about("this share of a target is spread evenly over all classes")
+    )
+    class_weights: Sequence[float] | None = field(
+        default=None,
+        metadata=about(
+            "what targets of each class count; divided by their sum over a batch",
+            default="all 1",
+            metavar="W,W,...",
+            read=numbers,
+        ),
+    )
+    ignore_index: int | None = field(default=None, metadata=about("targets of this value have no loss"))
 
     def __post_init__(self) -> None:
         weights = self.class_weights

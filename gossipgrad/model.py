@@ -6,6 +6,7 @@ Weights have PyTorch's names and shapes: "conv1.weight" (out, in/groups, height,
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 import os
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core, heads, safetensors, show, summary
 from gossipgrad import weights as weights_of_others
-from gossipgrad.errors import CheckpointError, choice, flag, integer
-from gossipgrad.layers import Layer, Node, Trained
+from gossipgrad.errors import CheckpointError, choice, did_you_mean, flag, integer
+from gossipgrad.layers import Factor, Layer, Node, Trained, factor_pair
 from gossipgrad.literals import INPUT_TYPES, InputType
 from gossipgrad.sequences import KINDS, Embedding
 
@@ -314,6 +315,42 @@ class Model:
             raise CheckpointError(f"{what} is of another model than {self.name!r}: {misfit}")
         return found
 
+    # factors of the optimiser's learning rate and weight decay
+
+    def freeze(self, *layers: str) -> Model:
+        """A copy of the network in which these layers are not trained, as requires_grad=False in PyTorch.
+
+        layers  names ("conv1"), beginnings of names before a dot ("layer1", for all of its layers), or patterns ("fc*",
+                "*"). ValueError for one that no layer with parameters has.
+
+        net.freeze("*").factors("fc", lr=1) trains fc alone. Loaded weights are the copy's as well. Weights do not
+        change, neither by gradients nor by weight decay; running statistics of batch normalisations still follow the
+        batches. The same as lr=0 of the layers.
+        """
+        return self._with_factors("freeze", layers, {"lr": (0.0, 0.0)})
+
+    def factors(self, *layers: str, lr: Factor | None = None, weight_decay: Factor | None = None) -> Model:
+        """A copy of the network whose layers of these names have these factors of the optimiser's.
+
+        layers            as of freeze.
+        lr, weight_decay  one number, or a pair (of weights and scales, of biases and shifts), in place of the layers'
+                          own; None: as they are. Of an optimiser with lr=0.1, lr=0.5 makes 0.05.
+        """
+        given = {"lr": lr, "weight_decay": weight_decay}
+        found = {key: factor_pair(key, value) for key, value in given.items() if value is not None}
+        if not found:
+            raise TypeError("factors(): allowed: lr=, weight_decay=, or both, as net.factors('fc*', lr=0.1)")
+        return self._with_factors("factors", layers, found)
+
+    def _with_factors(self, call: str, layers: Sequence[str], given: Mapping[str, tuple[float, float]]) -> Model:
+        config = self.config()
+        trained = {name for layer, name, _ in self._layers if isinstance(layer, Trained)}
+        chosen = _chosen(call, layers, [name for _, name, _ in self._layers], trained)
+        for entry in config["layers"]:
+            if entry["name"] in chosen:
+                entry["options"] |= {key: list(factors) for key, factors in given.items()}
+        return _again(type(self), config, self._loaded)
+
     # copies
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -367,6 +404,22 @@ class Model:
     def same_network(self, other: Model) -> bool:
         """Do both have the same layers, names and options (their own names aside), inputs and outputs?"""
         return json.dumps(self.config() | {"name": ""}) == json.dumps(other.config() | {"name": ""})
+
+
+def _chosen(call: str, patterns: Sequence[str], names: Sequence[str], trained: set[str]) -> set[str]:
+    """Those of the trained layers' names that one of the patterns means."""
+    if not patterns or not all(isinstance(one, str) for one in patterns):
+        raise TypeError(f"{call}({', '.join(map(repr, patterns))}): allowed: names of layers, as 'conv1' or 'fc*'")
+    chosen: set[str] = set()
+    for pattern in patterns:
+        meant = {name for name in names if name.startswith(f"{pattern}.") or fnmatch.fnmatchcase(name, pattern)}
+        if not meant & trained:
+            allowed = [name for name in names if name in trained]
+            what = "has no parameters" if meant else f"no layer has this name{did_you_mean(pattern, allowed)}"
+            some = allowed if len(allowed) < 10 else [*allowed[:8], "..."]
+            raise ValueError(f"{call}({pattern!r}): {what}; allowed: {', '.join(some)}, or a pattern as 'fc*'")
+        chosen |= meant & trained
+    return chosen
 
 
 def _again(made: type[Model], config: Mapping[str, Any], loaded: Arrays | None) -> Model:

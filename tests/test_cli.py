@@ -13,6 +13,7 @@ import sys
 import time
 from typing import ClassVar, Literal
 
+import numpy as np
 import pytest
 from conftest import DEADLINE, end_group, run_group
 
@@ -224,6 +225,30 @@ def test_the_rate_of_the_network_is_shown(capsys, tmp_path):
     assert "; sgd, lr 0.05; 1 rank" in out
 
 
+def test_weights_of_classes_and_an_ignored_target(capsys, tmp_path):
+    """The same as by the constructor and by fit, to the bit; an ignored target is no class of the network."""
+    rows = np.random.default_rng(0).standard_normal((200, 4)).round(4)
+    labels = np.where(rows[:, 0] > 0.5, 2, (rows[:, 1] > 0).astype(int))
+    labels[::7] = 9
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "a,b,c,d,y\n" + "".join(f"{','.join(map(str, r))},{k}\n" for r, k in zip(rows, labels, strict=True))
+    )
+    words = ["--model", "speech_dnn", "--dataset", "csv", "--data", table, "--label", "y", "--epochs", 1, "--quiet"]
+    words += "--label-smoothing 0.1 --class-weights 1,2,0.5 --ignore-index 9 --class-weight balanced".split()
+    words += ["--batch-size", 20, "--optimizer", "adam", "--report", tmp_path / "r"]
+    code, _, err = cli_run(capsys, "train", *words)
+    assert code == 0, err
+    report = json.loads((tmp_path / "r").read_text())
+    wanted = {"name": "cross_entropy", "label_smoothing": 0.1, "class_weights": [1.0, 2.0, 0.5], "ignore_index": 9}
+    assert report["settings"]["loss"] == wanted and report["settings"]["weighted"] is True
+    train, test = data.load("csv", str(table), label="y", progress=False)
+    loss = gg.CrossEntropy(label_smoothing=0.1, class_weights=[1, 2, 0.5], ignore_index=9)
+    with gg.Trainer(gg.models.speech_dnn(3, 4), loss=loss, optimizer=gg.Adam()) as trainer:
+        history = trainer.fit(train, validation=test, batch_size=20, class_weight="balanced", progress=False)
+    assert history.weights_sha256 == report["weights_sha256"]
+
+
 def test_resume_goes_on(capsys, tmp_path):
     common = [*QUICK, "--virtual-ranks", 2, "--quiet"]
     assert cli_run(capsys, "train", *common, "--report", tmp_path / "whole")[0] == 0
@@ -255,6 +280,12 @@ def test_resume_goes_on(capsys, tmp_path):
         ("train --loss mse", 2, "did you mean 'mean_squared_error'?"),
         ("train --label-smoothing 1", 2, "label_smoothing=1.0: allowed: a finite number >= 0 and < 1"),
         ("train --model mlp --label-smoothing 0.1", 2, "goes with the loss cross_entropy, not binary_cross_entropy"),
+        ("train --model mlp --ignore-index 0", 2, "--ignore-index 0: goes with the loss cross_entropy, not binary"),
+        ("train --class-weights 1,x", 2, "--class-weights: '1,x': allowed: numbers with commas"),
+        ("train --class-weights 1,-1", 2, "class_weights[1]=-1.0: allowed"),
+        ("train --class-weights 1,2", 1, "class_weights: 2 of them, but the output has 10 classes"),
+        ("train --class-weight balance", 2, "--class-weight: 'balance': allowed: balanced, or numbers with commas"),
+        ("train --class-weight 1,2", 1, "class_weight"),
         ("trian", 2, "did you mean 'train'?"),
         ("train --bucket-bytes 99999999999999999999", 2, "bucket_bytes=99999999999999999999: allowed: "),
         ("train --epochs 99999999999999999999", 2, "--epochs 99999999999999999999: allowed: at most"),

@@ -153,6 +153,60 @@ def test_factors_are_part_of_the_network(tmp_path):
             gg.Linear(3, lr=bad)
 
 
+def test_factors_of_a_ready_network():
+    """By name, by the part of names before a dot as in PyTorch's modules, or by a pattern; the network itself stays."""
+    net = gg.models.resnet18(4, (3, 32, 32), width=4)
+    start = {name: array + 1 for name, array in net.weights(3).items()}
+    net.load_weights(start)
+    before = net.config()
+    made = net.freeze("*").factors("fc", "layer4", lr=(1, 2), weight_decay=0.5).factors("layer4.1.bn?", lr=0.25)
+    assert net.config() == before and type(made) is type(net) and made.name == "resnet18"
+    given = {
+        entry["name"]: (entry["options"].get("lr"), entry["options"].get("weight_decay"))
+        for entry in made.config()["layers"]
+    }
+    assert given["conv1"] == ([0.0, 0.0], None) and given["relu"] == (None, None)
+    assert given["fc"] == given["layer4.0.conv1"] == ([1.0, 2.0], [0.5, 0.5])
+    assert given["layer4.1.bn1"] == given["layer4.1.bn2"] == ([0.25, 0.25], [0.5, 0.5])
+    assert given["layer3.1.bn2"] == ([0.0, 0.0], None)
+    for name, array in made.weights().items():
+        assert array.tobytes() == start[name].tobytes()
+    assert made.factors("*", lr=1, weight_decay=1).same_network(net)
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", "gossip"])
+def test_a_frozen_layer_stays_and_the_others_train(strategy):
+    net = gg.Sequential([gg.Linear(7, name="one"), gg.Tanh(), gg.Linear(3, name="two")], input=5).freeze("one")
+    x, y = np.random.default_rng(0).standard_normal((64, 5)).astype(np.float32), np.arange(64) % 3
+    made = {"all-reduce": gg.AllReduce(), "gossip": gg.GossipGraD()}[strategy]
+    with gg.Trainer(net, optimizer=gg.SGD(0.1, 0.9, 0.1), strategy=made, comm=gg.VirtualCluster(4)) as trainer:
+        before = trainer.weights()
+        trainer.fit(x, y, batch_size=4, progress=False)
+        for name, array in trainer.weights().items():
+            assert (array == before[name]).all() == name.startswith("one."), name
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda net: net.freeze("fc3"),
+            r"freeze\('fc3'\): no layer has this name; did you mean 'fc2'\?; allowed: conv1, conv2, fc1, fc2, or",
+        ),
+        (lambda net: net.freeze("conv1", "layer*"), r"freeze\('layer\*'\): no layer has"),
+        (lambda net: net.freeze("relu1"), r"freeze\('relu1'\): has no parameters"),
+        (lambda net: net.freeze(), r"freeze\(\): allowed: names of layers"),
+        (lambda net: net.freeze(3), r"freeze\(3\): allowed: names of layers"),
+        (lambda net: net.factors("fc1"), r"factors\(\): allowed: lr=, weight_decay=, or both"),
+        (lambda net: net.factors("fc1", lr=-1), r"lr=-1"),
+        (lambda net: net.factors("fc1", weight_decay=(1, 2, 3)), r"weight_decay="),
+    ],
+)
+def test_what_cannot_be_frozen_is_named(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(gg.models.lenet())
+
+
 def test_what_does_not_decay_is_an_option_and_is_saved(tmp_path):
     assert gg.SGD(0.1).no_decay == () and gg.SGD(0.1, no_decay="norm").no_decay == ("norm",)
     assert gg.Adam(no_decay=["norm", "bias"]).no_decay == ("bias", "norm")

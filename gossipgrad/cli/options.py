@@ -325,6 +325,7 @@ def load_data(arguments: argparse.Namespace) -> tuple[Model, Dataset, Dataset]:
         arguments.data,
         arguments.seed,
         loss=getattr(arguments, "loss", None),
+        ignored=getattr(arguments, "ignore_index", None),
         progress=not arguments.quiet,
         **_data_options(arguments, name),
     )

@@ -13,6 +13,7 @@ from gossipgrad.cli.options import (
     add_circumstances,
     add_data,
     add_data_options,
+    add_keywords,
     add_machine,
     add_optimizer,
     add_schedule,
@@ -32,9 +33,10 @@ from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.given import SHARDS, shard_sizes
 from gossipgrad.errors import HIGHEST, counted, number
 from gossipgrad.history import History
+from gossipgrad.keywords import keywords
 from gossipgrad.literals import LOSSES, Loss
 from gossipgrad.loop import check_batch
-from gossipgrad.losses import CrossEntropy
+from gossipgrad.losses import CrossEntropy, numbers
 from gossipgrad.progress import simulated
 from gossipgrad.trainer import Trainer
 
@@ -48,11 +50,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     help_ = "samples a rank and step; default: the model's, or what a rank has where that is less"
     parser.add_argument("--batch-size", type=int, metavar="N", help=help_)
     parser.add_argument("--loss", choices=LOSSES, help="default: the model's")
+    add_keywords(parser, {CrossEntropy.name: CrossEntropy})
     parser.add_argument(
-        "--label-smoothing",
-        type=float,
-        metavar="X",
-        help="with cross_entropy: this share of a target is spread evenly over all classes; default: 0",
+        "--class-weight",
+        type=_class_weight,
+        metavar="W,W,...|balanced",
+        help="what samples of each class count, without a division; balanced: inversely to how often classes occur; "
+        "default: all 1",
     )
     add_optimizer(parser)
     parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, help="another order in each epoch")
@@ -100,16 +104,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--quiet", action="store_true", help="print errors only")
 
 
-def _loss(arguments: argparse.Namespace, name: Loss) -> Loss | CrossEntropy:
-    if arguments.label_smoothing is None:
-        return name
-    if name != "cross_entropy":
-        given = f"--label-smoothing {arguments.label_smoothing:g}"
-        raise UsageError(f"{given}: goes with the loss cross_entropy, not {name}")
+def _class_weight(text: str) -> str | tuple[float, ...]:
+    """The type of --class-weight."""
     try:
-        return CrossEntropy(label_smoothing=arguments.label_smoothing)
+        return text if text == "balanced" else numbers(text)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).replace("allowed: ", "allowed: balanced, or ")) from None
+
+
+def _loss(arguments: argparse.Namespace, name: Loss) -> Loss | CrossEntropy:
+    options = given(arguments, tuple(keywords({CrossEntropy.name: CrossEntropy})))
+    for key, value in options.items():
+        if name != CrossEntropy.name:
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            raise UsageError(f"{option_of(key)} {shown}: goes with the loss {CrossEntropy.name}, not {name}")
+    return checked(lambda: CrossEntropy(**options)) if options else name
 
 
 def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
@@ -192,6 +201,7 @@ def train(arguments: argparse.Namespace) -> int:
         shuffle=arguments.shuffle,
         drop_last=arguments.drop_last,
         shard=arguments.shard,
+        class_weight=arguments.class_weight,
         progress=not arguments.quiet,
         resume=arguments.resume,
     )

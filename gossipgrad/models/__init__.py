@@ -76,31 +76,36 @@ class Entry:
             return {"image_size": tuple(shape[1:]), "channels": shape[0]}
         return {"sequence": shape[0], "windows": "streams" if self.streams else "random"}
 
-    def of(self, train: Dataset, loss: Loss | None = None) -> Model:
-        """The network for samples and classes as those of a set; its own form, where it has none for such samples."""
+    def of(self, train: Dataset, loss: Loss | None = None, ignored: int | None = None) -> Model:
+        """The network for samples and classes as those of a set; its own form, where it has none for such samples.
+
+        ignored: a target that is no class.
+        """
         if len(train.shape) != (3 if self.samples == "images" else 1):
             return self.make()
         if self.samples == "images":
-            return self.make(classes=_classes(train), input=train.shape)
+            return self.make(classes=_classes(train, ignored), input=train.shape)
         if self.samples == "tokens":
             stateful = {"stateful": True} if self.streams and train.source is not None and train.source.streams else {}
-            return self.make(vocabulary=_classes(train), sequence=train.shape[0], **stateful)
+            return self.make(vocabulary=_classes(train, ignored), sequence=train.shape[0], **stateful)
         if self.loss == "binary_cross_entropy":
-            return self.make(inputs=train.shape[0], outputs=_outputs(train, loss or self.loss))
-        return self.make(inputs=train.shape[0], classes=_classes(train))
+            return self.make(inputs=train.shape[0], outputs=_outputs(train, loss or self.loss, ignored))
+        return self.make(inputs=train.shape[0], classes=_classes(train, ignored))
 
 
-def _classes(train: Dataset) -> int:
+def _classes(train: Dataset, ignored: int | None) -> int:
     """How many classes, or characters, the targets of a set have."""
     if train.classes is not None:
         return len(train.classes)
     vocabulary = getattr(train.source, "vocabulary", None)
-    return len(vocabulary) if vocabulary is not None else int(train.targets.max()) + 1
+    if vocabulary is not None:
+        return len(vocabulary)
+    return int(train.targets.max(initial=0, where=True if ignored is None else train.targets != ignored)) + 1
 
 
-def _outputs(train: Dataset, loss: Loss) -> int:
+def _outputs(train: Dataset, loss: Loss, ignored: int | None) -> int:
     """How many outputs targets want that are classes, or numbers."""
-    return _classes(train) if loss == "cross_entropy" else math.prod(train.targets.shape[1:])
+    return _classes(train, ignored) if loss == "cross_entropy" else math.prod(train.targets.shape[1:])
 
 
 def _sgd(lr: float) -> optim.Optimizer:
@@ -147,16 +152,18 @@ def with_data(
     seed: int = 0,
     *,
     loss: Loss | None = None,
+    ignored: int | None = None,
     progress: bool = True,
     **options: Any,
 ) -> tuple[Model, Dataset, Dataset]:
     """The network for a set by name, and (train, validation) of it; "synthetic": a set of the network's own shapes.
 
-    loss: None: the network's own. options: of the set, as gossipgrad.data.load has them.
+    loss: None: the network's own. ignored: a target that is no class. options: of the set, as gossipgrad.data.load has
+    them.
     """
     if name == "synthetic":
         net = entry.make()
         return net, *data.for_network(net, name, folder, seed, progress=progress, **options)
     how = entry.options(name) | options
     train, validation = data.load(name, folder, progress=progress, seed=seed, **how)
-    return entry.of(train, loss), train, validation
+    return entry.of(train, loss, ignored), train, validation
