@@ -225,7 +225,8 @@ typedef enum stage { IDLE = 0, SCATTERING, READ_BY_PEERS, GATHERING, GATHERED, L
 struct gg_allreduce {
     gg_transport *transport;
     gg_device *device;
-    size_t count, own; /* elements: of the arena, of this rank's slice */
+    size_t most;       /* elements that it was created for */
+    size_t count, own; /* of the sum under way, of this rank's slice */
     int tag;
     gg_allreduce_form form;
     char *reply;   /* displaces: message memory, own elements for each rank */
@@ -269,7 +270,7 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     GG_TRY(gg_calloc(1, sizeof *made, "allreduce", &made));
     made->transport = transport;
     made->device = device;
-    made->count = count;
+    made->most = made->count = count;
     made->by_mpi = by == GG_COLLECTIVES_MPI;
     made->tag = tag;
     made->form = form != NULL ? *form : (gg_allreduce_form){.codec = gg_codec_of(GG_FLOAT32)};
@@ -437,13 +438,23 @@ cleanup:
     return collective_failed(allreduce, status);
 }
 
-gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
+gg_status gg_allreduce_start_some(gg_allreduce *allreduce, float *data, size_t count, const float *scale) {
     gg_status status = GG_OK;
+    size_t begin;
     if (allreduce->stage != IDLE)
         GG_FAIL(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
+    if (count > allreduce->most || count % GG_LANES != 0)
+        GG_FAIL(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d, at most %zu", count, GG_LANES,
+                allreduce->most);
+    allreduce->count = count;
+    allreduce->own = collective_slice(allreduce, allreduce->transport->rank, &begin);
     GG_TRY(start_idle(allreduce, data, scale));
 cleanup:
     return status;
+}
+
+gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
+    return gg_allreduce_start_some(allreduce, data, allreduce->most, scale);
 }
 
 /* All peers' parts of the own slice have arrived: adds them in the order of ranks and sends the sum to all. */

@@ -67,6 +67,9 @@ void gg_allreduce_destroy(gg_allreduce *allreduce); /* cancels what is in flight
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.
  * scale[size of group]: the same on every rank; it must remain valid until the sum is there. */
 gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale);
+/* The same with the first `count` elements, the same number on all ranks: whole lanes, at most as many as it was
+ * created for. */
+gg_status gg_allreduce_start_some(gg_allreduce *allreduce, float *data, size_t count, const float *scale);
 /* Continues without waiting, as far as messages have arrived. *summed: data holds the sum; also if nothing was
  * started. */
 gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed);

@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 /* What the forward pass reads, parameters and statistics; what the backward pass writes; what the optimiser remembers
- * from step to step, of which a rank may own only a part; what compression has not sent yet, which is each rank's own:
- * whole, never exchanged and never averaged. */
+ * from step to step, of which a rank may own only a part; what compression has not sent yet, and whatever else is each
+ * rank's own for it: whole, never exchanged and never averaged. */
 typedef enum gg_arena_kind {
     GG_ARENA_WEIGHT = 0,
     GG_ARENA_GRADIENT,
@@ -48,7 +48,7 @@ static inline float *gg_state_gradients(const gg_state *state) { return state->a
 int gg_state_moments(const gg_state *state);
 static inline float *gg_state_moment(const gg_state *state, int i) { return state->arena[GG_MOMENTS + i].data; }
 
-/* The arena of the residue; NULL: nothing is compressed. */
+/* The arena of the residue, the first of its kind; NULL: nothing is compressed. */
 float *gg_state_residue(const gg_state *state);
 
 /* The place of the arena of this name; -1: there is none. */

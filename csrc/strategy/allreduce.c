@@ -8,6 +8,7 @@
 typedef struct allreduce {
     gg_strategy head;
     gg_reduction *reduction;
+    gg_compression_counts counts;
 } allreduce;
 
 static gg_status allreduce_end(gg_strategy *strategy) {
@@ -50,11 +51,15 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     made->head.table = &table;
     made->head.env = *env;
     made->head.averages_gradients = true;
-    GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
-    GG_TRY(gg_reduction_create(
-        &made->head, options,
-        &(gg_reduction_run){.group = env->transport, .count = env->state->count, .tag = GG_TAG_ALLREDUCE},
-        &made->reduction));
+    GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
+    if (gg_state_residue(env->state) != NULL) made->head.compression_counts = &made->counts;
+    GG_TRY(gg_reduction_create(&made->head, options,
+                               &(gg_reduction_run){.group = env->transport,
+                                                   .count = env->state->count,
+                                                   .tag = GG_TAG_ALLREDUCE,
+                                                   .residue = gg_state_residue(env->state),
+                                                   .counts = &made->counts},
+                               &made->reduction));
 cleanup:
     if (status != GG_OK && made != NULL) allreduce_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

@@ -27,6 +27,7 @@ static void list_arenas(gg_state *state, const gg_optimizer *optimizer, unsigned
         state->arena[GG_MOMENTS + i] = (gg_arena){.name = moment[i], .kind = GG_ARENA_MOMENT};
     if (shared & GG_WITH_RESIDUE)
         state->arena[state->arenas++] = (gg_arena){.name = "residue", .kind = GG_ARENA_RESIDUE};
+    if (shared & GG_WITH_BASE) state->arena[state->arenas++] = (gg_arena){.name = "base", .kind = GG_ARENA_RESIDUE};
     for (int i = 0; i < state->arenas; ++i)
         if (shared & 1u << state->arena[i].kind) state->arena[i].memory = GG_MEMORY_MESSAGE;
     if (shared & GG_BORROWED_GRADIENT) state->arena[GG_GRADIENTS].memory = GG_MEMORY_BORROWED;

@@ -40,7 +40,7 @@ gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_option
     dense_reduction *made = NULL;
     const gg_codec *codec = gg_codec_of(options->wire);
     GG_TRY(gg_calloc(1, sizeof *made, "reduction", &made));
-    made->head.table = &table;
+    made->head = (gg_reduction){.table = &table, .bytes = run->count * codec->size};
     made->owner = owner;
     if (!codec->exact && run->group->size > 1)
         GG_TRY(gg_message_alloc(owner->env.transport, run->count * codec->size, "values that travel", &made->memory));

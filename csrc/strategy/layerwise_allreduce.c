@@ -20,10 +20,10 @@ typedef struct layerwise_allreduce {
     gg_buckets buckets;
     gg_transport *group;      /* the ranks whose gradients are reduced: all, or those of a node */
     gg_reduction **reduction; /* one a chunk */
-    size_t element;           /* bytes of a gradient that travels */
-    int started;              /* the bucket whose reductions were started last; count: none in this step */
-    int *next;                /* a bucket: the first chunk that is still to be updated; end_chunk: none */
-    double *started_at;       /* a bucket: for the trace */
+    gg_compression_counts counts;
+    int started;        /* the bucket whose reductions were started last; count: none in this step */
+    int *next;          /* a bucket: the first chunk that is still to be updated; end_chunk: none */
+    double *started_at; /* a bucket: for the trace */
     /* Hierarchical only: */
     gg_strategy *gossip; /* NULL: buckets that are reduced are updated */
     gg_nodes nodes;
@@ -140,16 +140,16 @@ static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
         for (int layer = b->last_layer; layer >= b->first_layer; --layer)
             GG_TRY(by_gossip(s, s->gossip->table->ready(s->gossip, layer)));
     if (strategy->env.trace == NULL || !last) goto cleanup;
-    size_t begin = s->buckets.chunk[b->first_chunk].offset;
-    gg_strategy_exchanged(strategy,
-                          (gg_trace_span){.begin = s->started_at[bucket],
-                                          .arrived = arrived,
-                                          .name = "gradients",
-                                          .step = strategy->step,
-                                          .index = b->first_layer,
-                                          .last = b->last_layer,
-                                          .peer = -1,
-                                          .bytes = (int64_t)((chunk->offset + chunk->count - begin) * s->element)});
+    int64_t bytes = 0;
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) bytes += (int64_t)s->reduction[i]->bytes;
+    gg_strategy_exchanged(strategy, (gg_trace_span){.begin = s->started_at[bucket],
+                                                    .arrived = arrived,
+                                                    .name = "gradients",
+                                                    .step = strategy->step,
+                                                    .index = b->first_layer,
+                                                    .last = b->last_layer,
+                                                    .peer = -1,
+                                                    .bytes = bytes});
 cleanup:
     return status;
 }
@@ -257,10 +257,13 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     s->head.env = *env;
     s->head.averages_gradients = true;
     s->group = env->transport;
-    s->element = gg_codec_of(options->wire)->size;
     if (hierarchical) GG_TRY(create_gossip(s, options));
-    else GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
-    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
+    else GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
+    float *residue = hierarchical ? NULL : gg_state_residue(env->state);
+    if (residue != NULL) s->head.compression_counts = &s->counts;
+    /* A packed message is a bucket: bins cross no message, and small messages are worth no cut. */
+    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes,
+                             residue != NULL ? env->state->count * sizeof(float) : options->chunk_bytes, &s->buckets));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", &s->next));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", &s->started_at));
@@ -268,11 +271,14 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     GG_TRY(gg_calloc((size_t)s->buckets.chunk_count, sizeof *s->reduction, "reductions", &s->reduction));
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         const gg_chunk *chunk = &s->buckets.chunk[i];
-        GG_TRY(gg_reduction_create(
-            &s->head, options,
-            &(gg_reduction_run){
-                .group = s->group, .offset = chunk->offset, .count = chunk->count, .tag = GG_TAG_USER + i},
-            &s->reduction[i]));
+        GG_TRY(gg_reduction_create(&s->head, options,
+                                   &(gg_reduction_run){.group = s->group,
+                                                       .offset = chunk->offset,
+                                                       .count = chunk->count,
+                                                       .tag = GG_TAG_USER + i,
+                                                       .residue = residue,
+                                                       .counts = &s->counts},
+                                   &s->reduction[i]));
     }
 cleanup:
     if (status != GG_OK && s != NULL) layerwise_destroy(&s->head), s = NULL;

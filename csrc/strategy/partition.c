@@ -152,4 +152,5 @@ void gg_strategy_load(gg_strategy *strategy, int arena, const float *whole) {
     if (strategy->partition == NULL || to->kind != GG_ARENA_MOMENT)
         memcpy(to->data, whole, state->count * sizeof(float));
     else pack_owned(strategy->partition, strategy->env.transport->rank, whole, to->data);
+    if (strategy->loaded != NULL) strategy->loaded(strategy, arena);
 }

@@ -1,6 +1,7 @@
 /* Private to the room: the weighted sum of a run of the arenas over ranks. Strategies hold reductions and do not know
  * how one comes about, which is decided at its creation. The calls are those of gg_allreduce and mean the same: data =
- * sum over r of share[r] * data_r, the same bits on every rank (comm/collective.h).
+ * sum over r of share[r] * data_r, the same bits on every rank (comm/collective.h). With a residue, (sum over the ranks
+ * of residue_r + share[r] * data_r) before a start is (sum over the ranks of residue_r) + data afterwards.
  *
  * Several may be in flight at once, each with a tag of its own: all ranks start them in one order, all of them before
  * they wait for one, and wait in the same order. After a failure nothing of a reduction is in flight. */
@@ -22,6 +23,7 @@ typedef struct gg_reduction_table {
 /* The first member of every kind of reduction. */
 struct gg_reduction {
     const gg_reduction_table *table;
+    size_t bytes; /* of this rank's part of the last sum, as it travels */
 };
 
 typedef struct gg_reduction_run {
@@ -31,28 +33,53 @@ typedef struct gg_reduction_run {
     /* What is made of values that do not arrive as they were: those of gg_allreduce_form. */
     float *applied, *rest;
     bool displaces;
+    /* NULL: every value travels. Else packed messages do, and what is not sent goes there: an arena, private, given by
+     * its element 0. No parameter is in two runs then, and owner->step says which of the first steps travel dense.
+     * `rest` and `displaces` have no meaning. */
+    float *residue;
+    gg_compression_counts *counts; /* packed: what is sent is added to it */
 } gg_reduction_run;
 
 /* Collective, in one order on all ranks of the group. Waits count as the owner's, in whose trace they are seen. */
 gg_status gg_reduction_create(gg_strategy *owner, const gg_strategy_options *options, const gg_reduction_run *run,
                               gg_reduction **out);
-void gg_reduction_destroy(gg_reduction *reduction); /* collective; cancels what is in flight; NULL is fine */
+/* Cancels what is in flight; NULL is fine. */
+static inline void gg_reduction_destroy(gg_reduction *reduction) {
+    if (reduction != NULL) reduction->table->destroy(reduction);
+}
 
 /* Sends, and returns at once. `data` must not be touched before the sum is there, and not be written before the finish.
  * share[size of the group] must remain valid until the sum is there. */
-gg_status gg_reduction_start(gg_reduction *reduction, float *data, const float *share);
+static inline gg_status gg_reduction_start(gg_reduction *reduction, float *data, const float *share) {
+    return reduction->table->start(reduction, data, share);
+}
+
 /* Continues without waiting, as far as messages have arrived. *summed: data holds the sum; also if nothing was
  * started. */
-gg_status gg_reduction_poll(gg_reduction *reduction, bool *summed);
-gg_status gg_reduction_wait(gg_reduction *reduction);   /* until data holds the sum */
-gg_status gg_reduction_finish(gg_reduction *reduction); /* until the peers have read it, too: data may be written */
+static inline gg_status gg_reduction_poll(gg_reduction *reduction, bool *summed) {
+    return reduction->table->poll(reduction, summed);
+}
+
+/* Until data holds the sum. */
+static inline gg_status gg_reduction_wait(gg_reduction *reduction) { return reduction->table->wait(reduction); }
+
+/* Until the peers have read it, too: data may be written. */
+static inline gg_status gg_reduction_finish(gg_reduction *reduction) { return reduction->table->finish(reduction); }
+
 /* All of it, blocking. */
-gg_status gg_reduction_run_all(gg_reduction *reduction, float *data, const float *share);
+static inline gg_status gg_reduction_run_all(gg_reduction *reduction, float *data, const float *share) {
+    const gg_status status = gg_reduction_start(reduction, data, share);
+    return status == GG_OK ? gg_reduction_finish(reduction) : status;
+}
 
 /* ---- its kinds ---- */
 
 /* By gg_allreduce: every value travels. */
 gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_options *options, const gg_reduction_run *run,
                                     gg_reduction **out);
+
+/* By packed messages; run->residue is not NULL. */
+gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_options *options,
+                                     const gg_reduction_run *run, gg_reduction **out);
 
 #endif

@@ -1,0 +1,346 @@
+/* The reduction of packed messages (compress/packed.h), with error feedback. The first steps, as many as the options
+ * say, go through a dense reduction.
+ *
+ * LOCAL: every rank adds its weighted data to its residue, chooses from the sum what it sends, and sends it to all.
+ * Every rank adds the messages of all, its own too, in the order of ranks: all get the same bits.
+ *
+ * CYCLIC [after ScaleCom, Chen et al. 2020, arXiv 2104.11125]: in step t rank t mod p chooses the elements from its own
+ * residue, and tells the others which they are. All send their own values there, which are reduced as dense ones are:
+ * so the sum is as sparse as one rank's message, and what a rank sends does not grow with p.
+ *
+ * Own messages are in message memory, and are not written again before all peers have read them, which is what a finish
+ * waits for. */
+#include <string.h>
+
+#include "base/memory.h"
+#include "compress/packed.h"
+#include "strategy/common.h"
+#include "strategy/reduction.h"
+
+/* What is waited for: nothing; a dense sum; the next rank's message; which elements are chosen; their sum; with
+ * DELIVERED the data hold the sum, but peers may still read. */
+typedef enum stage { IDLE = 0, DENSE, COLLECTING, CHOOSING, SUMMING, DELIVERED } stage;
+
+typedef struct packed_reduction {
+    gg_reduction head;
+    gg_strategy *owner;
+    gg_transport *group;
+    gg_compression compression;
+    gg_reduction *dense; /* of the first steps */
+    size_t offset, count;
+    int tag;
+    float *residue; /* an arena, by its element 0 */
+    float *applied; /* of the run's first element; NULL: not wanted */
+    gg_segments segments;
+    const gg_segment *segment; /* those of this run, n of them */
+    int n;
+    gg_packing packing;
+    size_t capacity;     /* of a message */
+    char *message;       /* message memory: this rank's */
+    char *landing;       /* capacity bytes a rank; LOCAL: of all, CYCLIC: of one */
+    gg_request *sent;    /* one a rank */
+    gg_request *arrived; /* likewise */
+    stage stage;
+    int next;    /* COLLECTING: the rank whose message is added next */
+    size_t size; /* of the own message */
+    float *data; /* the run's first element */
+    /* CYCLIC only: */
+    const gg_codec *codec;
+    gg_allreduce *sum; /* of the chosen values */
+    float *values;     /* message memory: those of this rank, then their sum */
+    void *travelling;  /* message memory: the values as they travel; NULL: the codec is exact */
+    float *rest;       /* what the sum of this rank's slice was rounded by; NULL: the codec is exact */
+    size_t chosen;     /* how many values there are in this step */
+    float *ones;       /* one a rank */
+} packed_reduction;
+
+static gg_status packed_reach(packed_reduction *s, gg_request *request, bool wait, bool *done) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_test(s->group, request, done));
+    if (*done || !wait) goto cleanup;
+    const double begin = gg_transport_now(s->group);
+    GG_TRY(gg_wait(s->group, request));
+    gg_strategy_waited(s->owner, begin);
+    *done = true;
+cleanup:
+    return status;
+}
+
+/* The address that the arena's first element would have, if the data were all of it. */
+static float *packed_base(const packed_reduction *s) { return s->data - s->offset; }
+
+/* Peers are visited from the next rank on, so that not all of them send to one. */
+static gg_status send_to_all(packed_reduction *s) {
+    gg_status status = GG_OK;
+    const int p = s->group->size, rank = s->group->rank;
+    for (int i = 1; i < p; ++i) {
+        const int to = (rank + i) % p;
+        GG_TRY(gg_send(s->group, s->message, s->size, to, s->tag, &s->sent[to]));
+    }
+cleanup:
+    return status;
+}
+
+/* ---- local selection ---- */
+
+/* What the data held is in the residue and the message afterwards, so the sum can begin at zero. */
+static gg_status start_local(packed_reduction *s, float scale) {
+    gg_status status = GG_OK;
+    const int p = s->group->size, rank = s->group->rank;
+    GG_TRY(gg_pack(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
+    memset(s->data, 0, s->count * sizeof *s->data);
+    if (s->applied != NULL) GG_TRY(gg_unpack_add(s->segment, s->n, s->message, s->size, 1.0f, s->applied - s->offset));
+    for (int i = 1; i < p; ++i) {
+        const int from = (rank - i + p) % p;
+        GG_TRY(gg_receive(s->group, s->landing + (size_t)from * s->capacity, s->capacity, from, s->tag,
+                          &s->arrived[from]));
+    }
+    GG_TRY(send_to_all(s));
+    s->head.bytes = s->size;
+    s->next = 0;
+    s->stage = COLLECTING;
+cleanup:
+    return status;
+}
+
+/* Adds the next rank's message, if it has arrived. */
+static gg_status collect_next(packed_reduction *s, bool wait, bool *done) {
+    gg_status status = GG_OK;
+    const int from = s->next;
+    const bool own = from == s->group->rank;
+    gg_request *request = &s->arrived[from];
+    if (!own) GG_TRY(packed_reach(s, request, wait, done));
+    if (!*done) goto cleanup;
+    status = gg_unpack_add(s->segment, s->n, own ? s->message : request->data, own ? s->size : request->bytes, 1.0f,
+                           packed_base(s));
+    GG_TRY(gg_error_prefix(status, "message of rank %d: ", from));
+    if (!own) GG_TRY(gg_release(s->group, request));
+    if (++s->next == s->group->size) s->stage = DELIVERED;
+cleanup:
+    return status;
+}
+
+/* ---- cyclic selection ---- */
+
+static gg_status start_cyclic(packed_reduction *s, float scale) {
+    gg_status status = GG_OK;
+    const int rank = s->group->rank, chooser = (int)(s->owner->step % s->group->size);
+    if (chooser == rank) {
+        GG_TRY(gg_pack_choice(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
+        GG_TRY(send_to_all(s));
+        s->head.bytes = s->size;
+    } else {
+        s->head.bytes = 0;
+        GG_TRY(gg_pack_accumulate(&s->packing, scale, packed_base(s), s->residue));
+        GG_TRY(gg_receive(s->group, s->landing, s->capacity, chooser, s->tag, &s->arrived[chooser]));
+    }
+    s->next = chooser;
+    s->stage = CHOOSING;
+cleanup:
+    return status;
+}
+
+static const void *choice_of(const packed_reduction *s) {
+    return s->next == s->group->rank ? s->message : s->arrived[s->next].data;
+}
+
+/* Sends the own values at the chosen elements, if it is known which these are. */
+static gg_status start_values(packed_reduction *s, bool wait, bool *done) {
+    gg_status status = GG_OK;
+    const bool own = s->next == s->group->rank;
+    if (!own) GG_TRY(packed_reach(s, &s->arrived[s->next], wait, done));
+    if (!*done) goto cleanup;
+    status = gg_choice_values(s->segment, s->n, choice_of(s), own ? s->size : s->arrived[s->next].bytes, &s->chosen);
+    GG_TRY(gg_error_prefix(status, "choice of rank %d: ", s->next));
+    const size_t padded = (s->chosen + GG_LANES - 1) / GG_LANES * GG_LANES;
+    void *values = s->travelling != NULL ? s->travelling : s->values;
+    gg_pack_values(&s->packing, choice_of(s), s->codec->dtype, s->residue, values);
+    memset(gg_codec_at(s->codec, values, s->chosen), 0, (padded - s->chosen) * s->codec->size);
+    if (s->applied != NULL)
+        gg_unpack_values_add(s->segment, s->n, choice_of(s), s->codec->dtype, values, 1.0f, s->applied - s->offset);
+    if (s->travelling != NULL) {
+        s->codec->decode(s->owner->env.device, padded, values, s->values);
+        memset(s->rest, 0, padded * sizeof *s->rest);
+    }
+    s->head.bytes += padded * s->codec->size;
+    GG_TRY(gg_allreduce_start_some(s->sum, s->values, padded, s->ones));
+    s->stage = SUMMING;
+cleanup:
+    return status;
+}
+
+/* What the rank that added a value rounded its sum by goes back into that rank's residue. */
+static gg_status add_values(packed_reduction *s, bool wait, bool *done) {
+    gg_status status = GG_OK;
+    if (wait) GG_TRY(gg_allreduce_wait(s->sum));
+    else GG_TRY(gg_allreduce_poll(s->sum, done));
+    if (!*done) goto cleanup;
+    memset(s->data, 0, s->count * sizeof *s->data);
+    gg_unpack_values_add(s->segment, s->n, choice_of(s), GG_FLOAT32, s->values, 1.0f, packed_base(s));
+    if (s->rest != NULL) gg_unpack_values_add(s->segment, s->n, choice_of(s), GG_FLOAT32, s->rest, -1.0f, s->residue);
+    GG_TRY(gg_release(s->group, &s->arrived[s->next]));
+    s->stage = DELIVERED;
+cleanup:
+    return status;
+}
+
+/* ---- the table ---- */
+
+static gg_status packed_failed(packed_reduction *s, gg_status status) {
+    if (status == GG_OK) return status;
+    gg_cancel_all(s->group, s->sent, s->group->size);
+    gg_cancel_all(s->group, s->arrived, s->group->size);
+    s->stage = IDLE;
+    return status;
+}
+
+/* Continues until the data hold the sum. Without `wait` it stops at the first message that has not arrived yet. */
+static gg_status packed_advance(packed_reduction *s, bool wait) {
+    gg_status status = GG_OK;
+    bool done = true;
+    while (done && s->stage != IDLE && s->stage != DELIVERED) {
+        if (s->stage == COLLECTING) GG_TRY(collect_next(s, wait, &done));
+        else if (s->stage == CHOOSING) GG_TRY(start_values(s, wait, &done));
+        else GG_TRY(add_values(s, wait, &done));
+    }
+cleanup:
+    return packed_failed(s, status);
+}
+
+static gg_status packed_start(gg_reduction *reduction, float *data, const float *share) {
+    gg_status status = GG_OK;
+    packed_reduction *s = (packed_reduction *)reduction;
+    const float scale = share[s->group->rank];
+    if (s->stage != IDLE)
+        GG_FAIL(GG_ERROR_STATE, "packed sum of %zu values: started again before it was finished", s->count);
+    s->data = data;
+    if (s->owner->step < s->compression.warmup) {
+        gg_compression_count_dense(s->segment, s->n, s->packing.counts);
+        GG_TRY(gg_reduction_start(s->dense, data, share));
+        s->head.bytes = s->dense->bytes;
+        s->stage = DENSE;
+        goto cleanup;
+    }
+    status = s->compression.selection == GG_SELECTION_CYCLIC ? start_cyclic(s, scale) : start_local(s, scale);
+cleanup:
+    return packed_failed(s, status);
+}
+
+static gg_status packed_poll(gg_reduction *reduction, bool *summed) {
+    packed_reduction *s = (packed_reduction *)reduction;
+    if (s->stage == DENSE) return gg_reduction_poll(s->dense, summed);
+    gg_status status = packed_advance(s, false);
+    *summed = s->stage == IDLE || s->stage == DELIVERED;
+    return status;
+}
+
+static gg_status packed_wait(gg_reduction *reduction) {
+    packed_reduction *s = (packed_reduction *)reduction;
+    return s->stage == DENSE ? gg_reduction_wait(s->dense) : packed_advance(s, true);
+}
+
+static gg_status packed_finish(gg_reduction *reduction) {
+    gg_status status = GG_OK;
+    packed_reduction *s = (packed_reduction *)reduction;
+    bool read = false;
+    GG_TRY(packed_wait(reduction));
+    if (s->stage == DENSE) GG_TRY(gg_reduction_finish(s->dense));
+    for (int i = 0; s->stage == DELIVERED && i < s->group->size; ++i) GG_TRY(packed_reach(s, &s->sent[i], true, &read));
+    if (s->stage == DELIVERED && s->sum != NULL) GG_TRY(gg_allreduce_finish(s->sum));
+    s->stage = IDLE;
+cleanup:
+    return packed_failed(s, status);
+}
+
+static void packed_destroy(gg_reduction *reduction) {
+    packed_reduction *s = (packed_reduction *)reduction;
+    (void)packed_failed(s, GG_ERROR_STATE); /* requests must not outlive their memory */
+    gg_allreduce_destroy(s->sum);
+    gg_reduction_destroy(s->dense);
+    gg_message_free(s->owner->env.transport, s->travelling);
+    gg_message_free(s->owner->env.transport, s->values);
+    gg_message_free(s->owner->env.transport, s->message);
+    gg_free(s->rest);
+    gg_free(s->ones);
+    gg_free(s->landing);
+    gg_free(s->sent);
+    gg_free(s->arrived);
+    gg_free(s->packing.scratch);
+    gg_segments_destroy(&s->segments);
+    gg_free(s);
+}
+
+static const gg_reduction_table table = {packed_start, packed_poll, packed_wait, packed_finish, packed_destroy};
+
+static gg_status create_cyclic(packed_reduction *s) {
+    gg_status status = GG_OK;
+    const int p = s->group->size;
+    gg_transport *transport = s->owner->env.transport;
+    s->codec = gg_codec_of(s->compression.values);
+    GG_TRY(gg_message_alloc(transport, s->count * sizeof *s->values, "chosen values", &s->values));
+    GG_TRY(gg_calloc((size_t)p, sizeof *s->ones, "shares", &s->ones));
+    for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
+    if (!s->codec->exact) {
+        GG_TRY(gg_message_alloc(transport, s->count * s->codec->size, "chosen values that travel", &s->travelling));
+        GG_TRY(gg_alloc(s->count * sizeof *s->rest, "rounding of chosen values", &s->rest));
+    }
+    GG_TRY(gg_allreduce_create(s->group, s->owner->env.device, s->count, s->tag,
+                               &(gg_allreduce_form){.codec = s->codec, .memory = s->travelling, .rest = s->rest},
+                               GG_COLLECTIVES_OWN, &s->sum));
+    gg_strategy_watch(s->owner, s->sum);
+cleanup:
+    return status;
+}
+
+static void find_segments(packed_reduction *s) {
+    int first = 0, end;
+    while (first < s->segments.count && s->segments.segment[first].offset < s->offset) ++first;
+    for (end = first; end < s->segments.count && s->segments.segment[end].offset < s->offset + s->count;) ++end;
+    s->segment = s->segments.segment + first;
+    s->n = end - first;
+}
+
+/* Only what messages fill of the landing is ever touched, so it costs address space and little memory. */
+gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_options *options,
+                                     const gg_reduction_run *run, gg_reduction **out) {
+    gg_status status = GG_OK;
+    packed_reduction *s = NULL;
+    const size_t p = (size_t)run->group->size;
+    const gg_reduction_run dense = {
+        .group = run->group, .offset = run->offset, .count = run->count, .tag = run->tag, .applied = run->applied};
+    const bool cyclic = options->compression.selection == GG_SELECTION_CYCLIC;
+    *out = NULL;
+    if (options->collectives == GG_COLLECTIVES_MPI)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "collectives: 'mpi' with compression, but MPI has no sum of packed messages; allowed is 'own'");
+    GG_TRY(gg_calloc(1, sizeof *s, "reduction", &s));
+    s->head.table = &table;
+    s->owner = owner;
+    s->group = run->group;
+    s->compression = options->compression;
+    s->offset = run->offset;
+    s->count = run->count;
+    s->tag = run->tag;
+    GG_TRY(gg_segments_create(owner->env.graph, &s->compression, &s->segments));
+    s->residue = run->residue;
+    s->applied = run->applied;
+    find_segments(s);
+    s->packing = (gg_packing){.compression = &s->compression,
+                              .device = owner->env.device,
+                              .segment = s->segment,
+                              .segments = s->n,
+                              .counts = run->counts};
+    s->capacity = (gg_packed_capacity(s->segment, s->n, &s->compression) + 63) / 64 * 64;
+    GG_TRY(gg_alloc(gg_pack_scratch_bytes(s->segment, s->n), "scratch of packing", &s->packing.scratch));
+    GG_TRY(gg_message_alloc(owner->env.transport, s->capacity, "packed message", &s->message));
+    GG_TRY(gg_alloc((cyclic ? 1 : p) * s->capacity, "landing of packed messages", &s->landing));
+    GG_TRY(gg_calloc(p, sizeof *s->sent, "requests", &s->sent));
+    GG_TRY(gg_calloc(p, sizeof *s->arrived, "requests", &s->arrived));
+    if (s->compression.warmup > 0) GG_TRY(gg_dense_reduction_create(owner, options, &dense, &s->dense));
+    if (cyclic) GG_TRY(create_cyclic(s));
+    *out = &s->head;
+    s = NULL;
+cleanup:
+    if (s != NULL) packed_destroy(&s->head);
+    return status;
+}
