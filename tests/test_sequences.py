@@ -397,6 +397,28 @@ def test_a_wrong_length_is_named(length):
         operations.run_op("native", None, "attention", [np.zeros((3, 9, 6), np.float32), lengths], (9, 2), heads=1)
 
 
+@pytest.mark.parametrize("made", [gg.Attention(2), gg.MultiHeadAttention(12, 2)], ids=lambda one: type(one).__name__)
+def test_lengths_are_checked_before_the_first_step(made):
+    """Of all samples, with the number of the one that is wrong; through a view, too, and of what validates."""
+    x, lengths = gg.Input((5, 12), name="x"), gg.Input((1, 1), dtype="int32", name="lengths")
+    layer = type(made)(2) if isinstance(made, gg.Attention) else type(made)(12, 2)
+    net = gg.Model([x, lengths], gg.Linear(3)(layer(x, gg.Reshape((1,))(lengths))))
+    given = {"x": np.ones((40, 5, 12), np.float32), "lengths": np.full((40, 1, 1), 5)}
+    targets = np.zeros((40, 5), np.int32)
+    for wrong, allowed in ((0, False), (6, False), (1, True)):
+        given["lengths"][33] = wrong
+        with gg.Trainer(net) as trainer:
+            if allowed:
+                trainer.fit(gg.Dataset(given, targets), batch_size=10, progress=False)
+                continue
+            message = f"input 1: sample 33 has number {wrong}; allowed are 1 to 5"
+            with pytest.raises(ValueError, match=message):
+                trainer.fit(gg.Dataset(given, targets), batch_size=10, progress=False)
+            with pytest.raises(ValueError, match=f"samples: number {wrong}; the network has numbers 1 to 5"):
+                trainer.train_step(given, targets)
+            assert trainer.step == 0
+
+
 @pytest.mark.parametrize("name", ["one-position", "nanogpt", "a-block-and-one", "blocks", "lengths", "lengths-causal"])
 def test_attention_is_pytorchs(name):
     torch = pytest.importorskip("torch")

@@ -161,7 +161,7 @@ static int64_t find_wrong_class(const gg_field *field, const void *values, int64
     const uint8_t *byte = values;
     for (int64_t i = 0; i < n; ++i) {
         const int64_t value = field->dtype == GG_UINT8 ? byte[i] : number[i];
-        if ((value < 0 || value >= field->classes) && !(field->ignores && value == field->ignored)) return i;
+        if ((value < field->first || value >= field->classes) && !(field->ignores && value == field->ignored)) return i;
     }
     return n;
 }
@@ -176,8 +176,12 @@ static gg_status fail_class(const gg_field *field, const char *where, int64_t sa
     char besides[40] = "";
     if (field->ignores) snprintf(besides, sizeof besides, ", and %" PRId32, field->ignored);
     return gg_fail(GG_ERROR_ARGUMENT,
-                   "data set: %s: sample %" PRId64 " has %s %" PRId64 "; allowed are 0 to %" PRId64 "%s", where, sample,
-                   field->tokens ? "token" : "class", value, field->classes - 1, besides);
+                   "data set: %s: sample %" PRId64 " has %s %" PRId64 "; allowed are %" PRId64 " to %" PRId64 "%s",
+                   where, sample,
+                   field->first > 0 ? "number"
+                   : field->tokens  ? "token"
+                                    : "class",
+                   value, field->first, field->classes - 1, besides);
 }
 
 static bool has_classes(const gg_field *field) {

@@ -17,7 +17,8 @@ typedef struct gg_field {
     float scale, shift; /* of an input that is no tokens */
     gg_storage *scales; /* float32: a scale for each channel, the first axis of the shape, then as many shifts; NULL:
                            scale and shift are those of all */
-    int64_t classes;    /* of integers: allowed are 0 to classes - 1; 0: any */
+    int64_t classes;    /* of integers: allowed are first to classes - 1; 0: any */
+    int64_t first;      /* 0 but for inputs that count something */
     bool ignores;       /* and `ignored`: a number that is no class */
     int32_t ignored;
 } gg_field;

@@ -357,24 +357,27 @@ int gg_graph_input(const gg_graph *graph, int i) { return graph->input[i]; }
 int gg_graph_heads(const gg_graph *graph) { return graph->heads; }
 const gg_head *gg_graph_head(const gg_graph *graph, int head) { return &graph->head[head]; }
 int gg_graph_output(const gg_graph *graph) { return graph->heads > 0 ? graph->head[0].node : -1; }
-static int64_t readable_tokens(const gg_graph *graph, int node) {
-    int64_t least = 0;
+static gg_integers readable_integers(const gg_graph *graph, int node) {
+    gg_integers all = {0, 0};
     for (int i = node + 1; i < graph->nodes; i++) {
         const gg_node *it = &graph->node[i];
         const gg_layer_type *type = types[it->desc.kind];
         for (int k = 0; k < it->inputs; k++) {
             if (it->input[k] != node) continue;
-            const int64_t own = type->view             ? readable_tokens(graph, i)
-                                : type->tokens != NULL ? type->tokens(&it->desc)
-                                                       : 0;
-            if (own > 0 && (least == 0 || own < least)) least = own;
+            const gg_integers own = type->view               ? readable_integers(graph, i)
+                                    : type->integers != NULL ? type->integers(it, k)
+                                                             : (gg_integers){0, 0};
+            if (own.end == 0) continue;
+            if (all.end == 0 || own.end < all.end) all.end = own.end;
+            if (own.first > all.first) all.first = own.first;
         }
     }
-    return least;
+    return all;
 }
 
-int64_t gg_graph_tokens(const gg_graph *graph, int i) {
-    return graph->node[graph->input[i]].dtype == GG_INT32 ? readable_tokens(graph, graph->input[i]) : 0;
+gg_integers gg_graph_integers(const gg_graph *graph, int i) {
+    const gg_integers any = {0, 0};
+    return graph->node[graph->input[i]].dtype == GG_INT32 ? readable_integers(graph, graph->input[i]) : any;
 }
 
 int gg_graph_parameters(const gg_graph *graph) { return graph->parameters; }

@@ -183,8 +183,13 @@ gg_status gg_graph_set_factors(gg_graph *graph, int node, gg_factors lr, gg_fact
  * is float32. */
 gg_status gg_graph_finish(gg_graph *graph, int heads, const gg_head *head);
 
-/* Values of int32 input i must be in 0..tokens-1: the least of what its readers allow; 0: any. */
-int64_t gg_graph_tokens(const gg_graph *graph, int i);
+/* Integers from `first` to `end` - 1; end 0: any. */
+typedef struct gg_integers {
+    int64_t first, end;
+} gg_integers;
+
+/* What int32 input i may have: what all its readers allow. */
+gg_integers gg_graph_integers(const gg_graph *graph, int i);
 
 int gg_graph_nodes(const gg_graph *graph);
 const gg_node *gg_graph_node(const gg_graph *graph, int node);

@@ -17,9 +17,8 @@ typedef struct gg_layer_type {
     gg_op_kind op; /* GG_OP_COUNT: no operation of its own */
     bool view;     /* the values of its only input in the same order, whatever their type: another shape for the same
                       memory; it has no operation */
-    /* NULL: any. The least number that an int32 input may not have; 0 is the smallest that it may. */
-    int64_t (*tokens)(const gg_layer_desc *desc);
-    unsigned integer_inputs; /* bit i: input i is int32; the others are float32 */
+    gg_integers (*integers)(const gg_node *node, int input); /* NULL: any. What int32 input `input` may have */
+    unsigned integer_inputs;                                 /* bit i: input i is int32; the others are float32 */
     /* Checks the description against the inputs and gives the shape of one output sample. */
     gg_status (*infer)(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out);
     /* Returns how many tensors the layer has, and writes them in order where `out` is not NULL: name (a suffix, as

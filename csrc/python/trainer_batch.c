@@ -40,14 +40,15 @@ static bool is_batch(const gg_py_trainer *t, int i, PyArrayObject *array) {
     return fits;
 }
 
-/* Checks that tokens are those that layers can look up. */
+/* Checks that tokens are those that layers can look up, and numbers those that they can use. */
 static bool are_tokens(const gg_py_trainer *t, int i, PyArrayObject *array) {
-    const int64_t tokens = gg_graph_tokens(t->graph->graph, i);
+    const gg_integers allowed = gg_graph_integers(t->graph->graph, i);
+    const char *what = allowed.first > 0 ? "number" : "token";
     const int32_t *value = PyArray_DATA(array);
-    for (npy_intp k = 0; tokens > 0 && k < PyArray_SIZE(array); ++k) {
-        if (value[k] >= 0 && value[k] < tokens) continue;
-        PyErr_Format(PyExc_ValueError, "samples: token %d; the network has tokens 0 to %lld", (int)value[k],
-                     (long long)tokens - 1);
+    for (npy_intp k = 0; allowed.end > 0 && k < PyArray_SIZE(array); ++k) {
+        if (value[k] >= allowed.first && value[k] < allowed.end) continue;
+        PyErr_Format(PyExc_ValueError, "samples: %s %d; the network has %ss %lld to %lld", what, (int)value[k], what,
+                     (long long)allowed.first, (long long)allowed.end - 1);
         return false;
     }
     return true;

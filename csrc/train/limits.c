@@ -35,7 +35,11 @@ static void limit_target(const gg_graph *graph, const gg_head_options *head, int
 gg_dataset gg_limited_set(const gg_graph *graph, const gg_head_options *head, const gg_dataset *set) {
     gg_dataset limited = *set;
     for (int i = 0; i < set->inputs && i < gg_graph_inputs(graph); ++i)
-        if (set->field[i].tokens) limited.field[i].classes = gg_graph_tokens(graph, i);
+        if (set->field[i].tokens) {
+            const gg_integers allowed = gg_graph_integers(graph, i);
+            limited.field[i].first = allowed.first;
+            limited.field[i].classes = allowed.end;
+        }
     for (int i = 0; head != NULL && i < set->targets; ++i)
         limit_target(graph, head, i, &limited.field[set->inputs + i]);
     return limited;

@@ -81,6 +81,10 @@ static void attention_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     out->bias = desc->bias;
 }
 
+static gg_integers attention_lengths(const gg_node *node, int input) {
+    return input == 1 ? (gg_integers){1, node->shape.size[0] + 1} : (gg_integers){0, 0};
+}
+
 const gg_layer_type gg_layer_attention = {
     .name = "attention",
     .family = GG_FAMILY_LINEAR,
@@ -89,6 +93,7 @@ const gg_layer_type gg_layer_attention = {
     .op = GG_OP_ATTENTION,
     .integer_inputs = 2,
     .infer = attention_infer,
+    .integers = attention_lengths,
     .macs = attention_macs,
     .describe = attention_describe,
 };
@@ -101,6 +106,7 @@ const gg_layer_type gg_layer_multi_head = {
     .op = GG_OP_MULTI_HEAD,
     .integer_inputs = 2,
     .infer = multi_head_infer,
+    .integers = attention_lengths,
     .parameters = multi_head_parameters,
     .macs = multi_head_macs,
     .describe = attention_describe,

@@ -46,7 +46,10 @@ static int embedding_parameters(const gg_node *node, const gg_shape *input, gg_p
     return table_of(&node->desc, node->desc.numbers, node->desc.outputs, out);
 }
 
-static int64_t embedding_tokens(const gg_layer_desc *desc) { return desc->numbers; }
+static gg_integers embedding_tokens(const gg_node *node, int input) {
+    (void)input;
+    return (gg_integers){0, node->desc.numbers};
+}
 
 static void embedding_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->numbers = desc->numbers; }
 
@@ -87,7 +90,7 @@ const gg_layer_type gg_layer_embedding = {
     .op = GG_OP_EMBEDDING,
     .integer_inputs = 1,
     .infer = embedding_infer,
-    .tokens = embedding_tokens,
+    .integers = embedding_tokens,
     .parameters = embedding_parameters,
     .describe = embedding_describe,
 };
