@@ -26,6 +26,7 @@ from gossipgrad.callbacks import (  # noqa: E402
     StopOnNaN,
 )
 from gossipgrad.cluster import Network, Straggler, VirtualCluster  # noqa: E402
+from gossipgrad.compression import AdaComp  # noqa: E402
 from gossipgrad.data import Dataset  # noqa: E402
 from gossipgrad.environment import VERSION as __version__  # noqa: E402
 from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError, did_you_mean  # noqa: E402
@@ -85,6 +86,7 @@ from gossipgrad.trainer import Trainer  # noqa: E402
 from gossipgrad.weights import read as read_weights  # noqa: E402
 
 __all__ = [
+    "AdaComp",
     "Adam",
     "AdaptiveAvgPool2d",
     "Add",

@@ -31,6 +31,8 @@ class Graph:
         """What multiplies the optimiser's, of the layer's weights and of its biases; before finish."""
     def parameters(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and role of each tensor; roles: weight bias scale shift statistic."""
+    def compressed(self, options: dict[str, Any], /) -> dict[str, tuple[str, int]]:
+        """The tensors that a compression's options compress, by name: family of the layer and elements of a bin."""
     def initial_weights(self, seed: int, /) -> dict[str, NDArray[np.float32]]: ...
 
 @final
@@ -127,6 +129,7 @@ class Trainer:
             str, Any
         ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
         # hierarchical ranks_per_node synchronous alpha servers dedicated
+        # compression{bin_size factor mode values dense dense_below warmup selection}
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gossipgrad import models, strategies
 from gossipgrad.cluster import Network, Straggler
+from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer
 from gossipgrad.literals import Backend, Loss
 from gossipgrad.model import Model
@@ -152,10 +153,12 @@ def exchange(
     loss: Loss = "cross_entropy",
     straggler: Straggler | None = None,
     network: Network | None = None,
+    compression: AdaComp | None = None,
 ) -> dict[str, Any] | None:
     """The step without exchange over the step with `strategy`, in alternating blocks; None but on rank 0. Collective.
 
-    straggler, network: as of Trainer, and of both contestants: ranks that come late without exchange, too.
+    compression: as of Trainer. straggler, network: likewise, and of both contestants: ranks that come late without
+    exchange, too.
     net: a network of your own with this loss, called `model` in the result; None: the model of this name.
     A block's figure is the mean step of the slowest rank; both medians are over the blocks. ratio: 1 is free exchange.
     """
@@ -166,8 +169,8 @@ def exchange(
     integer("blocks", blocks, 1)
     integer("steps", steps, 1)
     circumstances = {"straggler": straggler, "network": network}
-    both = (strategies.NoExchange(), strategy)
-    contestants = [_trainer(net, loss, s, threads, backend, **circumstances) for s in both]
+    both = (strategies.NoExchange(), None), (strategy, compression)
+    contestants = [_trainer(net, loss, s, threads, backend, compression=c, **circumstances) for s, c in both]
     settings = contestants[1].settings()
     team = contestants[0].team
     means = alternate(contestants, batch, steps, warmup, blocks)
@@ -181,6 +184,7 @@ def exchange(
         "ranks": team.size,
         "threads": threads,
         **contestants[1].strategy_settings(),
+        "compression": settings["compression"],
         **{key: settings[key] for key in _CIRCUMSTANCES},
         "steps": steps,
         "blocks": blocks,

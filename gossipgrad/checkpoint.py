@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import agreement, fingerprint, notices
+from gossipgrad import agreement, fingerprint, notices, strategies
 from gossipgrad import checkpoint_files as files
 from gossipgrad.errors import CheckpointError, counted
 from gossipgrad.history import Record
 from gossipgrad.model import Model
-from gossipgrad.replicas import CARRIED, Arrays, Replicas
+from gossipgrad.replicas import CARRIED, RESIDUE, Arrays, Replicas
 
 
 def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
@@ -120,7 +120,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     """Go on from a checkpoint of the same network and number of ranks.
 
     Moments are those of one kind of optimiser: where the checkpoint is of another, they begin at zero, and Adam counts
-    its updates from here.
+    its updates from here. A residue goes on where it is of the same quantity and everything in it will be sent.
     """
     name = os.fspath(path)
     net, team = replicas.net, replicas.team
@@ -141,6 +141,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
             parts.append(checked | ({CARRIED: part[CARRIED]} if CARRIED in part else {}))
             if not parts[-1].get("weight"):
                 raise CheckpointError(f"{where}: without weights")
+            _check_residue(replicas, saved, parts[-1].get(RESIDUE, {}), where)
         found.append((saved, consensus, parts))
 
     with replicas.agreed("resume") as one:
@@ -151,9 +152,10 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         saved, consensus, parts = found[0]
         one.facts = {"resume": name, f"description of {name}": checksums[0]}
     replicas.core.settle()
+    notices.residue(team.rank, name, any(RESIDUE in part for part in parts), RESIDUE in replicas.core.arenas())
     _restore_exchange(replicas, saved.settings)
     if saved.optimizer != replicas.optimizer.name:
-        parts = [{key: part[key] for key in ("weight", CARRIED) if key in part} for part in parts]
+        parts = [{key: part[key] for key in ("weight", RESIDUE, CARRIED) if key in part} for part in parts]
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
     replicas.set_state(saved.step, parts, consensus)
     _restore_rate(replicas, saved)
@@ -177,12 +179,37 @@ def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:
     return net.check_weights(arrays, where)
 
 
+def _check_residue(replicas: Replicas, saved: _Saved, residue: Arrays, where: str) -> None:
+    """CheckpointError where a rank's residue means something else here, or would partly never be sent."""
+    compression = replicas.compression
+    if not residue or compression is None or RESIDUE not in replicas.core.arenas():
+        return
+    theirs = strategies.BY_NAME[saved.settings["strategy"]]
+    if theirs.residue != replicas.strategy.residue:
+        raise CheckpointError(
+            f"{where}: its residue is of {theirs.residue} (strategy {theirs.name!r}), here it is of "
+            f"{replicas.strategy.residue} ({replicas.strategy.name!r}); net.load_weights loads the weights alone"
+        )
+    packed = compression.packed(replicas.net)
+    for key, array in residue.items():
+        if key not in packed and array.any():
+            raise CheckpointError(
+                f"{where}: {key} has a residue, and compression={compression.name!r} as it is here sends it whole, "
+                "without one: what has not been sent would be lost; allowed: bin_size, dense and dense_below that "
+                "compress it, as those of the checkpoint"
+            )
+
+
 def _restore_exchange(replicas: Replicas, saved: Record) -> None:
     """Where "auto" may choose, what was exchanged before goes on, whatever these ranks share."""
     if "exchange" in saved:  # before there was "auto"
         saved.setdefault("exchange_used", saved["exchange"])
     used = saved.get("exchange_used")
-    if getattr(replicas.strategy, "exchange", None) == "auto" and used in ("weights+momentum", "weights"):
+    if (
+        replicas.compression is None
+        and getattr(replicas.strategy, "exchange", None) == "auto"
+        and used in ("weights+momentum", "weights")
+    ):
         replicas.set_exchange(used)
 
 

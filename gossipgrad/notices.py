@@ -91,6 +91,19 @@ def nothing_to_train(rank: int, name: str, epoch: int, epochs: int) -> None:
         )
 
 
+def residue(rank: int, name: str, saved: bool, here: bool) -> None:
+    """What compression had not sent goes on with the rest of the state, unless one of both runs has none."""
+    if rank != 0 or saved == here:
+        return
+    if here:
+        warn(f"{name}: saved without compression; the residues begin at zero")
+    else:
+        warn(
+            f"{name}: saved with compression, here nothing is compressed; the residues, which had not been sent yet, "
+            "are left out"
+        )
+
+
 def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:
     """A resume with other settings is allowed, and seldom meant. `name`: the checkpoint's."""
     changed = [k for k in here if k not in _FREE and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]

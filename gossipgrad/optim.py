@@ -17,8 +17,8 @@ Part = Literal["bias", "norm"]
 _ROLES: dict[str, tuple[str, ...]] = {"bias": ("bias",), "norm": ("scale", "shift")}
 
 
-def _parts(argument: str, value: Any) -> tuple[Part, ...]:
-    """Names of _ROLES, each once, from one or a sequence of them."""
+def parts(argument: str, value: Any) -> tuple[Part, ...]:
+    """Names of parts, each once, from one or a sequence of them; TypeError, ValueError: what they are not."""
     given = (value,) if isinstance(value, str) else value
     if not isinstance(given, (tuple, list, set, frozenset)):
         raise TypeError(f"{argument}={value!r}: allowed: a tuple of {', '.join(map(repr, _ROLES))}")
@@ -27,8 +27,14 @@ def _parts(argument: str, value: Any) -> tuple[Part, ...]:
     return tuple(part for part in ("bias", "norm") if part in given)
 
 
-def _read_parts(argument: str) -> Callable[[str], tuple[Part, ...]]:
-    return lambda text: _parts(argument, [] if text == "none" else text.split(","))
+def roles(of: tuple[Part, ...]) -> list[str]:
+    """The core's names of what these parts are."""
+    return [role for part in of for role in _ROLES[part]]
+
+
+def read_parts(argument: str) -> Callable[[str], tuple[Part, ...]]:
+    """What makes parts of an option's text."""
+    return lambda text: parts(argument, [] if text == "none" else text.split(","))
 
 
 class Optimizer:
@@ -42,7 +48,7 @@ class Optimizer:
     _total = None  # steps of all training, where a trainer has said so
 
     def __post_init__(self) -> None:
-        no_decay = _parts("no_decay", self.no_decay)
+        no_decay = parts("no_decay", self.no_decay)
         store(self, lr=number("lr", self.lr, 0.0), no_decay=no_decay, schedule=schedules.of(self.schedule))
         if self.clip_norm is not None:
             store(self, clip_norm=number("clip_norm", self.clip_norm, above=0.0))
@@ -77,7 +83,7 @@ class Optimizer:
         own = {key: value for key, value in self._own().items() if value is not None}
         for key, value in own.items():
             if isinstance(value, tuple):
-                own[key] = [role for part in value for role in _ROLES[part]]
+                own[key] = roles(value)
         return {"name": self.name, **own}
 
     def rates(self, first: int, count: int) -> dict[str, Any]:
@@ -103,7 +109,7 @@ def _weight_decay() -> Any:
 
 def _no_decay() -> Any:
     help_ = "what does not decay: bias, norm (of normalisations), or bias,norm"
-    return field(default=(), metadata=about(help_, metavar="PARTS", read=_read_parts("no_decay")))
+    return field(default=(), metadata=about(help_, metavar="PARTS", read=read_parts("no_decay")))
 
 
 def _clip_norm() -> Any:
@@ -222,7 +228,7 @@ class LARS(Optimizer):
         metadata=about(
             "what has the plain learning rate: bias, norm, bias,norm, or none",
             metavar="PARTS",
-            read=_read_parts("no_adaptation"),
+            read=read_parts("no_adaptation"),
         ),
     )
     clip_norm: float | None = _clip_norm()
@@ -234,7 +240,7 @@ class LARS(Optimizer):
             momentum=number("momentum", self.momentum, 0.0, below=1.0),
             weight_decay=number("weight_decay", self.weight_decay, 0.0),
             trust=number("trust", self.trust, above=0.0),
-            no_adaptation=_parts("no_adaptation", self.no_adaptation),
+            no_adaptation=parts("no_adaptation", self.no_adaptation),
         )
 
 

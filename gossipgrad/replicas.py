@@ -30,6 +30,8 @@ from gossipgrad import (
     show,
     strategies,
 )
+from gossipgrad.compression import BY_NAME as COMPRESSIONS
+from gossipgrad.compression import AdaComp
 from gossipgrad.errors import check_keywords, choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
 from gossipgrad.literals import BACKENDS, DEVICES, DTYPES, Backend, Device, DType
@@ -38,11 +40,13 @@ from gossipgrad.model import Model
 
 Arrays = dict[str, NDArray[np.float32]]
 CARRIED = "carried"  # of rank_state: no arena, and no parameters
+RESIDUE = "residue"  # of rank_state, where something is compressed
 
 # What a trainer is made of: the core has been built for it, so another value would be believed and not used.
 _FIXED = frozenset(
     {
-        *("net", "loss", "heads", "optimizer", "strategy", "seed", "comm", "team", "threads", "backend", "trace"),
+        *("net", "loss", "heads", "optimizer", "strategy", "compression", "seed", "comm", "team"),
+        *("threads", "backend", "trace"),
         *("straggler", "network", "compute_time", "metrics"),
     }
 )
@@ -76,6 +80,17 @@ def _checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strate
         allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
         raise TypeError(f"strategy={strategy!r}: allowed: {allowed}{_made('', strategy, strategies.BY_NAME)}")
     return strategy
+
+
+def _checked_compression(compression: AdaComp | None, strategy: strategies.Strategy) -> AdaComp | None:
+    if compression is None:
+        return None
+    if not isinstance(compression, AdaComp):
+        allowed = ", ".join(["None", *(f"gossipgrad.{c.__name__}(...)" for c in COMPRESSIONS.values())])
+        hint = _made("", compression, COMPRESSIONS)
+        raise TypeError(f"compression is a {_named(compression)}; allowed: {allowed}{hint}")
+    strategy.check_compression(compression.name)
+    return compression
 
 
 # Seconds that a rank which leaves a collective call by sys.exit gives the others for coming to the end of it as well.
@@ -117,6 +132,7 @@ class Replicas:
         loss_weights: Sequence[float] | Mapping[str, float] | None = None,
         optimizer: optim.Optimizer | None = None,
         strategy: strategies.Strategy | None = None,
+        compression: AdaComp | None = None,
         seed: int = 0,
         comm: Any = None,
         threads: int | None = 1,
@@ -137,6 +153,7 @@ class Replicas:
             self.loss = self.heads[0].kind  # the main one's name
             self.optimizer = _checked_optimizer(optimizer)
             self.strategy = _checked_strategy(strategy)
+            self.compression = _checked_compression(compression, self.strategy)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
             self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
             self.backend: Backend | None = choice("backend", backend, BACKENDS)
@@ -161,6 +178,8 @@ class Replicas:
         self.exchange: str | None = None
         if isinstance(self.strategy, strategies.GossipGraD):
             self.exchange = self.strategy.exchange_on(cluster.machines(self.team, self.network))
+            if self.compression is not None:
+                self.exchange = "weights"
             notices.missing_partners(self.team, self.strategy)
         notices.one_rank(self.team, network, timeout)
         self.stop = False
@@ -195,6 +214,7 @@ class Replicas:
             "loaded weights": lambda: fingerprint.weights(self.net.weights()) if self.net.loaded else "none",
             **self._loss_settings(),
             **self.strategy.settings(),
+            "compression": "none" if self.compression is None else self.compression,
             **self.optimizer.settings(),
             "seed": self.seed,
             "trace": self.trace,
@@ -264,6 +284,7 @@ class Replicas:
             "network": repr(self.net)[1:-1],
             "strategy": ", ".join(f"{key}={show.cell(value)}" for key, value in self.strategy_settings().items()),
             "optimizer": repr(self.optimizer),
+            "compression": repr(self.compression),
             "loss": ", ".join(one.kind for one in self.heads),
             "ranks": f"{counted(self.size, 'rank')} ({self.team.kind}), {counted(self.threads, 'thread')} each",
             "done": f"{counted(self.epoch, 'epoch')}",
@@ -282,7 +303,7 @@ class Replicas:
             self.team,
             loss=[one.core() for one in self.heads],
             optimizer=self.optimizer.options() | {"schedule": schedule, "moments_since": self.moments_since},
-            strategy=self.strategy.options() | ({} if self.exchange is None else {"exchange": self.exchange}),
+            strategy=self._strategy_options(),
             seed=self.seed,
             threads=self.threads,
             backend=self.backend,
@@ -294,6 +315,12 @@ class Replicas:
             self.set_state(*state)
         elif self.net.loaded:
             self._core.load_arena("weight", self.net.weights(self.seed))
+
+    def _strategy_options(self) -> Record:
+        """What the core wants of the strategy, with what "auto" has become, and the compression."""
+        exchange = {} if self.exchange is None else {"exchange": self.exchange}
+        compression = {} if self.compression is None else {"compression": self.compression.options()}
+        return self.strategy.options() | exchange | compression
 
     def _straggler_options(self) -> tuple[float, float, int]:
         one = self.straggler or cluster.Straggler(0.0, 0.0)
@@ -381,7 +408,7 @@ class Replicas:
     # ---- state, at rest
 
     def rank_state(self, local: int) -> dict[str, Arrays]:
-        """All that a local rank trains with, by the arena's name: "weight", and the moments of the optimiser.
+        """All that a local rank trains with, by the arena's name: "weight", the moments of the optimiser, the residue.
 
         And under CARRIED, if layers carry state from batch to batch, that.
         """
@@ -396,7 +423,7 @@ class Replicas:
         return self.core.step, parts, self.core.consensus_weights()
 
     def set_state(self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays) -> None:
-        """Go on from what state() gave. A moment that the state does not have begins at zero. Collective."""
+        """Go on from what state() gave. A moment or residue that it does not have begins at zero. Collective."""
         core = self.core
         core.load_consensus(consensus)
         for local, part in enumerate(parts):
@@ -454,6 +481,7 @@ class Replicas:
             "model": self.net.name,
             **self.fit_settings,
             **self.strategy_settings(),
+            "compression": None if self.compression is None else self.compression.settings(),
             **self._loss_settings(),
             "metrics": [one.name for one in self.metrics],
             **self.optimizer.settings(),

@@ -74,6 +74,8 @@ class Strategy:
 
     name: ClassVar[str] = ""
     replicas_differ: ClassVar[bool] = True  # between exchanges; False: the gradients' mean is everybody's at every step
+    not_compressed: ClassVar[str] = ""  # why compression does not go with it; "": it does
+    residue: ClassVar[str] = ""  # what compression's residue is made of, where it is stored: "gradients", "weights"
 
     def workers(self, ranks: int) -> int:
         """How many of these ranks train, the first ones; the others only serve."""
@@ -82,6 +84,24 @@ class Strategy:
     def rate_share(self, ranks: int) -> float:
         """The share of one rank's learning rate that suits so many: below 1 where their updates are added up."""
         return 1.0
+
+    def check_compression(self, name: str) -> None:
+        """ValueError where what this strategy sends cannot be compressed; `name`: the compression's."""
+        if self.not_compressed:
+            allowed = ", ".join(one for one, c in BY_NAME.items() if not c.not_compressed)
+            raise ValueError(
+                f"compression={name!r} with strategy={self.name!r}: {self.not_compressed}; allowed with it: {allowed}"
+            )
+        for key, value, why in self._uncompressed():
+            if getattr(self, key, value) != value:
+                raise ValueError(f"{key}={getattr(self, key)!r} with compression={name!r}: {why}; allowed: {value!r}")
+
+    def _uncompressed(self) -> list[tuple[str, Any, str]]:
+        """Keywords whose value must be this one where something is compressed, and why."""
+        return [
+            ("collectives", "own", "MPI adds no packed messages"),
+            ("wire_dtype", "float32", "the compression says how values travel"),
+        ]
 
     def settings(self) -> dict[str, Any]:
         """The keywords, with the name as "strategy", in terms of JSON."""
@@ -235,6 +255,24 @@ class GossipGraD(Strategy):
     chunk_bytes: int | None = _chunk_bytes()
     shuffle_samples: bool = _shuffle_samples()
 
+    def _uncompressed(self) -> list[tuple[str, Any, str]]:
+        why = "each edge of the schedule has a copy of the weights that both its ranks know"
+        return [
+            *super()._uncompressed(),
+            ("hierarchical", False, why),
+            ("push_sum", False, why),
+            ("mix", "displacement", why),
+            ("staleness", 0, why),
+        ]
+
+    def check_compression(self, name: str) -> None:
+        super().check_compression(name)
+        if self.exchange not in ("auto", "weights"):
+            raise ValueError(
+                f"exchange={self.exchange!r} with compression={name!r}: only weights have copies; allowed: 'weights', "
+                "and 'auto', which then is 'weights'"
+            )
+
     def __post_init__(self) -> None:
         store(
             self,
@@ -297,6 +335,7 @@ class AllReduce(Strategy):
     """
 
     name: ClassVar[str] = "allreduce"
+    residue: ClassVar[str] = "gradients"
     replicas_differ: ClassVar[bool] = False
     wire_dtype: WireDtype = _wire_dtype()
     collectives: Collectives = _collectives()
@@ -317,6 +356,7 @@ class LayerwiseAllReduce(Strategy):
     """
 
     name: ClassVar[str] = "layerwise-allreduce"
+    residue: ClassVar[str] = "gradients"
     replicas_differ: ClassVar[bool] = False
     wire_dtype: WireDtype = _wire_dtype()
     collectives: Collectives = _collectives()
@@ -341,6 +381,7 @@ class PeriodicAllReduce(Strategy):
     """
 
     name: ClassVar[str] = "periodic-allreduce"
+    residue: ClassVar[str] = "weights"
     period: int | Literal["log2"] = field(
         default="log2", metadata=about("steps from one averaging to the next; log2: ceil(log2 ranks)")
     )
@@ -403,6 +444,7 @@ class PullGossip(_RandomGossip):
     """
 
     name: ClassVar[str] = "pull-gossip"
+    not_compressed: ClassVar[str] = "who reads a snapshot is not known, so nobody knows what a reader lacks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,6 +477,7 @@ class PushGossip(_RandomGossip):
     """
 
     name: ClassVar[str] = "push-gossip"
+    not_compressed: ClassVar[str] = "when a model is mixed is not known to its sender, so it has no residue"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -461,6 +504,7 @@ class OverlappedAveraging(Strategy):
     """
 
     name: ClassVar[str] = "overlapped-averaging"
+    not_compressed: ClassVar[str] = "its ranks receive weights, of which every element is used in the next step"
     replicas_differ: ClassVar[bool] = False
     overlap: bool = field(default=True, metadata=about("exchange while computing"))
     partition_fc: bool | Literal["auto"] = field(
@@ -509,6 +553,7 @@ class ElasticAveraging(Strategy):
     """
 
     name: ClassVar[str] = "elastic-averaging"
+    residue: ClassVar[str] = "weights"
     period: int = field(default=10, metadata=about("steps from one exchange with the centre to the next"))
     alpha: float | None = field(
         default=None,
@@ -570,6 +615,7 @@ class ParameterServer(Strategy):
     """
 
     name: ClassVar[str] = "parameter-server"
+    residue: ClassVar[str] = "weights"
     period: int = field(default=1, metadata=about("steps from one exchange with the centre to the next"))
     servers: int = _servers()
     dedicated: bool = _dedicated()
@@ -596,6 +642,7 @@ class NoExchange(Strategy):
     """
 
     name: ClassVar[str] = "no-exchange"
+    not_compressed: ClassVar[str] = "it sends nothing"
     shuffle_samples: bool = _shuffle_samples()
 
     def __post_init__(self) -> None:

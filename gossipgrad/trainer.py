@@ -56,6 +56,9 @@ class Trainer(Replicas):
     strategy   gossipgrad.GossipGraD(...), AllReduce(...), LayerwiseAllReduce(...), PeriodicAllReduce(...),
                PullGossip(...), PushGossip(...), OverlappedAveraging(...), ElasticAveraging(...), ParameterServer(...),
                NoExchange(...); default GossipGraD().
+    compression  gossipgrad.AdaComp(...): what ranks send each other becomes 40 to 200 times smaller. AllReduce,
+               LayerwiseAllReduce, PeriodicAllReduce, ParameterServer, ElasticAveraging and GossipGraD can; default
+               None.
     metrics    what is measured on validation sets beside the loss: names, functions of (outputs, targets) that give one
                number a sample, or {name: function}; see gossipgrad.metrics. In history["validation.NAME"], evaluate,
                and for the monitor of callbacks.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import _core, optim, schedules, strategies
+from gossipgrad import _core, compression, optim, schedules, strategies
 
 
 def test_the_core_knows_the_same_names():
@@ -24,6 +24,9 @@ def test_the_core_knows_the_same_names():
         "mix": set(strategies.MIXES),
         "wire_dtype": set(strategies.WIRES),
         "collectives": set(strategies.COLLECTIVES),
+        "family": set(compression.FAMILIES),
+        "mode": set(compression.MODES),
+        "selection": set(compression.SELECTIONS),
     }
 
 

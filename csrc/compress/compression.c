@@ -30,7 +30,7 @@ cleanup:
 /* The elements of a bin of this parameter; 0: it travels dense. */
 static int bin_of(const gg_compression *compression, const gg_parameter *parameter, gg_family family) {
     if (!compression->active || parameter->role == GG_ROLE_STATISTIC) return 0;
-    if (compression->weights_only && parameter->role != GG_ROLE_WEIGHT) return 0;
+    if (compression->dense_roles & 1u << parameter->role) return 0;
     if (parameter->count < compression->dense_below) return 0;
     const int bin = compression->bin[family];
     return parameter->count < (size_t)bin ? (int)parameter->count : bin;

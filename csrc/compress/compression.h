@@ -36,10 +36,10 @@ typedef struct gg_compression {
     int bin[GG_FAMILY_COUNT]; /* elements of a bin; 0: parameters of this family travel dense */
     float factor;             /* f, at least 1 */
     gg_compression_mode mode;
-    gg_dtype values;    /* EXACT: what travels, BFLOAT16 or FLOAT32 */
-    size_t dense_below; /* parameters of fewer elements travel dense */
-    bool weights_only;  /* biases, scales and shifts travel dense */
-    int64_t warmup;     /* so many first steps travel dense */
+    gg_dtype values;      /* EXACT: what travels, BFLOAT16 or FLOAT32 */
+    size_t dense_below;   /* parameters of fewer elements travel dense */
+    unsigned dense_roles; /* a bit 1 << role each: parameters of this role travel dense */
+    int64_t warmup;       /* so many first steps travel dense */
     gg_selection selection;
 } gg_compression;
 

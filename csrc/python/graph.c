@@ -282,6 +282,26 @@ static PyObject *py_graph_parameters(PyObject *self, PyObject *unused) {
     return list;
 }
 
+static PyObject *compressed_parameters(PyObject *self, PyObject *options) {
+    const gg_graph *graph = ((gg_py_graph *)self)->graph;
+    gg_compression compression;
+    gg_segments segments;
+    if (!is_finished(self) || gg_py_compression(options, &compression) < 0) return NULL;
+    gg_status status = gg_compression_check(&compression);
+    if (status == GG_OK) status = gg_segments_create(graph, &compression, &segments);
+    if (status != GG_OK) return gg_py_raise(status);
+    PyObject *dict = PyDict_New();
+    for (int i = 0; dict != NULL && i < segments.count; ++i) {
+        const gg_segment *one = &segments.segment[i];
+        if (one->bin == 0) continue;
+        PyObject *entry = Py_BuildValue("si", gg_family_name(one->family), one->bin);
+        if (entry == NULL || PyDict_SetItemString(dict, gg_graph_parameter(graph, i)->name, entry) < 0) Py_CLEAR(dict);
+        Py_XDECREF(entry);
+    }
+    gg_segments_destroy(&segments);
+    return dict;
+}
+
 static PyObject *initial_weights(PyObject *self, PyObject *argument) {
     const gg_graph *graph = ((gg_py_graph *)self)->graph;
     unsigned long long seed = PyLong_AsUnsignedLongLong(argument);
@@ -309,6 +329,8 @@ static PyMethodDef methods[] = {
     {"shape", py_graph_shape, METH_O, "shape($self, node, /)\n--\n\nThe shape of one sample's output."},
     {"nodes", py_graph_nodes, METH_NOARGS, "One dict a node: name, kind, inputs, shape, parameters (count), macs."},
     {"parameters", py_graph_parameters, METH_NOARGS, "Name, shape and role of each tensor."},
+    {"compressed", compressed_parameters, METH_O,
+     "compressed($self, options, /)\n--\n\nThe tensors that these options compress: family and elements of a bin."},
     {"initial_weights", initial_weights, METH_O,
      "initial_weights($self, seed, /)\n--\n\nThe weights that training starts from."},
     {NULL, NULL, 0, NULL}};

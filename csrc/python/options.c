@@ -65,6 +65,8 @@ static const char *const exchange_names[GG_EXCHANGE_COUNT] = {"weights+momentum"
 static const char *const mix_names[GG_MIX_COUNT] = {"displacement", "halves"};
 static const char *const wire_names[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
 static const char *const collectives_names[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
+static const char *const mode_names[GG_COMPRESSION_MODES] = {"strict", "safe", "exact"};
+static const char *const selection_names[GG_SELECTION_COUNT] = {"local", "cyclic"};
 static const char *const optimizer_names[GG_OPTIMIZER_COUNT] = {"sgd", "adam", "lars"};
 
 static void strategy_names(const char *out[GG_STRATEGY_COUNT]) {
@@ -85,15 +87,19 @@ static int add_names(PyObject *dict, const char *key, const char *const *names, 
 }
 
 static PyObject *options_choices(PyObject *module, PyObject *unused) {
-    const char *names[GG_STRATEGY_COUNT];
+    const char *names[GG_STRATEGY_COUNT], *families[GG_FAMILY_COUNT];
     PyObject *dict = PyDict_New();
     (void)module, (void)unused;
     strategy_names(names);
+    for (int i = 0; i < GG_FAMILY_COUNT; ++i) families[i] = gg_family_name((gg_family)i);
     if (dict != NULL && add_names(dict, "strategy", names, GG_STRATEGY_COUNT) == 0 &&
         add_names(dict, "exchange", exchange_names, GG_EXCHANGE_COUNT) == 0 &&
         add_names(dict, "mix", mix_names, GG_MIX_COUNT) == 0 && add_names(dict, "wire_dtype", wire_names, 2) == 0 &&
         add_names(dict, "collectives", collectives_names, GG_COLLECTIVES_COUNT) == 0 &&
         add_names(dict, "topology", gg_py_topology_names, GG_TOPOLOGY_TABLE) == 0 &&
+        add_names(dict, "family", families, GG_FAMILY_COUNT) == 0 &&
+        add_names(dict, "mode", mode_names, GG_COMPRESSION_MODES) == 0 &&
+        add_names(dict, "selection", selection_names, GG_SELECTION_COUNT) == 0 &&
         add_names(dict, "optimizer", optimizer_names, GG_OPTIMIZER_COUNT) == 0)
         return dict;
     Py_XDECREF(dict);
@@ -104,6 +110,65 @@ static PyMethodDef options_functions[] = {
     {"choices", options_choices, METH_NOARGS, "The names that the core knows, by keyword."}, {NULL, NULL, 0, NULL}};
 
 int gg_py_add_options(PyObject *module) { return PyModule_AddFunctions(module, options_functions); }
+
+/* A set of roles, a bit each, from a sequence of names; -1 with an exception. */
+static int roles_of(PyObject *dict, const char *name, unsigned *out) {
+    PyObject *item = PyDict_GetItemString(dict, name);
+    const char *names[GG_ROLE_COUNT];
+    *out = 0;
+    if (item == NULL) return 0;
+    for (int i = 0; i < GG_ROLE_COUNT; ++i) names[i] = gg_role_name((gg_role)i);
+    PyObject *fast = PySequence_Fast(item, "roles must be a sequence of names");
+    for (Py_ssize_t i = 0; fast != NULL && i < PySequence_Fast_GET_SIZE(fast) && !PyErr_Occurred(); ++i) {
+        const char *text = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(fast, i));
+        int role = text != NULL ? gg_py_choice(name, text, names, GG_ROLE_COUNT) : -1;
+        if (role >= 0) *out |= 1u << role;
+    }
+    Py_XDECREF(fast);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The elements of a bin of each family, by its name; 0 for what the dict does not have; -1 with an exception. */
+static int bins_of(PyObject *dict, int out[GG_FAMILY_COUNT]) {
+    PyObject *sizes = PyDict_GetItemString(dict, "bin_size");
+    if (sizes == NULL || !PyDict_Check(sizes)) {
+        PyErr_SetString(PyExc_TypeError, "bin_size: must be a dict of sizes by family");
+        return -1;
+    }
+    for (int family = 0; family < GG_FAMILY_COUNT; ++family) {
+        const long long size = py_options_whole_of(sizes, gg_family_name((gg_family)family), 0);
+        if (PyErr_Occurred()) return -1;
+        out[family] = size > INT_MAX ? INT_MAX : size < -1 ? -1 : (int)size;
+    }
+    return 0;
+}
+
+int gg_py_compression(PyObject *dict, gg_compression *out) {
+    *out = (gg_compression){0};
+    if (dict == NULL || dict == Py_None) return 0;
+    if (!PyDict_Check(dict)) {
+        PyErr_SetString(PyExc_TypeError, "compression: must be a dict");
+        return -1;
+    }
+    const int mode = choice_of(dict, "mode", "strict", mode_names, GG_COMPRESSION_MODES);
+    if (mode < 0) return -1;
+    const int selection = choice_of(dict, "selection", "local", selection_names, GG_SELECTION_COUNT);
+    if (selection < 0) return -1;
+    const int type = choice_of(dict, "values", "bfloat16", wire_names, 2);
+    if (type < 0) return -1;
+    const long long dense_below = py_options_whole_of(dict, "dense_below", 0);
+    if (dense_below < 0 && !PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "dense_below: %lld; must be at least 0", dense_below);
+    *out = (gg_compression){.active = true,
+                            .factor = (float)number_of(dict, "factor", 2.0),
+                            .mode = (gg_compression_mode)mode,
+                            .values = (gg_dtype)type,
+                            .dense_below = (size_t)dense_below,
+                            .warmup = py_options_whole_of(dict, "warmup", 0),
+                            .selection = (gg_selection)selection};
+    if (PyErr_Occurred() || roles_of(dict, "dense", &out->dense_roles) < 0) return -1;
+    return bins_of(dict, out->bin);
+}
 
 int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
     const char *names[GG_STRATEGY_COUNT];
@@ -151,25 +216,9 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
                                  .alpha = alpha,
                                  .servers = servers > INT_MAX ? INT_MAX : (int)servers,
                                  .dedicated = flag_of(dict, "dedicated")};
+    if (gg_py_compression(PyDict_GetItemString(dict, "compression"), &out->compression) < 0) return -1;
     PyObject *topology = PyDict_GetItemString(dict, "topology");
     return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
-}
-
-/* A set of roles, a bit each, from a sequence of names; -1 with an exception. */
-static int roles_of(PyObject *dict, const char *name, unsigned *out) {
-    PyObject *item = PyDict_GetItemString(dict, name);
-    const char *names[GG_ROLE_COUNT];
-    *out = 0;
-    if (item == NULL) return 0;
-    for (int i = 0; i < GG_ROLE_COUNT; ++i) names[i] = gg_role_name((gg_role)i);
-    PyObject *fast = PySequence_Fast(item, "roles must be a sequence of names");
-    for (Py_ssize_t i = 0; fast != NULL && i < PySequence_Fast_GET_SIZE(fast) && !PyErr_Occurred(); ++i) {
-        const char *text = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(fast, i));
-        int role = text != NULL ? gg_py_choice(name, text, names, GG_ROLE_COUNT) : -1;
-        if (role >= 0) *out |= 1u << role;
-    }
-    Py_XDECREF(fast);
-    return PyErr_Occurred() ? -1 : 0;
 }
 
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {

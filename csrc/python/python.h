@@ -98,6 +98,8 @@ int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject *
  * defaults. -1 with an exception that names the keyword. *table: as for gg_py_topology. backend NULL:
  * $GOSSIPGRAD_BACKEND, else "auto". */
 int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table);
+/* NULL and None: nothing is compressed. */
+int gg_py_compression(PyObject *dict, gg_compression *out);
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out);
 int gg_py_backend_choice(const char *backend, gg_backend_choice *out);
 

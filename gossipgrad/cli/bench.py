@@ -11,13 +11,16 @@ from gossipgrad.cli.options import (
     CIRCUMSTANCES,
     UsageError,
     add_circumstances,
+    add_compression,
     add_machine,
     add_model,
     add_strategy,
     check_limits,
     checked,
     circumstances,
+    compression_keys,
     given,
+    make_compression,
     make_strategy,
     option_of,
     strategy_keys,
@@ -63,6 +66,7 @@ def _add_exchange(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--blocks", type=int, metavar="N", help=f"of each; default: {_BLOCKS}")
     add_strategy(group, without=("exchange", "shuffle_samples"))  # a step of bench reads no samples
+    add_compression(group)
 
 
 def time_it(arguments: argparse.Namespace) -> int:
@@ -73,7 +77,7 @@ def time_it(arguments: argparse.Namespace) -> int:
     check_limits(arguments, limits | {"threads": (1, 4096)})
     straggler, network = checked(lambda: circumstances(arguments))
     if arguments.exchange is None:
-        of_exchange = ("strategy", "blocks", *strategy_keys(), *CIRCUMSTANCES)
+        of_exchange = ("strategy", "blocks", *strategy_keys(), *compression_keys(), *CIRCUMSTANCES)
         without_use = ", ".join(option_of(key) for key in given(arguments, of_exchange))
         if without_use:
             raise UsageError(
@@ -84,10 +88,12 @@ def time_it(arguments: argparse.Namespace) -> int:
             result = None
     else:
         strategy = make_strategy(arguments, exchange=arguments.exchange or None)
+        compression = make_compression(arguments, strategy)
         if (_launch.launcher_world_size() or 1) < 2:
             raise UsageError("--exchange: one rank has nobody to exchange with; allowed: gossipgrad run -n P, P > 1")
         blocks = _BLOCKS if arguments.blocks is None else arguments.blocks
-        result = bench.exchange(strategy, blocks=blocks, straggler=straggler, network=network, **common)
+        circumstanced: dict[str, Any] = {"straggler": straggler, "network": network, **common}
+        result = bench.exchange(strategy, compression=compression, blocks=blocks, **circumstanced)
     if result is not None:
         print(json.dumps(result), flush=True)
     return 0

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
+from gossipgrad import compression, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
-from gossipgrad import models, optim, schedules, strategies
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.data import sets
 from gossipgrad.data.arrays import Dataset
@@ -197,10 +197,11 @@ def add_keywords(
     makers: Mapping[str, type],
     without: tuple[str, ...] = (),
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    prefix: str = "",
 ) -> None:
     """An option for each keyword of these dataclasses: type, choices, help and defaults are the fields'.
 
-    without: keywords that get none; defaults: in place of the fields', by class and keyword.
+    without: keywords that get none; defaults: in place of the fields', by class and keyword; prefix: of the options.
     """
     for word in keywords(makers, without, defaults).values():
         owners = _owners(word, makers)
@@ -208,7 +209,7 @@ def add_keywords(
         how = _kind(word)
         if "metavar" in how and how["metavar"] is None:
             del how["metavar"]
-        group.add_argument(option_of(word.name), default=None, help=help_.replace("%", "%%"), **how)
+        group.add_argument(option_of(prefix + word.name), default=None, help=help_.replace("%", "%%"), **how)
 
 
 def strategy_keys() -> tuple[str, ...]:
@@ -230,6 +231,39 @@ def make_strategy(arguments: argparse.Namespace, **others: Any) -> strategies.St
     """The strategy, with these keywords in place of options; UsageError: values or keywords that it does not have."""
     how = {key: value for key, value in (given(arguments, strategy_keys()) | others).items() if value is not None}
     return checked(lambda: strategies.by_name(arguments.strategy or DEFAULT_STRATEGY, **how))
+
+
+_COMPRESSION = "compression_"  # what the options begin with: a schedule has a warmup, too
+
+
+def compression_keys() -> tuple[str, ...]:
+    """What the options of compression write to, --compression included."""
+    return ("compression", *(_COMPRESSION + key for key in keywords(compression.BY_NAME)))
+
+
+def add_compression(group: argparse._ActionsContainer) -> None:
+    """--compression, None where it is not given, and the keywords of compressions as --compression-KEYWORD."""
+    group.add_argument(
+        "--compression", choices=compression.BY_NAME, help="how what ranks send is made smaller; default: it is not"
+    )
+    add_keywords(group, compression.BY_NAME, prefix=_COMPRESSION)
+
+
+def make_compression(arguments: argparse.Namespace, strategy: strategies.Strategy) -> compression.AdaComp | None:
+    """The compression of what this strategy sends; UsageError: values, or a strategy, that it does not go with."""
+    how = {key.removeprefix(_COMPRESSION): value for key, value in given(arguments, compression_keys()[1:]).items()}
+    name = arguments.compression
+    if name is None:
+        for key, value in how.items():
+            raise UsageError(f"{option_of(_COMPRESSION + key)} {value}: goes with --compression")
+        return None
+
+    def make() -> compression.AdaComp:
+        made = compression.by_name(name, **how)
+        strategy.check_compression(name)
+        return made
+
+    return checked(make)
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from gossipgrad.cli.options import (
     FAILURE,
     UsageError,
     add_circumstances,
+    add_compression,
     add_data,
     add_data_options,
     add_keywords,
@@ -23,6 +24,7 @@ from gossipgrad.cli.options import (
     circumstances,
     given,
     load_data,
+    make_compression,
     make_optimizer,
     make_strategy,
     option_of,
@@ -86,6 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_circumstances(parser)
     add_strategy(parser.add_argument_group("strategy"))
+    add_compression(parser.add_argument_group("compression of what is sent"))
     add_schedule(parser)
     add_data_options(parser)
     files = parser.add_argument_group("what comes out")
@@ -148,6 +151,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 def train(arguments: argparse.Namespace) -> int:
     entry = models.by_name(arguments.model)
     strategy = make_strategy(arguments)
+    compression = make_compression(arguments, strategy)
     optimizer = checked(lambda: make_optimizer(arguments))
     launched = _launch.launcher_world_size()
     comm = None
@@ -179,6 +183,7 @@ def train(arguments: argparse.Namespace) -> int:
         loss=loss,
         optimizer=optimizer,
         strategy=strategy,
+        compression=compression,
         seed=arguments.seed,
         comm=comm,
         threads=arguments.threads,
@@ -237,6 +242,7 @@ def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> 
     threads = counted(trainer.threads, "thread")
     settings, shown = trainer.strategy_settings(), ("topology", "exchange_used")
     how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
+    how += [] if trainer.compression is None else [f"{trainer.compression.name} {trainer.compression.mode}"]
     words = f" ({', '.join(how)})" if how else ""
     return (
         f"{trainer.net.name}, {trainer.net.parameters:,} parameters, on {train_set.name}, {len(train_set):,} + "

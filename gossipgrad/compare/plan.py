@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gossipgrad import optim, strategies
+from gossipgrad import compression, optim, strategies
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler
+from gossipgrad.compression import AdaComp
 from gossipgrad.errors import choice, integer, number
+from gossipgrad.keywords import keywords
 from gossipgrad.literals import Backend
 
 LR_SCALINGS = ("none", "sqrt", "linear")
@@ -19,11 +21,26 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """A strategy with its options, as `label` says, and learning rates to try; none: the comparison's."""
+    """A strategy with its options, as `label` says, and learning rates to try; none: the comparison's.
+
+    compression: of what the strategy sends; None: it travels as it is.
+    """
 
     label: str
     strategy: strategies.Strategy
     rates: tuple[float, ...] = ()
+    compression: AdaComp | None = None
+
+    def __post_init__(self) -> None:
+        if self.compression is not None:
+            self.strategy.check_compression(self.compression.name)
+
+    def settings(self) -> Record:
+        """The strategy's keywords and the compression, in terms of JSON."""
+        return {
+            **self.strategy.settings(),
+            "compression": None if self.compression is None else self.compression.settings(),
+        }
 
 
 def _value(text: str) -> Any:
@@ -38,11 +55,26 @@ def _value(text: str) -> Any:
     return text
 
 
+def _compression(options: Record) -> AdaComp | None:
+    """What an entry's options say of it; they are removed."""
+    name = options.pop("compression", None)
+    own = {key: options.pop(key) for key in list(options) if key.startswith("compression_")}
+    if name is None:
+        for key in own:
+            raise ValueError(f"{key}: only with compression=NAME; allowed: {', '.join(compression.BY_NAME)}")
+        return None
+    words = {key.removeprefix("compression_"): value for key, value in own.items()}
+    readers = {word.name: word.read for word in keywords(compression.BY_NAME).values() if word.read is not None}
+    read = {key: readers[key](str(value)) if key in readers else value for key, value in words.items()}
+    return compression.by_name(name, **read)
+
+
 def entries(text: str) -> list[Entry]:
     """The strategies of a list: "all", or names with commas, each with options: "gossipgrad:staleness=1,allreduce".
 
     An option is the keyword of the strategy's constructor, or lr: a learning rate of its own, or several to try,
-    "parameter-server:lr=0.001/0.003". ValueError names what there is.
+    "parameter-server:lr=0.001/0.003"; or compression, and its keywords as on the command line,
+    "allreduce:compression=adacomp:compression-bin-size=conv=50/linear=500". ValueError names what there is.
     """
     found = []
     for words in strategies.BY_NAME if text == "all" else text.split(","):
@@ -59,7 +91,8 @@ def entries(text: str) -> list[Entry]:
         rates = [number("lr", _value(one), 0.0) for one in str(options.pop("lr", "")).split("/") if one]
         if len(rates) > 1:
             label = ":".join(one for one in label.split(":") if not one.startswith("lr="))
-        found.append(Entry(label, strategies.by_name(name, **options), tuple(rates)))
+        packed = _compression(options)
+        found.append(Entry(label, strategies.by_name(name, **options), tuple(rates), packed))
     labels = [one.label for one in found]
     for label in labels:
         if labels.count(label) > 1:
@@ -177,5 +210,5 @@ class Comparison:
         plain = {key: value for key, value in vars(self).items() if key not in ("entries", "optimizer")}
         for key in ("straggler", "network"):
             plain[key] = None if plain[key] is None else vars(plain[key])
-        chosen = [{"label": one.label, "rates": one.rates, **one.strategy.settings()} for one in self.entries]
+        chosen = [{"label": one.label, "rates": one.rates, **one.settings()} for one in self.entries]
         return {"strategies": chosen, **plain, **self.optimizer.settings()}

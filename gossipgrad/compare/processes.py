@@ -62,6 +62,7 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
         loss=model.loss,
         optimizer=optimizer,
         strategy=entry.strategy,
+        compression=entry.compression,
         seed=comparison.seed,
         comm=VirtualCluster(p, compute_time=comparison.compute_time),
         backend=comparison.backend,
@@ -150,7 +151,7 @@ def _name(comparison: Comparison, entry: Entry, p: int) -> str:
     """Of the file with a configuration's result: the same for the same settings."""
     settings = comparison.settings()
     common = {key: settings[key] for key in settings if key not in ("strategies", "ranks", "lr_grid", "target")}
-    own = {"label": entry.label, **entry.strategy.settings(), "rate": comparison.rate(entry, p), "p": p}
+    own = {"label": entry.label, **entry.settings(), "rate": comparison.rate(entry, p), "p": p}
     text = json.dumps([environment.VERSION, common, own], default=list)
     return f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 

@@ -1,0 +1,171 @@
+"""Compression: how what ranks send each other is made smaller. Each class is a description; the core does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args
+
+from gossipgrad.errors import choice, did_you_mean, integer, number, store
+from gossipgrad.keywords import about
+from gossipgrad.model import Model
+from gossipgrad.optim import Part, parts, read_parts, roles
+
+Family = Literal["conv", "linear", "recurrent", "other"]
+Mode = Literal["strict", "safe", "exact"]
+Values = Literal["bfloat16", "float32"]
+Selection = Literal["local", "cyclic"]
+
+FAMILIES = get_args(Family)
+MODES = get_args(Mode)
+VALUES = get_args(Values)
+SELECTIONS = get_args(Selection)
+
+MOST_BIN = 16383  # GG_MOST_BIN
+BIN_SIZE: dict[str, int] = {"conv": 50, "linear": 500, "recurrent": 500, "other": 500}
+
+
+def _bin_size(value: Any) -> dict[str, int]:
+    """The elements of a bin by the family of layers."""
+    if value is None:
+        return dict(BIN_SIZE)
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(FAMILIES, integer("bin_size", value, 0, MOST_BIN))
+    for key in value:
+        if key not in FAMILIES:
+            allowed = ", ".join(map(repr, FAMILIES))
+            raise ValueError(f"bin_size: {key!r}; allowed keys: {allowed}{did_you_mean(key, FAMILIES)}")
+    return BIN_SIZE | {key: integer(f"bin_size[{key!r}]", one, 0, MOST_BIN) for key, one in value.items()}
+
+
+def _read_bin_size(text: str) -> int | dict[str, int]:
+    """From a number, or FAMILY=N with commas or slashes between them."""
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = [one.partition("=") for one in text.replace("/", ",").split(",")]
+        return _bin_size({key.strip(): int(value) for key, _, value in pairs})
+    except ValueError as error:
+        said = str(error) if str(error).startswith("bin_size") else f"bin_size: {text!r}"
+        raise ValueError(f"{said}; allowed: a number, or FAMILY=N with commas, as conv=50,linear=500") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaComp:
+    """Of each bin of a parameter the few elements that matter are sent; the rest is sent later, and nothing is lost.
+
+    Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, "AdaComp: Adaptive Residual Gradient Compression for
+    Data-Parallel Distributed Training" (2017), arXiv 1712.02679. In each step, for each parameter of each rank, with
+    its gradient dW (times the rank's share of the samples) and a residue R, which is zero at first:
+
+        G = R + dW;  H = G + (factor - 1) * dW
+        gmax of a bin, which is so many elements in a row: its largest |G|;  s: the mean of gmax over the bins
+        element j is sent where |H_j| >= gmax of its bin and gmax > 0;  then R = G - what was sent
+
+    Every rank adds up what all ranks sent, in their order, so all replicas have the same bits. Sent and residue
+    together are the gradients, always. Other strategies compress in place of dW what they send: PeriodicAllReduce how
+    far a rank has moved, for example. With one rank nothing is sent, so nothing is compressed.
+
+    bin_size     elements in a bin, 1 to 16383: one number, or a dict by what a layer does: "conv"olution, "linear"
+                 (also attention's projections), "recurrent" (LSTM), "other" (embeddings and all else). What the dict
+                 leaves out has the default: 50 for "conv", 500 for the others. 0: this family is not compressed. Bins
+                 of less than 64 elements need 8 bits an element that is sent, others 16, and mode="exact" the values as
+                 well.
+    factor       at least 1: how much more the new gradient counts in the choice. 1.5 to 3 work.
+    mode         what is sent of a chosen element. "strict": sign(G) * s, as in the paper, with one s a parameter.
+                 "safe": the same, but only where |G| >= s / 2: quiet bins do not overshoot. "exact": G itself.
+                 None: "strict", with selection="cyclic" "exact", which is the only one there.
+    values       with mode="exact": as what values travel; what "bfloat16" rounds off stays in the residue.
+    dense        what travels whole: "bias", "norm" (what normalisations multiply by and add), or both in a tuple.
+                 Statistics, as of batch normalisation, always do.
+    dense_below  parameters of fewer elements travel whole as well.
+    warmup       so many steps at the beginning of training send everything.
+    selection    "local": each rank chooses for itself, so what a rank receives grows with the ranks. "cyclic": in turns
+                 one rank chooses, and all send these elements, so their sum is as small for any number of ranks (Chen
+                 et al., "ScaleCom", 2020).
+
+    The residue is one more copy of the model on each rank. Checkpoints have it, so a resumed run has the same bits.
+    """
+
+    name: ClassVar[str] = "adacomp"
+    bin_size: int | Mapping[str, int] | None = field(
+        default=None,
+        hash=False,
+        metadata=about(
+            f"elements in a bin: one number, or by {', '.join(FAMILIES)}; 0: not compressed",
+            default=",".join(f"{family}={size}" for family, size in BIN_SIZE.items()),
+            metavar="N|FAMILY=N,...",
+            read=_read_bin_size,
+        ),
+    )
+    factor: float = field(default=2.0, metadata=about("how much more the new gradient counts in the choice"))
+    mode: Mode | None = field(
+        default=None,
+        metadata=about("what is sent of an element: its sign, the same with care, its value", default="strict"),
+    )
+    values: Values = field(default="bfloat16", metadata=about("with mode exact: the type of values"))
+    dense: tuple[Part, ...] | Part = field(
+        default=("bias", "norm"),
+        metadata=about(
+            "what travels whole: bias, norm (of normalisations), bias,norm, or none",
+            metavar="PARTS",
+            read=read_parts("dense"),
+        ),
+    )
+    dense_below: int = field(default=256, metadata=about("parameters of fewer elements travel whole"))
+    warmup: int = field(default=0, metadata=about("so many steps at the beginning send everything"))
+    selection: Selection = field(default="local", metadata=about("every rank chooses, or one in turns for all"))
+
+    def __post_init__(self) -> None:
+        selection = choice("selection", self.selection, SELECTIONS)
+        mode = ("exact" if selection == "cyclic" else "strict") if self.mode is None else self.mode
+        store(
+            self,
+            bin_size=_bin_size(self.bin_size),
+            factor=number("factor", self.factor, 1.0),
+            mode=choice("mode", mode, MODES),
+            values=choice("values", self.values, VALUES),
+            dense=parts("dense", self.dense),
+            dense_below=integer("dense_below", self.dense_below, 0),
+            warmup=integer("warmup", self.warmup, 0),
+            selection=selection,
+        )
+        if self.selection == "cyclic" and self.mode != "exact":
+            raise ValueError(
+                f"mode={self.mode!r} with selection='cyclic': what one rank has chosen all others send the values of; "
+                "allowed: 'exact'"
+            )
+        if self.values != "bfloat16" and self.mode != "exact":
+            raise ValueError(f"values={self.values!r} with mode={self.mode!r}: no values travel; allowed: mode='exact'")
+
+    def settings(self) -> dict[str, Any]:
+        """The name and the keywords, in terms of JSON."""
+        own = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {"name": self.name, **own}
+
+    def packed(self, net: Model) -> dict[str, tuple[str, int]]:
+        """The tensors of a network that are compressed: what their layer does, and the elements of a bin."""
+        return net.graph.compressed(self.options())
+
+    def options(self) -> dict[str, Any]:
+        """What the core wants."""
+        return {**asdict(self), "dense": roles(parts("dense", self.dense))}
+
+
+BY_NAME: dict[str, type[AdaComp]] = {AdaComp.name: AdaComp}
+
+
+def by_name(name: str, **options: Any) -> AdaComp:
+    """The compression of this name with these keywords; ValueError for another name, or a keyword it does not have."""
+    made = BY_NAME[choice("compression", name, BY_NAME)]
+    allowed = [one.name for one in fields(made)]
+    for key in options:
+        if key not in allowed:
+            raise ValueError(f"{key}: not an option of compression={name!r}; it has {', '.join(allowed)}")
+    return made(**options)
+
+
+def from_settings(settings: Mapping[str, Any]) -> AdaComp:
+    """The compression that settings() described; other keys are ignored, and what is not there keeps its default."""
+    made = BY_NAME[choice("compression", settings["name"], BY_NAME)]
+    return made(**{one.name: settings[one.name] for one in fields(made) if one.name in settings})
