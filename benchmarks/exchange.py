@@ -53,6 +53,8 @@ OURS = {
         "gossipgrad",
         {"exchange": "weights+momentum", "staleness": 1, "wire_dtype": "bfloat16"},
     ),
+    "gossipgrad, 8 slices": ("gossipgrad", {"exchange": "weights+momentum", "slices": 8}),
+    "gossipgrad weights, 8 slices": ("gossipgrad", {"exchange": "weights", "slices": 8}),
     "gossipgrad weights": ("gossipgrad", {"exchange": "weights"}),
     "gossipgrad weights, bf16": ("gossipgrad", {"exchange": "weights", "wire_dtype": "bfloat16"}),
     "allreduce": ("allreduce", {}),

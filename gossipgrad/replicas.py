@@ -544,6 +544,9 @@ class Replicas:
         topology, rotate = strategies.core_topology(self.strategy.topology), self.strategy.rotate
         nodes = self.strategy.partners_on(self.team)
         facts = _core.schedule(topology, nodes[0], rotate, self.seed)
+        if (self.strategy.slices or 1) > 1:
+            facts = {key: value * self.strategy.slices for key, value in facts.items() if value is not None}
+            facts |= {"slices": self.strategy.slices}
         if self.strategy.hierarchical:
             facts |= {"nodes": nodes[0], "ranks_per_node": nodes[1]}
         return {"topology": topology if isinstance(topology, str) else "table", "rotate": rotate, **facts}

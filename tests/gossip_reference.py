@@ -4,6 +4,8 @@ The contract: step t (from 0) uses stage t mod k, k = ceil(log2 p).
 staleness 0: after the local update s = w is sent, and before the next use w = s + (received - s)/2, momentum alike.
 staleness 1: s, taken after the update of step t, is mixed after the update of step t+1: w += (received - s)/2;
              momentum just before that update.
+slices: in step t only those numbers of a bucket count that lie in its slice t mod m, and the partners are those of step
+             t div m.
 push_sum: x = scalar * w and the scalar are halved, one half goes to the partner, what comes is added; w = x / scalar.
 settle completes and mixes what is in flight. mix "halves": (w + received)/2 in place of the displacement.
 """
@@ -89,14 +91,47 @@ class Gradients:
         return flat(self.trainer.gradients())
 
 
+LANE = 16  # numbers; every parameter begins at a multiple, and slices are of whole ones
+
+
+def slices_of(like, bucket_bytes, slices):
+    """For each number of the flat parameters, in which slice of its bucket it lies, from the contract alone."""
+    layers: dict[str, list[tuple[int, int]]] = {}
+    at = 0  # in the arena
+    for name, array in like.items():
+        layers.setdefault(name.rpartition(".")[0], []).append((at, array.size))
+        at += -(-array.size // LANE) * LANE
+    ends = [*(parts[0][0] for parts in layers.values()), at][1:]
+    found, end = {}, at  # by the offset of a layer: its bucket
+    members: list[int] = []
+    for parts, stop in reversed(list(zip(layers.values(), ends, strict=True))):
+        members.append(parts[0][0])
+        if (end - parts[0][0]) * 4 >= bucket_bytes or parts[0][0] == 0:
+            found |= dict.fromkeys(members, (parts[0][0], end))
+            end, members = parts[0][0], []
+        assert stop <= at
+    numbers = []
+    for parts in layers.values():
+        first, last = found[parts[0][0]]
+        lanes = (last - first) // LANE
+        bounds = [lanes * s // slices for s in range(1, slices)]
+        for offset, size in parts:
+            lane = (offset - first + np.arange(size)) // LANE
+            numbers.append(np.searchsorted(bounds, lane, side="right"))
+    return np.concatenate(numbers)
+
+
 class Simulation:
     """What GossipGraD (or, strategy None, plain SGD on every rank) does to weights and momentum."""
 
-    def __init__(self, weights, momentum, optimizer, strategy, seed):
+    def __init__(self, weights, momentum, optimizer, strategy, seed, like=None):
         self.w, self.v = weights.copy(), momentum.copy()
         self.s = np.zeros_like(weights)  # Adam's second moment
         self.optimizer, self.strategy, self.seed = optimizer, strategy, seed
         self.both = strategy is not None and strategy.exchange in ("auto", "weights+momentum")
+        self.m = strategy.slices or 1 if strategy is not None else 1
+        if self.m > 1:
+            self.slice_of = slices_of(like, strategy.bucket_bytes or 1 << 20, self.m)
         self.p = len(weights)
         self.t = 0
         self.scalar = np.ones(self.p)
@@ -107,19 +142,22 @@ class Simulation:
         """From whom each rank receives in this step; itself where a partner is missing."""
         s = self.strategy
         topology = gg.strategies.core_topology(s.topology)
-        pairs = [_core.partners(topology, self.p, self.t, r, s.rotate, self.seed) for r in range(self.p)]
+        pairs = [_core.partners(topology, self.p, self.t // self.m, r, s.rotate, self.seed) for r in range(self.p)]
         for rank, (to, source) in enumerate(pairs):
             assert (to < 0) == (source < 0)
             assert source < 0 or pairs[source][0] == rank, "who receives from a rank is sent to by it"
         return np.array([rank if source < 0 else source for rank, (_, source) in enumerate(pairs)])
 
-    def mixed(self, own, sources, sent):
-        """`own` with what came from `sources`; where nothing came it stays."""
+    def mixed(self, own, sources, sent, step=None):
+        """`own` with what came from `sources`; where nothing came it stays. step: when it was sent; None: now."""
         if self.strategy.mix == "halves":
             there = (own + sent[sources]) / 2
         else:
             there = own + (sent[sources] - sent) / 2
-        return np.where((sources == np.arange(self.p))[:, None], own, there)
+        stays = (sources == np.arange(self.p))[:, None]
+        if self.m > 1:
+            stays = stays | (self.slice_of != (self.t if step is None else step) % self.m)
+        return np.where(stays, own, there)
 
     def push_sum(self, *values):
         """What this step's messages make of each array, by the definition; the scalars with them."""
@@ -209,7 +247,7 @@ class Simulation:
         if self.strategy.push_sum:
             self.v, self.s = self.v + v, self.s + s
         else:
-            self.v, self.s = self.mixed(self.v, self.pending[0], v), self.mixed(self.s, self.pending[0], s)
+            self.v, self.s = (self.mixed(one, self.pending[0], o, self.t - 1) for one, o in ((self.v, v), (self.s, s)))
 
     def settle(self):
         """Mixes what is in flight. A gradient that comes late counts as if in time, with Adam for v alone."""
@@ -230,4 +268,4 @@ class Simulation:
                 self.v = self.v + late
             self.w = self.w - o.lr * late * (1 + o.momentum if o.nesterov else 1)
             return
-        self.w = self.mixed(self.w, sources, sent)
+        self.w = self.mixed(self.w, sources, sent, self.t - 1)

@@ -35,7 +35,8 @@ POOLS = {
     "topology": ["dissemination", "cube", "ring", "exponential", "random"],
     "rotate": [True, False],
     "staleness": [0, 1],
-    "exchange": ["auto", "weights+momentum", "weights", "gradients"],
+    "exchange": ["auto", "weights+momentum", "weights", "slices", "gradients"],
+    "slices": [None, None, 2, 3, 7],
     "mix": ["displacement", "halves"],
     "bucket_bytes": [None, 1, 300, 2000],
     "chunk_bytes": [None, 64, 448, 3000],
@@ -227,7 +228,7 @@ def check_mixing(configuration: Configuration) -> None:
     centre = flat(trainer.consensus_weights()) if centred else 0.0
     x = [np.zeros((1, 1, 5, 4), np.float32)] * p
     y = [np.zeros(1, np.int64)] * p
-    for _ in range(60):
+    for _ in range(60 * (getattr(strategy, "slices", None) or 1)):
         trainer.train_step(x, y)
     after = np.stack([flat(trainer.weights(rank)) for rank in range(p)])
     moved = flat(trainer.consensus_weights()) - centre if centred else 0.0

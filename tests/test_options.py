@@ -20,7 +20,7 @@ def test_the_core_knows_the_same_names():
         "strategy": set(strategies.BY_NAME),
         "optimizer": set(optim.BY_NAME),
         "topology": set(strategies.TOPOLOGIES),
-        "exchange": set(strategies.EXCHANGES) - {"auto"},
+        "exchange": set(strategies.EXCHANGES) - {"auto", "slices"},
         "mix": set(strategies.MIXES),
         "wire_dtype": set(strategies.WIRES),
         "collectives": set(strategies.COLLECTIVES),

@@ -186,12 +186,17 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
     double alpha = number_of(dict, "alpha", 0);
     long long period = period_of(dict), interval = py_options_whole_of(dict, "interval", 1);
     int partition_fc = partition_of(dict);
+    long long slices = py_options_whole_of(dict, "slices", 1);
     long long ranks_per_node = py_options_whole_of(dict, "ranks_per_node", 0);
     double probability = number_of(dict, "probability", 1.0);
     if (size_of(dict, "bucket_bytes", &bucket) < 0 || size_of(dict, "chunk_bytes", &chunk) < 0) return -1;
     if (PyErr_Occurred()) return -1;
     if (ranks_per_node < 0 || ranks_per_node > INT_MAX) {
         PyErr_Format(PyExc_ValueError, "ranks_per_node: %lld; must be at least 1", ranks_per_node);
+        return -1;
+    }
+    if (slices < 1 || slices > INT_MAX) {
+        PyErr_Format(PyExc_ValueError, "slices: %lld; must be at least 1", slices);
         return -1;
     }
     *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
@@ -201,6 +206,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
                                  .staleness = (int)staleness,
                                  .exchange = (gg_exchange)exchange,
                                  .mix = (gg_mix)mix,
+                                 .slices = (int)slices,
                                  .wire = (gg_dtype)wire,
                                  .bucket_bytes = (size_t)bucket,
                                  .chunk_bytes = (size_t)chunk,

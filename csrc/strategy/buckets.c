@@ -1,5 +1,6 @@
 #include "strategy/buckets.h"
 
+#include <stdint.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -59,6 +60,60 @@ cleanup:
     if (status != GG_OK) gg_buckets_destroy(&made);
     *out = made;
     return status;
+}
+
+/* The elements [*begin, *end) of slice s of a bucket. */
+static void slice_of(const gg_buckets *buckets, int bucket, int s, int slices, size_t *begin, size_t *end) {
+    const gg_bucket *b = &buckets->bucket[bucket];
+    *begin = *end = 0;
+    if (b->first_chunk == b->end_chunk) return;
+    const gg_chunk *first = &buckets->chunk[b->first_chunk], *last = &buckets->chunk[b->end_chunk - 1];
+    const size_t lanes = (last->offset + last->count - first->offset) / GG_LANES;
+    *begin = first->offset + lanes * (size_t)s / (size_t)slices * GG_LANES;
+    *end = first->offset + lanes * ((size_t)s + 1) / (size_t)slices * GG_LANES;
+}
+
+gg_status gg_buckets_slice(const gg_buckets *buckets, size_t chunk_bytes, int slices, gg_buckets *out) {
+    gg_status status = GG_OK;
+    const size_t chunk = gg_chunk_elements(chunk_bytes);
+    gg_buckets made = {.count = buckets->count * slices};
+    size_t begin, end;
+    for (int i = 0; i < made.count; ++i) {
+        slice_of(buckets, i / slices, i % slices, slices, &begin, &end);
+        made.chunk_count += chunks_of(end - begin, chunk);
+    }
+    GG_TRY(gg_calloc((size_t)made.count, sizeof *made.bucket, "slices of buckets", &made.bucket));
+    GG_TRY(gg_calloc((size_t)made.chunk_count, sizeof *made.chunk, "chunks", &made.chunk));
+    for (int i = 0, first = 0; i < made.count; ++i) {
+        const gg_bucket *whole = &buckets->bucket[i / slices];
+        slice_of(buckets, i / slices, i % slices, slices, &begin, &end);
+        const int n = chunks_of(end - begin, chunk);
+        made.bucket[i] = (gg_bucket){whole->first_layer, whole->last_layer, first, first + n};
+        for (; begin < end; begin += chunk)
+            made.chunk[first++] = (gg_chunk){begin, end - begin < chunk ? end - begin : chunk};
+    }
+cleanup:
+    if (status != GG_OK) gg_buckets_destroy(&made);
+    *out = made;
+    return status;
+}
+
+int gg_buckets_chunk_at(const gg_buckets *buckets, int bucket, size_t at, size_t *next) {
+    const gg_bucket *b = &buckets->bucket[bucket];
+    *next = SIZE_MAX;
+    if (b->first_chunk == b->end_chunk) return -1;
+    const gg_chunk *first = &buckets->chunk[b->first_chunk];
+    if (at < first->offset) {
+        *next = first->offset;
+        return -1;
+    }
+    /* All chunks of a bucket but the last are as long as the first. */
+    const size_t i = (at - first->offset) / first->count;
+    if (i >= (size_t)(b->end_chunk - b->first_chunk)) return -1;
+    const gg_chunk *chunk = first + i;
+    if (at >= chunk->offset + chunk->count) return -1;
+    *next = chunk->offset + chunk->count;
+    return b->first_chunk + (int)i;
 }
 
 gg_status gg_buckets_check_tags(const gg_buckets *buckets, int most) {

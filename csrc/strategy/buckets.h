@@ -28,6 +28,13 @@ size_t gg_chunk_elements(size_t chunk_bytes);
 /* Joins layers from the last to the first, the order in which gradients become final, until a bucket holds at least
  * bucket_bytes; the layers left at the front are a bucket of their own. */
 gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out);
+/* Cuts every bucket into `slices` runs of whole lanes of about equal size, and these into chunks. Slice s of bucket b
+ * is bucket b * slices + s of `out`, and has the bucket's layers; it is empty where there are more slices than lanes.
+ * `out` has no bucket_of_layer and counts no layers. */
+gg_status gg_buckets_slice(const gg_buckets *buckets, size_t chunk_bytes, int slices, gg_buckets *out);
+/* The chunk of a bucket in which element `at` lies; -1: none. *next: the first element after it for which the answer
+ * differs; SIZE_MAX: there is none. */
+int gg_buckets_chunk_at(const gg_buckets *buckets, int bucket, size_t at, size_t *next);
 /* Whether `most` tags, one a chunk, are enough. */
 gg_status gg_buckets_check_tags(const gg_buckets *buckets, int most);
 /* The bucket that a chunk belongs to. */

@@ -5,9 +5,12 @@
 
 #include "base/memory.h"
 
+/* Chunks of slices, each with tags of its own for weights and every moment. */
+#define MOST_SLICED ((GG_TAG_LIMIT - GG_TAG_USER) / (1 + GG_MOST_MOMENTS))
+
 static void count_pieces(gg_gossip *gossip) {
-    for (int b = 0; b < gossip->buckets.count; ++b) {
-        const gg_bucket *bucket = &gossip->buckets.bucket[b];
+    for (int b = 0; b < gossip->sliced.count; ++b) {
+        const gg_bucket *bucket = &gossip->sliced.bucket[b];
         for (int layer = bucket->first_layer; layer <= bucket->last_layer; ++layer)
             for (int i = bucket->first_chunk; i < bucket->end_chunk; ++i) {
                 gg_chunk piece;
@@ -24,10 +27,20 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     GG_TRY(gg_schedule_create(&options->schedule, env->transport->size, env->seed, &gossip->schedule));
     if (!options->push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", &gossip->pieces));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "counts of layers", &gossip->left));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "counts of chunks", &gossip->posted));
-    GG_TRY(gg_calloc((size_t)gossip->buckets.chunk_count, sizeof(int), "order of chunks", &gossip->order));
+    gossip->slices = options->slices > 1 ? options->slices : 1;
+    GG_TRY(gg_buckets_slice(&gossip->buckets, options->chunk_bytes, gossip->slices, &gossip->sliced));
+    if (gossip->slices > 1 && gossip->sliced.chunk_count > MOST_SLICED)
+        GG_FAIL(
+            GG_ERROR_ARGUMENT,
+            "slices: %d slices of %d buckets travel as %d chunks, more than the %d for which there are tags; choose "
+            "fewer slices or larger buckets",
+            gossip->slices, gossip->buckets.count, gossip->sliced.chunk_count, MOST_SLICED);
+    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "slices of buckets", &gossip->current));
+    GG_TRY(gg_calloc((size_t)gossip->sliced.chunk_count, sizeof(int), "counts of layers", &gossip->pieces));
+    GG_TRY(gg_calloc((size_t)gossip->sliced.chunk_count, sizeof(int), "counts of layers", &gossip->left));
+    GG_TRY(gg_calloc((size_t)gossip->sliced.count, sizeof(int), "counts of chunks", &gossip->posted));
+    GG_TRY(gg_calloc((size_t)gossip->sliced.chunk_count, sizeof(int), "order of chunks", &gossip->order));
+    for (int bucket = 0; bucket < gossip->buckets.count; ++bucket) gossip->current[bucket] = bucket * gossip->slices;
     count_pieces(gossip);
 cleanup:
     return status;
@@ -35,23 +48,25 @@ cleanup:
 
 void gg_gossip_deinit(gg_gossip *gossip) {
     gg_schedule_destroy(&gossip->schedule);
+    gg_buckets_destroy(&gossip->sliced);
     gg_buckets_destroy(&gossip->buckets);
+    gg_free(gossip->current);
     gg_free(gossip->pieces);
     gg_free(gossip->left);
     gg_free(gossip->posted);
     gg_free(gossip->order);
-    gossip->pieces = gossip->left = gossip->posted = gossip->order = NULL;
+    gossip->current = gossip->pieces = gossip->left = gossip->posted = gossip->order = NULL;
 }
 
 void gg_gossip_begin(gg_gossip *gossip) {
-    gg_schedule_at(&gossip->schedule, gossip->head.step, gossip->head.env.transport->rank, &gossip->send_to,
-                   &gossip->receive_from);
+    gg_schedule_at(&gossip->schedule, gossip->head.step / gossip->slices, gossip->head.env.transport->rank,
+                   &gossip->send_to, &gossip->receive_from);
     gg_buckets_begin(&gossip->buckets);
-    memcpy(gossip->left, gossip->pieces, (size_t)gossip->buckets.chunk_count * sizeof(int));
+    memcpy(gossip->left, gossip->pieces, (size_t)gossip->sliced.chunk_count * sizeof(int));
 }
 
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece) {
-    const gg_chunk *whole = &gossip->buckets.chunk[chunk];
+    const gg_chunk *whole = &gossip->sliced.chunk[chunk];
     size_t begin = slice->offset > whole->offset ? slice->offset : whole->offset;
     size_t slice_end = slice->offset + slice->count, whole_end = whole->offset + whole->count;
     size_t end = slice_end < whole_end ? slice_end : whole_end;

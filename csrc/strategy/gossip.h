@@ -1,4 +1,7 @@
-/* Private to the room: what both forms of GossipGraD share. */
+/* Private to the room: what the forms of GossipGraD share.
+ *
+ * With `slices` of m > 1 every bucket is cut into m slices, and step t exchanges slice t mod m of each. The schedule
+ * turns every m steps, so every slice meets every partner: what a cycle of k steps does to the whole, m*k steps do. */
 #ifndef GG_STRATEGY_GOSSIP_H
 #define GG_STRATEGY_GOSSIP_H
 
@@ -10,11 +13,14 @@ typedef struct gg_gossip {
     gg_strategy_options options;
     gg_schedule schedule;
     gg_buckets buckets;
-    int *pieces; /* a chunk: the layers that have a part of it */
-    int *left;   /* a chunk: those of them whose gradient is not final yet in this step */
-    int *posted; /* a bucket: the chunks of its last exchange that have been posted */
-    int *order;  /* from a bucket's first chunk on: those, in the order in which they were posted, which is that of
-                    arrival */
+    int slices;        /* of a bucket */
+    gg_buckets sliced; /* the slices of all buckets, which are exchanged; with one each, they are the buckets */
+    int *current; /* a bucket: its slice that is exchanged in this step, or, before its first update, in the last */
+    int *pieces;  /* a chunk: the layers that have a part of it */
+    int *left;    /* a chunk: those of them whose gradient is not final yet in this step */
+    int *posted;  /* a slice: the chunks of its last exchange that have been posted */
+    int *order;   /* from a slice's first chunk on: those, in the order in which they were posted, which is that of
+                     arrival */
     int send_to, receive_from; /* of this step; -1: nobody */
 } gg_gossip;
 
@@ -27,12 +33,12 @@ static inline unsigned gg_gossip_shared(const gg_strategy_options *options) {
     return options->hierarchical ? GG_SHARED_GRADIENT : 0;
 }
 
-/* Records that a chunk has been posted; and returns the n-th of those of a bucket, in the order of posting. */
-static inline void gg_gossip_note_posted(gg_gossip *gossip, int bucket, int chunk) {
-    gossip->order[gossip->buckets.bucket[bucket].first_chunk + gossip->posted[bucket]++] = chunk;
+/* Records that a chunk has been posted; and returns the n-th of those of a slice, in the order of posting. */
+static inline void gg_gossip_note_posted(gg_gossip *gossip, int slice, int chunk) {
+    gossip->order[gossip->sliced.bucket[slice].first_chunk + gossip->posted[slice]++] = chunk;
 }
-static inline int gg_gossip_posted(const gg_gossip *gossip, int bucket, int n) {
-    return gossip->order[gossip->buckets.bucket[bucket].first_chunk + n];
+static inline int gg_gossip_posted(const gg_gossip *gossip, int slice, int n) {
+    return gossip->order[gossip->sliced.bucket[slice].first_chunk + n];
 }
 
 /* Looks up this step's partners and counts layers anew. */
@@ -40,6 +46,19 @@ void gg_gossip_begin(gg_gossip *gossip);
 /* Both partners are there, or neither. */
 static inline bool gg_gossip_exchanges(const gg_gossip *gossip) {
     return gossip->send_to >= 0 && gossip->receive_from >= 0;
+}
+
+/* The slice of a bucket that this step exchanges. */
+static inline int gg_gossip_due(const gg_gossip *gossip, int bucket) {
+    return bucket * gossip->slices + (int)(gossip->head.step % gossip->slices);
+}
+
+/* A layer's elements up to `end` are updated: true for its last piece of a chunk, if the chunk's other layers are
+ * updated as well; -1: no chunk. */
+static inline bool gg_gossip_chunk_done(gg_gossip *gossip, int chunk, size_t end, size_t layer_end) {
+    if (chunk < 0) return false;
+    const gg_chunk *whole = &gossip->sliced.chunk[chunk];
+    return (end == layer_end || end == whole->offset + whole->count) && --gossip->left[chunk] == 0;
 }
 
 /* The part of chunk i inside a slice; false if there is none. */

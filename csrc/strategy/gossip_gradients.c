@@ -250,7 +250,7 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->mixed));
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) g->in_flight[bucket] = NOTHING;
     GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", &g->gradients));
-    GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, true, options->wire, &g->gradient));
+    GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, options->wire, &g->gradient));
     g->gradient.name = "gradients";
     for (int i = 0; i < 2; ++i) {
         if (options->wire == GG_FLOAT32) g->own[i] = g->gradient.arena[i];

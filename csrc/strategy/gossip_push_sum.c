@@ -325,7 +325,7 @@ static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) 
         GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", &g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
         /* Messages of one kind have the same tags, from every sender. */
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0, g->gossip.options.wire,
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0 ? 2 : 0, g->gossip.options.wire,
                                 &g->stream[kind][i]));
         g->stream[kind][i].name = name;
     }

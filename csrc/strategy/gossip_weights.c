@@ -25,7 +25,7 @@
 typedef struct exchanged {
     gg_stream stream;
     float *own; /* the private arena */
-    int *mixed; /* a bucket: the chunks of its last exchange that have been mixed by a pass of their own */
+    int *mixed; /* a slice: the chunks of its last exchange that have been mixed by a pass of their own */
 } exchanged;
 
 enum { WEIGHT, MOMENT, PARTS = MOMENT + GG_MOST_MOMENTS };
@@ -34,38 +34,39 @@ typedef struct gossip_weights {
     gg_gossip gossip;
     int parts; /* the first so many of PARTS are exchanged */
     exchanged part[PARTS];
-    int turn; /* the snapshot arena that this step writes */
+    int *last; /* a bucket: its slice that was exchanged before the current one, and that this step's update mixes in */
+    int turn;  /* the snapshot arena that this step writes; of several slices there is one */
 } gossip_weights;
 
 static bool gossip_weights_stale(const gossip_weights *g) { return g->gossip.options.staleness == 1; }
 
-static bool gossip_weights_pending(const gossip_weights *g, const exchanged *part, int bucket) {
-    return part->mixed[bucket] < g->gossip.posted[bucket];
+static bool gossip_weights_pending(const gossip_weights *g, const exchanged *part, int slice) {
+    return part->mixed[slice] < g->gossip.posted[slice];
 }
 
-/* The chunk of a bucket that is to be mixed next. */
-static int gossip_weights_next(const gossip_weights *g, const exchanged *part, int bucket) {
-    return gg_gossip_posted(&g->gossip, bucket, part->mixed[bucket]);
+/* The chunk of a slice that is to be mixed next. */
+static int gossip_weights_next(const gossip_weights *g, const exchanged *part, int slice) {
+    return gg_gossip_posted(&g->gossip, slice, part->mixed[slice]);
 }
 
-/* Mixes the next chunk of a bucket, which has arrived. */
-static gg_status gossip_weights_mix_next(gossip_weights *g, exchanged *part, int bucket) {
-    int i = gossip_weights_next(g, part, bucket);
-    const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
+/* Mixes the next chunk of a slice, which has arrived. */
+static gg_status gossip_weights_mix_next(gossip_weights *g, exchanged *part, int slice) {
+    int i = gossip_weights_next(g, part, slice);
+    const gg_chunk *chunk = &g->gossip.sliced.chunk[i];
     float *own = part->own + chunk->offset;
     gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&part->stream, i, chunk->offset), own, own);
-    part->mixed[bucket]++;
+    part->mixed[slice]++;
     return gg_stream_release(&part->stream, i);
 }
 
-/* Mixes what has arrived of a bucket. */
-static gg_status gossip_weights_advance(gossip_weights *g, exchanged *part, int bucket) {
+/* Mixes what has arrived of a slice. */
+static gg_status gossip_weights_advance(gossip_weights *g, exchanged *part, int slice) {
     gg_status status = GG_OK;
-    while (gossip_weights_pending(g, part, bucket)) {
+    while (gossip_weights_pending(g, part, slice)) {
         bool arrived = false;
-        GG_TRY(gg_stream_test(&part->stream, gossip_weights_next(g, part, bucket), &arrived));
+        GG_TRY(gg_stream_test(&part->stream, gossip_weights_next(g, part, slice), &arrived));
         if (!arrived) break;
-        GG_TRY(gossip_weights_mix_next(g, part, bucket));
+        GG_TRY(gossip_weights_mix_next(g, part, slice));
     }
 cleanup:
     return status;
@@ -75,19 +76,19 @@ cleanup:
 static gg_status advance_weights(gossip_weights *g) {
     gg_status status = GG_OK;
     for (int bucket = 0; g->parts > 0 && bucket < g->gossip.buckets.count; ++bucket)
-        GG_TRY(gossip_weights_advance(g, &g->part[WEIGHT], bucket));
+        GG_TRY(gossip_weights_advance(g, &g->part[WEIGHT], g->gossip.current[bucket]));
 cleanup:
     return status;
 }
 
-/* Mixes what is pending of a bucket. While it waits, it mixes weights of other buckets that have arrived. */
-static gg_status gossip_weights_complete(gossip_weights *g, exchanged *part, int bucket) {
+/* Mixes what is pending of a slice. While it waits, it mixes weights of others that have arrived. */
+static gg_status gossip_weights_complete(gossip_weights *g, exchanged *part, int slice) {
     gg_status status = GG_OK;
-    GG_TRY(gossip_weights_advance(g, part, bucket));
-    while (gossip_weights_pending(g, part, bucket)) {
-        GG_TRY(gg_stream_wait_chunk(&part->stream, bucket, gossip_weights_next(g, part, bucket)));
-        GG_TRY(gossip_weights_advance(g, part, bucket));
-        if (gossip_weights_pending(g, part, bucket)) GG_TRY(advance_weights(g));
+    GG_TRY(gossip_weights_advance(g, part, slice));
+    while (gossip_weights_pending(g, part, slice)) {
+        GG_TRY(gg_stream_wait_chunk(&part->stream, slice, gossip_weights_next(g, part, slice)));
+        GG_TRY(gossip_weights_advance(g, part, slice));
+        if (gossip_weights_pending(g, part, slice)) GG_TRY(advance_weights(g));
     }
 cleanup:
     return status;
@@ -101,7 +102,7 @@ static gg_status gossip_weights_begin(gg_strategy *strategy) {
 static gg_status gossip_weights_need(gg_strategy *strategy, int layer) {
     gossip_weights *g = (gossip_weights *)strategy;
     if (gossip_weights_stale(g) || g->parts == 0) return GG_OK;
-    return gossip_weights_complete(g, &g->part[WEIGHT], g->gossip.buckets.bucket_of_layer[layer]);
+    return gossip_weights_complete(g, &g->part[WEIGHT], g->gossip.current[g->gossip.buckets.bucket_of_layer[layer]]);
 }
 
 static gg_status gossip_weights_poll(gg_strategy *strategy) {
@@ -117,14 +118,17 @@ cleanup:
  * until everything that the update reads or mixes in has arrived. */
 static gg_status gossip_weights_prepare(gossip_weights *g, int bucket) {
     gg_status status = GG_OK;
-    for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_sent(&g->part[i].stream, bucket, g->turn));
+    const int last = g->gossip.current[bucket], due = gg_gossip_due(&g->gossip, bucket);
+    for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_sent(&g->part[i].stream, due, g->turn));
     for (int i = 0; i < g->parts; ++i) {
         exchanged *part = &g->part[i];
-        if (i == WEIGHT && !gossip_weights_stale(g)) GG_TRY(gossip_weights_complete(g, part, bucket));
-        else GG_TRY(gg_stream_wait_received(&part->stream, bucket));
+        if (i == WEIGHT && !gossip_weights_stale(g)) GG_TRY(gossip_weights_complete(g, part, last));
+        else GG_TRY(gg_stream_wait_received(&part->stream, last));
     }
-    g->gossip.posted[bucket] = 0;
-    for (int i = 0; i < g->parts; ++i) g->part[i].mixed[bucket] = 0;
+    g->last[bucket] = last;
+    g->gossip.current[bucket] = due;
+    g->gossip.posted[due] = 0;
+    for (int i = 0; i < g->parts; ++i) g->part[i].mixed[due] = 0;
 cleanup:
     return status;
 }
@@ -152,17 +156,18 @@ static void update_halves(gossip_weights *g, const gg_update *update) {
 
 /* The received elements that the update of a run mixes in, and where it writes their snapshot; NULL: none. */
 static const void *gossip_weights_received(const exchanged *part, int chunk, size_t offset) {
-    if (part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
+    if (chunk < 0 || part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
     return gg_stream_received(&part->stream, chunk, offset);
 }
 
-static void *gossip_weights_copy(const gossip_weights *g, const exchanged *part, size_t offset) {
-    if (!gg_gossip_exchanges(&g->gossip)) return NULL;
+static void *gossip_weights_copy(const gossip_weights *g, const exchanged *part, int chunk, size_t offset) {
+    if (chunk < 0 || !gg_gossip_exchanges(&g->gossip)) return NULL;
     return gg_stream_snapshot(&part->stream, g->turn, offset);
 }
 
-/* Updates a piece of a layer that lies within one chunk. */
-static void gossip_weights_update(gossip_weights *g, int chunk, const gg_chunk *piece) {
+/* Updates a piece of a layer. It lies within one chunk of the slice that was exchanged last, or outside of it, and so
+ * of the slice that is due; -1: outside. With one slice both are the same. */
+static void gossip_weights_update(gossip_weights *g, int last, int due, const gg_chunk *piece) {
     const gg_strategy_env *env = &g->gossip.head.env;
     const size_t at = piece->offset;
     gg_update update = {.step = g->gossip.head.step,
@@ -172,50 +177,65 @@ static void gossip_weights_update(gossip_weights *g, int chunk, const gg_chunk *
                         .gradient = gg_state_gradients(env->state) + at,
                         .wire = g->gossip.options.wire};
     for (int i = 0; i < g->parts; ++i) {
-        update.received[i] = gossip_weights_received(&g->part[i], chunk, at);
-        update.copy[i] = gossip_weights_copy(g, &g->part[i], at);
+        update.received[i] = gossip_weights_received(&g->part[i], last, at);
+        update.copy[i] = gossip_weights_copy(g, &g->part[i], due, at);
     }
     if (g->gossip.options.mix == GG_MIX_HALVES) update_halves(g, &update);
     else gg_updater_apply(env->updater, env->device, env->state, &update);
 }
 
-/* After the last update of a chunk in a step: releases the message that was mixed in and sends the new snapshot. */
-static gg_status gossip_weights_finish(gossip_weights *g, int bucket, int chunk) {
+/* After the last update in a step of a chunk that was exchanged in the last one: releases what was mixed in. */
+static gg_status gossip_weights_release(gossip_weights *g, int chunk) {
     gg_status status = GG_OK;
-    gg_gossip *gossip = &g->gossip;
     for (int i = 0; i < g->parts; ++i)
         if (g->part[i].stream.received[chunk].state == GG_REQUEST_ARRIVED)
             GG_TRY(gg_stream_release(&g->part[i].stream, chunk));
-    if (!gg_gossip_exchanges(gossip)) goto cleanup;
-    for (int i = 0; i < g->parts; ++i)
-        GG_TRY(gg_stream_post_chunk(&g->part[i].stream, bucket, chunk, g->turn, gossip->send_to, gossip->receive_from));
-    gg_gossip_note_posted(gossip, bucket, chunk);
 cleanup:
     return status;
 }
 
+/* After the last update in a step of a chunk that is due: sends its snapshot. */
+static gg_status gossip_weights_post(gossip_weights *g, int slice, int chunk) {
+    gg_status status = GG_OK;
+    gg_gossip *gossip = &g->gossip;
+    if (!gg_gossip_exchanges(gossip)) goto cleanup;
+    for (int i = 0; i < g->parts; ++i)
+        GG_TRY(gg_stream_post_chunk(&g->part[i].stream, slice, chunk, g->turn, gossip->send_to, gossip->receive_from));
+    gg_gossip_note_posted(gossip, slice, chunk);
+cleanup:
+    return status;
+}
+
+/* Updates a layer, cut where chunks of the last slice and of the one that is due begin and end. */
 static gg_status gossip_weights_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
-    int bucket = g->gossip.buckets.bucket_of_layer[layer];
-    const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
+    gg_gossip *gossip = &g->gossip;
+    const int bucket = gossip->buckets.bucket_of_layer[layer];
     const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    const size_t end = slice->offset + slice->count;
 
-    if (gg_buckets_untouched(&g->gossip.buckets, bucket)) GG_TRY(gossip_weights_prepare(g, bucket));
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
-        gg_chunk piece;
-        if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
-        gossip_weights_update(g, i, &piece);
-        if (--g->gossip.left[i] == 0) GG_TRY(gossip_weights_finish(g, bucket, i));
+    if (gg_buckets_untouched(&gossip->buckets, bucket)) GG_TRY(gossip_weights_prepare(g, bucket));
+    for (size_t at = slice->offset; at < end;) {
+        size_t next[2];
+        const int last = gg_buckets_chunk_at(&gossip->sliced, g->last[bucket], at, &next[0]);
+        const int due = gg_buckets_chunk_at(&gossip->sliced, gossip->current[bucket], at, &next[1]);
+        const size_t first = next[0] < next[1] ? next[0] : next[1], until = first < end ? first : end;
+        gossip_weights_update(g, last, due, &(gg_chunk){at, until - at});
+        const bool mixed = gg_gossip_chunk_done(gossip, last, until, end);
+        if (mixed) GG_TRY(gossip_weights_release(g, last));
+        if (due == last ? mixed : gg_gossip_chunk_done(gossip, due, until, end))
+            GG_TRY(gossip_weights_post(g, gossip->current[bucket], due));
+        at = until;
     }
-    (void)gg_buckets_layer_ready(&g->gossip.buckets, layer);
+    (void)gg_buckets_layer_ready(&gossip->buckets, layer);
 cleanup:
     return status;
 }
 
 static gg_status gossip_weights_end(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
-    g->turn = 1 - g->turn;
+    if (g->gossip.slices == 1) g->turn = 1 - g->turn;
     return GG_OK;
 }
 
@@ -225,7 +245,7 @@ static gg_status gossip_weights_settle(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
     for (int i = 0; i < g->parts; ++i)
         for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
-            GG_TRY(gossip_weights_complete(g, &g->part[i], bucket));
+            GG_TRY(gossip_weights_complete(g, &g->part[i], g->gossip.current[bucket]));
     /* Every rank releases all that it received before it waits for what it sent, so there is no deadlock. */
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_all_sent(&g->part[i].stream));
 cleanup:
@@ -238,6 +258,7 @@ static void gossip_weights_destroy(gg_strategy *strategy) {
         gg_stream_destroy(&g->part[i].stream);
         gg_free(g->part[i].mixed);
     }
+    gg_free(g->last);
     gg_state_destroy(&strategy->env);
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
@@ -250,6 +271,8 @@ static const gg_strategy_table table = {gossip_weights_begin,  gossip_weights_ne
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     gossip_weights *g = NULL;
+    /* A slice is not written again in the next step, so one snapshot of the whole is enough for several. */
+    const int arenas = options->slices > 1 ? 1 : 2;
     int parts = 0;
 
     GG_TRY(gg_calloc(1, sizeof *g, "strategy", &g));
@@ -263,9 +286,10 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
         if (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) parts += gg_state_moments(env->state);
     }
     g->parts = parts;
+    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "slices of buckets", &g->last));
     for (int i = 0; i < parts; ++i) {
-        GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->part[i].mixed));
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, i, true, options->wire, &g->part[i].stream));
+        GG_TRY(gg_calloc((size_t)g->gossip.sliced.count, sizeof(int), "counts of chunks", &g->part[i].mixed));
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.sliced, i, arenas, options->wire, &g->part[i].stream));
         g->part[i].stream.name = i == WEIGHT ? "weights" : env->state->arena[GG_MOMENTS + i - MOMENT].name;
         g->part[i].own = i == WEIGHT ? gg_state_weights(env->state) : gg_state_moment(env->state, i - MOMENT);
     }

@@ -13,6 +13,18 @@ static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks)
                 "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
     if (options->push_sum && options->mix == GG_MIX_HALVES)
         GG_FAIL(GG_ERROR_ARGUMENT, "push_sum: True with mix 'halves'; allowed is 'displacement'");
+    if (options->slices < 0) GG_FAIL(GG_ERROR_ARGUMENT, "slices: %d; must be at least 1", options->slices);
+    if (options->slices > 1 && options->exchange == GG_EXCHANGE_GRADIENTS)
+        GG_FAIL(
+            GG_ERROR_ARGUMENT,
+            "slices: %d with exchange 'gradients', which pulls no replicas together; allowed are 'weights+momentum' "
+            "and 'weights'",
+            options->slices);
+    if (options->slices > 1 && options->push_sum)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "slices: %d with push_sum True: a rank has one scalar for all of its weights, which slices would need "
+                "each; allowed is 1",
+                options->slices);
     status = gg_strategy_check_sizes(options);
 cleanup:
     return status;
@@ -26,8 +38,10 @@ static gg_status gossipgrad_create(const gg_strategy_options *options, const gg_
 static gg_exchange_cost gossipgrad_cost(const gg_strategy_options *options, int ranks, int moments) {
     const double arenas = options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM ? 1.0 + moments : 1.0;
     (void)ranks;
-    return (gg_exchange_cost){
-        .copies = arenas * gg_wire_part(options), .messages = arenas, .hops = 1, .hidden = options->staleness == 1};
+    return (gg_exchange_cost){.copies = arenas * gg_wire_part(options) / (options->slices > 1 ? options->slices : 1),
+                              .messages = arenas,
+                              .hops = 1,
+                              .hidden = options->staleness == 1};
 }
 
 const gg_strategy_type gg_strategy_gossipgrad = {

@@ -60,6 +60,7 @@ typedef struct gg_strategy_options {
     int staleness;      /* 0 or 1 */
     gg_exchange exchange;
     gg_mix mix;
+    int slices;                 /* GossipGraD: in step t slice t mod `slices` of every bucket is exchanged; 0 means 1 */
     size_t bucket_bytes;        /* layers are joined to buckets of at least this size; 0: gg_strategy_tune */
     size_t chunk_bytes;         /* a bucket travels in pieces of at most this size; likewise, before creation */
     gg_dtype wire;              /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */

@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "strategy/common.h"
 
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire,
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, int arenas, gg_dtype wire,
                            gg_stream *out) {
     gg_status status = GG_OK;
     size_t bytes = owner->env.state->count * gg_dtype_size(wire), chunks = (size_t)buckets->chunk_count;
@@ -16,7 +16,7 @@ gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int in
                       .name = "bucket"};
 
     GG_TRY(gg_buckets_check_tags(buckets, (GG_TAG_LIMIT - GG_TAG_USER) / (index + 1)));
-    for (int i = 0; i < 2 && sends; ++i) {
+    for (int i = 0; i < arenas; ++i) {
         GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &made.sent[i]));
     }
@@ -135,7 +135,8 @@ gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which) {
 gg_status gg_stream_wait_all_sent(gg_stream *stream) {
     gg_status status = GG_OK;
     for (int bucket = 0; bucket < stream->buckets->count; ++bucket)
-        for (int which = 0; which < 2; ++which) GG_TRY(gg_stream_wait_sent(stream, bucket, which));
+        for (int which = 0; which < 2 && stream->sent[which] != NULL; ++which)
+            GG_TRY(gg_stream_wait_sent(stream, bucket, which));
 cleanup:
     return status;
 }

@@ -36,9 +36,10 @@ typedef struct gg_stream {
     const char *name;     /* what travels, for the trace; set by the owner */
 } gg_stream;
 
-/* sends: it has arenas; else it only receives. wire: GG_FLOAT32 or GG_BFLOAT16. index, from 0 on: streams of one index
- * have the same tags, and others have others. Collective. */
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, bool sends, gg_dtype wire,
+/* arenas: 0: it only receives; 1: every element is written at most once while it may be sent; 2: in turn. wire:
+ * GG_FLOAT32 or GG_BFLOAT16. index, from 0 on: streams of one index have the same tags, and others have others.
+ * Collective. */
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, int arenas, gg_dtype wire,
                            gg_stream *out);
 /* Collective. Cancels what is still in flight; after settling nothing is. */
 void gg_stream_destroy(gg_stream *stream);

@@ -16,7 +16,7 @@
  * Where no rank waits for another (PullGossip, PushGossip, ParameterServer, ElasticAveraging with a server), the result
  * depends on what has arrived when, and so on the sizes: they use the defaults. So do sums that are left to MPI, which
  * may add large ones in another order than small ones, and hierarchical GossipGraD, since the model does not describe
- * two kinds of links and two exchanges.
+ * two kinds of links and two exchanges, and slices of buckets, which are other ones where buckets are.
  *
  * How many samples a step has is not known yet, so linear layers of which OverlappedAveraging exchanges inputs and
  * errors count like the others. */
