@@ -32,7 +32,7 @@ typedef struct gg_codec {
 const gg_codec *gg_codec_of(gg_dtype dtype);
 
 /* What is `elements` behind the first one of memory that holds values as they travel; NULL stays NULL. */
-static inline void *gg_codec_at(const gg_codec *codec, void *memory, size_t elements) {
+static inline void *gg_codec_at(const gg_codec *codec, const void *memory, size_t elements) {
     return memory != NULL ? (char *)memory + elements * codec->size : NULL;
 }
 

@@ -6,9 +6,9 @@
 #include "comm/collective.h"
 #include "strategy/common.h"
 
-/* After so many bfloat16 exchanges the centre equals a worker's weights to the precision of float32: each sends 8 of 24
- * bits. */
-#define NARROW_ROUNDS 3
+/* After so many exchanges of differences the centre equals a worker's weights to the precision of float32: each sends 8
+ * of 24 bits. */
+#define DIFFERENCE_ROUNDS 3
 /* The time that the virtual clock charges a server: it reads the message and the centre and writes the centre and the
  * answer, at the bandwidth of a modest core. */
 #define MODEL_BYTES_PER_SECOND 10e9
@@ -51,36 +51,36 @@ void gg_scaled_difference(gg_device *device, size_t n, float scale, const float 
     device->table->weighted_sum(device, n, 1, &difference, &scale, out);
 }
 
-void gg_centre_difference(gg_device *device, size_t n, float scale, const float *to, float *base, uint16_t *out) {
+void gg_centre_difference(const gg_centre *s, size_t n, float scale, const float *to, float *base, void *out) {
+    gg_device *device = s->head.env.device;
     _Alignas(64) float piece[GG_CENTRE_PIECE];
     for (size_t at = 0; at < n; at += GG_CENTRE_PIECE) {
         size_t m = n - at < GG_CENTRE_PIECE ? n - at : GG_CENTRE_PIECE;
         gg_scaled_difference(device, m, scale, to + at, base + at, piece);
-        device->table->narrow(device, m, piece, out + at);
-        device->table->widen_add(device, m, out + at, base + at);
+        s->codec->encode(device, m, piece, gg_codec_at(s->codec, out, at));
+        s->codec->add(device, m, gg_codec_at(s->codec, out, at), base + at);
     }
 }
 
-static bool centre_narrow(const gg_centre *s) { return s->wire == GG_BFLOAT16; }
+/* Whether messages are differences to a base: rounding errors then are part of the next ones. */
+static bool sends_differences(const gg_centre *s) { return !s->codec->exact; }
 
 /* Of a chunk, as it travels. */
-static size_t centre_bytes_of(const gg_centre *s, int chunk) {
-    return s->buckets.chunk[chunk].count * gg_dtype_size(s->wire);
-}
+static size_t centre_bytes_of(const gg_centre *s, int chunk) { return s->buckets.chunk[chunk].count * s->codec->size; }
 
 /* ---- the server ---- */
 
-/* worker: the rank that asks. If it is this rank, the exchange is in float32. */
+/* worker: the rank that asks. If it is this rank, nothing travels and nothing is rounded. */
 static gg_status centre_change(gg_centre *s, int chunk, int worker, const void *message, void *answer) {
     const gg_chunk *c = &s->buckets.chunk[chunk];
-    const bool rounded = centre_narrow(s) && worker != s->head.env.transport->rank;
+    const bool difference = sends_differences(s) && worker != s->head.env.transport->rank;
     float *weight = s->weight + (c->offset - s->begin);
-    float *known = rounded ? s->known + (size_t)worker * s->count + (c->offset - s->begin) : NULL;
+    float *known = difference ? s->known + (size_t)worker * s->count + (c->offset - s->begin) : NULL;
     for (size_t at = 0; at < c->count; at += GG_CENTRE_PIECE) {
         size_t n = c->count - at < GG_CENTRE_PIECE ? c->count - at : GG_CENTRE_PIECE;
-        if (rounded)
-            s->rule->answer_narrow(s, n, weight + at, known + at, (const uint16_t *)message + at,
-                                   (uint16_t *)answer + at);
+        if (difference)
+            s->rule->answer_difference(s, n, weight + at, known + at, gg_codec_at(s->codec, message, at),
+                                       gg_codec_at(s->codec, answer, at));
         else s->rule->answer(s, n, weight + at, (const float *)message + at, (float *)answer + at);
     }
     return gg_transport_compute(s->head.env.transport,
@@ -88,8 +88,7 @@ static gg_status centre_change(gg_centre *s, int chunk, int worker, const void *
 }
 
 static void *room_of(const gg_centre *s, int chunk, int worker) {
-    size_t at = (size_t)worker * s->count + (s->buckets.chunk[chunk].offset - s->begin);
-    return (char *)s->room + at * gg_dtype_size(s->wire);
+    return gg_codec_at(s->codec, s->room, (size_t)worker * s->count + (s->buckets.chunk[chunk].offset - s->begin));
 }
 
 static gg_request *served_of(const gg_centre *s, int chunk) {
@@ -174,16 +173,16 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
         int server = server_of(s, i);
         if (s->rule->accumulates) share_statistics(s, c);
         GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* the answer has arrived, so this does not wait */
-        if (server == transport->rank || !centre_narrow(s)) s->rule->ask(s, c->offset, c->count, message);
+        if (server == transport->rank || !sends_differences(s)) s->rule->ask(s, c->offset, c->count, message);
         else
-            gg_centre_difference(s->head.env.device, c->count, 1.0f, gg_state_weights(s->head.env.state) + c->offset,
-                                 s->base + c->offset, (uint16_t *)message);
+            gg_centre_difference(s, c->count, 1.0f, gg_state_weights(s->head.env.state) + c->offset,
+                                 s->base + c->offset, message);
         if (server == transport->rank) {
             GG_TRY(centre_change(s, i, server, message, message));
             s->rule->apply(s, c->offset, c->count, message);
         } else {
-            GG_TRY(gg_receive_exact(transport, (char *)s->landing + c->offset * gg_dtype_size(s->wire),
-                                    centre_bytes_of(s, i), server, GG_TAG_USER + i, &s->answered[i]));
+            GG_TRY(gg_receive_exact(transport, gg_codec_at(s->codec, s->landing, c->offset), centre_bytes_of(s, i),
+                                    server, GG_TAG_USER + i, &s->answered[i]));
             GG_TRY(gg_send(transport, message, centre_bytes_of(s, i), server, GG_TAG_USER + i, &s->asked[i]));
         }
     }
@@ -207,9 +206,9 @@ static void centre_show(gg_centre *s, int bucket) {
 
 static void apply_answer(gg_centre *s, const gg_chunk *c, const void *answer) {
     gg_device *device = s->head.env.device;
-    if (centre_narrow(s)) {
-        device->table->widen_add(device, c->count, answer, gg_state_weights(s->head.env.state) + c->offset);
-        device->table->widen_add(device, c->count, answer, s->base + c->offset);
+    if (sends_differences(s)) {
+        s->codec->add(device, c->count, answer, gg_state_weights(s->head.env.state) + c->offset);
+        s->codec->add(device, c->count, answer, s->base + c->offset);
     } else {
         s->rule->apply(s, c->offset, c->count, answer);
     }
@@ -264,7 +263,7 @@ static gg_status begin_together(gg_centre *s) {
     gg_transport *transport = s->head.env.transport;
     const double from = gg_transport_now(transport);
     transport->service = (gg_service){0};
-    if (centre_narrow(s)) GG_TRY(centre_introduce(s));
+    if (sends_differences(s)) GG_TRY(centre_introduce(s));
     GG_TRY(gg_barrier(transport));
     transport->service = (gg_service){.serve = centre_serve, .context = s};
     gg_strategy_waited(&s->head, from);
@@ -277,7 +276,8 @@ gg_status gg_centre_begin(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     const gg_state *state = strategy->env.state;
     /* On another rank the receives of a centre before this one may still be posted. */
-    if (strategy->env.transport->service.serve == NULL || (centre_narrow(s) && !s->stepped)) GG_TRY(begin_together(s));
+    if (strategy->env.transport->service.serve == NULL || (sends_differences(s) && !s->stepped))
+        GG_TRY(begin_together(s));
     gg_buckets_begin(&s->buckets);
     /* After settling a worker's weights are those of its last answer, unless others have been loaded since. */
     if (s->base != NULL && !s->stepped) memcpy(s->base, gg_state_weights(state), state->count * sizeof(float));
@@ -345,7 +345,8 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
     if (!s->stepped) goto cleanup;
-    int rounds = s->rule->accumulates && centre_trains(s) ? (centre_narrow(s) ? NARROW_ROUNDS : 1) - !s->unreported : 0;
+    int rounds =
+        s->rule->accumulates && centre_trains(s) ? (sends_differences(s) ? DIFFERENCE_ROUNDS : 1) - !s->unreported : 0;
     GG_TRY(centre_receive_all(s));
     for (; rounds > 0; --rounds) {
         for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(centre_ask(s, bucket));
@@ -426,8 +427,8 @@ static gg_status make_worker(gg_centre *s) {
     size_t count = s->head.env.state->count, chunks = (size_t)s->buckets.chunk_count,
            buckets = (size_t)s->buckets.count;
     GG_TRY(gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", &s->message));
-    GG_TRY(gg_calloc(count, gg_dtype_size(s->wire), "landing arena", &s->landing));
-    if (s->rule->accumulates || centre_narrow(s))
+    GG_TRY(gg_calloc(count, s->codec->size, "landing arena", &s->landing));
+    if (s->rule->accumulates || sends_differences(s))
         GG_TRY(gg_calloc(count, sizeof(float), "weights of the last answer", &s->base));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->asked));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->answered));
@@ -443,8 +444,8 @@ static gg_status make_server(gg_centre *s) {
     s->count = centre_part_of(s, s->head.env.transport->rank, &s->first_chunk, &s->end_chunk, &s->begin);
     if (s->count == 0) goto cleanup;
     GG_TRY(gg_calloc(s->count, sizeof(float), "centre", &s->weight));
-    GG_TRY(gg_calloc((size_t)s->workers * s->count, gg_dtype_size(s->wire), "answers of the centre", &s->room));
-    if (centre_narrow(s))
+    GG_TRY(gg_calloc((size_t)s->workers * s->count, s->codec->size, "answers of the centre", &s->room));
+    if (sends_differences(s))
         GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "copies of the workers' bases", &s->known));
     GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request),
                      "requests of a server", &s->served));
@@ -463,7 +464,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     s->head.env = *env;
     s->rule = rule;
     s->alpha = alpha;
-    s->wire = options->wire;
+    s->codec = gg_codec_of(options->wire);
     s->period = options->period;
     s->servers = options->servers;
     s->workers = gg_centre_workers(options, env->transport->size);

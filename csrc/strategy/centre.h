@@ -6,8 +6,8 @@
  * messages in the order of their arrival. The strategy's rule says what asking, answering and applying an answer
  * compute.
  *
- * With bfloat16 on the wire the messages are differences to a base. Each worker has its base, and the server has a copy
- * of every worker's base; both have the same bits whenever no message is in flight. The worker sends the rounded
+ * Where the codec is not exact the messages are differences to a base. Each worker has its base, and the server has a
+ * copy of every worker's base; both have the same bits whenever no message is in flight. The worker sends the rounded
  * difference between its weights and its base, and adds it to the base. The answer is the rounded change that the rule
  * gives the worker; it is added to the weights, the base and the server's copy. So a rounding error is part of the next
  * difference, and nothing is lost. After settling, when weights may have been loaded, the workers first send the
@@ -29,24 +29,24 @@ typedef struct gg_centre gg_centre;
 /* All on n elements; a worker's are those from `at` on in its arenas. Buffers do not overlap, except where noted. */
 typedef struct gg_centre_rule {
     gg_strategy_table table;
-    /* Workers have a base, the weights of the last answer, also with float32 on the wire; settling sends what has been
+    /* Workers have a base, the weights of the last answer, also with an exact codec; settling sends what has been
      * trained since. */
     bool accumulates;
     void (*ask)(gg_centre *centre, size_t at, size_t n, float *message);
     void (*answer)(gg_centre *centre, size_t n, float *weight, const float *message,
                    float *answer); /* answer may be the message */
     void (*apply)(gg_centre *centre, size_t at, size_t n, const float *answer);
-    /* The same as answer, n <= GG_CENTRE_PIECE, where bfloat16 is on the wire: known is the server's copy of the
-     * worker's base. It adds message and answer to it. */
-    void (*answer_narrow)(gg_centre *centre, size_t n, float *weight, float *known, const uint16_t *message,
-                          uint16_t *answer);
+    /* The same as answer, n <= GG_CENTRE_PIECE, where messages are differences, as they travel: known is the server's
+     * copy of the worker's base. It adds message and answer to it. */
+    void (*answer_difference)(gg_centre *centre, size_t n, float *weight, float *known, const void *message,
+                              void *answer);
 } gg_centre_rule;
 
 struct gg_centre {
     gg_strategy head;
     const gg_centre_rule *rule;
     gg_buckets buckets;
-    gg_dtype wire;
+    const gg_codec *codec;
     int64_t period; /* steps from one asking to the next */
     float alpha;
     int workers, servers;
@@ -55,9 +55,9 @@ struct gg_centre {
     gg_flight *flight;
 
     /* A worker's. */
-    float *message;               /* message memory; a chunk as bfloat16 uses the first half of its place */
-    void *landing;                /* count elements as they travel */
-    float *base;                  /* NULL: not needed */
+    float *message; /* message memory; a chunk whose elements travel shorter uses the first part of its place */
+    void *landing;  /* count elements as they travel */
+    float *base;    /* NULL: not needed */
     gg_request *asked, *answered; /* one a chunk */
     int *next;                    /* a bucket: the first chunk whose answer is still to be applied; end_chunk: none */
 
@@ -67,7 +67,7 @@ struct gg_centre {
     float *weight; /* the centre */
     void *room;    /* count elements a worker, as they travel: its message where it cannot be read in place, then its
                       answer */
-    float *known;  /* bfloat16: count elements a worker: its base; NULL: not needed */
+    float *known;  /* count elements a worker: its base; NULL: not needed */
     gg_request *served; /* one a chunk and worker: a message is awaited, then an answer is sent, and so on */
 };
 
@@ -97,7 +97,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
 void gg_add_scaled(gg_device *device, size_t n, const float *a, float scale, const float *b, float *out);
 /* out = scale*(a - b); out may be a or b. */
 void gg_scaled_difference(gg_device *device, size_t n, float scale, const float *a, const float *b, float *out);
-/* out = scale*(to - base), rounded to bfloat16; base += out. So the rounding error is part of the next difference. */
-void gg_centre_difference(gg_device *device, size_t n, float scale, const float *to, float *base, uint16_t *out);
+/* out = scale*(to - base), as it travels; base += out. So the rounding error is part of the next difference. */
+void gg_centre_difference(const gg_centre *centre, size_t n, float scale, const float *to, float *base, void *out);
 
 #endif

@@ -63,12 +63,6 @@ void gg_state_destroy(const gg_strategy_env *env) {
     }
 }
 
-gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out) {
-    *out = NULL;
-    if (options->wire == GG_FLOAT32) return GG_OK;
-    return gg_message_alloc(env->transport, env->state->count * sizeof **out, "values on the wire", out);
-}
-
 gg_status gg_strategy_nothing(gg_strategy *strategy) {
     (void)strategy;
     return GG_OK;

@@ -30,10 +30,6 @@ unsigned gg_residue_wanted(const gg_strategy_options *options, const gg_strategy
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared);
 void gg_state_destroy(const gg_strategy_env *env);
 
-/* The memory of gg_narrow_wire for as many elements as an arena, where the options want bfloat16 on the wire; else
- * NULL. Collective, as is gg_message_free, which frees it. */
-gg_status gg_wire_create(const gg_strategy_options *options, const gg_strategy_env *env, uint16_t **out);
-
 /* Entries of a strategy's table that do nothing: without and with a layer. */
 gg_status gg_strategy_nothing(gg_strategy *strategy);
 gg_status gg_strategy_no_layer(gg_strategy *strategy, int layer);

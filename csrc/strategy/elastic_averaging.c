@@ -6,9 +6,9 @@
  * same centre, so one all-reduce of s is enough. Asynchronous: the centre lies on servers, and each worker exchanges at
  * its own time.
  *
- * Either way every exchange preserves c plus the sum over the ranks of w, to the rounding of float32, and with bfloat16
- * on the wire as well: the rounded s moves both sides, and where a sum of them is rounded again, the weights of one
- * rank absorb the difference. */
+ * Either way every exchange preserves c plus the sum over the ranks of w, to the rounding of float32, and with a codec
+ * that is not exact as well: the rounded s moves both sides, and where a sum of them is rounded again, the weights of
+ * one rank absorb the difference. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -34,13 +34,13 @@ static void elastic_apply(gg_centre *s, size_t at, size_t n, const float *answer
 }
 
 /* The answer is -s, rounded. The centre changes by the rounded value, so c and w change by the same amount. */
-static void elastic_answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message,
-                                  uint16_t *answer) {
+static void elastic_answer_difference(gg_centre *s, size_t n, float *weight, float *known, const void *message,
+                                      void *answer) {
     gg_device *device = s->head.env.device;
     _Alignas(64) float pull[GG_CENTRE_PIECE];
-    device->table->widen_add(device, n, message, known);
-    gg_centre_difference(device, n, s->alpha, weight, known, answer);
-    device->table->widen(device, n, answer, pull);
+    s->codec->add(device, n, message, known);
+    gg_centre_difference(s, n, s->alpha, weight, known, answer);
+    s->codec->decode(device, n, answer, pull);
     gg_add_scaled(device, n, weight, -1.0f, pull, weight);
 }
 
@@ -48,7 +48,7 @@ static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE,
                                     .ask = elastic_ask,
                                     .answer = elastic_answer,
                                     .apply = elastic_apply,
-                                    .answer_narrow = elastic_answer_narrow};
+                                    .answer_difference = elastic_answer_difference};
 
 /* ---- synchronous ---- */
 

@@ -62,7 +62,7 @@ static bool fc_cheaper(const gg_parameter *weight, int ranks, double samples, si
     return samples * values * (double)sizeof(float) < (double)ranks * (double)weight->count * (double)size;
 }
 
-void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dtype wire, gg_slice *separate) {
+void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, size_t size, gg_slice *separate) {
     int ranks = env->transport->size;
     if (ranks == 1 || choice == GG_PARTITION_NONE) return;
     for (int i = 0; i < gg_graph_nodes(env->graph); ++i) {
@@ -71,7 +71,7 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dty
         if (node->desc.kind != GG_LAYER_LINEAR || node->shape.dims != 1) continue;
         const gg_parameter *weight = fc_weight_of(env->graph, node->layer);
         /* No step has less than one sample of each rank. */
-        if (choice == GG_PARTITION_ALL || fc_cheaper(weight, ranks, ranks, gg_dtype_size(wire)))
+        if (choice == GG_PARTITION_ALL || fc_cheaper(weight, ranks, ranks, size))
             separate[node->layer] = lanes_of(weight);
     }
 }
@@ -98,12 +98,12 @@ cleanup:
     return status;
 }
 
-gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire, const gg_slice *separate,
+gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, size_t size, const gg_slice *separate,
                        const gg_partition *partition, int tag, gg_fc_exchange *out) {
     gg_status status = GG_OK;
     int layers = gg_graph_layers(owner->env.graph), count = 0;
     for (int layer = 0; layer < layers; ++layer) count += separate[layer].count > 0;
-    *out = (gg_fc_exchange){.owner = owner, .choice = choice, .size = gg_dtype_size(wire), .tag = tag};
+    *out = (gg_fc_exchange){.owner = owner, .choice = choice, .size = size, .tag = tag};
     if (tag + GG_FC_WHATS * count > GG_TAG_LIMIT)
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "partition_fc: %d layers are more than the %d for which there are tags beside %d chunks", count,

@@ -54,10 +54,10 @@ typedef struct gg_fc_exchange {
 } gg_fc_exchange;
 
 /* For each layer that may be partitioned in some step, the run of lanes of its weight; for others count 0. One rank:
- * none. */
-void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, gg_dtype wire, gg_slice *separate);
+ * none. size: of an element of a gradient that travels. */
+void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, size_t size, gg_slice *separate);
 /* For the layers with such a run, which `partition` has cut separately. `tag`: the first of two for each layer. */
-gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, gg_dtype wire, const gg_slice *separate,
+gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, size_t size, const gg_slice *separate,
                        const gg_partition *partition, int tag, gg_fc_exchange *out);
 void gg_fc_destroy(gg_fc_exchange *x); /* collective */
 

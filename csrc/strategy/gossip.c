@@ -24,6 +24,7 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     gg_status status = GG_OK;
     gossip->head.env = *env;
     gossip->options = *options;
+    gossip->codec = gg_codec_of(options->wire);
     GG_TRY(gg_schedule_create(&options->schedule, env->transport->size, env->seed, &gossip->schedule));
     if (!options->push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
@@ -78,7 +79,6 @@ bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, 
 void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const void *received, const float *sent,
                    float *out) {
     gg_device *device = gossip->head.env.device;
-    const gg_dtype wire = gossip->options.wire;
-    if (gossip->options.mix == GG_MIX_HALVES) device->table->halve(device, n, wire, base, received, out);
-    else device->table->mix(device, n, wire, 0.5f, base, received, sent, out);
+    if (gossip->options.mix == GG_MIX_HALVES) gg_codec_halve(gossip->codec, device, n, base, received, out);
+    else gg_codec_mix(gossip->codec, device, n, 0.5f, base, received, sent, out);
 }

@@ -13,8 +13,9 @@ typedef struct gg_gossip {
     gg_strategy_options options;
     gg_schedule schedule;
     gg_buckets buckets;
-    int slices;        /* of a bucket */
-    gg_buckets sliced; /* the slices of all buckets, which are exchanged; with one each, they are the buckets */
+    const gg_codec *codec; /* of what is exchanged */
+    int slices;            /* of a bucket */
+    gg_buckets sliced;     /* the slices of all buckets, which are exchanged; with one each, they are the buckets */
     int *current; /* a bucket: its slice that is exchanged in this step, or, before its first update, in the last */
     int *pieces;  /* a chunk: the layers that have a part of it */
     int *left;    /* a chunk: those of them whose gradient is not final yet in this step */

@@ -2,9 +2,9 @@
  * averaged, so replicas diverge.
  *
  * Gradients have two arenas, used in alternate steps, so one may be in flight while the other is written. They are sent
- * where they lie; with a bfloat16 wire a rounded copy is. staleness 0   the update of a layer waits for the partner's
- * gradient of the same step: g + (received - g)/2 staleness 1   the update uses g(t) + (received(t-1) - g(t-1))/2;
- * settling adds what the last exchange brought as if it had come in time (gg_optimizer_late). */
+ * where they lie; with a codec that is not exact a rounded copy is. staleness 0   the update of a layer waits for the
+ * partner's gradient of the same step: g + (received - g)/2 staleness 1   the update uses g(t) + (received(t-1) -
+ * g(t-1))/2; settling adds what the last exchange brought as if it had come in time (gg_optimizer_late). */
 #include <string.h>
 
 #include "base/memory.h"
@@ -16,7 +16,7 @@
 typedef struct gossip_gradients {
     gg_gossip gossip;
     gg_stream gradient;
-    float *own[2];    /* this rank's gradients: the stream's arenas if those are float32 */
+    float *own[2];    /* this rank's gradients: the stream's arenas if its codec is exact */
     float *gradients; /* that updates use, mixed */
     int *mixed;       /* a bucket: the chunks of its last exchange that have been mixed (staleness 0) */
     int *in_flight;   /* a bucket: the arena of its last exchange, or NOTHING; staleness 1: of this step's when all is
@@ -138,9 +138,8 @@ static gg_status gossip_gradients_finish(gossip_gradients *g, int bucket, int i)
     const gg_chunk *chunk = &gossip->buckets.chunk[i];
     if (gossip_gradients_stale(g) && g->in_flight[bucket] != NOTHING) GG_TRY(gg_stream_release(&g->gradient, i));
     if (!gg_gossip_exchanges(gossip)) goto cleanup;
-    if (g->gradient.wire == GG_BFLOAT16)
-        device->table->narrow(device, chunk->count, g->own[g->turn] + chunk->offset,
-                              gg_stream_snapshot(&g->gradient, g->turn, chunk->offset));
+    gossip->codec->encode(device, chunk->count, g->own[g->turn] + chunk->offset,
+                          gg_stream_snapshot(&g->gradient, g->turn, chunk->offset));
     GG_TRY(gg_stream_post_chunk(&g->gradient, bucket, i, g->turn, gossip->send_to, gossip->receive_from));
     gg_gossip_note_posted(gossip, bucket, i);
 cleanup:
@@ -195,7 +194,7 @@ static gg_status add_late(gossip_gradients *g, int bucket) {
                                      .count = chunk->count,
                                      .owned_offset = chunk->offset,
                                      .gradient = g->own[g->in_flight[bucket]] + chunk->offset,
-                                     .wire = g->gradient.wire,
+                                     .wire = g->gossip.codec->dtype,
                                      .received = {gg_stream_received(&g->gradient, i, chunk->offset)}});
     }
     for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_stream_release(&g->gradient, i));
@@ -221,8 +220,8 @@ cleanup:
 
 static void gossip_gradients_destroy(gg_strategy *strategy) {
     gossip_gradients *g = (gossip_gradients *)strategy;
-    if (g->gradient.wire == GG_BFLOAT16)
-        for (int i = 0; i < 2; ++i) gg_free(g->own[i]);
+    for (int i = 0; i < 2; ++i)
+        if (g->own[i] != g->gradient.arena[i]) gg_free(g->own[i]);
     gg_stream_destroy(&g->gradient);
     gg_free(g->gradients);
     gg_free(g->mixed);
@@ -250,10 +249,10 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->mixed));
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) g->in_flight[bucket] = NOTHING;
     GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", &g->gradients));
-    GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, options->wire, &g->gradient));
+    GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, g->gossip.codec, &g->gradient));
     g->gradient.name = "gradients";
     for (int i = 0; i < 2; ++i) {
-        if (options->wire == GG_FLOAT32) g->own[i] = g->gradient.arena[i];
+        if (g->gossip.codec->exact) g->own[i] = g->gradient.arena[i];
         else GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", &g->own[i]));
     }
     GG_TRY(gg_state_create(env, GG_BORROWED_GRADIENT));

@@ -17,8 +17,8 @@
  * share_j * (w_j - sent). As without push-sum, staleness 0 mixes before the forward pass uses the layer, staleness 1
  * adds the same after the next update, and to moments before it.
  *
- * With a bfloat16 wire a rank sends s/2 times its rounded weights and retains the remainder, so that the sum of s w
- * is still preserved:
+ * With a codec that is not exact a rank sends s/2 times its rounded weights and retains the remainder, so that the sum
+ * of s w is still preserved:
  *
  *     s' w' = s w - s/2 round(w) + sum of s_j/2 round(w_j),   that is
  *     w' = w + sum of share_j * (round(w_j) - round(w)) + gain * (round(w) - w)   with gain = (s' - s)/s'
@@ -51,7 +51,7 @@ typedef struct gossip_push_sum {
     const arrivals **pending;      /* per bucket: messages that are posted and not mixed yet; NULL: none */
     int *next;                     /* per bucket: the first chunk that is not mixed yet (staleness 0) */
     int turn;                      /* the snapshot arena that this step writes */
-    float *rounded[KINDS];         /* the current elements of a bfloat16 snapshot, in float32; NULL: float32 is sent */
+    float *rounded[KINDS];         /* the current elements of a snapshot, decoded; NULL: the codec is exact */
     double *scalar, *scalar_after; /* of all ranks, before step scalar_step and after it */
     int64_t scalar_step;
 } gossip_push_sum;
@@ -98,13 +98,13 @@ static gg_status push_sum_begin(gg_strategy *strategy) {
 
 /* ---- mixing ---- */
 
-/* Adds the rounding error of a bfloat16 wire, before a mix, while the arena still equals what was sent. */
+/* Adds the rounding error of what was sent, before a mix, while the arena still equals what was sent. */
 static void add_rounding_error(gossip_push_sum *g, const arrivals *in, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
-    for (int kind = 0; kind < g->kinds && g->gossip.options.wire == GG_BFLOAT16; ++kind) {
+    for (int kind = 0; kind < g->kinds && !g->gossip.codec->exact; ++kind) {
         float *own = push_sum_arena(g, kind) + piece->offset, *rounded = g->rounded[kind] + piece->offset;
-        device->table->widen(device, piece->count, gg_stream_snapshot(g->stream[kind], in->turn, piece->offset),
-                             rounded);
+        g->gossip.codec->decode(device, piece->count, gg_stream_snapshot(g->stream[kind], in->turn, piece->offset),
+                                rounded);
         device->table->weighted_sum(device, piece->count, 2, (const float *[]){own, rounded},
                                     (const float[]){1 - in->gain, in->gain}, own);
     }
@@ -113,13 +113,13 @@ static void add_rounding_error(gossip_push_sum *g, const arrivals *in, const gg_
 /* Mixes what has arrived for a piece of a chunk into the arena. */
 static void push_sum_mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
-    const gg_dtype wire = g->gossip.options.wire;
+    const gg_codec *codec = g->gossip.codec;
     float *own = push_sum_arena(g, kind) + piece->offset;
-    const float *sent = wire == GG_BFLOAT16 ? g->rounded[kind] + piece->offset
-                                            : gg_stream_snapshot(g->stream[kind], in->turn, piece->offset);
+    const void *snapshot = gg_stream_snapshot(g->stream[kind], in->turn, piece->offset);
+    const float *sent = codec->exact ? snapshot : g->rounded[kind] + piece->offset;
     for (int i = 0; i < in->count; ++i)
-        device->table->mix(device, piece->count, wire, in->share[i], own,
-                           gg_stream_received(&g->stream[kind][i], chunk, piece->offset), sent, own);
+        gg_codec_mix(codec, device, piece->count, in->share[i], own,
+                     gg_stream_received(&g->stream[kind][i], chunk, piece->offset), sent, own);
 }
 
 static gg_status push_sum_release(gossip_push_sum *g, const arrivals *in, int chunk) {
@@ -212,10 +212,8 @@ static void push_sum_update(gossip_push_sum *g, int bucket, int chunk, const gg_
     gg_strategy_update(strategy, piece->offset, piece->count, gg_state_gradients(strategy->env.state) + piece->offset);
     if (in != NULL) push_sum_mix(g, in, WEIGHT, chunk, piece);
     for (int kind = 0; kind < g->kinds; ++kind) {
-        float *own = push_sum_arena(g, kind) + piece->offset;
-        void *snapshot = gg_stream_snapshot(g->stream[kind], g->turn, piece->offset);
-        if (g->gossip.options.wire == GG_BFLOAT16) device->table->narrow(device, piece->count, own, snapshot);
-        else memcpy(snapshot, own, piece->count * sizeof(float));
+        g->gossip.codec->encode(device, piece->count, push_sum_arena(g, kind) + piece->offset,
+                                gg_stream_snapshot(g->stream[kind], g->turn, piece->offset));
     }
 }
 
@@ -321,11 +319,11 @@ static int most_arrivals(gg_schedule *schedule, int rank) {
 static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) {
     gg_status status = GG_OK;
     GG_TRY(gg_calloc((size_t)g->most, sizeof(gg_stream), "streams", &g->stream[kind]));
-    if (g->gossip.options.wire == GG_BFLOAT16)
+    if (!g->gossip.codec->exact)
         GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", &g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
         /* Messages of one kind have the same tags, from every sender. */
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0 ? 2 : 0, g->gossip.options.wire,
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0 ? 2 : 0, g->gossip.codec,
                                 &g->stream[kind][i]));
         g->stream[kind][i].name = name;
     }

@@ -13,8 +13,8 @@
  * Moments, which only updates need, are mixed by the next update before it uses them, with either staleness, without a
  * pass of their own.
  *
- * With a bfloat16 wire the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed since its
- * snapshot was written, so rounding it again gives what was sent without reading it. */
+ * With a codec that is not exact the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed
+ * since its snapshot was written, so rounding it again gives what was sent without reading it. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -149,8 +149,7 @@ static void update_halves(gossip_weights *g, const gg_update *update) {
         if (i == WEIGHT && update->received[i] != NULL)
             gg_gossip_mix(&g->gossip, n, own, update->received[i], NULL, own);
         if (update->copy[i] == NULL) continue;
-        if (update->wire == GG_BFLOAT16) env->device->table->narrow(env->device, n, own, update->copy[i]);
-        else memcpy(update->copy[i], own, n * sizeof(float));
+        g->gossip.codec->encode(env->device, n, own, update->copy[i]);
     }
 }
 
@@ -175,7 +174,7 @@ static void gossip_weights_update(gossip_weights *g, int last, int due, const gg
                         .count = piece->count,
                         .owned_offset = at,
                         .gradient = gg_state_gradients(env->state) + at,
-                        .wire = g->gossip.options.wire};
+                        .wire = g->gossip.codec->dtype};
     for (int i = 0; i < g->parts; ++i) {
         update.received[i] = gossip_weights_received(&g->part[i], last, at);
         update.copy[i] = gossip_weights_copy(g, &g->part[i], due, at);
@@ -289,7 +288,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "slices of buckets", &g->last));
     for (int i = 0; i < parts; ++i) {
         GG_TRY(gg_calloc((size_t)g->gossip.sliced.count, sizeof(int), "counts of chunks", &g->part[i].mixed));
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.sliced, i, arenas, options->wire, &g->part[i].stream));
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.sliced, i, arenas, g->gossip.codec, &g->part[i].stream));
         g->part[i].stream.name = i == WEIGHT ? "weights" : env->state->arena[GG_MOMENTS + i - MOMENT].name;
         g->part[i].own = i == WEIGHT ? gg_state_weights(env->state) : gg_state_moment(env->state, i - MOMENT);
     }

@@ -25,9 +25,9 @@
  * own ones, and the ranks have added the squares of them. This is a sum in double of the same numbers as AllReduce's,
  * in another order.
  *
- * With a bfloat16 wire gradients are rounded before they travel, and so is their sum, as AllReduce's are. Weights are
- * sent as float32: all ranks train on the same ones, and no small update is lost. So are inputs and errors, and the
- * owner rounds each rank's gradient before it adds them. */
+ * With a codec that is not exact gradients are rounded before they travel, and so is their sum, as AllReduce's are.
+ * Weights are sent as float32: all ranks train on the same ones, and no small update is lost. So are inputs and errors,
+ * and the owner rounds each rank's gradient before it adds them. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -69,9 +69,9 @@ typedef struct overlapped_averaging {
     gg_partition partition;
     gg_fc_exchange fc;
     bool overlap;
-    float *snapshot;  /* message memory: the own slices after the update; NULL: one rank */
-    uint16_t *wire;   /* message memory: the gradients as they travel; NULL: as float32, from where they lie */
-    size_t size;      /* of an element of a gradient that travels */
+    float *snapshot;       /* message memory: the own slices after the update; NULL: one rank */
+    const gg_codec *codec; /* of gradients */
+    void *memory;          /* message memory: the gradients as they travel; NULL: from where they lie */
     char *landing;    /* for parts that cannot be read in place, or are computed: of each chunk's own slice, one part a
                          rank */
     float *unrounded; /* a part before it is rounded; NULL: parts are not */
@@ -95,7 +95,7 @@ static gg_status at_chunk(const overlapped_averaging *s, int chunk, gg_status st
 
 /* The address of element `at` of the gradients in the memory that is sent. */
 static void *overlapped_gradient_at(const overlapped_averaging *s, size_t at) {
-    return s->wire != NULL ? (void *)(s->wire + at) : (void *)(gg_state_gradients(s->head.env.state) + at);
+    return gg_codec_at(s->codec, s->memory != NULL ? s->memory : gg_state_gradients(s->head.env.state), at);
 }
 
 /* The layer whose weight the chunk is part of, if it is partitioned in this step; else NULL. */
@@ -105,7 +105,8 @@ static gg_fc *fc_of_chunk(const overlapped_averaging *s, int chunk) {
 
 /* Of a chunk's own slice: where a rank's part is received. */
 static char *overlapped_landing_of(const overlapped_averaging *s, const gg_part *own, int rank) {
-    return s->landing + (own->owned_offset * (size_t)s->head.env.transport->size + own->count * (size_t)rank) * s->size;
+    return s->landing +
+           (own->owned_offset * (size_t)s->head.env.transport->size + own->count * (size_t)rank) * s->codec->size;
 }
 
 /* Sends the parts of a chunk's gradient to those who add them. Peers are visited from the next rank on, so that not all
@@ -118,15 +119,15 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
     const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
     const gg_chunk *whole = &s->buckets.chunk[chunk];
     bool computed = fc_of_chunk(s, chunk) != NULL; /* there is no gradient to send */
-    if (s->wire != NULL && !computed)
-        s->head.env.device->table->narrow(s->head.env.device, whole->count, gg_state_gradients(state) + whole->offset,
-                                          s->wire + whole->offset);
+    if (!computed)
+        s->codec->encode(s->head.env.device, whole->count, gg_state_gradients(state) + whole->offset,
+                         overlapped_gradient_at(s, whole->offset));
     for (int i = 1; i < p; ++i) {
         int from = (rank - i + p) % p;
         const gg_part *theirs = gg_partition_part(&s->partition, from, chunk);
         if (own->count > 0 && !computed)
-            GG_TRY(gg_receive_exact(transport, overlapped_landing_of(s, own, from), own->count * s->size, from, tag,
-                                    overlapped_request_of(s, chunk, GRADIENT_IN, from)));
+            GG_TRY(gg_receive_exact(transport, overlapped_landing_of(s, own, from), own->count * s->codec->size, from,
+                                    tag, overlapped_request_of(s, chunk, GRADIENT_IN, from)));
         if (theirs->count > 0)
             GG_TRY(gg_receive_exact(transport, gg_state_weights(state) + theirs->offset, theirs->count * sizeof(float),
                                     from, tag, overlapped_request_of(s, chunk, WEIGHT_IN, from)));
@@ -135,8 +136,8 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
         int to = (rank + i) % p;
         const gg_part *theirs = gg_partition_part(&s->partition, to, chunk);
         if (theirs->count > 0)
-            GG_TRY(gg_send(transport, overlapped_gradient_at(s, theirs->offset), theirs->count * s->size, to, tag,
-                           overlapped_request_of(s, chunk, GRADIENT_OUT, to)));
+            GG_TRY(gg_send(transport, overlapped_gradient_at(s, theirs->offset), theirs->count * s->codec->size, to,
+                           tag, overlapped_request_of(s, chunk, GRADIENT_OUT, to)));
     }
     s->chunk[chunk].stage = REDUCING;
     s->chunk[chunk].next = 1;
@@ -209,12 +210,9 @@ cleanup:
 static void add_sources(overlapped_averaging *s, size_t offset, size_t count) {
     const gg_strategy_env *env = &s->head.env;
     int p = env->transport->size;
-    float *sum = gg_state_gradients(env->state) + offset;
-    if (s->wire != NULL)
-        env->device->table->narrow_sum(env->device, count, p, (const uint16_t *const *)s->source, s->head.share, sum,
-                                       s->wire + offset);
-    else if (p > 1 || s->head.share[0] != 1.0f)
-        env->device->table->weighted_sum(env->device, count, p, (const float *const *)s->source, s->head.share, sum);
+    if (p > 1 || s->head.share[0] != 1.0f)
+        s->codec->sum(env->device, count, p, s->source, s->head.share, gg_state_gradients(env->state) + offset,
+                      overlapped_gradient_at(s, offset));
 }
 
 /* The same where every rank's part is computed here, and rounded as it would have travelled: by blocks of rows that
@@ -227,9 +225,10 @@ static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part
     for (size_t at = own->offset - weight, end = at + own->count; at < end;) {
         size_t next = (at / block + 1) * block, count = (next < end ? next : end) - at;
         for (int r = 0; r < env->transport->size; ++r) {
-            void *part = overlapped_landing_of(s, own, 0) + (size_t)r * count * s->size;
-            gg_fc_gradient(&s->fc, fc, r, at, count, s->wire != NULL ? s->unrounded : part);
-            if (s->wire != NULL) env->device->table->narrow(env->device, count, s->unrounded, part);
+            void *part = overlapped_landing_of(s, own, 0) + (size_t)r * count * s->codec->size;
+            float *gradient = s->unrounded != NULL ? s->unrounded : part;
+            gg_fc_gradient(&s->fc, fc, r, at, count, gradient);
+            s->codec->encode(env->device, count, gradient, part);
             s->source[r] = part;
         }
         add_sources(s, weight + at, count);
@@ -282,7 +281,7 @@ static int64_t overlapped_bytes_of(const overlapped_averaging *s, const gg_bucke
     int64_t bytes = 0;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
         if (!gradients || fc_of_chunk(s, i) == NULL)
-            bytes += (int64_t)(s->buckets.chunk[i].count * (gradients ? s->size : sizeof(float)));
+            bytes += (int64_t)(s->buckets.chunk[i].count * (gradients ? s->codec->size : sizeof(float)));
     return bytes;
 }
 
@@ -481,7 +480,7 @@ static void overlapped_destroy(gg_strategy *strategy) {
         gg_cancel_all(transport, overlapped_request_of(s, i, 0, 0), KINDS * transport->size);
     if (s->fc.owner != NULL) gg_fc_destroy(&s->fc);
     gg_message_free(transport, s->snapshot);
-    gg_message_free(transport, s->wire);
+    gg_message_free(transport, s->memory);
     gg_free(s->unrounded);
     gg_free(s->landing);
     gg_free(s->source);
@@ -523,13 +522,14 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
     s->head.partition = &s->partition;
     s->head.averages_gradients = true;
     s->overlap = options->overlap;
+    s->codec = gg_codec_of(p > 1 ? options->wire : GG_FLOAT32); /* one rank sends nothing */
     GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
     GG_TRY(gg_calloc((size_t)gg_graph_layers(env->graph) + 1, sizeof *separate, "layers cut separately", &separate));
-    gg_fc_candidates(env, options->partition_fc, options->wire, separate);
+    gg_fc_candidates(env, options->partition_fc, s->codec->size, separate);
     GG_TRY(gg_partition_create(env->graph, options->chunk_bytes, separate, env->transport->rank, env->transport->size,
                                &s->buckets, &s->partition));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
-    GG_TRY(gg_fc_create(&s->head, options->partition_fc, options->wire, separate, &s->partition,
+    GG_TRY(gg_fc_create(&s->head, options->partition_fc, s->codec->size, separate, &s->partition,
                         GG_TAG_USER + s->buckets.chunk_count, &s->fc));
     if (s->fc.count > 0) s->head.fc_hooks = &fc_hooks, s->head.fc_partitioned = s->fc.partitioned;
     size_t chunks = (size_t)s->buckets.chunk_count;
@@ -543,12 +543,13 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
     /* The size is the same on all ranks: message memory requires it, and so every rank or none has an arena. */
     env->state->owned = s->partition.most;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
-    s->size = gg_dtype_size(options->wire);
     if (p > 1) {
-        GG_TRY(gg_wire_create(options, env, &s->wire));
+        if (!s->codec->exact)
+            GG_TRY(
+                gg_message_alloc(env->transport, env->state->count * s->codec->size, "values that travel", &s->memory));
         GG_TRY(gg_message_alloc(env->transport, s->partition.most * sizeof(float), "updated slices", &s->snapshot));
-        GG_TRY(gg_alloc(p * s->partition.most * s->size, "landing of gradients", &s->landing));
-        if (s->wire != NULL && s->fc.count > 0)
+        GG_TRY(gg_alloc(p * s->partition.most * s->codec->size, "landing of gradients", &s->landing));
+        if (!s->codec->exact && s->fc.count > 0)
             GG_TRY(
                 gg_alloc(gg_chunk_elements(options->chunk_bytes) * sizeof(float), "unrounded gradient", &s->unrounded));
     }

@@ -3,9 +3,9 @@
  * the worker continues with the centre's weights, w = c. The local step, momentum included, is the optimiser's; its
  * momentum is not exchanged.
  *
- * With bfloat16 on the wire d is rounded, and so is the answer, c - (base + d). The rounding errors of both stay in w -
- * base and are part of the next message. So c is always its first value plus all that was sent, and w - base is what is
- * still to be sent. */
+ * With a codec that is not exact d is rounded, and so is the answer, c - (base + d). The rounding errors of both stay
+ * in w - base and are part of the next message. So c is always its first value plus all that was sent, and w - base is
+ * what is still to be sent. */
 #include <string.h>
 
 #include "strategy/centre.h"
@@ -26,12 +26,12 @@ static void parameter_server_apply(gg_centre *s, size_t at, size_t n, const floa
     memcpy(s->base + at, answer, n * sizeof(float));
 }
 
-static void parameter_server_answer_narrow(gg_centre *s, size_t n, float *weight, float *known, const uint16_t *message,
-                                           uint16_t *answer) {
+static void parameter_server_answer_difference(gg_centre *s, size_t n, float *weight, float *known, const void *message,
+                                               void *answer) {
     gg_device *device = s->head.env.device;
-    device->table->widen_add(device, n, message, weight);
-    device->table->widen_add(device, n, message, known);
-    gg_centre_difference(device, n, 1.0f, weight, known, answer);
+    s->codec->add(device, n, message, weight);
+    s->codec->add(device, n, message, known);
+    gg_centre_difference(s, n, 1.0f, weight, known, answer);
 }
 
 static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE,
@@ -39,7 +39,7 @@ static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE,
                                     .ask = parameter_server_ask,
                                     .answer = parameter_server_answer,
                                     .apply = parameter_server_apply,
-                                    .answer_narrow = parameter_server_answer_narrow};
+                                    .answer_difference = parameter_server_answer_difference};
 
 /* With one rank no other rank changes the centre. */
 static gg_status parameter_server_create(const gg_strategy_options *options, const gg_strategy_env *env,

@@ -23,6 +23,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "comm/collective.h"
+#include "compress/codec.h"
 #include "strategy/buckets.h"
 #include "strategy/types.h"
 
@@ -88,8 +89,8 @@ typedef struct random_gossip {
     bool pulls, push_sum;
     int64_t interval;
     double probability;
-    gg_dtype wire;
-    float *wide;    /* a chunk of what travels in float32; NULL: it does so anyway */
+    const gg_codec *codec;
+    float *wide;    /* a chunk of what travels, decoded; NULL: the codec is exact */
     gg_buckets cut; /* one bucket of all layers, in chunks */
     void *snapshot[SNAPSHOTS];
     int writing, published; /* snapshots; -1: none */
@@ -106,14 +107,7 @@ typedef struct random_gossip {
     gg_allreduce *shift;
 } random_gossip;
 
-static size_t chunk_bytes(const random_gossip *s, int chunk) {
-    return s->cut.chunk[chunk].count * gg_dtype_size(s->wire);
-}
-
-/* The address of element `offset` of the weights in an arena of the wire's type. */
-static void *random_gossip_travelling(const random_gossip *s, void *arena, size_t offset) {
-    return (char *)arena + offset * gg_dtype_size(s->wire);
-}
+static size_t chunk_bytes(const random_gossip *s, int chunk) { return s->cut.chunk[chunk].count * s->codec->size; }
 
 /* ---- partners ---- */
 
@@ -153,12 +147,9 @@ static bool random_gossip_lags(const random_gossip *s, int peer) {
 
 /* ---- sending ---- */
 
-/* Chunk i of a message, in float32. */
-static const float *random_gossip_widened(random_gossip *s, const void *travelled, int i) {
-    gg_device *device = s->head.env.device;
-    if (s->wire == GG_FLOAT32) return travelled;
-    device->table->widen(device, s->cut.chunk[i].count, travelled, s->wide);
-    return s->wide;
+/* Chunk i of a message, decoded. */
+static const float *random_gossip_view(random_gossip *s, const void *message, int i) {
+    return s->codec->view(s->head.env.device, s->cut.chunk[i].count, message, s->wide);
 }
 
 /* Sends half of the mass with a snapshot. The rounding error of the snapshot stays here, so that the sum of mass*w is
@@ -167,12 +158,12 @@ static void give_half(random_gossip *s, int snapshot) {
     const gg_strategy_env *env = &s->head.env;
     static const float scale[2] = {2, -1};
     s->mass /= 2;
-    if (s->wire == GG_FLOAT32) return;
+    if (s->codec->exact) return;
     for (int i = 0; i < s->cut.chunk_count; ++i) {
         const gg_chunk *chunk = &s->cut.chunk[i];
         float *weight = gg_state_weights(env->state) + chunk->offset;
         const float *const source[2] = {
-            weight, random_gossip_widened(s, random_gossip_travelling(s, s->snapshot[snapshot], chunk->offset), i)};
+            weight, random_gossip_view(s, gg_codec_at(s->codec, s->snapshot[snapshot], chunk->offset), i)};
         env->device->table->weighted_sum(env->device, chunk->count, 2, source, scale, weight);
     }
 }
@@ -193,7 +184,7 @@ static gg_status random_gossip_deliver(random_gossip *s, int peer, int snapshot,
     d->note = (note){.kind = WEIGHTS, .mass = s->mass};
     GG_TRY(gg_send(transport, &d->note, sizeof d->note, peer, TAG_NOTE, &d->announced));
     for (int i = 0; i < s->cut.chunk_count; ++i)
-        GG_TRY(gg_send(transport, random_gossip_travelling(s, s->snapshot[snapshot], s->cut.chunk[i].offset),
+        GG_TRY(gg_send(transport, gg_codec_at(s->codec, s->snapshot[snapshot], s->cut.chunk[i].offset),
                        chunk_bytes(s, i), peer, TAG_CHUNK + i, &d->chunk[i]));
     s->peer[peer].pushed += !s->pulls;
 cleanup:
@@ -238,7 +229,7 @@ static gg_status random_gossip_accept(random_gossip *s, int peer, double mass, b
     a->mass = mass;
     a->announced = gg_transport_now(s->head.env.transport);
     for (int i = 0; i < s->cut.chunk_count; ++i)
-        GG_TRY(gg_receive_exact(s->head.env.transport, random_gossip_travelling(s, a->landing, s->cut.chunk[i].offset),
+        GG_TRY(gg_receive_exact(s->head.env.transport, gg_codec_at(s->codec, a->landing, s->cut.chunk[i].offset),
                                 chunk_bytes(s, i), peer, TAG_CHUNK + i, &a->chunk[i]));
 cleanup:
     return status;
@@ -352,19 +343,18 @@ static gg_status random_gossip_mix(random_gossip *s, bool *moved) {
         for (int c = 0; c < s->cut.chunk_count; ++c) {
             float *weight = gg_state_weights(env->state) + s->cut.chunk[c].offset;
             env->device->table->mix(env->device, s->cut.chunk[c].count, GG_FLOAT32, (float)(a->mass / whole), weight,
-                                    random_gossip_widened(s, a->chunk[c].data, c), weight, weight);
+                                    random_gossip_view(s, a->chunk[c].data, c), weight, weight);
             GG_TRY(gg_release(env->transport, &a->chunk[c]));
         }
         a->active = s->fresh = false;
         *moved = true;
-        gg_strategy_exchanged(&s->head,
-                              (gg_trace_span){.begin = a->announced,
-                                              .arrived = a->arrived,
-                                              .name = "weights",
-                                              .step = s->head.step,
-                                              .last = gg_graph_layers(env->graph) - 1,
-                                              .peer = a->peer,
-                                              .bytes = (int64_t)(env->state->count * gg_dtype_size(s->wire))});
+        gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = a->announced,
+                                                        .arrived = a->arrived,
+                                                        .name = "weights",
+                                                        .step = s->head.step,
+                                                        .last = gg_graph_layers(env->graph) - 1,
+                                                        .peer = a->peer,
+                                                        .bytes = (int64_t)(env->state->count * s->codec->size)});
     }
     if (s->push_sum) s->mass = whole;
 cleanup:
@@ -378,7 +368,7 @@ static gg_status random_gossip_begin(gg_strategy *strategy) {
     random_gossip *s = (random_gossip *)strategy;
     s->chosen = false;
     s->writing = s->partner = -1;
-    if (s->wire != GG_FLOAT32) s->fresh = false; /* sending mass changes the weights: not from the forward pass on */
+    if (!s->codec->exact) s->fresh = false; /* sending mass changes the weights: not from the forward pass on */
     if (strategy->env.transport->size == 1 || s->listens) goto cleanup;
     s->listens = true;
     for (int peer = 0; peer < strategy->env.transport->size; ++peer) {
@@ -420,14 +410,14 @@ static gg_status random_gossip_ready(gg_strategy *strategy, int layer) {
     const gg_strategy_env *env = &strategy->env;
     const gg_slice *slice = gg_graph_layer(env->graph, layer);
     if (!s->chosen) GG_TRY(random_gossip_choose(s));
-    void *snapshot = s->writing >= 0 ? random_gossip_travelling(s, s->snapshot[s->writing], slice->offset) : NULL;
+    void *snapshot = gg_codec_at(s->codec, s->writing >= 0 ? s->snapshot[s->writing] : NULL, slice->offset);
     gg_updater_apply(env->updater, env->device, env->state,
                      &(gg_update){.step = strategy->step,
                                   .offset = slice->offset,
                                   .count = slice->count,
                                   .owned_offset = slice->offset,
                                   .gradient = gg_state_gradients(env->state) + slice->offset,
-                                  .wire = s->wire,
+                                  .wire = s->codec->dtype,
                                   .copy = {snapshot}});
 cleanup:
     return status;
@@ -492,10 +482,7 @@ static void random_gossip_refresh(random_gossip *s) {
     const gg_state *state = s->head.env.state;
     int snapshot = s->pulls && s->push_sum && !s->fresh ? free_snapshot(s) : -1;
     if (snapshot < 0) return;
-    if (s->wire == GG_FLOAT32) memcpy(s->snapshot[snapshot], gg_state_weights(state), state->count * sizeof(float));
-    else
-        s->head.env.device->table->narrow(s->head.env.device, state->count, gg_state_weights(state),
-                                          s->snapshot[snapshot]);
+    s->codec->encode(s->head.env.device, state->count, gg_state_weights(state), s->snapshot[snapshot]);
     s->published = snapshot;
     s->fresh = true;
 }
@@ -592,8 +579,7 @@ static void random_gossip_destroy(gg_strategy *strategy) {
 /* Allocates what only an exchange needs. */
 static gg_status create_exchange(random_gossip *s, const gg_strategy_options *options, const gg_strategy_env *env) {
     gg_status status = GG_OK;
-    size_t ranks = (size_t)env->transport->size, count = env->state->count, bytes = count * gg_dtype_size(s->wire),
-           chunks;
+    size_t ranks = (size_t)env->transport->size, count = env->state->count, bytes = count * s->codec->size, chunks;
     GG_TRY(gg_buckets_create(env->graph, SIZE_MAX, options->chunk_bytes, &s->cut));
     chunks = (size_t)s->cut.chunk_count;
     GG_TRY(gg_buckets_check_tags(&s->cut, GG_TAG_LIMIT - TAG_CHUNK));
@@ -602,7 +588,7 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
         GG_TRY(gg_message_alloc(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes,
                                 "snapshot of the weights",
                                 &s->snapshot[i])); /* while settling the first holds the shift */
-    if (s->wire != GG_FLOAT32) GG_TRY(gg_alloc(s->cut.chunk[0].count * sizeof(float), "a chunk", &s->wide));
+    if (!s->codec->exact) GG_TRY(gg_alloc(s->cut.chunk[0].count * sizeof(float), "a chunk", &s->wide));
     for (int i = 0; i < DELIVERIES; ++i)
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->delivery[i].chunk));
     for (int i = 0; i < ARRIVALS; ++i) {
@@ -646,7 +632,7 @@ static gg_status random_gossip_create(const gg_strategy_options *options, const 
     s->push_sum = options->push_sum;
     s->interval = options->interval;
     s->probability = options->probability;
-    s->wire = options->wire;
+    s->codec = gg_codec_of(options->wire);
     s->mass = 1;
     s->writing = s->published = s->partner = -1;
     GG_TRY(gg_state_create(env, 0));

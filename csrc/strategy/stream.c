@@ -5,13 +5,13 @@
 #include "base/memory.h"
 #include "strategy/common.h"
 
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, int arenas, gg_dtype wire,
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, int arenas, const gg_codec *codec,
                            gg_stream *out) {
     gg_status status = GG_OK;
-    size_t bytes = owner->env.state->count * gg_dtype_size(wire), chunks = (size_t)buckets->chunk_count;
+    size_t bytes = owner->env.state->count * codec->size, chunks = (size_t)buckets->chunk_count;
     gg_stream made = {.owner = owner,
                       .buckets = buckets,
-                      .wire = wire,
+                      .codec = codec,
                       .tag = GG_TAG_USER + index * buckets->chunk_count,
                       .name = "bucket"};
 
@@ -63,7 +63,7 @@ static void show_begin(gg_stream *stream, int bucket, int peer) {
 static gg_status receive_chunk(gg_stream *stream, int bucket, int i, int receive_from) {
     const gg_chunk *chunk = &stream->buckets->chunk[i];
     gg_transport *transport = stream->owner->env.transport;
-    size_t size = gg_dtype_size(stream->wire);
+    size_t size = stream->codec->size;
     if (stream->owner->env.trace != NULL) show_begin(stream, bucket, receive_from);
     return gg_receive_exact(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size,
                             receive_from, stream->tag + i, &stream->received[i]);
@@ -72,7 +72,7 @@ static gg_status receive_chunk(gg_stream *stream, int bucket, int i, int receive
 static gg_status send_chunk(gg_stream *stream, int i, int which, int send_to) {
     const gg_chunk *chunk = &stream->buckets->chunk[i];
     return gg_send(stream->owner->env.transport, gg_stream_snapshot(stream, which, chunk->offset),
-                   chunk->count * gg_dtype_size(stream->wire), send_to, stream->tag + i, &stream->sent[which][i]);
+                   chunk->count * stream->codec->size, send_to, stream->tag + i, &stream->sent[which][i]);
 }
 
 gg_status gg_stream_receive(gg_stream *stream, int bucket, int receive_from) {
@@ -154,11 +154,11 @@ gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived) {
 
 const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset) {
     return (const char *)stream->received[chunk].data +
-           (offset - stream->buckets->chunk[chunk].offset) * gg_dtype_size(stream->wire);
+           (offset - stream->buckets->chunk[chunk].offset) * stream->codec->size;
 }
 
 void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset) {
-    return (char *)stream->arena[which] + offset * gg_dtype_size(stream->wire);
+    return gg_codec_at(stream->codec, stream->arena[which], offset);
 }
 
 /* A chunk is about to be released. The last one ends its exchange. */

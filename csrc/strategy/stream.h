@@ -1,5 +1,4 @@
-/* Private to the room: one arena that partners exchange, chunk by chunk, as float32 or bfloat16
- * (gg_strategy_options.wire).
+/* Private to the room: one arena that partners exchange, chunk by chunk, as its codec says.
  *
  * A stream has two snapshot arenas, used in turn, so that an arena is never written while it is being sent: one is
  * filled and sent while partners may still read the other. Before an arena is filled again, gg_stream_wait_sent makes
@@ -8,6 +7,7 @@
 #ifndef GG_STRATEGY_STREAM_H
 #define GG_STRATEGY_STREAM_H
 
+#include "compress/codec.h"
 #include "strategy/buckets.h"
 
 /* What the trace records of a bucket's exchange. */
@@ -26,20 +26,19 @@ typedef struct gg_flights {
 typedef struct gg_stream {
     gg_strategy *owner;
     const gg_buckets *buckets;
-    gg_dtype wire;        /* of what is sent: of the arenas, the landing and gg_stream_received */
-    int tag;              /* of chunk 0; chunk i has tag + i */
-    void *arena[2];       /* message memory; NULL: it only receives */
-    void *landing;        /* where chunks arrive that cannot be read in place */
-    gg_request *sent[2];  /* a request a chunk, for each arena; NULL: it only receives */
-    gg_request *received; /* a request a chunk */
-    gg_flights *flights;  /* one a bucket */
-    const char *name;     /* what travels, for the trace; set by the owner */
+    const gg_codec *codec; /* of what is sent: of the arenas, the landing and gg_stream_received */
+    int tag;               /* of chunk 0; chunk i has tag + i */
+    void *arena[2];        /* message memory; NULL: it only receives */
+    void *landing;         /* where chunks arrive that cannot be read in place */
+    gg_request *sent[2];   /* a request a chunk, for each arena; NULL: it only receives */
+    gg_request *received;  /* a request a chunk */
+    gg_flights *flights;   /* one a bucket */
+    const char *name;      /* what travels, for the trace; set by the owner */
 } gg_stream;
 
-/* arenas: 0: it only receives; 1: every element is written at most once while it may be sent; 2: in turn. wire:
- * GG_FLOAT32 or GG_BFLOAT16. index, from 0 on: streams of one index have the same tags, and others have others.
- * Collective. */
-gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, int arenas, gg_dtype wire,
+/* arenas: 0: it only receives; 1: every element is written at most once while it may be sent; 2: in turn. index, from 0
+ * on: streams of one index have the same tags, and others have others. Collective. */
+gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, int arenas, const gg_codec *codec,
                            gg_stream *out);
 /* Collective. Cancels what is still in flight; after settling nothing is. */
 void gg_stream_destroy(gg_stream *stream);

@@ -34,7 +34,7 @@ const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind);
 
 /* The bytes of a value on the wire, as a part of float32's. */
 static inline double gg_wire_part(const gg_strategy_options *options) {
-    return options->wire == GG_BFLOAT16 ? 0.5 : 1.0;
+    return (double)gg_codec_of(options->wire)->size / sizeof(float);
 }
 
 #endif
