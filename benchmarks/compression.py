@@ -2,7 +2,7 @@
 
     export GOSSIPGRAD_DATA=../shared/data
     python benchmarks/compression.py tasks --seeds 3 --json tasks.json --plot tasks.png
-    python benchmarks/compression.py tasks --tasks lenet --modes dense strict --selections cyclic --take 10000
+    python benchmarks/compression.py tasks --tasks lenet --modes dense strict --selections local --take 10000
     python benchmarks/compression.py gossip --ranks 8 32 --json gossip.json --plot gossip.png
     python benchmarks/compression.py peers --json peers.json --plot peers.png             (needs PyTorch)
     gossipgrad run -n 2 benchmarks/compression.py tasks --tasks lenet
@@ -256,7 +256,8 @@ def options(arguments: argparse.Namespace) -> Record:
 
 def tasks(arguments: argparse.Namespace, results: Results) -> None:
     rows = [("dense", "local")] * ("dense" in arguments.modes)
-    rows += [(mode, selection) for selection in arguments.selections for mode in arguments.modes if mode != "dense"]
+    rows += [(mode, "local") for mode in arguments.modes if mode != "dense" and "local" in arguments.selections]
+    rows += [("exact", "cyclic")] * ("cyclic" in arguments.selections)
     found: dict[str, dict[str, list[Record]]] = {}
     ranks = launcher_world_size() or arguments.ranks[0]
     for name in arguments.tasks:
@@ -431,7 +432,7 @@ def main() -> None:
     parser.add_argument("part", choices=("tasks", "gossip", "peers"))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="default: all; gossip: the first, default lenet")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--selections", nargs="+", choices=("local", "cyclic"), default=["local"])
+    parser.add_argument("--selections", nargs="+", choices=("local", "cyclic"), default=["local", "cyclic"])
     parser.add_argument("--strategy", default="allreduce", help="of tasks")
     parser.add_argument("--ways", nargs="+", choices=GOSSIP, help="of gossip; default: all")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8], help="of a virtual cluster")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 
 import gossipgrad as gg
@@ -83,3 +84,46 @@ def test_the_plot_of_a_run_that_did_not_compress():
     pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match="nothing was compressed"):
         gg.plots.compression(History(epochs=[{"epoch": 1}]))
+
+
+@pytest.fixture(scope="module", params=["local", "cyclic"])
+def trained(request):
+    data = gg.data.synthetic((1, 8, 8), 4, 96, 24)
+    layers = [gg.Conv2d(8, 3), gg.ReLU(), gg.Flatten(), gg.Linear(16), gg.ReLU(), gg.Linear(4)]
+    trainer = gg.Trainer(
+        gg.Sequential(layers, input=(1, 8, 8)),
+        strategy=gg.AllReduce(),
+        compression=gg.AdaComp(bin_size={"conv": 10, "linear": 15}, dense_below=0, selection=request.param),
+        comm=gg.VirtualCluster(3),
+    )
+    trainer.fit(*data, epochs=2, batch_size=8, progress=False)
+    yield trainer
+    trainer.close()
+
+
+def test_what_a_run_reports(trained):
+    """The sums are those of the network, the messages and the residues."""
+    sent = trained.net.parameters * 4 * 3 * 4  # float32, ranks, steps
+    weights = {name: array.size for name, array in trained.weights(0).items() if name.endswith("weight")}
+    bins = sum(-(-size // (10 if name.startswith("conv") else 15)) for name, size in weights.items())
+    cyclic = trained.compression.selection == "cyclic"
+    for record in trained.history:
+        one = record["compression"]
+        assert one["dense_bytes"] == sent and one["ratio"] == sent / one["packed_bytes"] > 1
+        assert set(one["by_kind"]) == {"conv2d", "linear"}
+        assert sum(one["bins"]) == bins * 4 * (1 if cyclic else 3)
+        least = sum(i * count for i, count in enumerate(one["bins"]))
+        share = least * (3 if cyclic else 1) / (sum(weights.values()) * 12)
+        assert one["elements_sent"] == pytest.approx(share) != 0
+        if not cyclic:  # each message goes to the two other ranks
+            assert record["bytes_sent"] == 2 * one["packed_bytes"]
+    residues, weights = (
+        [np.concatenate([a.ravel() for a in trained.core.arena(what, rank).values()]) for rank in range(3)]
+        for what in ("residue", "weight")
+    )
+    norms = [np.linalg.norm(r) / np.linalg.norm(w) for r, w in zip(residues, weights, strict=True)]
+    assert trained.history.last["compression"]["residue"] == pytest.approx(np.mean(norms), rel=1e-5) != 0
+
+
+def test_the_numbers_of_a_run_are_known_before(trained):
+    assert sorted(trained.record_names) == sorted(flat(trained.history.last))
