@@ -210,6 +210,8 @@ class Trainer:
     def load_arena(self, name: str, arrays: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
         """None: every local rank. All names and shapes must fit."""
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
+    def adopt_consensus(self) -> None:
+        """All replicas become the consensus model, statistics included; moments stay each rank's. Collective."""
     def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None:
         """Sets the strategy's own model, where it has one (a centre)."""
     def set_schedule(self, schedule: dict[str, Any], /) -> None:

@@ -37,6 +37,7 @@ class Fit:
     validate_replicas: bool
     shuffle: bool
     drop_last: bool
+    final_mix: bool
     resume: str | None
     shard: str
     train_core: CoreSet
@@ -67,6 +68,7 @@ class Fit:
         validate_replicas: Any,
         shuffle: Any,
         drop_last: Any,
+        final_mix: Any,
         progress: Any,
         resume: str | os.PathLike[str] | None,
         sample_weight: Any,
@@ -90,6 +92,7 @@ class Fit:
         epochs = integer("epochs", epochs, 1, 2**31 - 1)
         validate_replicas = _check_validate_replicas(validate_replicas, validation_set is not None, sharded)
         shuffle, drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
+        final_mix = flag("final_mix", final_mix)
         ends = (trainer.net.inputs, trainer.heads, trainer.net.target_names)
         train_core = train_set.core(*ends)
         validation_core = None if validation_set is None else validation_set.core(*ends)
@@ -110,6 +113,7 @@ class Fit:
             validate_replicas=validate_replicas,
             shuffle=shuffle,
             drop_last=drop_last,
+            final_mix=final_mix,
             resume=None if resume is None else os.fspath(resume),
             shard=shard,
             train_core=train_core,
@@ -130,6 +134,7 @@ class Fit:
             "validate_replicas": self.validate_replicas,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
+            "final_mix": self.final_mix,
             "callbacks": fingerprint.callbacks(self.callbacks),
             "resume": self.resume,
             "epochs done": trainer.epoch,
@@ -168,6 +173,7 @@ class Fit:
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
+            "final_mix": self.final_mix,
             "validate_replicas": self.validate_replicas,
             "shard": "own" if self.sharded else "contiguous" if self.streams else self.shard,
             "weighted": self.train.first.sample_weight is not None,

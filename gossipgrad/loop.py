@@ -91,8 +91,8 @@ class Loop:
         self._interval = FIRST_MEETING  # steps until the ranks meet
         self._problem: Exception | None = None  # of on_progress, which comes at other steps on each rank
 
-    def run(self) -> None:
-        """All epochs up to the trainer's last one, or until it is to stop."""
+    def run(self, final_mix: bool = False) -> None:
+        """All epochs up to the trainer's last one, or until it is to stop; final_mix: replicas then become one."""
         trainer = self.trainer
         bar = next((one for one in self.callbacks if isinstance(one, ProgressBar)), None)
         trainer.speaker = None if bar is None else bar.say
@@ -104,6 +104,8 @@ class Loop:
                 call(self.callbacks, "on_fit_begin", trainer)
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
+            if final_mix and trainer.strategy.replicas_differ:
+                trainer.core.adopt_consensus()
             trainer.failed, ended = False, True
             with trainer.agreed("end"):
                 call(self.callbacks, "on_fit_end", trainer)

@@ -106,6 +106,7 @@ class Trainer(Replicas):
         validate_replicas: bool = False,
         shuffle: bool = True,
         drop_last: bool = False,
+        final_mix: bool = False,
         progress: bool = True,
         resume: str | os.PathLike[str] | None = None,
         sample_weight: Any = None,
@@ -145,6 +146,11 @@ class Trainer(Replicas):
         drop_last          True: full batches alone, as many on every rank as the smallest shard has. What is left over
                            is not trained on in this epoch; with `shuffle` these are other samples in each.
         shuffle            another order of each rank's samples in each epoch.
+        final_mix          True: at the end all replicas become the consensus model, by one all-reduce of float32
+                           weights and statistics: for strategies that leave replicas apart (GossipGraD, most of all
+                           with slices, the asynchronous ones, NoExchange). It comes after the last epoch's record and
+                           checkpoint, so that a resume goes on as if training had never stopped, and before
+                           on_fit_end. The optimiser's moments stay each rank's.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
         callbacks          one or several (gossipgrad.callbacks); a ProgressBar, if `progress`, and StopOnNaN are added.
@@ -167,6 +173,7 @@ class Trainer(Replicas):
                 validate_replicas=validate_replicas,
                 shuffle=shuffle,
                 drop_last=drop_last,
+                final_mix=final_mix,
                 progress=progress,
                 resume=resume,
                 sample_weight=sample_weight,
@@ -192,7 +199,7 @@ class Trainer(Replicas):
         measure = partial(self._measure, call.validation, call.batch_size)
         loop.Loop(
             self, call.callbacks, steps, call.batch_size, call.validation_core, call.validate_replicas, measure
-        ).run()
+        ).run(call.final_mix)
         self.history.weights_sha256 = self.weights_sha256()
         return self.history
 
@@ -509,6 +516,7 @@ _FIT_SETTINGS = (
     "batch_size",
     "shuffle",
     "drop_last",
+    "final_mix",
     "validate_replicas",
     "shard",
     "weighted",

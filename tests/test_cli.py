@@ -56,7 +56,7 @@ def test_help_shows_every_default(capsys):
         _, out, _ = cli_run(capsys, command, "--help")
         blocks = re.split(r"\n  (?=-)", " ".join(out.split("\n\n")[1:]))
         for action in actions(command):
-            block = next(one for one in blocks if one.startswith(action.option_strings[0]))
+            block = next(one for one in blocks if re.match(re.escape(action.option_strings[0]) + r"(?![\w-])", one))
             switch = action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction)
             assert switch or action.required or "default:" in " ".join(block.split()), block
     _, out, _ = cli_run(capsys, "train", "--help")

@@ -75,6 +75,18 @@ static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     return dict;
 }
 
+static PyObject *adopt_consensus(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_status status;
+    (void)unused;
+    if (!gg_py_trainer_enter(t)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_adopt_consensus(t->trainer);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    return status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+}
+
 static PyObject *load_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"name", "arrays", "rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
@@ -219,6 +231,7 @@ PyMethodDef gg_py_trainer_state[] = {
     {"load_arena", GG_PY_KEYWORDS(load_arena), "Sets an arena of one local rank or of all."},
     {"consensus_weights", consensus_weights, METH_NOARGS,
      "The mean of the replicas, or the strategy's own model, by name."},
+    {"adopt_consensus", adopt_consensus, METH_NOARGS, "All replicas become the consensus model."},
     {"load_consensus", load_consensus, METH_O,
      "load_consensus($self, weights, /)\n--\n\nSets the strategy's own model, if it has one."},
     {NULL, NULL, 0, NULL}};

@@ -117,6 +117,8 @@ bool gg_replica_failed(const gg_replica *replica);
 /* The strategy's own model, where it has one, or else the mean of the replicas' weights; valid until the next call.
  * Settles. Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
+/* Sets the replica's weights, statistics included, to those of the consensus model; moments stay. Collective. */
+gg_status gg_replica_adopt_consensus(gg_replica *replica);
 /* The learning rates of the steps from here on, checked by the caller; a table is not copied. At rest; all ranks give
  * the same. */
 void gg_replica_set_rate(gg_replica *replica, const gg_rate *rate);

@@ -98,6 +98,16 @@ cleanup:
     return status;
 }
 
+gg_status gg_replica_adopt_consensus(gg_replica *r) {
+    gg_status status = GG_OK;
+    const float *weights = NULL;
+    float *own = gg_state_weights(&r->state);
+    GG_TRY(gg_replica_consensus(r, &weights));
+    if (weights != own) memcpy(own, weights, r->state.count * sizeof *own);
+cleanup:
+    return status;
+}
+
 void gg_replica_set_rate(gg_replica *r, const gg_rate *rate) { r->options.optimizer.rate = *rate; }
 
 void gg_replica_set_consensus(gg_replica *r, const float *weights) {

@@ -360,6 +360,12 @@ gg_status gg_trainer_consensus(gg_trainer *t, float *weights) {
     return gg_team_run(t->team, trainer_consensus, &(consensus_call){.trainer = t, .weights = weights});
 }
 
+static gg_status trainer_adopt(void *context, int local) {
+    return gg_replica_adopt_consensus(((gg_trainer *)context)->replica[local]);
+}
+
+gg_status gg_trainer_adopt_consensus(gg_trainer *t) { return gg_team_run(t->team, trainer_adopt, t); }
+
 typedef struct evaluate_call {
     gg_trainer *trainer;
     const gg_dataset *const *sets; /* of each local rank */

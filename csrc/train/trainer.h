@@ -47,6 +47,8 @@ gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
 gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
 /* Copies the consensus weights into an arena of the caller. */
 gg_status gg_trainer_consensus(gg_trainer *trainer, float *weights);
+/* All replicas become the consensus model: the same bits on all ranks. */
+gg_status gg_trainer_adopt_consensus(gg_trainer *trainer);
 typedef enum gg_evaluation_kind {
     GG_EVALUATE_SPLIT = 0, /* the consensus model, one set split over the ranks; one result */
     GG_EVALUATE_OWN,       /* the consensus model, each rank's own set; one result over all of them */

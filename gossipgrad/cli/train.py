@@ -65,6 +65,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(shuffle=True)  # later, because Python 3.10 would add it to the help in words of its own
     help_ = "leave a last batch out that is not full, on all ranks"
     parser.add_argument("--drop-last", action="store_true", help=help_)
+    help_ = "at the end all replicas become the consensus model"
+    parser.add_argument("--final-mix", action="store_true", help=help_)
     parser.add_argument(
         "--shard",
         default="interleaved",
@@ -205,6 +207,7 @@ def train(arguments: argparse.Namespace) -> int:
         validate_replicas=arguments.validate_replicas,
         shuffle=arguments.shuffle,
         drop_last=arguments.drop_last,
+        final_mix=arguments.final_mix,
         shard=arguments.shard,
         class_weight=arguments.class_weight,
         progress=not arguments.quiet,

@@ -1,0 +1,79 @@
+"""fit(final_mix=True): at the end all replicas are the consensus model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gossip_reference import flat
+from test_strategies import trainer_of
+
+import gossipgrad as gg
+
+P = 3
+STRATEGIES = {
+    "gossip": gg.GossipGraD(),
+    "slices, late": gg.GossipGraD(slices=4, staleness=1),
+    "nodes": gg.GossipGraD(hierarchical=True, ranks_per_node=1, slices=2),
+    "push-sum": gg.GossipGraD(push_sum=True),
+    "periodic": gg.PeriodicAllReduce(period=100),
+    "pull": gg.PullGossip(),
+    "push": gg.PushGossip(),
+    "elastic": gg.ElasticAveraging(),
+    "server": gg.ParameterServer(servers=1, dedicated=True),
+    "none": gg.NoExchange(),
+}
+
+
+def net():
+    """With statistics, which are averaged as well."""
+    return gg.Sequential([gg.Conv2d(3, 3), gg.BatchNorm2d(), gg.ReLU(), gg.Flatten(), gg.Linear(4)], input=(1, 6, 6))
+
+
+def fit(trainer, epochs=1, **options):
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((60, 1, 6, 6)).astype(np.float32), generator.integers(0, 4, 60)
+    return trainer.fit((x, y), epochs=epochs, batch_size=5, progress=False, **options)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_all_replicas_are_the_consensus_model(name):
+    apart, mixed = (trainer_of(P, gg.SGD(lr=0.1, momentum=0.9), STRATEGIES[name], net()) for _ in range(2))
+    fit(apart)
+    assert len(set(apart.weights_sha256())) > 1
+    seen = []
+
+    class AtTheEnd(gg.callbacks.Callback):
+        def on_fit_end(self, trainer):
+            seen.append(trainer.weights_sha256())
+
+    history = fit(mixed, final_mix=True, callbacks=AtTheEnd())
+    assert len(set(mixed.weights_sha256())) == 1
+    assert seen == [history.weights_sha256] == [mixed.weights_sha256()]
+    # The model is the one that was evaluated, and momentum is still each rank's.
+    expected = apart.consensus_weights()
+    np.testing.assert_allclose(flat(mixed.weights(0)), flat(expected), rtol=1e-6, atol=1e-7)
+    for rank in range(P):
+        for key, momentum in apart.momentum(rank).items():
+            np.testing.assert_array_equal(momentum, mixed.momentum(rank)[key])
+    fit(mixed)  # and it goes on
+
+
+def test_nothing_changes_where_replicas_are_equal():
+    """Not even the last bit: the mean of three equal numbers may be another one."""
+    plain, mixed = (trainer_of(P, gg.SGD(lr=0.1), gg.AllReduce(), net()) for _ in range(2))
+    fit(plain)
+    fit(mixed, final_mix=True)
+    assert plain.weights_sha256() == mixed.weights_sha256()
+
+
+def test_a_resume_goes_on_from_what_was_not_mixed(tmp_path):
+    whole, first, rest = (trainer_of(P, gg.SGD(lr=0.1, momentum=0.9), gg.GossipGraD(slices=4), net()) for _ in range(3))
+    fit(whole, 2, final_mix=True)
+    fit(first, 1, final_mix=True, callbacks=gg.callbacks.Checkpoint(tmp_path / "c"))
+    fit(rest, 2, final_mix=True, resume=tmp_path / "c")
+    assert rest.weights_sha256() == whole.weights_sha256()
+
+
+def test_it_is_true_or_false():
+    with pytest.raises(TypeError, match="final_mix='yes'"):
+        fit(trainer_of(1, gg.SGD(lr=0.1), gg.NoExchange(), net()), final_mix="yes")
