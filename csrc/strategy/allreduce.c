@@ -2,6 +2,7 @@
  * that each rank contributed, so that p ranks of batch b do what one rank of batch p*b does, ragged last batches
  * included. */
 #include "base/memory.h"
+#include "strategy/flight.h"
 #include "strategy/reduction.h"
 #include "strategy/types.h"
 
@@ -15,17 +16,12 @@ static gg_status allreduce_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &strategy->env;
     if (env->transport->size > 1) {
-        double begin = gg_transport_now(env->transport);
-        int64_t sent = env->transport->bytes_sent;
+        gg_flight flight = {0};
+        gg_flight_begin(&flight, strategy, -1);
         GG_TRY(
             gg_reduction_run_all(((allreduce *)strategy)->reduction, gg_state_gradients(env->state), strategy->share));
-        gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
-                                                        .arrived = gg_transport_now(env->transport),
-                                                        .name = "gradients",
-                                                        .step = strategy->step,
-                                                        .last = gg_graph_layers(env->graph) - 1,
-                                                        .peer = -1,
-                                                        .bytes = env->transport->bytes_sent - sent});
+        gg_flight_complete(&flight, strategy);
+        gg_flight_end_all(&flight, strategy, "gradients");
     }
     gg_strategy_measure(strategy, gg_state_gradients(env->state));
     gg_strategy_update(strategy, 0, env->state->count, gg_state_gradients(env->state));

@@ -164,8 +164,7 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     const gg_bucket *b = &s->buckets.bucket[bucket];
-    if (s->head.env.trace != NULL)
-        s->flight[bucket] = (gg_flight){.sent = gg_transport_now(transport), .step = s->head.step, .peer = -1};
+    gg_flight_begin(&s->flight[bucket], &s->head, -1);
     s->next[bucket] = b->first_chunk;
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *c = &s->buckets.chunk[i];
@@ -190,20 +189,6 @@ cleanup:
     return centre_at_bucket(s, bucket, status);
 }
 
-static void centre_show(gg_centre *s, int bucket) {
-    const gg_bucket *b = &s->buckets.bucket[bucket];
-    size_t bytes = 0;
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) bytes += centre_bytes_of(s, i);
-    gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = s->flight[bucket].sent,
-                                                    .arrived = s->flight[bucket].arrived,
-                                                    .name = "centre",
-                                                    .step = s->flight[bucket].step,
-                                                    .index = b->first_layer,
-                                                    .last = b->last_layer,
-                                                    .peer = -1,
-                                                    .bytes = (int64_t)bytes});
-}
-
 static void apply_answer(gg_centre *s, const gg_chunk *c, const void *answer) {
     gg_device *device = s->head.env.device;
     if (sends_differences(s)) {
@@ -219,7 +204,6 @@ static gg_status apply_bucket_answers(gg_centre *s, int bucket, bool wait) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     const gg_bucket *b = &s->buckets.bucket[bucket];
-    gg_flight *flight = &s->flight[bucket];
     if (s->next[bucket] == b->end_chunk) goto cleanup;
     for (; s->next[bucket] < b->end_chunk; ++s->next[bucket]) {
         const gg_chunk *c = &s->buckets.chunk[s->next[bucket]];
@@ -229,11 +213,11 @@ static gg_status apply_bucket_answers(gg_centre *s, int bucket, bool wait) {
         else GG_TRY(gg_test(transport, answer, &done));
         if (!done) goto cleanup;
         if (answer->state == GG_REQUEST_IDLE) continue; /* its server is this rank */
-        if (answer->when > flight->arrived) flight->arrived = answer->when;
+        gg_flight_arrived(&s->flight[bucket], answer->when, answer->bytes);
         apply_answer(s, c, answer->data);
         GG_TRY(gg_release(transport, answer));
     }
-    if (s->head.env.trace != NULL) centre_show(s, bucket);
+    gg_flight_end(&s->flight[bucket], &s->head, "centre", b->first_layer, b->last_layer);
 cleanup:
     return centre_at_bucket(s, bucket, status);
 }

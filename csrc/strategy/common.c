@@ -148,14 +148,6 @@ gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status) {
     return gg_strategy_at(strategy, 0, gg_graph_layers(strategy->env.graph) - 1, status);
 }
 
-void gg_strategy_exchanged(gg_strategy *strategy, gg_trace_span span) {
-    if (strategy->env.trace == NULL) return;
-    span.end = gg_transport_now(strategy->env.transport);
-    span.lane = GG_LANE_EXCHANGE;
-    if (span.arrived < span.begin) span.arrived = span.begin;
-    gg_trace_add(strategy->env.trace, &span);
-}
-
 void gg_strategy_destroy(gg_strategy *strategy) {
     if (strategy != NULL) strategy->table->destroy(strategy);
 }

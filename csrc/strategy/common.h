@@ -56,8 +56,4 @@ gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_
 /* The same where all layers travel together. */
 gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status);
 
-/* Shows in the trace that an exchange is over now. The caller fills begin, arrived, name, step, index, last, peer and
- * bytes. */
-void gg_strategy_exchanged(gg_strategy *strategy, gg_trace_span span);
-
 #endif

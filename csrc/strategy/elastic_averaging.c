@@ -67,19 +67,14 @@ static gg_status elastic_end(gg_strategy *strategy) {
     elastic *s = (elastic *)strategy;
     const gg_strategy_env *env = &strategy->env;
     const gg_state *state = env->state;
+    gg_flight flight = {0};
     if ((strategy->step + 1) % s->period != 0) goto cleanup;
     gg_scaled_difference(env->device, state->count, s->alpha, s->centre, gg_state_weights(state), s->pull);
-    double begin = gg_transport_now(env->transport);
-    int64_t sent = env->transport->bytes_sent;
+    gg_flight_begin(&flight, strategy, -1);
     GG_TRY(gg_reduction_start(s->reduction, s->pull, s->ones));
     GG_TRY(gg_reduction_finish(s->reduction));
-    gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
-                                                    .arrived = gg_transport_now(env->transport),
-                                                    .name = "elastic force",
-                                                    .step = strategy->step,
-                                                    .last = gg_graph_layers(env->graph) - 1,
-                                                    .peer = -1,
-                                                    .bytes = env->transport->bytes_sent - sent});
+    gg_flight_complete(&flight, strategy);
+    gg_flight_end_all(&flight, strategy, "elastic force");
     gg_add_scaled(env->device, state->count, s->centre, -1.0f, s->pull, s->centre);
 cleanup:
     return gg_strategy_at_all(strategy, status);

@@ -199,9 +199,6 @@ gg_status gg_fc_begin(gg_fc_exchange *x) {
         x->partitioned[fc->layer] = true;
         if (fc->room < most) GG_TRY(make_room(x, fc, most));
         fc->left = fc->own_chunks;
-        fc->step = x->owner->step;
-        memset(fc->bytes, 0, sizeof fc->bytes);
-        memset(fc->arrived, 0, sizeof fc->arrived);
     }
 cleanup:
     return status;
@@ -260,13 +257,13 @@ gg_status gg_fc_send(gg_fc_exchange *x, gg_fc *fc, int what) {
     gg_transport *transport = x->owner->env.transport;
     const int64_t *batch = x->owner->batch;
     int p = ranks_of(x), rank = rank_of(x), layer_tag = x->tag + GG_FC_WHATS * (int)(fc - x->fc) + what;
-    fc->sent[what] = gg_transport_now(transport);
+    gg_flight_begin(&fc->flight[what], x->owner, -1);
     for (int i = 1; i < p && own_slice(x, fc)->count > 0; ++i) {
         int from = (rank - i + p) % p;
         size_t bytes = (size_t)(batch[from] * landed_values(x, fc, what)) * sizeof(float);
         GG_TRY(gg_receive_exact(transport, fc_landing_of(x, fc, what, from), bytes, from, layer_tag,
                                 fc_request_of(x, fc->in_request, what, from)));
-        fc->bytes[what] += (int64_t)bytes;
+        fc->flight[what].bytes += (int64_t)bytes;
     }
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
@@ -289,7 +286,7 @@ gg_status gg_fc_arrive(gg_fc_exchange *x, gg_fc *fc, int peer, bool wait, bool *
         if (wait) GG_TRY(gg_strategy_wait(x->owner, request));
         else GG_TRY(gg_test(x->owner->env.transport, request, all));
         if (!*all) break;
-        if (request->when > fc->arrived[what]) fc->arrived[what] = request->when;
+        gg_flight_arrived(&fc->flight[what], request->when, 0);
         if (request->when > *when) *when = request->when;
     }
 cleanup:
@@ -320,14 +317,7 @@ gg_status gg_fc_used(gg_fc_exchange *x, gg_fc *fc) {
     if (--fc->left > 0) goto cleanup;
     for (int k = 0; k < GG_FC_WHATS * ranks_of(x); ++k) GG_TRY(gg_release(x->owner->env.transport, &fc->in_request[k]));
     for (int what = 0; what < GG_FC_WHATS; ++what)
-        gg_strategy_exchanged(x->owner, (gg_trace_span){.begin = fc->sent[what],
-                                                        .arrived = fc->arrived[what],
-                                                        .name = names[what],
-                                                        .step = fc->step,
-                                                        .index = fc->layer,
-                                                        .last = fc->layer,
-                                                        .peer = -1,
-                                                        .bytes = fc->bytes[what]});
+        gg_flight_end(&fc->flight[what], x->owner, names[what], fc->layer, fc->layer);
 cleanup:
     return status;
 }

@@ -13,6 +13,7 @@
 #ifndef GG_STRATEGY_FC_EXCHANGE_H
 #define GG_STRATEGY_FC_EXCHANGE_H
 
+#include "strategy/flight.h"
 #include "strategy/partition.h"
 
 enum { GG_FC_INPUT, GG_FC_ERROR, GG_FC_WHATS };
@@ -37,9 +38,7 @@ typedef struct gg_fc {
     float *packed[GG_FC_WHATS];
     float *landing[GG_FC_WHATS];          /* of other ranks' samples, for what cannot be read in place */
     gg_request *in_request, *out_request; /* [what][rank] */
-    /* For the trace. */
-    int64_t step, bytes[GG_FC_WHATS];
-    double sent[GG_FC_WHATS], arrived[GG_FC_WHATS];
+    gg_flight flight[GG_FC_WHATS];
 } gg_fc;
 
 typedef struct gg_fc_exchange {

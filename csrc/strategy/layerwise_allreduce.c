@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "comm/subgroup.h"
 #include "strategy/buckets.h"
+#include "strategy/flight.h"
 #include "strategy/gossip_forms.h"
 #include "strategy/reduction.h"
 #include "strategy/types.h"
@@ -21,9 +22,9 @@ typedef struct layerwise_allreduce {
     gg_transport *group;      /* the ranks whose gradients are reduced: all, or those of a node */
     gg_reduction **reduction; /* one a chunk */
     gg_compression_counts counts;
-    int started;        /* the bucket whose reductions were started last; count: none in this step */
-    int *next;          /* a bucket: the first chunk that is still to be updated; end_chunk: none */
-    double *started_at; /* a bucket: for the trace */
+    int started;       /* the bucket whose reductions were started last; count: none in this step */
+    int *next;         /* a bucket: the first chunk that is still to be updated; end_chunk: none */
+    gg_flight *flight; /* one a bucket */
     /* Hierarchical only: */
     gg_strategy *gossip; /* NULL: buckets that are reduced are updated */
     gg_nodes nodes;
@@ -104,7 +105,7 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
         GG_TRY(gg_reduction_start(s->reduction[i], gg_state_gradients(strategy->env.state) + s->buckets.chunk[i].offset,
                                   share));
     s->next[bucket] = b->first_chunk;
-    s->started_at[bucket] = gg_transport_now(strategy->env.transport);
+    gg_flight_begin(&s->flight[bucket], strategy, -1);
 cleanup:
     return at_layers(s, bucket, status);
 }
@@ -129,27 +130,18 @@ static gg_status update_all(layerwise_allreduce *s) {
 static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
+    const gg_reduction *reduction = s->reduction[s->next[bucket]];
     const gg_chunk *chunk = &s->buckets.chunk[s->next[bucket]++];
-    double arrived = strategy->env.trace != NULL ? gg_transport_now(strategy->env.transport) : 0;
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const bool last = s->next[bucket] == b->end_chunk, now = !updates_wait(s);
+    gg_flight_arrived(&s->flight[bucket], gg_transport_now(strategy->env.transport), reduction->bytes);
     if (s->gossip == NULL && now)
         gg_strategy_update(strategy, chunk->offset, chunk->count,
                            gg_state_gradients(strategy->env.state) + chunk->offset);
     if (s->gossip != NULL && now && last)
         for (int layer = b->last_layer; layer >= b->first_layer; --layer)
             GG_TRY(by_gossip(s, s->gossip->table->ready(s->gossip, layer)));
-    if (strategy->env.trace == NULL || !last) goto cleanup;
-    int64_t bytes = 0;
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) bytes += (int64_t)s->reduction[i]->bytes;
-    gg_strategy_exchanged(strategy, (gg_trace_span){.begin = s->started_at[bucket],
-                                                    .arrived = arrived,
-                                                    .name = "gradients",
-                                                    .step = strategy->step,
-                                                    .index = b->first_layer,
-                                                    .last = b->last_layer,
-                                                    .peer = -1,
-                                                    .bytes = bytes});
+    if (last) gg_flight_end(&s->flight[bucket], strategy, "gradients", b->first_layer, b->last_layer);
 cleanup:
     return status;
 }
@@ -213,7 +205,7 @@ static void layerwise_destroy(gg_strategy *strategy) {
     for (int i = s->buckets.chunk_count - 1; s->reduction != NULL && i >= 0; --i) gg_reduction_destroy(s->reduction[i]);
     gg_free(s->reduction);
     gg_free(s->next);
-    gg_free(s->started_at);
+    gg_free(s->flight);
     if (s->gossip != NULL) gg_strategy_destroy(s->gossip);
     else gg_state_destroy(&strategy->env);
     gg_transport_destroy(s->across);
@@ -266,7 +258,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
                              residue != NULL ? env->state->count * sizeof(float) : options->chunk_bytes, &s->buckets));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", &s->next));
-    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(double), "times of starting", &s->started_at));
+    GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof *s->flight, "flights", &s->flight));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
     GG_TRY(gg_calloc((size_t)s->buckets.chunk_count, sizeof *s->reduction, "reductions", &s->reduction));
     for (int i = 0; i < s->buckets.chunk_count; ++i) {

@@ -32,6 +32,7 @@
 
 #include "base/memory.h"
 #include "strategy/fc_exchange.h"
+#include "strategy/flight.h"
 #include "strategy/stream.h"
 #include "strategy/types.h"
 
@@ -49,17 +50,14 @@ typedef struct chunk_state {
     int next; /* the peer whose message the stage waits for, counted from this rank; the number of ranks: none */
 } chunk_state;
 
-/* What the trace records of a bucket's gradients, or of its weights. Chunks are sent, arrive and complete in any order.
- */
+/* Of a bucket's gradients, or of its weights. Chunks are sent, arrive and complete in any order. */
 typedef struct passage {
-    double sent;    /* the first chunk; 0: none */
-    double arrived; /* the last message so far */
-    int left;       /* chunks that are not complete */
+    gg_flight flight;
+    int left; /* chunks that are not complete */
 } passage;
 
 typedef struct bucket_state {
     int64_t polls; /* how many there had been when its gradients were sent */
-    int64_t step;  /* of the exchange in flight */
     passage gradients, weights;
 } bucket_state;
 
@@ -146,7 +144,7 @@ cleanup:
 }
 
 static void overlapped_depart(const overlapped_averaging *s, passage *one) {
-    if (s->head.env.trace != NULL && one->sent == 0) one->sent = gg_transport_now(s->head.env.transport);
+    if (one->flight.begin == 0) gg_flight_begin(&one->flight, &s->head, -1);
 }
 
 /* Chunks with one owner are sent in the order of the owners, from the next rank on, so that not all send to one. */
@@ -155,7 +153,6 @@ static gg_status overlapped_start(overlapped_averaging *s, int bucket) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     int p = s->head.env.transport->size, rank = s->head.env.transport->rank;
     s->bucket[bucket] = (bucket_state){.polls = s->polls,
-                                       .step = s->head.step,
                                        .gradients = {.left = b->end_chunk - b->first_chunk},
                                        .weights = {.left = b->end_chunk - b->first_chunk}};
     overlapped_depart(s, &s->bucket[bucket].gradients);
@@ -276,29 +273,15 @@ cleanup:
     return status;
 }
 
-/* Bytes of a bucket's gradients that travel, or of its weights. */
-static int64_t overlapped_bytes_of(const overlapped_averaging *s, const gg_bucket *b, bool gradients) {
-    int64_t bytes = 0;
-    for (int i = b->first_chunk; i < b->end_chunk; ++i)
-        if (!gradients || fc_of_chunk(s, i) == NULL)
-            bytes += (int64_t)(s->buckets.chunk[i].count * (gradients ? s->codec->size : sizeof(float)));
-    return bytes;
-}
-
 /* A chunk's gradients, or weights, are complete. Those of a bucket are complete with its last chunk. */
-static void overlapped_land(overlapped_averaging *s, int bucket, bool gradients) {
+static void overlapped_land(overlapped_averaging *s, int chunk, bool gradients) {
+    const int bucket = s->chunk[chunk].bucket;
     const gg_bucket *b = &s->buckets.bucket[bucket];
-    bucket_state *state = &s->bucket[bucket];
-    passage *one = gradients ? &state->gradients : &state->weights;
-    if (--one->left > 0 || s->head.env.trace == NULL) return;
-    gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = one->sent,
-                                                    .arrived = one->arrived,
-                                                    .name = gradients ? "gradients" : "weights",
-                                                    .step = state->step,
-                                                    .index = b->first_layer,
-                                                    .last = b->last_layer,
-                                                    .peer = -1,
-                                                    .bytes = overlapped_bytes_of(s, b, gradients)});
+    passage *one = gradients ? &s->bucket[bucket].gradients : &s->bucket[bucket].weights;
+    const size_t size = !gradients ? sizeof(float) : fc_of_chunk(s, chunk) == NULL ? s->codec->size : 0;
+    gg_flight_arrived(&one->flight, 0, s->buckets.chunk[chunk].count * size);
+    if (--one->left > 0) return;
+    gg_flight_end(&one->flight, &s->head, gradients ? "gradients" : "weights", b->first_layer, b->last_layer);
 }
 
 /* Processes the messages of the chunk's stage, until all are complete or, without `wait`, until one is not. */
@@ -307,18 +290,18 @@ static gg_status overlapped_arrive(overlapped_averaging *s, int chunk, bool wait
     chunk_state *c = &s->chunk[chunk];
     gg_transport *transport = s->head.env.transport;
     int p = transport->size, kind = c->stage == REDUCING ? GRADIENT_IN : WEIGHT_IN;
-    double *arrived =
-        kind == GRADIENT_IN ? &s->bucket[c->bucket].gradients.arrived : &s->bucket[c->bucket].weights.arrived;
+    bucket_state *bucket = &s->bucket[c->bucket];
+    gg_flight *flight = kind == GRADIENT_IN ? &bucket->gradients.flight : &bucket->weights.flight;
     bool own = gg_partition_part(&s->partition, transport->rank, chunk)->count > 0;
     gg_fc *fc = own && c->stage == REDUCING ? fc_of_chunk(s, chunk) : NULL;
     for (*all = true; c->next < p; ++c->next) {
         int from = (transport->rank - c->next + p) % p;
         gg_request *request = overlapped_request_of(s, chunk, kind, from);
-        if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, from, wait, all, arrived));
+        if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, from, wait, all, &flight->arrived));
         else if (wait) GG_TRY(gg_strategy_wait(&s->head, request));
         else GG_TRY(gg_test(transport, request, all));
         if (!*all) goto cleanup;
-        if (request->when > *arrived) *arrived = request->when;
+        gg_flight_arrived(flight, request->when, 0);
         if (kind == WEIGHT_IN) GG_TRY(copy_weights(s, chunk, from));
     }
 cleanup:
@@ -334,7 +317,7 @@ static gg_status overlapped_reduce(overlapped_averaging *s, int chunk, bool wait
     GG_TRY(add_parts(s, chunk));
     s->chunk[chunk].stage = ADDED;
     if (!gg_updater_measures(s->head.env.updater)) overlapped_update(s, chunk);
-    overlapped_land(s, s->chunk[chunk].bucket, true);
+    overlapped_land(s, chunk, true);
 cleanup:
     return at_chunk(s, chunk, status);
 }
@@ -364,7 +347,7 @@ static gg_status overlapped_gather(overlapped_averaging *s, int chunk, bool wait
     GG_TRY(overlapped_arrive(s, chunk, wait, &all));
     if (!all) goto cleanup;
     s->chunk[chunk].stage = IDLE;
-    overlapped_land(s, s->chunk[chunk].bucket, false);
+    overlapped_land(s, chunk, false);
 cleanup:
     return at_chunk(s, chunk, status);
 }

@@ -10,6 +10,7 @@
 
 #include "base/memory.h"
 #include "compress/packed.h"
+#include "strategy/flight.h"
 #include "strategy/reduction.h"
 #include "strategy/types.h"
 
@@ -77,19 +78,14 @@ cleanup:
 static gg_status periodic_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     periodic_allreduce *s = (periodic_allreduce *)strategy;
-    double begin = gg_transport_now(strategy->env.transport);
-    int64_t sent = strategy->env.transport->bytes_sent;
+    gg_flight flight = {0};
     bool packed = false;
     if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) goto cleanup;
+    gg_flight_begin(&flight, strategy, -1);
     if (s->moving != NULL) GG_TRY(all_know_base(s, &packed));
     GG_TRY(packed && strategy->step >= s->warmup ? average_moves(s) : average_all(s));
-    gg_strategy_exchanged(strategy, (gg_trace_span){.begin = begin,
-                                                    .arrived = gg_transport_now(strategy->env.transport),
-                                                    .name = "weights",
-                                                    .step = strategy->step,
-                                                    .last = gg_graph_layers(strategy->env.graph) - 1,
-                                                    .peer = -1,
-                                                    .bytes = strategy->env.transport->bytes_sent - sent});
+    gg_flight_complete(&flight, strategy);
+    gg_flight_end_all(&flight, strategy, "weights");
 cleanup:
     return gg_strategy_at_all(strategy, gg_error_prefix(status, "mean of the replicas: "));
 }

@@ -25,6 +25,7 @@
 #include "comm/collective.h"
 #include "compress/codec.h"
 #include "strategy/buckets.h"
+#include "strategy/flight.h"
 #include "strategy/types.h"
 
 enum {
@@ -61,7 +62,8 @@ typedef struct arrival {
     bool active;
     int peer;
     int next; /* the first chunk that may not have arrived yet; the number of chunks: the message is complete */
-    double mass, announced, arrived; /* the latter two: when, for the trace */
+    double mass;
+    gg_flight flight; /* from when it was announced */
     void *landing;
     gg_request *chunk;
 } arrival;
@@ -227,7 +229,7 @@ static gg_status random_gossip_accept(random_gossip *s, int peer, double mass, b
     a->peer = peer;
     a->next = 0;
     a->mass = mass;
-    a->announced = gg_transport_now(s->head.env.transport);
+    gg_flight_begin(&a->flight, &s->head, peer);
     for (int i = 0; i < s->cut.chunk_count; ++i)
         GG_TRY(gg_receive_exact(s->head.env.transport, gg_codec_at(s->codec, a->landing, s->cut.chunk[i].offset),
                                 chunk_bytes(s, i), peer, TAG_CHUNK + i, &a->chunk[i]));
@@ -280,7 +282,7 @@ cleanup:
 
 /* A message is complete: one fewer is outstanding. */
 static void random_gossip_arrived(random_gossip *s, arrival *a) {
-    a->arrived = gg_transport_now(s->head.env.transport);
+    gg_flight_arrived(&a->flight, gg_transport_now(s->head.env.transport), s->head.env.state->count * s->codec->size);
     s->peer[a->peer].awaited -= !s->pulls;
     for (int i = 0; s->pulls && i < QUESTIONS; ++i)
         if (s->question[i].open && s->question[i].peer == a->peer) {
@@ -348,13 +350,7 @@ static gg_status random_gossip_mix(random_gossip *s, bool *moved) {
         }
         a->active = s->fresh = false;
         *moved = true;
-        gg_strategy_exchanged(&s->head, (gg_trace_span){.begin = a->announced,
-                                                        .arrived = a->arrived,
-                                                        .name = "weights",
-                                                        .step = s->head.step,
-                                                        .last = gg_graph_layers(env->graph) - 1,
-                                                        .peer = a->peer,
-                                                        .bytes = (int64_t)(env->state->count * s->codec->size)});
+        gg_flight_end_all(&a->flight, &s->head, "weights");
     }
     if (s->push_sum) s->mass = whole;
 cleanup:

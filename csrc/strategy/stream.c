@@ -54,9 +54,7 @@ static void show_begin(gg_stream *stream, int bucket, int peer) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     gg_flights *flights = &stream->flights[bucket];
     const int chunks = b->end_chunk - b->first_chunk;
-    if (flights->posted % chunks == 0)
-        flights->turn[flights->posted / chunks] =
-            (gg_flight){.sent = gg_transport_now(owner->env.transport), .step = owner->step, .peer = peer};
+    if (flights->posted % chunks == 0) gg_flight_begin(&flights->turn[flights->posted / chunks], owner, peer);
     flights->posted = (flights->posted + 1) % (2 * chunks);
 }
 
@@ -64,7 +62,7 @@ static gg_status receive_chunk(gg_stream *stream, int bucket, int i, int receive
     const gg_chunk *chunk = &stream->buckets->chunk[i];
     gg_transport *transport = stream->owner->env.transport;
     size_t size = stream->codec->size;
-    if (stream->owner->env.trace != NULL) show_begin(stream, bucket, receive_from);
+    show_begin(stream, bucket, receive_from);
     return gg_receive_exact(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size,
                             receive_from, stream->tag + i, &stream->received[i]);
 }
@@ -167,23 +165,15 @@ static void show_end(gg_stream *stream, int bucket, const gg_request *request) {
     gg_flights *flights = &stream->flights[bucket];
     const int chunks = b->end_chunk - b->first_chunk;
     gg_flight *flight = &flights->turn[flights->released / chunks];
-    if (request->when > flight->arrived) flight->arrived = request->when;
-    flight->bytes += (int64_t)request->bytes;
+    gg_flight_arrived(flight, request->when, request->bytes);
     flights->released = (flights->released + 1) % (2 * chunks);
     if (flights->released % chunks == 0)
-        gg_strategy_exchanged(stream->owner, (gg_trace_span){.begin = flight->sent,
-                                                             .arrived = flight->arrived,
-                                                             .name = stream->name,
-                                                             .step = flight->step,
-                                                             .index = b->first_layer,
-                                                             .last = b->last_layer,
-                                                             .peer = flight->peer,
-                                                             .bytes = flight->bytes});
+        gg_flight_end(flight, stream->owner, stream->name, b->first_layer, b->last_layer);
 }
 
 gg_status gg_stream_release(gg_stream *stream, int chunk) {
     const gg_strategy_env *env = &stream->owner->env;
     int bucket = gg_buckets_of_chunk(stream->buckets, chunk);
-    if (env->trace != NULL) show_end(stream, bucket, &stream->received[chunk]);
+    show_end(stream, bucket, &stream->received[chunk]);
     return stream_at_bucket(stream, bucket, gg_release(env->transport, &stream->received[chunk]));
 }

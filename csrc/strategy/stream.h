@@ -9,15 +9,10 @@
 
 #include "compress/codec.h"
 #include "strategy/buckets.h"
+#include "strategy/flight.h"
 
-/* What the trace records of a bucket's exchange. */
-typedef struct gg_flight {
-    double sent, arrived; /* the first chunk; the last one so far */
-    int64_t step, bytes;
-    int peer;
-} gg_flight;
-
-/* Of a bucket: chunks of one exchange may be sent before those of the previous one are released. */
+/* What the trace records of a bucket: chunks of one exchange may be sent before those of the previous one are released.
+ */
 typedef struct gg_flights {
     gg_flight turn[2];
     int posted, released; /* chunks, modulo those of two exchanges */
