@@ -165,7 +165,9 @@ def by_name(name: str, **options: Any) -> AdaComp:
     return made(**options)
 
 
-def from_settings(settings: Mapping[str, Any]) -> AdaComp:
+def from_settings(settings: Mapping[str, Any] | None) -> AdaComp | None:
     """The compression that settings() described; other keys are ignored, and what is not there keeps its default."""
+    if settings is None:
+        return None
     made = BY_NAME[choice("compression", settings["name"], BY_NAME)]
     return made(**{one.name: settings[one.name] for one in fields(made) if one.name in settings})

@@ -6,6 +6,7 @@ Each is said once, by rank 0, at the line that called Trainer(...) or fit.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 
@@ -104,11 +105,19 @@ def residue(rank: int, name: str, saved: bool, here: bool) -> None:
         )
 
 
+def _changes(key: str, before: Any, after: Any) -> list[str]:
+    """Of dictionaries, as compression's, what is in them."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        both = [k for k in after if k in before and json.dumps(before[k]) != json.dumps(after[k])]
+        return [one for k in both for one in _changes(f"{key}, {k}", before[k], after[k])]
+    return [f"{key} {before!r} -> {after!r}"]
+
+
 def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:
     """A resume with other settings is allowed, and seldom meant. `name`: the checkpoint's."""
     changed = [k for k in here if k not in _FREE and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]
     if changed and rank == 0:
-        pairs = ", ".join(f"{key} {saved[key]!r} -> {here[key]!r}" for key in changed)
+        pairs = ", ".join(one for key in changed for one in _changes(key, saved[key], here[key]))
         if "optimizer" in changed:
             pairs += "; the optimizer's moments begin at zero"
         warn(f"{name}: goes on with other settings than it was saved with: {pairs}")

@@ -214,7 +214,7 @@ class Replicas:
             "loaded weights": lambda: fingerprint.weights(self.net.weights()) if self.net.loaded else "none",
             **self._loss_settings(),
             **self.strategy.settings(),
-            "compression": "none" if self.compression is None else self.compression,
+            "compression": "none" if self.compression is None else self.compression.settings(),
             **self.optimizer.settings(),
             "seed": self.seed,
             "trace": self.trace,

@@ -19,6 +19,7 @@ from gossipgrad import (
     checkpoint,
     checkpoint_files,
     cluster,
+    compression,
     evaluation,
     fingerprint,
     heads,
@@ -461,7 +462,7 @@ class Trainer(Replicas):
         backend: Backend | None = None,
         metrics: Metrics | None = None,
     ) -> Trainer:
-        """The trainer of a checkpoint: network, loss, optimiser, strategy, and every rank's state. Collective.
+        """The trainer of a checkpoint: network, loss, optimiser, strategy, compression, every rank's state. Collective.
 
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
@@ -479,6 +480,7 @@ class Trainer(Replicas):
                 if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
                     strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
                 how = {**heads.losses_of(settings), "seed": settings["seed"]}
+                how["compression"] = compression.from_settings(settings.get("compression"))
                 how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error

@@ -7,12 +7,16 @@ import json
 import math
 import pickle
 
+import numpy as np
 import pytest
+from conftest import ROOT
+from gossip_reference import flat, small_net
 
 import gossipgrad as gg
-from gossipgrad import _core, compare, compression, strategies
+from gossipgrad import _core, checkpoint, cli, compare, compression
 
-COMPRESSING = [name for name, made in strategies.BY_NAME.items() if not made.not_compressed]
+# Bins of few elements, so that the small network's parameters have several, with a rest.
+SMALL = gg.AdaComp(bin_size={"conv": 7, "linear": 30}, dense_below=0)
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -170,3 +174,196 @@ def test_what_no_strategy_compresses_is_an_error():
     with pytest.raises(ValueError, match="compression: the strategy no-exchange does not compress what it sends"):
         options = {"name": "no-exchange", "compression": gg.AdaComp().options()}
         _core.Trainer(net.graph, team, loss="cross_entropy", optimizer={"name": "sgd"}, strategy=options)
+
+
+# ---------------------------------------------------------------------------------------------- training
+
+
+def data(count=61):
+    """Of a number of samples that divides by no number of ranks: some ranks have no part in some steps."""
+    generator = np.random.default_rng(5)
+    return gg.data.Dataset(
+        generator.standard_normal((count, 1, 8, 8)).astype(np.float32), generator.integers(0, 4, count)
+    )
+
+
+def trainer(p=4, compression=SMALL, **how):
+    optimizer = gg.SGD(lr=0.05, momentum=0.9, clip_norm=0.5, schedule=gg.schedules.StepDecay(every=5, gamma=0.5))
+    options = {"optimizer": optimizer, "strategy": gg.AllReduce(), "seed": 3, "comm": gg.VirtualCluster(p), **how}
+    return gg.Trainer(small_net(), compression=compression, **options)
+
+
+def fit(one, epochs, **how):
+    return one.fit(data(), epochs=epochs, batch_size=5, progress=False, **how)
+
+
+def residues(one):
+    return np.array([flat(one.core.arena("residue", rank)) for rank in range(one.size)])
+
+
+STRATEGIES = [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=200), gg.PeriodicAllReduce(period=3)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize(
+    "how", [{}, {"mode": "safe"}, {"selection": "cyclic"}, {"mode": "exact", "warmup": 5}], ids=str
+)
+def test_resuming_equals_never_having_stopped(strategy, how, tmp_path):
+    """With a rate that changes, gradients that are clipped, and ranks without samples; bits of weights and residues.
+
+    An epoch has 4 steps, so that one checkpoint is between two means of PeriodicAllReduce, and in a warm-up.
+    """
+    packed = dataclasses.replace(SMALL, **{"mode": None, **how})
+    path = tmp_path / "c.safetensors"
+    how = {"strategy": strategy, "compression": packed}
+    with trainer(**how) as whole:
+        assert fit(whole, 3).last["steps"] == 4
+        residues_of_whole = residues(whole)
+    for epoch in (1, 2):
+        with trainer(**how) as part:
+            fit(part, epoch, **({} if epoch == 1 else {"resume": path}))
+            part.save(path)
+    for forgets in (False, True):
+        with gg.Trainer.load(path) as rest:
+            assert rest.compression == packed
+            if forgets:
+                for rank in range(4):
+                    zeros = {key: 0 * array for key, array in rest.core.arena("residue", rank).items()}
+                    rest.core.load_arena("residue", zeros, rank)
+            fit(rest, 1)
+            assert (rest.history.weights_sha256 == whole.history.weights_sha256) == (not forgets)
+            assert np.array_equal(residues(rest), residues_of_whole) == (not forgets)
+
+
+def test_nothing_is_lost_where_a_rank_has_no_samples():
+    """Gradients of two steps, in the second of which rank 0 alone has a sample, are what was sent and the residues.
+
+    With a rate of 0 the weights stay, so dense training has the same gradients; the momentum, 0.5 times the first plus
+    the second, gives the first.
+    """
+    sums = []
+    for packed in (None, SMALL, dataclasses.replace(SMALL, mode=None, selection="cyclic")):
+        optimizer = gg.SGD(lr=0.0, momentum=0.5, clip_norm=None)
+        with trainer(compression=packed, optimizer=optimizer) as one:
+            last = one.fit(data(21), epochs=1, batch_size=5, progress=False).last
+            assert last["steps"] == 2
+            second, momentum = flat(one.core.arena("gradient")), flat(one.core.arena("momentum"))
+            sums.append(2 * (momentum - second) + second + (0 if packed is None else residues(one).sum(axis=0)))
+            assert packed is None or all(rest.any() for rest in residues(one))
+    for one in sums[1:]:
+        np.testing.assert_allclose(one, sums[0], rtol=1e-5, atol=1e-7)
+
+
+def test_where_everything_is_sent_it_is_as_without():
+    """By a warm-up that does not end, bins of 0 elements, and bins of one whose element is sent as it is."""
+    with trainer(compression=None) as one:
+        plain = fit(one, 2).weights_sha256
+        weights = flat(one.consensus_weights())
+    for packed in (
+        gg.AdaComp(bin_size=9, dense_below=0, warmup=1000),
+        gg.AdaComp(bin_size=0),
+        gg.AdaComp(bin_size=9),  # all are small
+    ):
+        with trainer(compression=packed) as one:
+            assert fit(one, 2).weights_sha256 == plain
+            assert "residue" not in one.core.arenas() or not residues(one).any()
+    exact = gg.AdaComp(bin_size=1, factor=1, mode="exact", values="float32", dense=(), dense_below=0)
+    with trainer(compression=exact) as one:
+        fit(one, 2)
+        assert not residues(one).any()
+        np.testing.assert_allclose(flat(one.consensus_weights()), weights, rtol=1e-4, atol=1e-6)
+    with trainer(compression=SMALL) as one:
+        assert fit(one, 2).weights_sha256 != plain
+
+
+def test_one_rank_sends_nothing():
+    hashes = []
+    for packed in (None, SMALL):
+        with trainer(1, packed) as one:
+            hashes.append(fit(one, 1).weights_sha256)
+    assert hashes[0] == hashes[1]
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_a_checkpoint_without_residues_begins_at_zero_and_says_so(tmp_path):
+    path = tmp_path / "c.safetensors"
+    with trainer(compression=None) as plain:
+        fit(plain, 1)
+        plain.save(path)
+    with trainer() as one, pytest.warns(UserWarning) as said:
+        checkpoint.restore(one, path)
+        assert not residues(one).any()
+    assert any("saved without compression; the residues begin at zero" in str(w.message) for w in said)
+    with trainer() as one:
+        fit(one, 1)
+        one.save(path)
+        before = residues(one)
+        assert before.any()
+    with trainer(compression=None) as plain, pytest.warns(UserWarning) as said:
+        fit(plain, 2, resume=path)
+    assert any("the residues, which had not been sent yet, are left out" in str(w.message) for w in said)
+    other = dataclasses.replace(SMALL, factor=3.0, bin_size=SMALL.bin_size | {"conv": 0})
+    with trainer(compression=other) as one, pytest.warns(UserWarning) as said:
+        checkpoint.restore(one, path)
+        assert np.array_equal(residues(one), before) and one.core.arena("residue")["conv.weight"].any()
+        fit(one, 1)  # what travels whole takes its residue along
+        assert not one.core.arena("residue")["conv.weight"].any() and residues(one).any()
+    wanted = "compression, bin_size, conv 7 -> 0, compression, factor 2.0 -> 3.0"
+    assert any(wanted in str(w.message) for w in said)
+
+
+def test_residues_that_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "c.safetensors"
+    with trainer() as one:
+        fit(one, 1)
+        one.save(path)
+    for words, how in [
+        (["residue is of gradients (strategy 'allreduce')", "of weights"], {"strategy": gg.PeriodicAllReduce()}),
+        (["of 4 ranks, here are 2"], {"p": 2}),
+    ]:
+        with trainer(**how) as other, pytest.raises(gg.CheckpointError) as caught:
+            checkpoint.restore(other, path)
+        assert all(word in str(caught.value) for word in words), caught.value
+
+
+# ---------------------------------------------------------------------------------------------- what it is made with
+
+
+def test_the_command_line(capsys, tmp_path):
+    words = "train --dataset synthetic --model mlp --epochs 1 --virtual-ranks 2 --strategy allreduce --quiet".split()
+    words += "--compression adacomp --compression-bin-size linear=60 --compression-mode exact".split()
+    words += "--compression-values float32 --compression-dense none --compression-warmup 1".split()
+    assert cli.main([*words, "--report", str(tmp_path / "r.json")]) == 0
+    settings = json.loads((tmp_path / "r.json").read_text())["settings"]
+    made = gg.AdaComp(bin_size={"linear": 60}, mode="exact", values="float32", dense=(), warmup=1)
+    assert compression.from_settings(settings["compression"]) == made
+    for wrong, said in [
+        ("train --compression-mode safe", "--compression-mode safe: goes with --compression"),
+        ("train --strategy no-exchange --compression adacomp", "strategy='no-exchange': it sends nothing"),
+        ("train --compression adacomp --compression-bin-size conv=x", "bin_size: 'conv=x'; allowed: a number, or FAM"),
+        ("train --compression adacomp --compression-bin-size con=1", "did you mean 'conv'?"),
+        ("train --strategy allreduce --compression adacomp --compression-factor 0", "factor=0.0"),
+        ("bench --compression adacomp", "--compression: only with --exchange"),
+    ]:
+        assert cli.main(wrong.split()) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_ranks_must_give_it_alike(mpirun):
+    done = mpirun(
+        2,
+        f"""import sys; sys.path[:0] = [{str(ROOT / "tests")!r}]
+import os
+import gossipgrad as gg
+from conftest import ROOT
+from gossip_reference import small_net
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+try:
+    gg.Trainer(small_net(), strategy=gg.AllReduce(), compression=gg.AdaComp(factor=2 + rank))
+except ValueError as error:
+    print(rank, error)
+""",
+    )
+    assert done.stdout.count("ranks differ") == 2 and "compression, factor: 2.0 on rank 0; 3.0 on rank 1" in done.stdout
