@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "comm/local.h"
 #include "comm_cases.h"
+#include "corrupting.h"
 
 #define MOST 16
 
@@ -742,6 +743,54 @@ static void test_clocks(void) {
     }
 }
 
+/* ---- a transport that corrupts (corrupting.h) ---- */
+
+static const corruption corruptions[] = {{.kind = CORRUPT_TRUNCATE, .peer = 1, .tag = -1, .which = 1, .keep = 20},
+                                         {.kind = CORRUPT_FLIP, .peer = -1, .tag = 64, .which = 1, .at = -1, .mask = 3},
+                                         {.kind = CORRUPT_FILL, .peer = 1, .tag = 64, .which = 1, .at = 98, .mask = 7},
+                                         {.kind = CORRUPT_GROW, .peer = 1, .tag = 64, .which = 1, .keep = 2, .mask = 9},
+                                         {.kind = CORRUPT_FLIP, .peer = 2, .tag = 64, .which = 1}};
+
+/* Of three messages the second is changed as asked, and the sender's bytes are not. */
+static gg_status run_corrupting(void *context, int rank) {
+    setup *s = context;
+    corruption c = corruptions[s->number];
+    static unsigned char data[100];
+    unsigned char landing[120] = {0};
+    gg_transport *t = NULL;
+    if (rank == 0) MUST(corrupting_create(at(s, rank), &c, &t));
+    for (int i = 0; i < 3; ++i) {
+        gg_request request = {0};
+        if (rank == 1) {
+            MUST(gg_send(at(s, rank), data, sizeof data, 0, 64, &request));
+            MUST(gg_wait(at(s, rank), &request));
+        } else if (rank == 0) {
+            MUST(gg_receive(t, landing, sizeof landing, 1, 64, &request));
+            MUST(gg_wait(t, &request));
+            const unsigned char *got = request.data;
+            const bool changed = i == 1 && c.peer != 2;
+            const size_t grown[] = {20, 100, 100, 102};
+            CHECK(request.bytes == (changed ? grown[s->number] : 100));
+            unsigned sum = 0;
+            for (size_t k = 0; k < request.bytes; ++k) sum += got[k];
+            const unsigned sums[] = {0, 3, 14, 18};
+            CHECK(sum == (changed ? sums[s->number] : 0));
+            CHECK(c.corrupted == (i >= 1 && c.peer != 2));
+            MUST(gg_release(t, &request));
+        }
+    }
+    corrupting_destroy(t);
+    return GG_OK;
+}
+
+static void test_corrupting(void) {
+    for (int i = 0; i < (int)LENGTH(corruptions); ++i) {
+        setup s = {.cluster = make(3, 0, 0), .number = i};
+        CHECK_OK(gg_virtual_run(s.cluster, run_corrupting, &s));
+        gg_virtual_destroy(s.cluster);
+    }
+}
+
 /* ---- many ranks ---- */
 
 static gg_status run_barriers(void *context, int rank) {
@@ -794,6 +843,7 @@ int main(int argc, char **argv) {
     test_all();
     test_warm();
     test_waits_of_reductions();
+    test_corrupting();
     CHECK(gg_memory_live_bytes() == 0);
     return CHECK_RESULT;
 }
