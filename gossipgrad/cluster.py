@@ -8,11 +8,12 @@ from typing import Any, NoReturn
 
 from gossipgrad import _core, _failure, _preload, _stall, agreement
 from gossipgrad._launch import launcher_world_size
-from gossipgrad.errors import CommunicationError, integer, number, store
+from gossipgrad.errors import CommunicationError, integer, named_keywords, number, store
 
 MOST_VIRTUAL_RANKS = 4096
 
 
+@named_keywords
 @dataclass(frozen=True)
 class Straggler:
     """Ranks that now and then come late: before each step a rank does nothing for `delay` seconds with `probability`.
@@ -33,6 +34,7 @@ class Straggler:
         )
 
 
+@named_keywords
 @dataclass(frozen=True)
 class Network:
     """The links of every rank, one out and one in, each carrying one message at a time.
@@ -56,6 +58,7 @@ class Network:
         )
 
 
+@named_keywords
 @dataclass(frozen=True)
 class VirtualCluster:
     """p ranks as threads of this process: the same code, results and bits as under MPI, no launcher.

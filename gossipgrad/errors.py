@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -78,6 +82,32 @@ _ELSEWHERE = {
     "ranks": "--virtual-ranks",
     "output": "--report",
 }
+# The same of keywords in Python, where they differ from options of the command line.
+_KEYWORDS_ELSEWHERE = {
+    "learningrate": "lr",
+    "numclasses": "classes",
+    "inputshape": "input",
+    "vocabsize": "vocabulary",
+    "vocab": "vocabulary",
+    "blocksize": "sequence",
+    "nlayer": "layers",
+    "numlayers": "layers",
+    "nhead": "heads",
+    "numheads": "heads",
+    "nembd": "width",
+    "hiddensize": "hidden",
+    "kernelsize": "kernel",
+    "outchannels": "out",
+    "outfeatures": "out",
+    "filters": "out",
+    "units": "out",
+    "numembeddings": "num",
+    "p": "probability",
+    "rate": "probability",
+    "weight": "class_weights",
+    "optim": "optimizer",
+    "betas": "beta1",
+}
 
 
 def did_you_mean(value: Any, allowed: Iterable[Any]) -> str:
@@ -89,8 +119,8 @@ def did_you_mean(value: Any, allowed: Iterable[Any]) -> str:
         return "".join(c for c in name.lower() if c.isalnum())
 
     names = {plain(one): one for one in allowed if isinstance(one, str)}
-    known = _ELSEWHERE.get(plain(value))
-    near = [known] if known in names.values() else [names[one] for one in _near(plain(value), names)]
+    known = [table.get(plain(value)) for table in (_ELSEWHERE, _KEYWORDS_ELSEWHERE)]
+    near = [one for one in known if one in names.values()] or [names[one] for one in _near(plain(value), names)]
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -104,6 +134,33 @@ def check_keywords(call: str, given: Iterable[str], allowed: Iterable[str]) -> N
     for one in given:
         if one not in allowed:
             raise TypeError(f"{call}() has no keyword {one!r}{did_you_mean(one, allowed)}")
+
+
+_Made = TypeVar("_Made", bound=Callable[..., Any])
+
+
+def named_keywords(made: _Made) -> _Made:
+    """A function, or a class with its constructor, whose error for a keyword that it does not have says which is meant.
+
+    What inspect and help show of it stays as it is.
+    """
+    if isinstance(made, type):
+        cast(Any, made).__init__ = _checking(cast(Any, made).__init__, True)
+        return made
+    return cast(_Made, _checking(made, False))
+
+
+def _checking(function: Callable[..., Any], constructor: bool) -> Callable[..., Any]:
+    keywords = list(inspect.signature(function).parameters)[constructor:]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for one in kwargs:
+            if one not in keywords:
+                check_keywords(type(args[0]).__name__ if constructor else function.__name__, kwargs, keywords)
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def choice(argument: str, value: Any, allowed: Iterable[Any]) -> Any:
@@ -189,12 +246,30 @@ def pair(argument: str, value: Any, low: int) -> tuple[int, int]:
     return (integer(argument, value, low),) * 2
 
 
+def _outside(frame: FrameType) -> FrameType | None:
+    """The first frame from here on that is the caller's of this package; None: it has none, in a thread of ours."""
+    ours = ("gossipgrad", "threading", "concurrent")
+    found: FrameType | None = frame
+    while found is not None and found.f_globals.get("__name__", "").partition(".")[0] in ours:
+        found = found.f_back
+    return found
+
+
 def warn(text: str) -> None:
-    """A UserWarning at the line of the caller's that called into this package."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "gossipgrad":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
+    """A UserWarning at the line of the caller's that called into this package.
+
+    In a thread of the package's own, as those that read images, it is the line where the main thread is.
+    """
+    frame = _outside(sys._getframe(1))
+    if frame is None:
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        frame = main if main is None else _outside(main) or main
+    if frame is None:
+        warnings.warn(text, stacklevel=2)
+        return
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    name = frame.f_globals.get("__name__", "sys")
+    warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
 
 
 def one_line(error: BaseException) -> str:

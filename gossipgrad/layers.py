@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args
 
-from gossipgrad.errors import choice, flag, integer, number, pair
+from gossipgrad.errors import choice, flag, integer, named_keywords, number, pair
 
 PlainInit = Literal["default", "xavier_uniform", "xavier_normal", "he_uniform", "he_normal", "caffe_xavier"]
 ValueInit = Literal["uniform", "normal", "constant"]
@@ -75,6 +75,9 @@ class Layer:
     kind = ""
     prefix = ""
     inputs = (1, 1)  # least and most
+
+    def __init_subclass__(cls) -> None:
+        named_keywords(cls)
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gossipgrad.errors import integer, number, store
+from gossipgrad.errors import integer, named_keywords, number, store
 from gossipgrad.keywords import about
 from gossipgrad.literals import Loss
 
@@ -21,6 +21,7 @@ def numbers(text: str) -> tuple[float, ...]:
         raise ValueError(f"{text!r}: allowed: numbers with commas, as 1,2,0.5") from None
 
 
+@named_keywords
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
     """Softmax and cross entropy, with PyTorch's options and formulas.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core, heads, safetensors, show, summary
 from gossipgrad import weights as weights_of_others
-from gossipgrad.errors import CheckpointError, choice, did_you_mean, flag, integer
+from gossipgrad.errors import CheckpointError, choice, did_you_mean, flag, integer, named_keywords
 from gossipgrad.layers import Factor, Layer, Node, Trained, factor_pair
 from gossipgrad.literals import INPUT_TYPES, InputType
 from gossipgrad.sequences import KINDS, Embedding
@@ -94,6 +94,7 @@ def _warn_of_channels_last(order: list[Node], stacklevel: int) -> None:
             return
 
 
+@named_keywords
 class Model:
     """A network: all that leads from the Input nodes `inputs` to the nodes `outputs`.
 
@@ -430,6 +431,7 @@ def _again(made: type[Model], config: Mapping[str, Any], loaded: Arrays | None) 
     return model
 
 
+@named_keywords
 class Sequential(Model):
     """Layers one after another; `input` is the shape of one sample, as (1, 28, 28)."""
 

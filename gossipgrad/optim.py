@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from gossipgrad import _core, schedules
-from gossipgrad.errors import choice, flag, integer, number, store
+from gossipgrad.errors import choice, flag, integer, named_keywords, number, store
 from gossipgrad.keywords import about
 
 Part = Literal["bias", "norm"]
@@ -116,6 +116,7 @@ def _clip_norm() -> Any:
     return field(default=None, metadata=about("largest norm of the gradients, else they are shortened", default="off"))
 
 
+@named_keywords
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent in PyTorch's form: g += weight_decay * w; v = momentum * v + g; w -= lr * v.
@@ -159,6 +160,7 @@ class SGD(Optimizer):
             raise ValueError(f"nesterov=True: allowed only with momentum > 0; momentum={self.momentum!r}")
 
 
+@named_keywords
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015) in PyTorch's form, without amsgrad; with decoupled=True AdamW.
@@ -200,6 +202,7 @@ class Adam(Optimizer):
         )
 
 
+@named_keywords
 @dataclass(frozen=True)
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017), for large batches.

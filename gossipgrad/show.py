@@ -8,7 +8,10 @@ from typing import Any
 
 
 class Text(str):
-    """A text whose lines and columns stay as they are in a notebook."""
+    """A text whose lines and columns stay as they are in a notebook, and at a prompt."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

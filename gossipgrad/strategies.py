@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad._core import Team
-from gossipgrad.errors import choice, flag, integer, number, store
+from gossipgrad.errors import choice, flag, integer, named_keywords, number, store
 from gossipgrad.keywords import about
 
 TopologyName = Literal["dissemination", "cube", "ring", "exponential", "random"]
@@ -702,6 +702,8 @@ BY_NAME: dict[str, type[Strategy]] = {
         NoExchange,
     )
 }
+for _one in BY_NAME.values():
+    named_keywords(_one)
 
 
 def by_name(name: str, **options: Any) -> Strategy:

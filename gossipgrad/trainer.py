@@ -35,7 +35,7 @@ from gossipgrad._launch import launcher_world_size
 from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
 from gossipgrad.data.arrays import Dataset, samples_array, shape_hint, targets_array
-from gossipgrad.errors import CheckpointError, flag, integer, warn
+from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, warn
 from gossipgrad.fitting import HINTS, Fit
 from gossipgrad.history import History, Record
 from gossipgrad.literals import Backend
@@ -45,6 +45,7 @@ from gossipgrad.replicas import CARRIED, Arrays, Replicas, collective
 from gossipgrad.weights import opened
 
 
+@named_keywords
 class Trainer(Replicas):
     """Trains `net` on every rank of `comm`.
 

@@ -138,6 +138,22 @@ def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
     assert [one["ranks"] for one in rows if one["failure"] is None] == [1, 2]
 
 
+def test_a_table_is_compared_on(tmp_path, capsys):
+    """By the options of the data set, which are part of what --resume compares and of compare.json."""
+    table = tmp_path / "t.csv"
+    lines = [f"{i % 7},{i % 5},{'good' if i % 3 else 'bad'}" for i in range(90)]
+    table.write_text("a,b,kind\n" + "\n".join(lines) + "\n")
+    words = f"compare --strategies no-exchange --virtual-ranks 1 --model speech_dnn --dataset csv --data {table}"
+    words += f" --samples 40 --points 1 --global-batch 8 --jobs 1 --lr 0.03 --report-dir {tmp_path / 'made'}"
+    assert cli.main([*words.split(), "--label", "kind", "--no-standardize", "--test", "0.2"]) == 0
+    made = json.loads((tmp_path / "made" / "compare.json").read_text())
+    assert made["settings"]["data_options"] == {"label": "kind", "standardize": False, "test": 0.2}
+    capsys.readouterr()
+    assert cli.main(words.split()) == cli.FAILURE and "label: missing" in capsys.readouterr().err
+    assert cli.main([*words.split(), "--sequence", "3"]) == cli.USAGE
+    assert "--sequence 3: --dataset csv does not have it" in capsys.readouterr().err
+
+
 def test_the_best_rate_is_kept(tmp_path):
     """One of them ends in NaN."""
     comparison = compare.Comparison(

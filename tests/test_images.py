@@ -228,6 +228,7 @@ def test_broken_files_are_named_counted_and_skipped(folder):
     with pytest.warns(UserWarning) as caught:
         found = read(data, 1)
     words = [str(one.message) for one in caught]
+    assert {one.filename for one in caught} == {__file__}
     assert len(words) == 2 and any("c.JPEG: a broken image: " in one and "truncated" in one for one in words)
     assert any("a.jpg: no JPEG or PNG image" in one and "of 4)" in one for one in words)
     assert sorted(os.path.basename(path) for path in data.source.broken) == ["a.jpg", "c.JPEG"]
@@ -259,6 +260,17 @@ def test_a_damaged_png_and_a_file_that_went(folder):
         read(data)
     words = " ".join(str(one.message) for one in caught)
     assert "b.png: a broken image" in words and "d.jpg: No such file or directory" in words
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_broken_file_is_named_at_the_line_that_trains(folder, workers):
+    """Not at a line of the threads that read it."""
+    (folder / "cat" / "b.png").write_bytes(b"text")
+    data = gg.data.image_folder(folder, 24, workers=workers)
+    net = gg.Sequential([gg.Flatten(), gg.Linear(2)], input=(3, 24, 24))
+    with gg.Trainer(net) as trainer, pytest.warns(UserWarning, match="no JPEG") as caught:
+        trainer.fit(data, batch_size=2, progress=False)
+    assert [one.filename for one in caught] == [__file__]
 
 
 def test_a_class_of_which_every_image_is_broken(folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -106,6 +108,38 @@ def test_initial_weights_as_torchvision_draws_them():
     assert not weights["bn1.running_mean"].any() and (weights["bn1.running_var"] == 1).all()
     vgg = gg.models.vgg11(input=(3, 32, 32), hidden=8).weights()
     assert np.isclose(vgg["classifier.0.weight"].std(), 0.01, rtol=0.02) and not vgg["features.0.bias"].any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: gg.models.resnet18(num_classes=3),
+            r"resnet18\(\) has no keyword 'num_classes'; did you mean 'classes'\?",
+        ),
+        (lambda: gg.models.vgg11(input_shape=3), r"vgg11\(\) has no keyword 'input_shape'; did you mean 'input'\?"),
+        (lambda: gg.models.char_gpt(n_layer=3), r"char_gpt\(\) has no keyword 'n_layer'; did you mean 'layers'\?"),
+        (lambda: gg.models.resnet50(pretrained=True), r"has no keyword 'pretrained'; net.load_weights\(FILE\)"),
+        (lambda: gg.Conv2d(3, kernel_size=3), r"Conv2d\(\) has no keyword 'kernel_size'; did you mean 'kernel'\?"),
+        (lambda: gg.ReLU(nam="x"), r"ReLU\(\) has no keyword 'nam'; did you mean 'name'\?"),
+        (lambda: gg.SGD(learning_rate=0.1), r"SGD\(\) has no keyword 'learning_rate'; did you mean 'lr'\?"),
+        (lambda: gg.GossipGraD(stale=1), r"GossipGraD\(\) has no keyword 'stale'; did you mean 'staleness'\?"),
+        (lambda: gg.CrossEntropy(weight=[1, 2]), r"has no keyword 'weight'; did you mean 'class_weights'\?"),
+        (lambda: gg.VirtualCluster(4, late=2), r"VirtualCluster\(\) has no keyword 'late'"),
+        (lambda: gg.Sequential([gg.ReLU()], input_shape=3), r"Sequential\(\) has no keyword 'input_shape'; did you"),
+        (lambda: gg.Trainer(None, optim=None), r"Trainer\(\) has no keyword 'optim'; did you mean 'optimizer'\?"),
+    ],
+)
+def test_a_keyword_that_is_nearly_right_gets_a_hint(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_signatures_are_those_that_were_written():
+    """For help, completion and the API reference."""
+    assert list(inspect.signature(gg.models.resnet18).parameters) == ["classes", "input", "width"]
+    assert list(inspect.signature(gg.SGD).parameters)[:2] == ["lr", "momentum"]
+    assert "kernel" in inspect.signature(gg.Conv2d).parameters and "ResNet-18" in gg.models.resnet18.__doc__
 
 
 def test_by_name():

@@ -55,6 +55,7 @@ def test_tables(trained):
     assert "gossipgrad" in about[0] and "cross_entropy" in about and "2 epochs" in about
     summary = trained.net.summary()
     assert isinstance(summary, str) and "multiply-adds" in summary
+    assert repr(summary) == str(summary) == str(trained.net), "a prompt shows it as print does"
     for shown in (summary._repr_html_(), trained.net._repr_html_()):
         assert words_of(shown) == [str(summary)] and shown.startswith("<pre>")
 

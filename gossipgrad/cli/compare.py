@@ -16,11 +16,13 @@ from gossipgrad.cli.options import (
     add_backend,
     add_circumstances,
     add_data,
+    add_data_options,
     add_optimizer,
     add_schedule,
     check_limits,
     checked,
     circumstances,
+    data_options,
     dataset_of,
     given,
     load_data,
@@ -74,6 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, orders and draws")
     add_circumstances(parser, links=compare.LINKS)
     add_schedule(parser)
+    add_data_options(parser)
     add_backend(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
     parser.add_argument("--resume", action="store_true", help="train only what the same command has not trained yet")
@@ -97,6 +100,7 @@ def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
             model=arguments.model,
             dataset=dataset_of(arguments),
             folder=arguments.data,
+            data_options=data_options(arguments),
             optimizer=make_optimizer(arguments),
             straggler=straggler,
             network=network,

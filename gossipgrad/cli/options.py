@@ -326,8 +326,9 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     add_keywords(parser.add_argument_group("data sets"), SETS)
 
 
-def _data_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+def data_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The data set's options that were given; UsageError for one that it does not have."""
+    name = dataset_of(arguments)
     found = given(arguments, tuple(keywords(SETS)))
     for key, value in found.items():
         owners = [one for one in SETS if key in sets.options_of(one)]
@@ -361,7 +362,7 @@ def load_data(arguments: argparse.Namespace) -> tuple[Model, Dataset, Dataset]:
         loss=getattr(arguments, "loss", None),
         ignored=getattr(arguments, "ignore_index", None),
         progress=not arguments.quiet,
-        **_data_options(arguments, name),
+        **data_options(arguments),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gossipgrad import compression, optim, strategies
@@ -104,6 +104,7 @@ def entries(text: str) -> list[Entry]:
 class Comparison:
     """What is compared, and what all configurations have in common.
 
+    dataset, folder, data_options  the set: gossipgrad.data.load(dataset, folder, **data_options).
     samples       that each configuration trains on, over all its ranks. The set is gone through again and again, in
                   another order each time.
     points        how often it is validated on the way. The ranks come to rest there, as at the end of an epoch.
@@ -128,6 +129,7 @@ class Comparison:
     model: str = "lenet"
     dataset: str = "mnist-10k"
     folder: str | None = None
+    data_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer: optim.Optimizer = optim.SGD(lr=0.03, momentum=0.9)
     samples: int = 10000
     points: int = 8

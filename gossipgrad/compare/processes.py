@@ -49,7 +49,12 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
     begin = time.perf_counter()
     model = models.by_name(comparison.model)
     net, whole, validation = models.with_data(
-        model, comparison.dataset, comparison.folder, comparison.seed, progress=False
+        model,
+        comparison.dataset,
+        comparison.folder,
+        comparison.seed,
+        progress=False,
+        **comparison.data_options,
     )
     count, size = comparison.parts(len(whole))
     batch = comparison.batch(p)

@@ -59,6 +59,13 @@ def _number_or_name(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdecimal() else text
 
 
+def _file_or_share(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 @dataclass(frozen=True)
 class Table:
     """A CSV file, --data; see gossipgrad.data.csv."""
@@ -69,7 +76,9 @@ class Table:
     )
     test: Path_ | float | None = field(
         default=None,
-        metadata=about("another file to validate on", default="a tenth of --data", metavar="FILE", read=str),
+        metadata=about(
+            "another file to validate on, or a share of --data", default="0.1", metavar="FILE|X", read=_file_or_share
+        ),
     )
     standardize: bool = field(default=True, metadata=about("give features mean 0 and deviation 1"))
     strict: bool = field(default=True, metadata=about("broken rows or images are an error; off: they are skipped"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gossipgrad.layers import AdaptiveAvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
 from gossipgrad.model import Model
-from gossipgrad.models.building import Shape, at_least, chain, image, rate
+from gossipgrad.models.building import Shape, at_least, chain, image, network, rate
 
 
+@network
 def alexnet(
     classes: int = 1000, input: Shape = (3, 224, 224), dropout: float = 0.5, *, hidden: int = 4096, width: int = 64
 ) -> Model:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
-from gossipgrad.errors import integer, number
+from gossipgrad.errors import integer, named_keywords, number
 from gossipgrad.layers import Init, Layer, Node
 from gossipgrad.model import Input
 
 Shape = Sequence[int]  # (channels, height, width)
+_Made = TypeVar("_Made", bound=Callable[..., Any])
+
+
+def network(make: _Made) -> _Made:
+    """A function that makes a network by name: a keyword that it does not have is an error with a hint."""
+    known = named_keywords(make)
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        for one in ("weights", "pretrained"):
+            if one in kwargs:
+                raise TypeError(f"{make.__name__}() has no keyword {one!r}; net.load_weights(FILE) loads weights")
+        return known(*args, **kwargs)
+
+    return cast(_Made, made)
 
 
 def image(shape: Any) -> Node:

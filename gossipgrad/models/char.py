@@ -7,10 +7,11 @@ from typing import Any
 
 from gossipgrad.layers import GELU, Add, Dropout, LayerNorm, Linear, Node
 from gossipgrad.model import Input, Model
-from gossipgrad.models.building import at_least, chain, rate
+from gossipgrad.models.building import at_least, chain, network, rate
 from gossipgrad.sequences import LSTM, Attention, Embedding, PositionEmbedding
 
 
+@network
 def char_lstm(
     vocabulary: int = 65,
     sequence: int = 64,
@@ -38,6 +39,7 @@ def char_lstm(
     return Model(x, y, name="char_lstm")
 
 
+@network
 def char_gpt(
     vocabulary: int = 65,
     sequence: int = 64,

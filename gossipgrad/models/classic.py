@@ -8,9 +8,10 @@ from typing import Any, Literal
 from gossipgrad.errors import choice
 from gossipgrad.layers import AvgPool2d, Conv2d, Flatten, Init, Layer, Linear, MaxPool2d, ReLU
 from gossipgrad.model import Model, Sequential
-from gossipgrad.models.building import Shape, at_least, chain, image
+from gossipgrad.models.building import Shape, at_least, chain, image, network
 
 
+@network
 def lenet(
     classes: int = 10,
     weight_init: Init = "caffe_xavier",
@@ -41,6 +42,7 @@ def lenet(
 _CAFFE_DEVIATIONS = {"conv1": 1e-4, "conv2": 0.01, "conv3": 0.01, "fc1": 0.1, "fc2": 0.1}
 
 
+@network
 def cifar_quick(
     classes: int = 10, *, input: Shape = (3, 32, 32), initial: Literal["pytorch", "caffe"] = "pytorch"
 ) -> Model:
@@ -78,6 +80,7 @@ def cifar_quick(
     return Model(x, chain(x, layers), name="cifar_quick")
 
 
+@network
 def mlp(inputs: int = 28, hidden: Sequence[int] = (300, 300, 300), outputs: int = 1) -> Model:
     """Linear layers with ReLU between: 28-300-300-300-1 for HIGGS; loss "binary_cross_entropy" (scores, no sigmoid)."""
     layers: list[Layer] = []

@@ -22,7 +22,7 @@ from gossipgrad.layers import (
     ReLU,
 )
 from gossipgrad.model import Model
-from gossipgrad.models.building import Shape, at_least, chain, image, rate
+from gossipgrad.models.building import Shape, at_least, chain, image, network, rate
 
 # Of each module: 1 x 1; 3 x 3 and what comes before it; the widest windows and what comes before; behind the pooling.
 _INCEPTIONS = {
@@ -63,6 +63,7 @@ def _inception(x: Node, conv: _Convolution, name: str, sizes: Sequence[int], wid
     return Concat(name=name)(first, second, third, conv(pooled, pool, 1, f"{name}.branch4.1"))
 
 
+@network
 def googlenet(
     classes: int = 1000,
     input: Shape = (3, 224, 224),

@@ -20,7 +20,7 @@ from gossipgrad.layers import (
     ReLU,
 )
 from gossipgrad.model import Model
-from gossipgrad.models.building import Shape, at_least, chain, fan_out, image
+from gossipgrad.models.building import Shape, at_least, chain, fan_out, image, network
 from gossipgrad.sequences import Pad
 
 
@@ -65,6 +65,7 @@ def _resnet(name: str, wide: bool, blocks: Sequence[int], classes: int, input: S
     return Model(x, y, name=name)
 
 
+@network
 def resnet18(classes: int = 1000, input: Shape = (3, 224, 224), *, width: int = 64) -> Model:
     """ResNet-18: 11,689,512 parameters at 1000 classes; loss "cross_entropy". Names, weights as torchvision's.
 
@@ -73,16 +74,19 @@ def resnet18(classes: int = 1000, input: Shape = (3, 224, 224), *, width: int = 
     return _resnet("resnet18", False, (2, 2, 2, 2), classes, input, width)
 
 
+@network
 def resnet34(classes: int = 1000, input: Shape = (3, 224, 224), *, width: int = 64) -> Model:
     """ResNet-34: 21,797,672 parameters at 1000 classes. Arguments as of resnet18."""
     return _resnet("resnet34", False, (3, 4, 6, 3), classes, input, width)
 
 
+@network
 def resnet50(classes: int = 1000, input: Shape = (3, 224, 224), *, width: int = 64) -> Model:
     """ResNet-50, with the stride in the 3 x 3 convolutions: 25,557,032 parameters at 1000 classes; as resnet18."""
     return _resnet("resnet50", True, (3, 4, 6, 3), classes, input, width)
 
 
+@network
 def resnet101(classes: int = 1000, input: Shape = (3, 224, 224), *, width: int = 64) -> Model:
     """ResNet-101: 44,549,160 parameters at 1000 classes. Arguments as of resnet18."""
     return _resnet("resnet101", True, (3, 4, 23, 3), classes, input, width)
@@ -116,6 +120,7 @@ def _cifar(depth: int, classes: int, input: Shape, width: int) -> Model:
     return Model(x, y, name=f"resnet{depth}")
 
 
+@network
 def resnet20(classes: int = 10, input: Shape = (3, 32, 32), *, width: int = 16) -> Model:
     """ResNet-20 for CIFAR-10 (He et al., 4.2): 269,722 parameters at 10 classes; loss "cross_entropy".
 
@@ -125,11 +130,13 @@ def resnet20(classes: int = 10, input: Shape = (3, 32, 32), *, width: int = 16) 
     return _cifar(20, classes, input, width)
 
 
+@network
 def resnet32(classes: int = 10, input: Shape = (3, 32, 32), *, width: int = 16) -> Model:
     """ResNet-32 for CIFAR-10: 464,154 parameters at 10 classes; as resnet20."""
     return _cifar(32, classes, input, width)
 
 
+@network
 def resnet56(classes: int = 10, input: Shape = (3, 32, 32), *, width: int = 16) -> Model:
     """ResNet-56 for CIFAR-10: 853,018 parameters at 10 classes; as resnet20."""
     return _cifar(56, classes, input, width)

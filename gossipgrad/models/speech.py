@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from gossipgrad.layers import Layer, Linear, Sigmoid
 from gossipgrad.model import Model, Sequential
-from gossipgrad.models.building import at_least
+from gossipgrad.models.building import at_least, network
 
 
+@network
 def speech_dnn(classes: int = 5999, inputs: int = 440, hidden: Sequence[int] = (1024,) * 6) -> Model:
     """Linear layers with Sigmoid between, for acoustic states: 440-1024-1024-1024-1024-1024-1024-5999.
 

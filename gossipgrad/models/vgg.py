@@ -7,7 +7,7 @@ from typing import Any
 
 from gossipgrad.layers import AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, ReLU
 from gossipgrad.model import Model
-from gossipgrad.models.building import Shape, at_least, chain, fan_out, image, rate
+from gossipgrad.models.building import Shape, at_least, chain, fan_out, image, network, rate
 
 # Convolutions of each of the five stages, whose widths are 64, 128, 256, 512 and 512.
 _STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -44,6 +44,7 @@ def _vgg(depth: int, classes: int, input: Shape, dropout: float, batch_norm: boo
     return Model(x, chain(x, layers), name=f"vgg{depth}{'_bn' if batch_norm else ''}")
 
 
+@network
 def vgg11(
     classes: int = 1000,
     input: Shape = (3, 224, 224),
@@ -61,6 +62,7 @@ def vgg11(
     return _vgg(11, classes, input, dropout, batch_norm, hidden, width)
 
 
+@network
 def vgg13(
     classes: int = 1000,
     input: Shape = (3, 224, 224),
@@ -77,6 +79,7 @@ def vgg13(
     return _vgg(13, classes, input, dropout, batch_norm, hidden, width)
 
 
+@network
 def vgg16(
     classes: int = 1000,
     input: Shape = (3, 224, 224),
@@ -93,6 +96,7 @@ def vgg16(
     return _vgg(16, classes, input, dropout, batch_norm, hidden, width)
 
 
+@network
 def vgg19(
     classes: int = 1000,
     input: Shape = (3, 224, 224),
@@ -109,6 +113,7 @@ def vgg19(
     return _vgg(19, classes, input, dropout, batch_norm, hidden, width)
 
 
+@network
 def vgg11_bn(
     classes: int = 1000, input: Shape = (3, 224, 224), dropout: float = 0.5, *, hidden: int = 4096, width: int = 64
 ) -> Model:
@@ -116,6 +121,7 @@ def vgg11_bn(
     return _vgg(11, classes, input, dropout, True, hidden, width)
 
 
+@network
 def vgg13_bn(
     classes: int = 1000, input: Shape = (3, 224, 224), dropout: float = 0.5, *, hidden: int = 4096, width: int = 64
 ) -> Model:
@@ -123,6 +129,7 @@ def vgg13_bn(
     return _vgg(13, classes, input, dropout, True, hidden, width)
 
 
+@network
 def vgg16_bn(
     classes: int = 1000, input: Shape = (3, 224, 224), dropout: float = 0.5, *, hidden: int = 4096, width: int = 64
 ) -> Model:
@@ -130,6 +137,7 @@ def vgg16_bn(
     return _vgg(16, classes, input, dropout, True, hidden, width)
 
 
+@network
 def vgg19_bn(
     classes: int = 1000, input: Shape = (3, 224, 224), dropout: float = 0.5, *, hidden: int = 4096, width: int = 64
 ) -> Model:
