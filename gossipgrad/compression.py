@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
-from gossipgrad.errors import choice, did_you_mean, integer, number, store
+from gossipgrad.errors import choice, did_you_mean, integer, named_keywords, number, store
 from gossipgrad.keywords import about
 from gossipgrad.model import Model
 from gossipgrad.optim import Part, parts, read_parts, roles
@@ -50,6 +50,7 @@ def _read_bin_size(text: str) -> int | dict[str, int]:
         raise ValueError(f"{said}; allowed: a number, or FAMILY=N with commas, as conv=50,linear=500") from None
 
 
+@named_keywords
 @dataclass(frozen=True, kw_only=True)
 class AdaComp:
     """Of each bin of a parameter the few elements that matter are sent; the rest is sent later, and nothing is lost.
