@@ -395,6 +395,17 @@ def adaptive_avg_pool2d_backward(x: Array, grad: Array) -> Array:
     return adaptive_matrix(x.shape[2], height).T @ grad @ adaptive_matrix(x.shape[3], width)
 
 
+def embedding(weight: Array, tokens: Array) -> Array:
+    """(numbers, C) at tokens of any shape: (..., C)."""
+    return weight[tokens]
+
+
+def embedding_backward(weight: Array, tokens: Array, grad: Array) -> Array:
+    result = np.zeros(weight.shape)
+    np.add.at(result, tokens.ravel(), grad.reshape(-1, weight.shape[1]).astype(np.float64))
+    return result
+
+
 # ---- normalisation
 
 

@@ -159,6 +159,79 @@ def test_activations(rng, name):
     near(backward(forward(x), grad), differences(lambda: float((grad * forward(x)).sum()), x))
 
 
+# Of each operation the shapes of inputs, with its options.
+ROWWISE = {
+    "leaky_relu": [((3, 11), {"slope": 0.1}), ((2, 3, 4, 5), {"slope": 0.0})],
+    "gelu": [((3, 11), {}), ((3, 11), {"approximate": "tanh"})],
+    "softmax": [((3, 7), {"axis": 1}), ((2, 4, 5), {"axis": 1}), ((2, 3, 1), {"axis": 2})],
+    "local_response_norm": [
+        ((2, 7, 3, 2), {"size": 5, "alpha": 0.3, "beta": 0.75, "k": 1.5}),
+        ((1, 4, 1, 1), {"size": 2, "alpha": 2.0, "beta": 1.3, "k": 0.5}),
+        ((3, 2, 2, 3), {"size": 9, "alpha": 1e-2, "beta": 0.5, "k": 2.0}),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, i) for name in ROWWISE for i in range(len(ROWWISE[name]))])
+def test_operations_without_parameters(rng, name, case):
+    shape, options = ROWWISE[name][case]
+    forward, backward = getattr(ref, name), getattr(ref, f"{name}_backward")
+    x, grad = 2 * rng.standard_normal(shape), rng.standard_normal(shape)
+    from_output = name == "softmax"
+    found = backward(forward(x, **options) if from_output else x, grad, **options)
+    near(found, differences(lambda: float((grad * forward(x, **options)).sum()), x))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(5, 3), (2, 1), (3, 2, 4), (2, 3, 3, 2)], ids=str)
+def test_batch_norm(rng, shape, affine):
+    """The moments of the batch depend on x as well."""
+    x, grad, eps = 3 + rng.standard_normal(shape), rng.standard_normal(shape), 0.01
+    weight, bias = (rng.standard_normal(shape[1]) if affine else None for _ in range(2))
+
+    def value():
+        return float((grad * ref.batch_norm(x, weight, bias, *ref.batch_moments(x), eps)).sum())
+
+    found = ref.batch_norm_backward(x, weight, grad, eps)
+    for mine, by in zip(found, (x, weight, bias) if affine else (x,), strict=affine):
+        near(mine, differences(value, by))
+
+
+def test_the_running_statistics_approach_those_of_the_batch(rng):
+    x, mean, var = rng.standard_normal((4, 3, 2)), rng.standard_normal(3), rng.random(3) + 1
+    by_mean, by_var = ref.statistics_gradient(x, mean, var, 0.25)
+    near(mean - by_mean, 0.75 * mean + 0.25 * x.mean((0, 2)))
+    near(var - by_var, 0.75 * var + 0.25 * x.var((0, 2), ddof=1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("shape", "axes"), [((3, 5), (1,)), ((2, 3, 4), (2,)), ((2, 3, 4), (1, 2)), ((1, 2), (1,))])
+def test_layer_norm(rng, shape, axes, bias):
+    x, grad, eps = rng.standard_normal(shape), rng.standard_normal(shape), 0.01
+    weight, shift = (rng.standard_normal([shape[axis] for axis in axes]) for _ in range(2))
+
+    def value():
+        return float((grad * ref.layer_norm(x, weight, shift if bias else None, eps, axes)).sum())
+
+    found = ref.layer_norm_backward(x, weight, grad, eps, axes)
+    for mine, by in zip(found, (x, weight, shift) if bias else (x, weight), strict=bias):
+        near(mine, differences(value, by))
+
+
+@pytest.mark.parametrize(("size", "out"), [((5, 7), (2, 3)), ((3, 2), (3, 2)), ((2, 3), (5, 4)), ((4, 6), (1, 1))])
+def test_adaptive_pooling(rng, size, out):
+    x, grad = rng.standard_normal((2, 3, *size)), rng.standard_normal((2, 3, *out))
+    found = ref.adaptive_avg_pool2d_backward(x, grad)
+    near(found, differences(lambda: float((grad * ref.adaptive_avg_pool2d(x, *out)).sum()), x))
+
+
+def test_embedding(rng):
+    tokens, weight = np.array([[0, 2, 2], [4, 0, 2]]), rng.standard_normal((5, 3))
+    grad = rng.standard_normal((2, 3, 3))
+    found = ref.embedding_backward(weight, tokens, grad)
+    near(found, differences(lambda: float((grad * ref.embedding(weight, tokens)).sum()), weight))
+
+
 def loss_batch(rng, name, n, features):
     x = 3 * rng.standard_normal((n, features))
     if name == "cross_entropy":
