@@ -13,7 +13,7 @@ import numpy as np
 from gossipgrad._core import Team
 from gossipgrad.cluster import Network
 from gossipgrad.data.arrays import Dataset, one_sided
-from gossipgrad.errors import warn
+from gossipgrad.errors import counted, warn
 from gossipgrad.history import Record
 from gossipgrad.strategies import GossipGraD, Strategy
 
@@ -89,6 +89,19 @@ def nothing_to_train(rank: int, name: str, epoch: int, epochs: int) -> None:
         warn(
             f"resume={name!r}: it was saved after epoch {epoch}, and epochs={epochs} is all that is wanted; nothing is "
             "trained"
+        )
+
+
+MUCH_MEMORY = 1 << 28  # bytes
+
+
+def compression_memory(rank: int, models: int, parameters: int, local: int) -> None:
+    """What compression remembers from step to step: so many models on each rank of this process. If it is much."""
+    size = 4 * models * parameters * local
+    if rank == 0 and size >= MUCH_MEMORY:
+        warn(
+            f"compression: to remember what has not been sent yet takes the memory of {counted(models, 'model')} more "
+            f"on each rank, {size / 2**30:.2f} GiB for {counted(local, 'rank')} in this process"
         )
 
 

@@ -197,6 +197,8 @@ class Replicas:
         self.moments_since = 0
         self._core: _core.Trainer | None = None
         self._make()
+        models = [kind for kind in self.core.arenas().values() if kind == "residue"]
+        notices.compression_memory(self.rank, len(models), self.net.parameters, self.team.local)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and name in self.__dict__:

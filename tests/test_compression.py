@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from conftest import ROOT
 from gossip_reference import flat, small_net
 
 import gossipgrad as gg
-from gossipgrad import _core, checkpoint, cli, compare, compression
+from gossipgrad import _core, checkpoint, cli, compare, compression, notices
 
 # Bins of few elements, so that the small network's parameters have several, with a rest.
 SMALL = gg.AdaComp(bin_size={"conv": 7, "linear": 30}, dense_below=0)
@@ -282,6 +283,19 @@ def test_one_rank_sends_nothing():
         with trainer(1, packed) as one:
             hashes.append(fit(one, 1).weights_sha256)
     assert hashes[0] == hashes[1]
+
+
+def test_much_memory_is_said(monkeypatch):
+    parameters = small_net().parameters
+    monkeypatch.setattr(notices, "MUCH_MEMORY", 4 * 4 * parameters)
+    with pytest.warns(UserWarning, match=r"memory of 1 model more on each rank, 0.00 GiB for 4 ranks in this process"):
+        trainer().close()
+    with pytest.warns(UserWarning, match=r"memory of 2 models more"):  # the weights at the last mean as well
+        trainer(3, strategy=gg.PeriodicAllReduce()).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer(3).close()
+        trainer(compression=None).close()
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
