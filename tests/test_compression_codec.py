@@ -320,6 +320,27 @@ def test_ties_are_sent():
     assert left.tolist() == [0, 0, 0, x[3], 0, 0]
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_products_are_rounded_before_they_are_added(isa):
+    """Bins of two: |H| of the second is the first's |G| to the last bit, or the number below it."""
+    rng = np.random.default_rng(4)
+    factor, scale = 2.3, 0.7
+    gradient, residue = rng.standard_normal((2, 4000)).astype(np.float32)
+    dw = np.float32(scale) * gradient
+    h = np.abs((residue + dw) + (np.float32(factor) - np.float32(1)) * dw)
+    larger = h > np.abs(residue + dw)
+    n = int(larger.sum())
+    both, old = np.zeros((2, n, 2), np.float32)
+    both[:, 1], old[:, 1] = gradient[larger], residue[larger]
+    segments = [(0, 2 * n, 2, CONV)]
+    for first, wanted in ((h[larger], True), (np.nextafter(h, np.float32(np.inf))[larger], False)):
+        old[:, 0] = first
+        message, _, _ = pack("pack", segments, both.ravel(), old.ravel(), factor=factor, scale=scale, isa=isa)
+        sent = unpack_add(segments, message, np.zeros(2 * n, np.float32)).reshape(n, 2)
+        assert sent[:, 0].all() and ((sent[:, 1] != 0) == wanted).all()
+    assert n > 1000
+
+
 def test_one_scale_a_tensor_and_safe_omits_what_is_small():
     """Bins with gmax 8 and 1: the scale is 4.5, and the quiet bin's element is sent 4.5 times too large by 'strict'."""
     x = np.array([8, 0, 1, 0], np.float32)
@@ -526,6 +547,20 @@ def test_wrong_messages_say_what_is_wrong(at, new, words):
         return
     with pytest.raises(RuntimeError, match="packed message: .*" + words):
         read(with_bytes(message, at, new))
+
+
+def test_empty_bins_behind_the_last_are_refused():
+    segments = [(0, 60, 20, CONV)]
+    zero = np.zeros(60, np.float32)
+    empty = pack("pack", segments, None, zero)[0]
+    for codes, fits in ((b"\x3f\x3f\x3f", 1), (b"\x7f\x01", 1), (b"\x7f\x02", 0), (b"\x3f\x7f\x01", 0)):
+        message = empty[:16] + struct.pack("<I", len(codes)) + empty[20:24] + codes.ljust(4, b"\0")
+        message = with_bytes(message, 8, struct.pack("<Q", len(message)))
+        if fits:
+            assert not unpack_add(segments, message, zero).any()
+            continue
+        with pytest.raises(RuntimeError, match="a code names none of its elements"):
+            unpack_add(segments, message, zero)
 
 
 def test_messages_of_other_segments_are_refused():
