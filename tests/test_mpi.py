@@ -107,6 +107,23 @@ RUNS = {
     "one worker, server": (one_worker(gg.ParameterServer), 101, 13, 0.9),
     "one worker, bfloat16, server": (one_worker(gg.ParameterServer, period=2, wire_dtype="bfloat16"), 101, 13, "adam"),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
+    "adacomp, allreduce": (gg.AllReduce(), 203, 16, 0.9),
+    "adacomp, layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
+    "adacomp, exact, layerwise": (gg.LayerwiseAllReduce(bucket_bytes=1), 101, 13, "clipped"),
+    "adacomp, cyclic, layerwise": (gg.LayerwiseAllReduce(bucket_bytes=1), 101, 13, "adam"),
+    "adacomp, warm, periodic": (gg.PeriodicAllReduce(period=3), 101, 13, 0.9),
+    "adacomp, cyclic, periodic": (gg.PeriodicAllReduce(period=2), 101, 13, 0.9),
+}
+# Of those of these names, what compresses.
+COMPRESSIONS = {
+    "adacomp, allreduce": gg.AdaComp(bin_size={"conv": 9, "linear": 70}, dense_below=0),
+    "adacomp, layerwise": gg.AdaComp(bin_size={"conv": 9, "linear": 70}, dense_below=0),
+    "adacomp, exact, layerwise": gg.AdaComp(mode="exact", values="float32", bin_size=4),
+    "adacomp, cyclic, layerwise": gg.AdaComp(selection="cyclic", bin_size=3, dense_below=0),
+    "adacomp, warm, periodic": gg.AdaComp(warmup=4, mode="safe", bin_size=20),
+    "adacomp, cyclic, periodic": gg.AdaComp(
+        selection="cyclic", values="float32", bin_size={"linear": 0}, dense_below=0
+    ),
 }
 # With one rank every strategy is synchronous.
 ALONE = {
@@ -135,6 +152,7 @@ def trainer_of(name, comm=None, **options):
     if callable(strategy):
         strategy = strategy(comm.p if comm else launcher_world_size())
     optimizer: gg.Optimizer = OPTIMIZERS.get(momentum) or gg.SGD(lr=0.05, momentum=momentum, weight_decay=1e-3)
+    options = {"compression": COMPRESSIONS.get(name), **options}
     return gg.Trainer(net(), optimizer=optimizer, strategy=strategy, seed=SEED, comm=comm, **options)
 
 
@@ -188,6 +206,8 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     assert found["partitioned, bfloat16, small chunks"] == found["bfloat16, allreduce"]
     assert found["bfloat16, overlapped"] == found["bfloat16, allreduce"] == found["bfloat16, layerwise"]
     assert found["allreduce"] != found["bfloat16, allreduce"] or p == 1
+    assert found["adacomp, allreduce"] == found["adacomp, layerwise"]
+    assert found["allreduce"] != found["adacomp, allreduce"] or p == 1
     for name in runs(p):
         assert found[name] == virtual(name, p), f"{name}: MPI and the virtual cluster differ"
         assert len(found[name][0]) == p
@@ -258,6 +278,9 @@ def test_single_steps_and_state(mpirun):
         "overlapped, small chunks",
         "bfloat16, elastic",
         "one worker, bfloat16, server",
+        "adacomp, exact, layerwise",
+        "adacomp, cyclic, layerwise",
+        "adacomp, warm, periodic",
     ],
 )
 def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):

@@ -8,6 +8,11 @@
  * residue, and tells the others which they are. All send their own values there, which are reduced as dense ones are:
  * so the sum is as sparse as one rank's message, and what a rank sends does not grow with p.
  *
+ * Parameters that travel whole are in LOCAL's messages if they are small; the others are reduced as without
+ * compression, since messages to all would be p/2 times the bytes. What is small is said of each parameter alone, so
+ * the bits do not depend on how layers are joined to messages. All this has one tag: every rank starts the messages
+ * first, then this sum, and when it is there the sum of chosen values.
+ *
  * Own messages are in message memory, and are not written again before all peers have read them, which is what a finish
  * waits for. */
 #include <string.h>
@@ -17,9 +22,12 @@
 #include "strategy/common.h"
 #include "strategy/reduction.h"
 
-/* What is waited for: nothing; a dense sum; the next rank's message; which elements are chosen; their sum; with
- * DELIVERED the data hold the sum, but peers may still read. */
-typedef enum stage { IDLE = 0, DENSE, COLLECTING, CHOOSING, SUMMING, DELIVERED } stage;
+/* Elements of a parameter that travels whole, from which on it is not part of a message. */
+#define LARGE ((size_t)1024)
+
+/* What is waited for: nothing; a dense sum of all; the sum of whole parameters; the next rank's message; which elements
+ * are chosen; their sum; with DELIVERED the data hold the sum, but peers may still read. */
+typedef enum stage { IDLE = 0, DENSE, ADDING_WHOLE, COLLECTING, CHOOSING, SUMMING, DELIVERED } stage;
 
 typedef struct packed_reduction {
     gg_reduction head;
@@ -32,7 +40,9 @@ typedef struct packed_reduction {
     float *residue; /* an arena, by its element 0 */
     float *applied; /* of the run's first element; NULL: not wanted */
     gg_segments segments;
-    const gg_segment *segment; /* those of this run, n of them */
+    const gg_segment *run; /* those of this run, `in_run` of them */
+    int in_run;
+    gg_segment *sorted; /* the same: n that are in messages, then those that are reduced whole */
     int n;
     gg_packing packing;
     size_t capacity;     /* of a message */
@@ -52,6 +62,10 @@ typedef struct packed_reduction {
     float *rest;       /* what the sum of this rank's slice was rounded by; NULL: the codec is exact */
     size_t chosen;     /* how many values there are in this step */
     float *ones;       /* one a rank */
+    /* Of what is reduced whole: */
+    gg_allreduce *whole_sum; /* of the parameters that travel whole; NULL: there are none */
+    float *whole;            /* message memory: their values, one parameter after the other, then the sum */
+    size_t whole_count;
 } packed_reduction;
 
 static gg_status packed_reach(packed_reduction *s, gg_request *request, bool wait, bool *done) {
@@ -81,15 +95,58 @@ cleanup:
     return status;
 }
 
+/* ---- parameters that are reduced whole ---- */
+
+/* Between the data and the memory where they are summed. */
+static void copy_whole(packed_reduction *s, bool back) {
+    float *base = packed_base(s), *at = s->whole;
+    for (int i = s->n; i < s->in_run; ++i) {
+        const gg_segment *one = &s->sorted[i];
+        memcpy(back ? base + one->offset : at, back ? at : base + one->offset, one->count * sizeof *at);
+        at += one->count;
+    }
+}
+
+static void apply_whole(packed_reduction *s, float scale) {
+    const float *at = s->whole;
+    for (int i = s->n; i < s->in_run; ++i)
+        for (size_t j = 0; j < s->sorted[i].count; ++j)
+            s->applied[s->sorted[i].offset - s->offset + j] += scale * *at++;
+}
+
+/* The messages have been started. What else the data hold is in the residue, so the sum can begin at zero. */
+static gg_status start_whole(packed_reduction *s, const float *share) {
+    gg_status status = GG_OK;
+    s->stage = ADDING_WHOLE;
+    if (s->whole_sum != NULL) copy_whole(s, false);
+    memset(s->data, 0, s->count * sizeof *s->data);
+    if (s->whole_sum == NULL) goto cleanup;
+    gg_compression_count_dense(s->sorted + s->n, s->in_run - s->n, s->packing.counts);
+    if (s->applied != NULL) apply_whole(s, share[s->group->rank]);
+    s->head.bytes += s->whole_count * sizeof *s->whole;
+    GG_TRY(gg_allreduce_start(s->whole_sum, s->whole, share));
+cleanup:
+    return status;
+}
+
+static gg_status add_whole(packed_reduction *s, bool wait, bool *done) {
+    gg_status status = GG_OK;
+    if (s->whole_sum != NULL && wait) GG_TRY(gg_allreduce_wait(s->whole_sum));
+    else if (s->whole_sum != NULL) GG_TRY(gg_allreduce_poll(s->whole_sum, done));
+    if (!*done) goto cleanup;
+    copy_whole(s, true);
+    s->stage = s->compression.selection == GG_SELECTION_CYCLIC ? CHOOSING : COLLECTING;
+cleanup:
+    return status;
+}
+
 /* ---- local selection ---- */
 
-/* What the data held is in the residue and the message afterwards, so the sum can begin at zero. */
 static gg_status start_local(packed_reduction *s, float scale) {
     gg_status status = GG_OK;
     const int p = s->group->size, rank = s->group->rank;
     GG_TRY(gg_pack(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
-    memset(s->data, 0, s->count * sizeof *s->data);
-    if (s->applied != NULL) GG_TRY(gg_unpack_add(s->segment, s->n, s->message, s->size, 1.0f, s->applied - s->offset));
+    if (s->applied != NULL) GG_TRY(gg_unpack_add(s->sorted, s->n, s->message, s->size, 1.0f, s->applied - s->offset));
     for (int i = 1; i < p; ++i) {
         const int from = (rank - i + p) % p;
         GG_TRY(gg_receive(s->group, s->landing + (size_t)from * s->capacity, s->capacity, from, s->tag,
@@ -98,7 +155,6 @@ static gg_status start_local(packed_reduction *s, float scale) {
     GG_TRY(send_to_all(s));
     s->head.bytes = s->size;
     s->next = 0;
-    s->stage = COLLECTING;
 cleanup:
     return status;
 }
@@ -111,7 +167,7 @@ static gg_status collect_next(packed_reduction *s, bool wait, bool *done) {
     gg_request *request = &s->arrived[from];
     if (!own) GG_TRY(packed_reach(s, request, wait, done));
     if (!*done) goto cleanup;
-    status = gg_unpack_add(s->segment, s->n, own ? s->message : request->data, own ? s->size : request->bytes, 1.0f,
+    status = gg_unpack_add(s->sorted, s->n, own ? s->message : request->data, own ? s->size : request->bytes, 1.0f,
                            packed_base(s));
     GG_TRY(gg_error_prefix(status, "message of rank %d: ", from));
     if (!own) GG_TRY(gg_release(s->group, request));
@@ -135,7 +191,6 @@ static gg_status start_cyclic(packed_reduction *s, float scale) {
         GG_TRY(gg_receive(s->group, s->landing, s->capacity, chooser, s->tag, &s->arrived[chooser]));
     }
     s->next = chooser;
-    s->stage = CHOOSING;
 cleanup:
     return status;
 }
@@ -150,14 +205,14 @@ static gg_status start_values(packed_reduction *s, bool wait, bool *done) {
     const bool own = s->next == s->group->rank;
     if (!own) GG_TRY(packed_reach(s, &s->arrived[s->next], wait, done));
     if (!*done) goto cleanup;
-    status = gg_choice_values(s->segment, s->n, choice_of(s), own ? s->size : s->arrived[s->next].bytes, &s->chosen);
+    status = gg_choice_values(s->sorted, s->n, choice_of(s), own ? s->size : s->arrived[s->next].bytes, &s->chosen);
     GG_TRY(gg_error_prefix(status, "choice of rank %d: ", s->next));
     const size_t padded = (s->chosen + GG_LANES - 1) / GG_LANES * GG_LANES;
     void *values = s->travelling != NULL ? s->travelling : s->values;
     gg_pack_values(&s->packing, choice_of(s), s->codec->dtype, s->residue, values);
     memset(gg_codec_at(s->codec, values, s->chosen), 0, (padded - s->chosen) * s->codec->size);
     if (s->applied != NULL)
-        gg_unpack_values_add(s->segment, s->n, choice_of(s), s->codec->dtype, values, 1.0f, s->applied - s->offset);
+        gg_unpack_values_add(s->sorted, s->n, choice_of(s), s->codec->dtype, values, 1.0f, s->applied - s->offset);
     if (s->travelling != NULL) {
         s->codec->decode(s->owner->env.device, padded, values, s->values);
         memset(s->rest, 0, padded * sizeof *s->rest);
@@ -175,9 +230,8 @@ static gg_status add_values(packed_reduction *s, bool wait, bool *done) {
     if (wait) GG_TRY(gg_allreduce_wait(s->sum));
     else GG_TRY(gg_allreduce_poll(s->sum, done));
     if (!*done) goto cleanup;
-    memset(s->data, 0, s->count * sizeof *s->data);
-    gg_unpack_values_add(s->segment, s->n, choice_of(s), GG_FLOAT32, s->values, 1.0f, packed_base(s));
-    if (s->rest != NULL) gg_unpack_values_add(s->segment, s->n, choice_of(s), GG_FLOAT32, s->rest, -1.0f, s->residue);
+    gg_unpack_values_add(s->sorted, s->n, choice_of(s), GG_FLOAT32, s->values, 1.0f, packed_base(s));
+    if (s->rest != NULL) gg_unpack_values_add(s->sorted, s->n, choice_of(s), GG_FLOAT32, s->rest, -1.0f, s->residue);
     GG_TRY(gg_release(s->group, &s->arrived[s->next]));
     s->stage = DELIVERED;
 cleanup:
@@ -200,6 +254,7 @@ static gg_status packed_advance(packed_reduction *s, bool wait) {
     bool done = true;
     while (done && s->stage != IDLE && s->stage != DELIVERED) {
         if (s->stage == COLLECTING) GG_TRY(collect_next(s, wait, &done));
+        else if (s->stage == ADDING_WHOLE) GG_TRY(add_whole(s, wait, &done));
         else if (s->stage == CHOOSING) GG_TRY(start_values(s, wait, &done));
         else GG_TRY(add_values(s, wait, &done));
     }
@@ -215,13 +270,14 @@ static gg_status packed_start(gg_reduction *reduction, float *data, const float 
         GG_FAIL(GG_ERROR_STATE, "packed sum of %zu values: started again before it was finished", s->count);
     s->data = data;
     if (s->owner->step < s->compression.warmup) {
-        gg_compression_count_dense(s->segment, s->n, s->packing.counts);
+        gg_compression_count_dense(s->run, s->in_run, s->packing.counts);
         GG_TRY(gg_reduction_start(s->dense, data, share));
         s->head.bytes = s->dense->bytes;
         s->stage = DENSE;
         goto cleanup;
     }
-    status = s->compression.selection == GG_SELECTION_CYCLIC ? start_cyclic(s, scale) : start_local(s, scale);
+    GG_TRY(s->compression.selection == GG_SELECTION_CYCLIC ? start_cyclic(s, scale) : start_local(s, scale));
+    GG_TRY(start_whole(s, share));
 cleanup:
     return packed_failed(s, status);
 }
@@ -247,6 +303,7 @@ static gg_status packed_finish(gg_reduction *reduction) {
     if (s->stage == DENSE) GG_TRY(gg_reduction_finish(s->dense));
     for (int i = 0; s->stage == DELIVERED && i < s->group->size; ++i) GG_TRY(packed_reach(s, &s->sent[i], true, &read));
     if (s->stage == DELIVERED && s->sum != NULL) GG_TRY(gg_allreduce_finish(s->sum));
+    if (s->stage == DELIVERED && s->whole_sum != NULL) GG_TRY(gg_allreduce_finish(s->whole_sum));
     s->stage = IDLE;
 cleanup:
     return packed_failed(s, status);
@@ -255,8 +312,10 @@ cleanup:
 static void packed_destroy(gg_reduction *reduction) {
     packed_reduction *s = (packed_reduction *)reduction;
     (void)packed_failed(s, GG_ERROR_STATE); /* requests must not outlive their memory */
+    gg_allreduce_destroy(s->whole_sum);
     gg_allreduce_destroy(s->sum);
     gg_reduction_destroy(s->dense);
+    gg_message_free(s->owner->env.transport, s->whole);
     gg_message_free(s->owner->env.transport, s->travelling);
     gg_message_free(s->owner->env.transport, s->values);
     gg_message_free(s->owner->env.transport, s->message);
@@ -266,6 +325,7 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s->sent);
     gg_free(s->arrived);
     gg_free(s->packing.scratch);
+    gg_free(s->sorted);
     gg_segments_destroy(&s->segments);
     gg_free(s);
 }
@@ -292,15 +352,48 @@ cleanup:
     return status;
 }
 
-static void find_segments(packed_reduction *s) {
+static bool is_whole(const packed_reduction *s, const gg_segment *one) {
+    return one->bin == 0 && (s->compression.selection == GG_SELECTION_CYCLIC || one->count >= LARGE);
+}
+
+static gg_status find_segments(packed_reduction *s) {
+    gg_status status = GG_OK;
     int first = 0, end;
     while (first < s->segments.count && s->segments.segment[first].offset < s->offset) ++first;
     for (end = first; end < s->segments.count && s->segments.segment[end].offset < s->offset + s->count;) ++end;
-    s->segment = s->segments.segment + first;
-    s->n = end - first;
+    s->run = s->segments.segment + first;
+    s->in_run = end - first;
+    GG_TRY(gg_calloc((size_t)s->in_run, sizeof *s->sorted, "segments", &s->sorted));
+    for (int i = 0; i < s->in_run; ++i)
+        if (!is_whole(s, &s->run[i])) s->sorted[s->n++] = s->run[i];
+    for (int i = 0, at = s->n; i < s->in_run; ++i) {
+        if (!is_whole(s, &s->run[i])) continue;
+        s->sorted[at++] = s->run[i];
+        s->whole_count += s->run[i].count;
+    }
+    s->whole_count = (s->whole_count + GG_LANES - 1) / GG_LANES * GG_LANES;
+cleanup:
+    return status;
 }
 
 /* Only what messages fill of the landing is ever touched, so it costs address space and little memory. */
+static gg_status create_messages(packed_reduction *s) {
+    gg_status status = GG_OK;
+    const bool cyclic = s->compression.selection == GG_SELECTION_CYCLIC;
+    s->capacity = (gg_packed_capacity(s->sorted, s->n, &s->compression) + 63) / 64 * 64;
+    GG_TRY(gg_alloc(gg_pack_scratch_bytes(s->sorted, s->n), "scratch of packing", &s->packing.scratch));
+    GG_TRY(gg_message_alloc(s->owner->env.transport, s->capacity, "packed message", &s->message));
+    GG_TRY(gg_alloc((size_t)(cyclic ? 1 : s->group->size) * s->capacity, "landing of packed messages", &s->landing));
+    if (cyclic) GG_TRY(create_cyclic(s));
+    if (s->whole_count == 0) goto cleanup;
+    GG_TRY(gg_message_alloc(s->owner->env.transport, s->whole_count * sizeof *s->whole, "whole parameters", &s->whole));
+    GG_TRY(gg_allreduce_create(s->group, s->owner->env.device, s->whole_count, s->tag, NULL, GG_COLLECTIVES_OWN,
+                               &s->whole_sum));
+    gg_strategy_watch(s->owner, s->whole_sum);
+cleanup:
+    return status;
+}
+
 gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_options *options,
                                      const gg_reduction_run *run, gg_reduction **out) {
     gg_status status = GG_OK;
@@ -308,7 +401,6 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
     const size_t p = (size_t)run->group->size;
     const gg_reduction_run dense = {
         .group = run->group, .offset = run->offset, .count = run->count, .tag = run->tag, .applied = run->applied};
-    const bool cyclic = options->compression.selection == GG_SELECTION_CYCLIC;
     *out = NULL;
     if (options->collectives == GG_COLLECTIVES_MPI)
         GG_FAIL(GG_ERROR_ARGUMENT,
@@ -324,20 +416,17 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
     GG_TRY(gg_segments_create(owner->env.graph, &s->compression, &s->segments));
     s->residue = run->residue;
     s->applied = run->applied;
-    find_segments(s);
-    s->packing = (gg_packing){.compression = &s->compression,
-                              .device = owner->env.device,
-                              .segment = s->segment,
-                              .segments = s->n,
-                              .counts = run->counts};
-    s->capacity = (gg_packed_capacity(s->segment, s->n, &s->compression) + 63) / 64 * 64;
-    GG_TRY(gg_alloc(gg_pack_scratch_bytes(s->segment, s->n), "scratch of packing", &s->packing.scratch));
-    GG_TRY(gg_message_alloc(owner->env.transport, s->capacity, "packed message", &s->message));
-    GG_TRY(gg_alloc((cyclic ? 1 : p) * s->capacity, "landing of packed messages", &s->landing));
+    GG_TRY(find_segments(s));
+    if (s->n == 0) s->compression.warmup = INT64_MAX; /* all travels whole, always */
+    if (s->compression.warmup > 0) GG_TRY(gg_dense_reduction_create(owner, options, &dense, &s->dense));
     GG_TRY(gg_calloc(p, sizeof *s->sent, "requests", &s->sent));
     GG_TRY(gg_calloc(p, sizeof *s->arrived, "requests", &s->arrived));
-    if (s->compression.warmup > 0) GG_TRY(gg_dense_reduction_create(owner, options, &dense, &s->dense));
-    if (cyclic) GG_TRY(create_cyclic(s));
+    s->packing = (gg_packing){.compression = &s->compression,
+                              .device = owner->env.device,
+                              .segment = s->sorted,
+                              .segments = s->n,
+                              .counts = run->counts};
+    if (s->n > 0) GG_TRY(create_messages(s));
     *out = &s->head;
     s = NULL;
 cleanup:

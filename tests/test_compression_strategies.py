@@ -1,0 +1,450 @@
+"""Compressed sums: nothing is lost, all ranks get the same bits, and what is sent is what AdaComp's definition says.
+
+The definition is written again in NumPy, in float32 and in the order of the core, so that bits can be compared. What
+must hold whatever is chosen is computed in float64: sent + residues = gradients.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from gossip_reference import Gradients, flat, small_batches, small_net, unflat
+from test_strategies import OPTIMIZERS
+
+import gossipgrad as gg
+from gossipgrad import _core
+
+BINS = {"conv": 5, "linear": 12, "recurrent": 100, "other": 7}
+SMALL = {"bin_size": BINS, "dense_below": 20}
+COMPRESSIONS = {
+    "strict": gg.AdaComp(**SMALL),
+    "safe": gg.AdaComp(mode="safe", factor=1.5, **SMALL),
+    "bfloat16": gg.AdaComp(mode="exact", **SMALL),
+    "float32": gg.AdaComp(mode="exact", values="float32", factor=3.0, dense=(), **SMALL),
+    "cyclic, bfloat16": gg.AdaComp(selection="cyclic", **SMALL),
+    "cyclic, float32": gg.AdaComp(selection="cyclic", values="float32", **SMALL),
+}
+CUTS = {"layers": {"bucket_bytes": 1}, "joined": {"bucket_bytes": 900}, "default": {}}
+
+
+def norm_net():
+    layers = [gg.Conv2d(6, 3), gg.BatchNorm2d(), gg.ReLU(), gg.Conv2d(5, 3), gg.BatchNorm2d(), gg.Flatten()]
+    return gg.Sequential([*layers, gg.Linear(4)], input=(1, 8, 8), name="normed")
+
+
+def recurrent_net():
+    rows = gg.LSTM(6, name="rnn")(x := gg.Input((8, 8), name="x"))
+    return gg.Model(x, gg.Linear(4, name="out")(gg.Flatten()(rows)))
+
+
+NETS = {"small": small_net, "norm": norm_net, "recurrent": recurrent_net}
+
+
+def batches(generator, p, net, sizes):
+    x, y = small_batches(generator, p, sizes)
+    return ([one.reshape(-1, 8, 8) for one in x] if net == "recurrent" else x), y
+
+
+def trainer_of(p, strategy, compression, net="small", optimizer=OPTIMIZERS["momentum"], **options):
+    return gg.Trainer(
+        NETS[net](),
+        optimizer=optimizer,
+        strategy=strategy,
+        seed=5,
+        comm=gg.VirtualCluster(p, **options),
+        compression=compression,
+    )
+
+
+def residues(trainer):
+    """At rest, of each rank."""
+    trainer.core.settle()
+    return [trainer.core.arena("residue", rank) for rank in range(trainer.size)]
+
+
+def sum_of(trainer):
+    """The sum of the gradients, those of statistics included."""
+    trainer.core.settle()
+    return trainer.core.arena("gradient", trainer.size - 1)
+
+
+class Own(Gradients):
+    """Gradients by parameter, those of statistics included."""
+
+    def __call__(self, weights, x, y):
+        super().__call__(weights, x, y)
+        return self.trainer.core.arena("gradient", 0)
+
+
+# ---------------------------------------------------------------------------------------- the definition again
+
+
+def to_bfloat16(values):
+    """To nearest even, as float32."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    return (((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16).astype(np.uint32).view(np.float32)
+
+
+def chosen(compression, g, h, size):
+    """Which elements of a parameter are sent, and the greatest |G| of each bin."""
+    bins = range(0, g.size, size)
+    most = np.array([np.abs(g[at : at + size]).max() for at in bins], np.float32)
+    scale = np.float32(most.astype(np.float64).sum() / most.size)
+    limit = np.repeat(most, size)[: g.size]
+    sends = (np.abs(h) >= limit) & (limit > 0) & (g != 0)
+    if compression.mode == "safe":
+        sends &= np.abs(g) >= scale / np.float32(2)
+    return sends, scale
+
+
+def sent_by(compression, size, share, gradient, residue):
+    """(what one rank sends of one parameter, what is left), as float32."""
+    d = np.float32(share) * gradient.ravel()
+    g = residue.ravel() + d
+    if size == 0:
+        return g, np.zeros_like(g)
+    sends, scale = chosen(compression, g, g + np.float32(compression.factor - 1) * d, size)
+    value = np.sign(g).astype(np.float32) * scale
+    if compression.mode == "exact":
+        value = to_bfloat16(g) if compression.values == "bfloat16" else g
+    sent = np.where(sends, value, np.float32(0))
+    return sent, g - sent
+
+
+def own_gradients(gradients_of, trainer, x, y):
+    """Of every rank, all of which have the same weights."""
+    weights = flat(trainer.weights())
+    return [gradients_of(weights, *one) for one in zip(x, y, strict=True)]
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("mode", ["strict", "safe", "bfloat16", "float32"])
+def test_messages_are_what_the_definition_says(mode, net):
+    """To the bit, in sums and residues, over steps of uneven batches."""
+    compression, p = COMPRESSIONS[mode], 3
+    trainer = trainer_of(p, gg.LayerwiseAllReduce(bucket_bytes=900), compression, net)
+    sizes = {name: size for name, (_, size) in compression.packed(trainer.net).items()}
+    assert sizes
+    gradients_of = Own(trainer.net)
+    left = [{key: np.zeros_like(one) for key, one in trainer.weights().items()} for _ in range(p)]
+    generator = np.random.default_rng(1)
+    for _ in range(5):
+        x, y = batches(generator, p, net, (5, 3, 8))
+        own = own_gradients(gradients_of, trainer, x, y)
+        shares = np.float32([len(one) for one in y]) / np.float32(sum(map(len, y)))
+        trainer.train_step(x, y)
+        total, found = sum_of(trainer), residues(trainer)
+        for name, array in total.items():
+            wanted = np.zeros(array.size, np.float32)
+            for rank in range(p):
+                sent, rest = sent_by(compression, sizes.get(name, 0), shares[rank], own[rank][name], left[rank][name])
+                left[rank][name] = rest.reshape(array.shape)
+                wanted += sent
+                assert np.array_equal(found[rank][name], left[rank][name]), (name, rank)
+            assert np.array_equal(array.ravel(), wanted), name
+    trainer.close()
+
+
+# ------------------------------------------------------------------------------------------------ nothing is lost
+
+
+def assert_balanced(before, after, terms):
+    """Equal but for the rounding of float32 in sums of `terms`."""
+    size = sum(np.abs(one) for one in terms)
+    np.testing.assert_array_less(np.abs(before - after), 3e-7 * size + 1e-30)
+
+
+HOWS = {
+    "momentum": (OPTIMIZERS["momentum"], gg.AllReduce()),
+    "adam": (gg.Adam(lr=0.01), gg.LayerwiseAllReduce(bucket_bytes=1)),
+    "clipped": (gg.SGD(lr=0.1, momentum=0.9, clip_norm=0.05), gg.LayerwiseAllReduce(bucket_bytes=900)),
+    "lars": (gg.LARS(lr=1.0), gg.AllReduce()),
+}
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("how", COMPRESSIONS)
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_sent_and_left_are_the_gradients(p, how, net):
+    optimizer, strategy = list(HOWS.values())[(p + list(COMPRESSIONS).index(how)) % len(HOWS)]
+    trainer = trainer_of(p, strategy, COMPRESSIONS[how], net, optimizer)
+    packed = COMPRESSIONS[how].packed(trainer.net)
+    gradients_of = Own(trainer.net)
+    generator = np.random.default_rng(p)
+    left = np.zeros((p, flat(trainer.weights()).size))
+    for step in range(8):
+        x, y = batches(generator, p, net, [(5, 3, 8), (1,), (20, 4)][step % 3])
+        own = [flat(one) for one in own_gradients(gradients_of, trainer, x, y)]
+        shares = np.float32([len(one) for one in y]) / np.float32(sum(map(len, y)))
+        weighted = [share * one for share, one in zip(shares.astype(np.float64), own, strict=True)]
+        trainer.train_step(x, y)
+        assert len(set(trainer.weights_sha256())) == 1
+        total = sum_of(trainer)
+        sent, now = flat(total), np.array([flat(one) for one in residues(trainer)])
+        assert_balanced(sum(left) + sum(weighted), sum(now) + sent, [*left, *weighted, *now])
+        left = now
+        share = np.mean([np.count_nonzero(total[name]) / total[name].size for name in packed])
+        assert share > 0, "something is sent"
+    assert np.abs(left).max() > 0
+    trainer.close()
+
+
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_one_chooses_for_all(p):
+    """Cyclic: of each bin what the rank whose turn it is would have sent, with the values of all."""
+    compression = COMPRESSIONS["cyclic, float32"]
+    trainer = trainer_of(p, gg.LayerwiseAllReduce(bucket_bytes=900), compression)
+    sizes = {name: size for name, (_, size) in compression.packed(trainer.net).items()}
+    gradients_of = Own(trainer.net)
+    generator = np.random.default_rng(p)
+    left = [{key: np.zeros_like(one) for key, one in trainer.weights().items()} for _ in range(p)]
+    for step in range(2 * p):
+        x, y = small_batches(generator, p, (5, 3, 8))
+        own = own_gradients(gradients_of, trainer, x, y)
+        shares = np.float32([len(one) for one in y]) / np.float32(sum(map(len, y)))
+        trainer.train_step(x, y)
+        total, found = sum_of(trainer), residues(trainer)
+        for name, array in total.items():
+            d = [shares[r] * own[r][name].ravel() for r in range(p)]
+            g = [left[r][name].ravel() + d[r] for r in range(p)]
+            sends = np.ones(array.size, bool)
+            if name in sizes:
+                turn = step % p
+                h = g[turn] + np.float32(compression.factor - 1) * d[turn]
+                sends, _ = chosen(compression, g[turn], h, sizes[name])
+            wanted = np.zeros(array.size, np.float32)
+            for rank in range(p):
+                wanted += np.where(sends, g[rank], np.float32(0))
+                left[rank][name] = np.where(sends, np.float32(0), g[rank]).reshape(array.shape)
+                assert np.array_equal(found[rank][name], left[rank][name]), (name, rank)
+            if name in sizes:
+                assert np.array_equal(array.ravel(), wanted), name
+            else:  # in one sum with the shares
+                np.testing.assert_allclose(array.ravel(), wanted, rtol=1e-5, atol=1e-7)
+    trainer.close()
+
+
+def test_bytes_of_a_cyclic_sum_do_not_grow_with_the_ranks():
+    data = np.random.default_rng(0).standard_normal((96, 1, 8, 8)).astype(np.float32), np.arange(96) % 4
+
+    def sent(p, selection):
+        compression = gg.AdaComp(selection=selection, mode="exact", values="float32", bin_size=10, dense_below=20)
+        trainer = trainer_of(p, gg.AllReduce(), compression, optimizer=gg.SGD(lr=0.0))
+        return trainer.fit(data, batch_size=4, progress=False).last["bytes_sent"] / (96 // 4)  # a step of one rank
+
+    assert sent(12, "cyclic") < 1.9 * sent(3, "cyclic")
+    assert sent(12, "local") > 4 * sent(3, "local")
+
+
+# ------------------------------------------------------------------------------------------------ equal bits
+
+
+@pytest.mark.parametrize("how", COMPRESSIONS)
+@pytest.mark.parametrize("net", ["small", "norm"])
+def test_layerwise_is_allreduce_bit_for_bit(net, how):
+    """With ragged ends. What a sum of bfloat16 is rounded by goes to another rank where messages are cut elsewhere."""
+    generator = np.random.default_rng(0)
+    data = generator.standard_normal((53, 1, 8, 8)).astype(np.float32), generator.integers(0, 4, 53)
+    hashes = []
+    strategies = [gg.AllReduce(), *(gg.LayerwiseAllReduce(**cut) for cut in CUTS.values())]
+    for strategy in strategies[how == "cyclic, bfloat16" :]:
+        trainer = trainer_of(4, strategy, COMPRESSIONS[how], net, gg.SGD(lr=0.05, momentum=0.9, clip_norm=1.0))
+        history = trainer.fit(data, epochs=2, batch_size=5, progress=False)
+        hashes.append((history.weights_sha256, history["train_loss"]))
+        assert len(set(history.weights_sha256)) == 1
+        trainer.close()
+    if how == "cyclic, bfloat16":
+        return
+    assert all(one == hashes[0] for one in hashes)
+
+
+@pytest.mark.parametrize("selection", ["local", "cyclic"])
+def test_what_travels_whole_is_what_it_is_without_compression(selection):
+    """A large parameter is reduced apart from the messages, to the bits of a dense sum."""
+    layers = [gg.Conv2d(4, 3, name="conv"), gg.Flatten(), gg.Linear(40, name="wide"), gg.Linear(4, name="last")]
+    net = gg.Sequential(layers, input=(1, 8, 8), name="wide")
+    generator = np.random.default_rng(0)
+    x, y = small_batches(generator, 3, (5, 3, 8))
+    found = {}
+    for name, strategy, compressed in (
+        ("dense", gg.AllReduce(), False),
+        ("allreduce", gg.AllReduce(), True),
+        ("layerwise", gg.LayerwiseAllReduce(bucket_bytes=1), True),
+    ):
+        bins = {"conv": 6, "linear": 0}
+        compression = gg.AdaComp(selection=selection, bin_size=bins, dense_below=0) if compressed else None
+        trainer = gg.Trainer(net, strategy=strategy, seed=5, comm=gg.VirtualCluster(3), compression=compression)
+        trainer.train_step(x, y)
+        found[name] = sum_of(trainer)
+        if compressed:
+            left = {key for one in residues(trainer) for key in one if one[key].any()}
+            assert left == {"conv.weight"}
+        trainer.close()
+    for name in ("allreduce", "layerwise"):
+        assert found[name]["wide.weight"].size >= 1024
+        assert np.array_equal(found[name]["wide.weight"], found["dense"]["wide.weight"])
+        assert not np.array_equal(found[name]["conv.weight"], found["dense"]["conv.weight"])
+    for key, one in found["allreduce"].items():
+        assert np.array_equal(one, found["layerwise"][key])
+
+
+@pytest.mark.parametrize(
+    "strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(), gg.PeriodicAllReduce(period=2)], ids=repr
+)
+def test_one_rank_compresses_nothing(strategy):
+    generator = np.random.default_rng(0)
+    data = generator.standard_normal((53, 1, 8, 8)).astype(np.float32), generator.integers(0, 4, 53)
+    found = []
+    for one, compression in ((strategy, COMPRESSIONS["strict"]), (gg.NoExchange(), None)):
+        trainer = trainer_of(1, one, compression)
+        history = trainer.fit(data, epochs=2, batch_size=5, progress=False)
+        assert "residue" not in trainer.core.arenas()
+        found.append((history.weights_sha256, history["train_loss"]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=1), gg.PeriodicAllReduce(period=2)],
+    ids=["allreduce", "layerwise", "periodic"],
+)
+@pytest.mark.parametrize("selection", ["local", "cyclic"])
+def test_the_first_steps_send_everything(selection, strategy):
+    generator = np.random.default_rng(0)
+    compressed, dense = (
+        trainer_of(3, strategy, compression)
+        for compression in (gg.AdaComp(warmup=4, selection=selection, **SMALL), None)
+    )
+    for step in range(8):
+        x, y = small_batches(generator, 3, (5, 3, 8))
+        compressed.train_step(x, y)
+        dense.train_step(x, y)
+        same = compressed.weights_sha256() == dense.weights_sha256()
+        assert same if step < 4 else not same or isinstance(strategy, gg.PeriodicAllReduce)
+        assert any(flat(one).any() for one in residues(compressed)) == (not same and (step + 1) % 2 == 0) or step >= 4
+    assert not same
+
+
+# ------------------------------------------------------------------------------------------------ periodic
+
+
+@pytest.mark.parametrize("how", COMPRESSIONS)
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_periodic_moves_by_the_mean_of_what_was_sent(p, how):
+    """A second trainer goes the same steps alone, so that the weights just before a mean are known."""
+    optimizer, period = gg.SGD(lr=0.1, momentum=0.9), 3
+    trainer = trainer_of(p, gg.PeriodicAllReduce(period=period), COMPRESSIONS[how], optimizer=optimizer)
+    alone = trainer_of(p, gg.NoExchange(), None, optimizer=optimizer)
+    generator = np.random.default_rng(p)
+    like = trainer.weights()
+    left, base = np.zeros((p, flat(like).size)), flat(like)
+    for step in range(4 * period):
+        x, y = small_batches(generator, p, (5, 3, 8))
+        trainer.train_step(x, y)
+        alone.train_step(x, y)
+        if (step + 1) % period:
+            assert trainer.weights_sha256() == alone.weights_sha256()
+            continue
+        assert len(set(trainer.weights_sha256())) == 1
+        there = flat(trainer.weights())
+        moved = [(flat(alone.weights(rank)) - base) / p for rank in range(p)]
+        now = np.array([flat(one) for one in residues(trainer)])
+        terms = [*left, *moved, *now, base, there]  # the base and the weights are rounded as well
+        assert_balanced(sum(left) + sum(moved), sum(now) + there - base, terms)
+        assert np.abs(there - base).max() > 0 and np.abs(now).max() > 0
+        left, base = now, there
+        for rank in range(p):
+            np.testing.assert_equal(trainer.momentum(rank), alone.momentum(rank))  # each rank's own
+            alone.core.load_arena("weight", trainer.weights(), rank)
+    trainer.close()
+
+
+def test_periodic_after_weights_were_loaded():
+    """What all ranks had last is not known then: the next mean is one of whole weights."""
+    trainer = trainer_of(3, gg.PeriodicAllReduce(period=2), COMPRESSIONS["strict"], optimizer=gg.SGD(lr=0.0))
+    generator = np.random.default_rng(0)
+    like = trainer.weights()
+    for loaded in ([0, 1, 2], [1]):
+        values = [flat(trainer.weights(rank)) for rank in range(3)]
+        for rank in loaded:
+            values[rank] = generator.standard_normal(values[rank].size).astype(np.float32).astype(np.float64)
+            trainer.core.load_arena("weight", unflat(values[rank], like), rank)
+        for _ in range(2):
+            trainer.train_step(*small_batches(generator, 3))
+        np.testing.assert_allclose(flat(trainer.weights()), np.mean(values, 0), rtol=1e-5, atol=1e-6)
+        assert len(set(trainer.weights_sha256())) == 1
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+@pytest.mark.parametrize("how", ["strict", "bfloat16", "cyclic, bfloat16"])
+@pytest.mark.parametrize(
+    "strategy", [gg.LayerwiseAllReduce(), gg.PeriodicAllReduce(period=4)], ids=["sums", "periodic"]
+)
+def test_resuming_is_never_having_stopped(strategy, how, tmp_path):
+    """Three steps an epoch, so with period 4 it is saved between two means."""
+    generator = np.random.default_rng(0)
+    data = generator.standard_normal((36, 1, 8, 8)).astype(np.float32), generator.integers(0, 4, 36)
+
+    def fit(epochs, **options):
+        trainer = trainer_of(3, strategy, COMPRESSIONS[how])
+        return trainer, trainer.fit(data, epochs=epochs, batch_size=4, progress=False, **options)
+
+    path = tmp_path / "half.safetensors"
+    half, _ = fit(2)
+    half.save(path)
+    _, resumed = fit(5, resume=path)
+    _, whole = fit(5)
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert resumed["train_loss"] == whole["train_loss"]
+
+
+@pytest.mark.parametrize("how", ["strict", "float32", "cyclic, bfloat16"])
+@pytest.mark.parametrize(
+    "strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=1), gg.PeriodicAllReduce(period=2)], ids=repr
+)
+def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy, how):
+    x, y = small_batches(np.random.default_rng(0), 3)
+    gc.collect()
+    before = _core.memory()[0]
+
+    def allocations(strategy, compression):
+        trainer = trainer_of(3, strategy, compression)
+        trainer.train_step(x, y)
+        warm = _core.memory()[1]
+        for _ in range(6):
+            trainer.train_step(x, y)
+        made = _core.memory()[1] - warm
+        trainer.close()
+        return made
+
+    assert allocations(strategy, COMPRESSIONS[how]) == allocations(gg.NoExchange(), None)
+    gc.collect()
+    assert _core.memory()[0] == before
+
+
+@pytest.mark.parametrize("selection", ["local", "cyclic"])
+@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=1)], ids=repr)
+def test_a_gradient_that_is_no_number_names_rank_and_layer(strategy, selection):
+    trainer = trainer_of(3, strategy, gg.AdaComp(selection=selection, **SMALL))
+    x, y = small_batches(np.random.default_rng(0), 3)
+    trainer.train_step(x, y)
+    x[1][:] = np.nan
+    with pytest.raises(ArithmeticError, match=r"rank 1.*step 1, layers '.*'.*'fc2'"):
+        trainer.train_step(x, y)
+
+
+def test_packed_sums_hide_behind_the_backward_pass():
+    layers = [gg.Linear(300), gg.Linear(300), gg.Linear(300), gg.Linear(300)]
+    net = gg.Sequential(layers, input=(300,), name="deep")
+    data = np.random.default_rng(0).standard_normal((512, 300)).astype(np.float32), np.zeros(512, np.int64)
+
+    def exposed(strategy):
+        comm = gg.VirtualCluster(4, bandwidth=1e8)
+        trainer = gg.Trainer(net, strategy=strategy, comm=comm, compression=gg.AdaComp())
+        return trainer.fit(data, batch_size=64, progress=False).last["exposed_communication_seconds"]
+
+    assert exposed(gg.LayerwiseAllReduce(bucket_bytes=1)) < 0.6 * exposed(gg.AllReduce())
