@@ -287,6 +287,11 @@ class GossipGraD(Strategy):
                 f"exchange={self.exchange!r} with compression={name!r}: only weights have copies; allowed: 'weights', "
                 "and 'auto', which then is 'weights'"
             )
+        if (self.slices or 1) > 1:
+            raise ValueError(
+                f"slices={self.slices} with compression={name!r}: copies are of whole weights, and each sends less; "
+                "allowed: None"
+            )
 
     def __post_init__(self) -> None:
         store(

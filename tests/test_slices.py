@@ -194,6 +194,13 @@ def test_what_slices_do_not_go_with(options, words):
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+def test_slices_or_compression():
+    with pytest.raises(ValueError, match=r"slices=4 with compression='adacomp'.*allowed: None"):
+        trainer_of(2, OPTIMIZERS["plain"], gg.GossipGraD(slices=4), compression=gg.AdaComp())
+    with pytest.raises(ValueError, match=r"exchange='slices' with compression='adacomp'"):
+        trainer_of(2, OPTIMIZERS["plain"], gg.GossipGraD(exchange="slices"), compression=gg.AdaComp())
+
+
 def test_too_many_slices_for_the_tags():
     net = gg.Sequential([gg.Linear(1000, bias=False)], input=(1000,), name="wide")
     with pytest.raises(ValueError, match=r"slices: 50000 slices of 1 buckets travel as 50000 chunks.*fewer slices"):

@@ -13,6 +13,9 @@ static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks)
                 "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
     if (options->push_sum && options->mix == GG_MIX_HALVES)
         GG_FAIL(GG_ERROR_ARGUMENT, "push_sum: True with mix 'halves'; allowed is 'displacement'");
+    if (options->slices > 1 && options->compression.active)
+        GG_FAIL(GG_ERROR_ARGUMENT, "slices: %d with compression, which needs a copy of whole weights; allowed is 1",
+                options->slices);
     if (options->slices < 0) GG_FAIL(GG_ERROR_ARGUMENT, "slices: %d; must be at least 1", options->slices);
     if (options->slices > 1 && options->exchange == GG_EXCHANGE_GRADIENTS)
         GG_FAIL(

@@ -245,6 +245,8 @@ def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> 
     threads = counted(trainer.threads, "thread")
     settings, shown = trainer.strategy_settings(), ("topology", "exchange_used")
     how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
+    slices = settings.get("slices") or 1
+    how += [f"{slices} slices"] if slices > 1 else []
     how += [] if trainer.compression is None else [f"{trainer.compression.name} {trainer.compression.mode}"]
     words = f" ({', '.join(how)})" if how else ""
     return (
