@@ -80,17 +80,17 @@ def shakespeare(seed: int) -> Pair:
     return train, test
 
 
-SPEECH = {"classes": 100, "inputs": 440, "hidden": (512,) * 6}
+SPEECH = {"classes": 40, "inputs": 440, "hidden": (512,) * 6}
 
 
 def teacher(seed: int) -> Pair:
-    """440 numbers that depend on 40, in classes by a fixed random network of these; the same for every seed."""
+    """440 numbers that depend on 12, in classes by a fixed random network of these; the same for every seed."""
     generator = np.random.default_rng(2017)
-    mixing = generator.normal(size=(40, 440)) / np.sqrt(40)
-    first, second = generator.normal(size=(40, 128)) / np.sqrt(40), generator.normal(size=(128, SPEECH["classes"]))
-    hidden = generator.normal(size=(44000, 40))
-    x = (hidden @ mixing + 0.3 * generator.normal(size=(len(hidden), 440))).astype(np.float32)
-    y = (np.tanh(2 * hidden @ first) @ second).argmax(1).astype(np.int32)
+    mixing = generator.normal(size=(12, 440)) / np.sqrt(12)
+    first, second = generator.normal(size=(12, 128)) / np.sqrt(12), generator.normal(size=(128, SPEECH["classes"]))
+    hidden = generator.normal(size=(44000, 12))
+    x = (hidden @ mixing + 0.1 * generator.normal(size=(len(hidden), 440))).astype(np.float32)
+    y = (np.tanh(hidden @ first) @ second).argmax(1).astype(np.int32)
     return gg.Dataset(x[:40000], y[:40000]), gg.Dataset(x[40000:], y[40000:])
 
 
@@ -115,7 +115,13 @@ TASKS = {
         0.005,
         "binary_cross_entropy",
     ),
-    "speech": Task(lambda: gg.models.speech_dnn(**SPEECH), teacher, lambda: gg.Adam(lr=1e-3), 256, 8),
+    "speech": Task(
+        lambda: gg.models.speech_dnn(**SPEECH),
+        teacher,
+        lambda: gg.Adam(lr=1e-3, schedule=gg.schedules.Cosine()),
+        256,
+        8,
+    ),
 }
 
 
@@ -145,15 +151,20 @@ def train(
         seed=seed,
     )
     begin = time.perf_counter()
-    history = trainer.fit(
-        training,
-        validation=test,
-        epochs=epochs or task.epochs,
-        batch_size=max(task.batch // trainer.size, 1),
-        validate_replicas=replicas,
-        progress=False,
-    )
-    trainer.close()
+    try:
+        history = trainer.fit(
+            training,
+            validation=test,
+            epochs=epochs or task.epochs,
+            batch_size=max(task.batch // trainer.size, 1),
+            validate_replicas=replicas,
+            progress=False,
+        )
+    except FloatingPointError as error:
+        names = (task.measured, "bytes", "consensus_distance", "worst", "replicas")
+        return dict.fromkeys(names, float("nan")) | {"seconds": time.perf_counter() - begin, "failure": str(error)}
+    finally:
+        trainer.close()
     last = history.last
     steps = sum(record["steps"] for record in history)
     found = {
@@ -197,7 +208,7 @@ class Results:
         one = what | function()
         if not launcher_rank():
             words = ", ".join(f"{key} {value}" for key, value in what.items() if value is not None)
-            print(f"[{words}: {one['seconds']:.0f} s]", flush=True)
+            print(f"[{words}: {one['seconds']:.0f} s{', ' + one['failure'] if 'failure' in one else ''}]", flush=True)
             self.records.append(one)
             if self.path:
                 self.path.write_text(json.dumps(self.records, indent=1), encoding="utf-8")
@@ -232,7 +243,10 @@ def panels(count: int, width: float = 5.0) -> tuple[Any, list[Any]]:
 
 def points(axes: Any, rows: dict[str, list[Record]], x: str, y: str, scale_x: float = 1, scale_y: float = 1) -> None:
     """A point a row, with the range of its seeds."""
-    for i, (label, runs) in enumerate(rows.items()):
+    for i, (label, all_runs) in enumerate(rows.items()):
+        runs = [one for one in all_runs if "failure" not in one]
+        if not runs:
+            continue
         values = [scale_y * one[y] for one in runs]
         place, mean = scale_x * statistics.mean(one[x] for one in runs), statistics.mean(values)
         reach = [[mean - min(values)], [max(values) - mean]]
