@@ -525,6 +525,10 @@ cleanup:
 
 /* ---- unpacking ---- */
 
+bool gg_packed_fits(const gg_segment *segment, int segments, const void *message, size_t bytes) {
+    return bytes >= HEADER_BYTES && read_u32((const unsigned char *)message + 4) == layout_of(segment, segments);
+}
+
 /* A part of a message whose sizes have been checked. */
 typedef struct message_part {
     const unsigned char *codes, *values; /* dense: values alone */

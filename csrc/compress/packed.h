@@ -71,6 +71,9 @@ gg_status gg_pack(const gg_packing *packing, float scale, const float *gradient,
  * segments send value - known. */
 gg_status gg_pack_difference(const gg_packing *packing, const float *value, float *known, void *message, size_t *bytes);
 
+/* Whether a message says that it is of these segments; of its parts nothing is checked. */
+bool gg_packed_fits(const gg_segment *segment, int segments, const void *message, size_t bytes);
+
 /* out += factor*what the message says: the product is rounded, then the sum. GG_ERROR_COMM says what is wrong with a
  * message that is not whole, or not of these segments; parts before the wrong one may have been added then, and nothing
  * outside of the segments is ever written, whatever the bytes. `message` is aligned to 4. */

@@ -51,44 +51,121 @@ void gg_scaled_difference(gg_device *device, size_t n, float scale, const float 
     device->table->weighted_sum(device, n, 1, &difference, &scale, out);
 }
 
-void gg_centre_difference(const gg_centre *s, size_t n, float scale, const float *to, float *base, void *out) {
-    gg_device *device = s->head.env.device;
-    _Alignas(64) float piece[GG_CENTRE_PIECE];
-    for (size_t at = 0; at < n; at += GG_CENTRE_PIECE) {
-        size_t m = n - at < GG_CENTRE_PIECE ? n - at : GG_CENTRE_PIECE;
-        gg_scaled_difference(device, m, scale, to + at, base + at, piece);
-        s->codec->encode(device, m, piece, gg_codec_at(s->codec, out, at));
-        s->codec->add(device, m, gg_codec_at(s->codec, out, at), base + at);
-    }
+/* Whether messages are differences to a base: what they do not say is part of the next ones. */
+static bool sends_differences(const gg_centre *s) { return s->packs || !s->codec->exact; }
+
+/* ---- differences ---- */
+
+/* The parameters of a chunk, whose offsets count from its first element. */
+static const gg_segment *segments_of(const gg_centre *s, int chunk, bool whole, int *count) {
+    const gg_bucket *b = &s->buckets.bucket[gg_buckets_of_chunk(&s->buckets, chunk)];
+    const gg_segments *segments = whole ? &s->whole : &s->segments;
+    const int first = segments->first_of_layer[b->first_layer];
+    *count = segments->first_of_layer[b->last_layer + 1] - first;
+    return segments->segment + first;
 }
 
-/* Whether messages are differences to a base: rounding errors then are part of the next ones. */
-static bool sends_differences(const gg_centre *s) { return !s->codec->exact; }
+/* Whether every element travels in a packed message: then it is of other segments. */
+static bool says_all(const gg_centre *s, int chunk, const void *message, size_t bytes) {
+    int count;
+    const gg_segment *whole = segments_of(s, chunk, true, &count);
+    return gg_packed_fits(whole, count, message, bytes);
+}
 
-/* Of a chunk, as it travels. */
-static size_t centre_bytes_of(const gg_centre *s, int chunk) { return s->buckets.chunk[chunk].count * s->codec->size; }
+gg_status gg_centre_read(gg_centre *s, const gg_centre_run *run, const void *message, size_t bytes, float factor,
+                         float *out) {
+    gg_device *device = s->head.env.device;
+    if (s->packs) {
+        int count;
+        const gg_segment *segment = segments_of(s, run->chunk, says_all(s, run->chunk, message, bytes), &count);
+        return gg_unpack_add(segment, count, message, bytes, factor, out);
+    }
+    if (factor == 1) {
+        s->codec->add(device, run->count, message, out);
+        return GG_OK;
+    }
+    _Alignas(64) float room[GG_CENTRE_PIECE];
+    for (size_t at = 0, n; at < run->count; at += n) {
+        n = run->count - at < GG_CENTRE_PIECE ? run->count - at : GG_CENTRE_PIECE;
+        const float *value = s->codec->view(device, n, gg_codec_at(s->codec, message, at), room);
+        gg_add_scaled(device, n, out + at, factor, value, out + at);
+    }
+    return GG_OK;
+}
+
+static gg_status tell_packed(gg_centre *s, gg_centre_run *run, float scale, const float *to, float *base) {
+    gg_packing packing = s->packing;
+    packing.segment = segments_of(s, run->chunk, run->whole, &packing.segments);
+    if (scale != 1) {
+        gg_scaled_difference(s->head.env.device, run->count, scale, to, base, s->target);
+        gg_add_scaled(s->head.env.device, run->count, base, 1.0f, s->target, s->target);
+        to = s->target;
+    }
+    return gg_pack_difference(&packing, to, base, run->answer, &run->answer_bytes);
+}
+
+gg_status gg_centre_tell(gg_centre *s, gg_centre_run *run, float scale, const float *to, float *base) {
+    gg_device *device = s->head.env.device;
+    _Alignas(64) float piece[GG_CENTRE_PIECE];
+    if (s->packs) return tell_packed(s, run, scale, to, base);
+    for (size_t at = 0, n; at < run->count; at += n) {
+        n = run->count - at < GG_CENTRE_PIECE ? run->count - at : GG_CENTRE_PIECE;
+        gg_scaled_difference(device, n, scale, to + at, base + at, piece);
+        s->codec->encode(device, n, piece, gg_codec_at(s->codec, run->answer, at));
+        s->codec->add(device, n, gg_codec_at(s->codec, run->answer, at), base + at);
+    }
+    run->answer_bytes = run->count * s->codec->size;
+    return GG_OK;
+}
+
+/* Of a chunk's message, at most; what is not packed has exactly so many. */
+static size_t centre_capacity(const gg_centre *s, int chunk) { return s->place[chunk + 1] - s->place[chunk]; }
+
+static gg_status centre_receive(gg_centre *s, int chunk, void *landing, int peer, gg_request *request) {
+    gg_transport *transport = s->head.env.transport;
+    const size_t capacity = centre_capacity(s, chunk);
+    return s->packs ? gg_receive(transport, landing, capacity, peer, GG_TAG_USER + chunk, request)
+                    : gg_receive_exact(transport, landing, capacity, peer, GG_TAG_USER + chunk, request);
+}
 
 /* ---- the server ---- */
 
-/* worker: the rank that asks. If it is this rank, nothing travels and nothing is rounded. */
-static gg_status centre_change(gg_centre *s, int chunk, int worker, const void *message, void *answer) {
+/* worker: the rank that asks. If it is this rank, nothing travels and nothing is rounded. *bytes: the message's, then
+ * the answer's. */
+static gg_status centre_change(gg_centre *s, int chunk, int worker, const void *message, void *answer, size_t *bytes) {
+    gg_status status = GG_OK;
     const gg_chunk *c = &s->buckets.chunk[chunk];
     const bool difference = sends_differences(s) && worker != s->head.env.transport->rank;
     float *weight = s->weight + (c->offset - s->begin);
     float *known = difference ? s->known + (size_t)worker * s->count + (c->offset - s->begin) : NULL;
-    for (size_t at = 0; at < c->count; at += GG_CENTRE_PIECE) {
+    if (difference && s->packs) {
+        gg_centre_run run = {.chunk = chunk,
+                             .count = c->count,
+                             .message = message,
+                             .message_bytes = *bytes,
+                             .answer = answer,
+                             .whole = says_all(s, chunk, message, *bytes)};
+        GG_TRY(s->rule->answer_difference(s, &run, weight, known));
+        *bytes = run.answer_bytes;
+    }
+    for (size_t at = 0; at < c->count && !(difference && s->packs); at += GG_CENTRE_PIECE) {
         size_t n = c->count - at < GG_CENTRE_PIECE ? c->count - at : GG_CENTRE_PIECE;
-        if (difference)
-            s->rule->answer_difference(s, n, weight + at, known + at, gg_codec_at(s->codec, message, at),
-                                       gg_codec_at(s->codec, answer, at));
+        gg_centre_run run = {.chunk = chunk,
+                             .count = n,
+                             .message = gg_codec_at(s->codec, message, at),
+                             .answer = gg_codec_at(s->codec, answer, at)};
+        if (difference) GG_TRY(s->rule->answer_difference(s, &run, weight + at, known + at));
         else s->rule->answer(s, n, weight + at, (const float *)message + at, (float *)answer + at);
     }
-    return gg_transport_compute(s->head.env.transport,
-                                (double)c->count * MODEL_BYTES_PER_ELEMENT / MODEL_BYTES_PER_SECOND);
+    GG_TRY(gg_transport_compute(s->head.env.transport,
+                                (double)c->count * MODEL_BYTES_PER_ELEMENT / MODEL_BYTES_PER_SECOND));
+cleanup:
+    return status;
 }
 
 static void *room_of(const gg_centre *s, int chunk, int worker) {
-    return gg_codec_at(s->codec, s->room, (size_t)worker * s->count + (s->buckets.chunk[chunk].offset - s->begin));
+    const size_t all = s->place[s->end_chunk] - s->place[s->first_chunk];
+    return s->room + (size_t)worker * all + (s->place[chunk] - s->place[s->first_chunk]);
 }
 
 static gg_request *served_of(const gg_centre *s, int chunk) {
@@ -108,22 +185,24 @@ static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     gg_request *served = served_of(s, chunk);
-    size_t bytes = centre_bytes_of(s, chunk);
-    int tag = GG_TAG_USER + chunk;
+    const int tag = GG_TAG_USER + chunk;
     for (int worker = 0; worker < s->workers; ++worker) {
         bool done = false;
         if (worker == transport->rank) continue;
         GG_TRY(gg_test(transport, &served[worker], &done));
         if (served[worker].state != GG_REQUEST_IDLE) continue;
-        GG_TRY(gg_receive_exact(transport, room_of(s, chunk, worker), bytes, worker, tag, &served[worker]));
+        GG_TRY(centre_receive(s, chunk, room_of(s, chunk, worker), worker, &served[worker]));
         *busy = true;
     }
     for (int worker; (worker = centre_earliest(s, served)) >= 0; *busy = true) {
         const void *message = served[worker].data;
         void *answer = room_of(s, chunk, worker);
+        size_t bytes = served[worker].bytes;
         bool landed = message == answer; /* the answer overwrites the message in its arena */
         if (landed) GG_TRY(gg_release(transport, &served[worker]));
-        GG_TRY(centre_change(s, chunk, worker, message, answer));
+        status = centre_change(s, chunk, worker, message, answer, &bytes);
+        GG_TRY(centre_at_bucket(s, gg_buckets_of_chunk(&s->buckets, chunk),
+                                gg_error_prefix(status, "message of rank %d: ", worker)));
         if (!landed) GG_TRY(gg_release(transport, &served[worker]));
         GG_TRY(gg_send(transport, answer, bytes, worker, tag, &served[worker]));
     }
@@ -160,6 +239,11 @@ static void share_statistics(gg_centre *s, const gg_chunk *chunk) {
     }
 }
 
+/* Where a chunk's message is made: it has room for float32, as which a rank sends to itself. */
+static void *message_of(const gg_centre *s, int chunk) {
+    return s->message + (s->packs ? s->place[chunk] : s->buckets.chunk[chunk].offset * sizeof(float));
+}
+
 static gg_status centre_ask(gg_centre *s, int bucket) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -168,35 +252,42 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
     s->next[bucket] = b->first_chunk;
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *c = &s->buckets.chunk[i];
-        float *message = s->message + c->offset;
+        void *message = message_of(s, i);
+        float *weight = gg_state_weights(s->head.env.state) + c->offset;
+        size_t bytes = centre_capacity(s, i);
         int server = server_of(s, i);
         if (s->rule->accumulates) share_statistics(s, c);
         GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* the answer has arrived, so this does not wait */
-        if (server == transport->rank || !sends_differences(s)) s->rule->ask(s, c->offset, c->count, message);
-        else
-            gg_centre_difference(s, c->count, 1.0f, gg_state_weights(s->head.env.state) + c->offset,
-                                 s->base + c->offset, message);
+        if (server != transport->rank && sends_differences(s)) {
+            gg_centre_run run = {
+                .chunk = i, .count = c->count, .answer = message, .whole = s->head.step < s->compression.warmup};
+            GG_TRY(gg_centre_tell(s, &run, 1.0f, weight, s->base + c->offset));
+            bytes = run.answer_bytes;
+        } else s->rule->ask(s, c->offset, c->count, message);
         if (server == transport->rank) {
-            GG_TRY(centre_change(s, i, server, message, message));
+            GG_TRY(centre_change(s, i, server, message, message, &bytes));
             s->rule->apply(s, c->offset, c->count, message);
+            if (s->packs) memcpy(s->base + c->offset, weight, c->count * sizeof(float));
         } else {
-            GG_TRY(gg_receive_exact(transport, gg_codec_at(s->codec, s->landing, c->offset), centre_bytes_of(s, i),
-                                    server, GG_TAG_USER + i, &s->answered[i]));
-            GG_TRY(gg_send(transport, message, centre_bytes_of(s, i), server, GG_TAG_USER + i, &s->asked[i]));
+            GG_TRY(centre_receive(s, i, s->landing + s->place[i], server, &s->answered[i]));
+            GG_TRY(gg_send(transport, message, bytes, server, GG_TAG_USER + i, &s->asked[i]));
         }
     }
 cleanup:
     return centre_at_bucket(s, bucket, status);
 }
 
-static void apply_answer(gg_centre *s, const gg_chunk *c, const void *answer) {
-    gg_device *device = s->head.env.device;
+static gg_status apply_answer(gg_centre *s, int chunk, const gg_request *answer) {
+    gg_status status = GG_OK;
+    const gg_chunk *c = &s->buckets.chunk[chunk];
+    const gg_centre_run run = {.chunk = chunk, .count = c->count};
     if (sends_differences(s)) {
-        s->codec->add(device, c->count, answer, gg_state_weights(s->head.env.state) + c->offset);
-        s->codec->add(device, c->count, answer, s->base + c->offset);
-    } else {
-        s->rule->apply(s, c->offset, c->count, answer);
-    }
+        GG_TRY(gg_centre_read(s, &run, answer->data, answer->bytes, 1.0f,
+                              gg_state_weights(s->head.env.state) + c->offset));
+        GG_TRY(gg_centre_read(s, &run, answer->data, answer->bytes, 1.0f, s->base + c->offset));
+    } else s->rule->apply(s, c->offset, c->count, answer->data);
+cleanup:
+    return gg_error_prefix(status, "answer of rank %d: ", server_of(s, chunk));
 }
 
 /* Applies the answers that have arrived; with `wait`, all outstanding ones. */
@@ -206,7 +297,6 @@ static gg_status apply_bucket_answers(gg_centre *s, int bucket, bool wait) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     if (s->next[bucket] == b->end_chunk) goto cleanup;
     for (; s->next[bucket] < b->end_chunk; ++s->next[bucket]) {
-        const gg_chunk *c = &s->buckets.chunk[s->next[bucket]];
         gg_request *answer = &s->answered[s->next[bucket]];
         bool done = true;
         if (wait) GG_TRY(gg_strategy_wait(&s->head, answer));
@@ -214,7 +304,7 @@ static gg_status apply_bucket_answers(gg_centre *s, int bucket, bool wait) {
         if (!done) goto cleanup;
         if (answer->state == GG_REQUEST_IDLE) continue; /* its server is this rank */
         gg_flight_arrived(&s->flight[bucket], answer->when, answer->bytes);
-        apply_answer(s, c, answer->data);
+        GG_TRY(apply_answer(s, s->next[bucket], answer));
         GG_TRY(gg_release(transport, answer));
     }
     gg_flight_end(&s->flight[bucket], &s->head, "centre", b->first_layer, b->last_layer);
@@ -224,7 +314,7 @@ cleanup:
 
 /* ---- the strategy ---- */
 
-/* Every worker sends every server its initial weights. */
+/* Every worker sends every server its base, which is what the weights begin with or have been loaded with. */
 static gg_status centre_introduce(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -232,7 +322,7 @@ static gg_status centre_introduce(gg_centre *s) {
         for (int server = first_server(s); server < transport->size; ++server) {
             int first, end;
             size_t begin, count = centre_part_of(s, server, &first, &end, &begin);
-            float *data = gg_state_weights(s->head.env.state) + begin;
+            float *data = s->base + begin;
             if (worker == server || count == 0) continue;
             if (server == transport->rank) data = s->known + (size_t)worker * count;
             GG_TRY(gg_transfer(transport, data, count * sizeof(float), worker, server));
@@ -246,8 +336,11 @@ static gg_status begin_together(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     const double from = gg_transport_now(transport);
+    double introducing = s->packs ? s->introduces : sends_differences(s);
     transport->service = (gg_service){0};
-    if (sends_differences(s)) GG_TRY(centre_introduce(s));
+    if (s->packs) GG_TRY(gg_allreduce_doubles(transport, &introducing, 1));
+    if (introducing > 0) GG_TRY(centre_introduce(s));
+    s->introduces = false;
     GG_TRY(gg_barrier(transport));
     transport->service = (gg_service){.serve = centre_serve, .context = s};
     gg_strategy_waited(&s->head, from);
@@ -255,16 +348,41 @@ cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
 
+/* After settling a worker's weights are those of its last answer, unless others have been loaded since. With
+ * compression they are those and what has not been sent. */
+static void find_base(gg_centre *s) {
+    const gg_state *state = s->head.env.state;
+    if (!s->packs) memcpy(s->base, gg_state_weights(state), state->count * sizeof(float));
+    else if (!s->base_known)
+        gg_add_scaled(s->head.env.device, state->count, gg_state_weights(state), -1.0f, gg_state_residue(state),
+                      s->base);
+    s->introduces |= !s->base_known;
+    s->base_known = true;
+}
+
+static bool all_zero(const float *data, size_t count) {
+    for (size_t i = 0; i < count; ++i)
+        if (data[i] != 0) return false;
+    return true;
+}
+
+/* A checkpoint loads the weights first; one that has no base gives zeros for it. */
+static void centre_loaded(gg_strategy *strategy, int arena) {
+    gg_centre *s = (gg_centre *)strategy;
+    const gg_state *state = strategy->env.state;
+    if (arena == GG_WEIGHTS) s->base_known = false;
+    else if (state->arena[arena].data == s->base) s->base_known = !all_zero(s->base, state->count);
+    s->introduces = true;
+}
+
 gg_status gg_centre_begin(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gg_centre *s = (gg_centre *)strategy;
-    const gg_state *state = strategy->env.state;
+    if (s->base != NULL && !s->stepped) find_base(s);
     /* On another rank the receives of a centre before this one may still be posted. */
     if (strategy->env.transport->service.serve == NULL || (sends_differences(s) && !s->stepped))
         GG_TRY(begin_together(s));
     gg_buckets_begin(&s->buckets);
-    /* After settling a worker's weights are those of its last answer, unless others have been loaded since. */
-    if (s->base != NULL && !s->stepped) memcpy(s->base, gg_state_weights(state), state->count * sizeof(float));
     s->stepped = s->unreported = true;
 cleanup:
     return status;
@@ -329,8 +447,8 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
     if (!s->stepped) goto cleanup;
-    int rounds =
-        s->rule->accumulates && centre_trains(s) ? (sends_differences(s) ? DIFFERENCE_ROUNDS : 1) - !s->unreported : 0;
+    const int differences = sends_differences(s) && !s->packs ? DIFFERENCE_ROUNDS : 1;
+    int rounds = s->rule->accumulates && centre_trains(s) ? differences - !s->unreported : 0;
     GG_TRY(centre_receive_all(s));
     for (; rounds > 0; --rounds) {
         for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(centre_ask(s, bucket));
@@ -342,10 +460,13 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     GG_TRY(gg_barrier(transport));
     gg_strategy_waited(strategy, begin);
     if (s->workers < transport->size) {
-        GG_TRY(centre_gather(s, s->message));
+        GG_TRY(centre_gather(s, (float *)(void *)s->message));
         if (!centre_trains(s))
             memcpy(gg_state_weights(strategy->env.state), s->message, strategy->env.state->count * sizeof(float));
     }
+    if (s->packs && centre_trains(s))
+        gg_add_scaled(strategy->env.device, strategy->env.state->count, gg_state_weights(strategy->env.state), -1.0f,
+                      s->base, gg_state_residue(strategy->env.state));
     s->stepped = s->unreported = false;
 cleanup:
     return gg_strategy_at_all(strategy, status);
@@ -374,7 +495,12 @@ void gg_centre_destroy(gg_strategy *strategy) {
     gg_message_free(transport, s->message);
     gg_state_destroy(&strategy->env);
     gg_free(s->landing);
-    gg_free(s->base);
+    if (!s->packs) gg_free(s->base);
+    gg_segments_destroy(&s->segments);
+    gg_segments_destroy(&s->whole);
+    gg_free(s->packing.scratch);
+    gg_free(s->target);
+    gg_free(s->place);
     gg_free(s->asked);
     gg_free(s->answered);
     gg_free(s->next);
@@ -410,9 +536,12 @@ static gg_status make_worker(gg_centre *s) {
     gg_status status = GG_OK;
     size_t count = s->head.env.state->count, chunks = (size_t)s->buckets.chunk_count,
            buckets = (size_t)s->buckets.count;
-    GG_TRY(gg_message_alloc(s->head.env.transport, count * sizeof(float), "messages to the centre", &s->message));
-    GG_TRY(gg_calloc(count, s->codec->size, "landing arena", &s->landing));
-    if (s->rule->accumulates || sends_differences(s))
+    const size_t bytes = s->place[chunks], floats = count * sizeof(float); /* to itself a rank sends float32 */
+    GG_TRY(gg_message_alloc(s->head.env.transport, bytes > floats ? bytes : floats, "messages to the centre",
+                            &s->message));
+    GG_TRY(gg_calloc(1, bytes, "landing arena", &s->landing));
+    if (s->packs) s->base = s->head.env.state->arena[gg_state_find(s->head.env.state, "base")].data;
+    else if (s->rule->accumulates || sends_differences(s))
         GG_TRY(gg_calloc(count, sizeof(float), "weights of the last answer", &s->base));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->asked));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->answered));
@@ -428,11 +557,62 @@ static gg_status make_server(gg_centre *s) {
     s->count = centre_part_of(s, s->head.env.transport->rank, &s->first_chunk, &s->end_chunk, &s->begin);
     if (s->count == 0) goto cleanup;
     GG_TRY(gg_calloc(s->count, sizeof(float), "centre", &s->weight));
-    GG_TRY(gg_calloc((size_t)s->workers * s->count, s->codec->size, "answers of the centre", &s->room));
+    GG_TRY(gg_calloc((size_t)s->workers, s->place[s->end_chunk] - s->place[s->first_chunk], "answers of the centre",
+                     &s->room));
     if (sends_differences(s))
         GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "copies of the workers' bases", &s->known));
     GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request),
                      "requests of a server", &s->served));
+cleanup:
+    return status;
+}
+
+/* Segments of whole layers, by the chunks they are in. */
+static void count_from_chunks(const gg_centre *s, gg_segments *segments) {
+    for (int i = 0; i < segments->count; ++i) {
+        gg_segment *segment = &segments->segment[i];
+        const int bucket = s->buckets.bucket_of_layer[segment->layer];
+        segment->offset -= s->buckets.chunk[s->buckets.bucket[bucket].first_chunk].offset;
+    }
+}
+
+static gg_status make_packing(gg_centre *s) {
+    gg_status status = GG_OK;
+    const gg_compression none = {0};
+    size_t most = 0, scratch = 0;
+    GG_TRY(gg_segments_create(s->head.env.graph, &s->compression, &s->segments));
+    GG_TRY(gg_segments_create(s->head.env.graph, &none, &s->whole));
+    count_from_chunks(s, &s->segments);
+    count_from_chunks(s, &s->whole);
+    for (int chunk = 0; chunk < s->buckets.chunk_count; ++chunk) {
+        int count;
+        const gg_segment *segment = segments_of(s, chunk, false, &count);
+        const size_t bytes = gg_pack_scratch_bytes(segment, count), elements = s->buckets.chunk[chunk].count;
+        if (bytes > scratch) scratch = bytes;
+        if (elements > most) most = elements;
+    }
+    s->packing = (gg_packing){.compression = &s->compression, .device = s->head.env.device, .counts = &s->counts};
+    GG_TRY(gg_alloc(scratch, "scratch of packing", &s->packing.scratch));
+    GG_TRY(gg_alloc(most * sizeof *s->target, "target of a chunk", &s->target));
+    s->head.compression_counts = &s->counts;
+    s->head.loaded = centre_loaded;
+cleanup:
+    return status;
+}
+
+static gg_status place_messages(gg_centre *s) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_calloc((size_t)s->buckets.chunk_count + 1, sizeof *s->place, "places of messages", &s->place));
+    for (int chunk = 0; chunk < s->buckets.chunk_count; ++chunk) {
+        size_t bytes = s->buckets.chunk[chunk].count * s->codec->size;
+        for (int whole = 0; s->packs && whole < 2; ++whole) {
+            int count;
+            const gg_segment *segment = segments_of(s, chunk, whole, &count);
+            const size_t packed = gg_packed_capacity(segment, count, &s->compression);
+            if (packed > bytes) bytes = packed;
+        }
+        s->place[chunk + 1] = s->place[chunk] + (s->packs ? (bytes + 63) / 64 * 64 : bytes);
+    }
 cleanup:
     return status;
 }
@@ -455,10 +635,20 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     /* Chunks are small enough that each server owns a part, if the model is large enough. */
     size_t servers = (size_t)s->servers, lanes = env->state->count / GG_LANES;
     size_t part = (lanes + servers - 1) / servers * GG_LANES * sizeof(float);
-    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes,
-                             part < options->chunk_bytes ? part : options->chunk_bytes, &s->buckets));
+    const unsigned residue = gg_residue_wanted(options, env);
+    s->packs = residue != 0;
+    if (s->packs) { /* bins and scales do not cross messages */
+        s->compression = options->compression;
+        GG_TRY(gg_buckets_create(env->graph, part < options->bucket_bytes ? part : options->bucket_bytes, SIZE_MAX,
+                                 &s->buckets));
+        GG_TRY(make_packing(s));
+    } else {
+        GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes,
+                                 part < options->chunk_bytes ? part : options->chunk_bytes, &s->buckets));
+    }
+    GG_TRY(place_messages(s));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
-    GG_TRY(gg_state_create(env, 0));
+    GG_TRY(gg_state_create(env, residue | (s->packs ? GG_WITH_BASE : 0)));
     GG_TRY(make_worker(s));
     GG_TRY(make_server(s));
     *out = &s->head;

@@ -8,7 +8,8 @@
  *
  * Either way every exchange preserves c plus the sum over the ranks of w, to the rounding of float32, and with a codec
  * that is not exact as well: the rounded s moves both sides, and where a sum of them is rounded again, the weights of
- * one rank absorb the difference. */
+ * one rank absorb the difference. With compression both sides move by what is sent of s; the rest of it is in w - c
+ * still, of which the next s is made. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -34,14 +35,13 @@ static void elastic_apply(gg_centre *s, size_t at, size_t n, const float *answer
 }
 
 /* The answer is -s, rounded. The centre changes by the rounded value, so c and w change by the same amount. */
-static void elastic_answer_difference(gg_centre *s, size_t n, float *weight, float *known, const void *message,
-                                      void *answer) {
-    gg_device *device = s->head.env.device;
-    _Alignas(64) float pull[GG_CENTRE_PIECE];
-    s->codec->add(device, n, message, known);
-    gg_centre_difference(s, n, s->alpha, weight, known, answer);
-    s->codec->decode(device, n, answer, pull);
-    gg_add_scaled(device, n, weight, -1.0f, pull, weight);
+static gg_status elastic_answer_difference(gg_centre *s, gg_centre_run *run, float *weight, float *known) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_centre_read(s, run, run->message, run->message_bytes, 1.0f, known));
+    GG_TRY(gg_centre_tell(s, run, s->alpha, weight, known));
+    GG_TRY(gg_centre_read(s, run, run->answer, run->answer_bytes, -1.0f, weight));
+cleanup:
+    return status;
 }
 
 static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE,
@@ -58,9 +58,31 @@ typedef struct elastic {
     float *pull;   /* -s; message memory */
     float *centre; /* the same bits on every rank */
     float *ones;   /* one a rank */
+    /* With compression only: */
+    float *unsent; /* of the force; NULL: all of it is sent */
+    float *sent;   /* -s, then as much of it as was sent */
+    gg_compression_counts counts;
     int64_t period;
     float alpha;
 } elastic;
+
+/* What is not sent of a force moves neither side. It is still in w - c, of which the next force is made, so it is not
+ * added to that one once more. */
+static gg_status elastic_reduce(elastic *s) {
+    gg_status status = GG_OK;
+    const gg_strategy_env *env = &s->head.env;
+    const size_t count = env->state->count;
+    if (s->unsent != NULL) {
+        memset(s->unsent, 0, count * sizeof(float));
+        memcpy(s->sent, s->pull, count * sizeof(float));
+    }
+    GG_TRY(gg_reduction_run_all(s->reduction, s->pull, s->ones));
+    if (s->unsent == NULL) goto cleanup;
+    gg_add_scaled(env->device, count, s->sent, -1.0f, s->unsent, s->sent);
+    gg_add_scaled(env->device, count, gg_state_weights(env->state), 1.0f, s->sent, gg_state_weights(env->state));
+cleanup:
+    return status;
+}
 
 static gg_status elastic_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
@@ -71,8 +93,7 @@ static gg_status elastic_end(gg_strategy *strategy) {
     if ((strategy->step + 1) % s->period != 0) goto cleanup;
     gg_scaled_difference(env->device, state->count, s->alpha, s->centre, gg_state_weights(state), s->pull);
     gg_flight_begin(&flight, strategy, -1);
-    GG_TRY(gg_reduction_start(s->reduction, s->pull, s->ones));
-    GG_TRY(gg_reduction_finish(s->reduction));
+    GG_TRY(elastic_reduce(s));
     gg_flight_complete(&flight, strategy);
     gg_flight_end_all(&flight, strategy, "elastic force");
     gg_add_scaled(env->device, state->count, s->centre, -1.0f, s->pull, s->centre);
@@ -98,6 +119,8 @@ static void elastic_destroy(gg_strategy *strategy) {
     gg_state_destroy(&strategy->env);
     gg_free(s->centre);
     gg_free(s->ones);
+    gg_free(s->unsent);
+    gg_free(s->sent);
     gg_free(s);
 }
 
@@ -122,13 +145,20 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     GG_TRY(gg_calloc(env->state->count, sizeof(float), "centre", &s->centre));
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
+    if (gg_residue_wanted(options, env) != 0) {
+        GG_TRY(gg_alloc(env->state->count * sizeof(float), "unsent force", &s->unsent));
+        GG_TRY(gg_alloc(env->state->count * sizeof(float), "sent force", &s->sent));
+        s->head.compression_counts = &s->counts;
+    }
     /* The reduction adds what this rank sends to its weights, so both sides move by the same. */
     GG_TRY(gg_reduction_create(&s->head, options,
                                &(gg_reduction_run){.group = env->transport,
                                                    .count = env->state->count,
                                                    .tag = GG_TAG_ALLREDUCE,
-                                                   .applied = gg_state_weights(env->state),
-                                                   .rest = gg_state_weights(env->state)},
+                                                   .applied = s->unsent == NULL ? gg_state_weights(env->state) : NULL,
+                                                   .rest = gg_state_weights(env->state),
+                                                   .residue = s->unsent,
+                                                   .counts = &s->counts},
                                &s->reduction));
     *out = &s->head;
 cleanup:

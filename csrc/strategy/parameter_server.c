@@ -26,12 +26,13 @@ static void parameter_server_apply(gg_centre *s, size_t at, size_t n, const floa
     memcpy(s->base + at, answer, n * sizeof(float));
 }
 
-static void parameter_server_answer_difference(gg_centre *s, size_t n, float *weight, float *known, const void *message,
-                                               void *answer) {
-    gg_device *device = s->head.env.device;
-    s->codec->add(device, n, message, weight);
-    s->codec->add(device, n, message, known);
-    gg_centre_difference(s, n, 1.0f, weight, known, answer);
+static gg_status parameter_server_answer_difference(gg_centre *s, gg_centre_run *run, float *weight, float *known) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_centre_read(s, run, run->message, run->message_bytes, 1.0f, weight));
+    GG_TRY(gg_centre_read(s, run, run->message, run->message_bytes, 1.0f, known));
+    GG_TRY(gg_centre_tell(s, run, 1.0f, weight, known));
+cleanup:
+    return status;
 }
 
 static const gg_centre_rule rule = {.table = GG_CENTRE_TABLE,
