@@ -5,7 +5,7 @@
     python benchmarks/compression.py tasks --tasks lenet --modes dense strict --selections local --take 10000
     python benchmarks/compression.py gossip --ranks 8 32 --json gossip.json --plot gossip.png
     python benchmarks/compression.py peers --json peers.json --plot peers.png             (needs PyTorch)
-    gossipgrad run -n 2 benchmarks/compression.py tasks --tasks lenet
+    gossipgrad run -n 2 benchmarks/compression.py tasks --tasks lenet      (or gossip)
 
 tasks: every task with AllReduce, dense and by AdaComp's modes, on --ranks of a virtual cluster, or on all ranks under
 mpiexec; accuracy (char_lstm: loss, higgs: AUC), what it differs from dense with the same seed, the ratio of bytes as a
@@ -273,7 +273,7 @@ def tasks(arguments: argparse.Namespace, results: Results) -> None:
     rows += [(mode, "local") for mode in arguments.modes if mode != "dense" and "local" in arguments.selections]
     rows += [("exact", "cyclic")] * ("cyclic" in arguments.selections)
     found: dict[str, dict[str, list[Record]]] = {}
-    ranks = launcher_world_size() or arguments.ranks[0]
+    ranks = arguments.ranks[0]
     for name in arguments.tasks:
         found[name] = {}
         for seed in range(arguments.seeds):
@@ -349,6 +349,8 @@ def gossip(arguments: argparse.Namespace, results: Results) -> None:
                     return train(name, strategy, how, ranks, seed, arguments.epochs, arguments.take, replicas=True)
 
                 found[ranks].setdefault(label, []).append(results.run(what, run))
+        if launcher_rank():
+            continue
         factor, digits, title = figure(measured)
         dense = statistics.mean(one["bytes"] for one in next(iter(found[ranks].values())))
         lines = []
@@ -362,7 +364,7 @@ def gossip(arguments: argparse.Namespace, results: Results) -> None:
         first = next(iter(found[ranks]))
         head = ["", title, "of the replicas", "worst", "distance", "kB a rank and step", f"{first}: times as many"]
         table(head, lines)
-    if arguments.plot:
+    if arguments.plot and not launcher_rank():
         drawn, axes = panels(2 * len(found))
         for i, (ranks, rows) in enumerate(found.items()):
             factor, _, title = figure(measured)
@@ -459,6 +461,8 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="runs, written one by one; those that it has are not run again")
     parser.add_argument("--plot", metavar="FILE", help="a picture (matplotlib)")
     arguments = parser.parse_args()
+    if launcher_world_size():
+        arguments.ranks = [launcher_world_size()]
     arguments.tasks = arguments.tasks or (list(TASKS) if arguments.part == "tasks" else ["lenet"])
     {"tasks": tasks, "gossip": gossip, "peers": peers}[arguments.part](arguments, Results(arguments.json))
 

@@ -1,14 +1,14 @@
 """A slow network on one machine: network namespaces joined by a bridge whose links carry --rate each way.
 
     python benchmarks/slow_network.py --ranks 2 4 --rounds 3 --torch-python python        (as root; Linux)
-    python benchmarks/slow_network.py --rates 1gbit 100mbit --only no-exchange "allreduce, adacomp" "ddp gloo"
+    python benchmarks/slow_network.py --rate 1gbit 100mbit --only no-exchange "allreduce, adacomp" "ddp gloo"
 
 Trains a network of fully connected layers (784-2048-2048-10, 5.8 M weights) on random images with each contestant in
 turn, `--rounds` times, one process a namespace, one thread each, and prints for each the medians: the step, what the
 compute thread waited in it, samples a second over all ranks, the bytes and messages that a rank sends in a step, and
 the step over the one without exchange in the same round. PyTorch's DistributedDataParallel (gloo, static graph, buckets
 as gradient views; with and without its bfloat16 hook) runs in the same rounds where --torch-python names an interpreter
-that has torch, and with its PowerSGD hook too, which compresses from the second step on. --rates measures at several
+that has torch, and with its PowerSGD hook too, which compresses from the second step on. --rate measures at several
 rates one after the other. What was set up is taken away at the end, also after an error, an interrupt or SIGTERM.
 """
 
@@ -286,7 +286,7 @@ def measure_ddp(hosts: Hosts, label: str, steps: int, python: str, port: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rates", nargs="+", default=["1gbit"], help="of each link, each way, in tc's units")
+    parser.add_argument("--rate", nargs="+", default=["1gbit"], help="of each link, each way, in tc's units")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", nargs="+", choices=[*OURS, *PEERS], help="contestants; default: all")
@@ -310,7 +310,7 @@ def main() -> None:
         file.write(AGENT)
     os.chmod(file.name, 0o755)
     try:
-        for rate, ranks in itertools.product(arguments.rates, arguments.ranks):
+        for rate, ranks in itertools.product(arguments.rate, arguments.ranks):
             found: dict[str, list[dict]] = {label: [] for label in wanted}
             with Hosts(ranks, rate) as hosts:
                 for i in range(arguments.rounds):
