@@ -229,9 +229,10 @@ struct gg_allreduce {
     size_t count, own; /* of the sum under way, of this rank's slice */
     int tag;
     gg_allreduce_form form;
-    char *reply;   /* displaces: message memory, own elements for each rank */
-    float *exact;  /* displaces, rest: the sum of the own slice, not rounded */
-    char *landing; /* own elements for each rank */
+    const gg_codec *back; /* of the sum */
+    char *reply;          /* displaces: message memory, own elements for each rank */
+    float *exact;         /* displaces, rest: the sum of the own slice, not rounded */
+    char *landing;        /* own elements for each rank */
     const void **source;
     gg_request *receives, *scattered, *gathered; /* one a rank each */
     stage stage;
@@ -279,6 +280,7 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
         made->form.memory = made->form.rest = NULL;
         made->form.displaces = false;
     }
+    made->back = made->form.exact_sum ? gg_codec_of(GG_FLOAT32) : made->form.codec;
     made->own = collective_slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", &made->source));
     if (p > 1 && !made->by_mpi) {
@@ -336,9 +338,14 @@ static void *sent_at(const gg_allreduce *allreduce, size_t at) {
     return gg_codec_at(allreduce->form.codec, base, at);
 }
 
+/* The same of the sum. */
+static void *sum_at(const gg_allreduce *allreduce, size_t at) {
+    return allreduce->form.exact_sum ? allreduce->data + at : sent_at(allreduce, at);
+}
+
 /* Copies n elements of the sum into the data. */
 static void collective_accept(gg_allreduce *allreduce, size_t at, size_t n, const void *sum) {
-    const gg_codec *codec = allreduce->form.codec;
+    const gg_codec *codec = allreduce->back;
     if (allreduce->form.displaces) codec->add(allreduce->device, n, sum, allreduce->data + at);
     else codec->decode(allreduce->device, n, sum, allreduce->data + at);
 }
@@ -347,7 +354,7 @@ static void collective_accept(gg_allreduce *allreduce, size_t at, size_t n, cons
 static void *sum_for(const gg_allreduce *allreduce, int to) {
     size_t begin = 0, own = collective_slice(allreduce, allreduce->transport->rank, &begin);
     return allreduce->form.displaces ? gg_codec_at(allreduce->form.codec, allreduce->reply, (size_t)to * own)
-                                     : sent_at(allreduce, begin);
+                                     : sum_at(allreduce, begin);
 }
 
 /* Rounds the sum of the own slice, n elements from `begin` on, and adds the difference to the rest. */
@@ -370,7 +377,7 @@ static void sum_own(gg_allreduce *allreduce) {
     size_t begin = 0, own = collective_slice(allreduce, allreduce->transport->rank, &begin);
     if (allreduce->exact == NULL) {
         codec->sum(device, own, p, allreduce->source, allreduce->scale, allreduce->data + begin,
-                   sent_at(allreduce, begin));
+                   allreduce->form.exact_sum ? NULL : sent_at(allreduce, begin));
         return;
     }
     codec->sum(device, own, p, allreduce->source, allreduce->scale, allreduce->exact, NULL);
@@ -471,7 +478,7 @@ static gg_status add_own(gg_allreduce *allreduce) {
         if (i != rank) GG_TRY(gg_release(transport, &allreduce->receives[i]));
     for (int i = 1; i < p; ++i) {
         int to = (rank + i) % p;
-        GG_TRY(gg_send(transport, sum_for(allreduce, to), own * allreduce->form.codec->size, to, allreduce->tag,
+        GG_TRY(gg_send(transport, sum_for(allreduce, to), own * allreduce->back->size, to, allreduce->tag,
                        &allreduce->gathered[to]));
     }
 cleanup:
@@ -522,7 +529,7 @@ static gg_status collective_advance(gg_allreduce *allreduce, bool wait) {
             /* The slice may be written only after `from` has read it. */
             GG_TRY(collective_reach(allreduce, &allreduce->scattered[from], wait, &done));
             if (done && n > 0)
-                GG_TRY(gg_receive_exact(transport, sent_at(allreduce, at), n * allreduce->form.codec->size, from,
+                GG_TRY(gg_receive_exact(transport, sum_at(allreduce, at), n * allreduce->back->size, from,
                                         allreduce->tag, &allreduce->receives[from]));
             break;
         default:

@@ -51,6 +51,8 @@ typedef struct gg_allreduce_form {
                        the finish. NULL: the codec is exact, and values travel from where they lie */
     float *applied; /* NULL, or `count` elements, the caller's, to which the start adds what this rank sends */
     float *rest;    /* NULL, or `count` elements, the caller's; written before the sum is there */
+    bool exact_sum; /* the sum travels as float32, from where the data lie, whatever the codec: the same bits on every
+                       rank, and what `rest` is for is not lost. rest must be NULL, and displaces false */
     bool displaces; /* creation and destruction are collective then; rest must be NULL */
 } gg_allreduce_form;
 

@@ -6,7 +6,8 @@
  *
  * CYCLIC [after ScaleCom, Chen et al. 2020, arXiv 2104.11125]: in step t rank t mod p chooses the elements from its own
  * residue, and tells the others which they are. All send their own values there, which are reduced as dense ones are:
- * so the sum is as sparse as one rank's message, and what a rank sends does not grow with p.
+ * so the sum is as sparse as one rank's message, and what a rank sends does not grow with p. The sum is not rounded:
+ * in whose residue that would be would depend on how messages are cut.
  *
  * Parameters that travel whole are in LOCAL's messages if they are small; the others are reduced as without
  * compression, since messages to all would be p/2 times the bytes. What is small is said of each parameter alone, so
@@ -59,7 +60,6 @@ typedef struct packed_reduction {
     gg_allreduce *sum; /* of the chosen values */
     float *values;     /* message memory: those of this rank, then their sum */
     void *travelling;  /* message memory: the values as they travel; NULL: the codec is exact */
-    float *rest;       /* what the sum of this rank's slice was rounded by; NULL: the codec is exact */
     size_t chosen;     /* how many values there are in this step */
     float *ones;       /* one a rank */
     /* Of what is reduced whole: */
@@ -213,10 +213,7 @@ static gg_status start_values(packed_reduction *s, bool wait, bool *done) {
     memset(gg_codec_at(s->codec, values, s->chosen), 0, (padded - s->chosen) * s->codec->size);
     if (s->applied != NULL)
         gg_unpack_values_add(s->sorted, s->n, choice_of(s), s->codec->dtype, values, 1.0f, s->applied - s->offset);
-    if (s->travelling != NULL) {
-        s->codec->decode(s->owner->env.device, padded, values, s->values);
-        memset(s->rest, 0, padded * sizeof *s->rest);
-    }
+    if (s->travelling != NULL) s->codec->decode(s->owner->env.device, padded, values, s->values);
     s->head.bytes += padded * s->codec->size;
     GG_TRY(gg_allreduce_start_some(s->sum, s->values, padded, s->ones));
     s->stage = SUMMING;
@@ -224,14 +221,12 @@ cleanup:
     return status;
 }
 
-/* What the rank that added a value rounded its sum by goes back into that rank's residue. */
 static gg_status add_values(packed_reduction *s, bool wait, bool *done) {
     gg_status status = GG_OK;
     if (wait) GG_TRY(gg_allreduce_wait(s->sum));
     else GG_TRY(gg_allreduce_poll(s->sum, done));
     if (!*done) goto cleanup;
     gg_unpack_values_add(s->sorted, s->n, choice_of(s), GG_FLOAT32, s->values, 1.0f, packed_base(s));
-    if (s->rest != NULL) gg_unpack_values_add(s->sorted, s->n, choice_of(s), GG_FLOAT32, s->rest, -1.0f, s->residue);
     GG_TRY(gg_release(s->group, &s->arrived[s->next]));
     s->stage = DELIVERED;
 cleanup:
@@ -319,7 +314,6 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_message_free(s->owner->env.transport, s->travelling);
     gg_message_free(s->owner->env.transport, s->values);
     gg_message_free(s->owner->env.transport, s->message);
-    gg_free(s->rest);
     gg_free(s->ones);
     gg_free(s->landing);
     gg_free(s->sent);
@@ -340,12 +334,10 @@ static gg_status create_cyclic(packed_reduction *s) {
     GG_TRY(gg_message_alloc(transport, s->count * sizeof *s->values, "chosen values", &s->values));
     GG_TRY(gg_calloc((size_t)p, sizeof *s->ones, "shares", &s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
-    if (!s->codec->exact) {
+    if (!s->codec->exact)
         GG_TRY(gg_message_alloc(transport, s->count * s->codec->size, "chosen values that travel", &s->travelling));
-        GG_TRY(gg_alloc(s->count * sizeof *s->rest, "rounding of chosen values", &s->rest));
-    }
     GG_TRY(gg_allreduce_create(s->group, s->owner->env.device, s->count, s->tag,
-                               &(gg_allreduce_form){.codec = s->codec, .memory = s->travelling, .rest = s->rest},
+                               &(gg_allreduce_form){.codec = s->codec, .memory = s->travelling, .exact_sum = true},
                                GG_COLLECTIVES_OWN, &s->sum));
     gg_strategy_watch(s->owner, s->sum);
 cleanup:
