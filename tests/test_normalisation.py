@@ -162,6 +162,15 @@ def test_batch_norm_of_one_value_is_an_error_in_training(shape):
         batch_norm_run(None, x, parameters_of(seeded(1), 5))
 
 
+def test_a_cluster_survives_a_batch_that_is_refused():
+    net = gg.Sequential([gg.BatchNorm1d(), gg.Linear(2)], input=(3,))
+    x, y = np.ones((2, 3), np.float32), np.zeros(2, np.int32)
+    with gg.Trainer(net, comm=gg.VirtualCluster(2)) as trainer:
+        with pytest.raises(ValueError, match="more than one value"):
+            trainer.train_step([x[:1], x], [y[:1], y])
+        assert np.isfinite(trainer.train_step([x, x], [y, y])).all()
+
+
 def test_batch_norm_has_the_same_bits_on_any_number_of_threads():
     rng = seeded("threads")
     x, grad, parameters = float32(rng, 64, 5, 32, 32), float32(rng, 64, 5, 32, 32), parameters_of(rng, 5)

@@ -81,9 +81,14 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
  * is freed. */
 void gg_replica_destroy(gg_replica *replica);
 
-/* Gives the data to train on and builds the plans of every batch size that an epoch has. Retains the set. Errors are
- * the same on all ranks, but for those of the set itself. Collective. */
+/* Gives the data to train on. Retains the set. Errors are the same on all ranks, but for those of the set itself.
+ * Collective. */
 gg_status gg_replica_begin(gg_replica *replica, const gg_dataset *set, const gg_data_options *data);
+/* Builds the plans of every batch size that an epoch of these data has, and of batches of n samples. Not collective. */
+gg_status gg_replica_plan_epoch(gg_replica *replica);
+gg_status gg_replica_plan_batch_of(gg_replica *replica, int64_t n);
+/* There is no data to train on. */
+void gg_replica_forget_data(gg_replica *replica);
 int64_t gg_replica_epoch_steps(const gg_replica *replica);
 /* Samples that are shuffled among the ranks are where they are after epochs 0 to epoch - 1 on this set with this batch.
  * Collective. */

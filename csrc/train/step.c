@@ -295,18 +295,30 @@ cleanup:
 
 gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_options *data) {
     gg_status status = GG_OK;
-    gg_plan *plan = NULL;
     if (!r->failed) GG_TRY(gg_batches_settle(&r->data));
     const gg_dataset limited = gg_limited_set(r->options.graph, r->options.head, set);
     GG_TRY(gg_batches_begin(&r->data, &limited, data));
-    for (int64_t t = 0; gg_replica_trains(r) && t < gg_loader_steps(r->data.loader); ++t)
-        GG_TRY(training_plan(r, gg_loader_batch(r->data.loader, r->options.transport->rank, t), &plan));
 cleanup:
-    if (status != GG_OK) { /* no rank trains on data that another one does not have */
-        gg_loader_destroy(r->data.loader);
-        r->data.loader = NULL;
-    }
+    if (status != GG_OK) gg_replica_forget_data(r);
     return status;
+}
+
+gg_status gg_replica_plan_batch_of(gg_replica *r, int64_t n) {
+    gg_plan *plan;
+    return gg_replica_trains(r) ? training_plan(r, n, &plan) : GG_OK;
+}
+
+gg_status gg_replica_plan_epoch(gg_replica *r) {
+    gg_status status = GG_OK;
+    for (int64_t t = 0; t < gg_loader_steps(r->data.loader); ++t)
+        GG_TRY(gg_replica_plan_batch_of(r, gg_loader_batch(r->data.loader, r->options.transport->rank, t)));
+cleanup:
+    return status;
+}
+
+void gg_replica_forget_data(gg_replica *r) {
+    gg_loader_destroy(r->data.loader);
+    r->data.loader = NULL;
 }
 
 int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->data.loader ? gg_loader_steps(r->data.loader) : 0; }

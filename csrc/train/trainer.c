@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/parallel.h"
 #include "comm/collective.h"
 #include "train/limits.h"
 
@@ -96,6 +97,12 @@ gg_status gg_trainer_begin(gg_trainer *t, const gg_dataset *const *sets, const g
     gg_status status = GG_OK;
     GG_TRY(check_sets(t, sets));
     GG_TRY(gg_team_run(t->team, trainer_begin, &(begin_call){.trainer = t, .sets = sets, .data = data}));
+    /* After the run, because ranks that fail in one stay failed: a batch size that is refused is no end of the ranks.
+     */
+    const gg_float_mode former = gg_parallel_enter();
+    for (int i = 0; status == GG_OK && i < t->local; ++i) status = gg_replica_plan_epoch(t->replica[i]);
+    gg_parallel_leave(former);
+    for (int i = 0; status != GG_OK && i < t->local; ++i) gg_replica_forget_data(t->replica[i]); /* all, or none */
 cleanup:
     return status;
 }
@@ -241,7 +248,14 @@ cleanup:
 }
 
 gg_status gg_trainer_step(gg_trainer *t, const gg_given *given, double *losses) {
-    return gg_team_run(t->team, trainer_step, &(step_call){.trainer = t, .given = given, .losses = losses});
+    gg_status status = GG_OK;
+    const gg_float_mode former = gg_parallel_enter();
+    for (int i = 0; status == GG_OK && i < t->local; ++i)
+        status = gg_replica_plan_batch_of(t->replica[i], given[i].n); /* before any rank runs, as in gg_trainer_begin */
+    gg_parallel_leave(former);
+    if (status == GG_OK)
+        status = gg_team_run(t->team, trainer_step, &(step_call){.trainer = t, .given = given, .losses = losses});
+    return status;
 }
 
 typedef struct bench_call {
