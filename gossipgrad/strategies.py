@@ -203,8 +203,8 @@ class GossipGraD(Strategy):
                   m times fewer bytes, and less work, also in shared memory. Nothing is lost, no memory is needed, and
                   the mean of the replicas is preserved as with whole buckets. The partners change every m steps, so
                   that each slice meets every partner: what an update learns reaches all ranks within m * k steps. None:
-                  1, whole buckets. With "weights+momentum" the momentum's slices travel with the weights'. Not with
-                  "gradients", nor with push_sum.
+                  1, whole buckets. With "weights+momentum" the momentum's slices travel with the weights'; with
+                  push_sum every slice has scalars of its own. Not with "gradients".
     mix           "displacement": w += (received - sent) / 2, which preserves the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
     hierarchical  gossip between nodes: inside a node gradients are averaged by a layer-wise all-reduce, each rank's
@@ -326,17 +326,11 @@ class GossipGraD(Strategy):
             store(self, slices=USUAL_SLICES if self.slices is None else self.slices)
             if self.slices == 1:
                 raise ValueError("slices=1 with exchange='slices': allowed: at least 2, or exchange='weights'")
-        if (self.slices or 1) > 1:
-            if self.exchange == "gradients":
-                raise ValueError(
-                    f"slices={self.slices} with exchange='gradients', which pulls no replicas together: "
-                    "allowed: 'auto', 'weights+momentum', 'weights', 'slices'"
-                )
-            if self.push_sum:
-                raise ValueError(
-                    f"slices={self.slices} with push_sum=True: a rank has one scalar for all of its weights, and "
-                    "every slice would need its own; allowed: slices=1"
-                )
+        if (self.slices or 1) > 1 and self.exchange == "gradients":
+            raise ValueError(
+                f"slices={self.slices} with exchange='gradients', which pulls no replicas together: "
+                "allowed: 'auto', 'weights+momentum', 'weights', 'slices'"
+            )
 
     def settings(self) -> dict[str, Any]:
         made = super().settings()

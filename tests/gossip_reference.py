@@ -134,7 +134,7 @@ class Simulation:
             self.slice_of = slices_of(like, strategy.bucket_bytes or 1 << 20, self.m)
         self.p = len(weights)
         self.t = 0
-        self.scalar = np.ones(self.p)
+        self.scalar = np.ones((self.m, self.p))  # push_sum: of each slice
         self.pending = None  # staleness 1: (sources, what was sent) of the last step; push_sum: what to add
         self.pending_moments = None  # the same of v and s
 
@@ -164,12 +164,16 @@ class Simulation:
         topology = gg.strategies.core_topology(self.strategy.topology)
         move = np.eye(self.p)  # column: from, row: to
         for rank in range(self.p):
-            to, _ = _core.partners(topology, self.p, self.t, rank, self.strategy.rotate, self.seed)
+            to, _ = _core.partners(topology, self.p, self.t // self.m, rank, self.strategy.rotate, self.seed)
             if to >= 0:
                 move[rank, rank] = move[to, rank] = 0.5
-        x = [move @ (self.scalar[:, None] * value) for value in values]
-        self.scalar = move @ self.scalar
-        return [one / self.scalar[:, None] for one in x]
+        due = self.t % self.m
+        x = [move @ (self.scalar[due][:, None] * value) for value in values]
+        self.scalar[due] = move @ self.scalar[due]
+        there = [one / self.scalar[due][:, None] for one in x]
+        if self.m == 1:
+            return there
+        return [np.where(self.slice_of == due, one, value) for one, value in zip(there, values, strict=True)]
 
     def update(self, g):
         o = self.optimizer

@@ -62,7 +62,10 @@ def gradients_of():
     return Gradients(small_net())
 
 
-@pytest.mark.parametrize("options", [{}, {"staleness": 1}, {"exchange": "gradients"}, {"push_sum": True}], ids=repr)
+OF_NODES = [{}, {"staleness": 1}, {"exchange": "gradients"}, {"push_sum": True}, {"slices": 3}]
+
+
+@pytest.mark.parametrize("options", [*OF_NODES, {"slices": 2, "staleness": 1}], ids=repr)
 @pytest.mark.parametrize(("p", "asked", "size"), [(4, 2, 2), (6, 2, 2), (6, 4, 2), (6, 3, 3), (8, 2, 2)])
 def test_nodes_gossip_with_their_mean_gradient(p, asked, size, options, gradients_of):
     """Against the simulation of plain gossip whose ranks are the nodes."""
@@ -73,7 +76,8 @@ def test_nodes_gossip_with_their_mean_gradient(p, asked, size, options, gradient
     for rank in range(p):  # ranks of a node start alike
         trainer.core.load_arena("weight", unflat(weights[rank // size * size], trainer.weights(0)), rank)
         trainer.core.load_arena("momentum", unflat(momentum[rank // size * size], trainer.weights(0)), rank)
-    simulation = Simulation(weights[::size], momentum[::size], OPTIMIZERS["momentum"], strategy, trainer.seed)
+    like = trainer.weights(0)
+    simulation = Simulation(weights[::size], momentum[::size], OPTIMIZERS["momentum"], strategy, trainer.seed, like)
     for _ in range(7):
         x, y = small_batches(generator, p, sizes=(5, 3, 8))
         samples = np.array([len(batch) for batch in x])

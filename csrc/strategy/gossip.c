@@ -37,6 +37,7 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
             "fewer slices or larger buckets",
             gossip->slices, gossip->buckets.count, gossip->sliced.chunk_count, MOST_SLICED);
     GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "slices of buckets", &gossip->current));
+    GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "slices of buckets", &gossip->last));
     GG_TRY(gg_calloc((size_t)gossip->sliced.chunk_count, sizeof(int), "counts of layers", &gossip->pieces));
     GG_TRY(gg_calloc((size_t)gossip->sliced.chunk_count, sizeof(int), "counts of layers", &gossip->left));
     GG_TRY(gg_calloc((size_t)gossip->sliced.count, sizeof(int), "counts of chunks", &gossip->posted));
@@ -52,18 +53,42 @@ void gg_gossip_deinit(gg_gossip *gossip) {
     gg_buckets_destroy(&gossip->sliced);
     gg_buckets_destroy(&gossip->buckets);
     gg_free(gossip->current);
+    gg_free(gossip->last);
     gg_free(gossip->pieces);
     gg_free(gossip->left);
     gg_free(gossip->posted);
     gg_free(gossip->order);
-    gossip->current = gossip->pieces = gossip->left = gossip->posted = gossip->order = NULL;
+    gossip->current = gossip->last = gossip->pieces = gossip->left = gossip->posted = gossip->order = NULL;
 }
 
 void gg_gossip_begin(gg_gossip *gossip) {
-    gg_schedule_at(&gossip->schedule, gossip->head.step / gossip->slices, gossip->head.env.transport->rank,
-                   &gossip->send_to, &gossip->receive_from);
+    gg_schedule_at(&gossip->schedule, gg_gossip_round(gossip), gossip->head.env.transport->rank, &gossip->send_to,
+                   &gossip->receive_from);
     gg_buckets_begin(&gossip->buckets);
     memcpy(gossip->left, gossip->pieces, (size_t)gossip->sliced.chunk_count * sizeof(int));
+}
+
+gg_gossip_run gg_gossip_cut(const gg_gossip *gossip, int bucket, size_t at, size_t end) {
+    gg_gossip_run piece = {.run.offset = at};
+    size_t next[2];
+    piece.last = gg_buckets_chunk_at(&gossip->sliced, gossip->last[bucket], at, &next[0]);
+    piece.current = gg_buckets_chunk_at(&gossip->sliced, gossip->current[bucket], at, &next[1]);
+    const size_t first = next[0] < next[1] ? next[0] : next[1];
+    piece.run.count = (first < end ? first : end) - at;
+    return piece;
+}
+
+/* Elements of a layer up to `at` are updated: whether that was the chunk's last piece. */
+static bool chunk_updated(gg_gossip *gossip, int chunk, size_t at, size_t end) {
+    if (chunk < 0) return false;
+    const gg_chunk *whole = &gossip->sliced.chunk[chunk];
+    return (at == end || at == whole->offset + whole->count) && --gossip->left[chunk] == 0;
+}
+
+void gg_gossip_updated(gg_gossip *gossip, const gg_gossip_run *piece, size_t end, bool *last, bool *current) {
+    const size_t at = piece->run.offset + piece->run.count;
+    *last = chunk_updated(gossip, piece->last, at, end);
+    *current = piece->current == piece->last ? *last : chunk_updated(gossip, piece->current, at, end);
 }
 
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece) {

@@ -17,6 +17,7 @@ typedef struct gg_gossip {
     int slices;            /* of a bucket */
     gg_buckets sliced;     /* the slices of all buckets, which are exchanged; with one each, they are the buckets */
     int *current; /* a bucket: its slice that is exchanged in this step, or, before its first update, in the last */
+    int *last;    /* a bucket: the slice that was exchanged before the current one; this step's update mixes it in */
     int *pieces;  /* a chunk: the layers that have a part of it */
     int *left;    /* a chunk: those of them whose gradient is not final yet in this step */
     int *posted;  /* a slice: the chunks of its last exchange that have been posted */
@@ -49,18 +50,30 @@ static inline bool gg_gossip_exchanges(const gg_gossip *gossip) {
     return gossip->send_to >= 0 && gossip->receive_from >= 0;
 }
 
+/* The step of the schedule: it turns when every slice has been exchanged. */
+static inline int64_t gg_gossip_round(const gg_gossip *gossip) { return gossip->head.step / gossip->slices; }
+
 /* The slice of a bucket that this step exchanges. */
 static inline int gg_gossip_due(const gg_gossip *gossip, int bucket) {
     return bucket * gossip->slices + (int)(gossip->head.step % gossip->slices);
 }
 
-/* A layer's elements up to `end` are updated: true for its last piece of a chunk, if the chunk's other layers are
- * updated as well; -1: no chunk. */
-static inline bool gg_gossip_chunk_done(gg_gossip *gossip, int chunk, size_t end, size_t layer_end) {
-    if (chunk < 0) return false;
-    const gg_chunk *whole = &gossip->sliced.chunk[chunk];
-    return (end == layer_end || end == whole->offset + whole->count) && --gossip->left[chunk] == 0;
+/* A bucket's first update of a step is next: its last slice is what was current, and its current slice what is due. */
+static inline void gg_gossip_turn(gg_gossip *gossip, int bucket) {
+    gossip->last[bucket] = gossip->current[bucket];
+    gossip->current[bucket] = gg_gossip_due(gossip, bucket);
 }
+
+/* A run of a layer within one chunk of its bucket's last slice, or outside of it, and so of the current slice. */
+typedef struct gg_gossip_run {
+    gg_chunk run;
+    int last, current; /* chunks; -1: outside. With one slice both are the same */
+} gg_gossip_run;
+
+/* The piece that begins at element `at` of a layer, whose elements end at `end`. */
+gg_gossip_run gg_gossip_cut(const gg_gossip *gossip, int bucket, size_t at, size_t end);
+/* A piece of a layer is updated: whether all layers' pieces of its chunks are, of the last and the current slice. */
+void gg_gossip_updated(gg_gossip *gossip, const gg_gossip_run *piece, size_t end, bool *last, bool *current);
 
 /* The part of chunk i inside a slice; false if there is none. */
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece);

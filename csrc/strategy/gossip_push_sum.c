@@ -48,7 +48,7 @@ typedef struct gossip_push_sum {
     int most;                      /* messages to this rank in a step, at most; at least 1 */
     gg_stream *stream[KINDS];      /* `most` of each kind: number i receives from sender i; number 0 also sends */
     arrivals arrivals[2];          /* of this step at `turn`, of the one before at 1 - turn */
-    const arrivals **pending;      /* per bucket: messages that are posted and not mixed yet; NULL: none */
+    const arrivals **pending;      /* per bucket, of its current slice: posted and not mixed yet; NULL: none */
     int *next;                     /* per bucket: the first chunk that is not mixed yet (staleness 0) */
     int turn;                      /* the snapshot arena that this step writes */
     float *rounded[KINDS];         /* the current elements of a snapshot, decoded; NULL: the codec is exact */
@@ -63,8 +63,13 @@ static float *push_sum_arena(const gossip_push_sum *g, int kind) {
     return kind == WEIGHT ? gg_state_weights(state) : gg_state_moment(state, kind - MOMENT);
 }
 
+/* The snapshot arena that this step writes; of several slices there is one. */
+static int push_sum_snapshot(const gossip_push_sum *g) { return g->gossip.slices > 1 ? 0 : g->turn; }
+
 /* ---- the schedule ---- */
 
+/* Every slice has scalars of its own, which depend on how often it has been exchanged. In each step of the schedule all
+ * slices are, one after the other, so scalars before and after that step are those of all. */
 static void turn_scalars_to(gossip_push_sum *g, int64_t step) {
     if (step < g->scalar_step) {
         for (int r = 0; r < g->gossip.schedule.size; ++r) g->scalar[r] = 1;
@@ -84,11 +89,12 @@ static gg_status push_sum_begin(gg_strategy *strategy) {
     gg_schedule *schedule = &g->gossip.schedule;
     arrivals *in = &g->arrivals[g->turn];
     int rank = strategy->env.transport->rank;
+    const int64_t step = gg_gossip_round(&g->gossip);
     gg_gossip_begin(&g->gossip);
-    turn_scalars_to(g, strategy->step);
-    in->turn = g->turn;
+    turn_scalars_to(g, step);
+    in->turn = push_sum_snapshot(g);
     in->count = 0;
-    for (int from = -1; (from = gg_schedule_next_sender(schedule, strategy->step, rank, from)) >= 0; ++in->count) {
+    for (int from = -1; (from = gg_schedule_next_sender(schedule, step, rank, from)) >= 0; ++in->count) {
         in->sender[in->count] = from;
         in->share[in->count] = (float)(g->scalar[from] / 2 / g->scalar_after[rank]);
     }
@@ -134,9 +140,10 @@ cleanup:
 static gg_status push_sum_mix_next(gossip_push_sum *g, int bucket) {
     const arrivals *in = g->pending[bucket];
     int chunk = g->next[bucket]++;
-    add_rounding_error(g, in, &g->gossip.buckets.chunk[chunk]);
-    for (int kind = 0; kind < g->kinds; ++kind) push_sum_mix(g, in, kind, chunk, &g->gossip.buckets.chunk[chunk]);
-    if (g->next[bucket] == g->gossip.buckets.bucket[bucket].end_chunk) g->pending[bucket] = NULL;
+    const gg_chunk *whole = &g->gossip.sliced.chunk[chunk];
+    add_rounding_error(g, in, whole);
+    for (int kind = 0; kind < g->kinds; ++kind) push_sum_mix(g, in, kind, chunk, whole);
+    if (g->next[bucket] == g->gossip.sliced.bucket[g->gossip.current[bucket]].end_chunk) g->pending[bucket] = NULL;
     return push_sum_release(g, in, chunk);
 }
 
@@ -144,7 +151,7 @@ static gg_status wait_received(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
     for (int kind = 0; kind < g->kinds; ++kind)
         for (int i = 0; i < g->pending[bucket]->count; ++i)
-            GG_TRY(gg_stream_wait_received(&g->stream[kind][i], bucket));
+            GG_TRY(gg_stream_wait_received(&g->stream[kind][i], g->gossip.current[bucket]));
 cleanup:
     return status;
 }
@@ -196,40 +203,44 @@ cleanup:
  * until the messages that the update mixes in are complete. */
 static gg_status push_sum_prepare(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
-    for (int kind = 0; kind < g->kinds; ++kind) GG_TRY(gg_stream_wait_sent(g->stream[kind], bucket, g->turn));
+    for (int kind = 0; kind < g->kinds; ++kind)
+        GG_TRY(gg_stream_wait_sent(g->stream[kind], gg_gossip_due(&g->gossip, bucket), push_sum_snapshot(g)));
     if (g->pending[bucket] != NULL) GG_TRY(wait_received(g, bucket));
+    gg_gossip_turn(&g->gossip, bucket);
 cleanup:
     return status;
 }
 
-/* Updates a piece of a layer that lies within one chunk, and writes its snapshot. */
-static void push_sum_update(gossip_push_sum *g, int bucket, int chunk, const gg_chunk *piece) {
+/* Updates a piece of a layer, mixes in what has arrived for it, and writes its snapshot. */
+static void push_sum_update(gossip_push_sum *g, int bucket, const gg_gossip_run *cut) {
+    const gg_chunk *piece = &cut->run;
+    const int chunk = cut->last;
     gg_strategy *strategy = &g->gossip.head;
     gg_device *device = strategy->env.device;
-    const arrivals *in = g->pending[bucket];
+    const arrivals *in = chunk >= 0 ? g->pending[bucket] : NULL;
     if (in != NULL) add_rounding_error(g, in, piece);
     for (int kind = MOMENT; in != NULL && kind < g->kinds; ++kind) push_sum_mix(g, in, kind, chunk, piece);
     gg_strategy_update(strategy, piece->offset, piece->count, gg_state_gradients(strategy->env.state) + piece->offset);
     if (in != NULL) push_sum_mix(g, in, WEIGHT, chunk, piece);
-    for (int kind = 0; kind < g->kinds; ++kind) {
+    for (int kind = 0; kind < g->kinds && cut->current >= 0; ++kind)
         g->gossip.codec->encode(device, piece->count, push_sum_arena(g, kind) + piece->offset,
-                                gg_stream_snapshot(g->stream[kind], g->turn, piece->offset));
-    }
+                                gg_stream_snapshot(g->stream[kind], push_sum_snapshot(g), piece->offset));
 }
 
 /* After the last update of a bucket in a step: releases the messages that were mixed in and sends the new snapshot. */
 static gg_status push_sum_finish(gossip_push_sum *g, int bucket) {
     gg_status status = GG_OK;
-    const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
+    const int slice = g->gossip.current[bucket];
+    const gg_bucket *last = &g->gossip.sliced.bucket[g->gossip.last[bucket]], *b = &g->gossip.sliced.bucket[slice];
     const arrivals *in = &g->arrivals[g->turn];
-    for (int i = b->first_chunk; g->pending[bucket] != NULL && i < b->end_chunk; ++i)
+    const bool sends = g->gossip.send_to >= 0; /* a rank that only sends still has the rounding error */
+    for (int i = last->first_chunk; g->pending[bucket] != NULL && i < last->end_chunk; ++i)
         GG_TRY(push_sum_release(g, g->pending[bucket], i));
-    g->pending[bucket] =
-        in->count > 0 || g->gossip.send_to >= 0 ? in : NULL; /* a rank that only sends still has the rounding error */
+    g->pending[bucket] = b->end_chunk > b->first_chunk && (in->count > 0 || sends) ? in : NULL;
     g->next[bucket] = b->first_chunk;
     for (int kind = 0; kind < g->kinds; ++kind) {
-        for (int i = 0; i < in->count; ++i) GG_TRY(gg_stream_receive(&g->stream[kind][i], bucket, in->sender[i]));
-        if (g->gossip.send_to >= 0) GG_TRY(gg_stream_send(g->stream[kind], bucket, g->turn, g->gossip.send_to));
+        for (int i = 0; i < in->count; ++i) GG_TRY(gg_stream_receive(&g->stream[kind][i], slice, in->sender[i]));
+        if (sends) GG_TRY(gg_stream_send(g->stream[kind], slice, in->turn, g->gossip.send_to));
     }
 cleanup:
     return status;
@@ -238,13 +249,14 @@ cleanup:
 static gg_status push_sum_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_push_sum *g = (gossip_push_sum *)strategy;
-    int bucket = g->gossip.buckets.bucket_of_layer[layer];
-    const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
+    const int bucket = g->gossip.buckets.bucket_of_layer[layer];
+    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    const size_t end = slice->offset + slice->count;
     if (gg_buckets_untouched(&g->gossip.buckets, bucket)) GG_TRY(push_sum_prepare(g, bucket));
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
-        gg_chunk piece;
-        if (gg_gossip_piece(&g->gossip, i, gg_graph_layer(strategy->env.graph, layer), &piece))
-            push_sum_update(g, bucket, i, &piece);
+    for (size_t at = slice->offset; at < end;) {
+        const gg_gossip_run piece = gg_gossip_cut(&g->gossip, bucket, at, end);
+        push_sum_update(g, bucket, &piece);
+        at += piece.run.count;
     }
     if (gg_buckets_layer_ready(&g->gossip.buckets, layer)) GG_TRY(push_sum_finish(g, bucket));
 cleanup:
@@ -318,12 +330,13 @@ static int most_arrivals(gg_schedule *schedule, int rank) {
 
 static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) {
     gg_status status = GG_OK;
+    const int arenas = g->gossip.slices > 1 ? 1 : 2;
     GG_TRY(gg_calloc((size_t)g->most, sizeof(gg_stream), "streams", &g->stream[kind]));
     if (!g->gossip.codec->exact)
         GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", &g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
         /* Messages of one kind have the same tags, from every sender. */
-        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, kind, i == 0 ? 2 : 0, g->gossip.codec,
+        GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.sliced, kind, i == 0 ? arenas : 0, g->gossip.codec,
                                 &g->stream[kind][i]));
         g->stream[kind][i].name = name;
     }

@@ -34,8 +34,7 @@ typedef struct gossip_weights {
     gg_gossip gossip;
     int parts; /* the first so many of PARTS are exchanged */
     exchanged part[PARTS];
-    int *last; /* a bucket: its slice that was exchanged before the current one, and that this step's update mixes in */
-    int turn;  /* the snapshot arena that this step writes; of several slices there is one */
+    int turn; /* the snapshot arena that this step writes; of several slices there is one */
 } gossip_weights;
 
 static bool gossip_weights_stale(const gossip_weights *g) { return g->gossip.options.staleness == 1; }
@@ -125,8 +124,7 @@ static gg_status gossip_weights_prepare(gossip_weights *g, int bucket) {
         if (i == WEIGHT && !gossip_weights_stale(g)) GG_TRY(gossip_weights_complete(g, part, last));
         else GG_TRY(gg_stream_wait_received(&part->stream, last));
     }
-    g->last[bucket] = last;
-    g->gossip.current[bucket] = due;
+    gg_gossip_turn(&g->gossip, bucket);
     g->gossip.posted[due] = 0;
     for (int i = 0; i < g->parts; ++i) g->part[i].mixed[due] = 0;
 cleanup:
@@ -164,20 +162,18 @@ static void *gossip_weights_copy(const gossip_weights *g, const exchanged *part,
     return gg_stream_snapshot(&part->stream, g->turn, offset);
 }
 
-/* Updates a piece of a layer. It lies within one chunk of the slice that was exchanged last, or outside of it, and so
- * of the slice that is due; -1: outside. With one slice both are the same. */
-static void gossip_weights_update(gossip_weights *g, int last, int due, const gg_chunk *piece) {
+static void gossip_weights_update(gossip_weights *g, const gg_gossip_run *piece) {
     const gg_strategy_env *env = &g->gossip.head.env;
-    const size_t at = piece->offset;
+    const size_t at = piece->run.offset;
     gg_update update = {.step = g->gossip.head.step,
                         .offset = at,
-                        .count = piece->count,
+                        .count = piece->run.count,
                         .owned_offset = at,
                         .gradient = gg_state_gradients(env->state) + at,
                         .wire = g->gossip.codec->dtype};
     for (int i = 0; i < g->parts; ++i) {
-        update.received[i] = gossip_weights_received(&g->part[i], last, at);
-        update.copy[i] = gossip_weights_copy(g, &g->part[i], due, at);
+        update.received[i] = gossip_weights_received(&g->part[i], piece->last, at);
+        update.copy[i] = gossip_weights_copy(g, &g->part[i], piece->current, at);
     }
     if (g->gossip.options.mix == GG_MIX_HALVES) update_halves(g, &update);
     else gg_updater_apply(env->updater, env->device, env->state, &update);
@@ -216,16 +212,13 @@ static gg_status gossip_weights_ready(gg_strategy *strategy, int layer) {
 
     if (gg_buckets_untouched(&gossip->buckets, bucket)) GG_TRY(gossip_weights_prepare(g, bucket));
     for (size_t at = slice->offset; at < end;) {
-        size_t next[2];
-        const int last = gg_buckets_chunk_at(&gossip->sliced, g->last[bucket], at, &next[0]);
-        const int due = gg_buckets_chunk_at(&gossip->sliced, gossip->current[bucket], at, &next[1]);
-        const size_t first = next[0] < next[1] ? next[0] : next[1], until = first < end ? first : end;
-        gossip_weights_update(g, last, due, &(gg_chunk){at, until - at});
-        const bool mixed = gg_gossip_chunk_done(gossip, last, until, end);
-        if (mixed) GG_TRY(gossip_weights_release(g, last));
-        if (due == last ? mixed : gg_gossip_chunk_done(gossip, due, until, end))
-            GG_TRY(gossip_weights_post(g, gossip->current[bucket], due));
-        at = until;
+        const gg_gossip_run piece = gg_gossip_cut(gossip, bucket, at, end);
+        bool last, current;
+        gossip_weights_update(g, &piece);
+        gg_gossip_updated(gossip, &piece, end, &last, &current);
+        if (last) GG_TRY(gossip_weights_release(g, piece.last));
+        if (current) GG_TRY(gossip_weights_post(g, gossip->current[bucket], piece.current));
+        at += piece.run.count;
     }
     (void)gg_buckets_layer_ready(&gossip->buckets, layer);
 cleanup:
@@ -257,7 +250,6 @@ static void gossip_weights_destroy(gg_strategy *strategy) {
         gg_stream_destroy(&g->part[i].stream);
         gg_free(g->part[i].mixed);
     }
-    gg_free(g->last);
     gg_state_destroy(&strategy->env);
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
@@ -285,7 +277,6 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
         if (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) parts += gg_state_moments(env->state);
     }
     g->parts = parts;
-    GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "slices of buckets", &g->last));
     for (int i = 0; i < parts; ++i) {
         GG_TRY(gg_calloc((size_t)g->gossip.sliced.count, sizeof(int), "counts of chunks", &g->part[i].mixed));
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.sliced, i, arenas, g->gossip.codec, &g->part[i].stream));

@@ -23,11 +23,6 @@ static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks)
             "slices: %d with exchange 'gradients', which pulls no replicas together; allowed are 'weights+momentum' "
             "and 'weights'",
             options->slices);
-    if (options->slices > 1 && options->push_sum)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "slices: %d with push_sum True: a rank has one scalar for all of its weights, which slices would need "
-                "each; allowed is 1",
-                options->slices);
     status = gg_strategy_check_sizes(options);
 cleanup:
     return status;
