@@ -120,7 +120,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     """Go on from a checkpoint of the same network and number of ranks.
 
     Moments are those of one kind of optimiser: where the checkpoint is of another, they begin at zero, and Adam counts
-    its updates from here. A residue goes on with other options of compression, too: what travels whole takes it along.
+    its updates from here. A residue goes on with other options of compression, too, if all of it will still be sent.
     """
     name = os.fspath(path)
     net, team = replicas.net, replicas.team
@@ -180,8 +180,9 @@ def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:
 
 
 def _check_residue(replicas: Replicas, saved: _Saved, residue: Arrays, where: str) -> None:
-    """CheckpointError where a rank's residue means something else here."""
-    if not residue or RESIDUE not in replicas.core.arenas():
+    """CheckpointError where a rank's residue means something else here, or would partly never be sent."""
+    compression = replicas.compression
+    if not residue or compression is None or RESIDUE not in replicas.core.arenas():
         return
     theirs = strategies.BY_NAME[saved.settings["strategy"]]
     if theirs.residue != replicas.strategy.residue:
@@ -189,6 +190,14 @@ def _check_residue(replicas: Replicas, saved: _Saved, residue: Arrays, where: st
             f"{where}: its residue is of {theirs.residue} (strategy {theirs.name!r}), here it is of "
             f"{replicas.strategy.residue} ({replicas.strategy.name!r}); net.load_weights loads the weights alone"
         )
+    packed = compression.packed(replicas.net)
+    for key, array in residue.items():
+        if key not in packed and array.any():
+            raise CheckpointError(
+                f"{where}: {key} has a residue, and compression={compression.name!r} as it is here sends it whole, "
+                "without one: what has not been sent would be lost; allowed: bin_size, dense and dense_below that "
+                "compress it, as those of the checkpoint"
+            )
 
 
 def _restore_exchange(replicas: Replicas, saved: Record) -> None:

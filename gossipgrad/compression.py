@@ -72,7 +72,9 @@ class AdaComp:
                  leaves out has the default: 50 for "conv", 500 for the others. 0: this family is not compressed. Bins
                  of less than 64 elements need 8 bits an element that is sent, others 16, and mode="exact" the values as
                  well.
-    factor       at least 1: how much more the new gradient counts in the choice. 1.5 to 3 work.
+    factor       at least 1: how much more the new gradient counts in the choice. The larger it is, the more is sent,
+                 and the closer training is to that without compression. None: 2, with selection="cyclic" 4. 1.5 to 3
+                 work well with "local".
     mode         what is sent of a chosen element. "strict": sign(G) * s, as in the paper, with one s a parameter.
                  "safe": the same, but only where |G| >= s / 2: quiet bins do not overshoot. "exact": G itself.
                  None: "strict", with selection="cyclic" "exact", which is the only one there.
@@ -83,7 +85,8 @@ class AdaComp:
     warmup       so many steps at the beginning of training send everything.
     selection    "local": each rank chooses for itself, so what a rank receives grows with the ranks. "cyclic": in turns
                  one rank chooses, and all send these elements, so their sum is as small for any number of ranks (Chen
-                 et al., "ScaleCom", 2020).
+                 et al., "ScaleCom", 2020). What one rank does not choose waits longer than what none of all chooses:
+                 with a small factor, a high rate and momentum, training can diverge.
 
     The residue is one more copy of the model on each rank. Checkpoints have it, so a resumed run has the same bits.
     """
@@ -99,10 +102,16 @@ class AdaComp:
             read=_read_bin_size,
         ),
     )
-    factor: float = field(default=2.0, metadata=about("how much more the new gradient counts in the choice"))
+    factor: float | None = field(
+        default=None,
+        metadata=about("how much more the new gradient counts in the choice", default="2, with selection cyclic 4"),
+    )
     mode: Mode | None = field(
         default=None,
-        metadata=about("what is sent of an element: its sign, the same with care, its value", default="strict"),
+        metadata=about(
+            "what is sent of an element: its sign, the same with care, its value",
+            default="strict, with selection cyclic exact",
+        ),
     )
     values: Values = field(default="bfloat16", metadata=about("with mode exact: the type of values"))
     dense: tuple[Part, ...] | Part = field(
@@ -120,10 +129,11 @@ class AdaComp:
     def __post_init__(self) -> None:
         selection = choice("selection", self.selection, SELECTIONS)
         mode = ("exact" if selection == "cyclic" else "strict") if self.mode is None else self.mode
+        factor = (4.0 if selection == "cyclic" else 2.0) if self.factor is None else self.factor
         store(
             self,
             bin_size=_bin_size(self.bin_size),
-            factor=number("factor", self.factor, 1.0),
+            factor=number("factor", factor, 1.0),
             mode=choice("mode", mode, MODES),
             values=choice("values", self.values, VALUES),
             dense=parts("dense", self.dense),

@@ -84,6 +84,30 @@ def drawn_strategy(generator: np.random.Generator, p: int) -> strategies.Strateg
             continue
 
 
+def drawn_compression(generator: np.random.Generator, strategy: strategies.Strategy) -> gg.AdaComp | None:
+    """Of what the strategy sends, where that goes: None for some."""
+    try:
+        strategy.check_compression("adacomp")
+    except ValueError:
+        return None
+    if strategy.name in ("gossipgrad", "elastic-averaging", "parameter-server"):
+        return None
+    cyclic = generator.random() < 0.3
+    exact = {"mode": "exact", "values": str(generator.choice(["bfloat16", "float32"]))}
+    how = exact if cyclic or generator.random() < 0.4 else {"mode": str(generator.choice(["strict", "safe"]))}
+    parts = [(), ("bias",), ("bias", "norm")]
+    made = gg.AdaComp(
+        bin_size={"conv": int(generator.choice([0, 1, 5, 63, 64])), "linear": int(generator.choice([1, 7, 100]))},
+        factor=float(generator.choice([1.0, 1.5, 3.0])),
+        dense=parts[generator.integers(len(parts))],
+        dense_below=int(generator.choice([0, 20])),
+        warmup=int(generator.choice([0, 0, 3])),
+        selection="cyclic" if cyclic else "local",
+        **how,
+    )
+    return made if generator.random() < 0.8 else None
+
+
 @dataclasses.dataclass
 class Configuration:
     number: int
@@ -93,6 +117,7 @@ class Configuration:
         self.p = int(generator.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 13]))
         self.strategy = drawn_strategy(generator, self.p)
         self.cluster = self._cluster(generator)
+        self.compression = drawn_compression(np.random.default_rng([self.number, 3]), self.strategy)
         momentum = float(generator.choice([0.0, 0.9]))
         if generator.random() < 0.25:
             self.optimizer: gg.SGD | gg.Adam | gg.LARS = gg.Adam(
@@ -137,8 +162,9 @@ class Configuration:
 
     def __str__(self) -> str:
         return (
-            f"number {self.number}: {self.strategy}, {self.cluster}, {self.optimizer}, layers {self.widths}"
-            f"{' behind a convolution' if self.convolution else ''}, batch {self.batch}, {self.samples} samples"
+            f"number {self.number}: {self.strategy}, {self.compression}, {self.cluster}, {self.optimizer}, "
+            f"layers {self.widths}{' behind a convolution' if self.convolution else ''}, batch {self.batch}, "
+            f"{self.samples} samples"
             f"{', weighted' if self.weighted else ''}, shards {self.shard}"
         )
 
@@ -153,8 +179,8 @@ class Configuration:
 
     def trainer(self, optimizer: gg.SGD | gg.Adam | gg.LARS, statistics: bool = True) -> gg.Trainer:
         """statistics: those that move whatever the learning rate is are wanted as well."""
-        net, strategy = self.net(statistics), self.strategy
-        return gg.Trainer(net, optimizer=optimizer, strategy=strategy, seed=self.seed, comm=self.cluster, timeout=60)
+        how = {"strategy": self.strategy, "compression": self.compression, "seed": self.seed, "comm": self.cluster}
+        return gg.Trainer(self.net(statistics), optimizer=optimizer, timeout=60, **how)
 
     def data(self) -> gg.Dataset:
         generator = np.random.default_rng(self.number)
