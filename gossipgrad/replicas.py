@@ -547,7 +547,7 @@ class Replicas:
         nodes = self.strategy.partners_on(self.team)
         facts = _core.schedule(topology, nodes[0], rotate, self.seed)
         if (self.strategy.slices or 1) > 1:
-            facts = {key: value * self.strategy.slices for key, value in facts.items() if value is not None}
+            facts = {key: None if value is None else value * self.strategy.slices for key, value in facts.items()}
             facts |= {"slices": self.strategy.slices}
         if self.strategy.hierarchical:
             facts |= {"nodes": nodes[0], "ranks_per_node": nodes[1]}

@@ -162,6 +162,7 @@ static void *gossip_weights_copy(const gossip_weights *g, const exchanged *part,
     return gg_stream_snapshot(&part->stream, g->turn, offset);
 }
 
+/* Updates a piece of a layer: mixes in what has arrived for it, and writes the snapshot of what is due. */
 static void gossip_weights_update(gossip_weights *g, const gg_gossip_run *piece) {
     const gg_strategy_env *env = &g->gossip.head.env;
     const size_t at = piece->run.offset;
