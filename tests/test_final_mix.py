@@ -74,6 +74,19 @@ def test_a_resume_goes_on_from_what_was_not_mixed(tmp_path):
     assert rest.weights_sha256() == whole.weights_sha256()
 
 
+@pytest.mark.parametrize("strategy", [gg.PeriodicAllReduce(period=3), gg.ElasticAveraging(period=3)], ids=repr)
+def test_strategies_that_compress_go_on_from_it(strategy):
+    """What a rank has moved is counted from the weights that it was given, which then stay at rate 0."""
+    optimizer = gg.SGD(lr=0.3, schedule=gg.schedules.StepDecay(every=4, gamma=1e-12))
+    trainer = trainer_of(P, optimizer, strategy, net(), compression=gg.AdaComp(dense_below=0, warmup=0))
+    fit(trainer, final_mix=True)  # 4 steps, an exchange before the last one
+    before = trainer.weights(0)
+    fit(trainer)
+    for rank in range(P):
+        for key in (key for key in before if "running" not in key):
+            np.testing.assert_allclose(trainer.weights(rank)[key], before[key], atol=1e-4)
+
+
 def test_it_is_true_or_false():
     with pytest.raises(TypeError, match="final_mix='yes'"):
         fit(trainer_of(1, gg.SGD(lr=0.1), gg.NoExchange(), net()), final_mix="yes")

@@ -101,9 +101,8 @@ cleanup:
 gg_status gg_replica_adopt_consensus(gg_replica *r) {
     gg_status status = GG_OK;
     const float *weights = NULL;
-    float *own = gg_state_weights(&r->state);
     GG_TRY(gg_replica_consensus(r, &weights));
-    if (weights != own) memcpy(own, weights, r->state.count * sizeof *own);
+    if (weights != gg_state_weights(&r->state)) gg_replica_load(r, GG_WEIGHTS, weights);
 cleanup:
     return status;
 }
