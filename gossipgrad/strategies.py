@@ -415,6 +415,10 @@ class PeriodicAllReduce(Strategy):
                  bfloat16 cannot represent are not lost; replicas agree to the precision of bfloat16.
     collectives  as of AllReduce.
     shuffle_samples  as of GossipGraD.
+
+    With compression a rank sends how far its weights have moved since the last mean, and all ranks go on from that mean
+    plus the mean of what was sent; moments stay each rank's own. During the warm-up, and once after weights have been
+    loaded, whole weights and moments are averaged.
     """
 
     name: ClassVar[str] = "periodic-allreduce"

@@ -409,7 +409,7 @@ def test_nan_is_an_error_that_names_the_place(isa, bad, what):
     for i, element in ((0, 29), (1, 0), (1, 129), (2, 17), (2, 999)):
         x = np.ones(1200, np.float32)
         x[segments[i][0] + element] = bad
-        place = rf"parameter {i} of the message \(of layer {i}, {segments[i][1]} elements\): element {element} "
+        place = rf"parameter {i} of the message \('tensor', {segments[i][1]} elements\): element {element} "
         with pytest.raises(FloatingPointError, match=place):
             pack(what, segments, x, np.zeros_like(x), isa=isa)
     x = np.full(1200, 3e38, np.float32)  # their sum is infinite
@@ -526,8 +526,8 @@ def with_bytes(message, at, new):
         (3, b"\x01", r"form 1, expected 0, 2 or 3"),
         (5, b"\xff\xff", "of other parameters or bins"),
         (8, b"\x01\x00", "bytes have arrived of 1"),
-        (16, b"\xff\xff\xff\xff", r"parameter 0 \(of layer 0\): its codes are cut off"),
-        (16, b"\x40", r"parameter 0 \(of layer 0\): the length of its codes is impossible"),
+        (16, b"\xff\xff\xff\xff", r"parameter 0 \('tensor'\): its codes are cut off"),
+        (16, b"\x40", r"parameter 0 \('tensor'\): the length of its codes is impossible"),
         (20, struct.pack("<f", np.nan), "its scale is not a size"),
         (20, struct.pack("<f", -1), "its scale is not a size"),
         (24, b"\x00", "a code names none of its elements"),  # in no bin

@@ -61,7 +61,8 @@ gg_status gg_segments_create(const gg_graph *graph, const gg_compression *compre
                                                       .count = parameter->count,
                                                       .bin = bin_of(compression, parameter, family),
                                                       .family = family,
-                                                      .layer = layer};
+                                                      .layer = layer,
+                                                      .name = parameter->name};
         }
     }
     out->first_of_layer[layers] = out->count;

@@ -49,6 +49,7 @@ typedef struct gg_segment {
     int bin;              /* elements of a bin, at most `count`; 0: dense */
     gg_family family;
     int layer;
+    const char *name; /* for messages; of gg_segments_create: the parameter's, in the graph */
 } gg_segment;
 
 /* All parameters of a graph in the order of the arenas. */

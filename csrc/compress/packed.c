@@ -269,8 +269,8 @@ size_t gg_packed_capacity(const gg_segment *segment, int segments, const gg_comp
 
 static gg_status spoiled(const gg_segment *segment, int i, size_t at, float value) {
     return gg_fail(GG_ERROR_NUMERIC,
-                   "parameter %d of the message (of layer %d, %zu elements): element %zu of gradient and residue is %g",
-                   i, segment->layer, segment->count, at, (double)value);
+                   "parameter %d of the message ('%s', %zu elements): element %zu of gradient and residue is %g", i,
+                   segment->name, segment->count, at, (double)value);
 }
 
 /* GG_ERROR_NUMERIC naming the first element that is not finite. */
@@ -452,10 +452,8 @@ static gg_status pack_message(const gg_packing *packing, message_form form, cons
         const pack_terms terms = terms_of(arrays, segment);
         unsigned char *const part = at;
         if (segment->count > GG_MOST_PACKED)
-            GG_FAIL(GG_ERROR_UNSUPPORTED,
-                    "parameter %d of the message (of layer %d) has %zu elements; at most %zu are "
-                    "packed",
-                    i, segment->layer, segment->count, GG_MOST_PACKED);
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "parameter %d of the message ('%s') has %zu elements; at most %zu are packed",
+                    i, segment->name, segment->count, GG_MOST_PACKED);
         GG_TRY(measure_segment(packing, i, arrays, &scratch, segment->bin > 0));
         if (segment->bin == 0) {
             if (form != FORM_CHOICE) at += move_dense(segment, GG_FLOAT32, &terms, at);
@@ -537,7 +535,7 @@ typedef struct message_part {
 } message_part;
 
 static gg_status wrong_part(const gg_segment *segment, int i, const char *what) {
-    return gg_fail(GG_ERROR_COMM, "packed message: parameter %d (of layer %d): %s", i, segment->layer, what);
+    return gg_fail(GG_ERROR_COMM, "packed message: parameter %d ('%s'): %s", i, segment->name, what);
 }
 
 static bool gap_is_clear(const unsigned char *from, const unsigned char *to) {

@@ -60,7 +60,7 @@ size_t gg_pack_scratch_bytes(const gg_segment *segment, int segments);
 /* residue += scale*gradient; what is sent goes into `message`, of gg_packed_capacity bytes and aligned to 4, and leaves
  * the residue: residue + sent is exact, element by element, but for float32's rounding of R + d and of the remainder.
  * gradient NULL: zeros. *bytes: the message's. GG_ERROR_NUMERIC where G has NaN or an infinity: it names the segment's
- * place among those given, its layer's number, and the element; the residue is then spoiled.
+ * place among those given, its name, and the element; the residue is then spoiled.
  * Mode EXACT gives form NARROW or VALUES; what bfloat16 loses stays in the residue. */
 gg_status gg_pack(const gg_packing *packing, float scale, const float *gradient, float *residue, void *message,
                   size_t *bytes);

@@ -24,7 +24,8 @@ static gg_segment *segments_of(PyObject *rows, int *count) {
                                       .count = (size_t)row[1],
                                       .bin = (int)row[2],
                                       .family = (gg_family)row[3],
-                                      .layer = i};
+                                      .layer = i,
+                                      .name = "tensor"};
     }
     Py_DECREF(array);
     return segment;
