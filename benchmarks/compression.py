@@ -20,6 +20,7 @@ error feedback at AdaComp's bytes, p ranks in one process, from the same initial
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import statistics
@@ -258,14 +259,24 @@ def points(axes: Any, rows: dict[str, list[Record]], x: str, y: str, scale_x: fl
 
 
 def adacomp(mode: str, selection: str, arguments: argparse.Namespace) -> gg.AdaComp | None:
-    how = {key: getattr(arguments, key) for key in ("factor", "warmup", "dense_below")}
-    how = {key: value for key, value in how.items() if value is not None}
-    return None if mode == "dense" else gg.AdaComp(mode=mode, selection=selection, **how)
+    return None if mode == "dense" else gg.AdaComp(mode=mode, selection=selection, **dict(arguments.adacomp))
 
 
-def options(arguments: argparse.Namespace) -> Record:
+def options(arguments: argparse.Namespace, compressed: bool) -> Record:
     """What else tells one run from another."""
-    return {key: getattr(arguments, key) for key in ("epochs", "take", "factor", "warmup", "dense_below")}
+    how = " ".join(f"{key}={value}" for key, value in arguments.adacomp) if compressed else ""
+    return {"epochs": arguments.epochs, "take": arguments.take, "adacomp": how}
+
+
+def keyword(text: str) -> tuple[str, Any]:
+    """("factor", 1.5) of "factor=1.5"."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: KEYWORD=VALUE")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
 
 
 def tasks(arguments: argparse.Namespace, results: Results) -> None:
@@ -279,7 +290,7 @@ def tasks(arguments: argparse.Namespace, results: Results) -> None:
         for seed in range(arguments.seeds):
             for mode, selection in rows:
                 what = {"part": "tasks", "task": name, "mode": mode, "selection": selection, "seed": seed}
-                what |= {"ranks": ranks, "strategy": arguments.strategy, **options(arguments)}
+                what |= {"ranks": ranks, "strategy": arguments.strategy, **options(arguments, mode != "dense")}
                 how = adacomp(mode, selection, arguments)
 
                 def run(name: str = name, how: gg.AdaComp | None = how, seed: int = seed) -> Record:
@@ -393,7 +404,7 @@ def peers(arguments: argparse.Namespace, results: Results) -> None:
     for seed in range(arguments.seeds):
         for mode in MODES:
             what = {"part": "tasks", "task": name, "mode": mode, "selection": "local", "seed": seed}
-            what |= {"ranks": ranks, "strategy": "allreduce", **options(arguments)}
+            what |= {"ranks": ranks, "strategy": "allreduce", **options(arguments, mode != "dense")}
             how = adacomp(mode, "local", arguments)
 
             def ours(how: gg.AdaComp | None = how, seed: int = seed) -> Record:
@@ -407,14 +418,21 @@ def peers(arguments: argparse.Namespace, results: Results) -> None:
         for mode, ratio in ratios.items():
             ways[f"top-k at {mode}'s bytes"] = partial(others.TopK, share=1 / (2 * ratio))
         for label, make in ways.items():
-            what = {"part": "peers", "task": name, "way": label, "seed": seed, "ranks": ranks, **options(arguments)}
+            what = {
+                "part": "peers",
+                "task": name,
+                "way": label,
+                "seed": seed,
+                "ranks": ranks,
+                **options(arguments, label.startswith("top-k")),
+            }
 
             def theirs(make: Callable[[list[Any], int], others.Dense] = make, seed: int = seed) -> Record:
                 training, test = task.sets(seed)
                 start = task.net().weights(seed)
                 begin = time.perf_counter()
                 how = {"ranks": ranks, "batch": task.batch // ranks, "epochs": arguments.epochs or task.epochs}
-                how |= {"optimizer": task.optimizer(), "seed": seed, "warmup": arguments.warmup or 0}
+                how |= {"optimizer": task.optimizer(), "seed": seed}
                 one = others.train(others.MODULES[name](), start, training[: arguments.take], test, make, **how)
                 return one | {"seconds": time.perf_counter() - begin}
 
@@ -455,8 +473,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs, of seeds 0, 1, ...")
     parser.add_argument("--epochs", type=int, help="default: the task's")
     parser.add_argument("--take", type=int, help="train on so many samples; default: all")
-    for name, kind in (("factor", float), ("warmup", int), ("dense-below", int)):
-        parser.add_argument(f"--{name}", type=kind, help="of gg.AdaComp")
+    parser.add_argument(
+        "--adacomp",
+        type=keyword,
+        nargs="+",
+        default=[],
+        metavar="KEYWORD=VALUE",
+        help="of gg.AdaComp, in all rows: factor=1.5 dense=norm \"bin_size={'conv': 25}\"",
+    )
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch; ours: OMP_NUM_THREADS")
     parser.add_argument("--json", metavar="FILE", help="runs, written one by one; those that it has are not run again")
     parser.add_argument("--plot", metavar="FILE", help="a picture (matplotlib)")

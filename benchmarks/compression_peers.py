@@ -133,14 +133,12 @@ def train(
     epochs: int,
     optimizer: gg.SGD,
     seed: int,
-    warmup: int = 0,
 ) -> dict[str, float]:
-    """Accuracy, and bytes a rank and step, of SGD with momentum on what `make` lets through; `warmup`: so many first
-    steps are dense."""
+    """Accuracy, and bytes a rank and step, of SGD with momentum on what `make` lets through."""
     module.load_state_dict({name: torch.from_numpy(array) for name, array in start.items()})
     parameters = list(module.parameters())
     shapes = [one.shape for one in parameters]
-    sends, dense = make(shapes, ranks), Dense(shapes, ranks)
+    sends = make(shapes, ranks)
     update = torch.optim.SGD(parameters, lr=0.1, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay)
     whole = batch * ranks
     steps_of_epoch, step = -(-len(train) // whole), 0
@@ -156,7 +154,7 @@ def train(
                 x, y = pixels(train, part)
                 loss = torch.nn.functional.cross_entropy(module(x), y, reduction="sum") * (ranks / len(rows))
                 gradients.append([g.detach() for g in torch.autograd.grad(loss, parameters)])
-            mean = (dense if step < warmup else sends).mean(gradients)
+            mean = sends.mean(gradients)
             for parameter, gradient in zip(parameters, mean, strict=True):
                 parameter.grad = gradient
             update.step()
@@ -169,7 +167,6 @@ def train(
             hits += int((module(x).argmax(1) == y).sum())
     return {
         "accuracy": hits / len(test),
-        "contributed": (sends.contributed + dense.contributed) / step,
-        "bytes": (sends.sent() + dense.sent()) / step,
-        "ratio": 4 * sum(shape.numel() for shape in shapes) * step / (sends.contributed + dense.contributed),
+        "contributed": sends.contributed / step,
+        "bytes": sends.sent() / step,
     }
