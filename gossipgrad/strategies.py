@@ -576,6 +576,10 @@ class ElasticAveraging(Strategy):
 
     The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
 
+    With compression (see AdaComp) both sides move by what is sent of s, so every exchange preserves the sum of c and of
+    all w. What is not sent is in w - c still, of which the next s is made: there is no residue. Not synchronous: what
+    travels to the server is how far w is from what the server knows of it, and the residue is the part not sent yet.
+
     period       steps from one exchange to the next, at least 1.
     alpha        the force. None: 0.8 / p, or 0.9 / p if not synchronous, for p ranks that train. Above 0 and below 2 /
                  (p + 1), or 1 if not synchronous: beyond, the centre diverges.
@@ -640,6 +644,11 @@ class ParameterServer(Strategy):
     the rate. With one rank it is plain SGD. Under MPI the clock decides who is answered first: runs differ.
 
     The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
+
+    With compression (see AdaComp) d travels packed, and base moves by what is sent of it; what returns is how far c is
+    ahead of base, packed, and base and w move by that. So w - base, the residue, is what is still to be sent: c is its
+    first value plus all that was trained, less all residues. A residue remains at rest, where other forms send all. A
+    bucket is one message of whole layers, so chunk_bytes has no meaning, and a server may own no layer at all.
 
     period        steps from one exchange to the next, at least 1.
     servers       the last `servers` ranks hold the centre, each a part of it.

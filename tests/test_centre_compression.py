@@ -211,7 +211,7 @@ def test_what_another_optimizer_leaves_behind_is_still_sent(tmp_path):
     rest, there = unsent(trainer), centre(trainer)
     trainer.close()
     data = np.zeros((40, 1, 8, 8), np.float32), np.zeros(40, np.int64)
-    with trainer_of(2, strategy, compression, optimizer=gg.SGD(lr=0.0)) as other:
+    with trainer_of(2, strategy, compression, optimizer=gg.Adam(lr=0.0)) as other:
         other.fit(data, epochs=2, batch_size=1, progress=False, resume=tmp_path / "c.safetensors")
         np.testing.assert_allclose(centre(other) + unsent(other)[0], there + rest[0], rtol=1e-6, atol=1e-7)
         assert 0 < np.abs(unsent(other)).max() < 0.2 * np.abs(rest).max()

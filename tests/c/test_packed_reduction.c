@@ -102,6 +102,14 @@ static gg_strategy_options compressed(gg_strategy_kind kind, gg_selection select
     return options;
 }
 
+/* Around a centre on so many servers, the last ranks, or without any. */
+static gg_strategy_options centred(gg_strategy_kind kind, int servers, gg_compression_mode mode) {
+    gg_strategy_options options = compressed(kind, GG_SELECTION_LOCAL, mode);
+    options.synchronous = servers == 0;
+    options.servers = servers > 0 ? servers : 1;
+    return options;
+}
+
 static bool names_sender_and_layers(const char *text, const char *layers) {
     const bool good = strstr(text, "rank 1: ") != NULL && strstr(text, layers) != NULL && strstr(text, "step ") != NULL;
     if (!good) fprintf(stderr, "%s\n", text);
@@ -147,6 +155,13 @@ int main(void) {
     test_strategy(compressed(GG_STRATEGY_PERIODIC_ALLREDUCE, local, GG_COMPRESSION_SAFE), sum, 1, message, all);
     /* The biases and the values of step 0 come first, and the biases of step 1, in which the sender chooses. */
     test_strategy(compressed(each, cyclic, GG_COMPRESSION_EXACT), first, 3, "choice of rank 1: ", one);
+    /* Of all ranks' servers the first layer lies on rank 0; of two, on rank 1. */
+    const char *answer = "answer of rank 1: ";
+    test_strategy(centred(GG_STRATEGY_PARAMETER_SERVER, 3, GG_COMPRESSION_STRICT), first, 1, message, one);
+    test_strategy(centred(GG_STRATEGY_PARAMETER_SERVER, 2, GG_COMPRESSION_EXACT), first, 1, answer, one);
+    test_strategy(centred(GG_STRATEGY_ELASTIC_AVERAGING, 3, GG_COMPRESSION_EXACT), first, 1, message, one);
+    test_strategy(centred(GG_STRATEGY_ELASTIC_AVERAGING, 2, GG_COMPRESSION_SAFE), first, 1, answer, one);
+    test_strategy(centred(GG_STRATEGY_ELASTIC_AVERAGING, 0, GG_COMPRESSION_STRICT), sum, 1, message, all);
     CHECK(gg_memory_live_bytes() == 0);
     return CHECK_RESULT;
 }
