@@ -1,0 +1,66 @@
+"""The peers of benchmarks/compression.py: what is sent and what is held back is the gradient, and bytes are right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+import compression_peers as peers  # noqa: E402
+
+SHAPES = [torch.Size(one) for one in ((12, 3, 5, 5), (12,), (40, 60), (40,))]
+RANKS = 3
+
+
+def gradients(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [[torch.randn(shape, generator=generator) for shape in SHAPES] for _ in range(RANKS)]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_top_k_holds_back_what_it_does_not_send(steps):
+    peer = peers.TopK(SHAPES, RANKS, 0.05)
+    whole = [torch.zeros(shape) for shape in SHAPES]
+    sent = [torch.zeros(shape) for shape in SHAPES]
+    for step in range(steps):
+        given = gradients(step)
+        for i, mean in enumerate(peer.mean(given)):
+            whole[i] += sum(of_rank[i] for of_rank in given) / RANKS
+            sent[i] += mean
+            assert i in (1, 3) or 0 < (mean != 0).sum() <= RANKS * round(0.05 * mean.numel())
+    for i in range(len(SHAPES)):
+        left = sum(peer.error[i]).reshape(SHAPES[i]) if i in peer.error else 0
+        torch.testing.assert_close(sent[i] + left, whole[i])
+    assert peer.contributed == steps * (8 * (45 + 120) + 4 * 52)
+    assert peer.sent() == 2 * peer.contributed  # to both others
+
+
+def test_powersgd_holds_back_what_its_factors_miss():
+    peer = peers.PowerSGD(SHAPES, RANKS, 2)
+    for step in range(3):
+        given = gradients(step)
+        before = [e.clone() for e in peer.error[2]]
+        mean = peer.mean(given)
+        assert torch.linalg.matrix_rank(mean[2]) == 2
+        torch.testing.assert_close(mean[1], sum(of_rank[1] for of_rank in given) / RANKS)
+        for of_rank, old, new in zip(given, before, peer.error[2], strict=True):
+            torch.testing.assert_close(mean[2] + new, of_rank[2] + old)
+    assert peer.contributed == 3 * 4 * (2 * (12 + 75) + 12 + 2 * (40 + 60) + 40)
+    assert peer.sent() == pytest.approx(peer.contributed * 4 / 3)
+
+
+def test_powersgd_of_full_rank_is_the_mean():
+    """A gradient of rank 2, the same on all ranks, comes through two factors whole after one step of iteration."""
+    peer = peers.PowerSGD([torch.Size((40, 60))], RANKS, 2)
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randn(40, 2, generator=generator) @ torch.randn(2, 60, generator=generator)
+    torch.testing.assert_close(peer.mean([[one]] * RANKS)[0], one, rtol=1e-4, atol=1e-4)
+
+
+def test_small_matrices_travel_dense():
+    peer = peers.PowerSGD([torch.Size((6, 8))], RANKS, 2)
+    peer.mean([[torch.ones(6, 8)]] * RANKS)
+    assert peer.contributed == 4 * 48
