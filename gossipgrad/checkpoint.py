@@ -190,6 +190,8 @@ def _check_residue(replicas: Replicas, saved: _Saved, residue: Arrays, where: st
             f"{where}: its residue is of {theirs.residue} (strategy {theirs.name!r}), here it is of "
             f"{replicas.strategy.residue} ({replicas.strategy.name!r}); net.load_weights loads the weights alone"
         )
+    if not theirs.residue_is_all:
+        return
     packed = compression.packed(replicas.net)
     for key, array in residue.items():
         if key not in packed and array.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from gossipgrad.errors import choice, did_you_mean, integer, named_keywords, number, store
@@ -77,10 +77,10 @@ class AdaComp:
                  work well with "local".
     mode         what is sent of a chosen element. "strict": sign(G) * s, as in the paper, with one s a parameter.
                  "safe": the same, but only where |G| >= s / 2: quiet bins do not overshoot. "exact": G itself.
-                 None: "strict", with selection="cyclic" "exact", which is the only one there.
+                 None: "strict"; with selection="cyclic" and with GossipGraD "exact", the only one there.
     values       with mode="exact": as what values travel; what "bfloat16" rounds off stays in the residue.
-    dense        what travels whole: "bias", "norm" (what normalisations multiply by and add), or both in a tuple.
-                 Statistics, as of batch normalisation, always do.
+    dense        what travels whole: "bias", "norm" (what normalisations multiply by and add), both in a tuple, or none,
+                 (). Statistics, as of batch normalisation, always do.
     dense_below  parameters of fewer elements travel whole as well.
     warmup       so many steps at the beginning of training send everything.
     selection    "local": each rank chooses for itself, so what a rank receives grows with the ranks. "cyclic": in turns
@@ -110,12 +110,12 @@ class AdaComp:
         default=None,
         metadata=about(
             "what is sent of an element: its sign, the same with care, its value",
-            default="strict, with selection cyclic exact",
+            default="strict, with selection cyclic and with gossipgrad exact",
         ),
     )
     values: Values = field(default="bfloat16", metadata=about("with mode exact: the type of values"))
     dense: tuple[Part, ...] | Part = field(
-        default=("bias", "norm"),
+        default=("norm",),
         metadata=about(
             "what travels whole: bias, norm (of normalisations), bias,norm, or none",
             metavar="PARTS",
@@ -128,13 +128,13 @@ class AdaComp:
 
     def __post_init__(self) -> None:
         selection = choice("selection", self.selection, SELECTIONS)
-        mode = ("exact" if selection == "cyclic" else "strict") if self.mode is None else self.mode
+        mode = None if self.mode is None else choice("mode", self.mode, MODES)
         factor = (4.0 if selection == "cyclic" else 2.0) if self.factor is None else self.factor
         store(
             self,
             bin_size=_bin_size(self.bin_size),
             factor=number("factor", factor, 1.0),
-            mode=choice("mode", mode, MODES),
+            mode="exact" if mode is None and selection == "cyclic" else mode,
             values=choice("values", self.values, VALUES),
             dense=parts("dense", self.dense),
             dense_below=integer("dense_below", self.dense_below, 0),
@@ -146,8 +146,12 @@ class AdaComp:
                 f"mode={self.mode!r} with selection='cyclic': what one rank has chosen all others send the values of; "
                 "allowed: 'exact'"
             )
-        if self.values != "bfloat16" and self.mode != "exact":
+        if self.values != "bfloat16" and self.mode not in ("exact", None):
             raise ValueError(f"values={self.values!r} with mode={self.mode!r}: no values travel; allowed: mode='exact'")
+
+    def of_mode(self, mode: Mode) -> AdaComp:
+        """The same with this mode, if it has none yet."""
+        return self if self.mode is not None else replace(self, mode=mode)
 
     def settings(self) -> dict[str, Any]:
         """The name and the keywords, in terms of JSON."""
@@ -160,7 +164,7 @@ class AdaComp:
 
     def options(self) -> dict[str, Any]:
         """What the core wants."""
-        return {**asdict(self), "dense": roles(parts("dense", self.dense))}
+        return {**asdict(self), "mode": self.mode or "strict", "dense": roles(parts("dense", self.dense))}
 
 
 BY_NAME: dict[str, type[AdaComp]] = {AdaComp.name: AdaComp}

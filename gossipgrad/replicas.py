@@ -89,8 +89,7 @@ def _checked_compression(compression: AdaComp | None, strategy: strategies.Strat
         allowed = ", ".join(["None", *(f"gossipgrad.{c.__name__}(...)" for c in COMPRESSIONS.values())])
         hint = _made("", compression, COMPRESSIONS)
         raise TypeError(f"compression is a {_named(compression)}; allowed: {allowed}{hint}")
-    strategy.check_compression(compression.name)
-    return compression
+    return strategy.compressed(compression)
 
 
 # Seconds that a rank which leaves a collective call by sys.exit gives the others for coming to the end of it as well.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad._core import Team
+from gossipgrad.compression import AdaComp, Mode
 from gossipgrad.errors import choice, flag, integer, named_keywords, number, store
 from gossipgrad.keywords import about
 
@@ -76,7 +77,9 @@ class Strategy:
     name: ClassVar[str] = ""
     replicas_differ: ClassVar[bool] = True  # between exchanges; False: the gradients' mean is everybody's at every step
     not_compressed: ClassVar[str] = ""  # why compression does not go with it; "": it does
-    residue: ClassVar[str] = ""  # what compression's residue is made of, where it is stored: "gradients", "weights"
+    residue: ClassVar[str] = ""  # what compression's residue is made of, where there is one
+    residue_is_all: ClassVar[bool] = True  # what is not sent is in it alone, and in no weights
+    compression_mode: ClassVar[Mode] = "strict"  # where the compression is given none
 
     def workers(self, ranks: int) -> int:
         """How many of these ranks train, the first ones; the others only serve."""
@@ -86,8 +89,15 @@ class Strategy:
         """The share of one rank's learning rate that suits so many: below 1 where their updates are added up."""
         return 1.0
 
-    def check_compression(self, name: str) -> None:
-        """ValueError where what this strategy sends cannot be compressed; `name`: the compression's."""
+    def compressed(self, compression: AdaComp) -> AdaComp:
+        """A compression as this strategy has it; ValueError where what it sends cannot be compressed so."""
+        made = compression.of_mode(self.compression_mode)
+        self.check_compression(made)
+        return made
+
+    def check_compression(self, compression: AdaComp) -> None:
+        """ValueError where what this strategy sends cannot be compressed so."""
+        name = compression.name
         if self.not_compressed:
             allowed = ", ".join(one for one, c in BY_NAME.items() if not c.not_compressed)
             raise ValueError(
@@ -96,6 +106,15 @@ class Strategy:
         for key, value, why in self._uncompressed():
             if getattr(self, key, value) != value:
                 raise ValueError(f"{key}={getattr(self, key)!r} with compression={name!r}: {why}; allowed: {value!r}")
+        if compression.selection != "local" and not self._sums_over_ranks():
+            raise ValueError(
+                f"selection={compression.selection!r} with strategy={self.name!r}: its messages go from rank to rank, "
+                "and no sum over all ranks is made of them; allowed: 'local'"
+            )
+
+    def _sums_over_ranks(self) -> bool:
+        """Whether what is compressed is added over all ranks at once."""
+        return False
 
     def _uncompressed(self) -> list[tuple[str, Any, str]]:
         """Keywords whose value must be this one where something is compressed, and why."""
@@ -239,6 +258,7 @@ class GossipGraD(Strategy):
     """
 
     name: ClassVar[str] = "gossipgrad"
+    compression_mode: ClassVar[Mode] = "exact"
     topology: Topology = field(
         default="dissemination",
         metadata=about(
@@ -280,8 +300,14 @@ class GossipGraD(Strategy):
             ("staleness", 0, why),
         ]
 
-    def check_compression(self, name: str) -> None:
-        super().check_compression(name)
+    def check_compression(self, compression: AdaComp) -> None:
+        super().check_compression(compression)
+        name = compression.name
+        if compression.mode != "exact":
+            raise ValueError(
+                f"mode={compression.mode!r} with strategy={self.name!r}: copies with one scale a parameter do not come "
+                "near the weights, and training diverges; allowed: 'exact'"
+            )
         if self.exchange not in ("auto", "weights"):
             raise ValueError(
                 f"exchange={self.exchange!r} with compression={name!r}: only weights have copies; allowed: 'weights', "
@@ -377,6 +403,9 @@ class AllReduce(Strategy):
     wire_dtype: WireDtype = _wire_dtype()
     collectives: Collectives = _collectives()
 
+    def _sums_over_ranks(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         _check_shared(self)
 
@@ -400,6 +429,9 @@ class LayerwiseAllReduce(Strategy):
     bucket_bytes: int | None = _bucket_bytes()
     chunk_bytes: int | None = _chunk_bytes()
 
+    def _sums_over_ranks(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         _check_shared(self)
 
@@ -422,13 +454,16 @@ class PeriodicAllReduce(Strategy):
     """
 
     name: ClassVar[str] = "periodic-allreduce"
-    residue: ClassVar[str] = "weights"
+    residue: ClassVar[str] = "displacements"
     period: int | Literal["log2"] = field(
         default="log2", metadata=about("steps from one averaging to the next; log2: ceil(log2 ranks)")
     )
     wire_dtype: WireDtype = _wire_dtype()
     collectives: Collectives = _collectives()
     shuffle_samples: bool = _shuffle_samples()
+
+    def _sums_over_ranks(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         _check_shared(self)
@@ -598,7 +633,8 @@ class ElasticAveraging(Strategy):
     """
 
     name: ClassVar[str] = "elastic-averaging"
-    residue: ClassVar[str] = "weights"
+    residue: ClassVar[str] = "differences to the centre"
+    residue_is_all: ClassVar[bool] = False
     period: int = field(default=10, metadata=about("steps from one exchange with the centre to the next"))
     alpha: float | None = field(
         default=None,
@@ -611,6 +647,9 @@ class ElasticAveraging(Strategy):
     dedicated: bool = _dedicated()
     bucket_bytes: int | None = _bucket_bytes("1 MiB")
     chunk_bytes: int | None = _chunk_bytes("2 MiB")
+
+    def _sums_over_ranks(self) -> bool:
+        return self.synchronous
 
     def __post_init__(self) -> None:
         _check_shared(self)
@@ -665,7 +704,8 @@ class ParameterServer(Strategy):
     """
 
     name: ClassVar[str] = "parameter-server"
-    residue: ClassVar[str] = "weights"
+    residue: ClassVar[str] = "differences to the centre"
+    residue_is_all: ClassVar[bool] = False
     period: int = field(default=1, metadata=about("steps from one exchange with the centre to the next"))
     servers: int = _servers()
     dedicated: bool = _dedicated()

@@ -86,12 +86,6 @@ def drawn_strategy(generator: np.random.Generator, p: int) -> strategies.Strateg
 
 def drawn_compression(generator: np.random.Generator, strategy: strategies.Strategy) -> gg.AdaComp | None:
     """Of what the strategy sends, where that goes: None for some."""
-    try:
-        strategy.check_compression("adacomp")
-    except ValueError:
-        return None
-    if strategy.name in ("gossipgrad", "elastic-averaging", "parameter-server"):
-        return None
     cyclic = generator.random() < 0.3
     exact = {"mode": "exact", "values": str(generator.choice(["bfloat16", "float32"]))}
     how = exact if cyclic or generator.random() < 0.4 else {"mode": str(generator.choice(["strict", "safe"]))}
@@ -105,7 +99,11 @@ def drawn_compression(generator: np.random.Generator, strategy: strategies.Strat
         selection="cyclic" if cyclic else "local",
         **how,
     )
-    return made if generator.random() < 0.8 else None
+    try:
+        made = strategy.compressed(made)
+    except ValueError:
+        return None
+    return made if generator.random() < 0.8 and strategy.name != "gossipgrad" else None
 
 
 @dataclasses.dataclass

@@ -17,7 +17,7 @@ import gossipgrad as gg
 from gossipgrad import _core, checkpoint, cli, compare, compression, notices
 
 # Bins of few elements, so that the small network's parameters have several, with a rest.
-SMALL = gg.AdaComp(bin_size={"conv": 7, "linear": 30}, dense_below=0)
+SMALL = gg.AdaComp(bin_size={"conv": 7, "linear": 30}, dense_below=0, dense=("bias", "norm"))
 CYCLIC = {"selection": "cyclic", "mode": "exact"}
 
 
@@ -35,7 +35,7 @@ CYCLIC = {"selection": "cyclic", "mode": "exact"}
         ({"factor": float("nan")}, ValueError, ["factor=nan", "finite"]),
         ({"mode": "exakt"}, ValueError, ["mode='exakt'", "'strict'", "did you mean 'exact'?"]),
         ({"mode": "exact", "values": "float16"}, ValueError, ["values='float16'", "'bfloat16'", "'float32'"]),
-        ({"values": "float32"}, ValueError, ["values='float32'", "mode='strict'", "allowed: mode='exact'"]),
+        ({"values": "float32", "mode": "safe"}, ValueError, ["values='float32'", "mode='safe'", "mode='exact'"]),
         ({"dense": "biases"}, ValueError, ["dense='biases'", "'bias'", "'norm'"]),
         ({"dense": 1}, TypeError, ["dense=1", "tuple"]),
         ({"dense_below": -1}, ValueError, ["dense_below=-1", "at least 0"]),
@@ -57,8 +57,10 @@ def test_values_are_plain_and_go_to_json_and_back():
     assert compression.from_settings(json.loads(json.dumps(made.settings()))) == made
     assert pickle.loads(pickle.dumps(made)) == made and hash(made) == hash(dataclasses.replace(made))
     assert gg.AdaComp(bin_size=7).bin_size == dict.fromkeys(compression.FAMILIES, 7)
-    assert gg.AdaComp().mode == "strict" and gg.AdaComp(selection="cyclic").mode == "exact"
-    assert gg.AdaComp().factor == 2.0 and gg.AdaComp(selection="cyclic").factor == 4.0
+    assert gg.AdaComp().mode is None and gg.AdaComp(selection="cyclic").mode == "exact"
+    assert (
+        gg.AdaComp().dense == ("norm",) and gg.AdaComp().factor == 2.0 and gg.AdaComp(selection="cyclic").factor == 4.0
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.factor = 2.0
     with pytest.raises(ValueError, match="compression='powersgd': allowed: 'adacomp'"):
@@ -101,7 +103,8 @@ def network() -> gg.Model:
 
 def test_families_and_bins():
     net = network()
-    made = gg.AdaComp(bin_size={"conv": 20, "linear": 70, "recurrent": 60, "other": 50}, dense_below=0)
+    bins = {"conv": 20, "linear": 70, "recurrent": 60, "other": 50}
+    made = gg.AdaComp(bin_size=bins, dense_below=0, dense=("bias", "norm"))
     packed = made.packed(net)
     shapes, roles = net.parameter_shapes(), net.parameter_roles()
     assert set(packed) == {name for name, role in roles.items() if role == "weight"}
@@ -114,7 +117,7 @@ def test_families_and_bins():
     assert set(dataclasses.replace(made, dense="bias").packed(net)) == {
         name for name, role in roles.items() if role not in ("statistic", "bias")
     }
-    some = gg.AdaComp(bin_size={"conv": 0}, dense_below=161).packed(net)
+    some = gg.AdaComp(bin_size={"conv": 0}, dense_below=161, dense=("bias", "norm")).packed(net)
     assert set(some) == {n for n, (f, _) in packed.items() if f != "conv" and math.prod(shapes[n]) > 160}
 
 
@@ -133,13 +136,31 @@ def test_families_and_bins():
         (gg.GossipGraD(exchange="gradients"), ["exchange='gradients'", "'weights'"]),
         (gg.GossipGraD(hierarchical=True), ["hierarchical=True", "allowed: False"]),
         (gg.GossipGraD(push_sum=True), ["push_sum=True", "allowed: False"]),
+        (gg.GossipGraD(exchange="slices", slices=2), ["exchange='slices'", "'weights'"]),
     ],
 )
 def test_what_it_does_not_go_with(strategy, words):
+    packed = gg.AdaComp(mode="exact")
     with pytest.raises(ValueError) as caught:
-        gg.Trainer(gg.models.lenet(), strategy=strategy, compression=gg.AdaComp(), comm=gg.VirtualCluster(2))
+        gg.Trainer(gg.models.lenet(), strategy=strategy, compression=packed, comm=gg.VirtualCluster(2))
     assert all(word in str(caught.value) for word in words), caught.value
     gg.Trainer(gg.models.lenet(), strategy=strategy, comm=gg.VirtualCluster(2)).close() if "mpi" not in words[0] else 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "how", "words"),
+    [
+        (gg.AllReduce(), {"values": "float32"}, ["values='float32' with mode='strict'", "allowed: mode='exact'"]),
+        (gg.GossipGraD(), {"mode": "strict"}, ["mode='strict' with strategy='gossipgrad'", "allowed: 'exact'"]),
+        (gg.GossipGraD(), {"selection": "cyclic"}, ["selection='cyclic' with strategy='gossipgrad'", "'local'"]),
+        (gg.ParameterServer(), {"selection": "cyclic"}, ["selection='cyclic' with strategy='parameter-server'"]),
+        (gg.ElasticAveraging(synchronous=False), {"selection": "cyclic"}, ["selection='cyclic'", "'local'"]),
+    ],
+)
+def test_which_of_its_forms_do_not_go_with_a_strategy(strategy, how, words):
+    with pytest.raises(ValueError) as caught:
+        gg.Trainer(gg.models.lenet(), strategy=strategy, compression=gg.AdaComp(**how), comm=gg.VirtualCluster(2))
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 @pytest.mark.parametrize(("value", "hint"), [("adacomp", "gossipgrad.AdaComp()"), (gg.AdaComp, "gossipgrad.AdaComp()")])
@@ -150,10 +171,13 @@ def test_a_name_or_a_class_is_no_compression(value, hint):
 
 
 def test_it_stays_as_it_was_made():
-    with gg.Trainer(gg.models.lenet(), comm=gg.VirtualCluster(1), compression=gg.AdaComp()) as trainer:
+    with gg.Trainer(gg.models.lenet(), comm=gg.VirtualCluster(1), compression=gg.AdaComp()) as gossip:
+        assert gossip.compression.mode == "exact"
+    how = {"strategy": gg.AllReduce(), "compression": gg.AdaComp()}
+    with gg.Trainer(gg.models.lenet(), comm=gg.VirtualCluster(1), **how) as trainer:
         with pytest.raises(AttributeError, match="compression"):
             trainer.compression = None
-        assert trainer.settings()["compression"] == {**gg.AdaComp().settings(), "name": "adacomp"}
+        assert trainer.settings()["compression"] == {**gg.AdaComp(mode="strict").settings(), "name": "adacomp"}
         assert "residue" not in trainer.core.arenas()  # one rank sends nothing
 
 
@@ -205,6 +229,24 @@ def residues(one):
 
 
 STRATEGIES = [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=200), gg.PeriodicAllReduce(period=3)]
+CENTRED = [gg.ElasticAveraging(period=3), gg.ElasticAveraging(period=3, synchronous=False)]
+CENTRED += [gg.ParameterServer(period=3), gg.ParameterServer(servers=2, dedicated=True)]
+
+
+@pytest.mark.parametrize("strategy", CENTRED, ids=repr)
+@pytest.mark.parametrize("how", [{}, {"mode": "exact", "warmup": 5}], ids=str)
+def test_resuming_with_a_centre(strategy, how, tmp_path):
+    path = tmp_path / "c.safetensors"
+    how = {"strategy": strategy, "compression": dataclasses.replace(SMALL, **how)}
+    with trainer(**how) as whole:
+        hashes, sent = fit(whole, 2).weights_sha256, sum(whole.history["bytes_sent"])
+    with trainer(**how) as part:
+        fit(part, 1)
+        part.save(path)
+    with gg.Trainer.load(path) as rest:
+        assert fit(rest, 1).weights_sha256 == hashes
+    with trainer(strategy=strategy, compression=None) as plain:
+        assert fit(plain, 2).weights_sha256 != hashes and sum(plain.history["bytes_sent"]) > sent
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
@@ -226,7 +268,7 @@ def test_resuming_equals_never_having_stopped(strategy, how, tmp_path):
             part.save(path)
     for forgets in (False, True):
         with gg.Trainer.load(path) as rest:
-            assert rest.compression == packed
+            assert rest.compression == strategy.compressed(packed)
             if forgets:
                 for rank in range(4):
                     zeros = {key: 0 * array for key, array in rest.core.arena("residue", rank).items()}
@@ -332,7 +374,7 @@ def test_residues_that_do_not_fit_are_refused(tmp_path):
         fit(one, 1)
         one.save(path)
     for words, how in [
-        (["residue is of gradients (strategy 'allreduce')", "of weights"], {"strategy": gg.PeriodicAllReduce()}),
+        (["residue is of gradients (strategy 'allreduce')", "of displacements"], {"strategy": gg.PeriodicAllReduce()}),
         (["conv.weight", "would be lost"], {"compression": dataclasses.replace(SMALL, bin_size={"conv": 0})}),
         (["rank 0: conv.weight has"], {"compression": dataclasses.replace(SMALL, dense_below=28 + 1)}),
         (["of 4 ranks, here are 2"], {"p": 2}),

@@ -258,12 +258,7 @@ def make_compression(arguments: argparse.Namespace, strategy: strategies.Strateg
             raise UsageError(f"{option_of(_COMPRESSION + key)} {value}: goes with --compression")
         return None
 
-    def make() -> compression.AdaComp:
-        made = compression.by_name(name, **how)
-        strategy.check_compression(name)
-        return made
-
-    return checked(make)
+    return checked(lambda: strategy.compressed(compression.by_name(name, **how)))
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:

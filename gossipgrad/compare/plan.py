@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gossipgrad import compression, optim, strategies
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import choice, integer, number
+from gossipgrad.errors import choice, integer, number, store
 from gossipgrad.keywords import keywords
 from gossipgrad.literals import Backend
 
@@ -33,7 +33,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         if self.compression is not None:
-            self.strategy.check_compression(self.compression.name)
+            store(self, compression=self.strategy.compressed(self.compression))
 
     def settings(self) -> Record:
         """The strategy's keywords and the compression, in terms of JSON."""
