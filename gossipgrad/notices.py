@@ -110,12 +110,9 @@ def residue(rank: int, name: str, saved: bool, here: bool) -> None:
     if rank != 0 or saved == here:
         return
     if here:
-        warn(f"{name}: saved without compression; the residues begin at zero")
+        warn(f"{name}: saved without residues of compression; they begin at zero")
     else:
-        warn(
-            f"{name}: saved with compression, here nothing is compressed; the residues, which had not been sent yet, "
-            "are left out"
-        )
+        warn(f"{name}: saved with residues of compression, here are none; what had not been sent yet is left out")
 
 
 def _changes(key: str, before: Any, after: Any) -> list[str]:
