@@ -278,7 +278,6 @@ def test_single_steps_and_state(mpirun):
         "overlapped, small chunks",
         "bfloat16, elastic",
         "one worker, bfloat16, server",
-        "adacomp, exact, layerwise",
         "adacomp, cyclic, layerwise",
         "adacomp, warm, periodic",
     ],
