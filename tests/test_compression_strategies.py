@@ -17,12 +17,12 @@ import gossipgrad as gg
 from gossipgrad import _core
 
 BINS = {"conv": 5, "linear": 12, "recurrent": 100, "other": 7}
-SMALL = {"bin_size": BINS, "dense_below": 20}
+SMALL = {"bin_size": BINS, "dense_below": 20, "dense": ("bias", "norm")}
 COMPRESSIONS = {
     "strict": gg.AdaComp(**SMALL),
     "safe": gg.AdaComp(mode="safe", factor=1.5, **SMALL),
     "bfloat16": gg.AdaComp(mode="exact", **SMALL),
-    "float32": gg.AdaComp(mode="exact", values="float32", factor=3.0, dense=(), **SMALL),
+    "float32": gg.AdaComp(mode="exact", values="float32", factor=3.0, **SMALL | {"dense": ()}),
     "cyclic, bfloat16": gg.AdaComp(selection="cyclic", **SMALL),
     "cyclic, float32": gg.AdaComp(selection="cyclic", values="float32", **SMALL),
 }
@@ -274,7 +274,9 @@ def test_what_travels_whole_is_what_it_is_without_compression(selection):
         ("layerwise", gg.LayerwiseAllReduce(bucket_bytes=1), True),
     ):
         bins = {"conv": 6, "linear": 0}
-        compression = gg.AdaComp(selection=selection, bin_size=bins, dense_below=0) if compressed else None
+        compression = (
+            gg.AdaComp(selection=selection, bin_size=bins, dense_below=0, dense="bias") if compressed else None
+        )
         trainer = gg.Trainer(net, strategy=strategy, seed=5, comm=gg.VirtualCluster(3), compression=compression)
         trainer.train_step(x, y)
         found[name] = sum_of(trainer)
