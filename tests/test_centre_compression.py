@@ -283,6 +283,12 @@ def test_a_weight_that_is_no_number_names_rank_and_layer():
             assert "rank 0" in str(error.value) and "layers" in str(error.value)
 
 
+@pytest.mark.parametrize("strategy", [gg.ParameterServer(), gg.ElasticAveraging(synchronous=False)], ids=repr)
+def test_no_rank_can_choose_for_others_that_send_at_another_time(strategy):
+    with pytest.raises(ValueError, match="selection: 'cyclic', but .* allowed is 'local'"):
+        trainer_of(3, strategy, gg.AdaComp(selection="cyclic", **SMALL))
+
+
 def test_under_mpi(mpirun):
     """All ranks at once, and one worker with its server, have the bits of a virtual cluster; else nothing is lost."""
     program = f"""import sys; sys.path[:0] = [{str(ROOT / "tests")!r}]

@@ -523,6 +523,10 @@ gg_status gg_centre_check(const gg_strategy_options *options, int ranks) {
     GG_TRY(gg_strategy_check_sizes(options));
     int most = options->dedicated ? ranks - 1 : ranks;
     if (options->period < 1) GG_FAIL(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
+    if (options->compression.active && options->compression.selection == GG_SELECTION_CYCLIC)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "selection: 'cyclic', but around a centre on servers the ranks do not send at one time; allowed is "
+                "'local'");
     if (options->dedicated && ranks == 1)
         GG_FAIL(GG_ERROR_ARGUMENT, "dedicated: with 1 rank nobody would train; at least 2 ranks are needed");
     if (options->servers < 1 || options->servers > most)
