@@ -442,6 +442,21 @@ cleanup:
     return status;
 }
 
+/* The residue is what has not been sent of packed parameters; of the others all is sent each time. */
+static void show_residue(gg_centre *s) {
+    const gg_state *state = s->head.env.state;
+    float *residue = gg_state_residue(state);
+    gg_add_scaled(s->head.env.device, state->count, gg_state_weights(state), -1.0f, s->base, residue);
+    for (int chunk = 0; chunk < s->buckets.chunk_count; ++chunk) {
+        int count;
+        const gg_segment *segment = segments_of(s, chunk, false, &count);
+        for (int i = 0; i < count; ++i)
+            if (segment[i].bin == 0)
+                memset(residue + s->buckets.chunk[chunk].offset + segment[i].offset, 0,
+                       segment[i].count * sizeof *residue);
+    }
+}
+
 gg_status gg_centre_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gg_centre *s = (gg_centre *)strategy;
@@ -464,9 +479,7 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
         if (!centre_trains(s))
             memcpy(gg_state_weights(strategy->env.state), s->message, strategy->env.state->count * sizeof(float));
     }
-    if (s->packs && centre_trains(s))
-        gg_add_scaled(strategy->env.device, strategy->env.state->count, gg_state_weights(strategy->env.state), -1.0f,
-                      s->base, gg_state_residue(strategy->env.state));
+    if (s->packs && centre_trains(s)) show_residue(s);
     s->stepped = s->unreported = false;
 cleanup:
     return gg_strategy_at_all(strategy, status);
