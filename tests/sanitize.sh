@@ -69,7 +69,7 @@ trainings() { # variant
     export PYTHONPATH=$scratch/$1 PYTHONMALLOC=malloc
     "$scratch/$1-run" "$python" -c "import gossipgrad._build as b; assert b.VARIANT == '$1', b.VARIANT"
     local strategy
-    for strategy in gossipgrad allreduce; do
+    for strategy in gossipgrad allreduce "gossipgrad --slices 3 --staleness 1 --final-mix"; do
         step "$1: two MPI ranks, $strategy"
         guarded "$mpiexec" -n 2 --bind-to none "$scratch/$1-run" "$python" -m gossipgrad train "${train[@]}" \
             --strategy $strategy --report "$scratch/mpi.json"
