@@ -19,7 +19,7 @@ from gossipgrad import _core
 BINS = {"conv": 5, "linear": 12, "recurrent": 100, "other": 7}
 SMALL = {"bin_size": BINS, "dense_below": 20, "dense": ("bias", "norm")}
 COMPRESSIONS = {
-    "strict": gg.AdaComp(**SMALL),
+    "strict": gg.AdaComp(mode="strict", **SMALL),
     "safe": gg.AdaComp(mode="safe", factor=1.5, **SMALL),
     "bfloat16": gg.AdaComp(mode="exact", **SMALL),
     "float32": gg.AdaComp(mode="exact", values="float32", factor=3.0, **SMALL | {"dense": ()}),
@@ -450,3 +450,19 @@ def test_packed_sums_hide_behind_the_backward_pass():
         return trainer.fit(data, batch_size=64, progress=False).last["exposed_communication_seconds"]
 
     assert exposed(gg.LayerwiseAllReduce(bucket_bytes=1)) < 0.6 * exposed(gg.AllReduce())
+
+
+@pytest.mark.parametrize("how", ["strict", "cyclic, bfloat16"])
+@pytest.mark.parametrize(
+    "strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=1), gg.PeriodicAllReduce(period=2)], ids=repr
+)
+def test_exposed_seconds_are_the_waits_of_the_trace(strategy, how):
+    comm = gg.VirtualCluster(3, latency=1e-6, bandwidth=1e8)
+    trainer = gg.Trainer(small_net(), strategy=strategy, comm=comm, trace=10_000, compression=COMPRESSIONS[how])
+    x = np.random.default_rng(0).standard_normal((56, 1, 8, 8)).astype(np.float32)
+    history = trainer.fit((x, np.arange(56) % 4), epochs=2, batch_size=5, progress=False)
+    waits = [
+        one[1] - one[0] for rank in range(3) for one in trainer.core.spans(rank) if one[2] == "wait" and one[4] == 0
+    ]
+    assert sum(waits) / 3 == pytest.approx(sum(history["exposed_communication_seconds"]), rel=1e-9)
+    assert sum(waits) > 0
