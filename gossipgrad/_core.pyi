@@ -200,7 +200,7 @@ class Trainer:
 
     # state, at rest
     def arenas(self) -> dict[str, str]:
-        """What a rank trains with: "weight", "gradient", "moment" (the optimiser's) or "residue" (compression's) by name."""
+        """What a rank trains with: "weight", "gradient", "moment" (the optimiser's), "residue" or "copy" (compression's)."""
     def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]:
         """Copies, by the parameters' names; `rank` counts the local ranks."""
     def carried(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:

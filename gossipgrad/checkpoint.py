@@ -154,14 +154,20 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     replicas.core.settle()
     notices.residue(team.rank, name, any(RESIDUE in part for part in parts), RESIDUE in replicas.core.arenas())
     _restore_exchange(replicas, saved.settings)
+    copies = {name for name, kind in replicas.core.arenas().items() if kind == "copy"}
     if saved.optimizer != replicas.optimizer.name:
-        parts = [{key: part[key] for key in ("weight", RESIDUE, CARRIED) if key in part} for part in parts]
+        kept = {"weight", RESIDUE, CARRIED} | copies
+        parts = [{key: part[key] for key in part if key in kept} for part in parts]
+    here = replicas.settings()
+    if any(saved.settings.get(key) != here.get(key) for key in ("strategy", "topology", "rotate")):
+        # A rank has other partners; copies for them begin anew.
+        parts = [{key: part[key] for key in part if key not in copies} for part in parts]
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
     replicas.set_state(saved.step, parts, consensus)
     _restore_rate(replicas, saved)
     replicas.epoch = saved.epoch
     replicas.history.epochs = saved.epochs
-    notices.changed_settings(team.rank, name, saved.settings, replicas.settings())
+    notices.changed_settings(team.rank, name, saved.settings, here)
 
 
 def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:

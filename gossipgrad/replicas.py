@@ -84,6 +84,8 @@ def _checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strate
 
 def _checked_compression(compression: AdaComp | None, strategy: strategies.Strategy) -> AdaComp | None:
     if compression is None:
+        if getattr(strategy, "mix_gamma", None) is not None:
+            raise ValueError(f"mix_gamma={strategy.mix_gamma!r}: allowed only with compression=")  # type: ignore[attr-defined]
         return None
     if not isinstance(compression, AdaComp):
         allowed = ", ".join(["None", *(f"gossipgrad.{c.__name__}(...)" for c in COMPRESSIONS.values())])
@@ -196,7 +198,7 @@ class Replicas:
         self.moments_since = 0
         self._core: _core.Trainer | None = None
         self._make()
-        models = [kind for kind in self.core.arenas().values() if kind == "residue"]
+        models = [kind for kind in self.core.arenas().values() if kind in ("residue", "copy")]
         notices.compression_memory(self.rank, len(models), self.net.parameters, self.team.local)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -250,6 +250,17 @@ class GossipGraD(Strategy):
                   hierarchical 1 MiB: links inside a node and between nodes differ, so nothing is measured; and with
                   slices, which are cut out of buckets, so that weights do depend on it.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise, with hierarchical 2 MiB.
+    mix_gamma     with the trainer's compression, above 0 and at most 0.5; None: 0.5. Two ranks that are partners in a
+                  step then hold the same copy of the weights, and when they meet, each sends the other of the
+                  difference between its weights and the copy what is largest in each bin, m: as values, whatever the
+                  compression's mode, where the difference times 1 + (factor - 1) / 10 is at least the greatest of its
+                  bin. Then w += g * (m of the partner - own m), and both copies += g * (sum of both m); g is mix_gamma.
+                  The mean of the replicas is preserved, and what is not sent stays in the next difference. Where a
+                  rank receives from another than it sends to (topologies other than "cube" and "random"), it exchanges
+                  with both of them, and g is half of mix_gamma. A rank holds a copy for each partner: ceil(log2 p) for
+                  "cube" without rotate, up to twice as many for "dissemination", 2 for "ring", p - 1 with rotate or
+                  "random"; at most 32. Only weights are exchanged, not momentum. With staleness 0 and the displacement
+                  mix, without slices, push_sum and hierarchical.
     shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
                   batch of samples with their targets to rank r - 1, and those from rank r + 1 replace them. It costs a
                   copy of the shard. A sample stays at its place in the shard, and all ranks visit the places in one
@@ -288,6 +299,9 @@ class GossipGraD(Strategy):
     wire_dtype: WireDtype = _wire_dtype()
     bucket_bytes: int | None = _bucket_bytes()
     chunk_bytes: int | None = _chunk_bytes()
+    mix_gamma: float | None = field(
+        default=None, metadata=about("with --compression: the share of the partners in a mix", default="0.5")
+    )
     shuffle_samples: bool = _shuffle_samples()
 
     def _uncompressed(self) -> list[tuple[str, Any, str]]:
@@ -331,6 +345,8 @@ class GossipGraD(Strategy):
         )
         _check_shared(self)
         self._check_slices()
+        if self.mix_gamma is not None:
+            store(self, mix_gamma=number("mix_gamma", self.mix_gamma, high=0.5, above=0.0))
         if self.ranks_per_node is not None:
             store(self, ranks_per_node=integer("ranks_per_node", self.ranks_per_node, 1))
             if not self.hierarchical:

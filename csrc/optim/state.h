@@ -14,6 +14,7 @@ typedef enum gg_arena_kind {
     GG_ARENA_GRADIENT,
     GG_ARENA_MOMENT,
     GG_ARENA_RESIDUE,
+    GG_ARENA_COPY, /* what a rank and a partner have in common of their weights; whole, as a residue */
     GG_ARENA_KINDS
 } gg_arena_kind;
 
@@ -29,7 +30,14 @@ typedef struct gg_arena {
 } gg_arena;
 
 /* The places of the arenas that every state has; moments follow from GG_MOMENTS on, then what else there is. */
-enum { GG_WEIGHTS = 0, GG_GRADIENTS, GG_MOMENTS, GG_MOST_MOMENTS = 2, GG_MOST_ARENAS = 8 };
+enum {
+    GG_WEIGHTS = 0,
+    GG_GRADIENTS,
+    GG_MOMENTS,
+    GG_MOST_MOMENTS = 2,
+    GG_MOST_EDGES = 32,
+    GG_MOST_ARENAS = 8 + GG_MOST_EDGES
+};
 
 /* The strategy owns the arenas. They have the current values after its settle. The data of an arena may be at another
  * address after each step. */

@@ -188,7 +188,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
     int partition_fc = partition_of(dict);
     long long slices = py_options_whole_of(dict, "slices", 1);
     long long ranks_per_node = py_options_whole_of(dict, "ranks_per_node", 0);
-    double probability = number_of(dict, "probability", 1.0);
+    double probability = number_of(dict, "probability", 1.0), mix_gamma = number_of(dict, "mix_gamma", 0);
     if (size_of(dict, "bucket_bytes", &bucket) < 0 || size_of(dict, "chunk_bytes", &chunk) < 0) return -1;
     if (PyErr_Occurred()) return -1;
     if (ranks_per_node < 0 || ranks_per_node > INT_MAX) {
@@ -216,6 +216,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
                                  .period = period,
                                  .interval = interval,
                                  .probability = probability,
+                                 .mix_gamma = mix_gamma,
                                  .push_sum = flag_of(dict, "push_sum"),
                                  .shuffle_samples = flag_of(dict, "shuffle_samples"),
                                  .synchronous = synchronous != 0,

@@ -24,7 +24,7 @@ static int arena_place(const gg_py_trainer *t, const char *name) {
 }
 
 static PyObject *py_trainer_arenas(PyObject *self, PyObject *unused) {
-    static const char *const kinds[GG_ARENA_KINDS] = {"weight", "gradient", "moment", "residue"};
+    static const char *const kinds[GG_ARENA_KINDS] = {"weight", "gradient", "moment", "residue", "copy"};
     const gg_state *state = gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0));
     PyObject *dict = PyDict_New();
     (void)unused;
@@ -226,7 +226,7 @@ PyMethodDef gg_py_trainer_state[] = {
     {"load_carried", load_carried, METH_VARARGS,
      "load_carried($self, arrays, rank, /)\n--\n\nSets what carried() gave; {}: to zero."},
     {"arenas", py_trainer_arenas, METH_NOARGS,
-     "What a rank trains with: by name \"weight\", \"gradient\", \"moment\" or \"residue\"."},
+     "What a rank trains with: by name \"weight\", \"gradient\", \"moment\", \"residue\" or \"copy\"."},
     {"arena", GG_PY_KEYWORDS(py_trainer_arena), "Copies of a local rank's arena, by the parameters' names."},
     {"load_arena", GG_PY_KEYWORDS(load_arena), "Sets an arena of one local rank or of all."},
     {"consensus_weights", consensus_weights, METH_NOARGS,

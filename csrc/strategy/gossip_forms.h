@@ -8,6 +8,8 @@
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+/* With compression; at most GG_MOST_EDGES partners a rank. */
+gg_status gg_gossip_edges_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 /* The one of these that the options ask for. */
 gg_status gg_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 /* Reduces gradients inside a node, and makes gossip of these between the nodes (layerwise_allreduce.c). */

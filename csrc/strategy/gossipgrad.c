@@ -3,6 +3,30 @@
 #include "strategy/gossip_forms.h"
 #include "strategy/types.h"
 
+/* With compression every edge of the schedule has copies of the weights: what does not go with them. */
+static gg_status check_compressed(const gg_strategy_options *options) {
+    gg_status status = GG_OK;
+    if (!(options->mix_gamma >= 0 && options->mix_gamma <= 0.5))
+        GG_FAIL(GG_ERROR_ARGUMENT, "mix_gamma: %g; allowed are 0 to 0.5, and 0 means 0.5", options->mix_gamma);
+    if (!options->compression.active) goto cleanup;
+    if (options->hierarchical || options->push_sum)
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s: True with compression; allowed is False",
+                options->hierarchical ? "hierarchical" : "push_sum");
+    if (options->exchange != GG_EXCHANGE_WEIGHTS)
+        GG_FAIL(GG_ERROR_ARGUMENT, "exchange: only weights have copies for compression; allowed is 'weights'");
+    if (options->mix != GG_MIX_DISPLACEMENT)
+        GG_FAIL(GG_ERROR_ARGUMENT, "mix: 'halves' with compression; allowed is 'displacement'");
+    if (options->staleness != 0)
+        GG_FAIL(GG_ERROR_ARGUMENT, "staleness: %d with compression; allowed is 0", options->staleness);
+    if (options->wire != GG_FLOAT32)
+        GG_FAIL(GG_ERROR_ARGUMENT, "wire_dtype: 'bfloat16' with compression, which says how values travel; allowed is "
+                                   "'float32'");
+    if (options->compression.selection != GG_SELECTION_LOCAL)
+        GG_FAIL(GG_ERROR_ARGUMENT, "selection: 'cyclic' with GossipGraD, where nothing is summed; allowed is 'local'");
+cleanup:
+    return status;
+}
+
 static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks) {
     gg_status status = GG_OK;
     (void)ranks;
@@ -23,6 +47,7 @@ static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks)
             "slices: %d with exchange 'gradients', which pulls no replicas together; allowed are 'weights+momentum' "
             "and 'weights'",
             options->slices);
+    GG_TRY(check_compressed(options));
     status = gg_strategy_check_sizes(options);
 cleanup:
     return status;
@@ -34,6 +59,8 @@ static gg_status gossipgrad_create(const gg_strategy_options *options, const gg_
 }
 
 static gg_exchange_cost gossipgrad_cost(const gg_strategy_options *options, int ranks, int moments) {
+    if (options->compression.active) /* small messages, whole buckets */
+        return (gg_exchange_cost){.copies = 0.05, .messages = 1, .hops = 1};
     const double arenas = options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM ? 1.0 + moments : 1.0;
     (void)ranks;
     return (gg_exchange_cost){.copies = arenas * gg_wire_part(options) / (options->slices > 1 ? options->slices : 1),

@@ -129,7 +129,7 @@ gg_status gg_strategy_gather(gg_strategy *strategy, int arena, float *whole) {
     const gg_arena *from = &state->arena[arena];
     gg_transport *transport = strategy->env.transport;
     float *slices = NULL;
-    if (partition == NULL || from->kind == GG_ARENA_WEIGHT || from->kind == GG_ARENA_RESIDUE) {
+    if (partition == NULL || from->kind == GG_ARENA_WEIGHT || from->kind >= GG_ARENA_RESIDUE) {
         if (whole != NULL) memcpy(whole, from->data, state->count * sizeof(float));
         goto cleanup;
     }

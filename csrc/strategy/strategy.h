@@ -70,6 +70,7 @@ typedef struct gg_strategy_options {
     int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
     int64_t interval;     /* steps from one exchange to the next */
     double probability;   /* with which an exchange that is due takes place */
+    double mix_gamma;     /* GossipGraD with compression: the share of the partners in a mix; 0: a half */
     bool push_sum;        /* weights carry a mass, so that averaging preserves their mean */
     bool shuffle_samples; /* the ranks' samples move around a ring; the replica does it, for every strategy */
     /* Where ranks share a centre: */

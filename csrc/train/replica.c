@@ -118,7 +118,7 @@ const char *gg_replica_backend_name(const gg_replica *r) {
 }
 
 size_t gg_replica_bytes(const gg_replica *r) {
-    const size_t whole = gg_state_residue(&r->state) != NULL ? 3 : 2; /* arenas of all elements */
+    const size_t whole = (size_t)(r->state.arenas - gg_state_moments(&r->state)); /* arenas of all elements */
     return gg_plans_bytes(&r->plans) + whole * r->state.count * sizeof(float) +
            (size_t)gg_state_moment_bytes(&r->state, false);
 }

@@ -318,14 +318,16 @@ static const segment *find_block(const gg_shared *shared, uint32_t id) {
 }
 
 gg_status gg_shared_locate(gg_shared *shared, int peer, const gg_shared_descriptor *descriptor, const void **data) {
+    gg_status status = GG_OK;
     const size_t place = (size_t)shared->place_of[peer];
     const segment *block = find_block(shared, descriptor->block);
     if (!block || descriptor->place != place || descriptor->slot >= SLOTS || descriptor->offset > block->part ||
         block->part - descriptor->offset < descriptor->bytes)
-        return gg_fail(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)",
-                       peer, descriptor->block, (unsigned long long)descriptor->offset);
+        GG_FAIL(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)", peer,
+                descriptor->block, (unsigned long long)descriptor->offset);
     *data = block->base + place * block->part + descriptor->offset;
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 void gg_shared_acknowledge(gg_shared *shared, const gg_shared_descriptor *descriptor) {
