@@ -253,7 +253,7 @@ class GossipGraD(Strategy):
     mix_gamma     with the trainer's compression, above 0 and at most 0.5; None: 0.5. Two ranks that are partners in a
                   step then hold the same copy of the weights, and when they meet, each sends the other of the
                   difference between its weights and the copy what is largest in each bin, m: as values, whatever the
-                  compression's mode, where the difference times 1 + (factor - 1) / 10 is at least the greatest of its
+                  compression's mode, where the difference times 1 + (factor - 1) / 32 is at least the greatest of its
                   bin. Then w += g * (m of the partner - own m), and both copies += g * (sum of both m); g is mix_gamma.
                   The mean of the replicas is preserved, and what is not sent stays in the next difference. Where a
                   rank receives from another than it sends to (topologies other than "cube" and "random"), it exchanges

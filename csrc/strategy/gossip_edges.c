@@ -34,8 +34,8 @@
 #include "strategy/gossip_forms.h"
 
 #define USUAL_GAMMA 0.5f
-/* A difference is that of some ten steps, of which the last is a tenth: H = G + (factor - 1)*G/10. */
-#define LAST_STEP 0.1f
+/* A difference is that of some thirty steps, of which the last is a part: H = G + (factor - 1)*G/32. */
+#define LAST_STEP (1.0f / 32)
 
 /* What a message carries, in a word before what is packed. */
 typedef enum form {
