@@ -66,7 +66,8 @@ static void draw_layout(layout *l) {
                                      .count = count,
                                      .bin = widths[below(sizeof widths / sizeof *widths)],
                                      .family = (gg_family)below(GG_FAMILY_COUNT),
-                                     .layer = i};
+                                     .layer = i,
+                                     .name = "segment"};
         at += count + below(20);
     }
     const gg_segment *last = &l->segment[l->segments - 1];

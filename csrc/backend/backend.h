@@ -264,6 +264,7 @@ typedef struct gg_gather_args {
 
 /* Bins have at most so many elements. */
 #define GG_MOST_CHOSEN_BIN 16384
+enum { GG_CHOSEN_FIRST = 0x8000, GG_CHOSEN_NONE = 0xffff };
 
 /* AdaComp's choice (compress/compression.h) in n elements, bins of `bin` of them, the last one shorter. Either
  *   d = scale*gradient   G = residue + d (and residue = G)   H = G + (factor - 1)*d      or, where residue is NULL,
@@ -278,9 +279,9 @@ typedef struct gg_choose_args {
     float *residue;
     const float *value, *known; /* residue NULL */
     uint32_t *greatest;         /* out: of each bin the bits of max |G| */
-    uint16_t *count;            /* out: of each bin how many are chosen */
-    uint16_t *place;            /* out: their places in their bins, in order; room for n; NULL: nothing is chosen, and
-                                   count is not written */
+    uint16_t *place;            /* out: of each bin the places in it that are chosen, in order, the first of them with
+                                   GG_CHOSEN_FIRST added; where there is none, GG_CHOSEN_NONE. Room for n; NULL:
+                                   nothing is chosen */
 } gg_choose_args;
 
 /* A batch of vectors as it lies: float32, PLAIN or BATCH_LAST. */
@@ -340,7 +341,7 @@ typedef struct gg_backend {
     double (*sum_squares)(gg_device *device, size_t n, const float *a, const float *b);
     /* True if no element is NaN or infinite. */
     bool (*all_finite)(gg_device *device, size_t n, const float *a);
-    /* Gives how many are chosen in all bins. */
+    /* Gives how many entries `place` has got. */
     size_t (*choose)(gg_device *device, const gg_choose_args *args);
 
     void (*gather)(gg_device *device, const gg_gather_args *args);

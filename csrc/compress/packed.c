@@ -150,17 +150,18 @@ static unsigned char *put_empty(unsigned char *at, bool wide, size_t bins) {
 typedef struct code_reader {
     const unsigned char *at, *end;
     size_t count, bin;
-    size_t start, next; /* first element of the bin that is open, and of the one behind it */
-    size_t least;       /* places below are not allowed; `bin`: no bin is open */
+    size_t start; /* first element of the bin that was begun last; -bin (which wraps around): of none */
+    size_t least; /* places below are not allowed; `bin`: no bin is open */
 } code_reader;
 
 static code_reader reader_of(const gg_segment *segment, const unsigned char *codes, size_t bytes) {
     const size_t bin = (size_t)segment->bin;
-    return (code_reader){.at = codes, .end = codes + bytes, .count = segment->count, .bin = bin, .least = bin};
+    return (code_reader){
+        .at = codes, .end = codes + bytes, .count = segment->count, .bin = bin, .start = -bin, .least = bin};
 }
 
 static bool skip_empty(code_reader *r, bool wide, uint32_t flags) {
-    const size_t left = r->next < r->count ? (r->count - r->next + r->bin - 1) / r->bin : 0;
+    const size_t next = r->start + r->bin, left = next < r->count ? (r->count - next + r->bin - 1) / r->bin : 0;
     const size_t unit = wide ? 2 : 1, more = flags == EMPTY_UNIT ? unit : flags == EMPTY_LONG ? 4 : 0;
     size_t bins = 1;
     if (flags == NO_EMPTY || (size_t)(r->end - r->at) < more) return false;
@@ -168,7 +169,7 @@ static bool skip_empty(code_reader *r, bool wide, uint32_t flags) {
     if (flags == EMPTY_LONG) bins = read_u32(r->at);
     if (bins > left) return false;
     r->at += more;
-    r->next += bins * r->bin;
+    r->start += bins * r->bin;
     r->least = r->bin;
     return true;
 }
@@ -183,13 +184,15 @@ GG_INLINE read_result next_element(code_reader *r, const bool wide, size_t *elem
         const uint32_t place = code & mark, flags = code >> flags_shift(wide);
         r->at += unit;
         if (__builtin_expect(place == mark, 0)) {
-            if (!skip_empty(r, wide, flags)) return READ_WRONG;
+            code_reader behind = *r; /* a copy, so that *r is not in memory */
+            if (!skip_empty(&behind, wide, flags)) return READ_WRONG;
+            *r = behind;
             continue;
         }
-        const bool first = (flags & FLAG_FIRST) != 0;
-        r->start = first ? r->next : r->start;
-        r->next = first ? r->next + r->bin : r->next;
-        r->least = first ? 0 : r->least;
+        /* By masks: whether an element is its bin's first cannot be predicted. */
+        const size_t first = -(size_t)(flags / FLAG_FIRST);
+        r->start += r->bin & first;
+        r->least &= ~first;
         *element = r->start + place;
         if (place < r->least || place >= r->bin || *element >= r->count) return READ_WRONG;
         r->least = place + 1;
@@ -217,8 +220,8 @@ GG_INLINE void remove_sent(const pack_terms *t, size_t j, float sent) {
 }
 
 typedef struct pack_scratch {
-    uint32_t *greatest;
-    uint16_t *count, *place;
+    uint32_t *greatest, *sent; /* sent: an encoding's */
+    uint16_t *place;           /* what the kernel chooses */
 } pack_scratch;
 
 /* Dense segments are checked in bins of the greatest size. */
@@ -234,15 +237,13 @@ static pack_scratch scratch_layout(const gg_segment *segment, int segments, void
         bins = own > bins ? own : bins;
         if (segment[i].bin > 0 && segment[i].count > count) count = segment[i].count;
     }
-    const size_t greatest = aligned_up(bins * sizeof(uint32_t), GG_ALIGNMENT);
-    const size_t counts = aligned_up(bins * sizeof(uint16_t), GG_ALIGNMENT);
+    const size_t numbers = aligned_up(bins * sizeof(uint32_t), GG_ALIGNMENT);
     if (bytes != NULL) {
-        *bytes = greatest + counts + aligned_up(count * sizeof(uint16_t), GG_ALIGNMENT);
+        *bytes = 2 * numbers + aligned_up(count * sizeof(uint16_t), GG_ALIGNMENT);
         return (pack_scratch){0};
     }
     unsigned char *at = scratch;
-    return (pack_scratch){
-        .greatest = (void *)at, .count = (void *)(at + greatest), .place = (void *)(at + greatest + counts)};
+    return (pack_scratch){.greatest = (void *)at, .sent = (void *)(at + numbers), .place = (void *)(at + 2 * numbers)};
 }
 
 size_t gg_pack_scratch_bytes(const gg_segment *segment, int segments) {
@@ -303,52 +304,72 @@ typedef struct encoded {
     size_t bytes, elements;
 } encoded;
 
-/* Writes the codes of what the kernel has chosen and the mode does not reject. sends: with signs, and every sent
- * element loses sign*scale. */
-GG_INLINE encoded encode_units(const gg_segment *segment, const pack_scratch *chosen, const pack_terms *t,
-                               const bool wide, const bool sends, float scale, float least,
-                               gg_compression_counts *counts, unsigned char *codes) {
-    const size_t bins = bins_of(segment), bin = (size_t)segment->bin;
-    const uint16_t *place = chosen->place;
+/* What the kernel has chosen of a segment, and what is done with it. */
+typedef struct encoding {
+    const gg_segment *segment;
+    const uint16_t *place;
+    size_t entries;
+    uint32_t *sent; /* out: elements sent up to the end of each bin */
+    pack_terms terms;
+    float scale;
+    uint32_t least; /* bits of the least |G| that is sent; not 0 */
+} encoding;
+
+/* Writes the codes of what has been chosen and is large enough. sends: with signs, and every sent element loses
+ * sign*scale. Branches are taken where a bin is empty or an element is left out. */
+GG_INLINE encoded encode_units(const encoding *e, const bool wide, const bool sends, unsigned char *codes) {
+    const pack_terms terms = e->terms;
+    const uint16_t *const end = e->place + e->entries;
+    const uint32_t shift = flags_shift(wide), least = e->least;
+    const size_t bin = (size_t)e->segment->bin;
     unsigned char *at = codes;
-    size_t empty = 0, elements = 0;
-    int64_t histogram[GG_COUNTS_HISTOGRAM] = {0};
-    for (size_t b = 0; b < bins; ++b) {
-        const size_t count = chosen->count[b], first = b * bin;
-        size_t sent = 0;
-        for (size_t k = 0; k < count; ++k) {
-            const uint32_t where = *place++;
-            const size_t j = first + where;
-            const float g = term_of(t, j), size = fabsf(g);
-            if (size == 0 || size < least) continue;
-            const bool negative = g < 0;
-            if (sent++ == 0) {
-                at = put_empty(at, wide, empty);
-                empty = 0;
-            }
-            const uint32_t flags = (sent == 1 ? FLAG_FIRST : 0) | (sends && negative ? FLAG_NEGATIVE : 0);
-            at = put_unit(at, wide, where | flags << flags_shift(wide));
-            if (sends) remove_sent(t, j, negative ? -scale : scale);
+    size_t b = (size_t)0 - 1, start = (size_t)0 - bin; /* of the bin before the first; the first entry opens one */
+    size_t empty = 0;
+    uint32_t elements = 0;
+    uint32_t waits = 0; /* 1 where the bin has sent nothing yet */
+    for (const uint16_t *place = e->place; place < end; ++place) {
+        const uint32_t entry = *place, first = entry / GG_CHOSEN_FIRST, where = entry % GG_CHOSEN_FIRST;
+        /* By masks: it cannot be predicted. */
+        empty += first & waits;
+        waits |= first;
+        start += bin & -(size_t)first;
+        b += first;
+        e->sent[b] = elements;
+        if (entry == GG_CHOSEN_NONE) continue;
+        const size_t j = start + where;
+        const float g = term_of(&terms, j);
+        uint32_t bits;
+        memcpy(&bits, &g, sizeof bits);
+        if ((bits & 0x7fffffffu) < least) continue;
+        if (empty > 0) {
+            at = put_empty(at, wide, empty);
+            empty = 0;
         }
-        empty += sent == 0;
-        elements += sent;
-        histogram[sent < GG_COUNTS_HISTOGRAM ? sent : GG_COUNTS_HISTOGRAM - 1]++;
-    }
-    if (counts != NULL) {
-        for (int i = 0; i < GG_COUNTS_HISTOGRAM; ++i) counts->bins_with[i] += histogram[i];
-        counts->elements += (int64_t)segment->count;
-        counts->elements_sent += (int64_t)elements;
+        const uint32_t negative = sends ? bits >> 31 : 0;
+        at = put_unit(at, wide, where | (waits * FLAG_FIRST | negative * FLAG_NEGATIVE) << shift);
+        waits = 0;
+        e->sent[b] = ++elements;
+        if (sends) remove_sent(&terms, j, copysignf(e->scale, g));
     }
     return (encoded){.bytes = (size_t)(at - codes), .elements = elements};
 }
 
-static encoded encode_segment(const gg_segment *segment, const pack_scratch *chosen, const pack_terms *t, bool sends,
-                              float scale, float least, gg_compression_counts *counts, unsigned char *codes) {
-    if (segment->bin >= WIDE_FROM)
-        return sends ? encode_units(segment, chosen, t, true, true, scale, least, counts, codes)
-                     : encode_units(segment, chosen, t, true, false, scale, least, counts, codes);
-    return sends ? encode_units(segment, chosen, t, false, true, scale, least, counts, codes)
-                 : encode_units(segment, chosen, t, false, false, scale, least, counts, codes);
+static encoded encode_segment(const encoding *e, bool sends, gg_compression_counts *counts, unsigned char *codes) {
+    encoded made;
+    if (e->segment->bin >= WIDE_FROM)
+        made = sends ? encode_units(e, true, true, codes) : encode_units(e, true, false, codes);
+    else made = sends ? encode_units(e, false, true, codes) : encode_units(e, false, false, codes);
+    if (counts == NULL) return made;
+    const size_t bins = bins_of(e->segment);
+    int64_t histogram[GG_COUNTS_HISTOGRAM] = {0};
+    for (size_t b = 0; b < bins; ++b) {
+        const uint32_t own = e->sent[b] - (b > 0 ? e->sent[b - 1] : 0);
+        histogram[own < GG_COUNTS_HISTOGRAM ? own : GG_COUNTS_HISTOGRAM - 1]++;
+    }
+    for (int i = 0; i < GG_COUNTS_HISTOGRAM; ++i) counts->bins_with[i] += histogram[i];
+    counts->elements += (int64_t)e->segment->count;
+    counts->elements_sent += (int64_t)made.elements;
+    return made;
 }
 
 static void clear_gap(unsigned char *from, const unsigned char *to) {
@@ -418,9 +439,10 @@ static pack_terms terms_of(const pack_arrays *arrays, const gg_segment *segment)
                         .known = arrays->known != NULL ? arrays->known + segment->offset : NULL};
 }
 
-/* Adds the gradient to the residue of segment i, finds the greatest of its bins and, with `chooses`, the chosen. */
+/* Adds the gradient to the residue of segment i and finds the greatest of its bins; the chosen too, unless `entries` is
+ * NULL. */
 static gg_status measure_segment(const gg_packing *packing, int i, const pack_arrays *arrays,
-                                 const pack_scratch *scratch, bool chooses) {
+                                 const pack_scratch *scratch, size_t *entries) {
     const gg_segment *segment = &packing->segment[i];
     const pack_terms terms = terms_of(arrays, segment);
     const gg_choose_args args = {
@@ -433,52 +455,63 @@ static gg_status measure_segment(const gg_packing *packing, int i, const pack_ar
         .value = terms.value,
         .known = terms.known,
         .greatest = scratch->greatest,
-        .count = scratch->count,
-        .place = chooses ? scratch->place : NULL,
+        .place = entries != NULL ? scratch->place : NULL,
     };
-    packing->device->table->choose(packing->device, &args);
+    const size_t count = packing->device->table->choose(packing->device, &args);
+    if (entries != NULL) *entries = count;
     return check_greatest(segment, i, args.bin, scratch->greatest, &terms);
+}
+
+/* The part of a packed segment that has been measured; its bytes. */
+static size_t pack_part(const gg_packing *packing, int i, message_form form, const pack_terms *terms,
+                        const pack_scratch *scratch, size_t entries, unsigned char *part) {
+    const gg_segment *segment = &packing->segment[i];
+    const float scale = scale_of(scratch->greatest, bins_of(segment));
+    /* Without a scale nothing is large enough. Bits of sizes ascend as they do; those of 0 are 0. */
+    const float least = form == FORM_SCALE && !(scale > 0)                  ? INFINITY
+                        : packing->compression->mode == GG_COMPRESSION_SAFE ? scale / 2
+                                                                            : 0;
+    encoding work = {.segment = segment,
+                     .place = scratch->place,
+                     .entries = entries,
+                     .sent = scratch->sent,
+                     .terms = *terms,
+                     .scale = scale};
+    memcpy(&work.least, &least, sizeof least);
+    if (work.least == 0) work.least = 1;
+    unsigned char *const codes = part + PART_BYTES;
+    const encoded made = encode_segment(&work, form == FORM_SCALE, packing->counts, codes);
+    unsigned char *at = codes + aligned_up(made.bytes, 4);
+    clear_gap(codes + made.bytes, at);
+    write_u32(part, (uint32_t)made.bytes);
+    if (form == FORM_SCALE) write_float(part + 4, scale);
+    else write_u32(part + 4, (uint32_t)made.elements);
+    if (form == FORM_NARROW || form == FORM_VALUES) {
+        const gg_dtype dtype = form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32;
+        unsigned char *const end = at + move_values(segment, codes, made.bytes, dtype, terms, at);
+        at += aligned_up((size_t)(end - at), 4);
+        clear_gap(end, at);
+    }
+    return (size_t)(at - part);
 }
 
 static gg_status pack_message(const gg_packing *packing, message_form form, const pack_arrays *arrays,
                               unsigned char *message, size_t *bytes) {
     gg_status status = GG_OK;
     const pack_scratch scratch = scratch_layout(packing->segment, packing->segments, packing->scratch, NULL);
-    const gg_dtype dtype = form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32;
     unsigned char *at = message + HEADER_BYTES;
     *bytes = 0;
     for (int i = 0; i < packing->segments; ++i) {
         const gg_segment *segment = &packing->segment[i];
         const pack_terms terms = terms_of(arrays, segment);
         unsigned char *const part = at;
+        size_t entries;
         if (segment->count > GG_MOST_PACKED)
             GG_FAIL(GG_ERROR_UNSUPPORTED, "parameter %d of the message ('%s') has %zu elements; at most %zu are packed",
                     i, segment->name, segment->count, GG_MOST_PACKED);
-        GG_TRY(measure_segment(packing, i, arrays, &scratch, segment->bin > 0));
-        if (segment->bin == 0) {
-            if (form != FORM_CHOICE) at += move_dense(segment, GG_FLOAT32, &terms, at);
-        } else {
-            const float scale = scale_of(scratch.greatest, bins_of(segment));
-            const bool safe = packing->compression->mode == GG_COMPRESSION_SAFE;
-            /* Where there is no scale, nothing is large enough. */
-            const float least = form == FORM_SCALE && !(scale > 0) ? INFINITY : safe ? scale / 2 : 0;
-            unsigned char *const codes = part + PART_BYTES;
-            const encoded made =
-                encode_segment(segment, &scratch, &terms, form == FORM_SCALE, scale, least, packing->counts, codes);
-            write_u32(part, (uint32_t)made.bytes);
-            at = codes + aligned_up(made.bytes, 4);
-            clear_gap(codes + made.bytes, at);
-            if (form == FORM_SCALE) {
-                write_float(part + 4, scale);
-            } else {
-                write_u32(part + 4, (uint32_t)made.elements);
-                if (form != FORM_CHOICE) {
-                    unsigned char *const end = at + move_values(segment, codes, made.bytes, dtype, &terms, at);
-                    at += aligned_up((size_t)(end - at), 4);
-                    clear_gap(end, at);
-                }
-            }
-        }
+        GG_TRY(measure_segment(packing, i, arrays, &scratch, segment->bin > 0 ? &entries : NULL));
+        if (segment->bin > 0) at += pack_part(packing, i, form, &terms, &scratch, entries, at);
+        else if (form != FORM_CHOICE) at += move_dense(segment, GG_FLOAT32, &terms, at);
         /* What a choice stands for is counted with its values. */
         count_bytes(packing->counts, segment, form != FORM_CHOICE ? segment->count * sizeof(float) : 0,
                     (size_t)(at - part) + (i == 0 ? HEADER_BYTES : 0));
@@ -516,7 +549,7 @@ gg_status gg_pack_accumulate(const gg_packing *packing, float scale, const float
     gg_status status = GG_OK;
     const pack_arrays arrays = {.scale = scale, .gradient = gradient, .residue = residue};
     const pack_scratch scratch = scratch_layout(packing->segment, packing->segments, packing->scratch, NULL);
-    for (int i = 0; i < packing->segments; ++i) GG_TRY(measure_segment(packing, i, &arrays, &scratch, false));
+    for (int i = 0; i < packing->segments; ++i) GG_TRY(measure_segment(packing, i, &arrays, &scratch, NULL));
 cleanup:
     return status;
 }

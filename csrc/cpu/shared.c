@@ -391,10 +391,7 @@ static void choose_part(void *context, int thread, int threads) {
     if (args.value != NULL) args.value += begin;
     if (args.known != NULL) args.known += begin;
     args.greatest += first;
-    if (args.place != NULL) {
-        args.count += first;
-        args.place += begin;
-    }
+    if (args.place != NULL) args.place += begin;
     c->device->partial_count[thread] = (int64_t)c->device->kernels->choose(&args);
 }
 

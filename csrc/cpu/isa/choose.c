@@ -30,8 +30,9 @@ GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, si
 
 #if defined(__AVX512F__)
 
-/* The same of the elements in `mask`. */
-GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, size_t i, __mmask16 mask, uint32_t *h) {
+/* The same of the elements in `mask`: |H|, and *greatest with |G|. */
+GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, size_t i, __mmask16 mask,
+                                 __m512i *greatest) {
     const __m512i magnitude = _mm512_set1_epi32((int)MAGNITUDE);
     __m512 d = _mm512_setzero_ps(), g;
     if (source == FROM_DIFFERENCE) {
@@ -42,39 +43,34 @@ GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, 
         g = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, a->residue + i), d);
         _mm512_mask_storeu_ps(a->residue + i, mask, g);
     }
+    *greatest = _mm512_max_epu32(*greatest, _mm512_and_si512(_mm512_castps_si512(g), magnitude));
     const __m512 wanted = _mm512_add_ps(g, _mm512_mul_ps(_mm512_set1_ps(a->factor - 1), d));
-    _mm512_store_si512(h, _mm512_and_si512(_mm512_castps_si512(wanted), magnitude));
-    return _mm512_and_si512(_mm512_castps_si512(g), magnitude);
+    return _mm512_and_si512(_mm512_castps_si512(wanted), magnitude);
 }
+
+GG_INLINE __mmask16 first_lanes(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
 
 GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, size_t at, size_t n, magnitudes *h) {
     __m512i greatest = _mm512_setzero_si512();
     size_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        greatest = _mm512_max_epu32(greatest, measure_vector(a, source, at + i, 0xffff, h->of + i));
-    if (i < n) {
-        const __mmask16 rest = (__mmask16)((1u << (n - i)) - 1u);
-        greatest = _mm512_max_epu32(greatest, measure_vector(a, source, at + i, rest, h->of + i));
-    }
+    for (; i + 16 <= n; i += 16) _mm512_store_si512(h->of + i, measure_vector(a, source, at + i, 0xffff, &greatest));
+    if (i < n) _mm512_store_si512(h->of + i, measure_vector(a, source, at + i, first_lanes(n - i), &greatest));
     return (uint32_t)_mm512_reduce_max_epu32(greatest);
 }
 
-/* A full vector of places fits where the elements before it were fewer or as many: a whole vector is written, however
- * many are chosen. */
-GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, uint16_t *place) {
+/* A whole vector is written, however many are chosen, where there is room for it. Lanes behind the bin have |H| = 0. */
+GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place) {
     const __m512i least = _mm512_set1_epi32((int)greatest);
     __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    size_t count = 0, i = 0;
-    for (; i + 16 <= n; i += 16) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i += 16) {
         const __mmask16 chosen = _mm512_cmpge_epu32_mask(_mm512_load_si512(h->of + i), least);
-        const __m256i places = _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(chosen, at));
-        _mm256_storeu_si256((__m256i *)(place + count), places);
-        count += (size_t)__builtin_popcount(chosen);
+        const __m512i places = _mm512_maskz_compress_epi32(chosen, at);
+        const size_t own = (size_t)__builtin_popcount(chosen);
+        if (room - count >= 16) _mm256_storeu_si256((__m256i *)(place + count), _mm512_cvtepi32_epi16(places));
+        else _mm512_mask_cvtepi32_storeu_epi16(place + count, first_lanes(own), places);
+        count += own;
         at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
-    }
-    for (; i < n; ++i) {
-        place[count] = (uint16_t)i;
-        count += h->of[i] >= greatest;
     }
     return count;
 }
@@ -110,14 +106,51 @@ GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source,
     return greatest;
 }
 
-/* Few vectors have one that is chosen where bins are long. */
-GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, uint16_t *place) {
+/* Of each mask of eight the places that are set, four bits each, from the lowest on. */
+static const uint32_t places_of[256] = {
+    0x0,      0x0,       0x1,      0x10,      0x2,       0x20,      0x21,     0x210,     0x3,      0x30,
+    0x31,     0x310,     0x32,     0x320,     0x321,     0x3210,    0x4,      0x40,      0x41,     0x410,
+    0x42,     0x420,     0x421,    0x4210,    0x43,      0x430,     0x431,    0x4310,    0x432,    0x4320,
+    0x4321,   0x43210,   0x5,      0x50,      0x51,      0x510,     0x52,     0x520,     0x521,    0x5210,
+    0x53,     0x530,     0x531,    0x5310,    0x532,     0x5320,    0x5321,   0x53210,   0x54,     0x540,
+    0x541,    0x5410,    0x542,    0x5420,    0x5421,    0x54210,   0x543,    0x5430,    0x5431,   0x54310,
+    0x5432,   0x54320,   0x54321,  0x543210,  0x6,       0x60,      0x61,     0x610,     0x62,     0x620,
+    0x621,    0x6210,    0x63,     0x630,     0x631,     0x6310,    0x632,    0x6320,    0x6321,   0x63210,
+    0x64,     0x640,     0x641,    0x6410,    0x642,     0x6420,    0x6421,   0x64210,   0x643,    0x6430,
+    0x6431,   0x64310,   0x6432,   0x64320,   0x64321,   0x643210,  0x65,     0x650,     0x651,    0x6510,
+    0x652,    0x6520,    0x6521,   0x65210,   0x653,     0x6530,    0x6531,   0x65310,   0x6532,   0x65320,
+    0x65321,  0x653210,  0x654,    0x6540,    0x6541,    0x65410,   0x6542,   0x65420,   0x65421,  0x654210,
+    0x6543,   0x65430,   0x65431,  0x654310,  0x65432,   0x654320,  0x654321, 0x6543210, 0x7,      0x70,
+    0x71,     0x710,     0x72,     0x720,     0x721,     0x7210,    0x73,     0x730,     0x731,    0x7310,
+    0x732,    0x7320,    0x7321,   0x73210,   0x74,      0x740,     0x741,    0x7410,    0x742,    0x7420,
+    0x7421,   0x74210,   0x743,    0x7430,    0x7431,    0x74310,   0x7432,   0x74320,   0x74321,  0x743210,
+    0x75,     0x750,     0x751,    0x7510,    0x752,     0x7520,    0x7521,   0x75210,   0x753,    0x7530,
+    0x7531,   0x75310,   0x7532,   0x75320,   0x75321,   0x753210,  0x754,    0x7540,    0x7541,   0x75410,
+    0x7542,   0x75420,   0x75421,  0x754210,  0x7543,    0x75430,   0x75431,  0x754310,  0x75432,  0x754320,
+    0x754321, 0x7543210, 0x76,     0x760,     0x761,     0x7610,    0x762,    0x7620,    0x7621,   0x76210,
+    0x763,    0x7630,    0x7631,   0x76310,   0x7632,    0x76320,   0x76321,  0x763210,  0x764,    0x7640,
+    0x7641,   0x76410,   0x7642,   0x76420,   0x76421,   0x764210,  0x7643,   0x76430,   0x76431,  0x764310,
+    0x76432,  0x764320,  0x764321, 0x7643210, 0x765,     0x7650,    0x7651,   0x76510,   0x7652,   0x76520,
+    0x76521,  0x765210,  0x7653,   0x76530,   0x76531,   0x765310,  0x76532,  0x765320,  0x765321, 0x7653210,
+    0x7654,   0x76540,   0x76541,  0x765410,  0x76542,   0x765420,  0x765421, 0x7654210, 0x76543,  0x765430,
+    0x765431, 0x7654310, 0x765432, 0x7654320, 0x7654321, 0x76543210};
+
+/* A whole vector is written, however many are chosen: the places before it are no more than the elements before it. */
+GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place) {
+    (void)room;
     const __m256i least = _mm256_set1_epi32((int)greatest - 1); /* both are below 2^31 */
+    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), low = _mm256_set1_epi32(7);
+    __m128i at = _mm_setzero_si128();
     size_t count = 0, i = 0;
     for (; i + 8 <= n; i += 8) {
         const __m256i above = _mm256_cmpgt_epi32(_mm256_load_si256((const __m256i *)(h->of + i)), least);
-        unsigned chosen = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(above));
-        for (; chosen != 0; chosen &= chosen - 1) place[count++] = (uint16_t)(i + (size_t)__builtin_ctz(chosen));
+        const unsigned chosen = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(above));
+        const __m256i packed = _mm256_srlv_epi32(_mm256_set1_epi32((int)places_of[chosen]), shifts);
+        const __m256i wide = _mm256_and_si256(packed, low);
+        const __m128i places = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+        _mm_storeu_si128((__m128i *)(place + count), _mm_add_epi16(places, at));
+        count += (size_t)__builtin_popcount(chosen);
+        at = _mm_add_epi16(at, _mm_set1_epi16(8));
     }
     for (; i < n; ++i) {
         place[count] = (uint16_t)i;
@@ -137,8 +170,9 @@ GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source,
     return greatest;
 }
 
-/* Writes the places with |H| >= greatest, and gives how many there are. */
-GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, uint16_t *place) {
+/* Writes the places with |H| >= greatest, and gives how many these are. room: entries up to the end of all. */
+GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place) {
+    (void)room;
     size_t count = 0;
     for (size_t i = 0; i < n; ++i)
         if (h->of[i] >= greatest) place[count++] = (uint16_t)i;
@@ -148,19 +182,21 @@ GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest
 #endif
 
 GG_INLINE size_t choose_from(const gg_choose_args *args, choose_source source) {
+    const gg_choose_args a = *args; /* a copy that no store can change */
     magnitudes h;
-    size_t chosen = 0;
-    for (size_t at = 0, bin = 0; at < args->n; at += args->bin, ++bin) {
-        const size_t n = args->n - at < args->bin ? args->n - at : args->bin;
-        const uint32_t greatest = choose_measure(args, source, at, n, &h);
-        args->greatest[bin] = greatest;
-        if (args->place == NULL) continue;
+    size_t entries = 0;
+    for (size_t at = 0, bin = 0; at < a.n; at += a.bin, ++bin) {
+        const size_t n = a.n - at < a.bin ? a.n - at : a.bin, room = a.n - entries;
+        uint16_t *const place = a.place != NULL ? a.place + entries : NULL;
+        const uint32_t greatest = choose_measure(&a, source, at, n, &h);
         size_t count = 0;
-        if (greatest > 0 && greatest < INFINITE) count = choose_collect(&h, n, greatest, args->place + chosen);
-        args->count[bin] = (uint16_t)count;
-        chosen += count;
+        if (place != NULL && greatest > 0 && greatest < INFINITE) count = choose_collect(&h, n, greatest, room, place);
+        a.greatest[bin] = greatest;
+        if (place == NULL) continue;
+        *place = count > 0 ? *place | GG_CHOSEN_FIRST : GG_CHOSEN_NONE;
+        entries += count > 0 ? count : 1;
     }
-    return chosen;
+    return entries;
 }
 
 size_t GG_VARIANT(gg_cpu_choose_bins)(const gg_choose_args *args) {
