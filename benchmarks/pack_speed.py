@@ -5,8 +5,9 @@
 
 In every round the copy, gg_pack and gg_unpack_add take turns on arrays that the compression of random gradients has
 brought into a steady state; seconds are the thread's own CPU time, and each figure is the median over the rounds.
-`share` is the bandwidth of packing and unpacking together over that of the copy: bytes of the floats that go in, over
-seconds.
+GB/s are of the floats that go in. `share` is the rate of packing and unpacking together over that of the copy, floats
+for floats. `traffic_share` is the same in bytes that must be moved: 8 for each float of the copy, 12 here, since
+gradient and residue are read and the residue is written; what is sent is not counted.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def measure(program: Path, isa: str, elements: int, width: int, mode: str, value
         "unpack_gbs": round(gigabytes / unpack, 2),
         "both_gbs": round(gigabytes / (pack + unpack), 2),
         "share": round(share, 3),
+        "traffic_share": round(1.5 * share, 3),
     }
 
 
