@@ -340,7 +340,10 @@ GOSSIP = {
     "gossip": lambda: (gg.GossipGraD(exchange="weights"), None),
     "gossip, bfloat16": lambda: (gg.GossipGraD(exchange="weights", wire_dtype="bfloat16"), None),
     **{f"slices={m}": lambda m=m: (gg.GossipGraD(exchange="weights", slices=m), None) for m in (4, 8, 16, 40, 100)},
-    "edge copies": lambda: (gg.GossipGraD(exchange="weights", rotate=False), gg.AdaComp(mode="exact")),
+    "edge copies": lambda: (
+        gg.GossipGraD(topology="cube", rotate=False, exchange="weights"),
+        gg.AdaComp(mode="exact"),
+    ),
 }
 
 
