@@ -38,6 +38,7 @@ POOLS = {
     "exchange": ["auto", "weights+momentum", "weights", "slices", "gradients"],
     "slices": [None, None, 2, 3, 7],
     "mix": ["displacement", "halves"],
+    "mix_gamma": [None],  # with compression alone: Configuration draws it
     "bucket_bytes": [None, 1, 300, 2000],
     "chunk_bytes": [None, 64, 448, 3000],
     "period": ["log2", 1, 2, 3, 5],
@@ -103,7 +104,7 @@ def drawn_compression(generator: np.random.Generator, strategy: strategies.Strat
         made = strategy.compressed(made)
     except ValueError:
         return None
-    return made if generator.random() < 0.8 and strategy.name != "gossipgrad" else None
+    return made if generator.random() < 0.8 else None
 
 
 @dataclasses.dataclass
@@ -116,6 +117,9 @@ class Configuration:
         self.strategy = drawn_strategy(generator, self.p)
         self.cluster = self._cluster(generator)
         self.compression = drawn_compression(np.random.default_rng([self.number, 3]), self.strategy)
+        if isinstance(self.strategy, gg.GossipGraD) and self.compression is not None:
+            gamma = [None, 0.2, 0.5][self.number % 3]
+            self.strategy = dataclasses.replace(self.strategy, mix_gamma=gamma)
         momentum = float(generator.choice([0.0, 0.9]))
         if generator.random() < 0.25:
             self.optimizer: gg.SGD | gg.Adam | gg.LARS = gg.Adam(
