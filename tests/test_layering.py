@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
 # A room may include headers of itself and of rooms before it. The last one is the tests' own module.
-ROOMS = "base tensor backend cpu nn optim compress data comm strategy train python operations".split()
+ROOMS = "base tensor backend cpu nn optim compress apoptosis data comm strategy train python operations".split()
 
 # Headers of a library -> the one folder that may see them.
 PRIVATE = {

@@ -1,0 +1,605 @@
+#include "apoptosis/units.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+/* While they are looked for, an output of a layer is an element, and a unit is a set of elements: a forest, in which
+ * each element knows its parent, and the roots know of the whole set. */
+typedef struct element {
+    int parent, node;
+    int blame;         /* the node because of which its set is fixed or single; -1: it is not */
+    const char *fixed; /* a format with the name and kind of that node */
+    int single_blame;
+    const char *single;
+} element;
+
+/* Of a node's output. */
+typedef struct outputs {
+    int axis; /* along which the elements lie; -1: nothing in it can leave */
+    int count;
+    int *element; /* one an index; -1: cannot leave */
+    gg_unit_rule rule;
+    gg_layer_kind activation;
+    float slope;
+    double gain;
+    bool constants;
+} outputs;
+
+typedef struct search {
+    const gg_graph *graph;
+    element *element;
+    int elements;
+    outputs *out;   /* one a node */
+    int *readers;   /* one a node: how many nodes read it, and heads */
+    gg_units *made; /* unfinished */
+} search;
+
+static const char *const through = "'%s' (%s) reads them, through which units are not followed";
+
+const char *gg_unit_rule_name(gg_unit_rule rule) {
+    static const char *const names[GG_UNIT_RULE_COUNT] = {"linear", "positive", "odd", "sigmoid", "equal"};
+    return names[rule];
+}
+
+static int root_of(search *s, int at) {
+    while (s->element[at].parent != at) at = s->element[at].parent = s->element[s->element[at].parent].parent;
+    return at;
+}
+
+/* The smaller number stays the root, so that roots do not depend on the order of unions. */
+static void unite(search *s, int a, int b) {
+    a = root_of(s, a);
+    b = root_of(s, b);
+    if (a == b) return;
+    element *to = &s->element[a < b ? a : b], *from = &s->element[a < b ? b : a];
+    from->parent = a < b ? a : b;
+    if (to->fixed == NULL) {
+        to->fixed = from->fixed;
+        to->blame = from->blame;
+    }
+    if (to->single == NULL) {
+        to->single = from->single;
+        to->single_blame = from->single_blame;
+    }
+}
+
+static void fix_element(search *s, int at, int node, const char *why) {
+    if (at < 0) return;
+    element *root = &s->element[root_of(s, at)];
+    if (root->fixed != NULL) return;
+    root->fixed = why;
+    root->blame = node;
+}
+
+static void fix_outputs(search *s, const outputs *of, int node, const char *why) {
+    for (int i = 0; of->axis >= 0 && i < of->count; i++) fix_element(s, of->element[i], node, why);
+}
+
+static void forbid_comparison(search *s, const outputs *of, int node, const char *why) {
+    for (int i = 0; of->axis >= 0 && i < of->count; i++) {
+        if (of->element[i] < 0) continue;
+        element *root = &s->element[root_of(s, of->element[i])];
+        if (root->single != NULL) continue;
+        root->single = why;
+        root->single_blame = node;
+    }
+}
+
+static gg_status reserve_outputs(outputs *of, int axis, int64_t count) {
+    of->axis = axis;
+    of->count = (int)count;
+    return gg_alloc((size_t)count * sizeof *of->element, "units", &of->element);
+}
+
+/* A layer with outputs of its own. */
+static gg_status add_elements(search *s, int node, int axis) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    outputs *of = &s->out[node];
+    GG_TRY(reserve_outputs(of, axis, it->desc.outputs));
+    for (int i = 0; i < of->count; i++) {
+        s->element[s->elements] = (element){.parent = s->elements, .node = node, .blame = -1, .single_blame = -1};
+        of->element[i] = s->elements++;
+    }
+cleanup:
+    return status;
+}
+
+static gg_status copy_outputs(search *s, int node) {
+    gg_status status = GG_OK;
+    const outputs *from = &s->out[gg_graph_node(s->graph, node)->input[0]];
+    outputs *to = &s->out[node];
+    *to = *from;
+    to->element = NULL;
+    if (from->axis < 0) goto cleanup;
+    GG_TRY(reserve_outputs(to, from->axis, from->count));
+    memcpy(to->element, from->element, (size_t)from->count * sizeof *from->element);
+cleanup:
+    return status;
+}
+
+/* (..., units, ...) -> (values): each unit is many of them. */
+static gg_status flatten_outputs(search *s, int node) {
+    gg_status status = GG_OK;
+    const int input = gg_graph_node(s->graph, node)->input[0];
+    const gg_shape *shape = &gg_graph_node(s->graph, input)->shape;
+    const outputs *from = &s->out[input];
+    outputs *to = &s->out[node];
+    int64_t inner = 1;
+    *to = *from;
+    to->element = NULL;
+    if (from->axis < 0) goto cleanup;
+    for (int i = from->axis + 1; i < shape->dims; i++) inner *= shape->size[i];
+    GG_TRY(reserve_outputs(to, 0, gg_shape_count(shape)));
+    for (int i = 0; i < to->count; i++) to->element[i] = from->element[(int)(i / inner) % from->count];
+cleanup:
+    return status;
+}
+
+static gg_unit_rule weaker_rule(gg_unit_rule a, gg_unit_rule b) {
+    const gg_unit_rule low = a < b ? a : b, high = a < b ? b : a;
+    if (low == high || low == GG_UNIT_LINEAR) return high == GG_UNIT_SIGMOID && low != high ? GG_UNIT_EQUAL : high;
+    return GG_UNIT_EQUAL;
+}
+
+static void activate(search *s, int node) {
+    const gg_layer_desc *desc = &gg_graph_node(s->graph, node)->desc;
+    outputs *of = &s->out[node];
+    if (of->axis < 0) return;
+    of->activation = of->activation == GG_LAYER_INPUT && desc->kind != GG_LAYER_GELU ? desc->kind : GG_LAYER_COUNT;
+    of->slope = desc->slope;
+    switch (desc->kind) {
+    case GG_LAYER_LEAKY_RELU:
+        of->gain *= fmax(1, fabs((double)desc->slope));
+        of->rule = weaker_rule(of->rule, GG_UNIT_POSITIVE);
+        break;
+    case GG_LAYER_RELU: of->rule = weaker_rule(of->rule, GG_UNIT_POSITIVE); break;
+    case GG_LAYER_TANH: of->rule = weaker_rule(of->rule, GG_UNIT_ODD); break;
+    case GG_LAYER_SIGMOID:
+        of->gain /= 4;
+        of->rule = of->rule == GG_UNIT_LINEAR ? GG_UNIT_SIGMOID : GG_UNIT_EQUAL;
+        break;
+    default:
+        of->gain *= 1.13; /* the steepest place of GELU */
+        of->rule = GG_UNIT_EQUAL;
+    }
+}
+
+/* How many windows hold one element, along both axes. */
+static double windows_of_element(const gg_window *window) {
+    double count = 1;
+    for (int i = 0; i < 2; i++) count *= (double)((window->kernel[i] + window->stride[i] - 1) / window->stride[i]);
+    return count;
+}
+
+static void pool_outputs(search *s, int node) {
+    const gg_node *it = gg_graph_node(s->graph, node);
+    const gg_window *window = &it->desc.window;
+    const bool padded = window->padding[0] > 0 || window->padding[1] > 0 || window->ceil_mode;
+    outputs *of = &s->out[node];
+    if (of->axis != 0) {
+        fix_outputs(s, of, node, through);
+        of->axis = -1;
+        return;
+    }
+    if (it->desc.kind == GG_LAYER_MAX_POOL2D) {
+        of->gain *= sqrt(windows_of_element(window));
+        of->rule = weaker_rule(of->rule, GG_UNIT_POSITIVE);
+    } else if (it->desc.kind == GG_LAYER_AVG_POOL2D) {
+        if (padded) of->gain *= sqrt(windows_of_element(window));
+        if (padded && window->count_include_pad) {
+            of->constants = false;
+            if (of->rule == GG_UNIT_SIGMOID) of->rule = GG_UNIT_EQUAL;
+        }
+    } else {
+        const gg_shape *in = &gg_graph_node(s->graph, it->input[0])->shape;
+        for (int i = 1; i < 3; i++) {
+            if (in->size[i] % it->shape.size[i] != 0)
+                of->gain *= sqrt((double)((it->shape.size[i] + in->size[i] - 1) / in->size[i] + 1));
+        }
+    }
+}
+
+static void join_kinds(outputs *to, const outputs *more) {
+    if (to->rule != more->rule) to->rule = weaker_rule(to->rule, more->rule);
+    if (to->activation != more->activation || to->slope != more->slope) to->activation = GG_LAYER_COUNT;
+    to->constants = to->constants && more->constants;
+}
+
+/* Element by element, all inputs are one. */
+static gg_status add_outputs(search *s, int node) {
+    gg_status status = GG_OK;
+    static const char *const meets = "'%s' (%s) joins them with values that cannot leave";
+    const gg_node *it = gg_graph_node(s->graph, node);
+    outputs *to = &s->out[node];
+    bool meet = true;
+    GG_TRY(copy_outputs(s, node));
+    for (int k = 1; k < it->inputs; k++) {
+        const outputs *more = &s->out[it->input[k]];
+        if (to->axis != more->axis) {
+            fix_outputs(s, to, node, meets);
+            fix_outputs(s, more, node, meets);
+            meet = false;
+            continue;
+        }
+        for (int i = 0; to->axis >= 0 && i < to->count; i++) {
+            if (to->element[i] >= 0 && more->element[i] >= 0) {
+                unite(s, to->element[i], more->element[i]);
+            } else {
+                fix_element(s, to->element[i], node, meets);
+                fix_element(s, more->element[i], node, meets);
+                if (to->element[i] < 0) to->element[i] = more->element[i];
+            }
+        }
+        to->gain += more->gain;
+        join_kinds(to, more);
+    }
+    if (!meet) to->axis = -1;
+    if (to->rule == GG_UNIT_SIGMOID) to->rule = GG_UNIT_EQUAL; /* of a sum it is not 1 minus that */
+    to->constants = false;
+cleanup:
+    return status;
+}
+
+/* Along the first axis. Where units lie along another one, their elements meet as in a sum. */
+static gg_status concatenate_outputs(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    outputs *to = &s->out[node];
+    bool first = true;
+    int at = 0;
+    for (int k = 0; k < it->inputs; k++) {
+        if (s->out[it->input[k]].axis > 0) {
+            const bool constants = s->out[it->input[k]].constants;
+            GG_TRY(add_outputs(s, node));
+            to->constants = constants && to->activation != GG_LAYER_COUNT;
+            goto cleanup;
+        }
+    }
+    GG_TRY(reserve_outputs(to, 0, it->shape.size[0]));
+    for (int k = 0; k < it->inputs; k++) {
+        const outputs *from = &s->out[it->input[k]];
+        const int count = (int)gg_graph_node(s->graph, it->input[k])->shape.size[0];
+        for (int i = 0; i < count; i++) to->element[at++] = from->axis == 0 ? from->element[i] : -1;
+        if (from->axis < 0) continue;
+        const double gain = first ? from->gain : fmax(to->gain, from->gain);
+        if (first) {
+            to->rule = from->rule;
+            to->activation = from->activation;
+            to->slope = from->slope;
+            to->constants = from->constants;
+        }
+        to->gain = gain;
+        if (!first) join_kinds(to, from);
+        first = false;
+    }
+cleanup:
+    return status;
+}
+
+static bool is_producer(gg_layer_kind kind) {
+    return kind == GG_LAYER_LINEAR || kind == GG_LAYER_CONV2D || kind == GG_LAYER_LSTM;
+}
+
+static gg_status normalise_outputs(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    const gg_layer_kind before = gg_graph_node(s->graph, it->input[0])->desc.kind;
+    outputs *of = &s->out[node];
+    GG_TRY(copy_outputs(s, node));
+    if (of->axis != 0) {
+        fix_outputs(s, of, node, through);
+        of->axis = -1;
+    } else if (before != GG_LAYER_LINEAR && before != GG_LAYER_CONV2D) {
+        forbid_comparison(s, of, node, "'%s' (%s) is not right behind the layer that produces them");
+    } else if (s->readers[it->input[0]] > 1) {
+        forbid_comparison(s, of, node, "they are read with and without '%s' (%s)");
+    } else if (!it->desc.track_statistics) {
+        forbid_comparison(s, of, node, "'%s' (%s) has no running statistics");
+    }
+cleanup:
+    return status;
+}
+
+/* Whether a layer with weights can be followed to what it reads: the axis on which it sums. */
+static bool reads_units(search *s, int node) {
+    const gg_node *it = gg_graph_node(s->graph, node);
+    const outputs *from = &s->out[it->input[0]];
+    if (from->axis < 0) return false;
+    if (it->desc.kind == GG_LAYER_CONV2D) return from->axis == 0 && it->desc.groups == 1;
+    return from->axis == gg_graph_node(s->graph, it->input[0])->shape.dims - 1;
+}
+
+static gg_status follow_node(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    outputs *of = &s->out[node];
+    *of = (outputs){.axis = -1, .gain = 1, .constants = true};
+    switch (it->desc.kind) {
+    case GG_LAYER_LINEAR:
+    case GG_LAYER_CONV2D:
+    case GG_LAYER_LSTM:
+        if (!reads_units(s, node)) fix_outputs(s, &s->out[it->input[0]], node, through);
+        GG_TRY(add_elements(s, node, it->desc.kind == GG_LAYER_CONV2D ? 0 : it->shape.dims - 1));
+        if (it->desc.kind == GG_LAYER_CONV2D && it->desc.groups > 1)
+            fix_outputs(s, of, node, "the channels of '%s' (%s) are divided into groups");
+        if (it->desc.kind == GG_LAYER_LSTM) {
+            forbid_comparison(s, of, node, "hidden units of '%s' (%s) are not compared");
+            if (it->desc.layers > 1) fix_outputs(s, of, node, "all layers of '%s' (%s) have one width");
+        }
+        break;
+    case GG_LAYER_RELU:
+    case GG_LAYER_LEAKY_RELU:
+    case GG_LAYER_TANH:
+    case GG_LAYER_SIGMOID:
+    case GG_LAYER_GELU:
+        GG_TRY(copy_outputs(s, node));
+        activate(s, node);
+        break;
+    case GG_LAYER_DROPOUT: GG_TRY(copy_outputs(s, node)); break;
+    case GG_LAYER_MAX_POOL2D:
+    case GG_LAYER_AVG_POOL2D:
+    case GG_LAYER_ADAPTIVE_AVG_POOL2D:
+        GG_TRY(copy_outputs(s, node));
+        pool_outputs(s, node);
+        break;
+    case GG_LAYER_BATCH_NORM1D:
+    case GG_LAYER_BATCH_NORM2D: GG_TRY(normalise_outputs(s, node)); break;
+    case GG_LAYER_FLATTEN: GG_TRY(flatten_outputs(s, node)); break;
+    case GG_LAYER_ADD: GG_TRY(add_outputs(s, node)); break;
+    case GG_LAYER_CONCAT: GG_TRY(concatenate_outputs(s, node)); break;
+    default:
+        for (int k = 0; k < it->inputs; k++) fix_outputs(s, &s->out[it->input[k]], node, through);
+    }
+cleanup:
+    return status;
+}
+
+/* What each set of elements is: the layers that have a part in it, a bit a node. */
+static void mark_producers(search *s, size_t words, uint64_t *bits) {
+    for (int i = 0; i < s->elements; i++) {
+        const int node = s->element[i].node, root = root_of(s, i);
+        uint64_t *word = &bits[(size_t)root * words + (size_t)node / 64];
+        const uint64_t bit = (uint64_t)1 << node % 64;
+        if ((*word & bit) != 0 && s->element[root].single == NULL) {
+            s->element[root].single = "several outputs of '%s' (%s) are one unit";
+            s->element[root].single_blame = node;
+        }
+        *word |= bit;
+    }
+}
+
+static void explain(const search *s, const char *why, int node, char out[GG_UNIT_TEXT]) {
+    if (why == NULL || out[0] != '\0') return;
+    const gg_layer_desc *desc = &gg_graph_node(s->graph, node)->desc;
+    const char *name = strstr(why, "%s"), *kind = strstr(name + 2, "%s");
+    (void)snprintf(out, GG_UNIT_TEXT, "%.*s%s%.*s%s%s", (int)(name - why), why, desc->name, (int)(kind - name - 2),
+                   name + 2, gg_layer_kind_name(desc->kind), kind + 2);
+}
+
+/* Gathers sets of the same producers in groups, and numbers units by their groups. number: one an element. */
+static gg_status make_groups(search *s, int *number) {
+    gg_status status = GG_OK;
+    gg_units *made = s->made;
+    const size_t words = (size_t)gg_graph_nodes(s->graph) / 64 + 1;
+    uint64_t *bits = NULL;
+    int *group = NULL, *root = NULL;
+    GG_TRY(gg_calloc((size_t)s->elements * words + 1, sizeof *bits, "units", &bits));
+    GG_TRY(gg_calloc((size_t)s->elements + 1, sizeof *group, "units", &group)); /* of each root */
+    GG_TRY(gg_calloc((size_t)s->elements + 1, sizeof *root, "units", &root));   /* the first of each group */
+    mark_producers(s, words, bits);
+    for (int i = 0; i < s->elements; i++) {
+        if (root_of(s, i) != i) continue;
+        int g = 0;
+        while (g < made->groups && memcmp(&bits[(size_t)root[g] * words], &bits[(size_t)i * words], words * 8) != 0)
+            g++;
+        if (g == made->groups) root[made->groups++] = i;
+        group[i] = g;
+        made->units++;
+    }
+    GG_TRY(gg_calloc((size_t)made->groups + 1, sizeof *made->group, "unit groups", &made->group));
+    GG_TRY(gg_calloc((size_t)made->units + 1, sizeof *made->group_of, "units", &made->group_of));
+    for (int i = 0; i < s->elements; i++)
+        if (root_of(s, i) == i) made->group[group[i]].units++;
+    for (int g = 0, first = 0; g < made->groups; g++) {
+        made->group[g].first = first;
+        first += made->group[g].units;
+        made->group[g].units = 0;
+    }
+    for (int i = 0; i < s->elements; i++) { /* a root comes before its elements */
+        const element *it = &s->element[i];
+        if (root_of(s, i) != i) {
+            number[i] = number[root_of(s, i)];
+            continue;
+        }
+        gg_unit_group *own = &made->group[group[i]];
+        number[i] = own->first + own->units++;
+        made->group_of[number[i]] = group[i];
+        explain(s, it->fixed, it->blame, own->fixed);
+        explain(s, it->single, it->single_blame, own->single);
+    }
+    for (int g = 0; g < made->groups; g++) {
+        gg_unit_group *own = &made->group[g];
+        GG_TRY(gg_calloc((size_t)made->nodes, sizeof *own->producer, "unit groups", &own->producer));
+        GG_TRY(gg_calloc((size_t)made->nodes, sizeof *own->reader, "unit groups", &own->reader));
+        own->activation = GG_LAYER_COUNT;
+        for (int node = 0; node < made->nodes; node++)
+            if (bits[(size_t)root[g] * words + (size_t)node / 64] >> node % 64 & 1)
+                own->producer[own->producers++] = (gg_unit_producer){.node = node, .norm = -1};
+    }
+cleanup:
+    gg_free(bits);
+    gg_free(group);
+    gg_free(root);
+    return status;
+}
+
+/* `times` times the indices of `from`. */
+static gg_status copy_axis(const gg_unit_axis *from, int64_t times, gg_unit_axis *to) {
+    gg_status status = GG_OK;
+    if (from->unit == NULL) goto cleanup;
+    GG_TRY(gg_alloc((size_t)(from->count * times) * sizeof *to->unit, "units", &to->unit));
+    to->count = from->count * times;
+    for (int64_t i = 0; i < times; i++)
+        memcpy(to->unit + i * from->count, from->unit, (size_t)from->count * sizeof *to->unit);
+cleanup:
+    return status;
+}
+
+static gg_status index_parameters(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    gg_units *made = s->made;
+    int first = 0;
+    if (it->layer < 0) goto cleanup;
+    const int count = gg_graph_layer_parameters(s->graph, it->layer, &first);
+    const gg_unit_axis *in = &made->output[it->input[0]], *own = &made->output[node];
+    const gg_layer_kind kind = it->desc.kind;
+    for (int k = 0; k < count; k++) {
+        gg_unit_axis *axis = made->parameter[first + k];
+        if (is_producer(kind)) {
+            GG_TRY(copy_axis(own, kind == GG_LAYER_LSTM ? 4 : 1, &axis[0]));
+            if (k == 0 && reads_units(s, node)) GG_TRY(copy_axis(in, 1, &axis[1]));
+            if (k == 1 && kind == GG_LAYER_LSTM && it->desc.layers == 1) GG_TRY(copy_axis(own, 1, &axis[1]));
+        } else if (kind == GG_LAYER_BATCH_NORM1D || kind == GG_LAYER_BATCH_NORM2D) {
+            GG_TRY(copy_axis(own, 1, &axis[0]));
+        }
+    }
+cleanup:
+    return status;
+}
+
+static void note_norm(search *s, int node) {
+    const gg_node *it = gg_graph_node(s->graph, node);
+    for (int g = 0; g < s->made->groups; g++) {
+        gg_unit_group *group = &s->made->group[g];
+        for (int p = 0; p < group->producers; p++)
+            if (group->producer[p].node == it->input[0]) group->producer[p].norm = node;
+    }
+}
+
+static void note_reader(search *s, int node) {
+    const gg_node *it = gg_graph_node(s->graph, node);
+    const outputs *from = &s->out[it->input[0]];
+    const gg_unit_axis *in = &s->made->output[it->input[0]];
+    const bool padded =
+        it->desc.kind == GG_LAYER_CONV2D && (it->desc.window.padding[0] > 0 || it->desc.window.padding[1] > 0);
+    int first = 0;
+    const int count = gg_graph_layer_parameters(s->graph, it->layer, &first);
+    const int bias = it->desc.kind == GG_LAYER_LSTM ? 2 : 1;
+    for (int64_t i = 0; i < in->count; i++) {
+        if (in->unit[i] < 0) continue;
+        gg_unit_group *group = &s->made->group[s->made->group_of[in->unit[i]]];
+        if (group->readers > 0 && group->reader[group->readers - 1].node == node) continue;
+        if (group->readers == 0) {
+            group->rule = from->rule;
+            group->activation = from->activation;
+            group->slope = from->slope;
+        } else {
+            if (group->rule != from->rule) group->rule = weaker_rule(group->rule, from->rule);
+            if (group->activation != from->activation || group->slope != from->slope)
+                group->activation = GG_LAYER_COUNT;
+        }
+        group->reader[group->readers++] = (gg_unit_reader){.node = node,
+                                                           .weight = first,
+                                                           .bias = bias < count ? first + bias : -1,
+                                                           .gain = from->gain,
+                                                           .constants = from->constants && !padded};
+        if (padded && group->rule == GG_UNIT_SIGMOID) group->rule = GG_UNIT_EQUAL;
+    }
+}
+
+static gg_status finish_units(search *s) {
+    gg_status status = GG_OK;
+    gg_units *made = s->made;
+    int *number = NULL;
+    GG_TRY(gg_calloc((size_t)s->elements + 1, sizeof *number, "units", &number));
+    GG_TRY(make_groups(s, number));
+    for (int i = 0; i < made->nodes; i++) {
+        const outputs *from = &s->out[i];
+        if (from->axis < 0) continue;
+        gg_unit_axis *to = &made->output[i];
+        to->count = from->count;
+        GG_TRY(gg_alloc((size_t)from->count * sizeof *to->unit, "units", &to->unit));
+        for (int k = 0; k < from->count; k++) to->unit[k] = from->element[k] < 0 ? -1 : number[from->element[k]];
+    }
+    for (int i = 0; i < made->nodes; i++) {
+        const gg_layer_kind kind = gg_graph_node(s->graph, i)->desc.kind;
+        GG_TRY(index_parameters(s, i));
+        if (is_producer(kind) && reads_units(s, i)) note_reader(s, i);
+        if (kind == GG_LAYER_BATCH_NORM1D || kind == GG_LAYER_BATCH_NORM2D) note_norm(s, i);
+    }
+cleanup:
+    gg_free(number);
+    return status;
+}
+
+gg_status gg_units_find(const gg_graph *graph, gg_units **out) {
+    gg_status status = GG_OK;
+    const int nodes = gg_graph_nodes(graph);
+    search s = {.graph = graph};
+    int64_t elements = 0;
+    *out = NULL;
+    if (gg_graph_output(graph) < 0) GG_FAIL(GG_ERROR_STATE, "units: the graph is not finished");
+    for (int i = 0; i < nodes; i++)
+        if (is_producer(gg_graph_node(graph, i)->desc.kind)) elements += gg_graph_node(graph, i)->desc.outputs;
+    for (int i = 0; i < nodes; i++)
+        if (elements > INT32_MAX || gg_shape_count(&gg_graph_node(graph, i)->shape) > INT32_MAX)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "units: layer '%s' is too large", gg_graph_node(graph, i)->desc.name);
+    GG_TRY(gg_calloc(1, sizeof *s.made, "units", &s.made));
+    s.made->nodes = nodes;
+    s.made->parameters = gg_graph_parameters(graph);
+    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.made->output, "units", &s.made->output));
+    GG_TRY(gg_calloc((size_t)s.made->parameters + 1, sizeof *s.made->parameter, "units", &s.made->parameter));
+    GG_TRY(gg_calloc((size_t)elements + 1, sizeof *s.element, "units", &s.element));
+    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.out, "units", &s.out));
+    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.readers, "units", &s.readers));
+    for (int i = 0; i < nodes; i++) {
+        const gg_node *it = gg_graph_node(graph, i);
+        for (int k = 0; k < it->inputs; k++) s.readers[it->input[k]]++;
+    }
+    for (int h = 0; h < gg_graph_heads(graph); h++) s.readers[gg_graph_head(graph, h)->node]++;
+    for (int i = 0; i < nodes; i++) GG_TRY(follow_node(&s, i));
+    for (int h = 0; h < gg_graph_heads(graph); h++) {
+        const int node = gg_graph_head(graph, h)->node;
+        fix_outputs(&s, &s.out[node], node, "'%s' (%s) is an output of the network");
+    }
+    GG_TRY(finish_units(&s));
+    *out = s.made;
+    s.made = NULL;
+cleanup:
+    gg_units_destroy(s.made);
+    for (int i = 0; s.out != NULL && i < nodes; i++) gg_free(s.out[i].element);
+    gg_free(s.out);
+    gg_free(s.readers);
+    gg_free(s.element);
+    return status;
+}
+
+void gg_units_destroy(gg_units *units) {
+    if (units == NULL) return;
+    for (int g = 0; units->group != NULL && g < units->groups; g++) {
+        gg_free(units->group[g].producer);
+        gg_free(units->group[g].reader);
+    }
+    for (int i = 0; units->output != NULL && i < units->nodes; i++) gg_free(units->output[i].unit);
+    for (int i = 0; units->parameter != NULL && i < units->parameters; i++) {
+        gg_free(units->parameter[i][0].unit);
+        gg_free(units->parameter[i][1].unit);
+    }
+    gg_free(units->output);
+    gg_free(units->parameter);
+    gg_free(units->group);
+    gg_free(units->group_of);
+    gg_free(units);
+}
+
+int gg_units_group_named(const gg_units *units, const gg_graph *graph, const char *name) {
+    for (int g = 0; g < units->groups; g++)
+        for (int p = 0; p < units->group[g].producers; p++)
+            if (strcmp(gg_graph_node(graph, units->group[g].producer[p].node)->desc.name, name) == 0) return g;
+    return -1;
+}
