@@ -163,8 +163,12 @@ class Trainer:
 
         A list: the own part of each local rank, instead of one set that all ranks have. shard: interleaved contiguous.
         """
-    def epoch(self, epoch: int, /) -> None:
-        """Starts epoch `epoch` (from 0): orders the samples, zeroes the sums."""
+    def epoch(self, epoch: int, step: int = 0) -> None:
+        """Starts epoch `epoch` (from 0), or goes on with its step `step`, 0 to its steps.
+
+        Orders the samples, those that are shuffled among the ranks included; zeroes the sums, and the state that layers
+        carry. The steps from `step` on read what they read in an epoch that was not interrupted.
+        """
     def run(self, steps: int, watch: Callable[[], object] | None = None) -> int:
         """Runs up to `steps` more steps of the epoch; returns the steps of the epoch done so far. Releases the GIL.
 

@@ -294,11 +294,11 @@ static void read_ahead(gg_loader *loader, int64_t step) {
     loader->expected = step;
 }
 
-void gg_loader_epoch(gg_loader *loader, int64_t epoch) {
+void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step) {
     if (loader->prefetch != NULL) gg_prefetch_stop(loader->prefetch);
     loader->expected = -1;
     order_epoch(loader, epoch);
-    read_ahead(loader, 0);
+    if (step < loader->steps) read_ahead(loader, step);
 }
 
 /* The samples of one batch: their numbers in the set or the copy, and the rows at which inputs lie. */

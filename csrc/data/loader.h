@@ -55,8 +55,9 @@ gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *optio
 gg_status gg_loader_create_range(const gg_dataset *set, int64_t begin, int64_t end, int64_t batch, gg_loader **out);
 void gg_loader_destroy(gg_loader *loader);
 int64_t gg_loader_steps(const gg_loader *loader); /* of an epoch */
-/* Orders the samples for epoch e = 0, 1, ..., and begins to read them ahead. Allocates nothing. */
-void gg_loader_epoch(gg_loader *loader, int64_t epoch);
+/* Orders the samples for epoch e = 0, 1, ..., and begins to read them ahead, from step `step` on. Where the loader was
+ * before makes no difference. Allocates nothing. */
+void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step);
 /* Samples of rank `rank` (any rank, pure) in step t of an epoch. */
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step);
 /* Whether step t can be read without waiting for its source, after waiting for at most so many seconds. Begins to read

@@ -55,12 +55,13 @@ static PyObject *py_trainer_begin(PyObject *self, PyObject *args, PyObject *kwar
     return PyLong_FromLongLong(gg_replica_epoch_steps(gg_trainer_replica(t->trainer, 0)));
 }
 
-static PyObject *py_trainer_epoch(PyObject *self, PyObject *argument) {
+static PyObject *py_trainer_epoch(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"epoch", "step", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    long long number = PyLong_AsLongLong(argument);
+    long long number, step = 0;
     gg_status status;
-    if (number == -1 && PyErr_Occurred()) return NULL;
-    GG_PY_CALL(t, gg_trainer_epoch(t->trainer, number));
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|L:epoch", names, &number, &step)) return NULL;
+    GG_PY_CALL(t, gg_trainer_epoch(t->trainer, number, step));
     Py_RETURN_NONE;
 }
 
@@ -90,7 +91,6 @@ static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs
     gg_py_trainer *t = (gg_py_trainer *)self;
     watcher w = {.trainer = t, .callable = Py_None};
     long long steps;
-    gg_progress_counts counts;
     gg_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|O:run", names, &steps, &w.callable)) return NULL;
     if (!gg_py_trainer_enter(t)) return NULL;
@@ -103,8 +103,7 @@ static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs
         return NULL;
     }
     if (status != GG_OK) return gg_py_raise(status);
-    gg_replica_counts(gg_trainer_replica(t->trainer, 0), &counts);
-    return PyLong_FromLongLong(counts.steps);
+    return PyLong_FromLongLong(gg_replica_next(gg_trainer_replica(t->trainer, 0)));
 }
 
 static PyObject *py_trainer_progress(PyObject *self, PyObject *unused) {
@@ -234,8 +233,8 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 PyMethodDef gg_py_trainer_epochs[] = {
     {"begin", GG_PY_KEYWORDS(py_trainer_begin), "Makes the loaders and plans; returns the steps of an epoch."},
-    {"epoch", py_trainer_epoch, METH_O,
-     "epoch($self, epoch, /)\n--\n\nStarts an epoch: orders the samples, zeroes the sums."},
+    {"epoch", (PyCFunction)(void (*)(void))py_trainer_epoch, METH_VARARGS | METH_KEYWORDS,
+     "epoch($self, epoch, step=0)\n--\n\nStarts an epoch, or goes on in it: orders the samples, zeroes the sums."},
     {"run", (PyCFunction)(void (*)(void))py_trainer_run, METH_VARARGS | METH_KEYWORDS,
      "run($self, steps, watch=None)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
     {"progress", py_trainer_progress, METH_NOARGS, "Of this process's ranks since the epoch began."},

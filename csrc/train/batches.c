@@ -101,6 +101,7 @@ gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_o
     gg_dataset_retain(set);
     b->set = *set;
     b->most = data->batch;
+    b->epoch = b->next = 0;
     /* The loader has checked that the batch is no larger than a shard. */
     GG_TRY(gg_batch_alloc(set, data->batch, &b->batch));
 cleanup:
@@ -111,10 +112,12 @@ cleanup:
     return status;
 }
 
-gg_status gg_batches_epoch(gg_batches *b, int64_t epoch) {
+gg_status gg_batches_seek(gg_batches *b, int64_t epoch, int64_t next) {
     gg_status status = GG_OK;
-    gg_loader_epoch(b->loader, epoch);
-    b->exchanges = epoch * gg_loader_steps(b->loader);
+    gg_loader_seek(b->loader, epoch, next);
+    b->epoch = epoch;
+    b->next = next;
+    b->exchanges = epoch * gg_loader_steps(b->loader) + next; /* one begins with each batch that is read */
     if (b->ring != NULL) GG_TRY(gg_sample_ring_seek(b->ring, &b->set, b->exchanges));
 cleanup:
     return status;

@@ -27,17 +27,18 @@ typedef struct gg_batches {
     int64_t *shard_counts; /* of the sharding, if each rank has a set of its own */
     gg_shard_copy *shard;  /* used with the ring, if samples are shuffled among several ranks */
     gg_sample_ring *ring;
-    int64_t most;      /* samples of a batch */
-    int64_t exchanges; /* of samples that move, begun until now */
-    gg_batch batch;    /* the one under way: targets, weights and beginnings; NULL where the set has none */
+    int64_t most;        /* samples of a batch */
+    int64_t epoch, next; /* the position: batch `next` of this epoch comes next; the owner counts it on */
+    int64_t exchanges;   /* of samples that move, begun until now */
+    gg_batch batch;      /* the one under way: targets, weights and beginnings; NULL where the set has none */
 } gg_batches;
 
 /* Replaces the data. Retains the set. On a failure there is none. Collective. */
 gg_status gg_batches_begin(gg_batches *batches, const gg_dataset *set, const gg_data_options *data);
 void gg_batches_clear(gg_batches *batches); /* collective; cancels what is in flight */
-/* Orders the samples for an epoch. Those that move among the ranks are brought to where they are when it begins.
- * Collective. */
-gg_status gg_batches_epoch(gg_batches *batches, int64_t epoch);
+/* Sets the position: batch `next` of an epoch, 0 to its steps, comes next. The samples are ordered for this epoch, and
+ * those that move among the ranks are brought to where they are then. Collective. */
+gg_status gg_batches_seek(gg_batches *batches, int64_t epoch, int64_t next);
 /* Puts batch t of the epoch into the plan's inputs and into `batch`, and starts what happens to samples under the step.
  */
 gg_status gg_batches_read(gg_batches *batches, gg_plan *plan, int64_t t);

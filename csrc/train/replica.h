@@ -44,7 +44,7 @@ typedef struct gg_replica_options {
                             Read at creation. */
 } gg_replica_options;
 
-/* What a rank has done since the epoch began. */
+/* What a rank has done since gg_replica_epoch. */
 typedef struct gg_progress_counts {
     int64_t steps, samples;
     int64_t correct, counted; /* of the main head: as in gg_loss_sums */
@@ -90,9 +90,11 @@ gg_status gg_replica_plan_batch_of(gg_replica *replica, int64_t n);
 /* There is no data to train on. */
 void gg_replica_forget_data(gg_replica *replica);
 int64_t gg_replica_epoch_steps(const gg_replica *replica);
-/* Samples that are shuffled among the ranks are where they are after epochs 0 to epoch - 1 on this set with this batch.
- * Collective. */
-gg_status gg_replica_epoch(gg_replica *replica, int64_t epoch);
+/* Goes on with step `next` of an epoch, 0 to its steps: 0 begins it. The counts begin anew, and state that layers carry
+ * is zero. Samples that are shuffled among the ranks are where they are after epochs 0 to epoch - 1 and `next` steps on
+ * this set with this batch. Collective. */
+gg_status gg_replica_epoch(gg_replica *replica, int64_t epoch, int64_t next);
+int64_t gg_replica_next(const gg_replica *replica); /* the step of the epoch that comes next */
 /* Up to `steps` more steps of the epoch. Every rank must ask for the same number. Allocates nothing. */
 gg_status gg_replica_run(gg_replica *replica, int64_t steps);
 void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);

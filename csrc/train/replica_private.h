@@ -6,6 +6,13 @@
 #include "train/plans.h"
 #include "train/replica.h"
 
+/* Numbers of the report that transport, strategy and ring count, since each was created. */
+typedef struct gg_other_counts {
+    double exposed_seconds;
+    int64_t bytes, messages, skipped, sample_bytes, sample_messages;
+    gg_compression_counts compression;
+} gg_other_counts;
+
 struct gg_replica {
     gg_replica_options options;
     gg_device *native, *onednn; /* onednn NULL: only native is used */
@@ -29,10 +36,8 @@ struct gg_replica {
     double charged; /* of the backward pass of the layer under way, to the virtual clock */
     float *share;
     int64_t *batches;          /* samples of each rank in this step */
-    gg_progress_counts counts; /* since the epoch began */
-    double exposed_before;
-    int64_t bytes_before, messages_before, skipped_before, sample_bytes_before, sample_messages_before;
-    gg_compression_counts compression_before;
+    gg_progress_counts counts; /* for the report; what others count is added when it is asked for */
+    gg_other_counts before;    /* what they had counted when it was last added or the epoch began */
 
     int64_t carried_numbers; /* of state that a sample carries, in all layers */
     float *carried;          /* as in gg_plan_batch; NULL: none */

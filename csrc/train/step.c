@@ -248,8 +248,8 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     gg_status status = GG_OK;
     int64_t total = gg_replica_epoch_steps(r);
     double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
-    for (; steps > 0 && r->counts.steps < total; --steps) {
-        int64_t t = r->counts.steps, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
+    for (; steps > 0 && r->data.next < total; --steps) {
+        int64_t t = r->data.next, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
         gg_loss_sums sums[GG_MAX_FIELDS] = {0};
         gg_plan *plan = NULL;
         for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
@@ -260,6 +260,7 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
         }
         gg_plan_batch batch = gg_replica_plan_batch(&r->data.batch);
         GG_TRY(step_on(r, plan, n, &batch, sums));
+        r->data.next++;
         r->counts.steps++;
         r->counts.samples += n;
         if (plan != NULL) r->counts.loss_sum += gg_plan_total_loss(plan, sums, n);
@@ -323,18 +324,25 @@ void gg_replica_forget_data(gg_replica *r) {
 
 int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->data.loader ? gg_loader_steps(r->data.loader) : 0; }
 
-gg_status gg_replica_epoch(gg_replica *r, int64_t epoch) {
+int64_t gg_replica_next(const gg_replica *r) { return r->data.next; }
+
+static gg_other_counts other_counts(const gg_replica *r) {
+    gg_other_counts now = {.exposed_seconds = r->strategy->exposed_seconds,
+                           .bytes = r->options.transport->bytes_sent,
+                           .messages = r->options.transport->messages_sent,
+                           .skipped = r->strategy->skipped};
+    if (r->data.ring != NULL) gg_sample_ring_sent(r->data.ring, &now.sample_bytes, &now.sample_messages);
+    if (r->strategy->compression_counts != NULL) now.compression = *r->strategy->compression_counts;
+    return now;
+}
+
+gg_status gg_replica_epoch(gg_replica *r, int64_t epoch, int64_t next) {
     gg_status status = GG_OK;
     if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "epoch: there is no data to train on yet");
     memset(&r->counts, 0, sizeof r->counts);
     gg_replica_reset_carried(r);
-    GG_TRY(gg_batches_epoch(&r->data, epoch));
-    if (r->data.ring != NULL) gg_sample_ring_sent(r->data.ring, &r->sample_bytes_before, &r->sample_messages_before);
-    r->exposed_before = r->strategy->exposed_seconds;
-    r->bytes_before = r->options.transport->bytes_sent;
-    r->messages_before = r->options.transport->messages_sent;
-    r->skipped_before = r->strategy->skipped;
-    if (r->strategy->compression_counts != NULL) r->compression_before = *r->strategy->compression_counts;
+    GG_TRY(gg_batches_seek(&r->data, epoch, next));
+    r->before = other_counts(r);
 cleanup:
     /* An epoch that is refused for lack of data has changed nothing. */
     if (status != GG_OK && r->data.loader != NULL) r->failed = true;
@@ -342,25 +350,24 @@ cleanup:
 }
 
 void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
+    const gg_other_counts now = other_counts(r), *before = &r->before;
+    const int64_t sample_bytes = now.sample_bytes - before->sample_bytes;
+    const int64_t sample_messages = now.sample_messages - before->sample_messages;
     *out = r->counts;
-    out->exposed_seconds = r->strategy->exposed_seconds - r->exposed_before;
+    out->exposed_seconds += now.exposed_seconds - before->exposed_seconds;
     out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
-    out->bytes_sent = r->options.transport->bytes_sent - r->bytes_before;
-    out->messages_sent = r->options.transport->messages_sent - r->messages_before;
-    out->skipped = r->strategy->skipped - r->skipped_before;
+    out->sample_bytes_sent += sample_bytes;
+    out->sample_messages_sent += sample_messages;
+    out->bytes_sent += now.bytes - before->bytes - sample_bytes;
+    out->messages_sent += now.messages - before->messages - sample_messages;
+    out->skipped += now.skipped - before->skipped;
     out->optimizer_bytes = gg_state_moment_bytes(&r->state, false);
     out->optimizer_bytes_saved = gg_state_moment_bytes(&r->state, true) - out->optimizer_bytes;
-    if (r->strategy->compression_counts != NULL) {
-        out->compresses = 1;
-        out->compression = *r->strategy->compression_counts;
-        gg_compression_counts_subtract(&out->compression, &r->compression_before);
-    }
-    if (r->data.ring == NULL) return;
-    gg_sample_ring_sent(r->data.ring, &out->sample_bytes_sent, &out->sample_messages_sent);
-    out->sample_bytes_sent -= r->sample_bytes_before;
-    out->sample_messages_sent -= r->sample_messages_before;
-    out->bytes_sent -= out->sample_bytes_sent;
-    out->messages_sent -= out->sample_messages_sent;
+    if (r->strategy->compression_counts == NULL) return;
+    gg_compression_counts sent = now.compression;
+    gg_compression_counts_subtract(&sent, &before->compression);
+    gg_compression_counts_add(&out->compression, &sent);
+    out->compresses = 1;
 }
 
 gg_status gg_replica_end_epoch(gg_replica *r) {

@@ -109,23 +109,26 @@ cleanup:
 
 typedef struct epoch_call {
     gg_trainer *trainer;
-    int64_t epoch;
+    int64_t epoch, next;
 } epoch_call;
 
 static gg_status trainer_epoch(void *context, int local) {
     epoch_call *c = context;
-    return gg_replica_epoch(c->trainer->replica[local], c->epoch);
+    return gg_replica_epoch(c->trainer->replica[local], c->epoch, c->next);
 }
 
-gg_status gg_trainer_epoch(gg_trainer *t, int64_t number) {
-    return gg_team_run(t->team, trainer_epoch, &(epoch_call){.trainer = t, .epoch = number});
+gg_status gg_trainer_epoch(gg_trainer *t, int64_t number, int64_t next) {
+    gg_status status = GG_OK;
+    const int64_t steps = gg_replica_epoch_steps(t->replica[0]);
+    if (next < 0 || (next > 0 && next > steps))
+        GG_FAIL(GG_ERROR_ARGUMENT, "step: %lld; allowed in an epoch of %lld steps are 0 to %lld", (long long)next,
+                (long long)steps, (long long)steps);
+    GG_TRY(gg_team_run(t->team, trainer_epoch, &(epoch_call){.trainer = t, .epoch = number, .next = next}));
+cleanup:
+    return status;
 }
 
-static int64_t steps_done(gg_trainer *t, int local) {
-    gg_progress_counts counts;
-    gg_replica_counts(t->replica[local], &counts);
-    return counts.steps;
-}
+static int64_t steps_done(gg_trainer *t, int local) { return gg_replica_next(t->replica[local]); }
 
 typedef struct run_call {
     gg_trainer *trainer;

@@ -20,13 +20,14 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 
 /* sets: one a local rank: the same one, or with GG_SHARD_OWN each rank's own part. */
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *const *sets, const gg_data_options *data);
-gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch);
+/* Goes on with step `next` of an epoch; GG_ERROR_ARGUMENT unless it is one of its steps or their number. */
+gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch, int64_t next);
 /* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few
  * times a second, with all ranks paused in the middle of their steps: it may only read counts. When it returns false,
  * the run ends after the first step that no rank has done yet. */
 gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps, bool (*watch)(void *context), void *context);
 
-/* What all ranks of the team did since the epoch began. */
+/* What all ranks of the team did since gg_trainer_epoch. */
 typedef struct gg_epoch_summary {
     gg_progress_counts sum;  /* counts and seconds summed over ranks; steps of one rank */
     gg_progress_counts most; /* seconds of the slowest rank */

@@ -286,8 +286,8 @@ static void test_loader(void) {
                     options.shuffle = (count + batch) % 2 != 0;
                     made = CHECK_OK(gg_loader_create(&set, &options, &loaders[rank])) && made;
                 }
-                if (made) check_epoch(loaders, &options.sharding, batch); /* without a call of gg_loader_epoch */
-                for (int rank = 0; made && rank < size; ++rank) gg_loader_epoch(loaders[rank], 5);
+                if (made) check_epoch(loaders, &options.sharding, batch); /* without a call of gg_loader_seek */
+                for (int rank = 0; made && rank < size; ++rank) gg_loader_seek(loaders[rank], 5, 0);
                 if (made) check_epoch(loaders, &options.sharding, batch);
                 for (int rank = 0; rank < size; ++rank) gg_loader_destroy(loaders[rank]);
             }
@@ -315,7 +315,7 @@ static void test_full_batches(void) {
                     .sharding = {.kind = GG_SHARD_INTERLEAVED, .size = size, .seed = 8, .count = 23}};
                 if (!CHECK_OK(gg_loader_create(&set, &options, &loader))) continue;
                 CHECK_INT(gg_loader_steps(loader), 23 / size / batch);
-                gg_loader_epoch(loader, 2);
+                gg_loader_seek(loader, 2, 0);
                 for (int64_t step = 0; step < gg_loader_steps(loader); ++step) {
                     float samples[2 * 23];
                     int32_t targets[23];
@@ -333,7 +333,7 @@ static void test_full_batches(void) {
 
 static void read_order(gg_loader *loader, int64_t epoch, int32_t *order) {
     float samples[2 * 8];
-    gg_loader_epoch(loader, epoch);
+    gg_loader_seek(loader, epoch, 0);
     for (int64_t step = 0; step < gg_loader_steps(loader); ++step) {
         CHECK_OK(read_into(loader, step, GG_LAYOUT_PLAIN, samples, order, NULL));
         order += gg_loader_batch(loader, 1, step);
@@ -564,8 +564,8 @@ static void test_source_is_memory(void) {
         if (CHECK_OK(gg_loader_create(&memory, &options, &a)) && CHECK_OK(gg_loader_create(&set, &options, &b))) {
             CHECK_INT(atomic_load(&source->calls), 0); /* nothing is read before an epoch is wanted */
             for (int epoch = 0; epoch < 3; ++epoch) {
-                gg_loader_epoch(a, epoch);
-                gg_loader_epoch(b, epoch);
+                gg_loader_seek(a, epoch, 0);
+                gg_loader_seek(b, epoch, 0);
                 const int64_t steps = epoch == 1 ? 3 : gg_loader_steps(a); /* an epoch may be left */
                 for (int64_t t = 0; t < steps; ++t) {
                     float x[16], other[16];
@@ -656,7 +656,7 @@ static void test_streams(void) {
     if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
         CHECK_INT(gg_loader_steps(loader), 3); /* 11 samples: 3 in each row */
         for (int epoch = 0; epoch < 2; ++epoch) {
-            gg_loader_epoch(loader, epoch);
+            gg_loader_seek(loader, epoch, 0);
             for (int64_t t = 0; t < 3; ++t) {
                 const gg_batch batch = {.input[0].data = x, .target[0] = y, .begins = begins};
                 CHECK_INT(gg_loader_batch(loader, 0, t), 3);

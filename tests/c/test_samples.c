@@ -158,7 +158,7 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
     MUST(gg_sample_ring_seek(ring, &s->set, 0));
     for (int64_t exchange = 0; exchange < EPOCHS * steps; ++exchange) {
         int64_t epoch = exchange / steps, step = exchange % steps;
-        if (step == 0) gg_loader_epoch(loader, epoch);
+        if (step == 0) gg_loader_seek(loader, epoch, 0);
         MUST(gg_sample_ring_finish(ring));
         MUST(read(s, loader, rank, step, s->seen[epoch]));
         MUST(gg_sample_ring_begin(ring));
