@@ -151,6 +151,11 @@ def test_it_learns_and_replicas_stay_near():
             found[packed is None] = history.last["train_loss"], history.last["consensus_distance"]
             if packed is not None:
                 assert history.last["compression"]["ratio"] > 7
+                rest = []
+                for rank, w in enumerate(weights(one)):
+                    copies = [flat(one.core.arena(k, rank)) for k, kind in one.core.arenas().items() if kind == "copy"]
+                    rest.append(np.sqrt(np.mean([((w - copy) ** 2).sum() for copy in copies]) / (w**2).sum()))
+                assert history.last["compression"]["residue"] == pytest.approx(np.mean(rest), rel=1e-4)
     assert found[False][0] < found[True][0] + 0.05 and found[True][0] < 0.3
     assert found[False][1] < 0.5
 

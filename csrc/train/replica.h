@@ -135,8 +135,9 @@ void gg_replica_set_consensus(gg_replica *replica, const float *weights);
 /* Mean over the ranks that train of |w_r - w_mean| / |w_mean|, statistics left out; NaN if any weight is NaN or
  * infinite. Settles. Collective. */
 gg_status gg_replica_distance(gg_replica *replica, double *distance);
-/* |residue| / |weights| of this rank, statistics left out: how much compression has not sent yet. 0 without a residue,
- * NaN if a weight is NaN or infinite. At rest. */
+/* |residue| / |weights| of this rank, statistics left out: how much compression has not sent yet. Of copies that it has
+ * in common with others the difference to its weights takes the place of the residue, in the mean of the squares. 0
+ * without either, NaN if a weight is NaN or infinite. At rest. */
 double gg_replica_residue(gg_replica *replica);
 bool gg_replica_compresses(const gg_replica *replica); /* whether its strategy does */
 

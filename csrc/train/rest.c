@@ -126,10 +126,17 @@ static double trained_squares(gg_replica *r, const float *a, const float *b) {
 }
 
 double gg_replica_residue(gg_replica *r) {
-    const float *residue = gg_state_residue(&r->state);
-    if (residue == NULL) return 0;
-    double whole = trained_squares(r, gg_state_weights(&r->state), NULL);
-    return whole != 0 ? sqrt(trained_squares(r, residue, NULL) / whole) : 0; /* NaN stays NaN */
+    const float *residue = gg_state_residue(&r->state), *weights = gg_state_weights(&r->state);
+    const double whole = trained_squares(r, weights, NULL);
+    double rest = residue != NULL ? trained_squares(r, residue, NULL) : 0;
+    int copies = 0;
+    for (int i = 0; i < r->state.arenas; ++i) {
+        const gg_arena *arena = &r->state.arena[i];
+        if (arena->kind != GG_ARENA_COPY || trained_squares(r, arena->data, NULL) == 0) continue; /* not begun */
+        rest += trained_squares(r, weights, arena->data);
+        ++copies;
+    }
+    return whole != 0 ? sqrt(rest / (copies > 1 ? copies : 1) / whole) : 0; /* NaN stays NaN */
 }
 
 gg_status gg_replica_distance(gg_replica *r, double *distance) {

@@ -162,6 +162,10 @@ int main(void) {
     test_strategy(centred(GG_STRATEGY_ELASTIC_AVERAGING, 3, GG_COMPRESSION_EXACT), first, 1, message, one);
     test_strategy(centred(GG_STRATEGY_ELASTIC_AVERAGING, 2, GG_COMPRESSION_SAFE), first, 1, answer, one);
     test_strategy(centred(GG_STRATEGY_ELASTIC_AVERAGING, 0, GG_COMPRESSION_STRICT), sum, 1, message, all);
+    gg_strategy_options gossip = compressed(GG_STRATEGY_GOSSIPGRAD, local, GG_COMPRESSION_EXACT);
+    gossip.exchange = GG_EXCHANGE_WEIGHTS;
+    test_strategy(gossip, first, 0, message, one); /* all weights */
+    test_strategy(gossip, first, 1, message, one);
     CHECK(gg_memory_live_bytes() == 0);
     return CHECK_RESULT;
 }
