@@ -23,7 +23,7 @@ COMPRESSIONS = {
     "strict": gg.AdaComp(**SMALL),
     "safe": gg.AdaComp(mode="safe", factor=1.5, **SMALL),
     "bfloat16": gg.AdaComp(mode="exact", **SMALL),
-    "float32": gg.AdaComp(mode="exact", values="float32", factor=3.0, dense=(), **SMALL),
+    "float32": gg.AdaComp(mode="exact", values="float32", factor=3.0, **SMALL | {"dense": ()}),
 }
 SERVED = {
     "server": gg.ParameterServer(),

@@ -363,6 +363,39 @@ def test_periodic_moves_by_the_mean_of_what_was_sent(p, how):
     trainer.close()
 
 
+@pytest.mark.parametrize(
+    "strategy", [gg.PeriodicAllReduce(period=4), gg.ElasticAveraging(period=4, alpha=0.2)], ids=["periodic", "elastic"]
+)
+def test_ranks_choose_in_turns_whatever_the_period(strategy):
+    """The period is a multiple of the ranks, so all sums are in steps of one remainder."""
+    compression, p, optimizer = COMPRESSIONS["cyclic, float32"], 2, gg.SGD(lr=0.1)
+    trainer = trainer_of(p, strategy, compression, optimizer=optimizer)
+    alone = trainer_of(p, gg.NoExchange(), None, optimizer=optimizer)
+    sizes = {name: size for name, (_, size) in compression.packed(trainer.net).items()}
+    generator, share = np.random.default_rng(3), np.float32(-0.2 if "elastic" in strategy.name else 0.5)
+    middle, left = trainer.consensus_weights(), [dict.fromkeys(sizes, np.float32(0))] * p  # the base, or the centre
+    for step in range(4 * strategy.period):
+        x, y = small_batches(generator, p, (5, 3))
+        trainer.train_step(x, y)
+        alone.train_step(x, y)
+        if (step + 1) % strategy.period:
+            continue
+        turn = step // strategy.period % p
+        before, after = alone.weights(turn), trainer.weights(turn)
+        for name, size in sizes.items():
+            d = (share * (before[name] - middle[name])).ravel()
+            g = np.float32(left[turn][name]).ravel() + d
+            sends, _ = chosen(compression, g, g + np.float32(compression.factor - 1) * d, size)
+            changed = after[name] != (before if share < 0 else middle)[name]
+            assert np.array_equal(changed.ravel(), sends), (step, name)
+        middle = trainer.consensus_weights()
+        if share > 0:
+            left = residues(trainer)
+        for rank in range(p):
+            alone.core.load_arena("weight", trainer.weights(rank), rank)
+    trainer.close()
+
+
 def test_periodic_after_weights_were_loaded():
     """What all ranks had last is not known then: the next mean is one of whole weights."""
     trainer = trainer_of(3, gg.PeriodicAllReduce(period=2), COMPRESSIONS["strict"], optimizer=gg.SGD(lr=0.0))

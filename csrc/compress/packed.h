@@ -18,7 +18,8 @@
  * zero.
  *
  *     header   16 bytes: "gP"; version, 1 byte (1); form, 1 byte; layout, 4 bytes: a hash of the segments (number,
- * bins, sizes, relative offsets); 8 bytes: those of the whole message parts    one for each segment, in order
+ *              bins, sizes, relative offsets); 8 bytes: those of the whole message
+ *     parts    one for each segment, in order
  *
  *     dense segment         its values, float32
  *     packed, form SCALE    4 bytes: bytes of codes; 4 bytes: the scale, float32; codes
@@ -67,8 +68,7 @@ gg_status gg_pack(const gg_packing *packing, float scale, const float *gradient,
 
 /* The same of a difference, where both sides hold a copy of what the receiver knows: G = value - known, H = factor*G
  * (so chosen is what has at least 1/factor of its bin's greatest difference), and known += what is sent, with the bits
- * that gg_unpack_add with factor 1 gives at the receiver. Values travel as in mode EXACT, whatever the mode; dense
- * segments send value - known. */
+ * that gg_unpack_add with factor 1 gives at the receiver. Dense segments send value - known. */
 gg_status gg_pack_difference(const gg_packing *packing, const float *value, float *known, void *message, size_t *bytes);
 
 /* Whether a message says that it is of these segments; of its parts nothing is checked. */

@@ -58,30 +58,17 @@ typedef struct elastic {
     float *pull;   /* -s; message memory */
     float *centre; /* the same bits on every rank */
     float *ones;   /* one a rank */
-    /* With compression only: */
-    float *unsent; /* of the force; NULL: all of it is sent */
-    float *sent;   /* -s, then as much of it as was sent */
-    gg_compression_counts counts;
     int64_t period;
     float alpha;
+    /* With compression only: */
+    float *unsent; /* of the force; NULL: all of it is sent */
+    gg_compression_counts counts;
 } elastic;
 
 /* What is not sent of a force moves neither side. It is still in w - c, of which the next force is made, so it is not
  * added to that one once more. */
-static gg_status elastic_reduce(elastic *s) {
-    gg_status status = GG_OK;
-    const gg_strategy_env *env = &s->head.env;
-    const size_t count = env->state->count;
-    if (s->unsent != NULL) {
-        memset(s->unsent, 0, count * sizeof(float));
-        memcpy(s->sent, s->pull, count * sizeof(float));
-    }
-    GG_TRY(gg_reduction_run_all(s->reduction, s->pull, s->ones));
-    if (s->unsent == NULL) goto cleanup;
-    gg_add_scaled(env->device, count, s->sent, -1.0f, s->unsent, s->sent);
-    gg_add_scaled(env->device, count, gg_state_weights(env->state), 1.0f, s->sent, gg_state_weights(env->state));
-cleanup:
-    return status;
+static void forget_unsent(elastic *s) {
+    if (s->unsent != NULL) memset(s->unsent, 0, s->head.env.state->count * sizeof(float));
 }
 
 static gg_status elastic_end(gg_strategy *strategy) {
@@ -93,7 +80,8 @@ static gg_status elastic_end(gg_strategy *strategy) {
     if ((strategy->step + 1) % s->period != 0) goto cleanup;
     gg_scaled_difference(env->device, state->count, s->alpha, s->centre, gg_state_weights(state), s->pull);
     gg_flight_begin(&flight, strategy, -1);
-    GG_TRY(elastic_reduce(s));
+    forget_unsent(s);
+    GG_TRY(gg_reduction_run_all(s->reduction, s->pull, s->ones));
     gg_flight_complete(&flight, strategy);
     gg_flight_end_all(&flight, strategy, "elastic force");
     gg_add_scaled(env->device, state->count, s->centre, -1.0f, s->pull, s->centre);
@@ -120,7 +108,6 @@ static void elastic_destroy(gg_strategy *strategy) {
     gg_free(s->centre);
     gg_free(s->ones);
     gg_free(s->unsent);
-    gg_free(s->sent);
     gg_free(s);
 }
 
@@ -147,7 +134,6 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
     if (gg_residue_wanted(options, env) != 0) {
         GG_TRY(gg_alloc(env->state->count * sizeof(float), "unsent force", &s->unsent));
-        GG_TRY(gg_alloc(env->state->count * sizeof(float), "sent force", &s->sent));
         s->head.compression_counts = &s->counts;
     }
     /* The reduction adds what this rank sends to its weights, so both sides move by the same. */
@@ -155,7 +141,8 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
                                &(gg_reduction_run){.group = env->transport,
                                                    .count = env->state->count,
                                                    .tag = GG_TAG_ALLREDUCE,
-                                                   .applied = s->unsent == NULL ? gg_state_weights(env->state) : NULL,
+                                                   .period = s->period,
+                                                   .applied = gg_state_weights(env->state),
                                                    .rest = gg_state_weights(env->state),
                                                    .residue = s->unsent,
                                                    .counts = &s->counts},

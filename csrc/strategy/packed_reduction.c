@@ -4,10 +4,10 @@
  * LOCAL: every rank adds its weighted data to its residue, chooses from the sum what it sends, and sends it to all.
  * Every rank adds the messages of all, its own too, in the order of ranks: all get the same bits.
  *
- * CYCLIC [after ScaleCom, Chen et al. 2020, arXiv 2104.11125]: in step t rank t mod p chooses the elements from its own
- * residue, and tells the others which they are. All send their own values there, which are reduced as dense ones are:
- * so the sum is as sparse as one rank's message, and what a rank sends does not grow with p. The sum is not rounded:
- * in whose residue that would be would depend on how messages are cut.
+ * CYCLIC [after ScaleCom, Chen et al. 2020, arXiv 2104.11125]: of the sum number k rank k mod p chooses the elements
+ * from its own residue, and sends the others which they are. All send their own values there, which are reduced as
+ * dense ones are: so the sum is as sparse as one rank's message, and what a rank sends does not grow with p. The sum is
+ * not rounded: in whose residue that would be would depend on how messages are cut.
  *
  * Parameters that travel whole are in LOCAL's messages if they are small; the others are reduced as without
  * compression, since messages to all would be p/2 times the bytes. What is small is said of each parameter alone, so
@@ -38,6 +38,7 @@ typedef struct packed_reduction {
     gg_reduction *dense; /* of the first steps */
     size_t offset, count;
     int tag;
+    int64_t period; /* steps from one sum to the next */
     float *residue; /* an arena, by its element 0 */
     float *applied; /* of the run's first element; NULL: not wanted */
     gg_segments segments;
@@ -180,7 +181,7 @@ cleanup:
 
 static gg_status start_cyclic(packed_reduction *s, float scale) {
     gg_status status = GG_OK;
-    const int rank = s->group->rank, chooser = (int)(s->owner->step % s->group->size);
+    const int rank = s->group->rank, chooser = (int)(s->owner->step / s->period % s->group->size);
     if (chooser == rank) {
         GG_TRY(gg_pack_choice(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
         GG_TRY(send_to_all(s));
@@ -405,6 +406,7 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
     s->offset = run->offset;
     s->count = run->count;
     s->tag = run->tag;
+    s->period = run->period > 0 ? run->period : 1;
     GG_TRY(gg_segments_create(owner->env.graph, &s->compression, &s->segments));
     s->residue = run->residue;
     s->applied = run->applied;

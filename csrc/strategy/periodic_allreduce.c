@@ -155,6 +155,7 @@ static gg_status create_moving(periodic_allreduce *s, const gg_strategy_options 
                                &(gg_reduction_run){.group = env->transport,
                                                    .count = state->count,
                                                    .tag = GG_TAG_ALLREDUCE,
+                                                   .period = s->period,
                                                    .residue = gg_state_residue(state),
                                                    .counts = &s->counts},
                                &s->moving));

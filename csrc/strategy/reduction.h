@@ -30,7 +30,9 @@ typedef struct gg_reduction_run {
     gg_transport *group;  /* the ranks that sum: the owner's, or some of them */
     size_t offset, count; /* elements of the arenas, whole lanes */
     int tag;
-    /* What is made of values that do not arrive as they were: those of gg_allreduce_form. */
+    int64_t period; /* steps of the owner from one sum to the next; 0: 1 */
+    /* What is made of values that do not arrive as they were: those of gg_allreduce_form. With a residue `applied` gets
+     * what this rank sends before the sum is there, and may be half done after a failure. */
     float *applied, *rest;
     bool displaces;
     /* NULL: every value travels. Else packed messages do, and what is not sent goes there: an arena, private, given by
