@@ -1,0 +1,194 @@
+#include "apoptosis/selection.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+
+/* A parameter as rows x columns x inner elements; what has one axis has one column. */
+typedef struct parameter_selection {
+    size_t from, to; /* where it is in the arenas */
+    int64_t columns, inner;
+    int64_t kept[2];
+    int64_t *index[2];
+} parameter_selection;
+
+struct gg_selection {
+    int nodes, parameters;
+    int64_t *outputs; /* one a node: how many of its units' outputs stay; 0: as many as there are */
+    parameter_selection *parameter;
+    size_t before, after;
+    uint64_t hash;
+};
+
+static void hash_bytes(uint64_t *hash, const void *bytes, size_t count) {
+    const unsigned char *at = bytes; /* FNV-1a */
+    for (size_t i = 0; i < count; i++) *hash = (*hash ^ at[i]) * 0x100000001b3u;
+}
+
+/* Byte by byte from the lowest, whatever the machine's order is. */
+static void hash_number(uint64_t *hash, int64_t number) {
+    unsigned char bytes[8];
+    for (int i = 0; i < 8; i++) bytes[i] = (unsigned char)((uint64_t)number >> 8 * i & 255);
+    hash_bytes(hash, bytes, sizeof bytes);
+}
+
+static void hash_graph(uint64_t *hash, const gg_graph *graph) {
+    for (int i = 0; i < gg_graph_nodes(graph); i++) {
+        const gg_node *node = gg_graph_node(graph, i);
+        hash_number(hash, node->desc.kind);
+        hash_bytes(hash, node->desc.name, strlen(node->desc.name) + 1);
+        for (int k = 0; k < node->inputs; k++) hash_number(hash, node->input[k]);
+        for (int k = 0; k < node->shape.dims; k++) hash_number(hash, node->shape.size[k]);
+    }
+}
+
+/* Of an axis with `count` indices the ones whose units stay. */
+static gg_status select_axis(const gg_unit_axis *axis, const bool *leaves, int64_t count, int64_t *kept,
+                             int64_t **index) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_alloc((size_t)count * sizeof **index, "selection", index));
+    *kept = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int unit = axis->unit != NULL ? axis->unit[i] : -1;
+        if (unit < 0 || !leaves[unit]) (*index)[(*kept)++] = i;
+    }
+cleanup:
+    return status;
+}
+
+static gg_status check_leaves(const gg_graph *graph, const gg_units *units, const bool *leaves) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < units->units; i++) {
+        const gg_unit_group *group = &units->group[units->group_of[i]];
+        if (leaves[i] && group->fixed[0] != '\0')
+            GG_FAIL(GG_ERROR_ARGUMENT, "unit %d of layer '%s' cannot leave: %s", i - group->first,
+                    gg_graph_node(graph, group->producer[0].node)->desc.name, group->fixed);
+    }
+cleanup:
+    return status;
+}
+
+static gg_status count_outputs(const gg_graph *graph, const gg_units *units, const bool *leaves, int64_t *outputs) {
+    gg_status status = GG_OK;
+    for (int g = 0; g < units->groups; g++)
+        for (int p = 0; p < units->group[g].producers; p++) {
+            const int node = units->group[g].producer[p].node;
+            const gg_unit_axis *axis = &units->output[node];
+            outputs[node] = 0;
+            for (int64_t i = 0; i < axis->count; i++) outputs[node] += !leaves[axis->unit[i]];
+            if (outputs[node] == 0)
+                GG_FAIL(GG_ERROR_ARGUMENT, "all %lld units of layer '%s' leave; at least one has to stay",
+                        (long long)axis->count, gg_graph_node(graph, node)->desc.name);
+        }
+cleanup:
+    return status;
+}
+
+gg_status gg_graph_select(const gg_graph *graph, const gg_selection *selection, gg_graph **out) {
+    gg_status status = GG_OK;
+    gg_graph *made = NULL;
+    gg_head head[GG_MAX_FIELDS];
+    *out = NULL;
+    GG_TRY(gg_graph_create(&made));
+    for (int i = 0; i < gg_graph_nodes(graph); i++) {
+        const gg_node *node = gg_graph_node(graph, i);
+        gg_layer_desc desc = node->desc;
+        if (selection->outputs[i] > 0) desc.outputs = selection->outputs[i];
+        GG_TRY(gg_graph_add(made, &desc, &node->shape, node->inputs, node->input, NULL));
+        GG_TRY(gg_graph_set_factors(made, i, node->lr, node->decay));
+    }
+    for (int h = 0; h < gg_graph_heads(graph); h++) head[h] = *gg_graph_head(graph, h);
+    GG_TRY(gg_graph_finish(made, gg_graph_heads(graph), head));
+    *out = made;
+    made = NULL;
+cleanup:
+    gg_graph_destroy(made);
+    return status;
+}
+
+/* Where the parameter lies in both graphs, and which of its indices stay. */
+static gg_status select_parameter(const gg_units *units, const bool *leaves, int number, const gg_parameter *before,
+                                  const gg_parameter *after, parameter_selection *out) {
+    gg_status status = GG_OK;
+    const int dims = before->shape.dims;
+    out->from = before->offset;
+    out->to = after->offset;
+    out->columns = dims > 1 ? before->shape.size[1] : 1;
+    out->inner = 1;
+    for (int i = 2; i < dims; i++) out->inner *= before->shape.size[i];
+    for (int i = 0; i < 2; i++) {
+        const int64_t count = i < dims ? before->shape.size[i] : 1;
+        GG_TRY(select_axis(&units->parameter[number][i], leaves, count, &out->kept[i], &out->index[i]));
+    }
+    if ((int64_t)after->count != out->kept[0] * out->kept[1] * out->inner)
+        GG_FAIL(GG_ERROR_STATE, "selection: '%s' has %lld numbers afterwards, but %lld of it stay", before->name,
+                (long long)after->count, (long long)(out->kept[0] * out->kept[1] * out->inner));
+cleanup:
+    return status;
+}
+
+gg_status gg_selection_create(const gg_graph *graph, const gg_units *units, const bool *leaves, gg_selection **out) {
+    gg_status status = GG_OK;
+    gg_selection *made = NULL;
+    gg_graph *small = NULL;
+    *out = NULL;
+    GG_TRY(check_leaves(graph, units, leaves));
+    GG_TRY(gg_calloc(1, sizeof *made, "selection", &made));
+    made->nodes = gg_graph_nodes(graph);
+    made->parameters = gg_graph_parameters(graph);
+    GG_TRY(gg_calloc((size_t)made->nodes, sizeof *made->outputs, "selection", &made->outputs));
+    GG_TRY(gg_calloc((size_t)made->parameters + 1, sizeof *made->parameter, "selection", &made->parameter));
+    GG_TRY(count_outputs(graph, units, leaves, made->outputs));
+    GG_TRY(gg_graph_select(graph, made, &small));
+    made->before = gg_graph_arena_count(graph);
+    made->after = gg_graph_arena_count(small);
+    made->hash = 0xcbf29ce484222325u;
+    hash_graph(&made->hash, small);
+    for (int i = 0; i < made->parameters; i++) {
+        parameter_selection *own = &made->parameter[i];
+        GG_TRY(select_parameter(units, leaves, i, gg_graph_parameter(graph, i), gg_graph_parameter(small, i), own));
+        for (int axis = 0; axis < 2; axis++) {
+            hash_number(&made->hash, own->kept[axis]);
+            for (int64_t k = 0; k < own->kept[axis]; k++) hash_number(&made->hash, own->index[axis][k]);
+        }
+    }
+    *out = made;
+    made = NULL;
+cleanup:
+    gg_graph_destroy(small);
+    gg_selection_destroy(made);
+    return status;
+}
+
+void gg_selection_destroy(gg_selection *selection) {
+    if (selection == NULL) return;
+    for (int i = 0; selection->parameter != NULL && i < selection->parameters; i++) {
+        gg_free(selection->parameter[i].index[0]);
+        gg_free(selection->parameter[i].index[1]);
+    }
+    gg_free(selection->parameter);
+    gg_free(selection->outputs);
+    gg_free(selection);
+}
+
+size_t gg_selection_count_before(const gg_selection *selection) { return selection->before; }
+size_t gg_selection_count_after(const gg_selection *selection) { return selection->after; }
+uint64_t gg_selection_hash(const gg_selection *selection) { return selection->hash; }
+
+int64_t gg_selection_kept(const gg_selection *selection, int parameter, int axis, const int64_t **index) {
+    *index = selection->parameter[parameter].index[axis];
+    return selection->parameter[parameter].kept[axis];
+}
+
+void gg_arena_select(const gg_selection *selection, const float *from, float *to) {
+    memset(to, 0, selection->after * sizeof *to);
+    for (int i = 0; i < selection->parameters; i++) {
+        const parameter_selection *it = &selection->parameter[i];
+        const float *in = from + it->from;
+        float *out = to + it->to;
+        for (int64_t r = 0; r < it->kept[0]; r++)
+            for (int64_t c = 0; c < it->kept[1]; c++, out += it->inner)
+                memcpy(out, in + (it->index[0][r] * it->columns + it->index[1][c]) * it->inner,
+                       (size_t)it->inner * sizeof *out);
+    }
+}
