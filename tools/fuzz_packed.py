@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 SOURCES = [
-    *[ROOT / "tools/fuzz_packed.c", CSRC / "compress/packed.c", CSRC / "cpu/isa/choose.c"],
+    *[ROOT / "tools/fuzz_packed.c", CSRC / "compress/packed.c", CSRC / "compress/unpacked.c"],
+    CSRC / "cpu/isa/choose.c",
     *[CSRC / "base/status.c", CSRC / "tensor/tensor.c", CSRC / "base/memory.c"],
 ]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]

@@ -1,55 +1,17 @@
-#include "compress/packed.h"
-
 #include <math.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "compress/packed_format.h"
 
 _Static_assert(GG_MOST_BIN < GG_MOST_CHOSEN_BIN, "the kernels have room for every bin");
-
-#define GG_INLINE static inline __attribute__((always_inline))
-
-#define HEADER_BYTES ((size_t)16)
-#define PART_BYTES ((size_t)8) /* bytes of codes, and scale or number of elements */
-#define VERSION 1
-
-typedef enum message_form { FORM_SCALE = 0, FORM_CHOICE, FORM_NARROW, FORM_VALUES, FORM_COUNT } message_form;
-
-/* Bins of fewer elements have codes of one byte. */
-#define WIDE_FROM 64
-
-enum { FLAG_NEGATIVE = 1, FLAG_FIRST = 2 };               /* of an element */
-enum { EMPTY_ONE = 0, EMPTY_UNIT, EMPTY_LONG, NO_EMPTY }; /* of a mark: how the number of bins follows */
-
-static size_t aligned_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 static size_t bins_of(const gg_segment *segment) {
     return (segment->count + (size_t)segment->bin - 1) / (size_t)segment->bin;
 }
 
-static size_t unit_bytes(const gg_segment *segment) { return segment->bin < WIDE_FROM ? 1 : 2; }
-
-static uint32_t read_u32(const unsigned char *at) {
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
-static float read_float(const unsigned char *at) {
-    float value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
 static void write_u32(unsigned char *at, uint32_t value) { memcpy(at, &value, sizeof value); }
 static void write_float(unsigned char *at, float value) { memcpy(at, &value, sizeof value); }
-
-GG_INLINE float widened(uint16_t value) {
-    const uint32_t bits = (uint32_t)value << 16;
-    float wide;
-    memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
 
 /* To nearest, ties to even; what would become an infinity becomes the greatest bfloat16. */
 GG_INLINE uint16_t narrowed(float value) {
@@ -61,21 +23,6 @@ GG_INLINE uint16_t narrowed(float value) {
 
 /* ---- header ---- */
 
-static uint32_t hashed(uint32_t hash, uint64_t value) {
-    for (int i = 0; i < 8; ++i, value >>= 8) hash = (hash ^ (uint32_t)(value & 0xffu)) * 16777619u;
-    return hash;
-}
-
-static uint32_t layout_of(const gg_segment *segment, int segments) {
-    uint32_t hash = hashed(2166136261u, (uint64_t)segments);
-    for (int i = 0; i < segments; ++i) {
-        hash = hashed(hash, segment[i].offset - segment[0].offset);
-        hash = hashed(hash, segment[i].count);
-        hash = hashed(hash, (uint64_t)segment[i].bin);
-    }
-    return hash;
-}
-
 static void write_header(unsigned char *message, message_form form, const gg_segment *segment, int segments,
                          size_t bytes) {
     const uint64_t whole = bytes;
@@ -84,38 +31,7 @@ static void write_header(unsigned char *message, message_form form, const gg_seg
     memcpy(message + 8, &whole, sizeof whole);
 }
 
-static gg_status read_header(const gg_segment *segment, int segments, const unsigned char *message, size_t bytes,
-                             message_form *form) {
-    gg_status status = GG_OK;
-    uint64_t whole;
-    if (bytes < HEADER_BYTES)
-        GG_FAIL(GG_ERROR_COMM, "packed message: %zu bytes, fewer than its header of %zu", bytes, HEADER_BYTES);
-    if (message[0] != 'g' || message[1] != 'P')
-        GG_FAIL(GG_ERROR_COMM, "packed message: begins with the bytes %02x %02x, expected 67 50", message[0],
-                message[1]);
-    if (message[2] != VERSION) GG_FAIL(GG_ERROR_COMM, "packed message: version %d, known is %d", message[2], VERSION);
-    if (message[3] >= FORM_COUNT)
-        GG_FAIL(GG_ERROR_COMM, "packed message: form %d, known are 0 to %d", message[3], FORM_COUNT - 1);
-    const uint32_t layout = layout_of(segment, segments);
-    if (read_u32(message + 4) != layout)
-        GG_FAIL(GG_ERROR_COMM, "packed message: of other parameters or bins (layout %08x, here %08x)",
-                (unsigned)read_u32(message + 4), (unsigned)layout);
-    memcpy(&whole, message + 8, sizeof whole);
-    if (whole != bytes)
-        GG_FAIL(GG_ERROR_COMM, "packed message: %zu bytes have arrived of %llu", bytes, (unsigned long long)whole);
-    *form = (message_form)message[3];
-cleanup:
-    return status;
-}
-
 /* ---- codes ---- */
-
-GG_INLINE uint32_t unit_at(const unsigned char *at, bool wide) {
-    uint16_t unit;
-    if (!wide) return *at;
-    memcpy(&unit, at, sizeof unit);
-    return unit;
-}
 
 GG_INLINE unsigned char *put_unit(unsigned char *at, bool wide, uint32_t unit) {
     const uint16_t two = (uint16_t)unit;
@@ -126,10 +42,6 @@ GG_INLINE unsigned char *put_unit(unsigned char *at, bool wide, uint32_t unit) {
     *at = (unsigned char)unit;
     return at + 1;
 }
-
-GG_INLINE uint32_t flags_shift(bool wide) { return wide ? 14 : 6; }
-/* The place that no element has. */
-GG_INLINE uint32_t empty_mark(bool wide) { return (1u << flags_shift(wide)) - 1; }
 
 /* Never more units than bins. */
 static unsigned char *put_empty(unsigned char *at, bool wide, size_t bins) {
@@ -144,61 +56,6 @@ static unsigned char *put_empty(unsigned char *at, bool wide, size_t bins) {
     at = put_unit(at, wide, mark | EMPTY_LONG << shift);
     write_u32(at, (uint32_t)bins);
     return at + 4;
-}
-
-/* Goes through the codes of a segment. Whatever these are, it gives ascending elements of the segment. */
-typedef struct code_reader {
-    const unsigned char *at, *end;
-    size_t count, bin;
-    size_t start; /* first element of the bin that was begun last; -bin (which wraps around): of none */
-    size_t least; /* places below are not allowed; `bin`: no bin is open */
-} code_reader;
-
-static code_reader reader_of(const gg_segment *segment, const unsigned char *codes, size_t bytes) {
-    const size_t bin = (size_t)segment->bin;
-    return (code_reader){
-        .at = codes, .end = codes + bytes, .count = segment->count, .bin = bin, .start = -bin, .least = bin};
-}
-
-static bool skip_empty(code_reader *r, bool wide, uint32_t flags) {
-    const size_t next = r->start + r->bin, left = next < r->count ? (r->count - next + r->bin - 1) / r->bin : 0;
-    const size_t unit = wide ? 2 : 1, more = flags == EMPTY_UNIT ? unit : flags == EMPTY_LONG ? 4 : 0;
-    size_t bins = 1;
-    if (flags == NO_EMPTY || (size_t)(r->end - r->at) < more) return false;
-    if (flags == EMPTY_UNIT) bins = (size_t)unit_at(r->at, wide) + 2;
-    if (flags == EMPTY_LONG) bins = read_u32(r->at);
-    if (bins > left) return false;
-    r->at += more;
-    r->start += bins * r->bin;
-    r->least = r->bin;
-    return true;
-}
-
-typedef enum read_result { READ_END = 0, READ_ELEMENT, READ_WRONG } read_result;
-
-GG_INLINE read_result next_element(code_reader *r, const bool wide, size_t *element, uint32_t *negative) {
-    const size_t unit = wide ? 2 : 1;
-    for (;;) {
-        if (r->at == r->end) return READ_END;
-        const uint32_t code = unit_at(r->at, wide), mark = empty_mark(wide);
-        const uint32_t place = code & mark, flags = code >> flags_shift(wide);
-        r->at += unit;
-        if (__builtin_expect(place == mark, 0)) {
-            code_reader behind = *r; /* a copy, so that *r is not in memory */
-            if (!skip_empty(&behind, wide, flags)) return READ_WRONG;
-            *r = behind;
-            continue;
-        }
-        /* By masks: whether an element is its bin's first cannot be predicted. */
-        const size_t first = -(size_t)(flags / FLAG_FIRST);
-        r->start += r->bin & first;
-        r->least &= ~first;
-        *element = r->start + place;
-        if (place < r->least || place >= r->bin || *element >= r->count) return READ_WRONG;
-        r->least = place + 1;
-        *negative = flags & FLAG_NEGATIVE;
-        return READ_ELEMENT;
-    }
 }
 
 /* ---- packing ---- */
@@ -554,161 +411,6 @@ cleanup:
     return status;
 }
 
-/* ---- unpacking ---- */
-
-bool gg_packed_fits(const gg_segment *segment, int segments, const void *message, size_t bytes) {
-    return bytes >= HEADER_BYTES && read_u32((const unsigned char *)message + 4) == layout_of(segment, segments);
-}
-
-/* A part of a message whose sizes have been checked. */
-typedef struct message_part {
-    const unsigned char *codes, *values; /* dense: values alone */
-    size_t bytes, elements;              /* of codes; elements: of form SCALE unknown */
-    float scale;
-} message_part;
-
-static gg_status wrong_part(const gg_segment *segment, int i, const char *what) {
-    return gg_fail(GG_ERROR_COMM, "packed message: parameter %d ('%s'): %s", i, segment->name, what);
-}
-
-static bool gap_is_clear(const unsigned char *from, const unsigned char *to) {
-    while (from < to)
-        if (*from++ != 0) return false;
-    return true;
-}
-
-/* *at: the part's beginning, then its end. */
-static gg_status read_part(const gg_segment *segment, int i, message_form form, const unsigned char **at,
-                           const unsigned char *end, message_part *out) {
-    gg_status status = GG_OK;
-    const unsigned char *p = *at;
-    size_t left = (size_t)(end - p);
-    *out = (message_part){.values = p};
-    if (segment->bin == 0) {
-        if (form == FORM_CHOICE) goto cleanup;
-        if (left / sizeof(float) < segment->count) GG_TRY(wrong_part(segment, i, "its values are cut off"));
-        *at = p + segment->count * sizeof(float);
-        goto cleanup;
-    }
-    if (left < PART_BYTES) GG_TRY(wrong_part(segment, i, "it is cut off"));
-    out->bytes = read_u32(p);
-    out->codes = p + PART_BYTES;
-    left -= PART_BYTES;
-    if (left < aligned_up(out->bytes, 4)) GG_TRY(wrong_part(segment, i, "its codes are cut off"));
-    if (out->bytes % unit_bytes(segment) != 0 || out->bytes / unit_bytes(segment) > segment->count)
-        GG_TRY(wrong_part(segment, i, "the length of its codes is impossible"));
-    out->values = out->codes + aligned_up(out->bytes, 4);
-    left -= aligned_up(out->bytes, 4);
-    if (!gap_is_clear(out->codes + out->bytes, out->values))
-        GG_TRY(wrong_part(segment, i, "a byte between its parts is not zero"));
-    *at = out->values;
-    if (form == FORM_SCALE) {
-        out->scale = read_float(p + 4);
-        if (!(out->scale >= 0 && isfinite(out->scale))) GG_TRY(wrong_part(segment, i, "its scale is not a size"));
-        goto cleanup;
-    }
-    out->elements = read_u32(p + 4);
-    if (out->elements > segment->count) GG_TRY(wrong_part(segment, i, "it has more elements than there are"));
-    if (form == FORM_CHOICE) goto cleanup;
-    const size_t bytes = out->elements * gg_dtype_size(form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32);
-    if (left < aligned_up(bytes, 4)) GG_TRY(wrong_part(segment, i, "its values are cut off"));
-    *at = out->values + aligned_up(bytes, 4);
-    if (!gap_is_clear(out->values + bytes, *at)) GG_TRY(wrong_part(segment, i, "a byte between its parts is not zero"));
-cleanup:
-    return status;
-}
-
-GG_INLINE float value_at(const unsigned char *values, gg_dtype dtype, size_t n) {
-    uint16_t narrow;
-    if (dtype != GG_BFLOAT16) return read_float(values + n * sizeof(float));
-    memcpy(&narrow, values + n * sizeof narrow, sizeof narrow);
-    return widened(narrow);
-}
-
-/* out: of the segment; NULL: only checks and counts. */
-GG_INLINE bool add_units(const gg_segment *segment, const message_part *part, const bool wide, const bool signs,
-                         gg_dtype dtype, float factor, float *out) {
-    code_reader reader = reader_of(segment, part->codes, part->bytes);
-    const float plus = factor * part->scale, both[2] = {plus, -plus};
-    size_t j, n = 0;
-    uint32_t negative;
-    read_result result;
-    while ((result = next_element(&reader, wide, &j, &negative)) == READ_ELEMENT) {
-        if (signs) {
-            out[j] += both[negative];
-            continue;
-        }
-        if (negative || n == part->elements) return false;
-        if (out != NULL) out[j] += factor * value_at(part->values, dtype, n);
-        ++n;
-    }
-    return result == READ_END && (signs || n == part->elements);
-}
-
-static bool add_part(const gg_segment *segment, const message_part *part, bool signs, gg_dtype dtype, float factor,
-                     float *out) {
-    if (segment->bin >= WIDE_FROM)
-        return signs ? add_units(segment, part, true, true, dtype, factor, out)
-                     : add_units(segment, part, true, false, dtype, factor, out);
-    return signs ? add_units(segment, part, false, true, dtype, factor, out)
-                 : add_units(segment, part, false, false, dtype, factor, out);
-}
-
-static void add_dense(size_t count, const unsigned char *values, gg_dtype dtype, float factor, float *out) {
-    if (dtype == GG_BFLOAT16)
-        for (size_t j = 0; j < count; ++j) out[j] += factor * value_at(values, GG_BFLOAT16, j);
-    else
-        for (size_t j = 0; j < count; ++j) out[j] += factor * value_at(values, GG_FLOAT32, j);
-}
-
-/* choice: a choice is wanted, and nothing is added; else anything but one. */
-static gg_status read_message(const gg_segment *segment, int segments, const unsigned char *message, size_t bytes,
-                              bool choice, float factor, float *out, size_t *values) {
-    gg_status status = GG_OK;
-    message_form form = FORM_SCALE;
-    GG_TRY(read_header(segment, segments, message, bytes, &form));
-    if (choice != (form == FORM_CHOICE))
-        GG_FAIL(GG_ERROR_COMM, "packed message: form %d, expected %s", (int)form,
-                choice ? "1 (a choice)" : "0, 2 or 3 (with values)");
-    const unsigned char *at = message + HEADER_BYTES, *const end = message + bytes;
-    for (int i = 0; i < segments; ++i) {
-        message_part part;
-        float *into = choice ? NULL : out + segment[i].offset;
-        GG_TRY(read_part(&segment[i], i, form, &at, end, &part));
-        if (segment[i].bin == 0) {
-            if (!choice) add_dense(segment[i].count, part.values, GG_FLOAT32, factor, into);
-            *values += segment[i].count;
-            continue;
-        }
-        if (!add_part(&segment[i], &part, form == FORM_SCALE, form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32, factor,
-                      into))
-            GG_TRY(wrong_part(&segment[i], i, "a code names none of its elements, or not as many as it says"));
-        *values += part.elements;
-    }
-    if (at != end) GG_FAIL(GG_ERROR_COMM, "packed message: %zu bytes behind its last parameter", (size_t)(end - at));
-cleanup:
-    return status;
-}
-
-gg_status gg_unpack_add(const gg_segment *segment, int segments, const void *message, size_t bytes, float factor,
-                        float *out) {
-    size_t values = 0;
-    return read_message(segment, segments, message, bytes, false, factor, out, &values);
-}
-
-gg_status gg_choice_values(const gg_segment *segment, int segments, const void *choice, size_t bytes, size_t *values) {
-    *values = 0;
-    return read_message(segment, segments, choice, bytes, true, 0, NULL, values);
-}
-
-/* The part of a trusted choice that begins at *at. */
-static message_part trusted_part(const unsigned char **at) {
-    const message_part part = {
-        .codes = *at + PART_BYTES, .bytes = read_u32(*at), .elements = read_u32(*at + 4), .scale = 0};
-    *at = part.codes + aligned_up(part.bytes, 4);
-    return part;
-}
-
 void gg_pack_values(const gg_packing *packing, const void *choice, gg_dtype dtype, float *residue, void *values) {
     const pack_arrays arrays = {.residue = residue};
     const unsigned char *at = (const unsigned char *)choice + HEADER_BYTES;
@@ -725,24 +427,6 @@ void gg_pack_values(const gg_packing *packing, const void *choice, gg_dtype dtyp
         }
         count_bytes(packing->counts, segment, segment->count * sizeof(float), bytes);
         into += bytes;
-    }
-}
-
-void gg_unpack_values_add(const gg_segment *segment, int segments, const void *choice, gg_dtype dtype,
-                          const void *values, float factor, float *out) {
-    const unsigned char *at = (const unsigned char *)choice + HEADER_BYTES, *from = values;
-    for (int i = 0; i < segments; ++i) {
-        size_t count = segment[i].count;
-        float *into = out + segment[i].offset;
-        if (segment[i].bin == 0) {
-            add_dense(count, from, dtype, factor, into);
-        } else {
-            message_part part = trusted_part(&at);
-            part.values = from;
-            count = part.elements;
-            add_part(&segment[i], &part, false, dtype, factor, into);
-        }
-        from += count * gg_dtype_size(dtype);
     }
 }
 
