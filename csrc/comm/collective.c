@@ -303,8 +303,9 @@ cleanup:
     return status;
 }
 
-/* Cancels all messages in flight: requests must not outlive their memory. */
-static void collective_stop(gg_allreduce *allreduce) {
+/* Requests must not outlive their memory. */
+void gg_allreduce_cancel(gg_allreduce *allreduce) {
+    if (!allreduce) return;
     int p = allreduce->transport->size;
     gg_cancel_all(allreduce->transport, allreduce->receives, p);
     gg_cancel_all(allreduce->transport, allreduce->scattered, p);
@@ -315,13 +316,13 @@ static void collective_stop(gg_allreduce *allreduce) {
 
 static gg_status collective_failed(gg_allreduce *allreduce, gg_status status) {
     if (status == GG_OK) return status;
-    collective_stop(allreduce);
+    gg_allreduce_cancel(allreduce);
     return gg_error_prefix(status, "allreduce of %zu values: ", allreduce->count);
 }
 
 void gg_allreduce_destroy(gg_allreduce *allreduce) {
     if (!allreduce) return;
-    collective_stop(allreduce);
+    gg_allreduce_cancel(allreduce);
     gg_message_free(allreduce->transport, allreduce->reply);
     gg_free(allreduce->exact);
     gg_free(allreduce->landing);

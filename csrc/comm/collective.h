@@ -77,6 +77,7 @@ gg_status gg_allreduce_start_some(gg_allreduce *allreduce, float *data, size_t c
 gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed);
 gg_status gg_allreduce_wait(gg_allreduce *allreduce);   /* until data holds the sum */
 gg_status gg_allreduce_finish(gg_allreduce *allreduce); /* until the peers have read it, too: data may be written */
+void gg_allreduce_cancel(gg_allreduce *allreduce);      /* what is in flight is lost; NULL is fine */
 /* `waited` is called at the end of every wait, with the time at which the wait began. Sums and copies are no waits. */
 typedef void gg_waited(void *context, double begin);
 void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *context);

@@ -240,6 +240,8 @@ static gg_status packed_failed(packed_reduction *s, gg_status status) {
     if (status == GG_OK) return status;
     gg_cancel_all(s->group, s->sent, s->group->size);
     gg_cancel_all(s->group, s->arrived, s->group->size);
+    gg_allreduce_cancel(s->whole_sum);
+    gg_allreduce_cancel(s->sum);
     s->stage = IDLE;
     return status;
 }
@@ -280,7 +282,7 @@ cleanup:
 
 static gg_status packed_poll(gg_reduction *reduction, bool *summed) {
     packed_reduction *s = (packed_reduction *)reduction;
-    if (s->stage == DENSE) return gg_reduction_poll(s->dense, summed);
+    if (s->stage == DENSE) return packed_failed(s, gg_reduction_poll(s->dense, summed));
     gg_status status = packed_advance(s, false);
     *summed = s->stage == IDLE || s->stage == DELIVERED;
     return status;
@@ -288,7 +290,7 @@ static gg_status packed_poll(gg_reduction *reduction, bool *summed) {
 
 static gg_status packed_wait(gg_reduction *reduction) {
     packed_reduction *s = (packed_reduction *)reduction;
-    return s->stage == DENSE ? gg_reduction_wait(s->dense) : packed_advance(s, true);
+    return s->stage == DENSE ? packed_failed(s, gg_reduction_wait(s->dense)) : packed_advance(s, true);
 }
 
 static gg_status packed_finish(gg_reduction *reduction) {

@@ -32,7 +32,7 @@ typedef struct gg_reduction_run {
     int tag;
     int64_t period; /* steps of the owner from one sum to the next; 0: 1 */
     /* What is made of values that do not arrive as they were: those of gg_allreduce_form. With a residue `applied` gets
-     * what this rank sends before the sum is there, and may be half done after a failure. */
+     * what this rank sends, weighted by its share, before the sum is there. */
     float *applied, *rest;
     bool displaces;
     /* NULL: every value travels. Else packed messages do, and what is not sent goes there: an arena, private, given by
