@@ -1,0 +1,422 @@
+#include "apoptosis/merge.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+/* What is smaller than so much of a vector is rounding. */
+#define ROUNDING 1e-6
+/* Squared distances below this share of a vector's square are too inexact in float32 products. */
+#define INEXACT 1e-3
+
+/* One group while its units are compared. */
+typedef struct comparison {
+    const gg_graph *graph;
+    const gg_units *units;
+    const gg_unit_group *group;
+    int64_t length;   /* of a vector */
+    float *vector;    /* one a unit */
+    float *product;   /* of all pairs; the rows as long as there are units */
+    double *norm;     /* |u|, one a unit */
+    double *listened; /* the norm of the outgoing weights, times the readers' gains */
+    bool *left;
+    bool flips;     /* a sigmoid unit may be 1 minus another one */
+    bool constants; /* values other than 0 can go into biases */
+    /* The best that is known for each unit: */
+    int *into;
+    float *scale, *value;
+    double *distance;
+} comparison;
+
+/* A reader's weight as rows x columns x inner elements. */
+typedef struct reader_weight {
+    float *at, *bias;
+    int64_t rows, columns, inner;
+    const int *unit; /* one a column */
+} reader_weight;
+
+static reader_weight weight_of(const gg_graph *graph, const gg_units *units, const gg_unit_reader *reader,
+                               float *weights) {
+    const gg_parameter *it = gg_graph_parameter(graph, reader->weight);
+    reader_weight made = {.at = weights + it->offset,
+                          .rows = it->shape.size[0],
+                          .columns = it->shape.size[1],
+                          .unit = units->parameter[reader->weight][1].unit};
+    made.inner = (int64_t)it->count / made.rows / made.columns;
+    if (reader->bias >= 0) made.bias = weights + gg_graph_parameter(graph, reader->bias)->offset;
+    return made;
+}
+
+static int64_t next_column(const reader_weight *weight, int unit, int64_t from) {
+    while (from < weight->columns && weight->unit[from] != unit) from++;
+    return from;
+}
+
+static void fold_column(const reader_weight *weight, int64_t from, int64_t to, const gg_merge *merge) {
+    for (int64_t r = 0; r < weight->rows; r++) {
+        float *own = weight->at + (r * weight->columns + from) * weight->inner;
+        double sum = 0;
+        for (int64_t k = 0; k < weight->inner; k++) sum += (double)own[k];
+        if (weight->bias != NULL && merge->value != 0) weight->bias[r] += (float)((double)merge->value * sum);
+        if (to < weight->columns) {
+            float *other = weight->at + (r * weight->columns + to) * weight->inner;
+            for (int64_t k = 0; k < weight->inner; k++) other[k] += merge->scale * own[k];
+        }
+        memset(own, 0, (size_t)weight->inner * sizeof *own);
+    }
+}
+
+/* The first column of a unit goes into the first of the other, and so on. */
+static void fold_merge(const gg_graph *graph, const gg_units *units, const gg_merge *merge, float *weights) {
+    const gg_unit_group *group = &units->group[units->group_of[merge->unit]];
+    for (int i = 0; i < group->readers; i++) {
+        const reader_weight weight = weight_of(graph, units, &group->reader[i], weights);
+        int64_t from = next_column(&weight, merge->unit, 0);
+        int64_t to = merge->into >= 0 ? next_column(&weight, merge->into, 0) : weight.columns;
+        while (from < weight.columns) {
+            fold_column(&weight, from, to, merge);
+            from = next_column(&weight, merge->unit, from + 1);
+            if (merge->into >= 0) to = next_column(&weight, merge->into, to + 1);
+        }
+    }
+}
+
+void gg_merges_fold(const gg_merges *merges, const gg_graph *graph, const gg_units *units, float *weights) {
+    for (int i = 0; i < merges->count; i++) fold_merge(graph, units, &merges->merge[i], weights);
+}
+
+void gg_merges_leaves(const gg_merges *merges, const gg_units *units, bool *leaves) {
+    memset(leaves, 0, (size_t)units->units * sizeof *leaves);
+    for (int i = 0; i < merges->count; i++) leaves[merges->merge[i].unit] = true;
+}
+
+void gg_merges_destroy(gg_merges *merges) {
+    if (merges == NULL) return;
+    gg_free(merges->merge);
+    gg_free(merges->bound);
+    gg_free(merges->share);
+    gg_free(merges);
+}
+
+/* Vectors ---------------------------------------------------------------------------------------------------------- */
+
+static const gg_parameter *parameter_of(const gg_graph *graph, int node, gg_role role, const char *suffix) {
+    int first = 0;
+    const int count = gg_graph_layer_parameters(graph, gg_graph_node(graph, node)->layer, &first);
+    for (int i = first; i < first + count; i++) {
+        const gg_parameter *it = gg_graph_parameter(graph, i);
+        const size_t length = strlen(it->name), end = suffix != NULL ? strlen(suffix) : 0;
+        if (it->role == role && (end == 0 || strcmp(it->name + length - end, suffix) == 0)) return it;
+    }
+    return NULL;
+}
+
+static float element_of(const gg_parameter *parameter, const float *weights, int64_t i, float otherwise) {
+    return parameter != NULL ? weights[parameter->offset + (size_t)i] : otherwise;
+}
+
+/* What the normalisation does to a channel: times `scale`, plus `shift`. */
+static void fold_norm(const gg_graph *graph, int norm, const float *weights, int64_t channel, double *scale,
+                      double *shift) {
+    *scale = 1;
+    *shift = 0;
+    if (norm < 0) return;
+    const gg_parameter *mean = parameter_of(graph, norm, GG_ROLE_STATISTIC, ".running_mean");
+    const gg_parameter *variance = parameter_of(graph, norm, GG_ROLE_STATISTIC, ".running_var");
+    const double epsilon = (double)gg_graph_node(graph, norm)->desc.epsilon;
+    const float *w = weights;
+    *scale = (double)element_of(parameter_of(graph, norm, GG_ROLE_SCALE, NULL), w, channel, 1) /
+             sqrt((double)element_of(variance, w, channel, 1) + epsilon);
+    *shift = (double)element_of(parameter_of(graph, norm, GG_ROLE_SHIFT, NULL), w, channel, 0) -
+             *scale * (double)element_of(mean, w, channel, 0);
+}
+
+/* The bias is the last element of a producer's part. */
+static int64_t row_length(const gg_graph *graph, const gg_unit_producer *producer) {
+    const gg_parameter *weight = parameter_of(graph, producer->node, GG_ROLE_WEIGHT, NULL);
+    return (int64_t)weight->count / weight->shape.size[0] + 1;
+}
+
+static void fill_vectors(comparison *it, const float *weights) {
+    int64_t begin = 0;
+    for (int p = 0; p < it->group->producers; p++) {
+        const gg_unit_producer *producer = &it->group->producer[p];
+        const gg_parameter *weight = parameter_of(it->graph, producer->node, GG_ROLE_WEIGHT, NULL);
+        const gg_parameter *bias = parameter_of(it->graph, producer->node, GG_ROLE_BIAS, NULL);
+        const gg_unit_axis *axis = &it->units->output[producer->node];
+        const int64_t length = row_length(it->graph, producer);
+        for (int64_t row = 0; row < axis->count; row++) {
+            const int unit = axis->unit[row] - it->group->first;
+            if (unit < 0 || unit >= it->group->units) continue;
+            const float *from = weights + weight->offset + row * (length - 1);
+            float *to = it->vector + unit * it->length + begin;
+            double scale, shift;
+            fold_norm(it->graph, producer->norm, weights, row, &scale, &shift);
+            for (int64_t k = 0; k < length - 1; k++) to[k] = (float)(scale * (double)from[k]);
+            to[length - 1] = (float)(scale * (double)element_of(bias, weights, row, 0) + shift);
+        }
+        begin += length;
+    }
+}
+
+static double dot(const comparison *it, int i, int j) {
+    const float *a = it->vector + i * it->length, *b = it->vector + j * it->length;
+    double sum = 0;
+    for (int64_t k = 0; k < it->length; k++) sum += (double)a[k] * (double)b[k];
+    return sum;
+}
+
+/* Outgoing weights: their norm over all readers. */
+static double listening_of(const comparison *it, int unit, float *weights) {
+    double sum = 0;
+    for (int i = 0; i < it->group->readers; i++) {
+        const gg_unit_reader *reader = &it->group->reader[i];
+        const reader_weight weight = weight_of(it->graph, it->units, reader, weights);
+        double own = 0;
+        for (int64_t c = next_column(&weight, it->group->first + unit, 0); c < weight.columns;
+             c = next_column(&weight, it->group->first + unit, c + 1))
+            for (int64_t r = 0; r < weight.rows; r++) {
+                const float *at = weight.at + (r * weight.columns + c) * weight.inner;
+                for (int64_t k = 0; k < weight.inner; k++) own += (double)at[k] * (double)at[k];
+            }
+        sum += reader->gain * reader->gain * own;
+    }
+    return sqrt(sum);
+}
+
+/* Value i of sample n of a batch of samples with `values` values. */
+static int64_t place_of(gg_layout layout, int64_t batch, int64_t values, int64_t n, int64_t i) {
+    return layout == GG_LAYOUT_PLAIN ? n * values + i : i * gg_lanes_padded(batch) + n;
+}
+
+/* The products of all pairs: a linear layer whose weight and input are the vectors. */
+static gg_status multiply_pairs(comparison *it, gg_device *device) {
+    gg_status status = GG_OK;
+    const int64_t n = it->group->units, length = it->length;
+    gg_op *op = NULL;
+    float *in = NULL, *out = NULL;
+    void *saved = NULL, *scratch = NULL;
+    gg_op_desc desc = {.kind = GG_OP_LINEAR, .batch = n, .inputs = 1};
+    desc.input[0] = (gg_shape){1, {length}};
+    desc.output = (gg_shape){1, {n}};
+    if (device->table->create[GG_OP_LINEAR] == NULL)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "apoptosis: the table '%s' has no linear layers", device->table->name);
+    GG_TRY(device->table->create[GG_OP_LINEAR](device, &desc, &op));
+    const gg_layout from = op->input[0].layout, to = op->output.layout;
+    if ((from != GG_LAYOUT_PLAIN && from != GG_LAYOUT_BATCH_LAST) ||
+        (to != GG_LAYOUT_PLAIN && to != GG_LAYOUT_BATCH_LAST))
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "apoptosis: the table '%s' has linear layers in a layout of its own",
+                device->table->name);
+    const size_t lanes = (size_t)gg_lanes_padded(n);
+    GG_TRY(gg_calloc(lanes * (size_t)length + GG_READ_BEHIND, sizeof *in, "vectors of units", &in));
+    GG_TRY(gg_calloc(lanes * (size_t)n, sizeof *out, "products of units", &out));
+    GG_TRY(gg_alloc(op->saved_bytes, "products of units", &saved));
+    GG_TRY(gg_alloc(op->scratch_bytes, "products of units", &scratch));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < length; k++) in[place_of(from, n, length, i, k)] = it->vector[i * length + k];
+    const float *parameter[1] = {it->vector};
+    gg_op_args args = {.input = {in}, .output = out, .parameter = parameter, .saved = saved, .scratch = scratch};
+    GG_TRY(op->type->forward(op, &args));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < n; k++) it->product[i * n + k] = out[place_of(to, n, n, i, k)];
+cleanup:
+    gg_op_destroy(op);
+    gg_free(in);
+    gg_free(out);
+    gg_free(saved);
+    gg_free(scratch);
+    return status;
+}
+
+/* Choices ---------------------------------------------------------------------------------------------------------- */
+
+static double allowed_scale(const comparison *it, double product, double square) {
+    switch (it->group->rule) {
+    case GG_UNIT_LINEAR: return square > 0 ? product / square : 0;
+    case GG_UNIT_POSITIVE: return square > 0 && product > 0 ? product / square : 0;
+    case GG_UNIT_ODD: return product < 0 ? -1 : 1;
+    case GG_UNIT_SIGMOID: return product < 0 && it->flips ? -1 : 1;
+    default: return 1;
+    }
+}
+
+/* |u_i - c u_j|, element by element. */
+static double exact_distance(const comparison *it, int i, int j, double c) {
+    const float *a = it->vector + i * it->length, *b = it->vector + j * it->length;
+    double sum = 0;
+    for (int64_t k = 0; k < it->length; k++) {
+        const double d = (double)a[k] - c * (double)b[k];
+        sum += d * d;
+    }
+    return sqrt(sum);
+}
+
+static void offer(comparison *it, int i, double distance, int into, double scale, double value) {
+    if (!(distance < it->distance[i])) return;
+    it->distance[i] = distance;
+    it->into[i] = into;
+    it->scale[i] = (float)scale;
+    it->value[i] = (float)value;
+}
+
+/* What a unit shows whose sum is `sum` everywhere. */
+static double activation_of(const gg_unit_group *group, double sum) {
+    switch (group->activation) {
+    case GG_LAYER_RELU: return sum > 0 ? sum : 0;
+    case GG_LAYER_LEAKY_RELU: return sum > 0 ? sum : (double)group->slope * sum;
+    case GG_LAYER_TANH: return tanh(sum);
+    case GG_LAYER_SIGMOID: return 1 / (1 + exp(-sum));
+    default: return sum;
+    }
+}
+
+static void offer_constant(comparison *it, int i) {
+    const gg_unit_group *group = it->group;
+    if (it->listened[i] == 0) offer(it, i, 0, -1, 0, 0);
+    if (group->rule <= GG_UNIT_ODD) offer(it, i, it->norm[i], -1, 0, 0);
+    if (group->producers > 1 || group->activation == GG_LAYER_COUNT) return;
+    const float *own = it->vector + i * it->length;
+    const double value = activation_of(group, (double)own[it->length - 1]);
+    double sum = 0;
+    for (int64_t k = 0; k < it->length - 1; k++) sum += (double)own[k] * (double)own[k];
+    if (value == 0 || it->constants) offer(it, i, sqrt(sum), -1, 0, value);
+}
+
+static void choose_partner(comparison *it, int i) {
+    const int64_t n = it->group->units;
+    const double square = it->norm[i] * it->norm[i];
+    it->distance[i] = INFINITY;
+    offer_constant(it, i);
+    for (int j = 0; j < n; j++) {
+        if (j == i || it->left[j]) continue;
+        const double other = it->norm[j] * it->norm[j];
+        double product = (double)it->product[i * n + j], c = allowed_scale(it, product, other);
+        double distance = sqrt(fmax(0, square - 2 * c * product + c * c * other));
+        if (distance * distance < INEXACT * (square + c * c * other)) {
+            product = dot(it, i, j);
+            c = (double)(float)allowed_scale(it, product, other);
+            distance = exact_distance(it, i, j, c);
+        }
+        offer(it, i, distance, j, c, it->group->rule == GG_UNIT_SIGMOID && c < 0 ? 1 : 0);
+    }
+}
+
+static bool is_rounding(const comparison *it, int i) { return it->distance[i] <= ROUNDING * it->norm[i]; }
+
+/* The unit that costs least; -1: none within what is left of the budget. */
+static int cheapest_unit(const comparison *it, double budget) {
+    int best = -1;
+    double least = INFINITY;
+    for (int i = 0; i < it->group->units; i++) {
+        if (it->left[i]) continue;
+        const bool nothing = is_rounding(it, i) || it->listened[i] == 0;
+        const double cost = it->listened[i] * it->distance[i];
+        if ((nothing || cost <= budget) && cost < least) {
+            least = cost;
+            best = i;
+        }
+    }
+    return best;
+}
+
+static gg_status choose_units(comparison *it, const gg_merge_options *options, float *weights, gg_merges *out) {
+    gg_status status = GG_OK;
+    const gg_unit_group *group = it->group;
+    const int n = group->units, number = it->units->group_of[group->first];
+    double mass = 0, budget;
+    for (int i = 0; i < n; i++) {
+        it->norm[i] = sqrt(dot(it, i, i));
+        it->listened[i] = listening_of(it, i, weights);
+        mass += it->norm[i] * it->listened[i];
+        if (!isfinite(it->norm[i]) || !isfinite(it->listened[i]))
+            GG_FAIL(GG_ERROR_NUMERIC, "apoptosis: weights of or behind unit %d of layer '%s' are not finite", i,
+                    gg_graph_node(it->graph, group->producer[0].node)->desc.name);
+    }
+    GG_TRY(multiply_pairs(it, options->device));
+    for (int i = 0; i < n; i++) choose_partner(it, i);
+    budget = group->producers > 1 ? -1 : options->budget * mass;
+    if (options->budget == 0) budget = -1;
+    for (int stay = n; stay > options->least; stay--) {
+        const int i = cheapest_unit(it, budget);
+        if (i < 0) break;
+        const int into = it->into[i] >= 0 ? group->first + it->into[i] : -1;
+        if (into >= 0) it->distance[i] = exact_distance(it, i, it->into[i], (double)it->scale[i]);
+        const gg_merge made = {group->first + i, into, it->scale[i], it->value[i], it->listened[i] * it->distance[i]};
+        out->merge[out->count++] = made;
+        out->bound[number] += made.bound;
+        budget -= made.bound;
+        fold_merge(it->graph, it->units, &made, weights);
+        it->left[i] = true;
+        if (into >= 0) it->listened[it->into[i]] = listening_of(it, it->into[i], weights);
+        for (int k = 0; k < n; k++)
+            if (!it->left[k] && (it->into[k] == i || (into >= 0 && k == it->into[i]))) choose_partner(it, k);
+    }
+    out->share[number] = mass > 0 ? out->bound[number] / mass : 0;
+cleanup:
+    return status;
+}
+
+static gg_status compare_group(const gg_graph *graph, const gg_units *units, const gg_unit_group *group,
+                               const gg_merge_options *options, float *weights, gg_merges *out) {
+    gg_status status = GG_OK;
+    comparison it = {.graph = graph, .units = units, .group = group, .flips = true, .constants = true};
+    const size_t n = (size_t)group->units;
+    for (int p = 0; p < group->producers; p++) it.length += row_length(graph, &group->producer[p]);
+    for (int i = 0; i < group->readers; i++)
+        it.constants = it.constants && group->reader[i].constants && group->reader[i].bias >= 0;
+    it.flips = it.constants;
+    GG_TRY(gg_calloc(n * (size_t)it.length + GG_READ_BEHIND, sizeof *it.vector, "vectors of units", &it.vector));
+    GG_TRY(gg_calloc(n * n, sizeof *it.product, "products of units", &it.product));
+    GG_TRY(gg_calloc(n, sizeof *it.norm, "units", &it.norm));
+    GG_TRY(gg_calloc(n, sizeof *it.listened, "units", &it.listened));
+    GG_TRY(gg_calloc(n, sizeof *it.left, "units", &it.left));
+    GG_TRY(gg_calloc(n, sizeof *it.into, "units", &it.into));
+    GG_TRY(gg_calloc(n, sizeof *it.scale, "units", &it.scale));
+    GG_TRY(gg_calloc(n, sizeof *it.value, "units", &it.value));
+    GG_TRY(gg_calloc(n, sizeof *it.distance, "units", &it.distance));
+    fill_vectors(&it, weights);
+    GG_TRY(choose_units(&it, options, weights, out));
+cleanup:
+    gg_free(it.vector);
+    gg_free(it.product);
+    gg_free(it.norm);
+    gg_free(it.listened);
+    gg_free(it.left);
+    gg_free(it.into);
+    gg_free(it.scale);
+    gg_free(it.value);
+    gg_free(it.distance);
+    return status;
+}
+
+gg_status gg_merges_find(const gg_graph *graph, const gg_units *units, const float *weights,
+                         const gg_merge_options *options, gg_merges **out) {
+    gg_status status = GG_OK;
+    const size_t bytes = gg_graph_arena_count(graph) * sizeof(float);
+    gg_merges *made = NULL;
+    float *own = NULL;
+    *out = NULL;
+    if (!(options->budget >= 0 && options->budget <= 1))
+        GG_FAIL(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", options->budget);
+    if (options->least < 1) GG_FAIL(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", options->least);
+    GG_TRY(gg_calloc(1, sizeof *made, "merges", &made));
+    made->groups = units->groups;
+    GG_TRY(gg_calloc((size_t)units->units + 1, sizeof *made->merge, "merges", &made->merge));
+    GG_TRY(gg_calloc((size_t)units->groups + 1, sizeof *made->bound, "merges", &made->bound));
+    GG_TRY(gg_calloc((size_t)units->groups + 1, sizeof *made->share, "merges", &made->share));
+    GG_TRY(gg_alloc(bytes, "weights", &own));
+    if (bytes > 0) memcpy(own, weights, bytes);
+    for (int g = 0; g < units->groups; g++) {
+        const gg_unit_group *group = &units->group[g];
+        if (group->fixed[0] != '\0' || group->single[0] != '\0' || group->readers == 0) continue;
+        if ((options->groups != NULL && !options->groups[g]) || group->units <= options->least) continue;
+        GG_TRY(compare_group(graph, units, group, options, own, made));
+    }
+    *out = made;
+    made = NULL;
+cleanup:
+    gg_free(own);
+    gg_merges_destroy(made);
+    return status;
+}
