@@ -4,7 +4,7 @@
  * LOCAL: every rank adds its weighted data to its residue, chooses from the sum what it sends, and sends it to all.
  * Every rank adds the messages of all, its own too, in the order of ranks: all get the same bits.
  *
- * CYCLIC [after ScaleCom, Chen et al. 2020, arXiv 2104.11125]: of the sum number k rank k mod p chooses the elements
+ * CYCLIC [after ScaleCom, Chen et al. 2020, arXiv 2104.11125]: for the sum number k rank k mod p chooses the elements
  * from its own residue, and sends the others which they are. All send their own values there, which are reduced as
  * dense ones are: so the sum is as sparse as one rank's message, and what a rank sends does not grow with p. The sum is
  * not rounded: in whose residue that would be would depend on how messages are cut.
