@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
+
 from gossipgrad.errors import choice, did_you_mean, integer, named_keywords, number, store
 from gossipgrad.keywords import about
 from gossipgrad.model import Model
@@ -30,6 +32,11 @@ def _bin_size(value: Any) -> dict[str, int]:
     if value is None:
         return dict(BIN_SIZE)
     if not isinstance(value, Mapping):
+        if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+            allowed = ", ".join(map(repr, FAMILIES))
+            raise TypeError(
+                f"bin_size={value!r}: allowed: an integer in 0..{MOST_BIN}, or a dict of these by {allowed}"
+            )
         return dict.fromkeys(FAMILIES, integer("bin_size", value, 0, MOST_BIN))
     for key in value:
         if key not in FAMILIES:
@@ -160,6 +167,8 @@ class AdaComp:
 
     def packed(self, net: Model) -> dict[str, tuple[str, int]]:
         """The tensors of a network that are compressed: what their layer does, and the elements of a bin."""
+        if not isinstance(net, Model):
+            raise TypeError(f"net is a {type(net).__name__}; allowed: a gossipgrad.Model")
         return net.graph.compressed(self.options())
 
     def options(self) -> dict[str, Any]:

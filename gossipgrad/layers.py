@@ -41,6 +41,10 @@ def factor_pair(argument: str, value: Any) -> tuple[float, float]:
     """(of the weights, of the biases), from a pair or from one number for both."""
     if isinstance(value, (tuple, list)) and len(value) == 2:
         return number(f"{argument}[0]", value[0], 0.0), number(f"{argument}[1]", value[1], 0.0)
+    if isinstance(value, (tuple, list)):
+        raise TypeError(
+            f"{argument}={value!r}: allowed: a finite number >= 0, or a pair of these: of weights, of biases"
+        )
     return (number(argument, value, 0.0),) * 2
 
 

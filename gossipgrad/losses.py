@@ -47,13 +47,16 @@ class CrossEntropy:
     class_weights: Sequence[float] | None = field(
         default=None,
         metadata=about(
-            "what targets of each class count; divided by their sum over a batch",
+            "of the loss, as PyTorch's CrossEntropyLoss(weight=): what targets of each class count, divided by their "
+            "sum over the batch; --class-weight, in contrast, divides by the number of samples",
             default="all 1",
             metavar="W,W,...",
             read=numbers,
         ),
     )
-    ignore_index: int | None = field(default=None, metadata=about("targets of this value have no loss"))
+    ignore_index: int | None = field(
+        default=None, metadata=about("targets of this value have no loss and count in no divisor or accuracy")
+    )
 
     def __post_init__(self) -> None:
         weights = self.class_weights

@@ -105,6 +105,15 @@ def compression_memory(rank: int, models: int, parameters: int, local: int) -> N
         )
 
 
+def nothing_compressed(rank: int, size: int, packed: int) -> None:
+    """packed: how many parameters a given compression compresses."""
+    if rank == 0 and size > 1 and packed == 0:
+        warn(
+            "compression: no parameter of this network is compressed: each has a bin_size of 0, fewer elements than "
+            "dense_below, or is among dense; compression.packed(net) says which are"
+        )
+
+
 def residue(rank: int, name: str, saved: bool, here: bool) -> None:
     """What compression had not sent goes on with the rest of the state, unless one of both runs has none."""
     if rank != 0 or saved == here:
@@ -120,7 +129,12 @@ def _changes(key: str, before: Any, after: Any) -> list[str]:
     if isinstance(before, dict) and isinstance(after, dict):
         both = [k for k in after if k in before and json.dumps(before[k]) != json.dumps(after[k])]
         return [one for k in both for one in _changes(f"{key}, {k}", before[k], after[k])]
-    return [f"{key} {before!r} -> {after!r}"]
+    return [f"{key} {_shown(before)} -> {_shown(after)}"]
+
+
+def _shown(value: Any) -> str:
+    """Of a description, as compression's, its name."""
+    return repr(value["name"] if isinstance(value, dict) and "name" in value else value)
 
 
 def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:

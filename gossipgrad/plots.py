@@ -114,7 +114,13 @@ _SHORT = {"train_loss": "(training)", "validation.loss": "(validation)"}
 
 
 def _named(histories: History | dict[str, History]) -> dict[str, History]:
-    return {"": histories} if isinstance(histories, History) else dict(histories)
+    if isinstance(histories, History):
+        return {"": histories}
+    if isinstance(histories, Mapping) and all(isinstance(one, History) for one in histories.values()):
+        return dict(histories)
+    raise TypeError(
+        f"histories is a {type(histories).__name__}; allowed: a gossipgrad.History, or a dict of them by name"
+    )
 
 
 def loss(histories: History | dict[str, History], path: Path | None = None) -> Any:

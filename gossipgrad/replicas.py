@@ -199,6 +199,8 @@ class Replicas:
         self._core: _core.Trainer | None = None
         self._make()
         models = [kind for kind in self.core.arenas().values() if kind in ("residue", "copy")]
+        if self.compression is not None:
+            notices.nothing_compressed(self.rank, self.size, len(self.compression.packed(net)))
         notices.compression_memory(self.rank, len(models), self.net.parameters, self.team.local)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -281,6 +281,16 @@ def test_resume_goes_on(capsys, tmp_path):
         ("train --label-smoothing 1", 2, "label_smoothing=1.0: allowed: a finite number >= 0 and < 1"),
         ("train --model mlp --label-smoothing 0.1", 2, "goes with the loss cross_entropy, not binary_cross_entropy"),
         ("train --model mlp --ignore-index 0", 2, "--ignore-index 0: goes with the loss cross_entropy, not binary"),
+        (
+            "train --compression adacomp --compression-warmup -1",
+            2,
+            "--compression adacomp: warmup=-1: allowed: an integer",
+        ),
+        (
+            "train --compression adacomp --compression-factor 0.5",
+            2,
+            "--compression adacomp: factor=0.5: allowed: a finite",
+        ),
         ("train --class-weights 1,x", 2, "--class-weights: '1,x': allowed: numbers with commas"),
         ("train --class-weights 1,-1", 2, "class_weights[1]=-1.0: allowed"),
         ("train --class-weights 1,2", 1, "class_weights: 2 of them, but the output has 10 classes"),

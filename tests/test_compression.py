@@ -29,6 +29,7 @@ CYCLIC = {"selection": "cyclic", "mode": "exact"}
     [
         ({"bin_size": -1}, ValueError, ["bin_size=-1", "0..16383"]),
         ({"bin_size": 2.5}, TypeError, ["bin_size=2.5", "integer"]),
+        ({"bin_size": [50, 500]}, TypeError, ["bin_size=[50, 500]", "in 0..16383, or a dict of these by 'conv'"]),
         ({"bin_size": {"conv": 16384}}, ValueError, ["bin_size['conv']=16384", "0..16383"]),
         ({"bin_size": {"convs": 50}}, ValueError, ["bin_size: 'convs'", "'recurrent'", "did you mean 'conv'?"]),
         ({"factor": 0.9}, ValueError, ["factor=0.9", ">= 1"]),
@@ -117,6 +118,8 @@ def test_families_and_bins():
     assert set(dataclasses.replace(made, dense="bias").packed(net)) == {
         name for name, role in roles.items() if role not in ("statistic", "bias")
     }
+    with pytest.raises(TypeError, match=r"net is a str; allowed: a gossipgrad\.Model"):
+        made.packed("lenet")
     some = gg.AdaComp(bin_size={"conv": 0}, dense_below=161, dense=("bias", "norm")).packed(net)
     assert set(some) == {n for n, (f, _) in packed.items() if f != "conv" and math.prod(shapes[n]) > 160}
 
@@ -307,7 +310,12 @@ def test_where_everything_is_sent_it_is_as_without():
         gg.AdaComp(bin_size=0),
         gg.AdaComp(bin_size=9),  # all are small
     ):
-        with trainer(compression=packed) as one:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            one = trainer(compression=packed)
+        words = ["no parameter of this network is compressed" in str(w.message) for w in said]
+        assert any(words) == (not packed.packed(one.net)) == (packed.warmup == 0)
+        with one:
             assert fit(one, 2).weights_sha256 == plain
             assert "residue" not in one.core.arenas() or not residues(one).any()
     exact = gg.AdaComp(bin_size=1, factor=1, mode="exact", values="float32", dense=(), dense_below=0)
@@ -352,6 +360,7 @@ def test_a_checkpoint_without_residues_begins_at_zero_and_says_so(tmp_path):
         checkpoint.restore(one, path)
         assert not residues(one).any()
     assert any("saved without residues of compression; they begin at zero" in str(w.message) for w in said)
+    assert any("compression None -> 'adacomp'" in str(w.message) for w in said)
     with trainer() as one:
         fit(one, 1)
         one.save(path)

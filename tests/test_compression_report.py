@@ -86,6 +86,13 @@ def test_the_plot_of_a_run_that_did_not_compress():
         gg.plots.compression(History(epochs=[{"epoch": 1}]))
 
 
+@pytest.mark.parametrize("given", [None, 5, "x", [History(epochs=[])], {"dense": 5}])
+def test_plots_say_what_they_are_of(given):
+    for draw in (gg.plots.compression, gg.plots.loss, gg.plots.consensus):
+        with pytest.raises(TypeError, match=r"histories is a \w+; allowed: a gossipgrad.History, or a dict of them"):
+            draw(given)
+
+
 @pytest.fixture(scope="module", params=["local", "cyclic"])
 def trained(request):
     data = gg.data.synthetic((1, 8, 8), 4, 96, 24)
@@ -104,8 +111,8 @@ def trained(request):
 def test_what_a_run_reports(trained):
     """The sums are those of the network, the messages and the residues."""
     sent = trained.net.parameters * 4 * 3 * 4  # float32, ranks, steps
-    weights = {name: array.size for name, array in trained.weights(0).items() if name.endswith("weight")}
-    bins = sum(-(-size // (10 if name.startswith("conv") else 15)) for name, size in weights.items())
+    sizes = {name: array.size for name, array in trained.weights(0).items()}  # biases are compressed, too
+    bins = sum(-(-size // (10 if name.startswith("conv") else 15)) for name, size in sizes.items())
     cyclic = trained.compression.selection == "cyclic"
     for record in trained.history:
         one = record["compression"]
@@ -113,7 +120,7 @@ def test_what_a_run_reports(trained):
         assert set(one["by_kind"]) == {"conv2d", "linear"}
         assert sum(one["bins"]) == bins * 4 * (1 if cyclic else 3)
         least = sum(i * count for i, count in enumerate(one["bins"]))
-        share = least * (3 if cyclic else 1) / (sum(weights.values()) * 12)
+        share = least * (3 if cyclic else 1) / (sum(sizes.values()) * 12)
         assert one["elements_sent"] == pytest.approx(share) != 0
         if not cyclic:  # each message goes to the two other ranks
             assert record["bytes_sent"] == 2 * one["packed_bytes"]

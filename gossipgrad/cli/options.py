@@ -258,7 +258,11 @@ def make_compression(arguments: argparse.Namespace, strategy: strategies.Strateg
             raise UsageError(f"{option_of(_COMPRESSION + key)} {value}: goes with --compression")
         return None
 
-    return checked(lambda: strategy.compressed(compression.by_name(name, **how)))
+    try:
+        chosen = compression.by_name(name, **how)
+    except (TypeError, ValueError) as error:  # schedules have a warmup, a factor and a mode, too
+        raise UsageError(f"--compression {name}: {one_line(error)}") from error
+    return checked(lambda: strategy.compressed(chosen))
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:

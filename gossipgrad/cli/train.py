@@ -57,8 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--class-weight",
         type=_class_weight,
         metavar="W,W,...|balanced",
-        help="what samples of each class count, without a division; balanced: inversely to how often classes occur; "
-        "default: all 1",
+        help="of training, as fit's class_weight=: what samples of each class count, divided by the number of samples, "
+        "not by the weights' sum as with --class-weights; balanced: inversely to how often classes occur, with a mean "
+        "of 1; default: all 1",
     )
     add_optimizer(parser)
     parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, help="another order in each epoch")
