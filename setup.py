@@ -349,9 +349,9 @@ class BuildCore(build_ext):
                 own, hidden, salt = ["-Wno-missing-prototypes"], python, self._salt()  # PyInit__core has none
             elif room == "base/parallel.c":
                 own = ["-fopenmp"]
+            elif room.startswith("compress/") or room == "cpu/isa/choose.c":
+                own = ["-ffp-contract=off"]  # with fused products machines would choose different elements
             if room.startswith("cpu/isa/"):
-                if room == "cpu/isa/choose.c":
-                    own = ["-ffp-contract=off"]  # with fused products the sets would choose different elements
                 for isa in self._isas():
                     command = [*self.cc, *flags, *ISA_FLAGS[isa], f"-DGG_ISA={isa}", *own]
                     units.append(Unit(source, f"{stem}.{isa}.o", command, hidden, salt))
