@@ -203,6 +203,14 @@ class Trainer:
     def consensus_distance(self) -> float: ...
 
     # state, at rest
+    def reshape(self, *, strategy: dict[str, Any] = ...) -> None:
+        """Completes what is in flight, and goes on with the next batch of the same epoch. Collective.
+
+        strategy: as in Trainer(); left out: as it is, in new arenas. Weights, moments, residues, statistics and the
+        state that layers carry are each rank's as before; what the old strategy had no arena for begins at zero. The
+        sums of the epoch and the trace go on. ValueError, and nothing has changed, for options that a strategy
+        refuses, and in the middle of an epoch where other ranks would train or shuffle_samples would change.
+        """
     def arenas(self) -> dict[str, str]:
         """What a rank trains with: "weight", "gradient", "moment" (the optimiser's), "residue" or "copy" (compression's)."""
     def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]:

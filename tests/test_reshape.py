@@ -1,12 +1,17 @@
 """Training that goes on in the middle of an epoch: with batches, state and counts as if it had never stopped."""
 
+import gc
+import json
+
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import gossipgrad as gg
+from gossipgrad import _core
 from gossipgrad.data.source import Source
 
-COUNT, BATCH = 47, 4
+COUNT, BATCH = 83, 4
 
 
 class Rows(Source):
@@ -32,13 +37,13 @@ def network():
     return gg.Sequential(layers, input=(1, 8, 8), name="small")
 
 
-def trainer_of(strategy, ranks=3, net=None, optimizer=None, **options):
+def trainer_of(strategy, ranks=3, net=None, optimizer=None, comm=None, **options):
     return gg.Trainer(
         net or network(),
         loss="cross_entropy",
         optimizer=optimizer or gg.SGD(lr=0.05, momentum=0.9),
         strategy=strategy,
-        comm=gg.VirtualCluster(ranks),
+        comm=comm or (gg.VirtualCluster(ranks) if ranks else None),
         **options,
     )
 
@@ -96,3 +101,278 @@ def test_positions_outside_of_the_epoch_are_refused():
             trainer.core.epoch(0, wrong)
     trainer.core.epoch(0, steps)
     assert trainer.core.run(1) == steps and trainer.step == 0
+
+
+# ---- another shape
+
+
+STRATEGIES = {
+    "allreduce": gg.AllReduce(),
+    "layerwise": gg.LayerwiseAllReduce(bucket_bytes=1),
+    "periodic": gg.PeriodicAllReduce(period=3),
+    "none": gg.NoExchange(),
+    "overlapped": gg.OverlappedAveraging(),
+    "gossip-0": gg.GossipGraD(staleness=0),
+    "gossip-1": gg.GossipGraD(staleness=1),
+    "gossip-samples": gg.GossipGraD(shuffle_samples=True),
+    "gossip-gradients": gg.GossipGraD(exchange="gradients"),
+    "pull": gg.PullGossip(),
+    "push": gg.PushGossip(),
+    "push-sum": gg.PushGossip(push_sum=True),
+    "elastic": gg.ElasticAveraging(),
+    "server": gg.ParameterServer(),
+}
+CHANGES = [
+    ("gossip-1", "overlapped"),
+    ("overlapped", "layerwise"),
+    ("elastic", "gossip-0"),
+    ("none", "server"),
+    ("periodic", "push-sum"),
+]
+SAME_WITHOUT_REST = {"allreduce", "layerwise", "periodic", "none", "overlapped"}
+
+
+def options_of(trainer, strategy=None):
+    """The core's options of a strategy, as the trainer would have made them of it."""
+    if strategy is None:
+        return trainer._strategy_options()
+    return strategy.options() | {"exchange": "weights+momentum"}
+
+
+def everything(trainer):
+    """All that is left of a run, for comparisons: arenas of each rank and the consensus model."""
+    step, parts, consensus = trainer.state()
+    return (
+        step,
+        [{f"{name}/{key}": a.tobytes() for name, one in part.items() for key, a in one.items()} for part in parts],
+        {key: a.tobytes() for key, a in consensus.items()},
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_same_shape_is_no_change(name, ranks):
+    """Twice in an epoch, bit for bit: a run that was settled there, or one that never stopped where that is one."""
+    settled, plain, shaped = (trainer_of(STRATEGIES[name], ranks) for _ in range(3))
+    runs = [one for one in (settled, plain, shaped) if one is not plain or name in SAME_WITHOUT_REST]
+    steps = [begun(one) for one in (settled, plain, shaped)][0]
+    summaries = []
+    for one in runs:
+        for epoch in range(2):
+            one.core.epoch(epoch)
+            for stop in (2, 5):
+                one.core.run(stop - one.core.progress()["steps"])
+                if one is settled:
+                    one.core.settle()
+                if one is shaped:
+                    one.core.reshape(**({"strategy": options_of(one)} if stop == 5 else {}))
+                    assert one.core.progress()["steps"] == stop
+            assert one.core.run(steps) == steps
+            summaries.append(one.core.end_epoch())
+    assert all(everything(one) == everything(shaped) for one in runs)
+    for before, after in zip(summaries[:2], summaries[-2:], strict=True):
+        for key in ("steps", "samples", "train_loss", "train_accuracy", "consensus_distance", "sample_bytes_sent"):
+            assert before[key] == after[key], key
+        if name not in ("pull", "push", "push-sum", "elastic", "server"):
+            assert before["bytes_sent"] == after["bytes_sent"] and before["messages_sent"] == after["messages_sent"]
+    for one in (settled, plain, shaped):
+        one.close()
+
+
+@pytest.mark.parametrize("optimizer", [gg.SGD(lr=0.05, momentum=0.9), gg.Adam(lr=0.01)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_another_strategy_goes_on_as_a_trainer_that_is_given_the_state(before, after, ranks, optimizer):
+    first, second = (
+        trainer_of(STRATEGIES[before], ranks, optimizer=optimizer),
+        trainer_of(STRATEGIES[after], ranks, optimizer=optimizer),
+    )
+    steps = [begun(one) for one in (first, second)][0]
+    first.core.epoch(0)
+    first.core.run(5)
+    state = first.state()
+    second.set_state(*state)
+    second.core.epoch(0, 5)
+    first.core.reshape(strategy=options_of(second))
+    assert first.core.arenas() == second.core.arenas()
+    assert everything(first) == everything(second)
+    for one in (first, second):
+        assert one.core.run(steps) == steps
+    assert everything(first) == everything(second)
+    assert first.core.end_epoch()["steps"] == steps and second.core.end_epoch()["steps"] == steps - 5
+    first.close(), second.close()
+
+
+COMPRESSED = {
+    "allreduce": gg.AllReduce(),
+    "layerwise": gg.LayerwiseAllReduce(bucket_bytes=1),
+    "gossip": gg.GossipGraD(topology="cube"),
+    "server": gg.ParameterServer(),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_what_compression_has_not_sent_is_not_lost(name):
+    """The residues, and the copies that edges have, are carried over; the counts of what was sent go on."""
+    compression = gg.AdaComp(bin_size=5, dense_below=0)
+    settled, shaped = (trainer_of(COMPRESSED[name], 2, compression=compression) for _ in range(2))
+    summaries = []
+    for one in (settled, shaped):
+        steps = begun(one)
+        one.core.epoch(0)
+        one.core.run(3)
+        one.core.reshape() if one is shaped else one.core.settle()
+        one.core.run(steps)
+        summaries.append(one.core.end_epoch())
+    assert any(kind in ("residue", "copy") for kind in shaped.core.arenas().values())
+    assert everything(settled) == everything(shaped)
+    if name != "server":
+        assert summaries[0]["compression"] == summaries[1]["compression"]
+    settled.close(), shaped.close()
+
+
+def test_lenet_and_layers_that_carry_state():
+    generator = np.random.default_rng(2)
+    x, y = generator.standard_normal((40, 1, 28, 28), np.float32), generator.integers(0, 10, 40).astype(np.int32)
+    tokens = generator.integers(0, 7, 81).astype(np.int32)
+    ids = gg.Input((4,), dtype="int32", name="ids")
+    text = gg.Model(ids, gg.Linear(7)(gg.LSTM(5, stateful=True)(gg.Embedding(7, 3)(ids))))
+    words = gg.Dataset(tokens[:80].reshape(20, 4), tokens[1:].reshape(20, 4))
+    sets = [(gg.models.lenet(), gg.Dataset(x, y)), (text, words)]
+    for net, made in sets:
+        for strategy in (gg.GossipGraD(staleness=0), gg.OverlappedAveraging()):
+            found = []
+            for reshapes in (False, True):
+                trainer = trainer_of(strategy, 2, net=net)
+                one = trainer.core
+                steps = one.begin(made.for_model(net.inputs, trainer.heads, net.target_names), 3)
+                one.epoch(0)
+                one.run(2)
+                state = one.carried()
+                if reshapes:
+                    one.reshape()
+                assert all(np.array_equal(state[key], one.carried()[key]) for key in state)
+                assert one.run(steps) == steps > 2
+                found.append(everything(trainer))
+                trainer.close()
+            assert found[0] == found[1]
+
+
+def test_between_epochs_other_ranks_may_train():
+    """Dedicated servers, and samples that move, divide the set in another way: not in the middle of an epoch."""
+    shapes = {"served": gg.ParameterServer(dedicated=True), "shuffled": gg.GossipGraD(shuffle_samples=True)}
+    for name, strategy in shapes.items():
+        plain, other = trainer_of(gg.AllReduce()), trainer_of(strategy)
+        steps = begun(plain)
+        plain.core.epoch(0)
+        plain.core.run(2)
+        before = everything(plain)
+        with pytest.raises(ValueError, match=rf"reshape: after step 2 of an epoch's {steps} .*between epochs they may"):
+            plain.core.reshape(strategy=options_of(other))
+        assert everything(plain) == before and plain.core.run(steps) == steps
+        state = plain.state()
+        plain.core.reshape(strategy=options_of(other))
+        begun(other)
+        other.set_state(*state)
+        for one in (plain, other):
+            one.core.epoch(1)
+            one.core.run(1000)
+        assert everything(plain) == everything(other), name
+        assert plain.audit_samples()["ok"]
+        plain.close(), other.close()
+
+
+def test_samples_of_each_ranks_own_stay_where_they_are():
+    trainer = trainer_of(gg.AllReduce(), 2)
+    x, y = images()
+    parts = [gg.Dataset(x[:40], y[:40]), gg.Dataset(x[40:], y[40:])]
+    net = trainer.net
+    trainer.core.begin([one.for_network("cross_entropy", net.input_shape, net.output_shape) for one in parts], BATCH)
+    before = everything(trainer)
+    for strategy in (gg.GossipGraD(shuffle_samples=True), gg.ParameterServer(dedicated=True)):
+        with pytest.raises(ValueError, match="every rank has brought samples of its own"):
+            trainer.core.reshape(strategy=options_of(trainer, strategy))
+    trainer.core.reshape(strategy=options_of(trainer, gg.GossipGraD()))
+    assert everything(trainer) == before
+    trainer.core.epoch(0)
+    assert trainer.core.run(1000) == 11
+
+
+def test_options_that_a_strategy_refuses_change_nothing():
+    trainer = trainer_of(gg.AllReduce())
+    steps = begun(trainer)
+    trainer.core.epoch(0)
+    trainer.core.run(2)
+    before = everything(trainer)
+    with pytest.raises(ValueError, match="period: -1"):
+        trainer.core.reshape(strategy={"name": "periodic-allreduce", "period": -1})
+    with pytest.raises(ValueError, match="none such"):
+        trainer.core.reshape(strategy={"name": "none such"})
+    assert everything(trainer) == before and trainer.core.run(steps) == steps
+
+
+def test_a_trainer_that_could_not_be_reshaped_says_so():
+    trainer = trainer_of(gg.AllReduce())
+    begun(trainer)
+    trainer.core.epoch(0)
+    compression = gg.AdaComp(dense_below=0).options()
+    with pytest.raises(ValueError, match="compression"):
+        trainer.core.reshape(strategy=gg.PushGossip().options() | {"compression": compression})
+    for call in (trainer.core.progress, trainer.core.settle, trainer.core.reshape, lambda: trainer.core.run(1)):
+        with pytest.raises(RuntimeError, match="this trainer could not be reshaped and has no state any more"):
+            call()
+    assert trainer.core.partitioned_fc() == []
+    trainer.close()
+
+
+def test_nothing_is_left_and_clock_and_trace_go_on():
+    gc.collect()
+    before = _core.memory()[0]
+    seconds = []
+    for reshapes in (False, True):
+        cluster = gg.VirtualCluster(3, compute_time=(1.0, 2.0, 3.0))
+        trainer = trainer_of(gg.AllReduce(), comm=cluster, trace=100_000)
+        steps = begun(trainer)
+        trainer.core.epoch(0)
+        trainer.core.run(2)
+        spans = len(trainer.core.spans())
+        if reshapes:
+            trainer.core.reshape(strategy=options_of(trainer))
+            assert len(trainer.core.spans()) >= spans > 0
+        trainer.core.run(1)
+        warm = _core.memory()[1]
+        assert trainer.core.run(steps) == steps
+        assert _core.memory()[1] == warm
+        seconds.append(trainer.core.end_epoch()["virtual_seconds"])
+        assert len(trainer.core.spans()) > 2 * spans
+        trainer.close()
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.01) and seconds[0] >= 3 * steps
+    del trainer
+    gc.collect()
+    assert _core.memory()[0] == before
+
+
+def changed(comm=None):
+    """Weights after an epoch of three strategies, as they are on every rank."""
+    trainer = trainer_of(gg.GossipGraD(staleness=1), ranks=0, comm=comm)
+    steps = begun(trainer)
+    trainer.core.epoch(0)
+    for after in ("overlapped", "layerwise", "gossip-0"):
+        trainer.core.run(2)
+        trainer.core.reshape(strategy=options_of(trainer, STRATEGIES[after]))
+    assert trainer.core.run(steps) == steps
+    counts = trainer.core.end_epoch()
+    found = [trainer.weights_sha256(), counts["samples"], counts["bytes_sent"], counts["messages_sent"]]
+    rank = trainer.rank
+    trainer.close()
+    return found, rank
+
+
+def test_mpi_gives_the_bits_of_the_virtual_cluster(mpirun):
+    script = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport json\nimport test_reshape\n"
+        "found, rank = test_reshape.changed()\nif rank == 0: print(json.dumps(found))\n"
+    )
+    done = mpirun(3, script)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == changed(gg.VirtualCluster(3))[0]

@@ -217,7 +217,33 @@ static PyObject *py_trainer_set_schedule(PyObject *self, PyObject *schedule) {
     Py_RETURN_NONE;
 }
 
+static PyObject *py_trainer_reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"strategy", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *strategy = NULL;
+    PyArrayObject *topology = NULL;
+    gg_strategy_options options;
+    gg_status status;
+    memset(&options, 0, sizeof options);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!:reshape", names, &PyDict_Type, &strategy)) return NULL;
+    if (strategy != NULL && gg_py_strategy_options(strategy, &options, &topology) < 0) return NULL;
+    if (!gg_py_trainer_enter(t)) {
+        Py_XDECREF(topology);
+        return NULL;
+    }
+    const gg_reshape how = {.strategy = strategy != NULL ? &options : NULL};
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_reshape(t->trainer, &how);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (status == GG_OK && strategy != NULL) Py_XSETREF(t->topology, (PyArrayObject *)Py_XNewRef(topology));
+    Py_XDECREF(topology);
+    return status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+}
+
 PyMethodDef gg_py_trainer_state[] = {
+    {"reshape", GG_PY_KEYWORDS(py_trainer_reshape),
+     "Goes on with another strategy, with the next batch of the same epoch."},
     {"set_schedule", py_trainer_set_schedule, METH_O,
      "set_schedule($self, schedule, /)\n--\n\nThe learning rates from here on, of every local rank."},
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},

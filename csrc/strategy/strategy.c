@@ -29,16 +29,22 @@ cleanup:
     return status;
 }
 
-gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+gg_status gg_strategy_check(const gg_strategy_options *options, int ranks) {
     gg_status status = GG_OK;
-    *out = NULL;
     if ((int)options->kind < 0 || options->kind >= GG_STRATEGY_COUNT)
         GG_FAIL(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
                 GG_STRATEGY_COUNT);
-    const gg_strategy_type *type = types[options->kind];
     GG_TRY(gg_compression_check(&options->compression));
-    if (type->check != NULL) GG_TRY(type->check(options, env->transport->size));
-    GG_TRY(type->create(options, env, out));
+    if (types[options->kind]->check != NULL) GG_TRY(types[options->kind]->check(options, ranks));
+cleanup:
+    return status;
+}
+
+gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    *out = NULL;
+    GG_TRY(gg_strategy_check(options, env->transport->size));
+    GG_TRY(types[options->kind]->create(options, env, out));
     GG_TRY(check_compressed(options, *out));
 cleanup:
     if (status != GG_OK && *out != NULL) {

@@ -142,6 +142,8 @@ struct gg_strategy {
     const gg_compression_counts *compression_counts; /* of this rank; NULL: it compresses nothing */
 };
 
+/* What gg_strategy_create checks of the options alone, on a group of so many ranks. */
+gg_status gg_strategy_check(const gg_strategy_options *options, int ranks);
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 void gg_strategy_destroy(gg_strategy *strategy);

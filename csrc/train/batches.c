@@ -100,6 +100,7 @@ gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_o
     }
     gg_dataset_retain(set);
     b->set = *set;
+    b->options = *data;
     b->most = data->batch;
     b->epoch = b->next = 0;
     /* The loader has checked that the batch is no larger than a shard. */

@@ -22,6 +22,7 @@ typedef struct gg_batches {
     const int64_t *step; /* of training */
 
     gg_loader *loader; /* NULL: no data yet */
+    gg_data_options options;
     gg_dataset set;
     gg_sharding sharding;  /* of the set, over the workers */
     int64_t *shard_counts; /* of the sharding, if each rank has a set of its own */

@@ -25,6 +25,49 @@ cleanup:
     return status;
 }
 
+gg_status gg_replica_assemble(gg_replica *r) {
+    gg_status status = GG_OK;
+    gg_replica_options *o = &r->options;
+    const int ranks = o->transport->size;
+    GG_TRY(gg_replica_model_costs(r));
+    GG_TRY(gg_replica_tune(r));
+    o->step_seconds = NULL;
+    o->link = NULL;
+    r->carried_numbers = gg_replica_carried_before(r, gg_graph_nodes(o->graph));
+    r->workers = gg_strategy_workers(&o->strategy, ranks);
+    if (o->strategy.shuffle_samples && r->workers < ranks)
+        GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", r->workers,
+                ranks);
+    for (int i = 0; i < ranks; ++i) r->equal_share[i] = i < r->workers ? 1.0f / (float)r->workers : 0;
+    r->state.count = r->state.owned = gg_graph_arena_count(o->graph);
+    r->state.step = 0;
+    GG_TRY(gg_updater_create(o->graph, &o->optimizer, &r->updater));
+    GG_TRY(gg_strategy_create(&o->strategy,
+                              &(gg_strategy_env){.transport = o->transport,
+                                                 .device = r->device,
+                                                 .updater = &r->updater,
+                                                 .state = &r->state,
+                                                 .graph = o->graph,
+                                                 .seed = o->seed,
+                                                 .trace = r->trace},
+                              &r->strategy));
+    gg_replica_set_hooks(r);
+cleanup:
+    return status;
+}
+
+void gg_replica_dismantle(gg_replica *r) {
+    gg_strategy_destroy(r->strategy);
+    gg_updater_destroy(&r->updater);
+    gg_allreduce_destroy(r->averaging);
+    gg_message_free(r->options.transport, r->consensus);
+    gg_free(r->layer_seconds);
+    r->strategy = NULL;
+    r->averaging = NULL;
+    r->consensus = NULL;
+    r->layer_seconds = NULL;
+}
+
 gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out) {
     gg_status status = GG_OK;
     gg_replica *r = NULL;
@@ -39,42 +82,21 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
         GG_FAIL(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
                 options->straggler.probability, options->straggler.delay);
     GG_TRY(open_devices(r));
-    GG_TRY(gg_replica_model_costs(r));
-    GG_TRY(gg_replica_tune(r));
-    r->options.step_seconds = NULL;
-    r->options.link = NULL;
-    r->carried_numbers = gg_replica_carried_before(r, gg_graph_nodes(options->graph));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->share));
     GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->equal_share));
     GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
-    r->workers = gg_strategy_workers(&options->strategy, options->transport->size);
-    if (options->strategy.shuffle_samples && r->workers < options->transport->size)
-        GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", r->workers,
-                options->transport->size);
+    if (options->trace > 0) {
+        GG_TRY(gg_trace_create(options->trace, &r->trace));
+        GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
+    }
+    GG_TRY(gg_replica_assemble(r));
     r->data = (gg_batches){.transport = options->transport,
                            .device = r->device,
                            .workers = r->workers,
                            .seed = options->seed,
                            .shuffle_samples = options->strategy.shuffle_samples,
+                           .trace = r->trace,
                            .step = &r->state.step};
-    for (int i = 0; i < r->workers; ++i) r->equal_share[i] = 1.0f / (float)r->workers;
-    if (options->trace > 0) {
-        GG_TRY(gg_trace_create(options->trace, &r->trace));
-        r->data.trace = r->trace;
-        GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
-    }
-    r->state.count = r->state.owned = gg_graph_arena_count(options->graph);
-    GG_TRY(gg_updater_create(options->graph, &r->options.optimizer, &r->updater));
-    GG_TRY(gg_strategy_create(&r->options.strategy,
-                              &(gg_strategy_env){.transport = options->transport,
-                                                 .device = r->device,
-                                                 .updater = &r->updater,
-                                                 .state = &r->state,
-                                                 .graph = options->graph,
-                                                 .seed = options->seed,
-                                                 .trace = r->trace},
-                              &r->strategy));
-    gg_replica_set_hooks(r);
     gg_graph_initialise(options->graph, options->seed, gg_state_weights(&r->state));
     gg_replica_set_consensus(r, gg_state_weights(&r->state));
     *out = r;
@@ -85,17 +107,13 @@ cleanup:
 
 void gg_replica_destroy(gg_replica *r) {
     if (r == NULL) return;
-    gg_strategy_destroy(r->strategy);
-    gg_updater_destroy(&r->updater);
+    gg_replica_dismantle(r);
     gg_plans_clear(&r->plans);
     gg_batches_clear(&r->data);
     gg_free(r->carried);
     gg_free(r->share);
     gg_free(r->equal_share);
     gg_free(r->batches);
-    gg_free(r->layer_seconds);
-    gg_allreduce_destroy(r->averaging);
-    gg_message_free(r->options.transport, r->consensus);
     gg_trace_destroy(r->trace);
     if (r->onednn != NULL) r->onednn->table->close(r->onednn);
     if (r->native != NULL) r->native->table->close(r->native);
@@ -108,8 +126,12 @@ gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.tran
 const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
 double gg_replica_clock_offset(const gg_replica *r) { return r->clock_offset; }
 gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
-const bool *gg_replica_fc_partitioned(const gg_replica *r) { return r->strategy->fc_partitioned; }
-bool gg_replica_compresses(const gg_replica *r) { return r->strategy->compression_counts != NULL; }
+const bool *gg_replica_fc_partitioned(const gg_replica *r) {
+    return r->strategy != NULL ? r->strategy->fc_partitioned : NULL;
+}
+bool gg_replica_compresses(const gg_replica *r) {
+    return r->strategy != NULL && r->strategy->compression_counts != NULL;
+}
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->plans.pinned; }
 
 const char *gg_replica_backend_name(const gg_replica *r) {

@@ -121,6 +121,33 @@ gg_status gg_replica_gather(gg_replica *replica, int arena, float *whole);
 void gg_replica_load(gg_replica *replica, int arena, const float *whole);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
+
+/* What is to become of a replica in the middle of its training. What is NULL stays as it is. */
+typedef struct gg_reshape {
+    const gg_strategy_options *strategy;
+    /* Another network with the same inputs and outputs, none of whose layers carries state from batch to batch; it
+     * outlives the replica. */
+    const gg_graph *graph;
+    /* With it, not NULL: what becomes of the elements of an arena of this kind. `after` is zero before. Called on each
+     * rank for each of its arenas, by several threads; equal arenas must become equal ones. */
+    void (*map)(const void *context, gg_arena_kind kind, const float *before, float *after);
+    const void *context;
+    const double *step_seconds; /* as in gg_replica_options: the same that the replica was created with */
+    const gg_link *link;        /* as in gg_replica_options, of the strategy's options */
+} gg_reshape;
+
+/* GG_ERROR_ARGUMENT, or GG_ERROR_UNSUPPORTED, for what gg_replica_reshape would refuse: the options of a strategy; in
+ * the middle of an epoch other ranks that train, or a change of shuffle_samples, because each rank would then have
+ * other samples than those that are left to it. Changes nothing. Not collective: the same on all ranks. */
+gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *how);
+/* Settles, and goes on with the next batch of the same epoch as `how` wants it: strategy, buckets, arenas and, for
+ * another network, plans are made anew. Each rank has its own weights, moments and residues as before; moments that
+ * were divided among the ranks are divided as the new strategy does it. Arenas that there were not before are zero. The
+ * counts of the epoch, the trace and the state that layers carry go on. Checked. After a failure the replica can only
+ * be destroyed. Collective. */
+gg_status gg_replica_reshape(gg_replica *replica, const gg_reshape *how);
+/* False: a reshape has failed half-way, and there is nothing to train or to read. */
+bool gg_replica_is_whole(const gg_replica *replica);
 /* The strategy's own model, where it has one, or else the mean of the replicas' weights; valid until the next call.
  * Settles. Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);

@@ -51,6 +51,11 @@ struct gg_replica {
 
 static inline bool gg_replica_trains(const gg_replica *r) { return r->options.transport->rank < r->workers; }
 
+/* replica.c. What depends on the strategy, the network or the ranks that train: the costs, the strategy with the
+ * state's arenas, its hooks. The options, the devices and the trace are there. Collective. */
+gg_status gg_replica_assemble(gg_replica *r);
+void gg_replica_dismantle(gg_replica *r); /* collective; settled, unless something failed */
+
 /* spans.c. Records what took from `begin` until now, if there is a trace; index: the node, or -1. */
 void gg_replica_record(gg_replica *r, const char *name, double begin, int index);
 /* The same, counted as time spent on data. */
@@ -62,6 +67,7 @@ void gg_replica_set_hooks(gg_replica *r);
  * gg_plan_batch wants them. */
 int64_t gg_replica_carried_before(const gg_replica *r, int node);
 gg_plan_batch gg_replica_plan_batch(const gg_batch *batch);
+gg_other_counts gg_replica_other_counts(const gg_replica *r); /* as they are now */
 
 /* costs.c. The modelled times of the layers, and the sizes of buckets and chunks that they lead to. */
 gg_status gg_replica_model_costs(gg_replica *r);

@@ -16,8 +16,12 @@ cleanup:
     return status;
 }
 
+bool gg_replica_is_whole(const gg_replica *r) { return r->strategy != NULL; }
+
 gg_status gg_replica_settle(gg_replica *r) {
     gg_status status = GG_OK;
+    if (!gg_replica_is_whole(r))
+        GG_FAIL(GG_ERROR_STATE, "this replica could not be reshaped; it can only be destroyed");
     GG_TRY(r->strategy->table->settle(r->strategy));
     GG_TRY(settle_samples(r));
 cleanup:

@@ -326,7 +326,7 @@ int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->data.loader ? gg
 
 int64_t gg_replica_next(const gg_replica *r) { return r->data.next; }
 
-static gg_other_counts other_counts(const gg_replica *r) {
+gg_other_counts gg_replica_other_counts(const gg_replica *r) {
     gg_other_counts now = {.exposed_seconds = r->strategy->exposed_seconds,
                            .bytes = r->options.transport->bytes_sent,
                            .messages = r->options.transport->messages_sent,
@@ -342,7 +342,7 @@ gg_status gg_replica_epoch(gg_replica *r, int64_t epoch, int64_t next) {
     memset(&r->counts, 0, sizeof r->counts);
     gg_replica_reset_carried(r);
     GG_TRY(gg_batches_seek(&r->data, epoch, next));
-    r->before = other_counts(r);
+    r->before = gg_replica_other_counts(r);
 cleanup:
     /* An epoch that is refused for lack of data has changed nothing. */
     if (status != GG_OK && r->data.loader != NULL) r->failed = true;
@@ -350,7 +350,7 @@ cleanup:
 }
 
 void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
-    const gg_other_counts now = other_counts(r), *before = &r->before;
+    const gg_other_counts now = gg_replica_other_counts(r), *before = &r->before;
     const int64_t sample_bytes = now.sample_bytes - before->sample_bytes;
     const int64_t sample_messages = now.sample_messages - before->sample_messages;
     *out = r->counts;

@@ -13,6 +13,7 @@
 struct gg_trainer {
     gg_team *team;
     gg_replica_options options;
+    double *step_seconds; /* of each rank of the team; NULL: none were given */
     int local;
     gg_replica **replica;
 };
@@ -45,6 +46,11 @@ gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg
         GG_TRY(gg_team_link(team, gg_graph_arena_count(options->graph) * sizeof(float), &link));
         t->options.link = &link;
     }
+    if (options->step_seconds != NULL) {
+        const size_t bytes = (size_t)gg_team_size(team) * sizeof *t->step_seconds;
+        GG_TRY(gg_alloc(bytes, "seconds of a step", &t->step_seconds));
+        memcpy(t->step_seconds, options->step_seconds, bytes);
+    }
     GG_TRY(gg_team_run(team, trainer_create, t));
     t->options.step_seconds = NULL;
     t->options.link = NULL;
@@ -67,6 +73,7 @@ void gg_trainer_destroy(gg_trainer *t) {
     if (t->replica != NULL)
         for (int i = 0; i < t->local; ++i) gg_replica_destroy(t->replica[i]);
     gg_free(t->replica);
+    gg_free(t->step_seconds);
     gg_team_release(t->team);
     gg_free(t);
 }
@@ -295,6 +302,43 @@ static gg_status trainer_settle(void *context, int local) {
 }
 
 gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, trainer_settle, t); }
+
+typedef struct reshape_call {
+    gg_trainer *trainer;
+    const gg_reshape *how;
+} reshape_call;
+
+static gg_status trainer_reshape(void *context, int local) {
+    const reshape_call *c = context;
+    return gg_replica_reshape(c->trainer->replica[local], c->how);
+}
+
+bool gg_trainer_is_whole(const gg_trainer *t) {
+    for (int i = 0; i < t->local; ++i)
+        if (!gg_replica_is_whole(t->replica[i])) return false;
+    return true;
+}
+
+gg_status gg_trainer_reshape(gg_trainer *t, const gg_reshape *asked) {
+    gg_status status = GG_OK;
+    gg_reshape how = *asked;
+    gg_link link;
+    const gg_graph *graph = how.graph != NULL ? how.graph : t->options.graph;
+    how.step_seconds = t->step_seconds;
+    how.link = NULL;
+    /* Before any rank runs, because ranks that fail in a run stay failed. */
+    for (int i = 0; i < t->local; ++i) GG_TRY(gg_replica_check_reshape(t->replica[i], &how));
+    if (how.strategy != NULL && gg_strategy_tunes(how.strategy, gg_team_size(t->team))) {
+        GG_TRY(gg_trainer_settle(t));
+        GG_TRY(gg_team_link(t->team, gg_graph_arena_count(graph) * sizeof(float), &link));
+        how.link = &link;
+    }
+    GG_TRY(gg_team_run(t->team, trainer_reshape, &(reshape_call){.trainer = t, .how = &how}));
+    t->options.graph = graph;
+    if (how.strategy != NULL) t->options.strategy = *how.strategy;
+cleanup:
+    return status;
+}
 
 typedef struct gather_call {
     gg_trainer *trainer;

@@ -1,0 +1,173 @@
+/* A replica that goes on, in the middle of an epoch, with another strategy or a network whose units have changed. */
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "train/replica_private.h"
+
+/* What a rank trains with, whole arenas in memory of their own. */
+typedef struct whole_state {
+    const gg_graph *graph; /* whose elements these are */
+    int64_t step;
+    int arenas;
+    gg_arena arena[GG_MOST_ARENAS]; /* `data` is this struct's, NULL for gradients */
+    float *consensus;
+} whole_state;
+
+static void whole_free(whole_state *whole) {
+    for (int i = 0; i < whole->arenas; ++i) gg_free(whole->arena[i].data);
+    gg_free(whole->consensus);
+}
+
+/* Gathers what is partitioned: every rank then has all of it. Settled. Collective. */
+static gg_status whole_read(gg_replica *r, whole_state *out) {
+    gg_status status = GG_OK;
+    const size_t bytes = r->state.count * sizeof(float);
+    const float *consensus = NULL;
+    out->graph = r->options.graph;
+    out->step = r->state.step;
+    GG_TRY(gg_replica_consensus(r, &consensus));
+    GG_TRY(gg_alloc(bytes, "consensus weights", &out->consensus));
+    memcpy(out->consensus, consensus, bytes);
+    for (int i = 0; i < r->state.arenas; ++i) {
+        gg_arena *arena = &out->arena[out->arenas++];
+        *arena = r->state.arena[i];
+        arena->data = NULL;
+        if (arena->kind == GG_ARENA_GRADIENT) continue;
+        GG_TRY(gg_alloc(bytes, arena->name, &arena->data));
+        GG_TRY(gg_strategy_gather(r->strategy, i, arena->data));
+    }
+cleanup:
+    return status;
+}
+
+/* Elements of the old network become those of the new one. */
+static gg_status whole_map(whole_state *whole, const gg_reshape *how) {
+    gg_status status = GG_OK;
+    const size_t bytes = gg_graph_arena_count(how->graph) * sizeof(float);
+    float *mapped = NULL;
+    for (int i = -1; i < whole->arenas; ++i) {
+        float **data = i < 0 ? &whole->consensus : &whole->arena[i].data;
+        if (*data == NULL) continue;
+        GG_TRY(gg_calloc(1, bytes, "an arena of the new network", &mapped));
+        how->map(how->context, i < 0 ? GG_ARENA_WEIGHT : whole->arena[i].kind, *data, mapped);
+        gg_free(*data);
+        *data = mapped;
+        mapped = NULL;
+    }
+    whole->graph = how->graph;
+cleanup:
+    gg_free(mapped);
+    return status;
+}
+
+/* An arena that there was not before begins at zero. */
+static gg_status whole_load(gg_replica *r, const whole_state *whole) {
+    gg_status status = GG_OK;
+    float *zeros = NULL;
+    GG_TRY(gg_calloc(r->state.count, sizeof *zeros, "an arena of zeros", &zeros));
+    gg_replica_set_consensus(r, whole->consensus);
+    for (int i = 0; i < r->state.arenas; ++i) {
+        const float *data = zeros;
+        if (r->state.arena[i].kind == GG_ARENA_GRADIENT) continue;
+        for (int old = 0; old < whole->arenas; ++old)
+            if (strcmp(whole->arena[old].name, r->state.arena[i].name) == 0) data = whole->arena[old].data;
+        gg_replica_load(r, i, data);
+    }
+    r->state.step = whole->step;
+cleanup:
+    gg_free(zeros);
+    return status;
+}
+
+/* ---- the data ---- */
+
+static bool in_an_epoch(const gg_replica *r) {
+    return r->data.loader != NULL && r->data.next > 0 && r->data.next < gg_loader_steps(r->data.loader);
+}
+
+/* Whether the samples are divided among the ranks, or move, in another way. */
+static bool divides_otherwise(const gg_replica *r, const gg_strategy_options *strategy) {
+    return strategy->shuffle_samples != r->data.shuffle_samples ||
+           gg_strategy_workers(strategy, r->options.transport->size) != r->data.workers;
+}
+
+/* The same set, divided as the strategy wants it; the epoch before has ended, or this one has not begun. */
+static gg_status divide_samples(gg_replica *r) {
+    gg_status status = GG_OK;
+    const bool there = r->data.loader != NULL, begins = r->data.next == 0;
+    const int64_t epoch = r->data.epoch;
+    const gg_data_options options = r->data.options;
+    gg_dataset set = r->data.set;
+    if (there) gg_dataset_retain(&set);
+    gg_batches_clear(&r->data);
+    r->data.workers = r->workers;
+    r->data.shuffle_samples = r->options.strategy.shuffle_samples;
+    if (!there) goto cleanup;
+    GG_TRY(gg_batches_begin(&r->data, &set, &options));
+    GG_TRY(gg_batches_seek(&r->data, epoch, begins ? 0 : gg_loader_steps(r->data.loader)));
+    GG_TRY(gg_replica_plan_epoch(r));
+cleanup:
+    if (there) gg_dataset_release(&set);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
+    gg_status status = GG_OK;
+    const int ranks = r->options.transport->size;
+    if (how->graph != NULL && how->map == NULL)
+        GG_FAIL(GG_ERROR_ARGUMENT, "reshape: another network needs a map from the old arenas to the new ones");
+    if (how->graph != NULL && r->carried_numbers > 0)
+        GG_FAIL(GG_ERROR_UNSUPPORTED,
+                "reshape: layers of this network carry state from batch to batch; another network "
+                "is allowed only without such layers");
+    if (how->strategy == NULL) goto cleanup;
+    gg_strategy_options strategy = *how->strategy;
+    if (strategy.bucket_bytes == 0) strategy.bucket_bytes = GG_DEFAULT_BUCKET_BYTES; /* chosen when it is made */
+    if (strategy.chunk_bytes == 0) strategy.chunk_bytes = GG_DEFAULT_CHUNK_BYTES;
+    GG_TRY(gg_strategy_check(&strategy, ranks));
+    if (r->data.loader != NULL && r->data.options.shard == GG_SHARD_OWN && divides_otherwise(r, &strategy))
+        GG_FAIL(GG_ERROR_ARGUMENT, "reshape: every rank has brought samples of its own: all ranks train, and "
+                                   "shuffle_samples is not allowed");
+    if (in_an_epoch(r) && divides_otherwise(r, &strategy))
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "reshape: after step %lld of an epoch's %lld the ranks that train (%d, wanted %d) and shuffle_samples "
+                "(%s, wanted %s) stay as they are; between epochs they may change",
+                (long long)r->data.next, (long long)gg_loader_steps(r->data.loader), r->workers,
+                gg_strategy_workers(&strategy, ranks), r->data.shuffle_samples ? "true" : "false",
+                strategy.shuffle_samples ? "true" : "false");
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
+    gg_status status = GG_OK;
+    whole_state whole = {0};
+    gg_progress_counts counts;
+    GG_TRY(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
+    gg_replica_counts(r, &counts);   /* without the messages of the rebuilding */
+    GG_TRY(whole_read(r, &whole));
+    if (how->graph != NULL) GG_TRY(whole_map(&whole, how));
+    gg_replica_dismantle(r);
+    /* No message of the new strategy meets a receive of the old one. */
+    GG_TRY(gg_replica_at(r, "rebuilding", gg_barrier(r->options.transport)));
+    if (how->graph != NULL) {
+        gg_plans_clear(&r->plans);
+        r->options.graph = r->plans.graph = how->graph;
+    }
+    if (how->strategy != NULL) r->options.strategy = *how->strategy;
+    r->options.step_seconds = how->step_seconds;
+    r->options.link = how->link;
+    GG_TRY(gg_replica_assemble(r));
+    GG_TRY(whole_load(r, &whole));
+    if (divides_otherwise(r, &r->options.strategy)) GG_TRY(divide_samples(r));
+    if (how->graph != NULL && r->data.loader != NULL) GG_TRY(gg_replica_plan_epoch(r));
+    r->counts = counts;
+    r->before = gg_replica_other_counts(r);
+cleanup:
+    if (status != GG_OK) r->failed = true;
+    whole_free(&whole);
+    return status;
+}
