@@ -132,16 +132,48 @@ static void fold_norm(const gg_graph *graph, int norm, const float *weights, int
              *scale * (double)element_of(mean, w, channel, 0);
 }
 
-/* The bias is the last element of a producer's part. */
+static bool is_recurrent(const gg_graph *graph, const gg_unit_producer *producer) {
+    return gg_graph_node(graph, producer->node)->desc.kind == GG_LAYER_LSTM;
+}
+
+/* The bias is the last element of a producer's part; of an LSTM, of each gate's. */
 static int64_t row_length(const gg_graph *graph, const gg_unit_producer *producer) {
+    if (is_recurrent(graph, producer)) {
+        const gg_node *node = gg_graph_node(graph, producer->node);
+        return 4 * (gg_graph_node(graph, node->input[0])->shape.size[1] + node->desc.outputs + 1);
+    }
     const gg_parameter *weight = parameter_of(graph, producer->node, GG_ROLE_WEIGHT, NULL);
     return (int64_t)weight->count / weight->shape.size[0] + 1;
+}
+
+/* A hidden unit: of each gate the weights of inputs and hidden units, and the sum of the biases. */
+static void fill_hidden_unit(const gg_graph *graph, int node, const float *weights, int64_t row, float *to) {
+    int first = 0;
+    const int count = gg_graph_layer_parameters(graph, gg_graph_node(graph, node)->layer, &first);
+    const int64_t hidden = gg_graph_node(graph, node)->desc.outputs;
+    for (int gate = 0; gate < 4; gate++) {
+        const int64_t at = gate * hidden + row;
+        float bias = 0;
+        for (int k = 0; k < count; k++) {
+            const gg_parameter *it = gg_graph_parameter(graph, first + k);
+            const float *from = weights + it->offset;
+            const int64_t columns = (int64_t)it->count / (4 * hidden);
+            if (it->role == GG_ROLE_BIAS) {
+                bias += from[at];
+            } else {
+                memcpy(to, from + at * columns, (size_t)columns * sizeof *to);
+                to += columns;
+            }
+        }
+        *to++ = bias;
+    }
 }
 
 static void fill_vectors(comparison *it, const float *weights) {
     int64_t begin = 0;
     for (int p = 0; p < it->group->producers; p++) {
         const gg_unit_producer *producer = &it->group->producer[p];
+        const bool recurrent = is_recurrent(it->graph, producer);
         const gg_parameter *weight = parameter_of(it->graph, producer->node, GG_ROLE_WEIGHT, NULL);
         const gg_parameter *bias = parameter_of(it->graph, producer->node, GG_ROLE_BIAS, NULL);
         const gg_unit_axis *axis = &it->units->output[producer->node];
@@ -152,6 +184,10 @@ static void fill_vectors(comparison *it, const float *weights) {
             const float *from = weights + weight->offset + row * (length - 1);
             float *to = it->vector + unit * it->length + begin;
             double scale, shift;
+            if (recurrent) {
+                fill_hidden_unit(it->graph, producer->node, weights, row, to);
+                continue;
+            }
             fold_norm(it->graph, producer->norm, weights, row, &scale, &shift);
             for (int64_t k = 0; k < length - 1; k++) to[k] = (float)(scale * (double)from[k]);
             to[length - 1] = (float)(scale * (double)element_of(bias, weights, row, 0) + shift);
@@ -335,8 +371,8 @@ static gg_status choose_units(comparison *it, const gg_merge_options *options, f
     }
     GG_TRY(multiply_pairs(it, options->device));
     for (int i = 0; i < n; i++) choose_partner(it, i);
-    budget = group->producers > 1 ? -1 : options->budget * mass;
-    if (options->budget == 0) budget = -1;
+    const bool feeds_back = group->producers > 1 || is_recurrent(it->graph, &group->producer[0]);
+    budget = feeds_back || options->budget == 0 ? -1 : options->budget * mass;
     for (int stay = n; stay > options->least; stay--) {
         const int i = cheapest_unit(it, budget);
         if (i < 0) break;

@@ -327,7 +327,9 @@ static gg_status follow_node(search *s, int node) {
         if (it->desc.kind == GG_LAYER_CONV2D && it->desc.groups > 1)
             fix_outputs(s, of, node, "the channels of '%s' (%s) are divided into groups");
         if (it->desc.kind == GG_LAYER_LSTM) {
-            forbid_comparison(s, of, node, "hidden units of '%s' (%s) are not compared");
+            of->rule = GG_UNIT_EQUAL;
+            of->activation = GG_LAYER_COUNT;
+            of->constants = false;
             if (it->desc.layers > 1) fix_outputs(s, of, node, "all layers of '%s' (%s) have one width");
         }
         break;
@@ -424,7 +426,7 @@ static gg_status make_groups(search *s, int *number) {
     for (int g = 0; g < made->groups; g++) {
         gg_unit_group *own = &made->group[g];
         GG_TRY(gg_calloc((size_t)made->nodes, sizeof *own->producer, "unit groups", &own->producer));
-        GG_TRY(gg_calloc((size_t)made->nodes, sizeof *own->reader, "unit groups", &own->reader));
+        GG_TRY(gg_calloc(2 * (size_t)made->nodes, sizeof *own->reader, "unit groups", &own->reader));
         own->activation = GG_LAYER_COUNT;
         for (int node = 0; node < made->nodes; node++)
             if (bits[(size_t)root[g] * words + (size_t)node / 64] >> node % 64 & 1)
@@ -481,6 +483,20 @@ static void note_norm(search *s, int node) {
     }
 }
 
+/* `from`: the outputs that are read, by the layer with that weight. */
+static void add_reader(gg_unit_group *group, const outputs *from, gg_unit_reader reader) {
+    if (group->readers == 0) {
+        group->rule = from->rule;
+        group->activation = from->activation;
+        group->slope = from->slope;
+    } else {
+        if (group->rule != from->rule) group->rule = weaker_rule(group->rule, from->rule);
+        if (group->activation != from->activation || group->slope != from->slope) group->activation = GG_LAYER_COUNT;
+    }
+    if (!reader.constants && group->rule == GG_UNIT_SIGMOID) group->rule = GG_UNIT_EQUAL;
+    group->reader[group->readers++] = reader;
+}
+
 static void note_reader(search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
     const outputs *from = &s->out[it->input[0]];
@@ -494,21 +510,28 @@ static void note_reader(search *s, int node) {
         if (in->unit[i] < 0) continue;
         gg_unit_group *group = &s->made->group[s->made->group_of[in->unit[i]]];
         if (group->readers > 0 && group->reader[group->readers - 1].node == node) continue;
-        if (group->readers == 0) {
-            group->rule = from->rule;
-            group->activation = from->activation;
-            group->slope = from->slope;
-        } else {
-            if (group->rule != from->rule) group->rule = weaker_rule(group->rule, from->rule);
-            if (group->activation != from->activation || group->slope != from->slope)
-                group->activation = GG_LAYER_COUNT;
-        }
-        group->reader[group->readers++] = (gg_unit_reader){.node = node,
-                                                           .weight = first,
-                                                           .bias = bias < count ? first + bias : -1,
-                                                           .gain = from->gain,
-                                                           .constants = from->constants && !padded};
-        if (padded && group->rule == GG_UNIT_SIGMOID) group->rule = GG_UNIT_EQUAL;
+        add_reader(group, from,
+                   (gg_unit_reader){.node = node,
+                                    .weight = first,
+                                    .bias = bias < count ? first + bias : -1,
+                                    .gain = from->gain,
+                                    .constants = from->constants && !padded});
+    }
+}
+
+/* Hidden units are inputs of the same layer one position later. */
+static void note_recurrence(search *s, int node) {
+    const gg_node *it = gg_graph_node(s->graph, node);
+    int first = 0;
+    if (it->desc.layers > 1) return;
+    (void)gg_graph_layer_parameters(s->graph, it->layer, &first);
+    for (int g = 0; g < s->made->groups; g++) {
+        bool own = false;
+        for (int64_t i = 0; i < s->made->output[node].count; i++)
+            own = own || s->made->group_of[s->made->output[node].unit[i]] == g;
+        if (own)
+            add_reader(&s->made->group[g], &s->out[node],
+                       (gg_unit_reader){.node = node, .weight = first + 1, .bias = -1, .gain = 1});
     }
 }
 
@@ -530,6 +553,7 @@ static gg_status finish_units(search *s) {
         const gg_layer_kind kind = gg_graph_node(s->graph, i)->desc.kind;
         GG_TRY(index_parameters(s, i));
         if (is_producer(kind) && reads_units(s, i)) note_reader(s, i);
+        if (kind == GG_LAYER_LSTM) note_recurrence(s, i);
         if (kind == GG_LAYER_BATCH_NORM1D || kind == GG_LAYER_BATCH_NORM2D) note_norm(s, i);
     }
 cleanup:

@@ -49,7 +49,7 @@ typedef struct gg_unit_group {
     int producers;
     gg_unit_producer *producer; /* in the graph's order */
     int readers;
-    gg_unit_reader *reader; /* in the graph's order */
+    gg_unit_reader *reader; /* in the graph's order; an LSTM reads its own hidden units, too */
     gg_unit_rule rule;
     gg_layer_kind activation; /* RELU, LEAKY_RELU, TANH or SIGMOID, the only one on all ways to readers; INPUT: there is
                                  none; COUNT: several, or another */

@@ -21,8 +21,8 @@ static float *values_of(const gg_graph *graph, float *weights, const char *layer
 
 /* Makes the sum of row i of a producer c times that of row j; with a normalisation behind it, by other weights, which
  * it scales. */
-static void plant_copy(const gg_graph *graph, const gg_unit_producer *producer, float *weights, int64_t i, int64_t j,
-                       float c) {
+static void plant_sum(const gg_graph *graph, const gg_unit_producer *producer, float *weights, int64_t i, int64_t j,
+                      float c) {
     const char *name = gg_graph_node(graph, producer->node)->desc.name;
     const int64_t rows = gg_graph_node(graph, producer->node)->desc.outputs;
     float *w = values_of(graph, weights, name, ".weight"), *b = values_of(graph, weights, name, ".bias");
@@ -41,6 +41,31 @@ static void plant_copy(const gg_graph *graph, const gg_unit_producer *producer, 
     mean[i] = own * mean[j];
     scale[i] = c * scale[j] * sqrtf((var[i] + norm->epsilon) / (var[j] + norm->epsilon)) / own;
     shift[i] = c * shift[j];
+}
+
+/* All gates of hidden unit i as those of j, with other biases of the same sum. */
+static void plant_hidden_unit(const gg_graph *graph, int node, float *weights, int64_t i, int64_t j) {
+    static const char *const suffixes[] = {".weight_ih_l0", ".weight_hh_l0", ".bias_ih_l0", ".bias_hh_l0"};
+    const int64_t hidden = gg_graph_node(graph, node)->desc.outputs;
+    for (int k = 0; k < 4; k++) {
+        char full[2 * GG_NAME_LENGTH];
+        snprintf(full, sizeof full, "%s%s", gg_graph_node(graph, node)->desc.name, suffixes[k]);
+        const gg_parameter *it = parameter_named(graph, full);
+        const int64_t columns = (int64_t)it->count / (4 * hidden);
+        float *at = weights + it->offset;
+        for (int gate = 0; gate < 4; gate++)
+            for (int64_t c = 0; c < columns; c++)
+                at[(gate * hidden + i) * columns + c] = at[(gate * hidden + j) * columns + c] + (k == 2   ? 0.25f
+                                                                                                 : k == 3 ? -0.25f
+                                                                                                          : 0);
+    }
+}
+
+static void plant_copy(const gg_graph *graph, const gg_unit_producer *producer, float *weights, int64_t i, int64_t j,
+                       float c) {
+    if (gg_graph_node(graph, producer->node)->desc.kind == GG_LAYER_LSTM)
+        plant_hidden_unit(graph, producer->node, weights, i, j);
+    else plant_sum(graph, producer, weights, i, j, c);
 }
 
 /* A unit whose sum is `sum` for every input. */
@@ -316,6 +341,25 @@ static void test_heirs(void) {
     }
 }
 
+/* Hidden units that differ in one gate stay. */
+static void test_gates(void) {
+    gg_graph *graph = recurrent();
+    gg_units *units = NULL;
+    CHECK_OK(gg_units_find(graph, &units));
+    const gg_unit_producer *lstm = &units->group[gg_units_group_named(units, graph, "lstm")].producer[0];
+    for (int gate = 0; gate < 5; gate++) {
+        float *weights = random_arena(graph, 8);
+        plant_copy(graph, lstm, weights, 4, 2, 1);
+        if (gate < 4) values_of(graph, weights, "lstm", ".weight_hh_l0")[(gate * 9 + 4) * 9 + 1] += 0.01f;
+        gg_merges *merges = find_merges(graph, units, weights, 1e-4, 1);
+        CHECK_INT(merges->count, gate < 4 ? 0 : 1);
+        gg_merges_destroy(merges);
+        gg_free(weights);
+    }
+    gg_units_destroy(units);
+    gg_graph_destroy(graph);
+}
+
 int main(void) {
     open_device();
     test_planted(mlp(GG_LAYER_INPUT, 9), 10);
@@ -332,6 +376,7 @@ int main(void) {
     test_bounds();
     test_options();
     test_heirs();
+    test_gates();
     if (device) device->table->close(device);
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;

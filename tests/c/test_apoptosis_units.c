@@ -119,7 +119,11 @@ static void test_recurrent(void) {
     gg_units *units = find(graph);
     const gg_unit_group *lstm = group_named(units, graph, "lstm"), *in = group_named(units, graph, "in");
     CHECK_TEXT(lstm->fixed, "");
-    CHECK_TEXT(lstm->single, "hidden units of 'lstm' (lstm) are not compared");
+    CHECK_TEXT(lstm->single, "");
+    CHECK_INT(lstm->rule, GG_UNIT_EQUAL);
+    CHECK_INT(lstm->readers, 2); /* itself and mid */
+    CHECK_TEXT(gg_graph_parameter(graph, lstm->reader[0].weight)->name, "lstm.weight_hh_l0");
+    CHECK_TEXT(gg_graph_parameter(graph, lstm->reader[1].weight)->name, "mid.weight");
     CHECK_INT(in->reader[0].bias, in->reader[0].weight + 2);
     const gg_unit_axis *recurrence = units->parameter[in->reader[0].weight + 1];
     CHECK_INT(recurrence[0].count, 36);
