@@ -127,8 +127,9 @@ size_t gg_packed_capacity(const gg_segment *segment, int segments, const gg_comp
 
 static gg_status spoiled(const gg_segment *segment, int i, size_t at, float value) {
     return gg_fail(GG_ERROR_NUMERIC,
-                   "parameter %d of the message ('%s', %zu elements): element %zu of gradient and residue is %g", i,
-                   segment->name, segment->count, at, (double)value);
+                   "parameter %d of the message ('%s', %zu elements): element %zu of what is to be sent is %g; a lower "
+                   "lr, or a warm-up, may help",
+                   i, segment->name, segment->count, at, isnan(value) ? (double)NAN : (double)value);
 }
 
 /* GG_ERROR_NUMERIC naming the first element that is not finite. */
