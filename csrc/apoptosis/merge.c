@@ -63,7 +63,7 @@ static void fold_column(const reader_weight *weight, int64_t from, int64_t to, c
             float *other = weight->at + (r * weight->columns + to) * weight->inner;
             for (int64_t k = 0; k < weight->inner; k++) other[k] += merge->scale * own[k];
         }
-        memset(own, 0, (size_t)weight->inner * sizeof *own);
+        for (int64_t k = 0; k < weight->inner; k++) own[k] = 0;
     }
 }
 
@@ -101,6 +101,14 @@ void gg_merges_destroy(gg_merges *merges) {
 
 /* Vectors ---------------------------------------------------------------------------------------------------------- */
 
+/* The weight of a Linear or Conv2d. */
+static const gg_parameter *first_parameter(const gg_graph *graph, int node) {
+    int first = 0;
+    (void)gg_graph_layer_parameters(graph, gg_graph_node(graph, node)->layer, &first);
+    return gg_graph_parameter(graph, first);
+}
+
+/* NULL: the layer has none. */
 static const gg_parameter *parameter_of(const gg_graph *graph, int node, gg_role role, const char *suffix) {
     int first = 0;
     const int count = gg_graph_layer_parameters(graph, gg_graph_node(graph, node)->layer, &first);
@@ -142,7 +150,7 @@ static int64_t row_length(const gg_graph *graph, const gg_unit_producer *produce
         const gg_node *node = gg_graph_node(graph, producer->node);
         return 4 * (gg_graph_node(graph, node->input[0])->shape.size[1] + node->desc.outputs + 1);
     }
-    const gg_parameter *weight = parameter_of(graph, producer->node, GG_ROLE_WEIGHT, NULL);
+    const gg_parameter *weight = first_parameter(graph, producer->node);
     return (int64_t)weight->count / weight->shape.size[0] + 1;
 }
 
@@ -174,7 +182,7 @@ static void fill_vectors(comparison *it, const float *weights) {
     for (int p = 0; p < it->group->producers; p++) {
         const gg_unit_producer *producer = &it->group->producer[p];
         const bool recurrent = is_recurrent(it->graph, producer);
-        const gg_parameter *weight = parameter_of(it->graph, producer->node, GG_ROLE_WEIGHT, NULL);
+        const gg_parameter *weight = first_parameter(it->graph, producer->node);
         const gg_parameter *bias = parameter_of(it->graph, producer->node, GG_ROLE_BIAS, NULL);
         const gg_unit_axis *axis = &it->units->output[producer->node];
         const int64_t length = row_length(it->graph, producer);

@@ -20,7 +20,7 @@ typedef struct element {
 typedef struct outputs {
     int axis; /* along which the elements lie; -1: nothing in it can leave */
     int count;
-    int *element; /* one an index; -1: cannot leave */
+    int *element; /* one an index; -1: cannot leave. NULL: none of them can */
     gg_unit_rule rule;
     gg_layer_kind activation;
     float slope;
@@ -75,11 +75,11 @@ static void fix_element(search *s, int at, int node, const char *why) {
 }
 
 static void fix_outputs(search *s, const outputs *of, int node, const char *why) {
-    for (int i = 0; of->axis >= 0 && i < of->count; i++) fix_element(s, of->element[i], node, why);
+    for (int i = 0; of->element != NULL && i < of->count; i++) fix_element(s, of->element[i], node, why);
 }
 
 static void forbid_comparison(search *s, const outputs *of, int node, const char *why) {
-    for (int i = 0; of->axis >= 0 && i < of->count; i++) {
+    for (int i = 0; of->element != NULL && i < of->count; i++) {
         if (of->element[i] < 0) continue;
         element *root = &s->element[root_of(s, of->element[i])];
         if (root->single != NULL) continue;
@@ -225,7 +225,8 @@ static gg_status add_outputs(search *s, int node) {
             meet = false;
             continue;
         }
-        for (int i = 0; to->axis >= 0 && i < to->count; i++) {
+        if (to->axis < 0 || to->element == NULL || more->element == NULL) continue;
+        for (int i = 0; i < to->count; i++) {
             if (to->element[i] >= 0 && more->element[i] >= 0) {
                 unite(s, to->element[i], more->element[i]);
             } else {
