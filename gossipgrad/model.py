@@ -10,7 +10,6 @@ import fnmatch
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core, heads, safetensors, show, summary
 from gossipgrad import weights as weights_of_others
-from gossipgrad.errors import CheckpointError, choice, did_you_mean, flag, integer, named_keywords
+from gossipgrad.errors import CheckpointError, choice, did_you_mean, flag, integer, named_keywords, warn
 from gossipgrad.layers import Factor, Layer, Node, Trained, factor_pair
 from gossipgrad.literals import INPUT_TYPES, InputType
 from gossipgrad.sequences import KINDS, Embedding
@@ -74,7 +73,7 @@ def _order(ends: Sequence[Node]) -> list[Node]:
     return order
 
 
-def _warn_of_channels_last(order: list[Node], stacklevel: int) -> None:
+def _warn_of_channels_last(order: list[Node]) -> None:
     """Keras and image files have the channels last; (32, 32, 3) is a valid input here, of 32 channels."""
     for node in order:
         source = node.inputs[0].layer if node.inputs else None
@@ -85,11 +84,10 @@ def _warn_of_channels_last(order: list[Node], stacklevel: int) -> None:
             continue
         height, width, channels = shape
         if min(height, width) > channels:
-            warnings.warn(
+            warn(
                 f"input={shape}: channels come first, so this is {height} channels of {width} x {channels}; images of "
                 f"{height} x {width} with {channels} channels are input={(channels, height, width)}, and samples "
-                "x.transpose(0, 3, 1, 2)",
-                stacklevel=stacklevel,
+                "x.transpose(0, 3, 1, 2)"
             )
             return
 
@@ -137,7 +135,7 @@ class Model:
             if node not in led:
                 raise ValueError(f"outputs does not depend on the network's input {node.layer!r}")
         order = _order([*sources, *(node for _, node in given_outputs)])
-        _warn_of_channels_last(order, 3 if type(self) is Model else 4)
+        _warn_of_channels_last(order)
         self._layers: list[tuple[Layer, str, tuple[int, ...]]] = []
         names = self._names(order)
         number_of = {id(node): i for i, node in enumerate(order)}

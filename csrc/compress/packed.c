@@ -62,18 +62,17 @@ static unsigned char *put_empty(unsigned char *at, bool wide, size_t bins) {
 
 /* What is packed of: G is the residue, or value - known. From element 0 of a segment. */
 typedef struct pack_terms {
-    float *residue;
-    const float *value;
-    float *known;
+    float *own;         /* the residue, or known */
+    const float *value; /* NULL: own is the residue */
 } pack_terms;
 
 GG_INLINE float term_of(const pack_terms *t, size_t j) {
-    return t->residue != NULL ? t->residue[j] : t->value[j] - t->known[j];
+    return t->value != NULL ? t->value[j] - t->own[j] : t->own[j];
 }
 
 GG_INLINE void remove_sent(const pack_terms *t, size_t j, float sent) {
-    if (t->residue != NULL) t->residue[j] -= sent;
-    else t->known[j] += sent;
+    if (t->value != NULL) t->own[j] += sent;
+    else t->own[j] -= sent;
 }
 
 typedef struct pack_scratch {
@@ -286,15 +285,13 @@ static void count_bytes(gg_compression_counts *counts, const gg_segment *segment
 typedef struct pack_arrays {
     float scale;
     const float *gradient;
-    float *residue;
-    const float *value;
-    float *known;
+    float *own;
+    const float *value; /* NULL: own is the residue */
 } pack_arrays;
 
 static pack_terms terms_of(const pack_arrays *arrays, const gg_segment *segment) {
-    return (pack_terms){.residue = arrays->residue != NULL ? arrays->residue + segment->offset : NULL,
-                        .value = arrays->value != NULL ? arrays->value + segment->offset : NULL,
-                        .known = arrays->known != NULL ? arrays->known + segment->offset : NULL};
+    return (pack_terms){.own = arrays->own + segment->offset,
+                        .value = arrays->value != NULL ? arrays->value + segment->offset : NULL};
 }
 
 /* Adds the gradient to the residue of segment i and finds the greatest of its bins; the chosen too, unless `entries` is
@@ -309,9 +306,9 @@ static gg_status measure_segment(const gg_packing *packing, int i, const pack_ar
         .scale = arrays->scale,
         .factor = packing->compression->factor,
         .gradient = arrays->gradient != NULL ? arrays->gradient + segment->offset : NULL,
-        .residue = terms.residue,
+        .residue = terms.value == NULL ? terms.own : NULL,
         .value = terms.value,
-        .known = terms.known,
+        .known = terms.value != NULL ? terms.own : NULL,
         .greatest = scratch->greatest,
         .place = entries != NULL ? scratch->place : NULL,
     };
@@ -387,25 +384,25 @@ static message_form form_of(const gg_compression *compression) {
 
 gg_status gg_pack(const gg_packing *packing, float scale, const float *gradient, float *residue, void *message,
                   size_t *bytes) {
-    const pack_arrays arrays = {.scale = scale, .gradient = gradient, .residue = residue};
+    const pack_arrays arrays = {.scale = scale, .gradient = gradient, .own = residue};
     return pack_message(packing, form_of(packing->compression), &arrays, message, bytes);
 }
 
 gg_status gg_pack_difference(const gg_packing *packing, const float *value, float *known, void *message,
                              size_t *bytes) {
-    const pack_arrays arrays = {.scale = 1, .value = value, .known = known};
+    const pack_arrays arrays = {.scale = 1, .own = known, .value = value};
     return pack_message(packing, form_of(packing->compression), &arrays, message, bytes);
 }
 
 gg_status gg_pack_choice(const gg_packing *packing, float scale, const float *gradient, float *residue, void *choice,
                          size_t *bytes) {
-    const pack_arrays arrays = {.scale = scale, .gradient = gradient, .residue = residue};
+    const pack_arrays arrays = {.scale = scale, .gradient = gradient, .own = residue};
     return pack_message(packing, FORM_CHOICE, &arrays, choice, bytes);
 }
 
 gg_status gg_pack_accumulate(const gg_packing *packing, float scale, const float *gradient, float *residue) {
     gg_status status = GG_OK;
-    const pack_arrays arrays = {.scale = scale, .gradient = gradient, .residue = residue};
+    const pack_arrays arrays = {.scale = scale, .gradient = gradient, .own = residue};
     const pack_scratch scratch = scratch_layout(packing->segment, packing->segments, packing->scratch, NULL);
     for (int i = 0; i < packing->segments; ++i) GG_TRY(measure_segment(packing, i, &arrays, &scratch, NULL));
 cleanup:
@@ -413,7 +410,7 @@ cleanup:
 }
 
 void gg_pack_values(const gg_packing *packing, const void *choice, gg_dtype dtype, float *residue, void *values) {
-    const pack_arrays arrays = {.residue = residue};
+    const pack_arrays arrays = {.own = residue};
     const unsigned char *at = (const unsigned char *)choice + HEADER_BYTES;
     unsigned char *into = values;
     for (int i = 0; i < packing->segments; ++i) {

@@ -211,7 +211,7 @@ static gg_status start_values(packed_reduction *s, bool wait, bool *done) {
     const size_t padded = (s->chosen + GG_LANES - 1) / GG_LANES * GG_LANES;
     void *values = s->travelling != NULL ? s->travelling : s->values;
     gg_pack_values(&s->packing, choice_of(s), s->codec->dtype, s->residue, values);
-    memset(gg_codec_at(s->codec, values, s->chosen), 0, (padded - s->chosen) * s->codec->size);
+    memset((char *)values + s->chosen * s->codec->size, 0, (padded - s->chosen) * s->codec->size);
     if (s->applied != NULL)
         gg_unpack_values_add(s->sorted, s->n, choice_of(s), s->codec->dtype, values, 1.0f, s->applied - s->offset);
     if (s->travelling != NULL) s->codec->decode(s->owner->env.device, padded, values, s->values);
