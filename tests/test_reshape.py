@@ -231,6 +231,32 @@ def test_what_compression_has_not_sent_is_not_lost(name):
     settled.close(), shaped.close()
 
 
+UNSENT = [
+    ("allreduce", gg.PeriodicAllReduce(period=3), {}),  # residues of gradients, and of moved weights
+    ("gossip", gg.GossipGraD(topology="ring"), {}),  # copies for other partners
+    ("gossip", gg.GossipGraD(topology="cube", rotate=False), {}),
+    ("layerwise", gg.LayerwiseAllReduce(bucket_bytes=1), None),  # nobody would send the residues
+    ("layerwise", gg.LayerwiseAllReduce(bucket_bytes=1), {"dense_below": 50}),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "changes"), UNSENT)
+def test_what_has_not_been_sent_is_for_those_that_it_was_made_for(before, after, changes):
+    options = {"bin_size": 5, "dense_below": 0}
+    trainer = trainer_of(COMPRESSED[before], 4, compression=gg.AdaComp(**options))
+    other = trainer_of(after, 4, compression=None if changes is None else gg.AdaComp(**options | changes))
+    steps = begun(trainer)
+    trainer.core.epoch(0)
+    trainer.core.run(3)
+    state = everything(trainer)
+    with pytest.raises(ValueError, match="compressed and not sent yet would mean something else, or be lost"):
+        trainer.core.reshape(strategy=options_of(other))
+    assert everything(trainer) == state
+    trainer.core.reshape(strategy=options_of(trainer))
+    assert everything(trainer) == state and trainer.core.run(steps) == steps
+    trainer.close(), other.close()
+
+
 def test_lenet_and_layers_that_carry_state():
     generator = np.random.default_rng(2)
     x, y = generator.standard_normal((40, 1, 28, 28), np.float32), generator.integers(0, 10, 40).astype(np.int32)

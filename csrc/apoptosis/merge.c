@@ -134,8 +134,10 @@ static void fold_norm(const gg_graph *graph, int norm, const float *weights, int
     const gg_parameter *variance = parameter_of(graph, norm, GG_ROLE_STATISTIC, ".running_var");
     const double epsilon = (double)gg_graph_node(graph, norm)->desc.epsilon;
     const float *w = weights;
+    const double spread = (double)element_of(variance, w, channel, 1);
+    /* As evaluation does: averages of rounded variances of about 0 may be a hair below it. */
     *scale = (double)element_of(parameter_of(graph, norm, GG_ROLE_SCALE, NULL), w, channel, 1) /
-             sqrt((double)element_of(variance, w, channel, 1) + epsilon);
+             sqrt((spread < 0 ? 0 : spread) + epsilon);
     *shift = (double)element_of(parameter_of(graph, norm, GG_ROLE_SHIFT, NULL), w, channel, 0) -
              *scale * (double)element_of(mean, w, channel, 0);
 }

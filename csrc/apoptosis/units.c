@@ -168,10 +168,23 @@ static void activate(search *s, int node) {
     }
 }
 
-/* How many windows hold one element, along both axes. */
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* How many windows hold one element at most, along both axes: of the elements of a window, which lie `dilation` apart,
+ * every so many are those of windows that begin `stride` apart. */
 static double windows_of_element(const gg_window *window) {
     double count = 1;
-    for (int i = 0; i < 2; i++) count *= (double)((window->kernel[i] + window->stride[i] - 1) / window->stride[i]);
+    for (int i = 0; i < 2; i++) {
+        const int64_t every = window->stride[i] / common_divisor(window->stride[i], window->dilation[i]);
+        count *= (double)((window->kernel[i] + every - 1) / every);
+    }
     return count;
 }
 
@@ -245,6 +258,14 @@ cleanup:
     return status;
 }
 
+/* Whether some of these elements are units of `more`. */
+static bool holds_units_of(search *s, const int *joined, int count, const outputs *more) {
+    for (int k = 0; more->axis == 0 && k < more->count; k++)
+        for (int i = 0; more->element[k] >= 0 && i < count; i++)
+            if (joined[i] >= 0 && root_of(s, joined[i]) == root_of(s, more->element[k])) return true;
+    return false;
+}
+
 /* Along the first axis. Where units lie along another one, their elements meet as in a sum. */
 static gg_status concatenate_outputs(search *s, int node) {
     gg_status status = GG_OK;
@@ -254,7 +275,8 @@ static gg_status concatenate_outputs(search *s, int node) {
     int at = 0;
     for (int k = 0; k < it->inputs; k++) {
         if (s->out[it->input[k]].axis > 0) {
-            const bool constants = s->out[it->input[k]].constants;
+            bool constants = true;
+            for (int i = 0; i < it->inputs; i++) constants = constants && s->out[it->input[i]].constants;
             GG_TRY(add_outputs(s, node));
             to->constants = constants && to->activation != GG_LAYER_COUNT;
             goto cleanup;
@@ -266,7 +288,10 @@ static gg_status concatenate_outputs(search *s, int node) {
         const int count = (int)gg_graph_node(s->graph, it->input[k])->shape.size[0];
         for (int i = 0; i < count; i++) to->element[at++] = from->axis == 0 ? from->element[i] : -1;
         if (from->axis < 0) continue;
-        const double gain = first ? from->gain : fmax(to->gain, from->gain);
+        /* The errors of a unit that is there twice add up; of several units each has its own. */
+        const bool again = !first && holds_units_of(s, to->element, at - count, from);
+        double gain = first ? from->gain : fmax(to->gain, from->gain);
+        if (again) gain = hypot(to->gain, from->gain);
         if (first) {
             to->rule = from->rule;
             to->activation = from->activation;
@@ -504,9 +529,13 @@ static void note_reader(search *s, int node) {
     const gg_unit_axis *in = &s->made->output[it->input[0]];
     const bool padded =
         it->desc.kind == GG_LAYER_CONV2D && (it->desc.window.padding[0] > 0 || it->desc.window.padding[1] > 0);
+    /* By Cauchy and Schwarz a sum over a window is at most the norm of its weights times that of what is in the window,
+     * and an element is in so many windows. */
+    const double gain =
+        it->desc.kind == GG_LAYER_CONV2D ? from->gain * sqrt(windows_of_element(&it->desc.window)) : from->gain;
     int first = 0;
-    const int count = gg_graph_layer_parameters(s->graph, it->layer, &first);
-    const int bias = it->desc.kind == GG_LAYER_LSTM ? 2 : 1;
+    (void)gg_graph_layer_parameters(s->graph, it->layer, &first);
+    const int bias = it->desc.kind == GG_LAYER_LSTM ? 2 : 1; /* behind the weights of an LSTM's first layer */
     for (int64_t i = 0; i < in->count; i++) {
         if (in->unit[i] < 0) continue;
         gg_unit_group *group = &s->made->group[s->made->group_of[in->unit[i]]];
@@ -514,8 +543,8 @@ static void note_reader(search *s, int node) {
         add_reader(group, from,
                    (gg_unit_reader){.node = node,
                                     .weight = first,
-                                    .bias = bias < count ? first + bias : -1,
-                                    .gain = from->gain,
+                                    .bias = it->desc.bias ? first + bias : -1,
+                                    .gain = gain,
                                     .constants = from->constants && !padded});
     }
 }

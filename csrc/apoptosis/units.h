@@ -36,8 +36,8 @@ typedef struct gg_unit_reader {
     int node;       /* LINEAR, CONV2D or LSTM */
     int weight;     /* the parameter whose axis 1 they are indices of */
     int bias;       /* the parameter to which a constant input can be added; -1: it has none */
-    double gain;    /* an error of the units' sums is at most so many times as large where it is read (2-norms over all
-                       places) */
+    double gain;    /* an error of the units' sums changes what the reader sums up at most by so much times the norm of
+                       its weights (2-norms over all places). Of an LSTM without what its recurrence makes of it */
     bool constants; /* a unit with the same sum everywhere is read as one number everywhere: no padding */
 } gg_unit_reader;
 

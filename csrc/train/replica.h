@@ -138,7 +138,8 @@ typedef struct gg_reshape {
 
 /* GG_ERROR_ARGUMENT, or GG_ERROR_UNSUPPORTED, for what gg_replica_reshape would refuse: the options of a strategy; in
  * the middle of an epoch other ranks that train, or a change of shuffle_samples, because each rank would then have
- * other samples than those that are left to it. Changes nothing. Not collective: the same on all ranks. */
+ * other samples than those that are left to it; where something is compressed, another strategy, other partners or
+ * other compressed parameters. Changes nothing. Not collective: the same on all ranks. */
 gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *how);
 /* Settles, and goes on with the next batch of the same epoch as `how` wants it: strategy, buckets, arenas and, for
  * another network, plans are made anew. Each rank has its own weights, moments and residues as before; moments that

@@ -112,6 +112,31 @@ cleanup:
     return status;
 }
 
+/* ---- what compression has not sent ---- */
+
+static bool has_unsent(const gg_replica *r) {
+    for (int i = 0; i < r->state.arenas; ++i)
+        if (r->state.arena[i].kind >= GG_ARENA_RESIDUE) return true;
+    return false;
+}
+
+static bool same_partners(const gg_schedule_options *a, const gg_schedule_options *b) {
+    if (a->topology != b->topology || a->rotate != b->rotate) return false;
+    if (a->topology != GG_TOPOLOGY_TABLE) return true;
+    return a->rows == b->rows && a->columns == b->columns &&
+           memcmp(a->table, b->table, (size_t)(a->rows * a->columns) * sizeof *a->table) == 0;
+}
+
+/* Whether residues, bases and copies of the one are those of the other: of the same quantity, for the same partners, of
+ * the same parameters. */
+static bool sends_alike(const gg_strategy_options *a, const gg_strategy_options *b) {
+    const gg_compression *x = &a->compression, *y = &b->compression;
+    return a->kind == b->kind && a->synchronous == b->synchronous && a->hierarchical == b->hierarchical &&
+           a->ranks_per_node == b->ranks_per_node && same_partners(&a->schedule, &b->schedule) &&
+           x->active == y->active && memcmp(x->bin, y->bin, sizeof x->bin) == 0 && x->dense_below == y->dense_below &&
+           x->dense_roles == y->dense_roles && x->selection == y->selection;
+}
+
 /* ---- the whole ---- */
 
 gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
@@ -128,6 +153,11 @@ gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
     if (strategy.bucket_bytes == 0) strategy.bucket_bytes = GG_DEFAULT_BUCKET_BYTES; /* chosen when it is made */
     if (strategy.chunk_bytes == 0) strategy.chunk_bytes = GG_DEFAULT_CHUNK_BYTES;
     GG_TRY(gg_strategy_check(&strategy, ranks));
+    if (has_unsent(r) && !sends_alike(&r->options.strategy, &strategy))
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "reshape: what %s has compressed and not sent yet would mean something else, or be lost, with %s as it "
+                "is wanted; allowed with compression: the same strategy, partners and compressed parameters",
+                gg_strategy_name(r->options.strategy.kind), gg_strategy_name(strategy.kind));
     if (r->data.loader != NULL && r->data.options.shard == GG_SHARD_OWN && divides_otherwise(r, &strategy))
         GG_FAIL(GG_ERROR_ARGUMENT, "reshape: every rank has brought samples of its own: all ranks train, and "
                                    "shuffle_samples is not allowed");

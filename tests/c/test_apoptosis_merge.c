@@ -258,6 +258,52 @@ static void test_bounds(void) {
     CHECK(filters > 50);
 }
 
+/* A convolution adds up the errors of neighbouring places. */
+static void test_windows(void) {
+    gg_graph *graph = begin_graph((gg_shape){3, {1, 6, 6}});
+    gg_units *units = NULL;
+    int at = add_simple(graph, GG_LAYER_TANH, "tanh", add_conv(graph, "hidden", 2, 1, 0, true, 0));
+    finish_graph(graph, add_conv(graph, "out", 1, 3, 0, false, at)); /* no bias: constants cannot be folded */
+    float *weights = random_arena(graph, 1), *bias = values_of(graph, weights, "hidden", ".bias");
+    float *out = values_of(graph, weights, "out", ".weight"), *own = values_of(graph, weights, "hidden", ".weight");
+    own[0] = own[1] = 0;
+    bias[0] = 0.1f;
+    bias[1] = 0.11f;
+    for (int i = 0; i < 18; i++) out[i] = 1;
+    CHECK_OK(gg_units_find(graph, &units));
+    gg_merges *merges = find_merges(graph, units, weights, 0.06, 1);
+    CHECK_INT(merges->count, 1);
+    float *whole = run_network(graph, weights, 1), *part = run_merged(graph, units, merges, weights, 1);
+    for (int n = 0; n < RUN_BATCH; n++) {
+        double error = 0;
+        for (int64_t i = n * 16; i < (n + 1) * 16; i++)
+            error += ((double)part[i] - (double)whole[i]) * ((double)part[i] - (double)whole[i]);
+        CHECK(error > 0 &&
+              sqrt(error) <= merges->bound[units->group_of[merges->merge[0].unit]] * input_norm(graph, 1, n, 1, 36));
+    }
+    free(whole);
+    free(part);
+    gg_merges_destroy(merges);
+    gg_free(weights);
+    gg_units_destroy(units);
+    gg_graph_destroy(graph);
+}
+
+/* Averages over the ranks may leave a variance of about zero a hair below it. */
+static void test_variances(void) {
+    gg_graph *graph = resnet();
+    gg_units *units = NULL;
+    float *weights = random_arena(graph, 4);
+    CHECK_OK(gg_units_find(graph, &units));
+    values_of(graph, weights, "a.bn1", ".running_var")[2] = -1e-3f;
+    gg_merges *merges = find_merges(graph, units, weights, 0, 1);
+    CHECK_INT(merges->count, 0);
+    gg_merges_destroy(merges);
+    gg_free(weights);
+    gg_units_destroy(units);
+    gg_graph_destroy(graph);
+}
+
 /* Dead, silent and saturated units; least; chosen groups; folding is the same for any arena. */
 static void test_options(void) {
     gg_graph *graph = mlp(GG_LAYER_RELU, 8);
@@ -374,6 +420,8 @@ int main(void) {
     test_planted(branches(), 5);
     test_planted(recurrent(), 5);
     test_bounds();
+    test_windows();
+    test_variances();
     test_options();
     test_heirs();
     test_gates();

@@ -73,10 +73,40 @@ static void test_gains(void) {
     gg_graph *graph = cifar_quick();
     gg_units *units = find(graph);
     const gg_unit_group *conv1 = group_named(units, graph, "conv1");
-    CHECK_NEAR(conv1->reader[0].gain, 2, 1e-12); /* one value is in 4 windows at most */
-    CHECK(!conv1->reader[0].constants);          /* conv2 is padded */
+    CHECK_NEAR(conv1->reader[0].gain, 10, 1e-12); /* one value is in 4 windows of pool1 at most, and in 25 of conv2 */
+    CHECK(!conv1->reader[0].constants);           /* conv2 is padded */
     CHECK_INT(conv1->rule, GG_UNIT_POSITIVE);
     CHECK_INT(group_named(units, graph, "ip1")->rule, GG_UNIT_LINEAR);
+    done(graph, units);
+
+    graph = begin_graph((gg_shape){3, {2, 9, 9}}); /* an even place is in all three windows that reach it */
+    gg_layer_desc pool = windowed(GG_LAYER_MAX_POOL2D, "pool", 0, 3, 2, 0);
+    pool.window.dilation[0] = pool.window.dilation[1] = 2;
+    int at = add_layer(graph, pool, add_conv(graph, "conv", 3, 1, 0, true, 0));
+    finish_graph(graph, add_linear(graph, "out", 2, add_simple(graph, GG_LAYER_FLATTEN, "flatten", at)));
+    units = find(graph);
+    CHECK_NEAR(group_named(units, graph, "conv")->reader[0].gain, 3, 1e-12);
+    done(graph, units);
+
+    graph = begin_graph((gg_shape){1, {4}}); /* both are read */
+    at = add_linear(graph, "a", 3, 0);
+    const int relu = add_simple(graph, GG_LAYER_RELU, "relu", at), odd = add_simple(graph, GG_LAYER_TANH, "tanh", at);
+    finish_graph(graph, add_linear(graph, "out", 2, add_join(graph, GG_LAYER_CONCAT, "cat", relu, odd)));
+    units = find(graph);
+    CHECK_NEAR(group_named(units, graph, "a")->reader[0].gain, sqrt(2), 1e-12);
+    done(graph, units);
+}
+
+/* What lies behind the weights of the first of several layers are those of the next one. */
+static void test_without_biases(void) {
+    gg_graph *graph = begin_graph((gg_shape){2, {5, 7}});
+    gg_layer_desc desc = layer(GG_LAYER_LSTM, "lstm");
+    desc.outputs = 3;
+    desc.layers = 2;
+    desc.bias = false;
+    finish_graph(graph, add_linear(graph, "out", 2, add_layer(graph, desc, add_linear(graph, "in", 6, 0))));
+    gg_units *units = find(graph);
+    CHECK_INT(group_named(units, graph, "in")->reader[0].bias, -1);
     done(graph, units);
 }
 
@@ -186,6 +216,7 @@ int main(void) {
     test_mlp();
     test_lenet();
     test_gains();
+    test_without_biases();
     test_resnet();
     test_branches();
     test_recurrent();
