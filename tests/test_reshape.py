@@ -379,7 +379,7 @@ def test_nothing_is_left_and_clock_and_trace_go_on():
 
 
 def changed(comm=None):
-    """Weights after an epoch of three strategies, as they are on every rank."""
+    """Weights after an epoch of three strategies, as they are on every rank. How many messages there are is tuned."""
     trainer = trainer_of(gg.GossipGraD(staleness=1), ranks=0, comm=comm)
     steps = begun(trainer)
     trainer.core.epoch(0)
@@ -388,7 +388,7 @@ def changed(comm=None):
         trainer.core.reshape(strategy=options_of(trainer, STRATEGIES[after]))
     assert trainer.core.run(steps) == steps
     counts = trainer.core.end_epoch()
-    found = [trainer.weights_sha256(), counts["samples"], counts["bytes_sent"], counts["messages_sent"]]
+    found = [trainer.weights_sha256(), counts["samples"], counts["bytes_sent"]]
     rank = trainer.rank
     trainer.close()
     return found, rank
