@@ -221,6 +221,17 @@ class Trainer:
         """Sets what carried() gave; {}: to zero."""
     def load_arena(self, name: str, arrays: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
         """None: every local rank. All names and shapes must fit."""
+    def resume_arena(
+        self,
+        name: str,
+        arrays: list[dict[str, NDArray[np.float32]]],
+        consensus: dict[str, NDArray[np.float32]] | None,
+        trained: int,
+        /,
+    ) -> None:
+        """arrays: one dict a local rank, of settled ones. Where the strategy gives all ranks the same weights and
+        moments, and these differ among the ranks, all load `consensus`, or where that is None the mean over the
+        first `trained` ranks. Collective."""
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
     def adopt_consensus(self) -> None:
         """All replicas become the consensus model, statistics included; moments stay each rank's. Collective."""

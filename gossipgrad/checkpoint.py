@@ -163,7 +163,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         # A rank has other partners; copies for them begin anew.
         parts = [{key: part[key] for key in part if key not in copies} for part in parts]
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
-    replicas.set_state(saved.step, parts, consensus)
+    replicas.set_state(saved.step, parts, consensus, strategies.from_settings(saved.settings).workers(saved.ranks))
     _restore_rate(replicas, saved)
     replicas.epoch = saved.epoch
     replicas.history.epochs = saved.epochs

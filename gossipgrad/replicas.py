@@ -427,15 +427,23 @@ class Replicas:
         parts = [self.rank_state(local) for local in range(self.team.local)]
         return self.core.step, parts, self.core.consensus_weights()
 
-    def set_state(self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays) -> None:
-        """Go on from what state() gave. A moment or residue that it does not have begins at zero. Collective."""
+    def set_state(
+        self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays, trained: int | None = None
+    ) -> None:
+        """Go on from what state() gave. A moment or residue that it does not have begins at zero. Collective.
+
+        Where the strategy gives all ranks the same weights, and those of the state differ, all go on from the consensus
+        weights and the mean of the moments of the first `trained` ranks (None: of all).
+        """
         core = self.core
+        core.settle()
         core.load_consensus(consensus)
+        zeros = {key: np.zeros_like(array) for key, array in consensus.items()}
+        for name, kind in core.arenas().items():
+            if kind != "gradient":
+                arrays = [part.get(name) or zeros for part in parts]
+                core.resume_arena(name, arrays, consensus if kind == "weight" else None, trained or self.size)
         for local, part in enumerate(parts):
-            for name, kind in core.arenas().items():
-                if kind != "gradient":
-                    zeros = {key: np.zeros_like(array) for key, array in part["weight"].items()}
-                    core.load_arena(name, part.get(name) or zeros, local)
             core.load_carried(part.get(CARRIED, {}), local)
         core.step = step
 

@@ -402,3 +402,73 @@ def test_mpi_gives_the_bits_of_the_virtual_cluster(mpirun):
     done = mpirun(3, script)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.strip().splitlines()[-1]) == changed(gg.VirtualCluster(3))[0]
+
+
+# ---- one state where replicas are equal by construction
+
+DIFFERING = ["gossip-1", "gossip-gradients", "none", "periodic", "push-sum", "elastic", "server"]
+EQUAL = {
+    "allreduce": [{}],
+    "layerwise": [{"bucket_bytes": 1, "chunk_bytes": 64}, {"bucket_bytes": 1 << 20, "chunk_bytes": 1 << 20}],
+    "overlapped": [
+        {"bucket_bytes": 1, "chunk_bytes": 64},
+        {"bucket_bytes": 300, "chunk_bytes": 256},
+        {"bucket_bytes": 1 << 20, "chunk_bytes": 1 << 20},
+    ],
+}
+
+
+@pytest.mark.parametrize("optimizer", [gg.SGD(lr=0.05, momentum=0.9), gg.Adam(lr=0.01)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("before", DIFFERING)
+def test_replicas_that_stay_equal_begin_from_one_state(before, optimizer):
+    """Whatever pieces they exchange and own, reshaped or resumed: consensus weights, and the mean of the moments."""
+    first = trainer_of(STRATEGIES[before], optimizer=optimizer)
+    steps = begun(first)
+    first.core.epoch(0)
+    first.core.run(5)
+    step, parts, consensus = first.state()
+    assert len(set(first.weights_sha256())) == 3
+    moments = {
+        name: {key: np.mean([part[name][key] for part in parts], 0, np.float64) for key in consensus}
+        for name, kind in first.core.arenas().items()
+        if kind == "moment"
+    }
+    first.close()
+    found = set()
+    for after, sizes in EQUAL.items():
+        for size in sizes:
+            reshaped = trainer_of(STRATEGIES[before], optimizer=optimizer)
+            begun(reshaped)
+            reshaped.core.epoch(0)
+            reshaped.core.run(5)
+            reshaped.core.reshape(strategy=options_of(reshaped, STRATEGIES[after]) | size)
+            loaded = trainer_of(STRATEGIES[after], optimizer=optimizer)
+            loaded.core.reshape(strategy=options_of(loaded, STRATEGIES[after]) | size)
+            begun(loaded)
+            loaded.set_state(step, parts, consensus)
+            loaded.core.epoch(0, 5)
+            for one in (reshaped, loaded):
+                for rank in range(3):
+                    weights = one.core.arena("weight", rank)
+                    assert all(np.array_equal(weights[key], consensus[key]) for key in consensus)
+                    for name, mean in moments.items():
+                        arrays = one.core.arena(name, rank)
+                        assert all(np.allclose(arrays[key], mean[key], 1e-5, 1e-7) for key in consensus)
+                assert one.core.run(steps) == steps
+                found.add(tuple(one.weights_sha256()))
+                one.close()
+    assert len(found) == 1 and len(set(found.pop())) == 1
+
+
+def test_a_checkpoint_of_gossip_resumed_by_a_strategy_whose_replicas_stay_equal(tmp_path):
+    x, y = images()
+    first = trainer_of(gg.GossipGraD(staleness=1))
+    first.fit(x, y, epochs=1, batch_size=BATCH)
+    first.save(tmp_path / "a.gg")
+    assert len(set(first.weights_sha256())) == 3
+    found = set()
+    for size in ({}, {"bucket_bytes": 1, "chunk_bytes": 64}):
+        second = trainer_of(gg.OverlappedAveraging(**size))
+        second.fit(x, y, epochs=2, batch_size=BATCH, resume=tmp_path / "a.gg")
+        found.add(tuple(second.weights_sha256()))
+    assert len(found) == 1 and len(set(found.pop())) == 1

@@ -115,6 +115,49 @@ static PyObject *load_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
     Py_RETURN_NONE;
 }
 
+/* The arrays of each local rank as whole arenas; false with an exception. */
+static bool read_arenas(const gg_py_trainer *t, PyObject *list, const char *name, float **whole) {
+    for (int i = 0; i < gg_team_local(t->team->team); ++i) {
+        if ((whole[i] = new_arena(t)) == NULL) return false;
+        if (gg_py_arena_load(t->graph->graph, PyList_GET_ITEM(list, i), name, whole[i]) != 0) return false;
+    }
+    return true;
+}
+
+static PyObject *resume_arena(PyObject *self, PyObject *args) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *list, *consensus_object, *result = NULL;
+    const char *name;
+    const int local = gg_team_local(t->team->team);
+    int place, trained;
+    gg_status status;
+    if (!PyArg_ParseTuple(args, "sO!Oi:resume_arena", &name, &PyList_Type, &list, &consensus_object, &trained))
+        return NULL;
+    if (PyList_GET_SIZE(list) != local || trained < 1 || trained > gg_team_size(t->team->team)) {
+        PyErr_Format(PyExc_ValueError, "resume_arena: arrays of %zd ranks, of which %d have trained; here are %d",
+                     PyList_GET_SIZE(list), trained, local);
+        return NULL;
+    }
+    if ((place = arena_place(t, name)) < 0) return NULL;
+    float *consensus = NULL, **whole = PyMem_Calloc((size_t)local + 1, sizeof *whole);
+    if (whole == NULL) return PyErr_NoMemory();
+    if (!read_arenas(t, list, name, whole)) goto cleanup;
+    if (consensus_object != Py_None && ((consensus = new_arena(t)) == NULL ||
+                                        gg_py_arena_load(t->graph->graph, consensus_object, "weights", consensus) != 0))
+        goto cleanup;
+    if (!gg_py_trainer_enter(t)) goto cleanup;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_resume(t->trainer, place, (const float *const *)whole, consensus, trained);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    result = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+cleanup:
+    for (int i = 0; i < local; ++i) PyMem_Free(whole[i]);
+    PyMem_Free(whole);
+    PyMem_Free(consensus);
+    return result;
+}
+
 static PyObject *py_trainer_carried(PyObject *self, PyObject *args) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     const gg_graph *graph = t->graph->graph;
@@ -254,6 +297,9 @@ PyMethodDef gg_py_trainer_state[] = {
     {"arenas", py_trainer_arenas, METH_NOARGS,
      "What a rank trains with: by name \"weight\", \"gradient\", \"moment\", \"residue\" or \"copy\"."},
     {"arena", GG_PY_KEYWORDS(py_trainer_arena), "Copies of a local rank's arena, by the parameters' names."},
+    {"resume_arena", resume_arena, METH_VARARGS,
+     "resume_arena($self, name, arrays, consensus, trained, /)\n--\n\n"
+     "Sets an arena of all local ranks to what they go on from, or to one state if the strategy wants one."},
     {"load_arena", GG_PY_KEYWORDS(load_arena), "Sets an arena of one local rank or of all."},
     {"consensus_weights", consensus_weights, METH_NOARGS,
      "The mean of the replicas, or the strategy's own model, by name."},

@@ -62,4 +62,4 @@ cleanup:
     return status;
 }
 
-const gg_strategy_type gg_strategy_allreduce = {.name = "allreduce", .create = allreduce_create};
+const gg_strategy_type gg_strategy_allreduce = {.name = "allreduce", .create = allreduce_create, .keeps_equal = true};

@@ -301,5 +301,8 @@ static gg_exchange_cost layerwise_cost(const gg_strategy_options *options, int r
         .copies = (p - 1) / p * 2 * gg_wire_part(options), .messages = 2 * (p - 1), .hops = 2, .at_end = true};
 }
 
-const gg_strategy_type gg_strategy_layerwise_allreduce = {
-    .name = "layerwise-allreduce", .check = layerwise_check, .create = layerwise_create_plain, .cost = layerwise_cost};
+const gg_strategy_type gg_strategy_layerwise_allreduce = {.name = "layerwise-allreduce",
+                                                          .check = layerwise_check,
+                                                          .create = layerwise_create_plain,
+                                                          .cost = layerwise_cost,
+                                                          .keeps_equal = true};

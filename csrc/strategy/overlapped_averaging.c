@@ -543,5 +543,8 @@ cleanup:
     return status;
 }
 
-const gg_strategy_type gg_strategy_overlapped_averaging = {
-    .name = "overlapped-averaging", .check = overlapped_check, .create = overlapped_create, .cost = overlapped_cost};
+const gg_strategy_type gg_strategy_overlapped_averaging = {.name = "overlapped-averaging",
+                                                           .check = overlapped_check,
+                                                           .create = overlapped_create,
+                                                           .cost = overlapped_cost,
+                                                           .keeps_equal = true};

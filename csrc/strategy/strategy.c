@@ -54,6 +54,8 @@ cleanup:
     return status;
 }
 
+bool gg_strategy_keeps_equal(gg_strategy_kind kind) { return types[kind]->keeps_equal; }
+
 int gg_strategy_workers(const gg_strategy_options *options, int size) {
     const gg_strategy_type *type = types[options->kind];
     return type->workers != NULL ? type->workers(options, size) : size;

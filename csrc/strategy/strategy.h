@@ -151,6 +151,8 @@ void gg_strategy_destroy(gg_strategy *strategy);
 const char *gg_strategy_name(gg_strategy_kind kind);
 /* How many of `size` ranks train: the first ones; the others are dedicated servers. Any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
+/* Whether all ranks have the same weights and moments after each step: they must begin with the same ones. */
+bool gg_strategy_keeps_equal(gg_strategy_kind kind);
 
 /* Where updates need norms of a rank's own gradients: measures them, all of them final, and calls ready for every
  * layer, from the last to the first. */

@@ -24,6 +24,9 @@ typedef struct gg_strategy_type {
     gg_exchange_cost (*cost)(const gg_strategy_options *options, int ranks, int moments);
     /* How many of `ranks` train, the first ones. Any options. NULL: all. */
     int (*workers)(const gg_strategy_options *options, int ranks);
+    /* All ranks have the same weights and moments after each step, if they had them before the first: they update with
+     * the same gradients, or each its own slices, which the others copy. */
+    bool keeps_equal;
 } gg_strategy_type;
 
 extern const gg_strategy_type gg_strategy_gossipgrad, gg_strategy_allreduce, gg_strategy_no_exchange,

@@ -119,6 +119,10 @@ gg_status gg_replica_settle(gg_replica *replica); /* collective */
 gg_status gg_replica_gather(gg_replica *replica, int arena, float *whole);
 /* Settled: sets the weights, or the slices that this rank owns of a moment. */
 void gg_replica_load(gg_replica *replica, int arena, const float *whole);
+/* gg_replica_load of what each rank goes on from. Where the strategy gives all ranks the same weights and moments
+ * (gg_strategy_keeps_equal), and the ranks are given different ones, all of them load the same: `consensus`, or where
+ * that is NULL the mean of what the first `trained` ranks are given. Settled. Collective. */
+gg_status gg_replica_resume(gg_replica *replica, int arena, const float *whole, const float *consensus, int trained);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
 
@@ -143,9 +147,10 @@ typedef struct gg_reshape {
 gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *how);
 /* Settles, and goes on with the next batch of the same epoch as `how` wants it: strategy, buckets, arenas and, for
  * another network, plans are made anew. Each rank has its own weights, moments and residues as before; moments that
- * were divided among the ranks are divided as the new strategy does it. Arenas that there were not before are zero. The
- * counts of the epoch, the trace and the state that layers carry go on. Checked. After a failure the replica can only
- * be destroyed. Collective. */
+ * were divided among the ranks are divided as the new strategy does it. All ranks have the consensus weights and the
+ * mean of the moments where they differ and the new strategy lets no rank's differ (gg_replica_resume). Arenas that
+ * there were not before are zero. The counts of the epoch, the trace and the state that layers carry go on. Checked.
+ * After a failure the replica can only be destroyed. Collective. */
 gg_status gg_replica_reshape(gg_replica *replica, const gg_reshape *how);
 /* False: a reshape has failed half-way, and there is nothing to train or to read. */
 bool gg_replica_is_whole(const gg_replica *replica);

@@ -9,6 +9,7 @@
 typedef struct whole_state {
     const gg_graph *graph; /* whose elements these are */
     int64_t step;
+    int trained; /* the first ranks, which have trained it */
     int arenas;
     gg_arena arena[GG_MOST_ARENAS]; /* `data` is this struct's, NULL for gradients */
     float *consensus;
@@ -26,6 +27,7 @@ static gg_status whole_read(gg_replica *r, whole_state *out) {
     const float *consensus = NULL;
     out->graph = r->options.graph;
     out->step = r->state.step;
+    out->trained = r->workers;
     GG_TRY(gg_replica_consensus(r, &consensus));
     GG_TRY(gg_alloc(bytes, "consensus weights", &out->consensus));
     memcpy(out->consensus, consensus, bytes);
@@ -61,7 +63,7 @@ cleanup:
     return status;
 }
 
-/* An arena that there was not before begins at zero. */
+/* An arena that there was not before begins at zero. Collective. */
 static gg_status whole_load(gg_replica *r, const whole_state *whole) {
     gg_status status = GG_OK;
     float *zeros = NULL;
@@ -72,7 +74,8 @@ static gg_status whole_load(gg_replica *r, const whole_state *whole) {
         if (r->state.arena[i].kind == GG_ARENA_GRADIENT) continue;
         for (int old = 0; old < whole->arenas; ++old)
             if (strcmp(whole->arena[old].name, r->state.arena[i].name) == 0) data = whole->arena[old].data;
-        gg_replica_load(r, i, data);
+        const float *consensus = r->state.arena[i].kind == GG_ARENA_WEIGHT ? whole->consensus : NULL;
+        GG_TRY(gg_replica_resume(r, i, data, consensus, whole->trained));
     }
     r->state.step = whole->step;
 cleanup:

@@ -39,6 +39,67 @@ cleanup:
 
 void gg_replica_load(gg_replica *r, int arena, const float *whole) { gg_strategy_load(r->strategy, arena, whole); }
 
+/* Memory for the consensus model, allocated on first use. */
+static gg_status make_consensus(gg_replica *r) {
+    gg_status status = GG_OK;
+    if (r->averaging != NULL) goto cleanup;
+    GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", &r->consensus));
+    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL,
+                               GG_COLLECTIVES_OWN, &r->averaging));
+cleanup:
+    return status;
+}
+
+/* Whether the bits are not the same on all ranks. Collective. */
+static gg_status ranks_differ(gg_replica *r, const float *whole, bool *differ) {
+    gg_status status = GG_OK;
+    gg_transport *transport = r->options.transport;
+    uint64_t own = 0xcbf29ce484222325u, *all = NULL; /* FNV-1a, of words */
+    *differ = false;
+    for (size_t i = 0; i < r->state.count; ++i) {
+        uint32_t word;
+        memcpy(&word, &whole[i], sizeof word);
+        own = (own ^ word) * 0x100000001b3u;
+    }
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "checksums of all ranks", &all));
+    GG_TRY(gg_allgather(transport, &own, sizeof own, all));
+    for (int i = 0; i < transport->size; ++i) *differ = *differ || all[i] != own;
+cleanup:
+    gg_free(all);
+    return status;
+}
+
+/* The mean over the first `ranks` ranks of what each gives, in the memory of the consensus model. Collective. */
+static gg_status mean_of(gg_replica *r, const float *whole, int ranks) {
+    gg_status status = GG_OK;
+    const int size = r->options.transport->size;
+    float *share = NULL;
+    GG_TRY(make_consensus(r));
+    GG_TRY(gg_calloc((size_t)size, sizeof *share, "shares", &share));
+    for (int i = 0; i < ranks && i < size; ++i) share[i] = 1.0f / (float)(ranks < size ? ranks : size);
+    memcpy(r->consensus, whole, r->state.count * sizeof(float));
+    GG_TRY(gg_allreduce_run(r->averaging, r->consensus, share));
+cleanup:
+    gg_free(share);
+    return status;
+}
+
+gg_status gg_replica_resume(gg_replica *r, int arena, const float *whole, const float *consensus, int trained) {
+    gg_status status = GG_OK;
+    const gg_arena_kind kind = r->state.arena[arena].kind;
+    bool differ = false;
+    if (gg_strategy_keeps_equal(r->options.strategy.kind) && (kind == GG_ARENA_WEIGHT || kind == GG_ARENA_MOMENT))
+        GG_TRY(gg_replica_at(r, "what the ranks go on from", ranks_differ(r, whole, &differ)));
+    if (differ && consensus == NULL) {
+        GG_TRY(gg_replica_at(r, "mean of the ranks' moments", mean_of(r, whole, trained)));
+        consensus = r->consensus;
+    }
+    gg_replica_load(r, arena, differ ? consensus : whole);
+cleanup:
+    if (status != GG_OK) r->failed = true;
+    return status;
+}
+
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
     gg_status status = GG_OK;
     if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
@@ -59,17 +120,6 @@ bool gg_replica_failed(const gg_replica *r) { return r->failed; }
 
 gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status) {
     return gg_error_prefix(status, "step %lld, %s: ", (long long)r->state.step, what);
-}
-
-/* Memory for the consensus model, allocated on first use. */
-static gg_status make_consensus(gg_replica *r) {
-    gg_status status = GG_OK;
-    if (r->averaging != NULL) goto cleanup;
-    GG_TRY(gg_message_alloc(r->options.transport, r->state.count * sizeof(float), "consensus weights", &r->consensus));
-    GG_TRY(gg_allreduce_create(r->options.transport, r->device, r->state.count, GG_TAG_ALLREDUCE, NULL,
-                               GG_COLLECTIVES_OWN, &r->averaging));
-cleanup:
-    return status;
 }
 
 /* The mean of the replicas that train. */

@@ -357,6 +357,24 @@ gg_status gg_trainer_gather(gg_trainer *t, int arena, int local, float *whole) {
                        &(gather_call){.trainer = t, .arena = arena, .receiver = local, .whole = whole});
 }
 
+typedef struct resume_call {
+    gg_trainer *trainer;
+    int arena, trained;
+    const float *const *whole; /* of each local rank */
+    const float *consensus;
+} resume_call;
+
+static gg_status trainer_resume(void *context, int local) {
+    const resume_call *c = context;
+    return gg_replica_resume(c->trainer->replica[local], c->arena, c->whole[local], c->consensus, c->trained);
+}
+
+gg_status gg_trainer_resume(gg_trainer *t, int arena, const float *const *whole, const float *consensus, int trained) {
+    return gg_team_run(
+        t->team, trainer_resume,
+        &(resume_call){.trainer = t, .arena = arena, .trained = trained, .whole = whole, .consensus = consensus});
+}
+
 typedef struct audit_call {
     gg_trainer *trainer;
     gg_sample_audit *audit;

@@ -48,6 +48,9 @@ gg_status gg_trainer_reshape(gg_trainer *trainer, const gg_reshape *how);
 bool gg_trainer_is_whole(const gg_trainer *trainer); /* gg_replica_is_whole of all local ranks */
 /* Settles, and copies an arena of a local rank, by its place in the state: all elements of it. */
 gg_status gg_trainer_gather(gg_trainer *trainer, int arena, int local, float *whole);
+/* gg_replica_resume of all ranks, which have settled; whole: one a local rank. */
+gg_status gg_trainer_resume(gg_trainer *trainer, int arena, const float *const *whole, const float *consensus,
+                            int trained);
 gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
 gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
 /* Copies the consensus weights into an arena of the caller. */
