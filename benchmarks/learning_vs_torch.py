@@ -2,11 +2,12 @@
 
     GOSSIPGRAD_DATA=../shared/data python benchmarks/learning_vs_torch.py higgs --seeds 3
     python benchmarks/learning_vs_torch.py resnet20 --epochs 5
+    python benchmarks/learning_vs_torch.py cifar_quick --seeds 2
     python benchmarks/learning_vs_torch.py char_lstm --steps 2000
 
 Needs PyTorch. Both sides start from gossipgrad's initial weights; the order of samples is drawn by each for itself.
-resnet20: CIFAR-10 with random crops and flips; char_lstm: tiny Shakespeare. Prints one line a run, and the mean of the
-differences.
+resnet20: CIFAR-10 with random crops and flips; cifar_quick: with Caffe's schedule; char_lstm: tiny Shakespeare.
+Prints one line a run, and the mean of the differences.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Problem:
             return x.long(), torch.from_numpy(y).long()
         shape = (-1,) + (1,) * (x.ndim - 2)
         scale, shift = (np.asarray(one, np.float32) for one in (data.scale, data.shift))
-        scale, shift = (one.reshape(shape) if one.ndim else one for one in (scale, shift))
+        scale, shift = (one.reshape(shape) if one.ndim == 1 else one for one in (scale, shift))
         y = torch.from_numpy(np.asarray(y))
         return x.float() * torch.from_numpy(scale) + torch.from_numpy(shift), self.target(y)
 
@@ -83,14 +84,14 @@ class Problem:
         module = self.module()
         start = {name: torch.from_numpy(array) for name, array in self.net().weights(self.seed).items()}
         module.load_state_dict(start, strict=False)
-        optimizer, mine = self.torch_optimizer(module.parameters()), self.optimizer()
+        optimizer, mine = self.torch_optimizer(module), self.optimizer()
         step = 0
         for epoch in range(self.epochs):
             module.train()
             order = torch.randperm(len(self.train)).numpy()
             for begin in range(0, len(order), self.batch):
                 for group in optimizer.param_groups:
-                    group["lr"] = mine.rate(step, self.steps())
+                    group["lr"] = group.get("factor", 1) * mine.rate(step, self.steps())
                 optimizer.zero_grad()
                 x, y = self.read(self.train, np.sort(order[begin : begin + self.batch]), epoch)
                 self.torch_loss(module(x), y).backward()
@@ -135,8 +136,8 @@ class Higgs(Problem):
     def optimizer(self):
         return gg.SGD(lr=0.05, momentum=0.9, weight_decay=5e-3, schedule=gg.schedules.Cosine())
 
-    def torch_optimizer(self, parameters):
-        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=5e-3)
+    def torch_optimizer(self, module):
+        return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-3)
 
     def target(self, y):
         return y.float().reshape(-1, 1)
@@ -174,8 +175,50 @@ class ResNet20(Problem):
     def optimizer(self):
         return gg.SGD(lr=0.1, momentum=0.9, weight_decay=1e-4, schedule=gg.schedules.Cosine())
 
-    def torch_optimizer(self, parameters):
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
+    def torch_optimizer(self, module):
+        return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+
+
+class CifarQuick(Problem):
+    """Accuracy on CIFAR-10 with Caffe's definition and schedule, as examples/cifar10_quick.py."""
+
+    default_epochs, batch = 10, 100
+
+    def sets(self):
+        take = self.arguments.take
+        train, test = (one[:take] for one in gg.data.load("cifar10", progress=False))
+        mean = train.samples.mean(axis=0)
+        return tuple(gg.Dataset(one.samples, one.targets, shift=-mean, name="cifar10") for one in (train, test))
+
+    def net(self):
+        return gg.models.cifar_quick(initial="caffe")
+
+    def module(self):
+        pool, nn = {"kernel_size": 3, "stride": 2, "ceil_mode": True}, torch.nn
+        return theirs.named(
+            conv1=nn.Conv2d(3, 32, 5, padding=2),
+            pool1=nn.MaxPool2d(**pool),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(32, 32, 5, padding=2),
+            relu2=nn.ReLU(),
+            pool2=nn.AvgPool2d(**pool),
+            conv3=nn.Conv2d(32, 64, 5, padding=2),
+            relu3=nn.ReLU(),
+            pool3=nn.AvgPool2d(**pool),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(1024, 64),
+            fc2=nn.Linear(64, 10),
+        )
+
+    def optimizer(self):
+        schedule = gg.schedules.StepDecay(every=max(4 * self.steps() // 5, 1))
+        return gg.SGD(lr=0.001, momentum=0.9, weight_decay=0.004, schedule=schedule)
+
+    def torch_optimizer(self, module):
+        biases = [one for name, one in module.named_parameters() if name.endswith("bias")]
+        weights = [one for name, one in module.named_parameters() if not name.endswith("bias")]
+        groups = [{"params": weights, "factor": 1}, {"params": biases, "factor": 2}]
+        return torch.optim.SGD(groups, lr=0.001, momentum=0.9, weight_decay=0.004)
 
 
 class CharLSTM(Problem):
@@ -200,8 +243,8 @@ class CharLSTM(Problem):
     def optimizer(self):
         return gg.Adam(lr=2e-3)
 
-    def torch_optimizer(self, parameters):
-        return torch.optim.Adam(parameters, lr=2e-3)
+    def torch_optimizer(self, module):
+        return torch.optim.Adam(module.parameters(), lr=2e-3)
 
     def figure(self, outputs, targets):
         return self.torch_loss(outputs, targets).item()
@@ -213,7 +256,7 @@ def gg_text() -> Path:
     return Path(os.environ["GOSSIPGRAD_DATA"]) / "shakespeare" / "input.txt"
 
 
-PROBLEMS = {"higgs": Higgs, "resnet20": ResNet20, "char_lstm": CharLSTM}
+PROBLEMS = {"higgs": Higgs, "resnet20": ResNet20, "cifar_quick": CifarQuick, "char_lstm": CharLSTM}
 
 
 def main() -> None:
@@ -222,7 +265,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs, of seeds 0, 1, ...")
     parser.add_argument("--epochs", type=int, help="default: the problem's")
     parser.add_argument("--steps", type=int, default=2000, help="of char_lstm")
-    parser.add_argument("--take", type=int, help="so many samples of resnet20's sets")
+    parser.add_argument("--take", type=int, help="so many samples of CIFAR-10's sets")
     parser.add_argument("--progress", action="store_true")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch; ours: OMP_NUM_THREADS")
     arguments = parser.parse_args()

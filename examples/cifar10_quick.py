@@ -22,7 +22,7 @@ given = parser.parse_args()
 
 train, test = gg.data.load("cifar10", given.data)
 train, test = train[: given.take], test[: given.take]
-mean = train.samples[:10000].mean(axis=(0, 2, 3))
+mean = train.samples.mean(axis=0)  # an image
 train, test = (gg.Dataset(one.samples, one.targets, shift=-mean, name="cifar10") for one in (train, test))
 
 steps = given.epochs * -(-len(train) // 100)

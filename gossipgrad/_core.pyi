@@ -86,8 +86,8 @@ class Dataset:
 
     samples, targets: a field, or a list of fields, one for each input and each target; targets None: only to predict.
     A field is an array (n, ...), or a dict with "array", or "shape" and "dtype" where the source reads it; of inputs
-    also "scale" and "shift", a float or float32 (channels,), and "tokens", true where the numbers stay what they are;
-    "classes", how many values integers have (0: any), and "ignored", one more that is allowed.
+    also "scale" and "shift", a float, float32 (channels,) or one of the shape of a sample, and "tokens", true where the
+    numbers stay what they are; "classes", how many values integers have (0: any), and "ignored", one more that is allowed.
     Inputs are uint8, int32 or float32, targets int32 or float32.
     scale, shift: of the first input. sample_weights: (n,) float32, what the loss of each sample counts; None: 1.
     rows: (n,) uint32, the place of each in the inputs, whose number then is free, and in the source; None: in their

@@ -379,6 +379,29 @@ def test_a_scale_for_each_channel():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("convolution", [True, False])
+def test_a_shift_for_each_element_subtracts_the_mean_image(dtype, convolution):
+    """Layouts of convolutions and of plain rows; a scale of channels beside it; a part of the set; wrong shapes."""
+    x = np.random.default_rng(0).integers(0, 256, (20, 3, 5, 7)).astype(dtype)
+    mean, scale = x.mean(axis=0), np.array([1 / 40, 1 / 50, 1 / 60], np.float32)
+    data = gg.Dataset(x, np.arange(20) % 2, scale, -mean * scale[:, None, None])
+    seen = np.concatenate(list(data.batches(7)))
+    np.testing.assert_allclose(seen, (x - mean) * scale[:, None, None], rtol=1e-4, atol=1e-5)
+    layers = [gg.Conv2d(4, 3)] if convolution else []
+    net = gg.Sequential([*layers, gg.Flatten(), gg.Linear(2)], input=(3, 5, 7))
+    losses = []
+    for given in (data[3:], gg.Dataset(seen[3:], data.targets[3:])):
+        with gg.Trainer(net, seed=1) as trainer:
+            losses.append(trainer.fit(given, epochs=2, batch_size=17, progress=False)["train_loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"shift: shape \(5, 7\) .* or an array of the shape of a sample, \(3, 5, 7\)"):
+        gg.Dataset(x, np.zeros(20), shift=mean[0])
+    mean[1, 2, 3] = np.inf
+    with pytest.raises(ValueError, match=r"shift\[1\] has inf at \[2, 3\]"):
+        gg.Dataset(x, np.zeros(20), shift=mean)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_memory_maps_are_not_copied(tmp_path, dtype):
     x = np.random.default_rng(0).integers(0, 9, (40, 5)).astype(dtype)
     np.save(tmp_path / "x.npy", x)

@@ -256,8 +256,8 @@ typedef struct gg_gather_args {
     int64_t n;             /* samples; the batch is padded with zeros where the layout pads */
     gg_dtype wanted;       /* GG_FLOAT32; or GG_INT32: the numbers of uint8 or int32, PLAIN */
     float scale, shift;    /* GG_FLOAT32: value = scale*element + shift */
-    int64_t channels;      /* > 0: the sample is so many equal runs, and each has its own: */
-    const float *scales;   /* a scale for each channel, then a shift for each; NULL where channels is 0 */
+    int64_t runs;          /* > 0: the sample is so many equal runs, and each has its own: */
+    const float *scales;   /* a scale for each run, then a shift for each; NULL where runs is 0 */
     gg_layout layout;      /* PLAIN or BATCH_LAST */
     void *out;
 } gg_gather_args;

@@ -78,13 +78,18 @@ static gg_status check_scales(const gg_field *field, const char *name) {
         GG_FAIL(GG_ERROR_ARGUMENT, "data set: %s: scale=%g, shift=%g: must be finite", name, (double)field->scale,
                 (double)field->shift);
     if (field->scales == NULL) goto cleanup;
-    const int64_t channels = field->shape.size[0];
-    GG_TRY(check_storage("scales", field->scales, GG_FLOAT32, 2 * channels, 1));
+    const int64_t runs = field->runs, channels = field->shape.size[0], values = gg_field_values(field);
+    if (runs != channels && runs != values)
+        GG_FAIL(GG_ERROR_SHAPE,
+                "data set: %s: scales of %" PRId64 " runs; must be those of %" PRId64 " channels or of %" PRId64
+                " values",
+                name, runs, channels, values);
+    GG_TRY(check_storage("scales", field->scales, GG_FLOAT32, 2 * runs, 1));
     const float *scales = gg_storage_data(field->scales);
-    for (int64_t c = 0; c < channels; ++c)
-        if (!isfinite(scales[c]) || !isfinite(scales[channels + c]))
-            GG_FAIL(GG_ERROR_ARGUMENT, "data set: %s: channel %" PRId64 " has scale=%g, shift=%g: must be finite", name,
-                    c, (double)scales[c], (double)scales[channels + c]);
+    for (int64_t i = 0; i < runs; ++i)
+        if (!isfinite(scales[i]) || !isfinite(scales[runs + i]))
+            GG_FAIL(GG_ERROR_ARGUMENT, "data set: %s: %s %" PRId64 " has scale=%g, shift=%g: must be finite", name,
+                    runs == channels ? "channel" : "value", i, (double)scales[i], (double)scales[runs + i]);
 cleanup:
     return status;
 }

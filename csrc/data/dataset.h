@@ -15,8 +15,9 @@ typedef struct gg_field {
     gg_shape shape;     /* of one sample; dims 0: a single number */
     bool tokens;        /* an input of numbers that are no quantities: read as int32 */
     float scale, shift; /* of an input that is no tokens */
-    gg_storage *scales; /* float32: a scale for each channel, the first axis of the shape, then as many shifts; NULL:
-                           scale and shift are those of all */
+    int64_t runs; /* with `scales`: the sample is so many equal runs, its channels (the first axis of the shape) or
+                     its single values */
+    gg_storage *scales; /* float32: a scale for each run, then as many shifts; NULL: scale and shift are those of all */
     int64_t classes;    /* of integers: allowed are first to classes - 1; 0: any */
     int64_t first;      /* 0 but for inputs that count something */
     bool ignores;       /* and `ignored`: a number that is no class */

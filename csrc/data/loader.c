@@ -322,7 +322,7 @@ static void read_input(gg_device *device, const chosen *c, int f, const gg_batch
         .n = c->n,
         .scale = field->scale,
         .shift = field->shift,
-        .channels = scales != NULL ? field->shape.size[0] : 0,
+        .runs = scales != NULL ? field->runs : 0,
         .scales = scales,
         .wanted = to->format.dtype,
         .layout = to->format.layout,

@@ -45,46 +45,69 @@ static PyArrayObject *field_array(PyObject *object, const int *allowed, const ch
 
 static gg_dtype dtype_of(int type) { return type == NPY_UINT8 ? GG_UINT8 : type == NPY_INT32 ? GG_INT32 : GG_FLOAT32; }
 
-/* One float32 number, or one a channel. */
-static int channel_numbers(PyObject *object, int64_t channels, const char *argument, float *out, bool *several) {
-    if (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 1) {
-        PyArrayObject *array = gg_py_array(object, NPY_FLOAT32, argument);
-        if (array == NULL) return -1;
-        const bool fits = PyArray_SIZE(array) == channels;
-        if (fits) memcpy(out, PyArray_DATA(array), (size_t)channels * sizeof *out);
-        else
-            PyErr_Format(PyExc_ValueError, "%s: %zd numbers; allowed: one, or one a channel, %lld of them", argument,
-                         PyArray_SIZE(array), (long long)channels);
-        Py_DECREF(array);
-        *several = true;
-        return fits ? 0 : -1;
+static bool is_shape(PyArrayObject *array, const gg_shape *shape) {
+    if (PyArray_NDIM(array) != shape->dims) return false;
+    for (int i = 0; i < shape->dims; ++i)
+        if (PyArray_DIM(array, i) != shape->size[i]) return false;
+    return true;
+}
+
+/* For how many runs of a sample a scale or shift has a number: 1, a number that is all of them; -1 with an exception.
+ */
+static int64_t count_runs(PyObject *object, const gg_shape *shape, const char *argument) {
+    if (object == NULL || !PyArray_Check(object) || PyArray_NDIM((PyArrayObject *)object) == 0) return 1;
+    PyArrayObject *array = (PyArrayObject *)object;
+    if ((PyArray_NDIM(array) == 1 && PyArray_SIZE(array) == shape->size[0]) || is_shape(array, shape))
+        return PyArray_SIZE(array);
+    PyErr_Format(PyExc_ValueError,
+                 "%s: an array of %zd numbers; allowed: one number, one a channel, %lld of them, or one for each value "
+                 "in the shape of a sample",
+                 argument, PyArray_SIZE(array), (long long)shape->size[0]);
+    return -1;
+}
+
+/* A number for each of `runs` runs from one that has `known` of them, a divisor of runs. */
+static int numbers_of_runs(PyObject *object, int64_t known, int64_t runs, const char *argument, float *out) {
+    if (object == NULL) return 0;
+    if (!PyArray_Check(object) || PyArray_NDIM((PyArrayObject *)object) == 0) {
+        const double one = PyFloat_AsDouble(object);
+        if (one == -1.0 && PyErr_Occurred()) return -1;
+        for (int64_t i = 0; i < runs; ++i) out[i] = (float)one;
+        return 0;
     }
-    const double one = PyFloat_AsDouble(object);
-    if (one == -1.0 && PyErr_Occurred()) return -1;
-    for (int64_t c = 0; c < channels; ++c) out[c] = (float)one;
+    PyArrayObject *array = gg_py_array(object, NPY_FLOAT32, argument);
+    if (array == NULL) return -1;
+    const float *numbers = PyArray_DATA(array);
+    for (int64_t i = 0; i < runs; ++i) out[i] = numbers[i / (runs / known)];
+    Py_DECREF(array);
     return 0;
 }
 
 static int field_scales(gg_field *field, PyObject *scale, PyObject *shift) {
-    bool several = false;
     gg_storage *scales = NULL;
-    const int64_t channels = field->shape.size[0];
     gg_storage_release(field->scales); /* of the field's own description */
     field->scales = NULL;
     field->scale = 1.0f;
-    if (channels < 1 || (scale == NULL && shift == NULL)) return 0; /* gg_dataset_check refuses such a shape */
-    gg_status status = gg_storage_create(2 * (size_t)channels * sizeof(float), "scales of channels", &scales);
+    for (int i = 0; i < field->shape.dims; ++i)
+        if (field->shape.size[i] < 1) return 0; /* gg_dataset_check refuses such a shape */
+    if (field->shape.dims < 1 || (scale == NULL && shift == NULL)) return 0;
+    const int64_t a = count_runs(scale, &field->shape, "scale"), b = count_runs(shift, &field->shape, "shift");
+    if (a < 0 || b < 0) return -1;
+    const int64_t runs = a > b ? a : b;
+    gg_status status = gg_storage_create(2 * (size_t)runs * sizeof(float), "scales", &scales);
     if (status != GG_OK) {
         gg_py_raise(status);
         return -1;
     }
     float *numbers = gg_storage_data(scales);
-    for (int64_t c = 0; c < channels; ++c) numbers[c] = 1.0f;
-    int result = scale != NULL ? channel_numbers(scale, channels, "scale", numbers, &several) : 0;
-    if (result == 0 && shift != NULL) result = channel_numbers(shift, channels, "shift", numbers + channels, &several);
+    for (int64_t i = 0; i < runs; ++i) numbers[i] = 1.0f;
+    memset(numbers + runs, 0, (size_t)runs * sizeof *numbers);
+    int result = numbers_of_runs(scale, a, runs, "scale", numbers);
+    if (result == 0) result = numbers_of_runs(shift, b, runs, "shift", numbers + runs);
     field->scale = numbers[0];
-    field->shift = numbers[channels];
-    if (result == 0 && several) field->scales = scales;
+    field->shift = numbers[runs];
+    field->runs = runs;
+    if (result == 0 && (a > 1 || b > 1)) field->scales = scales;
     else gg_storage_release(scales);
     return result;
 }

@@ -254,16 +254,18 @@ def weights_array(weights: Any, count: int, what: str = "sample_weight") -> NDAr
     return made
 
 
-Affine = float | NDArray[np.float32]  # one number, or one a channel
+Affine = float | NDArray[np.float32]  # one number, one a channel, or one for each element of a sample
 
 
 def affine(argument: str, value: Any, shape: Sequence[int]) -> Affine:
-    """A scale or shift of samples of this shape: a number, or float32 (channels,), one for each place of axis 0."""
+    """A scale or shift of samples of this shape: a number, or float32 (channels,), one for each place of axis 0, or
+    float32 of this shape."""
     array = np.asarray(value)
     if array.ndim == 0:
         return number(argument, value)
-    if array.dtype.kind not in "iuf" or not shape or array.shape != (shape[0],):
+    if array.dtype.kind not in "iuf" or not shape or array.shape not in ((shape[0],), tuple(shape)):
         wanted = f", or {shape[0]} of them, one a channel" if shape else ""
+        wanted += f", or an array of the shape of a sample, {tuple(shape)}" if len(shape) > 1 else ""
         raise ValueError(f"{argument}: shape {array.shape} of {array.dtype}; allowed: one number{wanted}")
     made = np.ascontiguousarray(array, np.float32)
     check_finite(made, argument)
@@ -273,7 +275,7 @@ def affine(argument: str, value: Any, shape: Sequence[int]) -> Affine:
 def along_channels(value: Affine, shape: Sequence[int]) -> Affine:
     """A scale or shift in the form in which NumPy applies it to samples (n, *shape), as float32."""
     if isinstance(value, np.ndarray):
-        return value.reshape(-1, *(1,) * (len(shape) - 1))
+        return value.reshape(-1, *(1,) * (len(shape) - 1)) if value.ndim == 1 else value
     return np.float32(value)  # type: ignore[return-value]
 
 
@@ -291,7 +293,8 @@ class Dataset:
                    when the set is used. None: the source gives them. For several outputs a tuple, or a dict by the
                    outputs' names.
     scale, shift   one number each, or one for each channel, (channels,): (x / 255 - mean) / deviation is
-                   scale=1 / (255 * deviation), shift=-mean / deviation. Of several inputs those of the first.
+                   scale=1 / (255 * deviation), shift=-mean / deviation. Or one for each element, an array of the shape
+                   of a sample: shift=-x.mean(axis=0) subtracts the mean image. Of several inputs those of the first.
     sample_weight  what the loss of each sample counts, (n,), at least 0; None: 1 each. In training and in validation.
 
     len(data); data[100:200], data[rows] with an array of sample numbers or of bools: parts of it. Parts, and those of

@@ -144,12 +144,12 @@ typedef struct scaling {
 } scaling;
 
 static void find_scaling(const gg_gather_args *args, int64_t value, scaling *out) {
-    const int64_t each = args->channels > 0 ? args->values / args->channels : 0;
+    const int64_t each = args->runs > 0 ? args->values / args->runs : 0;
     for (int64_t j = 0; j < L; ++j) {
         const int64_t at = value + j < args->values ? value + j : args->values - 1;
-        const int64_t channel = each > 0 ? at / each : 0;
-        out->scale[j] = each > 0 ? args->scales[channel] : args->scale;
-        out->shift[j] = each > 0 ? args->scales[args->channels + channel] : args->shift;
+        const int64_t run = each > 0 ? at / each : 0;
+        out->scale[j] = each > 0 ? args->scales[run] : args->scale;
+        out->shift[j] = each > 0 ? args->scales[args->runs + run] : args->shift;
     }
 }
 
@@ -202,13 +202,13 @@ static void gather_block(const gg_gather_args *args, const scaling *s, int64_t s
 }
 
 static void gather_plain(const gg_gather_args *args, int64_t begin, int64_t end) {
-    const int64_t runs = args->channels > 0 ? args->channels : 1, each = args->values / runs;
+    const int64_t runs = args->runs > 0 ? args->runs : 1, each = args->values / runs;
     for (int64_t s = begin; s < end; ++s)
-        for (int64_t c = 0; c < runs; ++c) {
-            const int64_t at = gather_row(args, s) * args->values + c * each;
-            const float scale = args->channels > 0 ? args->scales[c] : args->scale;
-            const float shift = args->channels > 0 ? args->scales[runs + c] : args->shift;
-            float *out = (float *)args->out + s * args->values + c * each;
+        for (int64_t r = 0; r < runs; ++r) {
+            const int64_t at = gather_row(args, s) * args->values + r * each;
+            const float scale = args->runs > 0 ? args->scales[r] : args->scale;
+            const float shift = args->runs > 0 ? args->scales[runs + r] : args->shift;
+            float *out = (float *)args->out + s * args->values + r * each;
             if (args->dtype == GG_UINT8) row_from_bytes(each, (const uint8_t *)args->rows + at, scale, shift, out);
             else if (args->dtype == GG_INT32)
                 row_from_numbers(each, (const int32_t *)args->rows + at, scale, shift, out);
