@@ -82,6 +82,7 @@ from gossipgrad.strategies import (  # noqa: E402
     PushGossip,
     Strategy,
 )
+from gossipgrad.team import Team  # noqa: E402
 from gossipgrad.trainer import Trainer  # noqa: E402
 from gossipgrad.weights import read as read_weights  # noqa: E402
 
@@ -152,6 +153,7 @@ __all__ = [
     "Straggler",
     "Strategy",
     "Tanh",
+    "Team",
     "Trainer",
     "VirtualCluster",
     "__version__",

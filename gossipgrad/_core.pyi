@@ -75,6 +75,12 @@ class Team:
         """The same of bytes of one length on all ranks: uncounted, and never mixed up with another call's messages.
 
         timeout: where it is above 0 and shorter than the team's, in place of that."""
+    def messages(self, sends: Sequence[Sequence[tuple[int, Any]]], receives: Sequence[Sequence[tuple[int, Any]]]) -> None:
+        """One round of messages: of each local rank those that it sends and receives, as (peer, contiguous buffer).
+
+        Every message is listed by both sides, with the same bytes; none goes to its own rank."""
+    def counts(self) -> tuple[int, int, float]:
+        """Bytes and messages sent by ranks of this process, and the latest of their clocks in seconds."""
     def nodes(self, ranks_per_node: int = 0) -> tuple[int, int]:
         """How many nodes of how many ranks hierarchical gossip makes; 0: of the ranks that share memory."""
     def gather(self, data: bytes, /) -> list[bytes] | None:

@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, and shows what it says."""
+"""The notebooks run from top to bottom, and show what they say."""
 
 from __future__ import annotations
 
@@ -6,17 +6,38 @@ from pathlib import Path
 
 import pytest
 
-NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "gossip_in_a_notebook.ipynb"
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+
+
+def executed(name, folder):
+    """The outputs of all its cells."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    return [o for cell in notebook.cells for o in cell.get("outputs", [])]
+
+
+def test_gossip_in_ten_minutes(tmp_path):
+    outputs = executed("gossip_in_ten_minutes.ipynb", tmp_path)
+    assert sum("image/png" in o.get("data", {}) for o in outputs) == 2
+    lines = "".join(o.get("text", "") for o in outputs).splitlines()
+    last = next(line for line in lines if line.startswith("after step 3"))
+    assert float(last.split("distance ")[1].split(",")[0]) < 1e-12
+    solutions = [
+        [float(one) for one in line.split("[")[1].strip("]").split()]
+        for line in lines
+        if line.startswith(("gossip, rank", "least"))
+    ]
+    assert len(solutions) == 3
+    for one in solutions[:2]:
+        assert max(abs(a - b) for a, b in zip(one, solutions[2], strict=True)) < 0.02
 
 
 def test_the_notebook_runs(tmp_path):
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(notebook)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [o for cell in notebook.cells for o in cell.get("outputs", [])]
+    outputs = executed("gossip_in_a_notebook.ipynb", tmp_path)
     assert sum("image/png" in o.get("data", {}) for o in outputs) == 2
     assert sum("text/html" in o.get("data", {}) for o in outputs) == 2  # the network and a history as tables
     lines = "".join(o.get("text", "") for o in outputs).splitlines()

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "comm/collective.h"
+#include "comm/messages.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/stall.h"
 #include "comm/subgroup.h"
@@ -276,6 +277,111 @@ static PyObject *py_team_gather(PyObject *self, PyObject *data) {
     return result;
 }
 
+/* The messages of one local rank, and the buffers that their bytes are in. */
+typedef struct round_of_rank {
+    gg_message *messages;
+    Py_buffer *buffers;
+    int count;
+} round_of_rank;
+
+typedef struct py_round {
+    gg_team *team;
+    round_of_rank *ranks;
+    int local;
+} py_round;
+
+static gg_status round_run(void *context, int local) {
+    const py_round *r = context;
+    return gg_messages_exchange(gg_team_transport(r->team, local), r->ranks[local].messages, r->ranks[local].count);
+}
+
+static void round_free(py_round *r) {
+    for (int local = 0; r->ranks != NULL && local < r->local; ++local) {
+        for (int i = 0; i < r->ranks[local].count; ++i) PyBuffer_Release(&r->ranks[local].buffers[i]);
+        PyMem_Free(r->ranks[local].messages);
+        PyMem_Free(r->ranks[local].buffers);
+    }
+    PyMem_Free(r->ranks);
+}
+
+/* Adds the (peer, buffer) of a sequence to the messages of a rank that has room for them. -1 with an exception. */
+static int round_add(round_of_rank *rank, PyObject *sequence, bool received) {
+    for (Py_ssize_t i = 0; i < PySequence_Size(sequence); ++i) {
+        gg_message *message = &rank->messages[rank->count];
+        Py_buffer *buffer = &rank->buffers[rank->count];
+        PyObject *pair = PySequence_GetItem(sequence, i), *bytes;
+        bool good = pair != NULL && PyArg_ParseTuple(pair, "iO", &message->peer, &bytes) &&
+                    PyObject_GetBuffer(bytes, buffer, received ? PyBUF_WRITABLE : PyBUF_SIMPLE) == 0;
+        Py_XDECREF(pair);
+        if (!good) return -1;
+        rank->count++;
+        message->bytes = (size_t)buffer->len;
+        if (received) message->landing = buffer->buf;
+        else message->data = buffer->buf;
+    }
+    return 0;
+}
+
+static int round_of(round_of_rank *rank, PyObject *sends, PyObject *receives) {
+    if (sends == NULL || receives == NULL) return -1;
+    const Py_ssize_t s = PySequence_Size(sends), r = PySequence_Size(receives);
+    if (s < 0 || r < 0) return -1;
+    rank->messages = PyMem_Calloc((size_t)(s + r) + 1, sizeof *rank->messages);
+    rank->buffers = PyMem_Calloc((size_t)(s + r) + 1, sizeof *rank->buffers);
+    if (rank->messages == NULL || rank->buffers == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return round_add(rank, receives, true) < 0 || round_add(rank, sends, false) < 0 ? -1 : 0;
+}
+
+static PyObject *py_team_messages(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"sends", "receives", NULL};
+    PyObject *sends, *receives;
+    gg_status status = GG_OK;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:messages", names, &sends, &receives)) return NULL;
+    if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
+    py_round r = {.team = ((gg_py_team *)self)->team};
+    r.local = gg_team_local(r.team);
+    if (PySequence_Size(sends) != r.local || PySequence_Size(receives) != r.local)
+        return PyErr_Format(PyExc_ValueError, "messages: lists of %d entries are needed, one a rank of this process",
+                            r.local);
+    r.ranks = PyMem_Calloc((size_t)r.local, sizeof *r.ranks);
+    if (r.ranks == NULL) return PyErr_NoMemory();
+    for (int local = 0; local < r.local; ++local) {
+        PyObject *out = PySequence_GetItem(sends, local), *in = PySequence_GetItem(receives, local);
+        const int made = round_of(&r.ranks[local], out, in);
+        Py_XDECREF(out);
+        Py_XDECREF(in);
+        if (made < 0) {
+            round_free(&r);
+            return NULL;
+        }
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_team_run(r.team, round_run, &r);
+    Py_END_ALLOW_THREADS;
+    round_free(&r);
+    if (status != GG_OK) return gg_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_team_counts(PyObject *self, PyObject *unused) {
+    gg_team *team = ((gg_py_team *)self)->team;
+    long long bytes = 0, messages = 0;
+    double now = 0;
+    (void)unused;
+    if (gg_py_team_check_process((gg_py_team *)self) < 0) return NULL;
+    for (int local = 0; local < gg_team_local(team); ++local) {
+        gg_transport *transport = gg_team_transport(team, local);
+        const double clock = gg_transport_now(transport);
+        bytes += transport->bytes_sent;
+        messages += transport->messages_sent;
+        if (local == 0 || clock > now) now = clock;
+    }
+    return Py_BuildValue("LLd", bytes, messages, now);
+}
+
 static PyObject *py_team_nodes(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"ranks_per_node", NULL};
     int ranks_per_node = 0;
@@ -306,6 +412,9 @@ static PyMethodDef methods[] = {
      "Bytes of the root's process to all."},
     {"nodes", (PyCFunction)(void (*)(void))py_team_nodes, METH_VARARGS | METH_KEYWORDS,
      "How many nodes of how many ranks."},
+    {"messages", (PyCFunction)(void (*)(void))py_team_messages, METH_VARARGS | METH_KEYWORDS,
+     "messages($self, sends, receives)\n--\n\nOne round of messages of all ranks of this process."},
+    {"counts", py_team_counts, METH_NOARGS, "Bytes and messages sent by ranks of this process; the latest clock."},
     {"allgather", py_team_allgather, METH_O,
      "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
     {"agree", (PyCFunction)(void (*)(void))py_team_agree, METH_VARARGS | METH_KEYWORDS,
