@@ -79,6 +79,48 @@ def test_breaches_are_seen(name, text, word):
     assert any(word in b for b in breaches(name, text))
 
 
+# Rooms that see the arenas' layout of a network and nothing else of it, also through other headers.
+BLIND = "optim compress strategy".split()
+LAYOUT = "nn/arena_layout.h"
+
+
+def seen_headers(name: str, texts: Mapping[str, str]) -> set[str]:
+    """All headers that a file includes, or that these include."""
+    found: set[str] = set()
+    left = [name]
+    while left:
+        included = set(re.findall(r'^\s*#\s*include\s+"([^"]+)"', texts[left.pop()], re.M)) - found
+        found |= included
+        left += sorted(included)
+    return found
+
+
+def networks_seen(texts: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name}: sees {header}"
+        for name in texts
+        if name.split("/")[0] in BLIND
+        for header in sorted(seen_headers(name, texts))
+        if header.startswith("nn/") and header != LAYOUT
+    ]
+
+
+def test_strategies_see_layouts_and_no_networks():
+    texts = {path.relative_to(CSRC).as_posix(): path.read_text() for path in files()}
+    assert LAYOUT in seen_headers("strategy/strategy.h", texts)
+    assert networks_seen(texts) == []
+
+
+def test_a_strategy_that_sees_a_network_is_seen():
+    texts = {
+        "strategy/a.c": '#include "comm/b.h"\n#include "nn/arena_layout.h"\n',
+        "comm/b.h": '#include "nn/graph.h"\n',
+        "nn/graph.h": "",
+        LAYOUT: "",
+    }
+    assert networks_seen(texts) == ["strategy/a.c: sees nn/graph.h"]
+
+
 # ------------------------------------------------------------------------------------------------ symbols
 
 

@@ -28,39 +28,36 @@ cleanup:
 }
 
 /* The elements of a bin of this parameter; 0: it travels dense. */
-static int bin_of(const gg_compression *compression, const gg_parameter *parameter, gg_family family) {
+static int bin_of(const gg_compression *compression, const gg_parameter *parameter) {
     if (!compression->active || parameter->role == GG_ROLE_STATISTIC) return 0;
     if (compression->dense_roles & 1u << parameter->role) return 0;
     if (parameter->count < compression->dense_below) return 0;
-    const int bin = compression->bin[family];
+    const int bin = compression->bin[parameter->family];
     return parameter->count < (size_t)bin ? (int)parameter->count : bin;
 }
 
-bool gg_compression_packs(const gg_graph *graph, const gg_compression *compression) {
-    for (int i = 0; i < gg_graph_parameters(graph); ++i) {
-        const gg_parameter *parameter = gg_graph_parameter(graph, i);
-        if (bin_of(compression, parameter, gg_graph_family(graph, parameter->layer)) > 0) return true;
+bool gg_compression_packs(const gg_arena_layout *layout, const gg_compression *compression) {
+    for (int i = 0; i < layout->parameters; ++i) {
+        if (bin_of(compression, &layout->parameter[i]) > 0) return true;
     }
     return false;
 }
 
-gg_status gg_segments_create(const gg_graph *graph, const gg_compression *compression, gg_segments *out) {
+gg_status gg_segments_create(const gg_arena_layout *layout, const gg_compression *compression, gg_segments *out) {
     gg_status status = GG_OK;
-    const int parameters = gg_graph_parameters(graph), layers = gg_graph_layers(graph);
+    const int parameters = layout->parameters, layers = layout->layers;
     *out = (gg_segments){0};
     GG_TRY(gg_calloc((size_t)parameters, sizeof *out->segment, "segments", &out->segment));
     GG_TRY(gg_calloc((size_t)layers + 1, sizeof *out->first_of_layer, "segments of layers", &out->first_of_layer));
     for (int layer = 0; layer < layers; ++layer) {
-        const gg_family family = gg_graph_family(graph, layer);
-        int first;
-        const int count = gg_graph_layer_parameters(graph, layer, &first);
+        const gg_layer_place *place = &layout->layer[layer];
         out->first_of_layer[layer] = out->count;
-        for (int i = 0; i < count; ++i) {
-            const gg_parameter *parameter = gg_graph_parameter(graph, first + i);
+        for (int i = 0; i < place->parameters; ++i) {
+            const gg_parameter *parameter = &layout->parameter[place->first_parameter + i];
             out->segment[out->count++] = (gg_segment){.offset = parameter->offset,
                                                       .count = parameter->count,
-                                                      .bin = bin_of(compression, parameter, family),
-                                                      .family = family,
+                                                      .bin = bin_of(compression, parameter),
+                                                      .family = parameter->family,
                                                       .layer = layer,
                                                       .name = parameter->name};
         }

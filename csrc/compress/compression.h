@@ -1,5 +1,5 @@
 /* What is compressed and how: the options of AdaComp (Chen et al. 2017, arXiv 1712.02679), and the runs of the arenas
- * that they divide a network into. Pure functions of the graph and the options, so all ranks get the same.
+ * that they divide a network into. Pure functions of the layout and the options, so all ranks get the same.
  *
  *     G = R + dW                   residue plus new gradient
  *     H = G + (f - 1) dW           f is the factor
@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "nn/graph.h"
+#include "nn/arena_layout.h"
 
 /* What is sent of an element. */
 typedef enum gg_compression_mode {
@@ -49,10 +49,10 @@ typedef struct gg_segment {
     int bin;              /* elements of a bin, at most `count`; 0: dense */
     gg_family family;
     int layer;
-    const char *name; /* for messages; of gg_segments_create: the parameter's, in the graph */
+    const char *name; /* for messages; of gg_segments_create: the parameter's, in the layout */
 } gg_segment;
 
-/* All parameters of a graph in the order of the arenas. */
+/* All parameters of a layout in the order of the arenas. */
 typedef struct gg_segments {
     int count;
     gg_segment *segment;
@@ -77,12 +77,12 @@ void gg_compression_counts_subtract(gg_compression_counts *counts, const gg_comp
 /* Errors name the keyword, the value and what is allowed. Options that are not active are not looked at. */
 gg_status gg_compression_check(const gg_compression *compression);
 
-/* Whether the options send anything of this graph packed: false where every parameter travels dense. */
-bool gg_compression_packs(const gg_graph *graph, const gg_compression *compression);
+/* Whether the options send anything of this layout packed: false where every parameter travels dense. */
+bool gg_compression_packs(const gg_arena_layout *layout, const gg_compression *compression);
 
-/* The segments of a finished graph; with options that are not active all are dense. Freed by gg_segments_destroy, which
- * a zeroed `segments` may be given to as well. */
-gg_status gg_segments_create(const gg_graph *graph, const gg_compression *compression, gg_segments *out);
+/* The segments of a layout, which outlives them; with options that are not active all are dense. Freed by
+ * gg_segments_destroy, which a zeroed `segments` may be given to as well. */
+gg_status gg_segments_create(const gg_arena_layout *layout, const gg_compression *compression, gg_segments *out);
 void gg_segments_destroy(gg_segments *segments);
 
 #endif

@@ -40,6 +40,7 @@
 #ifndef GG_COMPRESS_PACKED_H
 #define GG_COMPRESS_PACKED_H
 
+#include "backend/backend.h"
 #include "compress/compression.h"
 
 /* A part's elements at most, since its bytes are counted in 32 bits. */

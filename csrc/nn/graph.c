@@ -15,12 +15,8 @@ struct gg_graph {
     gg_head head[GG_MAX_FIELDS];
     int layers;
     bool finished;
-    gg_parameter *parameter;
-    int parameters;
-    gg_slice *slice;      /* one a layer */
-    int *layer_node;      /* one a layer */
-    int *first_parameter; /* one a layer, and one behind the last */
-    size_t arena_count;
+    gg_arena_layout layout;
+    gg_tensor_desc *tensor; /* one a parameter */
 };
 
 static const gg_layer_type input_type = {.name = "input", .op = GG_OP_COUNT};
@@ -60,21 +56,6 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }
 const char *gg_layer_kind_name(gg_layer_kind kind) { return types[kind]->name; }
 
-const char *gg_family_name(gg_family family) {
-    static const char *const names[GG_FAMILY_COUNT] = {
-        [GG_FAMILY_OTHER] = "other",
-        [GG_FAMILY_CONV] = "conv",
-        [GG_FAMILY_LINEAR] = "linear",
-        [GG_FAMILY_RECURRENT] = "recurrent",
-    };
-    return names[family];
-}
-
-const char *gg_role_name(gg_role role) {
-    static const char *const names[GG_ROLE_COUNT] = {"weight", "bias", "scale", "shift", "statistic"};
-    return names[role];
-}
-
 gg_status gg_graph_create(gg_graph **out) {
     gg_status status = GG_OK;
     void *block = NULL;
@@ -88,10 +69,8 @@ cleanup:
 void gg_graph_destroy(gg_graph *graph) {
     if (graph == NULL) return;
     gg_free(graph->node);
-    gg_free(graph->parameter);
-    gg_free(graph->slice);
-    gg_free(graph->layer_node);
-    gg_free(graph->first_parameter);
+    gg_arena_layout_destroy(&graph->layout);
+    gg_free(graph->tensor);
     gg_free(graph);
 }
 
@@ -293,56 +272,55 @@ static int count_parameters(const gg_graph *graph) {
     return count;
 }
 
-/* Lays the parameters out in forward order. The rooms for them are already there, zeroed. */
-static void place_parameters(gg_graph *graph) {
-    size_t offset = 0;
-    int count = 0;
+/* Lists the parameters in forward order, `count` in all. */
+static gg_status place_parameters(gg_graph *graph, int count) {
+    enum { NAME = GG_NAME_LENGTH + GG_SUFFIX_LENGTH };
+    gg_status status = GG_OK;
+    gg_layer_place *layer = NULL;
+    gg_parameter *parameter = NULL;
+    char(*name)[NAME] = NULL;
+    int at = 0;
+    GG_TRY(gg_calloc((size_t)graph->layers + 1, sizeof *layer, "graph layers", &layer));
+    GG_TRY(gg_calloc((size_t)count + 1, sizeof *parameter, "graph parameters", &parameter));
+    GG_TRY(gg_calloc((size_t)count + 1, sizeof *name, "graph parameters", &name));
     for (int i = 0; i < graph->nodes; i++) {
         const gg_node *node = &graph->node[i];
         if (node->layer < 0) continue;
-        gg_parameter *made = &graph->parameter[count];
-        int n = types[node->desc.kind]->parameters(node, &graph->node[node->input[0]].shape, made);
-        graph->slice[node->layer].offset = offset;
-        graph->first_parameter[node->layer] = count;
-        count += n;
-        for (int k = 0; k < n; k++) {
-            gg_parameter *parameter = &made[k];
-            char suffix[GG_SUFFIX_LENGTH];
-            snprintf(suffix, sizeof suffix, "%.*s", GG_SUFFIX_LENGTH - 1, parameter->name);
-            snprintf(parameter->name, sizeof parameter->name, "%.*s%s", GG_NAME_LENGTH - 1, node->desc.name, suffix);
-            const bool added = parameter->role == GG_ROLE_BIAS || parameter->role == GG_ROLE_SHIFT;
-            parameter->lr_factor = added ? node->lr.bias : node->lr.weight;
-            parameter->decay_factor = added ? node->decay.bias : node->decay.weight;
-            parameter->count = (size_t)gg_shape_count(&parameter->shape);
-            parameter->offset = offset;
-            parameter->layer = node->layer;
-            offset += (size_t)gg_lanes_padded((int64_t)parameter->count);
+        const gg_layer_type *type = types[node->desc.kind];
+        /* One that is applied to each position of a sample has as many inputs as positions. */
+        layer[node->layer] = (gg_layer_place){
+            .name = node->desc.name, .partitionable = node->desc.kind == GG_LAYER_LINEAR && node->shape.dims == 1};
+        const int n = type->parameters(node, &graph->node[node->input[0]].shape, &graph->tensor[at]);
+        for (int k = 0; k < n; k++, at++) {
+            const gg_tensor_desc *tensor = &graph->tensor[at];
+            const bool added = tensor->role == GG_ROLE_BIAS || tensor->role == GG_ROLE_SHIFT;
+            snprintf(name[at], NAME, "%s%s", node->desc.name, tensor->name);
+            parameter[at] = (gg_parameter){.name = name[at],
+                                           .role = tensor->role,
+                                           .family = type->family,
+                                           .lr_factor = added ? node->lr.bias : node->lr.weight,
+                                           .decay_factor = added ? node->decay.bias : node->decay.weight,
+                                           .shape = tensor->shape,
+                                           .layer = node->layer};
         }
-        graph->slice[node->layer].count = offset - graph->slice[node->layer].offset;
-        graph->layer_node[node->layer] = i;
     }
-    graph->first_parameter[graph->layers] = count;
-    graph->parameters = count;
-    graph->arena_count = offset;
+    GG_TRY(gg_arena_layout_create(layer, graph->layers, parameter, count, &graph->layout));
+cleanup:
+    gg_free(layer);
+    gg_free(parameter);
+    gg_free(name);
+    return status;
 }
 
 gg_status gg_graph_finish(gg_graph *graph, int heads, const gg_head *head) {
     gg_status status = GG_OK;
-    const size_t layers = (size_t)graph->layers + 1; /* at least one, so that there are arrays */
     if (graph->finished) GG_FAIL(GG_ERROR_STATE, "the graph is already finished");
     if (graph->inputs == 0) GG_FAIL(GG_ERROR_STATE, "the graph has no input");
     GG_TRY(check_heads(graph, heads, head));
-    /* Those of a finish that failed before. */
-    gg_free(graph->parameter);
-    gg_free(graph->slice);
-    gg_free(graph->layer_node);
-    gg_free(graph->first_parameter);
-    GG_TRY(gg_calloc((size_t)count_parameters(graph) + 1, sizeof *graph->parameter, "graph parameters",
-                     &graph->parameter));
-    GG_TRY(gg_calloc(layers, sizeof *graph->slice, "graph layers", &graph->slice));
-    GG_TRY(gg_calloc(layers, sizeof *graph->layer_node, "graph layers", &graph->layer_node));
-    GG_TRY(gg_calloc(layers, sizeof *graph->first_parameter, "graph layers", &graph->first_parameter));
-    place_parameters(graph);
+    const int parameters = count_parameters(graph);
+    gg_free(graph->tensor); /* of a finish that failed before */
+    GG_TRY(gg_calloc((size_t)parameters + 1, sizeof *graph->tensor, "graph parameters", &graph->tensor));
+    GG_TRY(place_parameters(graph, parameters));
     memcpy(graph->head, head, (size_t)heads * sizeof *head);
     graph->heads = heads;
     graph->finished = true;
@@ -380,29 +358,33 @@ gg_integers gg_graph_integers(const gg_graph *graph, int i) {
     return graph->node[graph->input[i]].dtype == GG_INT32 ? readable_integers(graph, graph->input[i]) : any;
 }
 
-int gg_graph_parameters(const gg_graph *graph) { return graph->parameters; }
-const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter) { return &graph->parameter[parameter]; }
-int gg_graph_layers(const gg_graph *graph) { return graph->layers; }
-const gg_slice *gg_graph_layer(const gg_graph *graph, int layer) { return &graph->slice[layer]; }
+const gg_arena_layout *gg_graph_layout(const gg_graph *graph) { return &graph->layout; }
+const gg_tensor_desc *gg_graph_tensor(const gg_graph *graph, int parameter) { return &graph->tensor[parameter]; }
+int gg_graph_parameters(const gg_graph *graph) { return graph->layout.parameters; }
+const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter) {
+    return &graph->layout.parameter[parameter];
+}
+int gg_graph_layers(const gg_graph *graph) { return graph->layout.layers; }
+const gg_slice *gg_graph_layer(const gg_graph *graph, int layer) {
+    return gg_arena_layout_slice(&graph->layout, layer);
+}
 
 int gg_graph_layer_parameters(const gg_graph *graph, int layer, int *first) {
-    *first = graph->first_parameter[layer];
-    return graph->first_parameter[layer + 1] - *first;
+    *first = graph->layout.layer[layer].first_parameter;
+    return graph->layout.layer[layer].parameters;
 }
 
-size_t gg_graph_arena_count(const gg_graph *graph) { return graph->arena_count; }
+size_t gg_graph_arena_count(const gg_graph *graph) { return graph->layout.count; }
 
-const char *gg_graph_layer_name(const gg_graph *graph, int layer) {
-    return graph->node[graph->layer_node[layer]].desc.name;
-}
+const char *gg_graph_layer_name(const gg_graph *graph, int layer) { return graph->layout.layer[layer].name; }
 
 gg_family gg_graph_family(const gg_graph *graph, int layer) {
-    return types[graph->node[graph->layer_node[layer]].desc.kind]->family;
+    return graph->layout.parameter[graph->layout.layer[layer].first_parameter].family;
 }
 
 int64_t gg_graph_parameter_count(const gg_graph *graph) {
     int64_t count = 0;
-    for (int i = 0; i < graph->parameters; i++) count += (int64_t)graph->parameter[i].count;
+    for (int i = 0; i < graph->layout.parameters; i++) count += (int64_t)graph->layout.parameter[i].count;
     return count;
 }
 

@@ -6,6 +6,7 @@
 #define GG_NN_GRAPH_H
 
 #include "backend/backend.h"
+#include "nn/arena_layout.h"
 
 #define GG_NAME_LENGTH 64
 
@@ -44,19 +45,6 @@ typedef enum gg_layer_kind {
 
 /* "conv2d"; kind < GG_LAYER_COUNT. */
 const char *gg_layer_kind_name(gg_layer_kind kind);
-
-/* What the weights of a layer do, for options that differ by it: windows over a sample, products with whole vectors,
- * products that are repeated in time, anything else. */
-typedef enum gg_family {
-    GG_FAMILY_OTHER = 0,
-    GG_FAMILY_CONV,
-    GG_FAMILY_LINEAR,
-    GG_FAMILY_RECURRENT,
-    GG_FAMILY_COUNT
-} gg_family;
-
-/* "other", "conv", "linear" or "recurrent"; family < GG_FAMILY_COUNT. */
-const char *gg_family_name(gg_family family);
 
 typedef enum gg_init_kind {
     GG_INIT_DEFAULT = 0,    /* PyTorch's: uniform +-1/sqrt(fan_in), for weight and bias */
@@ -110,19 +98,6 @@ typedef struct gg_layer_desc {
     gg_dtype dtype; /* INPUT: FLOAT32, or INT32 for tokens */
 } gg_layer_desc;
 
-/* What a parameter is for. Optimisers treat roles in their own ways (optim/optim.h). */
-typedef enum gg_role {
-    GG_ROLE_WEIGHT = 0, /* multiplies inputs */
-    GG_ROLE_BIAS,       /* is added to outputs */
-    GG_ROLE_SCALE,      /* of a normalisation */
-    GG_ROLE_SHIFT,      /* of a normalisation */
-    GG_ROLE_STATISTIC,  /* not trained: a running mean of what the batches show. Its layer's backward pass writes as its
-                           gradient what is to be subtracted from it */
-    GG_ROLE_COUNT
-} gg_role;
-
-const char *gg_role_name(gg_role role); /* "weight"; role < GG_ROLE_COUNT */
-
 /* What multiplies an optimiser's learning rate or weight decay: of the roles that multiply, weight and scale, and of
  * those that are added, bias and shift. */
 typedef struct gg_factors {
@@ -138,27 +113,6 @@ typedef struct gg_node {
     gg_dtype dtype; /* of its output, as the graph means it: FLOAT32 or INT32. Plans may store FLOAT32 narrower */
     int layer;      /* number among the layers with parameters, in node order; -1: has none */
 } gg_node;
-
-/* The longest suffix of a parameter's name, as ".weight_ih_l0", with its closing zero. */
-#define GG_SUFFIX_LENGTH 32
-
-/* One tensor of a layer. Its place in an arena is in float32 elements. */
-typedef struct gg_parameter {
-    char name[GG_NAME_LENGTH + GG_SUFFIX_LENGTH]; /* "conv1.weight" */
-    gg_role role;
-    float lr_factor, decay_factor; /* multiply the optimiser's learning rate and weight decay */
-    gg_shape shape;
-    size_t offset, count;
-    int layer;
-    int64_t fan_in, fan_out;
-    gg_init init;
-} gg_parameter;
-
-/* The slice of every arena that belongs to one layer: begins and ends at multiples of GG_LANES elements;
- * the padding behind each parameter is zero in every arena, always. */
-typedef struct gg_slice {
-    size_t offset, count;
-} gg_slice;
 
 /* An output that a loss may see. */
 typedef struct gg_head {
@@ -199,7 +153,9 @@ int gg_graph_input(const gg_graph *graph, int i); /* the i-th of them, in the or
 /* After finish: */
 int gg_graph_heads(const gg_graph *graph);
 const gg_head *gg_graph_head(const gg_graph *graph, int head);
-int gg_graph_output(const gg_graph *graph); /* the main head's node; -1: not finished */
+int gg_graph_output(const gg_graph *graph);                    /* the main head's node; -1: not finished */
+const gg_arena_layout *gg_graph_layout(const gg_graph *graph); /* owned by the graph */
+/* Of the layout: */
 int gg_graph_parameters(const gg_graph *graph);
 const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter);
 int gg_graph_layers(const gg_graph *graph);
@@ -208,7 +164,8 @@ const gg_slice *gg_graph_layer(const gg_graph *graph, int layer);
 int gg_graph_layer_parameters(const gg_graph *graph, int layer, int *first);
 const char *gg_graph_layer_name(const gg_graph *graph, int layer);
 gg_family gg_graph_family(const gg_graph *graph, int layer);
-size_t gg_graph_arena_count(const gg_graph *graph);             /* float32 elements of an arena, padding included */
+size_t gg_graph_arena_count(const gg_graph *graph); /* float32 elements of an arena, padding included */
+
 int64_t gg_graph_parameter_count(const gg_graph *graph);        /* numbers in all parameters, without padding */
 int64_t gg_graph_node_carried(const gg_graph *graph, int node); /* float32 numbers of state that its layer carries
                                                                    from batch to batch for each sample; 0: none */

@@ -9,19 +9,18 @@ static void fill_uniform(const gg_random_key *key, size_t n, double bound, float
     gg_random_uniform(key, n, (float)-bound, (float)bound, out);
 }
 
-static void init_fill(const gg_parameter *parameter, const gg_random_key *key, float *out) {
-    size_t n = parameter->count;
-    double in = (double)parameter->fan_in, both = in + (double)parameter->fan_out;
-    switch (parameter->init.kind) {
+static void init_fill(const gg_tensor_desc *tensor, const gg_random_key *key, size_t n, float *out) {
+    double in = (double)tensor->fan_in, both = in + (double)tensor->fan_out;
+    switch (tensor->init.kind) {
     case GG_INIT_XAVIER_UNIFORM: fill_uniform(key, n, sqrt(6 / both), out); break;
     case GG_INIT_XAVIER_NORMAL: gg_random_normal(key, n, 0, (float)sqrt(2 / both), out); break;
     case GG_INIT_HE_UNIFORM: fill_uniform(key, n, sqrt(6 / in), out); break;
     case GG_INIT_HE_NORMAL: gg_random_normal(key, n, 0, (float)sqrt(2 / in), out); break;
     case GG_INIT_CAFFE_XAVIER: fill_uniform(key, n, sqrt(3 / in), out); break;
-    case GG_INIT_UNIFORM: fill_uniform(key, n, parameter->init.value, out); break;
-    case GG_INIT_NORMAL: gg_random_normal(key, n, 0, parameter->init.value, out); break;
+    case GG_INIT_UNIFORM: fill_uniform(key, n, tensor->init.value, out); break;
+    case GG_INIT_NORMAL: gg_random_normal(key, n, 0, tensor->init.value, out); break;
     case GG_INIT_CONSTANT:
-        for (size_t i = 0; i < n; i++) out[i] = parameter->init.value;
+        for (size_t i = 0; i < n; i++) out[i] = tensor->init.value;
         break;
     case GG_INIT_DEFAULT:
     case GG_INIT_COUNT: fill_uniform(key, n, 1 / sqrt(in), out); break;
@@ -33,6 +32,6 @@ void gg_graph_initialise(const gg_graph *graph, uint64_t seed, float *weights) {
     for (int i = 0; i < gg_graph_parameters(graph); i++) {
         const gg_parameter *parameter = gg_graph_parameter(graph, i);
         gg_random_key key = {.seed = seed, .purpose = GG_RANDOM_WEIGHTS, .rank = 0, .step = (uint64_t)i};
-        init_fill(parameter, &key, weights + parameter->offset);
+        init_fill(gg_graph_tensor(graph, i), &key, parameter->count, weights + parameter->offset);
     }
 }

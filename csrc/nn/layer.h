@@ -9,6 +9,21 @@
 #define GG_MAX_WINDOW ((int64_t)1 << 24)
 #define GG_MAX_BATCH ((int64_t)1 << 24)
 
+/* The longest suffix of a parameter's name, as ".weight_ih_l0", with its closing zero. */
+#define GG_SUFFIX_LENGTH 32
+
+/* One tensor of a layer, before it has a place in the arenas (gg_parameter). */
+typedef struct gg_tensor_desc {
+    char name[GG_SUFFIX_LENGTH];
+    gg_role role;
+    gg_shape shape;
+    int64_t fan_in, fan_out;
+    gg_init init;
+} gg_tensor_desc;
+
+/* Of a finished graph's parameter. */
+const gg_tensor_desc *gg_graph_tensor(const gg_graph *graph, int parameter);
+
 /* Functions that fail leave the layer's name to their caller. NULL: nothing to check, have, count or describe. */
 typedef struct gg_layer_type {
     const char *name; /* "conv2d", for messages */
@@ -23,7 +38,7 @@ typedef struct gg_layer_type {
     gg_status (*infer)(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out);
     /* Returns how many tensors the layer has, and writes them in order where `out` is not NULL: name (a suffix, as
      * ".weight"), role, shape, fans and initialiser, into zeroed entries. */
-    int (*parameters)(const gg_node *node, const gg_shape *input, gg_parameter *out);
+    int (*parameters)(const gg_node *node, const gg_shape *input, gg_tensor_desc *out);
     int64_t (*macs)(const gg_node *node, const gg_shape *input);
     /* NULL: 0. How many float32 numbers of state a sample carries from batch to batch. */
     int64_t (*carried)(const gg_node *node, const gg_shape *input);

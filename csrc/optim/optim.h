@@ -3,7 +3,7 @@
 #define GG_OPTIM_OPTIM_H
 
 #include "backend/backend.h"
-#include "nn/graph.h"
+#include "nn/arena_layout.h"
 #include "optim/state.h"
 
 typedef enum gg_schedule_kind {

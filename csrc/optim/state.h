@@ -1,4 +1,4 @@
-/* What one rank trains: a list of arenas with names, in the graph's order, zeroed at creation. */
+/* What one rank trains: a list of arenas with names, laid out alike (nn/arena_layout.h), zeroed at creation. */
 #ifndef GG_OPTIM_STATE_H
 #define GG_OPTIM_STATE_H
 

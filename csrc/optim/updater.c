@@ -10,16 +10,16 @@ static bool updated_alike(const gg_group *a, const gg_group *b) {
            a->decay_factor == b->decay_factor;
 }
 
-gg_status gg_updater_create(const gg_graph *graph, const gg_optimizer *optimizer, gg_updater *out) {
+gg_status gg_updater_create(const gg_arena_layout *layout, const gg_optimizer *optimizer, gg_updater *out) {
     gg_status status = GG_OK;
-    const int parameters = gg_graph_parameters(graph);
+    const int parameters = layout->parameters;
     *out = (gg_updater){.optimizer = optimizer};
     GG_TRY(gg_calloc((size_t)parameters + 1, sizeof *out->group, "groups of parameters", &out->group));
     for (int i = 0; i < parameters; ++i) {
-        const gg_parameter *p = gg_graph_parameter(graph, i);
+        const gg_parameter *p = &layout->parameter[i];
         gg_group *last = out->groups > 0 ? &out->group[out->groups - 1] : NULL;
         gg_group group = {.begin = p->offset, .statistic = p->role == GG_ROLE_STATISTIC, .clip = 1, .ratio = 1};
-        group.end = i + 1 < parameters ? gg_graph_parameter(graph, i + 1)->offset : gg_graph_arena_count(graph);
+        group.end = i + 1 < parameters ? layout->parameter[i + 1].offset : layout->count;
         if (!group.statistic) {
             group.adapts = optimizer->kind == GG_OPTIMIZER_LARS && !(optimizer->no_adaptation & 1u << p->role);
             group.lr_factor = p->lr_factor;

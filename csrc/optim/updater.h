@@ -1,4 +1,4 @@
-/* Applies an optimiser to the arenas of a graph: any run of elements, cut where the parameters' groups change. */
+/* Applies an optimiser to the arenas: any run of elements, cut where the parameters' groups change. */
 #ifndef GG_OPTIM_UPDATER_H
 #define GG_OPTIM_UPDATER_H
 
@@ -15,7 +15,7 @@ typedef struct gg_group {
     double ratio; /* multiplies the learning rate: LARS's trust ratio */
 } gg_group;
 
-/* The groups of a graph for one optimiser, in the order of the arenas; neighbours that are alike are one. */
+/* The groups of a layout for one optimiser, in the order of the arenas; neighbours that are alike are one. */
 typedef struct gg_updater {
     const gg_optimizer *optimizer;
     gg_group *group;
@@ -24,7 +24,7 @@ typedef struct gg_updater {
 } gg_updater;
 
 /* The optimiser must outlive it; its rate may change between steps. */
-gg_status gg_updater_create(const gg_graph *graph, const gg_optimizer *optimizer, gg_updater *out);
+gg_status gg_updater_create(const gg_arena_layout *layout, const gg_optimizer *optimizer, gg_updater *out);
 void gg_updater_destroy(gg_updater *updater);
 
 /* The group of an element of the arenas. */

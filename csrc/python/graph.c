@@ -288,7 +288,7 @@ static PyObject *compressed_parameters(PyObject *self, PyObject *options) {
     gg_segments segments;
     if (!is_finished(self) || gg_py_compression(options, &compression) < 0) return NULL;
     gg_status status = gg_compression_check(&compression);
-    if (status == GG_OK) status = gg_segments_create(graph, &compression, &segments);
+    if (status == GG_OK) status = gg_segments_create(gg_graph_layout(graph), &compression, &segments);
     if (status != GG_OK) return gg_py_raise(status);
     PyObject *dict = PyDict_New();
     for (int i = 0; dict != NULL && i < segments.count; ++i) {

@@ -13,24 +13,24 @@ size_t gg_chunk_elements(size_t chunk_bytes) {
 }
 
 /* The first layer of the run that ends at `last`: adds layers towards the front until they have enough bytes. */
-static int first_layer_of(const gg_graph *graph, int last, size_t bucket_bytes) {
+static int first_layer_of(const gg_arena_layout *layout, int last, size_t bucket_bytes) {
     size_t bytes = 0;
     int first = last;
     for (;; --first) {
-        bytes += gg_graph_layer(graph, first)->count * sizeof(float);
+        bytes += gg_arena_layout_slice(layout, first)->count * sizeof(float);
         if (bytes >= bucket_bytes || first == 0) return first;
     }
 }
 
-gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out) {
+gg_status gg_buckets_create(const gg_arena_layout *layout, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out) {
     gg_status status = GG_OK;
-    int layers = gg_graph_layers(graph);
+    int layers = layout->layers;
     size_t chunk = gg_chunk_elements(chunk_bytes);
     gg_buckets made = {0};
 
     for (int last = layers - 1; last >= 0;) {
-        int first = first_layer_of(graph, last, bucket_bytes);
-        const gg_slice *a = gg_graph_layer(graph, first), *b = gg_graph_layer(graph, last);
+        int first = first_layer_of(layout, last, bucket_bytes);
+        const gg_slice *a = gg_arena_layout_slice(layout, first), *b = gg_arena_layout_slice(layout, last);
         made.count++;
         made.chunk_count += chunks_of(b->offset + b->count - a->offset, chunk);
         last = first - 1;
@@ -42,8 +42,8 @@ gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t c
 
     int bucket = made.count, chunk_end = made.chunk_count;
     for (int last = layers - 1; last >= 0;) {
-        int first = first_layer_of(graph, last, bucket_bytes);
-        const gg_slice *a = gg_graph_layer(graph, first), *b = gg_graph_layer(graph, last);
+        int first = first_layer_of(layout, last, bucket_bytes);
+        const gg_slice *a = gg_arena_layout_slice(layout, first), *b = gg_arena_layout_slice(layout, last);
         size_t end = b->offset + b->count;
         int n = chunks_of(end - a->offset, chunk);
         --bucket;

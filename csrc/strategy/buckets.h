@@ -27,7 +27,7 @@ typedef struct gg_buckets {
 size_t gg_chunk_elements(size_t chunk_bytes);
 /* Joins layers from the last to the first, the order in which gradients become final, until a bucket holds at least
  * bucket_bytes; the layers left at the front are a bucket of their own. */
-gg_status gg_buckets_create(const gg_graph *graph, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out);
+gg_status gg_buckets_create(const gg_arena_layout *layout, size_t bucket_bytes, size_t chunk_bytes, gg_buckets *out);
 /* Cuts every bucket into `slices` runs of whole lanes of about equal size, and these into chunks. Slice s of bucket b
  * is bucket b * slices + s of `out`, and has the bucket's layers; it is empty where there are more slices than lanes.
  * `out` has no bucket_of_layer and counts no layers. */

@@ -397,7 +397,7 @@ static bool centre_asks(const gg_centre *s) { return (s->head.step + 1) % s->per
 
 gg_status gg_centre_ready(gg_strategy *strategy, int layer) {
     gg_centre *s = (gg_centre *)strategy;
-    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    const gg_slice *slice = gg_arena_layout_slice(strategy->env.layout, layer);
     int bucket = s->buckets.bucket_of_layer[layer];
     gg_strategy_update(strategy, slice->offset, slice->count, gg_state_gradients(strategy->env.state) + slice->offset);
     return gg_buckets_layer_ready(&s->buckets, layer) && centre_asks(s) ? centre_ask(s, bucket) : GG_OK;
@@ -597,8 +597,8 @@ static gg_status make_packing(gg_centre *s) {
     gg_status status = GG_OK;
     const gg_compression none = {0};
     size_t most = 0, scratch = 0;
-    GG_TRY(gg_segments_create(s->head.env.graph, &s->compression, &s->segments));
-    GG_TRY(gg_segments_create(s->head.env.graph, &none, &s->whole));
+    GG_TRY(gg_segments_create(s->head.env.layout, &s->compression, &s->segments));
+    GG_TRY(gg_segments_create(s->head.env.layout, &none, &s->whole));
     count_from_chunks(s, &s->segments);
     count_from_chunks(s, &s->whole);
     for (int chunk = 0; chunk < s->buckets.chunk_count; ++chunk) {
@@ -656,11 +656,11 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     s->packs = residue != 0;
     if (s->packs) { /* bins and scales do not cross messages */
         s->compression = options->compression;
-        GG_TRY(gg_buckets_create(env->graph, part < options->bucket_bytes ? part : options->bucket_bytes, SIZE_MAX,
+        GG_TRY(gg_buckets_create(env->layout, part < options->bucket_bytes ? part : options->bucket_bytes, SIZE_MAX,
                                  &s->buckets));
         GG_TRY(make_packing(s));
     } else {
-        GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes,
+        GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes,
                                  part < options->chunk_bytes ? part : options->chunk_bytes, &s->buckets));
     }
     GG_TRY(place_messages(s));

@@ -75,7 +75,7 @@ struct gg_centre {
     bool base_known; /* the base goes with the weights; else these have been loaded without it */
     bool introduces; /* the servers do not know the base */
     gg_compression compression;
-    gg_segments segments, whole; /* of the graph, offsets from their chunks on; and the same, all dense */
+    gg_segments segments, whole; /* of the layout, offsets from their chunks on; and the same, all dense */
     gg_packing packing;
     gg_compression_counts counts;
     float *target; /* a chunk: what a base is to become */

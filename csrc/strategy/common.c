@@ -35,7 +35,7 @@ static void list_arenas(gg_state *state, const gg_optimizer *optimizer, unsigned
 
 unsigned gg_residue_wanted(const gg_strategy_options *options, const gg_strategy_env *env) {
     const bool sends = options->compression.active && env->transport->size > 1;
-    return sends && gg_compression_packs(env->graph, &options->compression) ? GG_WITH_RESIDUE : 0;
+    return sends && gg_compression_packs(env->layout, &options->compression) ? GG_WITH_RESIDUE : 0;
 }
 
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
@@ -94,7 +94,7 @@ void gg_strategy_measure(gg_strategy *strategy, const float *gradients) {
 gg_status gg_strategy_ready_all(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
-    for (int layer = gg_graph_layers(strategy->env.graph) - 1; layer >= 0; --layer) {
+    for (int layer = strategy->env.layout->layers - 1; layer >= 0; --layer) {
         GG_TRY(strategy->table->ready(strategy, layer));
         GG_TRY(strategy->table->poll(strategy));
     }
@@ -103,7 +103,7 @@ cleanup:
 }
 
 gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer) {
-    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    const gg_slice *slice = gg_arena_layout_slice(strategy->env.layout, layer);
     gg_strategy_update(strategy, slice->offset, slice->count, gg_state_gradients(strategy->env.state) + slice->offset);
     return GG_OK;
 }
@@ -138,14 +138,14 @@ void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) {
 }
 
 gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status) {
-    const gg_graph *graph = strategy->env.graph;
+    const gg_arena_layout *layout = strategy->env.layout;
     if (status == GG_OK) return status;
     return gg_error_prefix(status, "step %lld, layers '%s' to '%s': ", (long long)strategy->step,
-                           gg_graph_layer_name(graph, first_layer), gg_graph_layer_name(graph, last_layer));
+                           layout->layer[first_layer].name, layout->layer[last_layer].name);
 }
 
 gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status) {
-    return gg_strategy_at(strategy, 0, gg_graph_layers(strategy->env.graph) - 1, status);
+    return gg_strategy_at(strategy, 0, strategy->env.layout->layers - 1, status);
 }
 
 void gg_strategy_destroy(gg_strategy *strategy) {

@@ -27,10 +27,8 @@ static gg_status at_layer(const gg_fc_exchange *x, const gg_fc *fc, gg_status st
 
 /* ---- which layers ---- */
 
-static const gg_parameter *fc_weight_of(const gg_graph *graph, int layer) {
-    int i = 0;
-    while (gg_graph_parameter(graph, i)->layer != layer) ++i;
-    return gg_graph_parameter(graph, i);
+static const gg_parameter *fc_weight_of(const gg_arena_layout *layout, int layer) {
+    return &layout->parameter[layout->layer[layer].first_parameter];
 }
 
 static gg_slice lanes_of(const gg_parameter *weight) {
@@ -65,14 +63,11 @@ static bool fc_cheaper(const gg_parameter *weight, int ranks, double samples, si
 void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, size_t size, gg_slice *separate) {
     int ranks = env->transport->size;
     if (ranks == 1 || choice == GG_PARTITION_NONE) return;
-    for (int i = 0; i < gg_graph_nodes(env->graph); ++i) {
-        const gg_node *node = gg_graph_node(env->graph, i);
-        /* One that is applied to each position of a sample would send as many inputs and errors as positions. */
-        if (node->desc.kind != GG_LAYER_LINEAR || node->shape.dims != 1) continue;
-        const gg_parameter *weight = fc_weight_of(env->graph, node->layer);
+    for (int layer = 0; layer < env->layout->layers; ++layer) {
+        if (!env->layout->layer[layer].partitionable) continue;
+        const gg_parameter *weight = fc_weight_of(env->layout, layer);
         /* No step has less than one sample of each rank. */
-        if (choice == GG_PARTITION_ALL || fc_cheaper(weight, ranks, ranks, size))
-            separate[node->layer] = lanes_of(weight);
+        if (choice == GG_PARTITION_ALL || fc_cheaper(weight, ranks, ranks, size)) separate[layer] = lanes_of(weight);
     }
 }
 
@@ -80,7 +75,7 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, size_t
 
 static gg_status create_one(gg_fc_exchange *x, gg_fc *fc, const gg_partition *partition) {
     gg_status status = GG_OK;
-    const gg_parameter *weight = fc_weight_of(x->owner->env.graph, fc->layer);
+    const gg_parameter *weight = fc_weight_of(x->owner->env.layout, fc->layer);
     size_t p = (size_t)ranks_of(x);
     int64_t rows = 0;
     fc->out = weight->shape.size[0];
@@ -101,7 +96,7 @@ cleanup:
 gg_status gg_fc_create(gg_strategy *owner, gg_partition_fc choice, size_t size, const gg_slice *separate,
                        const gg_partition *partition, int tag, gg_fc_exchange *out) {
     gg_status status = GG_OK;
-    int layers = gg_graph_layers(owner->env.graph), count = 0;
+    int layers = owner->env.layout->layers, count = 0;
     for (int layer = 0; layer < layers; ++layer) count += separate[layer].count > 0;
     *out = (gg_fc_exchange){.owner = owner, .choice = choice, .size = size, .tag = tag};
     if (tag + GG_FC_WHATS * count > GG_TAG_LIMIT)
@@ -193,7 +188,7 @@ gg_status gg_fc_begin(gg_fc_exchange *x) {
     }
     for (int i = 0; i < x->count; ++i) {
         gg_fc *fc = &x->fc[i];
-        fc->partitioned = x->choice == GG_PARTITION_ALL || fc_cheaper(fc_weight_of(x->owner->env.graph, fc->layer),
+        fc->partitioned = x->choice == GG_PARTITION_ALL || fc_cheaper(fc_weight_of(x->owner->env.layout, fc->layer),
                                                                       ranks_of(x), (double)samples, x->size);
         if (!fc->partitioned) continue;
         x->partitioned[fc->layer] = true;

@@ -35,5 +35,5 @@ void gg_flight_end(const gg_flight *flight, gg_strategy *owner, const char *name
 }
 
 void gg_flight_end_all(const gg_flight *flight, gg_strategy *owner, const char *name) {
-    gg_flight_end(flight, owner, name, 0, gg_graph_layers(owner->env.graph) - 1);
+    gg_flight_end(flight, owner, name, 0, owner->env.layout->layers - 1);
 }

@@ -14,7 +14,7 @@ static void count_pieces(gg_gossip *gossip) {
         for (int layer = bucket->first_layer; layer <= bucket->last_layer; ++layer)
             for (int i = bucket->first_chunk; i < bucket->end_chunk; ++i) {
                 gg_chunk piece;
-                if (gg_gossip_piece(gossip, i, gg_graph_layer(gossip->head.env.graph, layer), &piece))
+                if (gg_gossip_piece(gossip, i, gg_arena_layout_slice(gossip->head.env.layout, layer), &piece))
                     gossip->pieces[i]++;
             }
     }
@@ -27,7 +27,7 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     gossip->codec = gg_codec_of(options->wire);
     GG_TRY(gg_schedule_create(&options->schedule, env->transport->size, env->seed, &gossip->schedule));
     if (!options->push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
-    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
+    GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
     gossip->slices = options->slices > 1 ? options->slices : 1;
     GG_TRY(gg_buckets_slice(&gossip->buckets, options->chunk_bytes, gossip->slices, &gossip->sliced));
     if (gossip->slices > 1 && gossip->sliced.chunk_count > MOST_SLICED)

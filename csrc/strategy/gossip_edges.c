@@ -323,10 +323,10 @@ cleanup:
 
 /* A wait that lasts is reported with its layers. */
 static gg_status edges_wait(gossip_edges *g, int bucket, gg_request *request) {
-    const gg_graph *graph = g->gossip.head.env.graph;
+    const gg_arena_layout *layout = g->gossip.head.env.layout;
     const char **layers = g->gossip.head.env.transport->waits_for;
-    layers[0] = gg_graph_layer_name(graph, bucket_at(g, bucket)->first_layer);
-    layers[1] = gg_graph_layer_name(graph, bucket_at(g, bucket)->last_layer);
+    layers[0] = layout->layer[bucket_at(g, bucket)->first_layer].name;
+    layers[1] = layout->layer[bucket_at(g, bucket)->last_layer].name;
     gg_status status = gg_strategy_wait(&g->gossip.head, request);
     layers[0] = layers[1] = NULL;
     return edges_at_bucket(g, bucket, status);
@@ -489,8 +489,8 @@ gg_status gg_gossip_edges_create(const gg_strategy_options *options, const gg_st
     GG_TRY(gg_buckets_check_tags(&g->gossip.buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(find_edges(g));
     GG_TRY(gg_calloc((size_t)g->edges + 1, sizeof *g->known, "edges", &g->known));
-    GG_TRY(gg_segments_create(env->graph, &g->compression, &g->packed));
-    GG_TRY(gg_segments_create(env->graph, &nothing, &g->whole));
+    GG_TRY(gg_segments_create(env->layout, &g->compression, &g->packed));
+    GG_TRY(gg_segments_create(env->layout, &nothing, &g->whole));
     g->packing = (gg_packing){.compression = &g->compression, .device = env->device, .counts = &g->counts};
     GG_TRY(create_messages(g));
     GG_TRY(gg_state_create(env, 0));

@@ -151,7 +151,7 @@ static gg_status gossip_gradients_ready(gg_strategy *strategy, int layer) {
     gossip_gradients *g = (gossip_gradients *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    const gg_slice *slice = gg_arena_layout_slice(strategy->env.layout, layer);
     const bool exchanges = gg_gossip_exchanges(&g->gossip);
 
     if (gg_buckets_untouched(&g->gossip.buckets, bucket)) GG_TRY(gossip_gradients_prepare(g, bucket));
@@ -172,7 +172,7 @@ static gg_status gossip_gradients_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
     if (!gg_updater_measures(strategy->env.updater)) goto cleanup;
-    for (int layer = gg_graph_layers(strategy->env.graph) - 1; layer >= 0; --layer)
+    for (int layer = strategy->env.layout->layers - 1; layer >= 0; --layer)
         GG_TRY(gossip_gradients_need(strategy, layer));
     gg_strategy_measure(strategy, g->gradients);
     gossip_gradients_update(g, strategy->step, &(gg_chunk){0, strategy->env.state->count}, g->gradients);
@@ -207,7 +207,7 @@ static gg_status gossip_gradients_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gossip_gradients *g = (gossip_gradients *)strategy;
     if (!gossip_gradients_stale(g)) {
-        for (int layer = 0; layer < gg_graph_layers(strategy->env.graph); ++layer)
+        for (int layer = 0; layer < strategy->env.layout->layers; ++layer)
             GG_TRY(gossip_gradients_need(strategy, layer));
     } else {
         for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)

@@ -250,7 +250,7 @@ static gg_status push_sum_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_push_sum *g = (gossip_push_sum *)strategy;
     const int bucket = g->gossip.buckets.bucket_of_layer[layer];
-    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    const gg_slice *slice = gg_arena_layout_slice(strategy->env.layout, layer);
     const size_t end = slice->offset + slice->count;
     if (gg_buckets_untouched(&g->gossip.buckets, bucket)) GG_TRY(push_sum_prepare(g, bucket));
     for (size_t at = slice->offset; at < end;) {

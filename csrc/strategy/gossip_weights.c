@@ -208,7 +208,7 @@ static gg_status gossip_weights_ready(gg_strategy *strategy, int layer) {
     gossip_weights *g = (gossip_weights *)strategy;
     gg_gossip *gossip = &g->gossip;
     const int bucket = gossip->buckets.bucket_of_layer[layer];
-    const gg_slice *slice = gg_graph_layer(strategy->env.graph, layer);
+    const gg_slice *slice = gg_arena_layout_slice(strategy->env.layout, layer);
     const size_t end = slice->offset + slice->count;
 
     if (gg_buckets_untouched(&gossip->buckets, bucket)) GG_TRY(gossip_weights_prepare(g, bucket));

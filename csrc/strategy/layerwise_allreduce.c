@@ -96,7 +96,7 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
     const float *share = s->gossip != NULL ? s->node_share : strategy->share;
     if (!gg_buckets_layer_ready(&s->buckets, layer)) goto cleanup;
     /* All ranks must start reductions in one order; MPI matches collectives by their order alone. The backward pass
-     * goes through the graph from its end on every rank, whatever kernels it has there, so buckets are complete in
+     * goes through the layers from the last on every rank, whatever kernels it has there, so buckets are complete in
      * descending order. */
     if (bucket >= s->started)
         GG_FAIL(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket, s->started);
@@ -254,7 +254,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     float *residue = hierarchical ? NULL : gg_state_residue(env->state);
     if (residue != NULL) s->head.compression_counts = &s->counts;
     /* A packed message is a bucket: bins cross no message, and small messages are worth no cut. */
-    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes,
+    GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes,
                              residue != NULL ? env->state->count * sizeof(float) : options->chunk_bytes, &s->buckets));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", &s->next));

@@ -217,7 +217,7 @@ static void add_sources(overlapped_averaging *s, size_t offset, size_t count) {
 static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part *own) {
     enum { BLOCK = 32768 }; /* elements */
     const gg_strategy_env *env = &s->head.env;
-    size_t weight = gg_graph_layer(env->graph, fc->layer)->offset; /* the first parameter of its layer */
+    size_t weight = gg_arena_layout_slice(env->layout, fc->layer)->offset; /* the first parameter of its layer */
     size_t in = (size_t)fc->in, rows = BLOCK / in / GG_LANES * GG_LANES, block = (rows > 0 ? rows : GG_LANES) * in;
     for (size_t at = own->offset - weight, end = at + own->count; at < end;) {
         size_t next = (at / block + 1) * block, count = (next < end ? next : end) - at;
@@ -506,10 +506,10 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
     s->head.averages_gradients = true;
     s->overlap = options->overlap;
     s->codec = gg_codec_of(p > 1 ? options->wire : GG_FLOAT32); /* one rank sends nothing */
-    GG_TRY(gg_buckets_create(env->graph, options->bucket_bytes, options->chunk_bytes, &s->buckets));
-    GG_TRY(gg_calloc((size_t)gg_graph_layers(env->graph) + 1, sizeof *separate, "layers cut separately", &separate));
+    GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &s->buckets));
+    GG_TRY(gg_calloc((size_t)env->layout->layers + 1, sizeof *separate, "layers cut separately", &separate));
     gg_fc_candidates(env, options->partition_fc, s->codec->size, separate);
-    GG_TRY(gg_partition_create(env->graph, options->chunk_bytes, separate, env->transport->rank, env->transport->size,
+    GG_TRY(gg_partition_create(env->layout, options->chunk_bytes, separate, env->transport->rank, env->transport->size,
                                &s->buckets, &s->partition));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_fc_create(&s->head, options->partition_fc, s->codec->size, separate, &s->partition,

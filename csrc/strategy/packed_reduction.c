@@ -409,7 +409,7 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
     s->count = run->count;
     s->tag = run->tag;
     s->period = run->period > 0 ? run->period : 1;
-    GG_TRY(gg_segments_create(owner->env.graph, &s->compression, &s->segments));
+    GG_TRY(gg_segments_create(owner->env.layout, &s->compression, &s->segments));
     s->residue = run->residue;
     s->applied = run->applied;
     GG_TRY(find_segments(s));

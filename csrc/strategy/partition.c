@@ -28,9 +28,10 @@ static void add_run(cutter *c, size_t offset, size_t count, int layer, int owner
     }
 }
 
-static void add_bucket(cutter *c, const gg_graph *graph, const gg_bucket *bucket, const gg_slice *separate, int ranks) {
-    const gg_slice *first = gg_graph_layer(graph, bucket->first_layer),
-                   *last = gg_graph_layer(graph, bucket->last_layer);
+static void add_bucket(cutter *c, const gg_arena_layout *layout, const gg_bucket *bucket, const gg_slice *separate,
+                       int ranks) {
+    const gg_slice *first = gg_arena_layout_slice(layout, bucket->first_layer),
+                   *last = gg_arena_layout_slice(layout, bucket->last_layer);
     size_t at = first->offset;
     for (int layer = bucket->first_layer; layer <= bucket->last_layer; ++layer) {
         if (separate[layer].count == 0) continue;
@@ -46,11 +47,11 @@ static void add_bucket(cutter *c, const gg_graph *graph, const gg_bucket *bucket
 }
 
 /* Cuts the buckets into chunks. */
-static gg_status partition_cut(const gg_graph *graph, size_t chunk_bytes, const gg_slice *separate, int ranks,
+static gg_status partition_cut(const gg_arena_layout *layout, size_t chunk_bytes, const gg_slice *separate, int ranks,
                                gg_buckets *buckets, int **layer, int **owner) {
     gg_status status = GG_OK;
     cutter c = {.most = gg_chunk_elements(chunk_bytes)};
-    for (int i = 0; i < buckets->count; ++i) add_bucket(&c, graph, &buckets->bucket[i], separate, ranks);
+    for (int i = 0; i < buckets->count; ++i) add_bucket(&c, layout, &buckets->bucket[i], separate, ranks);
     gg_free(buckets->chunk);
     buckets->chunk = NULL;
     buckets->chunk_count = c.count;
@@ -60,18 +61,18 @@ static gg_status partition_cut(const gg_graph *graph, size_t chunk_bytes, const 
     c = (cutter){.most = c.most, .chunk = buckets->chunk, .layer = *layer, .owner = *owner};
     for (int i = 0; i < buckets->count; ++i) {
         buckets->bucket[i].first_chunk = c.count;
-        add_bucket(&c, graph, &buckets->bucket[i], separate, ranks);
+        add_bucket(&c, layout, &buckets->bucket[i], separate, ranks);
         buckets->bucket[i].end_chunk = c.count;
     }
 cleanup:
     return status;
 }
 
-gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const gg_slice *separate, int rank, int ranks,
-                              gg_buckets *buckets, gg_partition *out) {
+gg_status gg_partition_create(const gg_arena_layout *layout, size_t chunk_bytes, const gg_slice *separate, int rank,
+                              int ranks, gg_buckets *buckets, gg_partition *out) {
     gg_status status = GG_OK;
     gg_partition made = {.ranks = ranks};
-    GG_TRY(partition_cut(graph, chunk_bytes, separate, ranks, buckets, &made.layer, &made.owner));
+    GG_TRY(partition_cut(layout, chunk_bytes, separate, ranks, buckets, &made.layer, &made.owner));
     made.chunks = buckets->chunk_count;
     GG_TRY(gg_calloc((size_t)ranks * (size_t)made.chunks, sizeof *made.part, "parts of the ranks", &made.part));
     for (int r = 0; r < ranks; ++r) {

@@ -24,8 +24,8 @@ typedef struct gg_partition {
 
 /* separate: for each layer the run of whole lanes that is partitioned; count 0: none. Replaces the chunks of the
  * buckets. */
-gg_status gg_partition_create(const gg_graph *graph, size_t chunk_bytes, const gg_slice *separate, int rank, int ranks,
-                              gg_buckets *buckets, gg_partition *out);
+gg_status gg_partition_create(const gg_arena_layout *layout, size_t chunk_bytes, const gg_slice *separate, int rank,
+                              int ranks, gg_buckets *buckets, gg_partition *out);
 void gg_partition_destroy(gg_partition *partition);
 
 static inline const gg_part *gg_partition_part(const gg_partition *partition, int rank, int chunk) {

@@ -149,7 +149,7 @@ static gg_status create_moving(periodic_allreduce *s, const gg_strategy_options 
     s->base = state->arena[gg_state_find(state, "base")].data;
     s->head.compression_counts = &s->counts;
     s->head.loaded = periodic_loaded;
-    GG_TRY(gg_segments_create(env->graph, &options->compression, &s->segments));
+    GG_TRY(gg_segments_create(env->layout, &options->compression, &s->segments));
     GG_TRY(gg_alloc(state->count * sizeof *s->moved, "moves of the weights", &s->moved));
     GG_TRY(gg_reduction_create(&s->head, &always,
                                &(gg_reduction_run){.group = env->transport,

@@ -404,7 +404,7 @@ static gg_status random_gossip_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
     const gg_strategy_env *env = &strategy->env;
-    const gg_slice *slice = gg_graph_layer(env->graph, layer);
+    const gg_slice *slice = gg_arena_layout_slice(env->layout, layer);
     if (!s->chosen) GG_TRY(random_gossip_choose(s));
     void *snapshot = gg_codec_at(s->codec, s->writing >= 0 ? s->snapshot[s->writing] : NULL, slice->offset);
     gg_updater_apply(env->updater, env->device, env->state,
@@ -576,7 +576,7 @@ static void random_gossip_destroy(gg_strategy *strategy) {
 static gg_status create_exchange(random_gossip *s, const gg_strategy_options *options, const gg_strategy_env *env) {
     gg_status status = GG_OK;
     size_t ranks = (size_t)env->transport->size, count = env->state->count, bytes = count * s->codec->size, chunks;
-    GG_TRY(gg_buckets_create(env->graph, SIZE_MAX, options->chunk_bytes, &s->cut));
+    GG_TRY(gg_buckets_create(env->layout, SIZE_MAX, options->chunk_bytes, &s->cut));
     chunks = (size_t)s->cut.chunk_count;
     GG_TRY(gg_buckets_check_tags(&s->cut, GG_TAG_LIMIT - TAG_CHUNK));
     GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", &s->peer));

@@ -87,7 +87,7 @@ typedef struct gg_strategy_env {
     gg_device *device;
     gg_updater *updater; /* applies the optimiser */
     gg_state *state;     /* count set by the caller; the arenas are allocated by the strategy */
-    const gg_graph *graph;
+    const gg_arena_layout *layout;
     uint64_t seed;
     gg_trace *trace; /* NULL: off */
 } gg_strategy_env;

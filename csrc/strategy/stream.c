@@ -109,10 +109,10 @@ cleanup:
 /* A wait that lasts is reported with its layers. */
 static gg_status stream_wait(gg_stream *stream, int bucket, gg_request *request) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];
-    const gg_graph *graph = stream->owner->env.graph;
+    const gg_arena_layout *layout = stream->owner->env.layout;
     const char **layers = stream->owner->env.transport->waits_for;
-    layers[0] = gg_graph_layer_name(graph, b->first_layer);
-    layers[1] = gg_graph_layer_name(graph, b->last_layer);
+    layers[0] = layout->layer[b->first_layer].name;
+    layers[1] = layout->layer[b->last_layer].name;
     gg_status status = gg_strategy_wait(stream->owner, request);
     layers[0] = layers[1] = NULL;
     return status;

@@ -15,7 +15,7 @@
 #define USE_READS 2
 
 typedef struct model {
-    const gg_graph *graph;
+    const gg_arena_layout *layout;
     const double *forward;
     double least;
     gg_link link;
@@ -54,7 +54,7 @@ static double finish_all(const model *m, const gg_buckets *buckets, const double
 /* Seconds from the start of the backward pass until the next forward pass is over, where computing takes `pace` times
  * the given seconds. `there`: scratch memory, one number per bucket. */
 static double tuning_foresee(const model *m, double pace, const gg_buckets *buckets, double *there) {
-    const int layers = gg_graph_layers(m->graph);
+    const int layers = m->layout->layers;
     const double quicker = fmin(m->link.byte, USE_READS * m->link.read);
     const double copies = m->cost.at_end ? m->cost.copies / 2 : m->cost.copies,
                  hops = m->cost.at_end ? 1 : m->cost.hops;
@@ -86,8 +86,8 @@ static gg_status tuning_judge(const model *m, size_t bucket_bytes, size_t chunk_
     gg_buckets buckets = {0};
     const size_t most = (GG_TAG_LIMIT - GG_TAG_USER) / STREAMS;
     seconds[0] = seconds[1] = INFINITY;
-    if (gg_graph_arena_count(m->graph) * sizeof(float) / chunk_bytes > most) goto cleanup;
-    GG_TRY(gg_buckets_create(m->graph, bucket_bytes, chunk_bytes, &buckets));
+    if (m->layout->count * sizeof(float) / chunk_bytes > most) goto cleanup;
+    GG_TRY(gg_buckets_create(m->layout, bucket_bytes, chunk_bytes, &buckets));
     if ((size_t)buckets.chunk_count > most) goto cleanup;
     seconds[0] = tuning_foresee(m, 1.0, &buckets, there);
     seconds[1] = tuning_foresee(m, m->least, &buckets, there);
@@ -104,7 +104,7 @@ static gg_status tuning_choose(const model *m, gg_strategy_options *options) {
     gg_status status = GG_OK;
     double *there = NULL, usual[2] = {0}, best = INFINITY;
     const size_t asked_bucket = options->bucket_bytes, asked_chunk = options->chunk_bytes;
-    GG_TRY(gg_alloc(((size_t)gg_graph_layers(m->graph) + 1) * sizeof *there, "times of buckets", &there));
+    GG_TRY(gg_alloc(((size_t)m->layout->layers + 1) * sizeof *there, "times of buckets", &there));
     for (size_t i = 0; i < (asked_bucket > 0 ? 1 : sizeof bucket_sizes / sizeof *bucket_sizes); ++i)
         for (size_t k = 0; k < (asked_chunk > 0 ? 1 : sizeof chunk_sizes / sizeof *chunk_sizes); ++k) {
             const size_t bucket = asked_bucket > 0 ? asked_bucket : bucket_sizes[i];
@@ -128,13 +128,13 @@ cleanup:
     return status;
 }
 
-gg_status gg_strategy_tune(gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks,
+gg_status gg_strategy_tune(gg_strategy_options *options, const gg_arena_layout *layout, int momenta, int ranks,
                            const double *forward, double least, const gg_link *link, gg_tuning *out) {
     gg_status status = GG_OK;
     gg_buckets buckets = {0};
     *out = (gg_tuning){.cuts = tuning_cuts(options)};
     if (link != NULL && gg_strategy_tunes(options, ranks)) {
-        const model m = {.graph = graph,
+        const model m = {.layout = layout,
                          .forward = forward,
                          .least = least,
                          .link = *link,
@@ -148,7 +148,7 @@ gg_status gg_strategy_tune(gg_strategy_options *options, const gg_graph *graph, 
     if (!out->cuts) goto cleanup;
     out->bucket_bytes = options->bucket_bytes;
     out->chunk_bytes = options->chunk_bytes;
-    GG_TRY(gg_buckets_create(graph, options->bucket_bytes, options->chunk_bytes, &buckets));
+    GG_TRY(gg_buckets_create(layout, options->bucket_bytes, options->chunk_bytes, &buckets));
     out->buckets = buckets.count;
     out->chunks = buckets.chunk_count;
 cleanup:

@@ -43,7 +43,7 @@ bool gg_strategy_tunes(const gg_strategy_options *options, int ranks);
 /* Sets the sizes of `options` that are 0. forward: seconds of each layer in the forward pass, or from `least` (0 to 1)
  * times that on. link: NULL: not measured, the defaults. With the same arguments all ranks choose the same. `momenta`:
  * how many arenas the optimiser has. */
-gg_status gg_strategy_tune(gg_strategy_options *options, const gg_graph *graph, int momenta, int ranks,
+gg_status gg_strategy_tune(gg_strategy_options *options, const gg_arena_layout *layout, int momenta, int ranks,
                            const double *forward, double least, const gg_link *link, gg_tuning *out);
 
 #endif

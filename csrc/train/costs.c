@@ -49,8 +49,8 @@ gg_status gg_replica_tune(gg_replica *r) {
     for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : USUAL_BATCH);
     for (int i = 0; r->any_batch && i < ranks; ++i) slowest = fmax(slowest, o->step_seconds[i]);
     if (r->any_batch) scale_costs(layers, slowest / 3, forward);
-    GG_TRY(gg_strategy_tune(&r->options.strategy, o->graph, moments, ranks, forward, r->any_batch ? 1.0 : LEAST,
-                            o->link, &r->tuning));
+    GG_TRY(gg_strategy_tune(&r->options.strategy, gg_graph_layout(o->graph), moments, ranks, forward,
+                            r->any_batch ? 1.0 : LEAST, o->link, &r->tuning));
 cleanup:
     gg_free(forward);
     return status;

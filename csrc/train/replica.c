@@ -41,13 +41,13 @@ gg_status gg_replica_assemble(gg_replica *r) {
     for (int i = 0; i < ranks; ++i) r->equal_share[i] = i < r->workers ? 1.0f / (float)r->workers : 0;
     r->state.count = r->state.owned = gg_graph_arena_count(o->graph);
     r->state.step = 0;
-    GG_TRY(gg_updater_create(o->graph, &o->optimizer, &r->updater));
+    GG_TRY(gg_updater_create(gg_graph_layout(o->graph), &o->optimizer, &r->updater));
     GG_TRY(gg_strategy_create(&o->strategy,
                               &(gg_strategy_env){.transport = o->transport,
                                                  .device = r->device,
                                                  .updater = &r->updater,
                                                  .state = &r->state,
-                                                 .graph = o->graph,
+                                                 .layout = gg_graph_layout(o->graph),
                                                  .seed = o->seed,
                                                  .trace = r->trace},
                               &r->strategy));

@@ -28,7 +28,7 @@ static void test_segments(void) {
         .active = true, .bin = {[GG_FAMILY_LINEAR] = 10}, .factor = 2, .dense_roles = 1u << GG_ROLE_BIAS};
     gg_segments segments;
     CHECK_OK(gg_compression_check(&compression));
-    CHECK_OK(gg_segments_create(graph, &compression, &segments));
+    CHECK_OK(gg_segments_create(gg_graph_layout(graph), &compression, &segments));
     CHECK_INT(segments.count, 4);
     const int first[3] = {0, 2, 4}, bins[4] = {10, 0, 5, 0}, counts[4] = {35, 5, 5, 1};
     for (int i = 0; i < 3; ++i) CHECK_INT(segments.first_of_layer[i], first[i]);
@@ -42,12 +42,12 @@ static void test_segments(void) {
     }
     gg_segments_destroy(&segments);
     gg_segments_destroy(&segments);
-    CHECK(gg_compression_packs(graph, &compression));
+    CHECK(gg_compression_packs(gg_graph_layout(graph), &compression));
     compression.dense_below = 36;
-    CHECK(!gg_compression_packs(graph, &compression));
+    CHECK(!gg_compression_packs(gg_graph_layout(graph), &compression));
     compression.dense_below = 0, compression.active = false;
-    CHECK(!gg_compression_packs(graph, &compression));
-    CHECK_OK(gg_segments_create(graph, &compression, &segments));
+    CHECK(!gg_compression_packs(gg_graph_layout(graph), &compression));
+    CHECK_OK(gg_segments_create(gg_graph_layout(graph), &compression, &segments));
     for (int i = 0; i < segments.count; ++i) CHECK_INT(segments.segment[i].bin, 0);
     gg_segments_destroy(&segments);
     gg_graph_destroy(graph);

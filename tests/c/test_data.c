@@ -844,16 +844,16 @@ static void test_updater(void) {
     const gg_state state = {.count = COUNT, .arenas = 3, .arena = {{.data = weight}, {0}, {.data = momentum}}};
     CHECK_OK(gg_backend_native.open(1, GG_ISA_SCALAR, &native));
     CHECK_INT(gg_graph_arena_count(graph), COUNT);
-    CHECK_OK(gg_updater_create(graph, &plain, &updater));
+    CHECK_OK(gg_updater_create(gg_graph_layout(graph), &plain, &updater));
     CHECK_INT(updater.groups, 4);
     CHECK(updater.group[3].begin == 96 && updater.group[3].end == COUNT && updater.group[1].begin == 64);
     CHECK(gg_updater_group(&updater, 63) == &updater.group[0] && gg_updater_group(&updater, 64) == &updater.group[1]);
-    CHECK_OK(gg_updater_create(alike, &plain, &one));
+    CHECK_OK(gg_updater_create(gg_graph_layout(alike), &plain, &one));
     CHECK_INT(one.groups, 1);
     gg_updater_destroy(&one);
     gg_optimizer excluded = plain;
     excluded.no_decay = 1u << GG_ROLE_BIAS;
-    CHECK_OK(gg_updater_create(alike, &excluded, &one));
+    CHECK_OK(gg_updater_create(gg_graph_layout(alike), &excluded, &one));
     CHECK(one.groups == 4 && one.group[1].decay_factor == 0 && one.group[2].decay_factor == 1);
     gg_updater_destroy(&one);
 

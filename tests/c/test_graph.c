@@ -3,7 +3,7 @@
 
 #include "base/memory.h"
 #include "check.h"
-#include "nn/graph.h"
+#include "nn/layer.h"
 
 static gg_layer_desc named(gg_layer_kind kind, const char *name) {
     gg_layer_desc desc = {.kind = kind, .groups = 1, .bias = true};
@@ -77,8 +77,8 @@ static void test_lenet(void) {
     CHECK_INT(gg_graph_node_macs(graph, 1), 20 * 24 * 24 * 25);
     CHECK_INT(gg_graph_node_macs(graph, 2), 0);
     CHECK_INT(gg_graph_node_macs(graph, 6), 800 * 500);
-    CHECK_INT(gg_graph_parameter(graph, 2)->fan_in, 20 * 25);
-    CHECK_INT(gg_graph_parameter(graph, 2)->fan_out, 50 * 25);
+    CHECK_INT(gg_graph_tensor(graph, 2)->fan_in, 20 * 25);
+    CHECK_INT(gg_graph_tensor(graph, 2)->fan_out, 50 * 25);
 
     /* Slices follow each other, and what is not a parameter is padding. */
     size_t end = 0, count = 0;
@@ -97,7 +97,7 @@ static void test_lenet(void) {
     CHECK(memcmp(arena, again, end * sizeof(float)) != 0);
     for (int i = 0; i < gg_graph_parameters(graph); i++) {
         const gg_parameter *parameter = gg_graph_parameter(graph, i);
-        double bound = 1 / sqrt((double)parameter->fan_in), most = 0;
+        double bound = 1 / sqrt((double)gg_graph_tensor(graph, i)->fan_in), most = 0;
         size_t padded = (size_t)gg_lanes_padded((int64_t)parameter->count);
         CHECK_INT(parameter->offset % GG_LANES, 0);
         for (size_t k = 0; k < parameter->count; k++) most = fmax(most, fabs((double)arena[parameter->offset + k]));

@@ -69,13 +69,13 @@ static gg_status train_rank(void *context, int rank) {
     const float share[RANKS] = {0.25f, 0.25f, 0.25f, 0.25f};
     const int64_t batch[RANKS] = {1, 1, 1, 1};
     GG_TRY(gg_backend_native.open(1, GG_ISA_SCALAR, &device));
-    GG_TRY(gg_updater_create(s->graph, &s->optimizer, &updater));
+    GG_TRY(gg_updater_create(gg_graph_layout(s->graph), &s->optimizer, &updater));
     GG_TRY(gg_strategy_create(&s->options,
                               &(gg_strategy_env){.transport = transport,
                                                  .device = device,
                                                  .updater = &updater,
                                                  .state = &state,
-                                                 .graph = s->graph,
+                                                 .layout = gg_graph_layout(s->graph),
                                                  .seed = 5},
                               &strategy));
     for (size_t i = 0; i < count; ++i) gg_state_weights(&state)[i] = 0;

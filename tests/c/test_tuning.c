@@ -39,7 +39,7 @@ static gg_tuning tuned(const gg_strategy_options *options, int64_t width, double
     gg_tuning tuning = {0};
     double forward[LAYERS];
     for (int i = 0; i < LAYERS; i++) forward[i] = seconds / LAYERS;
-    CHECK_OK(gg_strategy_tune(&own, graph, 1, 8, forward, 1.0, link, &tuning));
+    CHECK_OK(gg_strategy_tune(&own, gg_graph_layout(graph), 1, 8, forward, 1.0, link, &tuning));
     CHECK(own.bucket_bytes > 0 && own.chunk_bytes > 0);
     if (tuning.cuts) CHECK(own.bucket_bytes == tuning.bucket_bytes && own.chunk_bytes == tuning.chunk_bytes);
     gg_graph_destroy(graph);

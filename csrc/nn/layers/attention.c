@@ -41,13 +41,13 @@ cleanup:
 }
 
 /* PyTorch's, and what they begin with. */
-static int multi_head_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+static int multi_head_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
     const int64_t features = input->size[1];
     const gg_init in =
         desc->weight_init.kind == GG_INIT_DEFAULT ? (gg_init){GG_INIT_XAVIER_UNIFORM, 0} : desc->weight_init;
     const gg_init zero = {GG_INIT_CONSTANT, 0};
-    const gg_parameter all[4] = {
+    const gg_tensor_desc all[4] = {
         {".in_proj_weight", .shape = {2, {3 * features, features}}, .fan_out = 3 * features, .init = in},
         {".in_proj_bias", .role = GG_ROLE_BIAS, .shape = {1, {3 * features}}, .fan_out = 3 * features, .init = zero},
         {".out_proj.weight", .shape = {2, {features, features}}, .fan_out = features, .init = desc->weight_init},

@@ -24,17 +24,17 @@ cleanup:
     return status;
 }
 
-static gg_parameter batch_norm_parameter(const char *name, gg_role role, int64_t channels, float value) {
-    gg_parameter made = {.role = role,
-                         .shape = {1, {channels}},
-                         .fan_in = channels,
-                         .fan_out = channels,
-                         .init = {GG_INIT_CONSTANT, value}};
+static gg_tensor_desc batch_norm_parameter(const char *name, gg_role role, int64_t channels, float value) {
+    gg_tensor_desc made = {.role = role,
+                           .shape = {1, {channels}},
+                           .fan_in = channels,
+                           .fan_out = channels,
+                           .init = {GG_INIT_CONSTANT, value}};
     memcpy(made.name, name, strlen(name) + 1);
     return made;
 }
 
-static int batch_norm_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+static int batch_norm_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
     const int64_t channels = input->size[0];
     int count = 0;

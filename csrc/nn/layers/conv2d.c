@@ -27,17 +27,17 @@ cleanup:
     return status;
 }
 
-static int conv2d_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+static int conv2d_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
     int64_t channels = input->size[0] / desc->groups, window = desc->window.kernel[0] * desc->window.kernel[1];
-    gg_parameter weight = {
+    gg_tensor_desc weight = {
         .name = ".weight",
         .shape = {4, {desc->outputs, channels, desc->window.kernel[0], desc->window.kernel[1]}},
         .fan_in = channels * window,
         .fan_out = desc->outputs * window,
         .init = desc->weight_init,
     };
-    gg_parameter bias = weight;
+    gg_tensor_desc bias = weight;
     memcpy(bias.name, ".bias", sizeof ".bias");
     bias.role = GG_ROLE_BIAS;
     bias.shape = (gg_shape){1, {desc->outputs}};

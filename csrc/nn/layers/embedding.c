@@ -18,8 +18,8 @@ cleanup:
 }
 
 /* The table; the default is PyTorch's for embeddings, normal numbers of deviation 1. */
-static int table_of(const gg_layer_desc *desc, int64_t numbers, int64_t features, gg_parameter *out) {
-    gg_parameter weight = {
+static int table_of(const gg_layer_desc *desc, int64_t numbers, int64_t features, gg_tensor_desc *out) {
+    gg_tensor_desc weight = {
         .name = ".weight", .shape = {2, {numbers, features}}, .fan_in = numbers, .fan_out = features};
     weight.init = desc->weight_init;
     if (weight.init.kind == GG_INIT_DEFAULT) weight.init = (gg_init){GG_INIT_NORMAL, 1};
@@ -41,7 +41,7 @@ cleanup:
     return status;
 }
 
-static int embedding_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+static int embedding_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     (void)input;
     return table_of(&node->desc, node->desc.numbers, node->desc.outputs, out);
 }
@@ -75,7 +75,7 @@ cleanup:
     return status;
 }
 
-static int position_embedding_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+static int position_embedding_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     return table_of(&node->desc, rows_of_positions(&node->desc, input), input->size[1], out);
 }
 

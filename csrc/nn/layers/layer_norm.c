@@ -27,10 +27,10 @@ cleanup:
     return status;
 }
 
-static int layer_norm_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+static int layer_norm_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
     const int first = first_axis(desc, input);
-    gg_parameter made = {.name = ".weight", .role = GG_ROLE_SCALE, .init = {GG_INIT_CONSTANT, 1}};
+    gg_tensor_desc made = {.name = ".weight", .role = GG_ROLE_SCALE, .init = {GG_INIT_CONSTANT, 1}};
     for (int i = first; i < input->dims; i++) made.shape.size[made.shape.dims++] = input->size[i];
     made.fan_in = made.fan_out = gg_shape_count(&made.shape);
     if (!desc->affine) return 0;

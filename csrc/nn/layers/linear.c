@@ -22,16 +22,16 @@ cleanup:
     return status;
 }
 
-static int linear_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+static int linear_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
-    gg_parameter weight = {
+    gg_tensor_desc weight = {
         .name = ".weight",
         .shape = {2, {desc->outputs, last_size(input)}},
         .fan_in = last_size(input),
         .fan_out = desc->outputs,
         .init = desc->weight_init,
     };
-    gg_parameter bias = weight;
+    gg_tensor_desc bias = weight;
     memcpy(bias.name, ".bias", sizeof ".bias");
     bias.role = GG_ROLE_BIAS;
     bias.shape = (gg_shape){1, {desc->outputs}};

@@ -31,7 +31,7 @@ cleanup:
     return status;
 }
 
-static int lstm_parameters(const gg_node *node, const gg_shape *input, gg_parameter *out) {
+static int lstm_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
     const int64_t gates = 4 * desc->outputs;
     int count = 0;
@@ -40,10 +40,10 @@ static int lstm_parameters(const gg_node *node, const gg_shape *input, gg_parame
             static const char *const names[4] = {".weight_ih_l", ".weight_hh_l", ".bias_ih_l", ".bias_hh_l"};
             const int64_t from = which == 0 && layer == 0 ? input->size[1] : desc->outputs;
             /* PyTorch begins all of them within 1/sqrt(H). */
-            gg_parameter made = {.role = which < 2 ? GG_ROLE_WEIGHT : GG_ROLE_BIAS,
-                                 .fan_in = desc->outputs,
-                                 .fan_out = gates,
-                                 .init = which < 2 ? desc->weight_init : desc->bias_init};
+            gg_tensor_desc made = {.role = which < 2 ? GG_ROLE_WEIGHT : GG_ROLE_BIAS,
+                                   .fan_in = desc->outputs,
+                                   .fan_out = gates,
+                                   .init = which < 2 ? desc->weight_init : desc->bias_init};
             made.shape = which < 2 ? (gg_shape){2, {gates, from}} : (gg_shape){1, {gates}};
             if (made.init.kind != GG_INIT_DEFAULT) made.fan_in = from;
             (void)snprintf(made.name, GG_SUFFIX_LENGTH, "%s%d", names[which], layer);
