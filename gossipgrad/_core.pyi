@@ -33,6 +33,11 @@ class Graph:
         """Name, shape and role of each tensor; roles: weight bias scale shift statistic."""
     def compressed(self, options: dict[str, Any], /) -> dict[str, tuple[str, int]]:
         """The tensors that a compression's options compress, by name: family of the layer and elements of a bin."""
+    def units(self) -> list[dict[str, Any]]:
+        """One dict a group of units that leave together: layers (that produce them), readers, units (count), rule.
+
+        fixed: why none of them can leave, "": they can; single: why they are not compared by their weights.
+        """
     def initial_weights(self, seed: int, /) -> dict[str, NDArray[np.float32]]: ...
 
 @final
@@ -300,7 +305,7 @@ def push_sum_scalar(
     """The push-sum scalar of `rank` before `step`: 1 before step 0, the sum over the ranks always `size`."""
 
 def permutation(seed: int, purpose: str, n: int) -> NDArray[np.uint32]:
-    """0 to n - 1 in an order drawn by seed and purpose: split order validation."""
+    """0 to n - 1 in an order drawn by seed and purpose: split order validation probe."""
 
 def random_uniform(seed: int, purpose: int, rank: int, step: int, n: int) -> NDArray[np.float32]: ...
 def rate(schedule: dict[str, Any], step: int) -> float: ...

@@ -45,11 +45,15 @@ _ORDER = (
     "optimizer_state_bytes",
     "optimizer_state_bytes_saved",
     "consensus_distance",
+    "parameters",
+    "units",
+    "apoptosis_seconds",
 )
 
 
 # Those that not every record has.
-_SOMETIMES = {"virtual_seconds", "train_accuracy", "validation", "validation_replicas", "compression"}
+_SOMETIMES = {"virtual_seconds", "train_accuracy", "validation", "validation_replicas", "compression", "units"}
+_SOMETIMES |= {"apoptosis_seconds"}
 _BINS = 17  # bins are counted by how many of their elements were sent: 0, 1, ..., 15, 16 or more
 # What the report calls the families of layers.
 _KINDS = {"conv": "conv2d", "linear": "linear", "recurrent": "recurrent", "other": "other"}
@@ -62,16 +66,19 @@ def number_names(
     validation: Iterable[str],
     replica: Iterable[str],
     replicas: int = 0,
+    units: Iterable[str] = (),
+    apoptosis: bool = False,
 ) -> list[str]:
     """The numbers of an epoch's record, by dotted names, before there is one.
 
     virtual: of a virtual cluster; classes: has the loss classes; families: of layers, empty where nothing is
     compressed; validation: what the validation says, empty without; replica: what that of each of `replicas` ranks
-    says.
+    says; units: the layers that have some; apoptosis: may the network shrink.
     """
     names = [name for name in _ORDER if name not in _SOMETIMES]
     names += ["virtual_seconds"] if virtual else []
     names += ["train_accuracy"] if classes else []
+    names += [f"units.{one}" for one in units] + ["apoptosis_seconds"] * apoptosis
     nothing = {family: 0 for family in families}
     counts = {"dense_bytes": nothing, "sent_bytes": nothing, "bins_with": [0] * _BINS}
     if families:
@@ -124,13 +131,16 @@ def ordered(record: Mapping[str, Any]) -> Record:
 
 
 def lookup(record: Mapping[str, Any], key: str) -> Any:
-    """record["a"]["b"] for the key "a.b"; KeyError names what there is."""
+    """record["a"]["b"] for the key "a.b", and where b is the name of a layer, with dots in it; KeyError names what
+    there is."""
     value: Any = record
-    for part in key.split("."):
+    rest = key
+    while rest:
+        part = rest if isinstance(value, Mapping) and rest in value else rest.partition(".")[0]
         if not isinstance(value, Mapping) or part not in value:
             names = flat(record)
             raise KeyError(f"{key!r} is not in an epoch's record; it has {', '.join(names)}{did_you_mean(key, names)}")
-        value = value[part]
+        value, rest = value[part], rest[len(part) + 1 :]
     return value
 
 
@@ -163,6 +173,7 @@ class History:
         schedule: Record | None = None,
         partitioned_fc: list[str] | None = None,
         tuning: Record | None = None,
+        apoptosis: Record | None = None,
     ) -> None:
         self.settings = settings or {}
         self.environment = environment or {}
@@ -171,6 +182,7 @@ class History:
         self.schedule = schedule or {}
         self.partitioned_fc = partitioned_fc or []
         self.tuning = tuning or {}
+        self.apoptosis = apoptosis or {}
         self.epochs = epochs if epochs is not None else []
         self.weights_sha256 = weights_sha256 or []
 
@@ -192,7 +204,8 @@ class History:
         return f"<History of {counted(len(self), 'epoch')} on {counted(self.ranks, 'rank')}>"
 
     def _repr_html_(self) -> str:
-        keys = [key for key in _SHOWN if self.epochs and key in flat(self.last)]
+        shown = [*_SHOWN, *(["parameters"] if self.apoptosis else [])]
+        keys = [key for key in shown if self.epochs and key in flat(self.last)]
         rows = [[flat(record).get(key) for key in keys] for record in self.epochs]
         about = f"{self.model.get('name', 'training')} on {counted(self.ranks, 'rank')}"
         return show.table(f"{about}: {counted(len(self), 'epoch')}", keys, rows)
@@ -208,6 +221,7 @@ class History:
             "schedule": self.schedule,
             "partitioned_fc": self.partitioned_fc,
             "tuning": self.tuning,
+            "apoptosis": self.apoptosis,
             "epochs": self.epochs,
             "weights_sha256": self.weights_sha256,
         }

@@ -79,6 +79,7 @@ class Layer:
     kind = ""
     prefix = ""
     inputs = (1, 1)  # least and most
+    units_keyword = ""  # the one that says how many units it has; "": it has no units of its own
 
     def __init_subclass__(cls) -> None:
         named_keywords(cls)
@@ -166,7 +167,7 @@ class Conv2d(Trained):
                  as lr=(1, 2) in Caffe's networks.
     """
 
-    kind, prefix = "conv2d", "conv"
+    kind, prefix, units_keyword = "conv2d", "conv", "out"
 
     def __init__(
         self,
@@ -216,7 +217,7 @@ class Linear(Trained):
     weight_init, bias_init, lr, weight_decay  as of Conv2d.
     """
 
-    kind, prefix = "linear", "fc"
+    kind, prefix, units_keyword = "linear", "fc", "out"
 
     def __init__(
         self,

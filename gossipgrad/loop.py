@@ -122,12 +122,18 @@ class Loop:
         classes = trainer.loss != "mean_squared_error"
         measured = trainer.measured_names()
         families = trainer.core.compressed_families()
+        validated = self.validation is not None
         replicas = trainer.size if self.validate_replicas else 0
-        if self.validation is None:
-            return number_names(trainer.virtual, classes, families, [], [])
         metrics = [one.name for one in trainer.metrics]
-        of_replica = measured * (replicas > 0)
-        return number_names(trainer.virtual, classes, families, measured + metrics, of_replica, replicas)
+        return number_names(
+            trainer.virtual,
+            classes,
+            families,
+            (measured + metrics) * validated,
+            measured * (replicas > 0),
+            replicas,
+            trainer.net.units,
+        )
 
     def _epoch(self) -> None:
         trainer, number = self.trainer, self.trainer.epoch + 1
@@ -143,6 +149,7 @@ class Loop:
             record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (trainer.size * record["steps"])
         if "compression" in record:
             record["compression"] = compressed(record["compression"])
+        record |= {"parameters": trainer.net.parameters, "units": trainer.net.units}
         record = ordered(record | self._validate())
         trainer.epoch += 1
         trainer.history.epochs.append(record)

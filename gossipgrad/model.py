@@ -163,6 +163,7 @@ class Model:
         graph.finish(*((one.node, one.training_only) for one in self.heads))
         self.graph = graph
         self._loaded: Arrays | None = None
+        self._born: dict[str, int] = {}
 
     @staticmethod
     def _names(order: list[Node]) -> list[str]:
@@ -230,6 +231,20 @@ class Model:
         """What each tensor is for: "weight", "bias", "scale", "shift", or "statistic", which is not trained."""
         return {name: role for name, _, role in self.graph.parameters()}
 
+    @property
+    def units(self) -> dict[str, int]:
+        """How many units the layers have that have some, by name: neurons of Linear, filters of Conv2d, hidden units of
+        LSTM."""
+        return {name: getattr(layer, key) for layer, name, _ in self._layers if (key := layer.units_keyword)}
+
+    @property
+    def born(self) -> dict[str, int]:
+        """The units that layers had before the network was resized, of those that have others now. Checkpoints have it.
+
+        net.resized(net.born) has the sizes of before.
+        """
+        return dict(self._born)
+
     def __repr__(self) -> str:
         into, out = (", ".join(str(one.shape) for one in fields) for fields in (self.inputs, self.heads))
         return f"<Model {self.name}: {into} -> {out}, {self.parameters:,} parameters>"
@@ -237,10 +252,11 @@ class Model:
     def summary(self) -> show.Text:
         """A table of the layers: kind, inputs, output shape, parameters; multiply-adds and bytes of outputs, a sample.
 
-        print(net) shows it as well.
+        Of a network that has shrunk, as 300 -> 57, what it was and what it is. print(net) shows it as well.
         """
         inputs, outputs = ([one.shape for one in ends] for ends in (self.inputs, self.heads))
-        return summary.text(self.name, self.graph, inputs, outputs, self._frozen())
+        before = self.resized(self._born).graph if self._born else None
+        return summary.text(self.name, self.graph, inputs, outputs, self._frozen(), before)
 
     def _frozen(self) -> int:
         """How many numbers that gradients are of are left as they are, by lr=0 of their layers."""
@@ -350,6 +366,38 @@ class Model:
                 entry["options"] |= {key: list(factors) for key, factors in given.items()}
         return _again(type(self), config, self._loaded)
 
+    # other sizes
+
+    def resized(self, sizes: Mapping[str, int]) -> Model:
+        """A copy of the network in which these layers have so many units: {"fc1": 57}; names and all else stay.
+
+        Loaded weights do not fit it and are not the copy's. The copy knows the sizes of before: `born`, and what its
+        summary shows. ValueError: a layer that is not there or has no units, or sizes that do not fit each other.
+        """
+        units = self.units
+        config = self.config()
+        born = units | self._born
+        for name, size in sizes.items():
+            if name not in units:
+                what = "has no units" if any(name == one for _, one, _ in self._layers) else "no layer has this name"
+                raise ValueError(
+                    f"resized({{{name!r}: ...}}): {what}{did_you_mean(name, units)}; allowed: {some_of(list(units))}"
+                )
+            integer(f"resized: {name}", size, 1)
+        for (layer, name, _), entry in zip(self._layers, config["layers"], strict=True):
+            if name in sizes:
+                entry["options"][layer.units_keyword] = int(sizes[name])
+        now = units | {name: int(size) for name, size in sizes.items()}
+        config["born"] = {name: size for name, size in born.items() if now[name] != size}
+        return _again(type(self), config, None)
+
+    def shrinks_to(self, other: Model) -> bool:
+        """Is `other` this network with as many or fewer units in each layer?"""
+        ours, theirs = self.units, other.units
+        if list(ours) != list(theirs) or any(theirs[name] > ours[name] for name in ours):
+            return False
+        return self.resized({name: size for name, size in theirs.items() if size < ours[name]}).same_network(other)
+
     # copies
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -365,6 +413,8 @@ class Model:
             kind = "Input" if isinstance(layer, _InputLayer) else type(layer).__name__
             layers.append({"layer": kind, "name": name, "inputs": list(inputs), "options": layer.described()})
         config: dict[str, Any] = {"name": self.name, "layers": layers}
+        if self._born:
+            config["born"] = dict(self._born)
         fields: list[heads.Field | heads.Head] = [*self.inputs, *self.heads]
         named = any(one.name != self._layers[one.node][1] for one in fields)
         if len(fields) > 2 or named or self.heads[0].weight != 1:
@@ -387,6 +437,13 @@ class Model:
             nodes.append(layer(*[nodes[i] for i in entry["inputs"]]))
         if not any(isinstance(node.layer, _InputLayer) for node in nodes):
             raise ValueError("the model's description has no input")
+        made = cls._of_nodes(nodes, config)
+        made._born = {str(name): int(size) for name, size in config.get("born", {}).items()}
+        return made
+
+    @classmethod
+    def _of_nodes(cls, nodes: list[Node], config: Mapping[str, Any]) -> Model:
+        """The network whose layers have been made."""
         if "outputs" not in config:
             root = next(node for node in nodes if isinstance(node.layer, _InputLayer))
             return cls(root, nodes[-1], str(config["name"]))
@@ -401,8 +458,18 @@ class Model:
         )
 
     def same_network(self, other: Model) -> bool:
-        """Do both have the same layers, names and options (their own names aside), inputs and outputs?"""
-        return json.dumps(self.config() | {"name": ""}) == json.dumps(other.config() | {"name": ""})
+        """Do both have the same layers, names and options (their own names aside), inputs and outputs?
+
+        What sizes they had before they shrunk does not matter.
+        """
+        aside: dict[str, Any] = {"name": "", "born": {}}
+        ours, theirs = (json.dumps(one.config() | aside, sort_keys=True) for one in (self, other))
+        return ours == theirs
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names if len(names) < 10 else [*names[:8], "..."])
 
 
 def _chosen(call: str, patterns: Sequence[str], names: Sequence[str], trained: set[str]) -> set[str]:
@@ -415,8 +482,7 @@ def _chosen(call: str, patterns: Sequence[str], names: Sequence[str], trained: s
         if not meant & trained:
             allowed = [name for name in names if name in trained]
             what = "has no parameters" if meant else f"no layer has this name{did_you_mean(pattern, allowed)}"
-            some = allowed if len(allowed) < 10 else [*allowed[:8], "..."]
-            raise ValueError(f"{call}({pattern!r}): {what}; allowed: {', '.join(some)}, or a pattern as 'fc*'")
+            raise ValueError(f"{call}({pattern!r}): {what}; allowed: {some_of(allowed)}, or a pattern as 'fc*'")
         chosen |= meant & trained
     return chosen
 

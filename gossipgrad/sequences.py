@@ -252,7 +252,7 @@ class LSTM(Trained):
     1/sqrt(hidden). weight_init, bias_init, lr, weight_decay as of Linear.
     """
 
-    kind, prefix = "lstm", "lstm"
+    kind, prefix, units_keyword = "lstm", "lstm", "hidden"
 
     def __init__(
         self,

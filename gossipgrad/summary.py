@@ -39,6 +39,22 @@ def count(graph: _core.Graph, trained: bool) -> int:
     return sum(math.prod(shape) for _, shape, role in graph.parameters() if (role != STATISTIC) == trained)
 
 
+def _costs(node: dict[str, Any]) -> tuple[int, int]:
+    """(multiply-adds, bytes of the output) of a sample."""
+    return node["macs"], 4 * math.prod(node["shape"])
+
+
+def _columns(graph: _core.Graph) -> list[tuple[str, ...]]:
+    """Output, parameters, multiply-adds and bytes of each layer, and of all."""
+    nodes = graph.nodes()
+    columns = []
+    for node in nodes:
+        numbers = (node["parameters"], *_costs(node))
+        columns.append((" x ".join(map(str, node["shape"])), *(f"{one:,}" for one in numbers)))
+    totals = (count(graph, True) + count(graph, False), *(sum(one) for one in zip(*map(_costs, nodes), strict=True)))
+    return [*columns, ("", *(f"{one:,}" for one in totals))]
+
+
 def _shapes(several: Sequence[tuple[int, ...]]) -> str:
     return " and ".join(map(str, several))
 
@@ -49,24 +65,26 @@ def text(
     inputs: Sequence[tuple[int, ...]],
     outputs: Sequence[tuple[int, ...]],
     frozen: int = 0,
+    before: _core.Graph | None = None,
 ) -> show.Text:
     """A row a layer, and what the network is in all. Multiply-adds and bytes are those of one sample.
 
     frozen: how many of the numbers that gradients are of have a learning rate of 0.
+    before: the graph before it shrunk: what has changed is shown as what it was -> what it is.
     """
     rows: list[tuple[str, ...]] = [_HEAD]
     nodes: list[dict[str, Any]] = graph.nodes()
-    macs = activations = 0
-    for node in nodes:
-        sources = ", ".join(nodes[i]["name"] for i in node["inputs"])
-        size = 4 * math.prod(node["shape"])
-        macs += node["macs"]
-        activations += size
-        shape = " x ".join(map(str, node["shape"]))
-        numbers = (f"{node[key]:,}" for key in ("parameters", "macs"))
-        rows.append((node["name"], node["kind"], sources, shape, *numbers, f"{size:,}"))
+    columns = _columns(graph)
+    if before is not None:
+        columns = [
+            tuple(now if now == then else f"{then} -> {now}" for then, now in zip(*both, strict=True))
+            for both in zip(_columns(before), columns, strict=True)
+        ]
+    for node, cells in zip(nodes, columns, strict=False):
+        rows.append((node["name"], node["kind"], ", ".join(nodes[i]["name"] for i in node["inputs"]), *cells))
+    rows.append(("total", "", "", *columns[-1]))
+    macs, activations = (sum(one) for one in zip(*map(_costs, nodes), strict=True))
     trained, statistics = count(graph, True), count(graph, False)
-    rows.append(("total", "", "", "", f"{trained + statistics:,}", f"{macs:,}", f"{activations:,}"))
     lines = _lines(rows)
     rule = "-" * max(map(len, lines))
     counts = f"{trained - frozen:,} trained ({amount(4 * (trained - frozen))})"

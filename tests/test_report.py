@@ -35,8 +35,8 @@ def run():
 def test_fields(run, tmp_path):
     run.history.write(tmp_path / "r.json")
     report = json.loads((tmp_path / "r.json").read_text())
-    names = ["schema", "settings", "environment", "ranks", "model", "schedule", "partitioned_fc", "tuning", "epochs"]
-    names += ["weights_sha256"]
+    names = ["schema", "settings", "environment", "ranks", "model", "schedule", "partitioned_fc", "tuning"]
+    names += ["apoptosis", "epochs", "weights_sha256"]
     assert list(report) == names
     facts = {"stages": 2, "diffusion_steps": 2, "meeting_steps": 2}
     assert report["schedule"] == {"topology": "dissemination", "rotate": True, **facts}
@@ -44,6 +44,7 @@ def test_fields(run, tmp_path):
     for record in report["epochs"]:
         assert not set(EPOCH) - set(record) and set(record["validation"]) >= {"loss", "accuracy"}
         assert len(record["validation_replicas"]) == 3
+        assert record["parameters"] == 83 and record["units"] == {"fc1": 8, "fc2": 3}
     assert History.read(tmp_path / "r.json").to_dict() == run.history.to_dict() == report
     assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
 
@@ -93,6 +94,8 @@ def test_environment_has_no_paths(run):
 
 def test_history_access(run, tmp_path):
     assert run.history["validation.accuracy"] == [r["validation"]["accuracy"] for r in run.history]
+    assert run.history["units.fc1"] == [8, 8] and {"parameters", "units.fc1"} <= set(run.record_names)
+    assert lookup({"units": {"layer1.0.conv1": 5, "layer1": 3}}, "units.layer1.0.conv1") == 5
     with pytest.raises(KeyError, match="'speed' is not in an epoch's record; it has epoch"):
         run.history["speed"]
     for name, meant in {"loss": "train_loss", "val_loss": "validation.loss", "lr": "learning_rate"}.items():

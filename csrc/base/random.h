@@ -20,8 +20,9 @@ typedef enum gg_random_purpose {
     GG_RANDOM_ORDER,      /* a set in another order */
     GG_RANDOM_VALIDATION, /* what fit sets aside to validate on */
     GG_RANDOM_TEST,
-    GG_RANDOM_AUGMENT /* crops, flips and windows of samples: step = epoch, index = sample; drawn by
-                         gossipgrad/data/draws.py */
+    GG_RANDOM_AUGMENT, /* crops, flips and windows of samples: step = epoch, index = sample; drawn by
+                          gossipgrad/data/draws.py */
+    GG_RANDOM_PROBE    /* the samples on which a smaller network is compared with the one before */
 } gg_random_purpose;
 
 typedef struct gg_random_key {

@@ -1,6 +1,7 @@
 /* _core.Graph */
 #include <string.h>
 
+#include "apoptosis/units.h"
 #include "python/python.h"
 
 PyTypeObject *gg_py_graph_type;
@@ -302,6 +303,41 @@ static PyObject *compressed_parameters(PyObject *self, PyObject *options) {
     return dict;
 }
 
+static PyObject *group_dict(const gg_graph *graph, const gg_unit_group *group) {
+    PyObject *layers = PyList_New(0), *readers = PyList_New(0);
+    for (int i = 0; layers != NULL && readers != NULL && i < group->producers + group->readers; ++i) {
+        bool produces = i < group->producers;
+        int node = produces ? group->producer[i].node : group->reader[i - group->producers].node;
+        PyObject *name = PyUnicode_FromString(gg_graph_node(graph, node)->desc.name);
+        if (name == NULL || PyList_Append(produces ? layers : readers, name) < 0) Py_CLEAR(layers);
+        Py_XDECREF(name);
+    }
+    if (layers == NULL || readers == NULL) {
+        Py_XDECREF(layers);
+        Py_XDECREF(readers);
+        return NULL;
+    }
+    return Py_BuildValue("{sN,sN,si,ss,ss,ss}", "layers", layers, "readers", readers, "units", group->units, "rule",
+                         gg_unit_rule_name(group->rule), "fixed", group->fixed, "single", group->single);
+}
+
+static PyObject *unit_groups(PyObject *self, PyObject *unused) {
+    const gg_graph *graph = ((gg_py_graph *)self)->graph;
+    gg_units *units = NULL;
+    (void)unused;
+    if (!is_finished(self)) return NULL;
+    gg_status status = gg_units_find(graph, &units);
+    if (status != GG_OK) return gg_py_raise(status);
+    PyObject *list = PyList_New(units->groups);
+    for (int i = 0; list != NULL && i < units->groups; ++i) {
+        PyObject *group = group_dict(graph, &units->group[i]);
+        if (group == NULL) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, i, group);
+    }
+    gg_units_destroy(units);
+    return list;
+}
+
 static PyObject *initial_weights(PyObject *self, PyObject *argument) {
     const gg_graph *graph = ((gg_py_graph *)self)->graph;
     unsigned long long seed = PyLong_AsUnsignedLongLong(argument);
@@ -331,6 +367,9 @@ static PyMethodDef methods[] = {
     {"parameters", py_graph_parameters, METH_NOARGS, "Name, shape and role of each tensor."},
     {"compressed", compressed_parameters, METH_O,
      "compressed($self, options, /)\n--\n\nThe tensors that these options compress: family and elements of a bin."},
+    {"units", unit_groups, METH_NOARGS,
+     "One dict a group of units that leave together: layers (that produce them), readers, units (count), rule, fixed "
+     "(why none can leave), single (why they are not compared)."},
     {"initial_weights", initial_weights, METH_O,
      "initial_weights($self, seed, /)\n--\n\nThe weights that training starts from."},
     {NULL, NULL, 0, NULL}};

@@ -62,14 +62,14 @@ static PyObject *py_info_shard(PyObject *module, PyObject *args, PyObject *kwarg
 
 static PyObject *py_info_permutation(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"seed", "purpose", "n", NULL};
-    static const char *const purposes[] = {"split", "order", "validation"};
-    static const uint32_t numbers[] = {GG_RANDOM_SPLIT, GG_RANDOM_ORDER, GG_RANDOM_VALIDATION};
+    static const char *const purposes[] = {"split", "order", "validation", "probe"};
+    static const uint32_t numbers[] = {GG_RANDOM_SPLIT, GG_RANDOM_ORDER, GG_RANDOM_VALIDATION, GG_RANDOM_PROBE};
     unsigned long long seed;
     const char *name;
     Py_ssize_t n;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ksn:permutation", names, &seed, &name, &n)) return NULL;
-    int purpose = gg_py_choice("purpose", name, purposes, 3);
+    int purpose = gg_py_choice("purpose", name, purposes, 4);
     if (purpose < 0) return NULL;
     if (n < 0 || n > INT32_MAX) return PyErr_Format(PyExc_ValueError, "n: %zd; allowed are 0 to %d", n, INT32_MAX);
     PyArrayObject *array = gg_py_new_array(1, (npy_intp[]){n}, NPY_UINT32);

@@ -1,0 +1,258 @@
+"""Apoptosis: networks that shrink while they train. What is wanted of it, and the rule that says how much may leave.
+
+Pure: nothing here knows ranks, files or the core. events.py does what is decided here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from gossipgrad.data.arrays import Dataset, as_dataset
+from gossipgrad.errors import did_you_mean, integer, named_keywords, number, store
+from gossipgrad.keywords import about
+from gossipgrad.model import Model, some_of
+
+Record = dict[str, Any]
+
+ALL = "*"
+LEAST_BUDGET = 1e-3  # of the given budget: it does not become smaller than that
+MOST_GAIN = 8.0  # a layer has so many times the budget at most, and this part of it at least
+
+
+def layer_patterns(value: Any) -> tuple[str, ...]:
+    """Names of layers, or patterns of them, from one or a sequence; TypeError, ValueError: what they are not."""
+    given = (value,) if isinstance(value, str) else value
+    allowed = "allowed: a name of a layer, a pattern as 'fc*', or a tuple of these"
+    if not isinstance(given, (tuple, list)) or not all(isinstance(one, str) for one in given):
+        raise TypeError(f"layers={value!r}: {allowed}")
+    if not given or not all(given):
+        raise ValueError(f"layers={value!r}: {allowed}, none of them empty")
+    return tuple(given)
+
+
+def _probe(value: Any) -> Any:
+    if hasattr(value, "__index__") or isinstance(value, (bool, float, str)) or value is None:
+        return integer("probe", value, 1)
+    return as_dataset(value, "probe")
+
+
+@named_keywords
+@dataclass(frozen=True, kw_only=True)
+class Apoptosis:
+    """Units of a network that others make redundant leave it while it trains, on all ranks at once.
+
+    Siegel, Daily, Vishnu, "Adaptive Neuron Apoptosis for Accelerating Deep Learning on Large Scale Systems" (2016),
+    arXiv 1610.00790. A unit is a neuron of a Linear, a filter of a Conv2d with the batch normalisation behind it, or a
+    hidden unit of an LSTM. In an event one unit is folded into another whose incoming weights are nearly parallel to
+    its own, or into the biases of what reads it where it is nearly constant; then the network, the optimiser's state
+    and all that strategies store are made smaller, and training goes on with the next batch. What the network computes
+    changes by no more than a bound, which is in the history. The trainer's net is then the smaller network.
+
+    Before an event counts, the smaller network is compared with the one before on the probe: where its loss is higher
+    by more than epsilon, the event is undone, nothing has changed, and the budget shrinks.
+
+    every    steps between events.
+    start    the step before which the first event is; None: `every`.
+    stop     the step from which on there are none; None: until training ends.
+    budget   0 to 1: what an event may take from a layer, as a share of what all units of the layer give. 0: only what
+             changes nothing but rounding. The budget follows the events: it is multiplied by `grow` after one that
+             stays, up to the given one, and by `shrink` after one that was undone; a layer that keeps losing units gets
+             up to 8 times as much of it, one that loses none less.
+    epsilon  by which share the loss on the probe may rise in an event, 0.01: by 1 %.
+    probe    so many samples, drawn by the trainer's seed from the training set (rank 0's part with sharded=True); or
+             samples of one's own, (x, y) or a Dataset, the same on all ranks.
+    layers   which may lose units: names ("fc1"), patterns ("conv*"), or a tuple of these.
+    least    so many units stay in each layer at least.
+    grow, shrink  what the budget is multiplied by: at least 1; above 0 and below 1.
+
+    Outputs of the network never leave. What cannot shrink for another reason says so: history.apoptosis["fixed"].
+    """
+
+    every: int = field(default=100, metadata=about("steps between events"))
+    start: int | None = field(
+        default=None, metadata=about("the step before which the first event is", default="as many as every")
+    )
+    stop: int | None = field(
+        default=None, metadata=about("the step from which on there are no events", default="until the end")
+    )
+    budget: float = field(default=0.01, metadata=about("0 to 1: what an event may take from a layer, as a share"))
+    epsilon: float = field(
+        default=0.01, metadata=about("by which share the loss on the probe may rise; else the event is undone")
+    )
+    probe: Any = field(
+        default=256,
+        hash=False,
+        compare=False,
+        metadata=about("so many samples of the training set compare both networks", metavar="N", read=int),
+    )
+    layers: str | Sequence[str] = field(
+        default=ALL,
+        metadata=about(
+            "names or patterns of layers that may shrink, with commas",
+            metavar="NAMES",
+            read=lambda text: layer_patterns([one.strip() for one in text.split(",")]),
+        ),
+    )
+    least: int = field(default=1, metadata=about("so many units stay in each layer at least"))
+    grow: float = field(default=1.25, metadata=about("at least 1: multiplies the budget after an event that stays"))
+    shrink: float = field(default=0.5, metadata=about("0 to 1: multiplies the budget after one that was undone"))
+
+    def __post_init__(self) -> None:
+        every = integer("every", self.every, 1)
+        start = None if self.start is None else integer("start", self.start, 0)
+        stop = None if self.stop is None else integer("stop", self.stop, 1)
+        layers = layer_patterns(self.layers)
+        store(
+            self,
+            every=every,
+            start=start,
+            stop=stop,
+            budget=number("budget", self.budget, 0.0, 1.0),
+            epsilon=number("epsilon", self.epsilon, 0.0),
+            probe=_probe(self.probe),
+            layers=layers[0] if len(layers) == 1 else layers,
+            least=integer("least", self.least, 1),
+            grow=number("grow", self.grow, 1.0),
+            shrink=number("shrink", self.shrink, above=0.0, below=1.0),
+        )
+        if stop is not None and stop <= self.first:
+            raise ValueError(
+                f"stop={stop}: allowed: above start={self.first}, the step before which the first event is"
+            )
+
+    @property
+    def first(self) -> int:
+        """The step before which the first event is."""
+        return self.every if self.start is None else self.start
+
+    def settings(self) -> Record:
+        """The keywords, in terms of JSON; a probe of one's own is described, not contained."""
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        if isinstance(self.probe, Dataset):
+            own["probe"] = {"name": self.probe.name, "samples": len(self.probe)}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in own.items()}
+
+
+def from_settings(settings: Mapping[str, Any] | None) -> Apoptosis | None:
+    """What settings() described; instead of samples of one's own as many of the training set."""
+    if settings is None:
+        return None
+    given = {one.name: settings[one.name] for one in fields(Apoptosis) if one.name in settings}
+    if isinstance(given.get("probe"), Mapping):
+        given["probe"] = int(given["probe"]["samples"])
+    return Apoptosis(**given)
+
+
+# ---- which units of a network can leave
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that leave together: those of a layer, or of several whose outputs are added."""
+
+    layers: tuple[str, ...]
+    units: int
+    fixed: str  # why none can leave; "": they can
+
+    @property
+    def name(self) -> str:
+        """The first layer's."""
+        return self.layers[0]
+
+
+def groups(net: Model) -> list[Group]:
+    """All groups of units of a network."""
+    return [Group(tuple(one["layers"]), one["units"], one["fixed"] or one["single"]) for one in net.graph.units()]
+
+
+def fixed(net: Model) -> dict[str, str]:
+    """Why layers cannot lose units, by name, of those that cannot."""
+    return {name: one.fixed for one in groups(net) if one.fixed for name in one.layers}
+
+
+def chosen(call: str, layers: str | Sequence[str], net: Model) -> list[str]:
+    """The names of the groups that may shrink, by layer_patterns.
+
+    ValueError: a name that no layer with units has, or that is of one which cannot shrink, with the reason; a pattern
+    that means none that can.
+    """
+    found = groups(net)
+    names = [name for one in found for name in one.layers]
+    result: dict[str, None] = {}
+    for pattern in layer_patterns(layers):
+        meant = [one for one in found if any(_means(pattern, name) for name in one.layers)]
+        if not meant:
+            raise ValueError(
+                f"{call}: layers={pattern!r}: no layer with units has this name{did_you_mean(pattern, names)}; "
+                f"allowed: {some_of(names)}, or a pattern as 'fc*'"
+            )
+        free = [one for one in meant if not one.fixed]
+        if not free:
+            why = "; ".join(f"{one.name}: {one.fixed}" for one in meant[:4])
+            raise ValueError(f"{call}: layers={pattern!r}: cannot shrink: {why}")
+        result |= dict.fromkeys(one.name for one in free)
+    return list(result)
+
+
+def _means(pattern: str, name: str) -> bool:
+    return name.startswith(f"{pattern}.") or fnmatch.fnmatchcase(name, pattern)
+
+
+# ---- the rule
+
+
+@dataclass
+class Course:
+    """How far apoptosis has come: the budget that events have left, and when the next one is.
+
+    It follows from the options and from what became of the events, and from nothing else: so it is the same on all
+    ranks, and goes on from a checkpoint as if training had never stopped.
+    """
+
+    budget: float
+    last: int = -1  # the step of the last event
+    gain: dict[str, float] = field(default_factory=dict)  # by which a layer has more of the budget; 1 where absent
+
+    def due(self, options: Apoptosis, step: int) -> int | None:
+        """The first step from `step` on before which there is an event; None: there are no more."""
+        begin = max(step, self.last + 1)
+        after = max(begin - options.first, 0)
+        found = options.first + -(-after // options.every) * options.every
+        return None if options.stop is not None and found >= options.stop else found
+
+    def budgets(self, layers: Iterable[str]) -> dict[str, float]:
+        """What each layer may lose in the next event."""
+        return {name: min(1.0, self.budget * self.gain.get(name, 1.0)) for name in layers}
+
+    def learn(
+        self, options: Apoptosis, step: int, layers: Iterable[str], left: Mapping[str, int], undone: bool
+    ) -> None:
+        """An event has been made: of these layers so many units have left, or would have if it had not been undone."""
+        self.last = step
+        if undone:
+            self.budget = max(self.budget * options.shrink, options.budget * LEAST_BUDGET)
+            return
+        self.budget = min(self.budget * options.grow, options.budget)
+        if not any(left.values()):
+            return
+        for name in layers:
+            factor = options.grow if left.get(name) else 1.0 / options.grow
+            self.gain[name] = min(max(self.gain.get(name, 1.0) * factor, 1.0 / MOST_GAIN), MOST_GAIN)
+
+    def settings(self) -> Record:
+        """In terms of JSON."""
+        return {"budget": self.budget, "last": self.last, "gain": dict(self.gain)}
+
+    @classmethod
+    def begun(cls, options: Apoptosis) -> Course:
+        """Before the first event."""
+        return cls(options.budget)
+
+    @classmethod
+    def of(cls, options: Apoptosis, settings: Mapping[str, Any]) -> Course:
+        """What settings() described, under these options, whose budget may be another."""
+        gain = {str(name): float(one) for name, one in settings["gain"].items()}
+        return cls(min(float(settings["budget"]), options.budget), int(settings["last"]), gain)

@@ -1,0 +1,165 @@
+"""Apoptosis: networks of other sizes, what is wanted of it, and the rule that says how much may leave."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import apoptosis
+from gossipgrad.apoptosis import Apoptosis, Course
+
+
+def mlp(*sizes):
+    layers = [one for size in sizes for one in (gg.Linear(size), gg.ReLU())]
+    return gg.Sequential([*layers, gg.Linear(3)], input=(6,), name="small")
+
+
+def test_a_network_of_other_sizes():
+    net = mlp(8, 5).freeze("fc1")
+    small = net.resized({"fc1": 3})
+    assert small.units == {"fc1": 3, "fc2": 5, "fc3": 3} and small.born == {"fc1": 8}
+    assert small.same_network(mlp(3, 5).freeze("fc1")) and not small.same_network(net), "factors and names stay"
+    assert net.shrinks_to(small) and net.shrinks_to(net) and not small.shrinks_to(net)
+    assert not net.shrinks_to(mlp(3, 5)), "of which fc1 is trained"
+    assert not net.shrinks_to(mlp(8).freeze("fc1"))
+    smaller = small.resized({"fc1": 2, "fc2": 4})
+    for again in (smaller, pickle.loads(pickle.dumps(smaller)), gg.Model.from_config(smaller.config())):
+        assert again.born == {"fc1": 8, "fc2": 5} and again.same_network(smaller)
+    back = smaller.resized(smaller.born)
+    assert back.same_network(net) and back.born == {} and back.config() == net.config()
+    net.load_weights(net.weights(3))
+    assert net.loaded and not net.resized({"fc1": 3}).loaded and net.resized({"fc1": 3}).parameters < net.parameters
+
+
+def test_layers_that_follow_take_the_new_size():
+    x = gg.Input((2, 8, 8))
+    y = gg.Flatten()(gg.MaxPool2d(2)(gg.ReLU()(gg.BatchNorm2d()(gg.Conv2d(6, 3, padding=1)(x)))))
+    net = gg.Model(x, gg.Linear(4)(y)).resized({"conv1": 5})
+    shapes = net.parameter_shapes()
+    assert shapes["fc1.weight"] == (4, 5 * 16) and shapes["bn1.weight"] == (5,) and shapes["conv1.weight"][0] == 5
+    text = net.summary()
+    assert "6 x 8 x 8 -> 5 x 8 x 8" in text and "2 x 8 x 8 ->" not in text
+    assert f"{net.resized(net.born).parameters + 12:,} -> {net.parameters + 10:,}" in text, "statistics count as well"
+    lstm = gg.Sequential([gg.LSTM(7), gg.Linear(2)], input=(4, 3)).resized({"lstm1": 5})
+    assert lstm.parameter_shapes()["lstm1.weight_hh_l0"] == (20, 5) and lstm.units == {"lstm1": 5, "fc1": 2}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind", "words"),
+    [
+        (
+            {"fc9": 3},
+            ValueError,
+            r"'fc9': ...}\): no layer has this name; did you mean 'fc\d'\?; allowed: fc1, fc2, fc3",
+        ),
+        ({"relu1": 3}, ValueError, "'relu1': ...}.: has no units"),
+        ({"fc1": 0}, ValueError, "resized: fc1=0: allowed: an integer of at least 1"),
+        ({"fc1": 2.5}, TypeError, "resized: fc1=2.5"),
+    ],
+)
+def test_sizes_that_cannot_be(sizes, kind, words):
+    with pytest.raises(kind, match=words):
+        mlp(8, 5).resized(sizes)
+
+
+def test_which_layers_can_shrink():
+    lenet = gg.models.lenet()
+    assert apoptosis.chosen("x", "*", lenet) == ["conv1", "conv2", "fc1"]
+    assert apoptosis.chosen("x", ("fc*", "conv2"), lenet) == ["fc1", "conv2"]
+    assert apoptosis.fixed(lenet) == {"fc2": "'fc2' (linear) is an output of the network"}
+    resnet = gg.models.resnet20()
+    assert apoptosis.chosen("x", "layer1", resnet) == [f"layer1.{i}.conv1" for i in range(3)]
+    for layers, words in (
+        ("fc2", "x: layers='fc2': cannot shrink: fc2: 'fc2' .linear. is an output of the network"),
+        ("fc3", "x: layers='fc3': no layer with units has this name; did you mean 'fc2'.; allowed: conv1, conv2, fc1"),
+        ("relu1", "no layer with units"),
+        (("fc1", "nothing*"), r"layers='nothing\*'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            apoptosis.chosen("x", layers, lenet)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
+    [
+        ({"budget": -0.1}, ValueError, "budget=-0.1: allowed: a finite number >= 0 and <= 1"),
+        ({"budget": 1.5}, ValueError, "budget=1.5"),
+        ({"budget": math.nan}, ValueError, "budget=nan"),
+        ({"budget": "0.1"}, TypeError, "budget='0.1'"),
+        ({"epsilon": -0.1}, ValueError, "epsilon=-0.1"),
+        ({"every": 0}, ValueError, "every=0: allowed: an integer of at least 1"),
+        ({"every": 10, "stop": 10}, ValueError, "stop=10: allowed: above start=10"),
+        ({"start": 30, "stop": 20}, ValueError, "stop=20: allowed: above start=30"),
+        ({"least": 0}, ValueError, "least=0"),
+        ({"probe": 0}, ValueError, "probe=0"),
+        ({"probe": "all"}, TypeError, "probe='all'"),
+        ({"probe": [1, 2, 3]}, TypeError, "probe"),
+        ({"layers": 3}, TypeError, "layers=3: allowed: a name of a layer"),
+        ({"layers": ()}, ValueError, r"layers=\(\)"),
+        ({"grow": 0.9}, ValueError, "grow=0.9: allowed: a finite number >= 1"),
+        ({"shrink": 1.0}, ValueError, "shrink=1.0: allowed: a finite number > 0 and < 1"),
+        ({"interval": 3}, TypeError, r"Apoptosis\(\) has no keyword 'interval'"),
+        ({"evry": 3}, TypeError, "did you mean 'every'"),
+    ],
+)
+def test_arguments_out_of_range(given, kind, words):
+    with pytest.raises(kind, match=words):
+        Apoptosis(**given)
+
+
+def test_settings_make_the_same_again():
+    for options in (Apoptosis(), Apoptosis(every=7, start=0, stop=90, layers=("fc1", "conv*"), budget=0, probe=9)):
+        again = apoptosis.from_settings(options.settings())
+        assert again == options and again.settings() == options.settings()
+    own = Apoptosis(probe=([[1.0, 2.0]] * 5, [0, 1, 0, 1, 1]))
+    assert own.settings()["probe"] == {"name": "probe", "samples": 5}
+    assert apoptosis.from_settings(own.settings()).probe == 5
+    assert apoptosis.from_settings(None) is None
+
+
+def events(options, steps, begin=0, course=None):
+    """The steps of the events of a run of so many steps, none of which finds anything."""
+    course, found, step = course or Course.begun(options), [], begin
+    while (due := course.due(options, step)) is not None and due < steps:
+        found.append(due)
+        course.learn(options, due, ["a"], {}, False)
+        step = due
+    return found, course
+
+
+def test_when_events_are():
+    assert events(Apoptosis(every=10), 41)[0] == [10, 20, 30, 40]
+    assert events(Apoptosis(every=10, start=0, stop=20), 90)[0] == [0, 10]
+    assert events(Apoptosis(every=10, start=5, stop=26), 90)[0] == [5, 15, 25]
+    assert events(Apoptosis(every=1, start=3), 6)[0] == [3, 4, 5]
+    options = Apoptosis(every=10)
+    for cut in (9, 10, 11, 20, 29):
+        first, course = events(options, cut)
+        rest, _ = events(options, 41, cut, Course.of(options, course.settings()))
+        assert first + rest == [10, 20, 30, 40], f"stopped before step {cut}"
+
+
+def test_the_budget_follows_what_becomes_of_events():
+    options = Apoptosis(budget=0.1, grow=2.0, shrink=0.5)
+    course = Course.begun(options)
+    assert course.budgets(["a", "b"]) == {"a": 0.1, "b": 0.1}
+    course.learn(options, 100, ["a", "b"], {"a": 3}, False)
+    assert course.budgets(["a", "b"]) == {"a": 0.2, "b": 0.05}, "who pays gets more, the budget is not above the given"
+    course.learn(options, 200, ["a", "b"], {"a": 2}, True)
+    assert course.budgets(["a", "b"]) == {"a": 0.1, "b": 0.025} and course.last == 200
+    course.learn(options, 300, ["a", "b"], {}, False)
+    assert course.budgets(["a", "b"]) == {"a": 0.2, "b": 0.05}, "nothing was found: it grows back"
+    for step in range(400, 3000, 100):
+        course.learn(options, step, ["a", "b"], {"a": 1}, False)
+    assert course.budgets(["a", "b"]) == {"a": 0.8, "b": 0.0125}, "8 times and an eighth at most"
+    for step in range(3000, 6000, 100):
+        course.learn(options, step, ["a", "b"], {"a": 1}, True)
+    assert course.budget == pytest.approx(1e-4), "a thousandth at least"
+    again = Course.of(options, course.settings())
+    assert again == course
+    assert Course.of(Apoptosis(budget=1e-5), course.settings()).budget == 1e-5
+    assert Course.begun(Apoptosis(budget=0.5)).budgets(["a"]) == {"a": 0.5}
+    assert Course(0.5, gain={"a": 8.0}).budgets(["a"]) == {"a": 1.0}
