@@ -331,7 +331,15 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     }
     MPI_Comm given = use_world ? MPI_COMM_WORLD : MPI_Comm_f2c((MPI_Fint)fortran_handle);
     if (given == MPI_COMM_NULL) {
-        status = gg_fail(GG_ERROR_ARGUMENT, "the communicator with handle %d is null", fortran_handle);
+        status = gg_fail(GG_ERROR_ARGUMENT,
+                         "comm: null, as Split gives it to a process that is in none of the groups, or freed; such a "
+                         "process makes no trainer");
+        goto cleanup;
+    }
+    GG_TRY_MPI(MPI_Comm_test_inter, given, &flag);
+    if (flag) {
+        status = gg_fail(GG_ERROR_ARGUMENT, "comm: an intercommunicator; allowed: a communicator of one group, as "
+                                            "comm.Merge() makes of it");
         goto cleanup;
     }
     GG_TRY(gg_calloc(1, sizeof *made, "MPI transport", &made));
