@@ -83,6 +83,7 @@ from gossipgrad.strategies import (  # noqa: E402
     Strategy,
 )
 from gossipgrad.team import Team  # noqa: E402
+from gossipgrad.tensorboard import TensorBoard  # noqa: E402
 from gossipgrad.trainer import Trainer  # noqa: E402
 from gossipgrad.weights import read as read_weights  # noqa: E402
 
@@ -154,6 +155,7 @@ __all__ = [
     "Strategy",
     "Tanh",
     "Team",
+    "TensorBoard",
     "Trainer",
     "VirtualCluster",
     "__version__",

@@ -1,0 +1,112 @@
+"""Logs for TensorBoard, written by tensorboardX or by torch's own writer, whichever is installed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from gossipgrad import agreement
+from gossipgrad.callbacks import Callback, Progress
+from gossipgrad.errors import flag, named_keywords, warn
+from gossipgrad.history import Record, flat
+from gossipgrad.outputs import check_path
+
+if TYPE_CHECKING:
+    from gossipgrad.trainer import Trainer
+
+# Numbers of a record that are positions, not results.
+_POSITIONS = ("epoch", "steps")
+
+
+def _writer_class() -> Any:
+    """tensorboardX's or torch's SummaryWriter; ImportError says how to get one."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                "TensorBoard's logs are written by tensorboardX, or by torch with tensorboard: pip install tensorboardX"
+            ) from error
+    return SummaryWriter
+
+
+@named_keywords
+class TensorBoard(Callback):
+    """Writes every number of an epoch's record for TensorBoard, at the number of training steps.
+
+        trainer.fit(train, validation=test, epochs=5, callbacks=[gg.TensorBoard("runs/gossip")])
+
+    folder     of the logs, one a run; made where it is not there. `tensorboard --logdir runs` shows all runs below.
+    histograms also of the consensus model's weights, after each epoch.
+    writer     in place of one that is made: anything with add_scalar(tag, value, step), add_text, add_histogram, flush;
+               it is not closed. folder is then None.
+
+    Tags are the dotted names of the record with a slash for the dot, as "validation/accuracy". "progress/loss" is the
+    epoch's loss so far on the ranks of the first process, a few times a second. "settings" is a text. Rank 0 alone
+    writes. A resumed run goes on in the same folder: what an interrupted one wrote after the step of the checkpoint is
+    replaced. ImportError without tensorboardX and torch's writer. What cannot be written, as on a full disk, is a
+    warning, once, and training goes on.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, *, histograms: bool = False, writer: Any = None
+    ) -> None:
+        if (folder is None) == (writer is None):
+            raise ValueError(f"folder={folder!r}, writer={writer!r}: allowed: one of both")
+        self.folder = None if folder is None else check_path("folder", folder)
+        self.histograms = flag("histograms", histograms)
+        self.failure: str | None = None
+        self._given = writer
+        self._class = _writer_class() if writer is None else None
+        self._writer: Any = None
+
+    def _write(self, method: str, *arguments: Any) -> None:
+        if self._writer is None:
+            return
+        try:
+            getattr(self._writer, method)(*arguments)
+        except OSError as error:
+            self._writer, self.failure = None, f"{self.folder}: this log ends here: {error.strerror or error}"
+            warn(self.failure)
+
+    def _open(self, step: int) -> None:
+        if self._class is None:
+            self._writer = self._given
+            return
+        assert self.folder is not None
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            self._writer = self._class(self.folder, purge_step=step + 1 if step else None)
+        except OSError as error:
+            raise ValueError(f"folder={self.folder!r}: cannot be written to: {error.strerror or error}") from None
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        self.failure = None
+        with agreement.agreed(trainer.team, f"TensorBoard({self.folder!r})"):
+            if trainer.rank == 0:
+                self._open(trainer.step)
+        settings = json.dumps(trainer.settings(), indent=1, default=str)
+        self._write("add_text", "settings", "\n".join("    " + line for line in settings.splitlines()), trainer.step)
+
+    def on_progress(self, trainer: Trainer, progress: Progress) -> None:
+        if math.isfinite(progress.loss):
+            self._write("add_scalar", "progress/loss", progress.loss, trainer.step)
+
+    def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
+        for name, value in flat(record).items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in _POSITIONS:
+                self._write("add_scalar", name.replace(".", "/"), float(value), trainer.step)
+        self._write("add_scalar", "epoch", record["epoch"], trainer.step)
+        if self.histograms:
+            for name, weights in trainer.consensus_weights().items():  # of all ranks, so on all ranks
+                self._write("add_histogram", f"weights/{name.replace('.', '/')}", weights, trainer.step)
+        self._write("flush")
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        if self._writer is not None and self._class is not None:
+            self._write("close")
+        self._writer = None
