@@ -38,6 +38,8 @@ class Graph:
 
         fixed: why none of them can leave, "": they can; single: why they are not compared by their weights.
         """
+    def same_layout(self, other: Graph, /) -> bool:
+        """Whether nodes, shapes, parameters, factors and heads are the same. Both are finished."""
     def initial_weights(self, seed: int, /) -> dict[str, NDArray[np.float32]]: ...
 
 @final
@@ -121,6 +123,37 @@ class Dataset:
     def __len__(self) -> int: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+@final
+class ShrinkPlan:
+    """What would leave a network, and what that changes: of Trainer.plan_shrink. The same on all ranks."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether something leaves, and the loss on the probe allows it."""
+    @property
+    def left(self) -> dict[str, list[int]]:
+        """Of each layer of which units leave, the first of a group's: which of its outputs, ascending."""
+    @property
+    def outputs(self) -> dict[str, int]:
+        """Of each layer that becomes smaller: how many outputs it has then."""
+    @property
+    def bound(self) -> dict[str, float]:
+        """Of each layer that may shrink, the first of a group's: the sum of the bounds of the units that leave."""
+    @property
+    def share(self) -> dict[str, float]:
+        """The same, as the share that a budget limits."""
+    @property
+    def loss_before(self) -> float | None:
+        """On the probe, all heads together; None: there is none, or nothing leaves."""
+    @property
+    def loss_after(self) -> float | None: ...
+    @property
+    def parameters(self) -> int:
+        """Of the smaller network."""
+    @property
+    def hash(self) -> int:
+        """Of what leaves and into what, the same on all ranks."""
 
 @final
 class Trainer:
@@ -221,6 +254,34 @@ class Trainer:
         state that layers carry are each rank's as before; what the old strategy had no arena for begins at zero. The
         sums of the epoch and the trace go on. ValueError, and nothing has changed, for options that a strategy
         refuses, and in the middle of an epoch where other ranks would train or shuffle_samples would change.
+        """
+    def plan_shrink(
+        self,
+        budgets: dict[str, float],
+        *,
+        least: int = 1,
+        probe: Dataset | None = None,
+        batch: int = 64,
+        epsilon: float = 0.0,
+    ) -> ShrinkPlan:
+        """Completes what is in flight, and finds the units of the consensus model that may leave. Collective.
+
+        budgets: 0 to 1 by layers of Graph.units(); others do not shrink. Where several layers of one group are named
+        the smallest counts. least: units that stay in each. probe: the same set on all ranks, evaluated `batch` samples
+        at a time; accepted where loss_after <= loss_before + epsilon * |loss_before|. ValueError for a layer that cannot
+        shrink, with the reason; FloatingPointError on all ranks where weights are not finite.
+        """
+    def apply_shrink(self, plan: ShrinkPlan, graph: Graph, /) -> None:
+        """Goes on with the smaller network, accepted or not. graph: of the plan's sizes. Collective.
+
+        Weights and residues are folded and selected, moments and carried state selected; the epoch goes on.
+        RuntimeError on all ranks, and nothing has changed, where their plans differ or are of another step; ValueError
+        likewise where nothing leaves, or the graph has other sizes.
+        """
+    def restore_graph(self, graph: Graph, /) -> None:
+        """Goes on with a network of other sizes between the same inputs and outputs. Collective.
+
+        All arenas and carried state are zero afterwards: load them. The number of steps stays.
         """
     def arenas(self) -> dict[str, str]:
         """What a rank trains with: "weight", "gradient", "moment" (the optimiser's), "residue" or "copy" (compression's)."""

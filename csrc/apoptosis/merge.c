@@ -91,6 +91,22 @@ void gg_merges_leaves(const gg_merges *merges, const gg_units *units, bool *leav
     for (int i = 0; i < merges->count; i++) leaves[merges->merge[i].unit] = true;
 }
 
+gg_status gg_merges_create(const gg_units *units, gg_merges **out) {
+    gg_status status = GG_OK;
+    gg_merges *made = NULL;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *made, "merges", &made));
+    made->groups = units->groups;
+    GG_TRY(gg_calloc((size_t)units->units + 1, sizeof *made->merge, "merges", &made->merge));
+    GG_TRY(gg_calloc((size_t)units->groups + 1, sizeof *made->bound, "merges", &made->bound));
+    GG_TRY(gg_calloc((size_t)units->groups + 1, sizeof *made->share, "merges", &made->share));
+    *out = made;
+    made = NULL;
+cleanup:
+    gg_merges_destroy(made);
+    return status;
+}
+
 void gg_merges_destroy(gg_merges *merges) {
     if (merges == NULL) return;
     gg_free(merges->merge);
@@ -299,7 +315,7 @@ static double exact_distance(const comparison *it, int i, int j, double c) {
 }
 
 static void offer(comparison *it, int i, double distance, int into, double scale, double value) {
-    if (!(distance < it->distance[i])) return;
+    if (!(distance < it->distance[i]) || !isfinite((float)scale)) return;
     it->distance[i] = distance;
     it->into[i] = into;
     it->scale[i] = (float)scale;
@@ -366,6 +382,10 @@ static int cheapest_unit(const comparison *it, double budget) {
     return best;
 }
 
+static double budget_of(const gg_merge_options *options, int group) {
+    return options->budgets != NULL ? options->budgets[group] : options->budget;
+}
+
 static gg_status choose_units(comparison *it, const gg_merge_options *options, float *weights, gg_merges *out) {
     gg_status status = GG_OK;
     const gg_unit_group *group = it->group;
@@ -382,12 +402,21 @@ static gg_status choose_units(comparison *it, const gg_merge_options *options, f
     GG_TRY(multiply_pairs(it, options->device));
     for (int i = 0; i < n; i++) choose_partner(it, i);
     const bool feeds_back = group->producers > 1 || is_recurrent(it->graph, &group->producer[0]);
-    budget = feeds_back || options->budget == 0 ? -1 : options->budget * mass;
+    const double share = budget_of(options, number);
+    budget = feeds_back || share == 0 ? -1 : share * mass;
     for (int stay = n; stay > options->least; stay--) {
         const int i = cheapest_unit(it, budget);
         if (i < 0) break;
         const int into = it->into[i] >= 0 ? group->first + it->into[i] : -1;
-        if (into >= 0) it->distance[i] = exact_distance(it, i, it->into[i], (double)it->scale[i]);
+        if (into >= 0) {
+            const double exact = exact_distance(it, i, it->into[i], (double)it->scale[i]);
+            const bool dearer = exact > it->distance[i];
+            it->distance[i] = exact;
+            if (dearer && cheapest_unit(it, budget) != i) { /* perhaps no longer the cheapest, or within the budget */
+                stay++;
+                continue;
+            }
+        }
         const gg_merge made = {group->first + i, into, it->scale[i], it->value[i], it->listened[i] * it->distance[i]};
         out->merge[out->count++] = made;
         out->bound[number] += made.bound;
@@ -443,14 +472,11 @@ gg_status gg_merges_find(const gg_graph *graph, const gg_units *units, const flo
     gg_merges *made = NULL;
     float *own = NULL;
     *out = NULL;
-    if (!(options->budget >= 0 && options->budget <= 1))
-        GG_FAIL(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", options->budget);
+    for (int g = 0; g < units->groups; g++)
+        if (!(budget_of(options, g) >= 0 && budget_of(options, g) <= 1))
+            GG_FAIL(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", budget_of(options, g));
     if (options->least < 1) GG_FAIL(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", options->least);
-    GG_TRY(gg_calloc(1, sizeof *made, "merges", &made));
-    made->groups = units->groups;
-    GG_TRY(gg_calloc((size_t)units->units + 1, sizeof *made->merge, "merges", &made->merge));
-    GG_TRY(gg_calloc((size_t)units->groups + 1, sizeof *made->bound, "merges", &made->bound));
-    GG_TRY(gg_calloc((size_t)units->groups + 1, sizeof *made->share, "merges", &made->share));
+    GG_TRY(gg_merges_create(units, &made));
     GG_TRY(gg_alloc(bytes, "weights", &own));
     if (bytes > 0) memcpy(own, weights, bytes);
     for (int g = 0; g < units->groups; g++) {

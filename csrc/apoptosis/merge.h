@@ -25,9 +25,10 @@ typedef struct gg_merge {
 typedef struct gg_merge_options {
     double budget; /* 0 to 1: the sum of bounds of a group, as a share of the sum over all its units of what they would
                       be for c = 0. 0: only what changes nothing but rounding */
-    int least;     /* so many units stay in each group at least, 1 or more */
-    const bool *groups; /* one a group: whether its units may leave; NULL: all */
-    gg_device *device;  /* for the products of all pairs */
+    const double *budgets; /* the same, one a group; NULL: `budget` of all */
+    int least;             /* so many units stay in each group at least, 1 or more */
+    const bool *groups;    /* one a group: whether its units may leave; NULL: all */
+    gg_device *device;     /* for the products of all pairs */
 } gg_merge_options;
 
 typedef struct gg_merges {
@@ -46,6 +47,8 @@ typedef struct gg_merges {
  * caller destroys `out`. */
 gg_status gg_merges_find(const gg_graph *graph, const gg_units *units, const float *weights,
                          const gg_merge_options *options, gg_merges **out);
+/* None, with room for as many as the network has units. */
+gg_status gg_merges_create(const gg_units *units, gg_merges **out);
 void gg_merges_destroy(gg_merges *merges);
 
 /* Marks the units that leave: one entry a unit of the network, all written. */

@@ -12,10 +12,17 @@ typedef struct parameter_selection {
     int64_t *index[2];
 } parameter_selection;
 
+/* Which numbers of a row of carried state stay. */
+typedef struct carried_selection {
+    int64_t kept;
+    int64_t *index; /* NULL: the layer carries none */
+} carried_selection;
+
 struct gg_selection {
     int nodes, parameters;
     int64_t *outputs; /* one a node: how many of its units' outputs stay; 0: as many as there are */
     parameter_selection *parameter;
+    carried_selection *carried; /* one a node */
     size_t before, after;
     uint64_t hash;
 };
@@ -106,6 +113,25 @@ cleanup:
     return status;
 }
 
+/* A row is made of runs with a number for each hidden unit: states and cells. */
+static gg_status select_carried(const gg_graph *graph, const gg_units *units, const bool *leaves, int node,
+                                const gg_graph *small, carried_selection *out) {
+    gg_status status = GG_OK;
+    const int64_t numbers = gg_graph_node_carried(graph, node), after = gg_graph_node_carried(small, node);
+    const gg_unit_axis *axis = &units->output[node];
+    if (numbers == 0) goto cleanup;
+    GG_TRY(gg_alloc((size_t)numbers * sizeof *out->index, "selection", &out->index));
+    for (int64_t i = 0; i < numbers; i++) {
+        const int unit = axis->unit != NULL ? axis->unit[i % axis->count] : -1;
+        if (unit < 0 || !leaves[unit]) out->index[out->kept++] = i;
+    }
+    if (out->kept != after)
+        GG_FAIL(GG_ERROR_STATE, "selection: layer '%s' carries %lld numbers afterwards, but %lld of them stay",
+                gg_graph_node(graph, node)->desc.name, (long long)after, (long long)out->kept);
+cleanup:
+    return status;
+}
+
 /* Where the parameter lies in both graphs, and which of its indices stay. */
 static gg_status select_parameter(const gg_units *units, const bool *leaves, int number, const gg_parameter *before,
                                   const gg_parameter *after, parameter_selection *out) {
@@ -138,8 +164,10 @@ gg_status gg_selection_create(const gg_graph *graph, const gg_units *units, cons
     made->parameters = gg_graph_parameters(graph);
     GG_TRY(gg_calloc((size_t)made->nodes, sizeof *made->outputs, "selection", &made->outputs));
     GG_TRY(gg_calloc((size_t)made->parameters + 1, sizeof *made->parameter, "selection", &made->parameter));
+    GG_TRY(gg_calloc((size_t)made->nodes, sizeof *made->carried, "selection", &made->carried));
     GG_TRY(count_outputs(graph, units, leaves, made->outputs));
     GG_TRY(gg_graph_select(graph, made, &small));
+    for (int i = 0; i < made->nodes; i++) GG_TRY(select_carried(graph, units, leaves, i, small, &made->carried[i]));
     made->before = gg_graph_arena_count(graph);
     made->after = gg_graph_arena_count(small);
     made->hash = 0xcbf29ce484222325u;
@@ -166,6 +194,8 @@ void gg_selection_destroy(gg_selection *selection) {
         gg_free(selection->parameter[i].index[0]);
         gg_free(selection->parameter[i].index[1]);
     }
+    for (int i = 0; selection->carried != NULL && i < selection->nodes; i++) gg_free(selection->carried[i].index);
+    gg_free(selection->carried);
     gg_free(selection->parameter);
     gg_free(selection->outputs);
     gg_free(selection);
@@ -180,15 +210,28 @@ int64_t gg_selection_kept(const gg_selection *selection, int parameter, int axis
     return selection->parameter[parameter].kept[axis];
 }
 
+void gg_carried_select(const gg_selection *selection, int node, const float *before, float *after) {
+    const carried_selection *it = &selection->carried[node];
+    for (int64_t i = 0; i < it->kept; i++) after[i] = before[it->index[i]];
+}
+
+/* The columns of a row that stay, neighbouring ones at once. */
+static float *select_row(const parameter_selection *it, const float *row, float *out) {
+    const int64_t *index = it->index[1];
+    for (int64_t c = 0, next; c < it->kept[1]; c = next) {
+        for (next = c + 1; next < it->kept[1] && index[next] == index[next - 1] + 1;) next++;
+        memcpy(out, row + index[c] * it->inner, (size_t)((next - c) * it->inner) * sizeof *out);
+        out += (next - c) * it->inner;
+    }
+    return out;
+}
+
 void gg_arena_select(const gg_selection *selection, const float *from, float *to) {
     memset(to, 0, selection->after * sizeof *to);
     for (int i = 0; i < selection->parameters; i++) {
         const parameter_selection *it = &selection->parameter[i];
-        const float *in = from + it->from;
         float *out = to + it->to;
         for (int64_t r = 0; r < it->kept[0]; r++)
-            for (int64_t c = 0; c < it->kept[1]; c++, out += it->inner)
-                memcpy(out, in + (it->index[0][r] * it->columns + it->index[1][c]) * it->inner,
-                       (size_t)it->inner * sizeof *out);
+            out = select_row(it, from + it->from + it->index[0][r] * it->columns * it->inner, out);
     }
 }

@@ -25,6 +25,10 @@ size_t gg_selection_count_after(const gg_selection *selection);
 /* Writes what stays of `from` to `to`, which is elsewhere; the padding of `to` is zero. */
 void gg_arena_select(const gg_selection *selection, const float *from, float *to);
 
+/* What stays of a row of the state that the layer of a node carries (gg_graph_node_carried): `before` of the graph's,
+ * `after` of the smaller one's. */
+void gg_carried_select(const gg_selection *selection, int node, const float *before, float *after);
+
 /* The indices of a parameter's axis 0 or 1 that stay, ascending: as many as are returned, owned by the selection. */
 int64_t gg_selection_kept(const gg_selection *selection, int parameter, int axis, const int64_t **index);
 

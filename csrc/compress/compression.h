@@ -25,7 +25,11 @@ typedef enum gg_compression_mode {
 } gg_compression_mode;
 
 /* Who chooses the elements: every rank its own, or in turns one rank for all. */
-typedef enum gg_selection { GG_SELECTION_LOCAL = 0, GG_SELECTION_CYCLIC, GG_SELECTION_COUNT } gg_selection;
+typedef enum gg_compression_selection {
+    GG_SELECTION_LOCAL = 0,
+    GG_SELECTION_CYCLIC,
+    GG_SELECTION_COUNT
+} gg_compression_selection;
 
 /* A bin has at most so many elements: 14 bits, of which one value marks runs of empty bins. */
 enum { GG_MOST_BIN = 16383 };
@@ -40,7 +44,7 @@ typedef struct gg_compression {
     size_t dense_below;   /* parameters of fewer elements travel dense */
     unsigned dense_roles; /* a bit 1 << role each: parameters of this role travel dense */
     int64_t warmup;       /* so many first steps travel dense */
-    gg_selection selection;
+    gg_compression_selection selection;
 } gg_compression;
 
 /* One parameter in a message. */

@@ -399,3 +399,46 @@ int64_t gg_graph_node_macs(const gg_graph *graph, int node) {
     const gg_layer_type *type = types[it->desc.kind];
     return type->macs != NULL ? type->macs(it, &graph->node[it->input[0]].shape) : 0;
 }
+
+static bool same_node(const gg_node *a, const gg_node *b) {
+    bool same = a->desc.kind == b->desc.kind && a->inputs == b->inputs && a->dtype == b->dtype &&
+                a->layer == b->layer && strcmp(a->desc.name, b->desc.name) == 0;
+    for (int i = 0; same && i < a->inputs; ++i) same = a->input[i] == b->input[i];
+    return same;
+}
+
+static bool same_factors(const gg_node *a, const gg_node *b) {
+    return a->lr.weight == b->lr.weight && a->lr.bias == b->lr.bias && a->decay.weight == b->decay.weight &&
+           a->decay.bias == b->decay.bias;
+}
+
+bool gg_graph_is_alike(const gg_graph *a, const gg_graph *b) {
+    bool same = gg_graph_nodes(a) == gg_graph_nodes(b) && gg_graph_heads(a) == gg_graph_heads(b) &&
+                gg_graph_parameters(a) == gg_graph_parameters(b);
+    for (int i = 0; same && i < gg_graph_nodes(a); ++i) {
+        const gg_node *x = gg_graph_node(a, i), *y = gg_graph_node(b, i);
+        same = same_node(x, y) && (x->desc.kind != GG_LAYER_INPUT || gg_shape_equal(&x->shape, &y->shape));
+    }
+    for (int h = 0; same && h < gg_graph_heads(a); ++h) {
+        const gg_head *x = gg_graph_head(a, h), *y = gg_graph_head(b, h);
+        same = x->node == y->node && x->training_only == y->training_only &&
+               gg_shape_equal(&gg_graph_node(a, x->node)->shape, &gg_graph_node(b, y->node)->shape);
+    }
+    return same;
+}
+
+bool gg_graph_same_layout(const gg_graph *a, const gg_graph *b) {
+    bool same = gg_graph_is_alike(a, b) && gg_graph_arena_count(a) == gg_graph_arena_count(b);
+    for (int i = 0; same && i < gg_graph_nodes(a); ++i) {
+        const gg_node *x = gg_graph_node(a, i), *y = gg_graph_node(b, i);
+        same = gg_shape_equal(&x->shape, &y->shape) && same_factors(x, y) &&
+               gg_graph_node_carried(a, i) == gg_graph_node_carried(b, i) &&
+               gg_graph_node_macs(a, i) == gg_graph_node_macs(b, i);
+    }
+    for (int i = 0; same && i < gg_graph_parameters(a); ++i) {
+        const gg_parameter *x = gg_graph_parameter(a, i), *y = gg_graph_parameter(b, i);
+        same = strcmp(x->name, y->name) == 0 && x->role == y->role && x->offset == y->offset &&
+               gg_shape_equal(&x->shape, &y->shape);
+    }
+    return same;
+}

@@ -171,6 +171,13 @@ int64_t gg_graph_node_carried(const gg_graph *graph, int node); /* float32 numbe
                                                                    from batch to batch for each sample; 0: none */
 int64_t gg_graph_node_macs(const gg_graph *graph, int node);    /* multiply-adds of one sample's forward pass */
 
+/* Whether both have the same inputs, heads and layers, which may have other sizes inside: the samples and targets of
+ * the one are those of the other, and so are the numbers of nodes, layers and parameters. Finished. */
+bool gg_graph_is_alike(const gg_graph *a, const gg_graph *b);
+/* Whether their arenas and what is computed of them are the same: nodes, shapes, parameters, factors, heads. Finished.
+ */
+bool gg_graph_same_layout(const gg_graph *a, const gg_graph *b);
+
 /* Fills an arena with initial weights: a function of the seed alone, the same on every rank. */
 void gg_graph_initialise(const gg_graph *graph, uint64_t seed, float *weights);
 

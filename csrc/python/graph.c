@@ -338,6 +338,15 @@ static PyObject *unit_groups(PyObject *self, PyObject *unused) {
     return list;
 }
 
+static PyObject *same_layout(PyObject *self, PyObject *other) {
+    if (!PyObject_TypeCheck(other, gg_py_graph_type)) {
+        PyErr_SetString(PyExc_TypeError, "same_layout: must be a Graph");
+        return NULL;
+    }
+    if (!is_finished(self) || !is_finished(other)) return NULL;
+    return PyBool_FromLong(gg_graph_same_layout(((gg_py_graph *)self)->graph, ((gg_py_graph *)other)->graph));
+}
+
 static PyObject *initial_weights(PyObject *self, PyObject *argument) {
     const gg_graph *graph = ((gg_py_graph *)self)->graph;
     unsigned long long seed = PyLong_AsUnsignedLongLong(argument);
@@ -370,6 +379,8 @@ static PyMethodDef methods[] = {
     {"units", unit_groups, METH_NOARGS,
      "One dict a group of units that leave together: layers (that produce them), readers, units (count), rule, fixed "
      "(why none can leave), single (why they are not compared)."},
+    {"same_layout", same_layout, METH_O,
+     "same_layout($self, other, /)\n--\n\nWhether nodes, shapes, parameters and heads are the same."},
     {"initial_weights", initial_weights, METH_O,
      "initial_weights($self, seed, /)\n--\n\nThe weights that training starts from."},
     {NULL, NULL, 0, NULL}};

@@ -165,7 +165,7 @@ int gg_py_compression(PyObject *dict, gg_compression *out) {
                             .values = (gg_dtype)type,
                             .dense_below = (size_t)dense_below,
                             .warmup = py_options_whole_of(dict, "warmup", 0),
-                            .selection = (gg_selection)selection};
+                            .selection = (gg_compression_selection)selection};
     if (PyErr_Occurred() || roles_of(dict, "dense", &out->dense_roles) < 0) return -1;
     return bins_of(dict, out->bin);
 }

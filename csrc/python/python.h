@@ -43,6 +43,7 @@ int gg_py_add_graph(PyObject *module);
 int gg_py_add_team(PyObject *module);
 int gg_py_add_dataset(PyObject *module);
 int gg_py_add_trainer(PyObject *module);
+int gg_py_add_shrink(PyObject *module);
 int gg_py_add_info(PyObject *module);
 int gg_py_add_schedule(PyObject *module);
 int gg_py_add_options(PyObject *module);

@@ -18,6 +18,7 @@ static void py_trainer_clear(gg_py_trainer *t) {
     Py_CLEAR(t->topology);
     Py_CLEAR(t->schedule);
     Py_CLEAR(t->losses);
+    Py_CLEAR(t->held);
 }
 
 /* One number a rank of the team, owned by the caller (PyMem_Free); *out stays NULL for None. */
@@ -212,7 +213,7 @@ static PyType_Spec spec = {"gossipgrad._core.Trainer", sizeof(gg_py_trainer), 0,
 
 int gg_py_add_trainer(PyObject *module) {
     static PyMethodDef *const groups[] = {gg_py_trainer_epochs, gg_py_trainer_batches, gg_py_trainer_state,
-                                          gg_py_trainer_measures};
+                                          gg_py_trainer_measures, gg_py_trainer_shrinks};
     PyMethodDef *next = methods, *last = methods + MOST_METHODS; /* the last one ends the table */
     for (size_t i = 0; i < sizeof groups / sizeof *groups; ++i)
         for (const PyMethodDef *m = groups[i]; m->ml_name != NULL && next < last; ++m) *next++ = *m;

@@ -12,7 +12,8 @@ typedef struct gg_py_trainer {
     PyObject *schedule;      /* the dict that the optimisers' rates were made of, and its array; NULL: none */
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads */
     PyObject *losses;                    /* what holds their class weights; NULL: nothing */
-    bool busy;                           /* a call has released the GIL; only read and written with the GIL held */
+    PyObject *held; /* a list: what ranks may still refer to after a change of them has failed; NULL: nothing */
+    bool busy;      /* a call has released the GIL; only read and written with the GIL held */
 } gg_py_trainer;
 
 /* Whether no other thread is in a call: the core serves one at a time. False: an exception is set. */
@@ -41,12 +42,16 @@ int gg_py_trainer_sets(const gg_py_trainer *t, PyObject *object, const gg_datase
 /* Whether the network has parameters of this family. */
 bool gg_py_trainer_has_family(const gg_py_trainer *t, gg_family family);
 
+/* Keeps an object alive as long as the trainer. An exception that is set stays. */
+void gg_py_trainer_hold(gg_py_trainer *t, PyObject *object);
+
 /* A local rank's; NULL with an exception. */
 gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank);
 
 #define GG_PY_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 /* The methods, each table ended by a NULL name. */
-extern PyMethodDef gg_py_trainer_epochs[], gg_py_trainer_batches[], gg_py_trainer_state[], gg_py_trainer_measures[];
+extern PyMethodDef gg_py_trainer_epochs[], gg_py_trainer_batches[], gg_py_trainer_state[], gg_py_trainer_measures[],
+    gg_py_trainer_shrinks[];
 
 #endif

@@ -23,3 +23,12 @@ gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank) {
     PyErr_Format(PyExc_ValueError, "rank: %d; this process has local ranks 0 to %d", rank, local - 1);
     return NULL;
 }
+
+void gg_py_trainer_hold(gg_py_trainer *t, PyObject *object) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (t->held == NULL) t->held = PyList_New(0);
+    /* Without memory for the list it is never freed. */
+    if (t->held == NULL || PyList_Append(t->held, object) < 0) Py_INCREF(object);
+    PyErr_Restore(type, value, traceback);
+}

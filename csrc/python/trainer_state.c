@@ -280,8 +280,11 @@ static PyObject *py_trainer_reshape(PyObject *self, PyObject *args, PyObject *kw
     Py_END_ALLOW_THREADS;
     t->busy = false;
     if (status == GG_OK && strategy != NULL) Py_XSETREF(t->topology, (PyArrayObject *)Py_XNewRef(topology));
+    PyObject *done = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+    if (status != GG_OK && topology != NULL && !gg_trainer_is_whole(t->trainer))
+        gg_py_trainer_hold(t, (PyObject *)topology);
     Py_XDECREF(topology);
-    return status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+    return done;
 }
 
 PyMethodDef gg_py_trainer_state[] = {

@@ -5,18 +5,23 @@
 #include "train/limits.h"
 #include "train/replica_private.h"
 
-/* Batches of a range of a set that is not trained on, what reads them, and the state that goes on through them. */
+/* Batches of a range of a set that is not trained on, what reads them, the plans that compute them, and the state that
+ * goes on through them. */
 typedef struct range {
+    gg_plans *plans;
+    int64_t numbers; /* of state that a sample carries, in all layers */
     gg_loader *loader;
     gg_batch batch;
     float *carried; /* as in gg_plan_batch; NULL: none */
     int64_t rows;
 } range;
 
-static gg_status range_open(const gg_replica *r, const gg_dataset *set, bool targets, int64_t begin, int64_t end,
-                            int64_t batch, range *out) {
+static gg_status range_open(const gg_replica *r, gg_plans *plans, const gg_dataset *set, bool targets, int64_t begin,
+                            int64_t end, int64_t batch, range *out) {
     gg_status status = GG_OK;
-    const gg_dataset limited = gg_limited_set(r->options.graph, targets ? r->options.head : NULL, set);
+    const gg_dataset limited = gg_limited_set(plans->graph, targets ? r->options.head : NULL, set);
+    out->plans = plans;
+    for (int i = 0; i < gg_graph_nodes(plans->graph); ++i) out->numbers += gg_graph_node_carried(plans->graph, i);
     GG_TRY(gg_loader_create_range(&limited, begin, end, batch, &out->loader));
     GG_TRY(gg_batch_alloc(&limited, gg_loader_batch(out->loader, 0, 0), &out->batch));
 cleanup:
@@ -33,11 +38,11 @@ static void range_close(range *samples) {
 static gg_status range_read(gg_replica *r, range *samples, int64_t t, gg_plan **plan, gg_plan_batch *out) {
     gg_status status = GG_OK;
     const int64_t n = gg_loader_batch(samples->loader, 0, t);
-    GG_TRY(gg_plans_get(&r->plans, n, false, plan));
-    if (r->carried_numbers > 0 && samples->carried == NULL) {
+    GG_TRY(gg_plans_get(samples->plans, n, false, plan));
+    if (samples->numbers > 0 && samples->carried == NULL) {
         samples->rows = gg_lanes_padded(n); /* the first batch is the largest */
         GG_TRY(
-            gg_calloc((size_t)(samples->rows * r->carried_numbers), sizeof(float), "carried state", &samples->carried));
+            gg_calloc((size_t)(samples->rows * samples->numbers), sizeof(float), "carried state", &samples->carried));
     }
     gg_batches_into(*plan, &samples->batch);
     GG_TRY(gg_batches_wait(r->options.transport, samples->loader, t));
@@ -49,25 +54,48 @@ cleanup:
     return status;
 }
 
-gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_dataset *set, int64_t begin, int64_t end,
-                              int64_t batch, gg_evaluation *out) {
+static gg_status evaluate_range(gg_replica *r, gg_plans *plans, const float *weights, const gg_dataset *set,
+                                int64_t begin, int64_t end, int64_t batch, gg_evaluation *out) {
     gg_status status = GG_OK;
     range samples = {0};
     memset(out, 0, sizeof *out);
     if (begin >= end) goto cleanup;
-    GG_TRY(range_open(r, set, true, begin, end, batch, &samples));
+    GG_TRY(range_open(r, plans, set, true, begin, end, batch, &samples));
     for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
         gg_loss_sums sums[GG_MAX_FIELDS];
         gg_plan *plan = NULL;
         gg_plan_batch own;
         GG_TRY(range_read(r, &samples, t, &plan, &own));
         GG_TRY(gg_plan_evaluate(plan, weights, &own, sums));
-        for (int h = 0; h < gg_graph_heads(r->options.graph); ++h) gg_loss_sums_add(&out->head[h], &sums[h]);
+        for (int h = 0; h < gg_graph_heads(plans->graph); ++h) gg_loss_sums_add(&out->head[h], &sums[h]);
         out->samples += gg_loader_batch(samples.loader, 0, t);
     }
 cleanup:
     range_close(&samples);
     return status;
+}
+
+gg_status gg_replica_evaluate(gg_replica *r, const float *weights, const gg_dataset *set, int64_t begin, int64_t end,
+                              int64_t batch, gg_evaluation *out) {
+    return evaluate_range(r, &r->plans, weights, set, begin, end, batch, out);
+}
+
+gg_status gg_replica_evaluate_graph(gg_replica *r, const gg_graph *graph, const float *weights, const gg_dataset *set,
+                                    int64_t begin, int64_t end, int64_t batch, gg_evaluation *out) {
+    gg_plans plans = {.graph = graph, .options = r->plans.options};
+    const gg_status status = evaluate_range(r, &plans, weights, set, begin, end, batch, out);
+    gg_plans_clear(&plans);
+    return status;
+}
+
+double gg_replica_evaluated_loss(const gg_replica *r, const gg_evaluation *evaluation) {
+    double loss = 0;
+    for (int h = 0; h < gg_graph_heads(r->options.graph); ++h) {
+        const gg_loss_sums *sums = &evaluation->head[h];
+        if (!gg_graph_head(r->options.graph, h)->training_only)
+            loss += (double)r->options.head[h].weight * sums->loss_sum / sums->divisor;
+    }
+    return loss;
 }
 
 gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_dataset *set, int64_t batch,
@@ -80,7 +108,7 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_datas
     gg_dataset single = *set;
     single.streams = false;
     memcpy(at, output, sizeof at);
-    GG_TRY(range_open(r, &single, false, 0, set->count, batch, &samples));
+    GG_TRY(range_open(r, &r->plans, &single, false, 0, set->count, batch, &samples));
     for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
         const int64_t n = gg_loader_batch(samples.loader, 0, t);
         gg_plan *plan = NULL;

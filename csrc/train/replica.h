@@ -129,19 +129,20 @@ bool gg_replica_failed(const gg_replica *replica);
 /* What is to become of a replica in the middle of its training. What is NULL stays as it is. */
 typedef struct gg_reshape {
     const gg_strategy_options *strategy;
-    /* Another network with the same inputs and outputs, none of whose layers carries state from batch to batch; it
-     * outlives the replica. */
+    /* Another network, alike (gg_graph_is_alike); it outlives the replica. */
     const gg_graph *graph;
-    /* With it, not NULL: what becomes of the elements of an arena of this kind. `after` is zero before. Called on each
-     * rank for each of its arenas, by several threads; equal arenas must become equal ones. */
-    void (*map)(const void *context, gg_arena_kind kind, const float *before, float *after);
+    /* With it, not NULL: what becomes of the elements of an arena of this kind. `before` may be overwritten, `after` is
+     * zero. Called on each rank for each of its arenas, by several threads; equal arenas must become equal ones. */
+    gg_status (*map)(const void *context, gg_arena_kind kind, float *before, float *after);
+    /* With it: what becomes of a row of the state that this node's layer carries; NULL: it begins at zero. */
+    void (*carried)(const void *context, int node, const float *before, float *after);
     const void *context;
-    const double *step_seconds; /* as in gg_replica_options: the same that the replica was created with */
+    const double *step_seconds; /* as in gg_replica_options; those of the new network */
     const gg_link *link;        /* as in gg_replica_options, of the strategy's options */
 } gg_reshape;
 
-/* GG_ERROR_ARGUMENT, or GG_ERROR_UNSUPPORTED, for what gg_replica_reshape would refuse: the options of a strategy; in
- * the middle of an epoch other ranks that train, or a change of shuffle_samples, because each rank would then have
+/* GG_ERROR_ARGUMENT for what gg_replica_reshape would refuse: a network that is not alike; the options of a strategy;
+ * in the middle of an epoch other ranks that train, or a change of shuffle_samples, because each rank would then have
  * other samples than those that are left to it; where something is compressed, another strategy, other partners or
  * other compressed parameters. Changes nothing. Not collective: the same on all ranks. */
 gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *how);
@@ -152,7 +153,7 @@ gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *
  * there were not before are zero. The counts of the epoch, the trace and the state that layers carry go on. Checked.
  * After a failure the replica can only be destroyed. Collective. */
 gg_status gg_replica_reshape(gg_replica *replica, const gg_reshape *how);
-/* False: a reshape has failed half-way, and there is nothing to train or to read. */
+/* False: a reshape has failed, and there is nothing to train or to read. */
 bool gg_replica_is_whole(const gg_replica *replica);
 /* The strategy's own model, where it has one, or else the mean of the replicas' weights; valid until the next call.
  * Settles. Collective. */
@@ -178,6 +179,13 @@ bool gg_replica_compresses(const gg_replica *replica); /* whether its strategy d
  * collective. */
 gg_status gg_replica_evaluate(gg_replica *replica, const float *weights, const gg_dataset *set, int64_t begin,
                               int64_t end, int64_t batch, gg_evaluation *out);
+/* The same by a network that is alike (gg_graph_is_alike), with plans of its own, which are gone afterwards. */
+gg_status gg_replica_evaluate_graph(gg_replica *replica, const gg_graph *graph, const float *weights,
+                                    const gg_dataset *set, int64_t begin, int64_t end, int64_t batch,
+                                    gg_evaluation *out);
+/* The sum of the heads' mean losses, each times its weight, without those for training only; NaN where a head has seen
+ * no sample that counts. */
+double gg_replica_evaluated_loss(const gg_replica *replica, const gg_evaluation *evaluation);
 /* Outputs of `weights` for all samples of a set, whose targets are not used, plain; one a head of the graph, NULL: not
  * wanted. Not collective. */
 gg_status gg_replica_predict(gg_replica *replica, const float *weights, const gg_dataset *set, int64_t batch,

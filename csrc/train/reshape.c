@@ -52,7 +52,7 @@ static gg_status whole_map(whole_state *whole, const gg_reshape *how) {
         float **data = i < 0 ? &whole->consensus : &whole->arena[i].data;
         if (*data == NULL) continue;
         GG_TRY(gg_calloc(1, bytes, "an arena of the new network", &mapped));
-        how->map(how->context, i < 0 ? GG_ARENA_WEIGHT : whole->arena[i].kind, *data, mapped);
+        GG_TRY(how->map(how->context, i < 0 ? GG_ARENA_WEIGHT : whole->arena[i].kind, *data, mapped));
         gg_free(*data);
         *data = mapped;
         mapped = NULL;
@@ -80,6 +80,27 @@ static gg_status whole_load(gg_replica *r, const whole_state *whole) {
     r->state.step = whole->step;
 cleanup:
     gg_free(zeros);
+    return status;
+}
+
+/* ---- state that layers carry ---- */
+
+/* The rows of every node, as the new network has them, as many as before. `from` is the state of the old one, in which
+ * the old replica's nodes lie behind one another. */
+static gg_status map_carried(gg_replica *r, const gg_reshape *how, const gg_graph *former, const float *from,
+                             int64_t rows) {
+    gg_status status = GG_OK;
+    if (rows == 0) goto cleanup;
+    GG_TRY(gg_replica_reserve_carried(r, rows));
+    for (int node = 0; node < gg_graph_nodes(former) && how->carried != NULL; ++node) {
+        const int64_t before = gg_graph_node_carried(former, node), after = gg_graph_node_carried(how->graph, node);
+        int64_t ignored = 0;
+        float *to = gg_replica_carried(r, node, &ignored);
+        for (int64_t row = 0; row < rows && to != NULL; ++row, to += after)
+            how->carried(how->context, node, from + row * before, to);
+        from += rows * before;
+    }
+cleanup:
     return status;
 }
 
@@ -147,10 +168,10 @@ gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
     const int ranks = r->options.transport->size;
     if (how->graph != NULL && how->map == NULL)
         GG_FAIL(GG_ERROR_ARGUMENT, "reshape: another network needs a map from the old arenas to the new ones");
-    if (how->graph != NULL && r->carried_numbers > 0)
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "reshape: layers of this network carry state from batch to batch; another network "
-                "is allowed only without such layers");
+    if (how->graph != NULL && !gg_graph_is_alike(r->options.graph, how->graph))
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "reshape: the other network has other inputs, outputs or layers; allowed is one that "
+                "differs in the sizes of layers in between");
     if (how->strategy == NULL) goto cleanup;
     gg_strategy_options strategy = *how->strategy;
     if (strategy.bucket_bytes == 0) strategy.bucket_bytes = GG_DEFAULT_BUCKET_BYTES; /* chosen when it is made */
@@ -179,6 +200,9 @@ gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
     gg_status status = GG_OK;
     whole_state whole = {0};
     gg_progress_counts counts;
+    const gg_graph *former = r->options.graph;
+    float *carried = NULL;
+    int64_t rows = 0;
     GG_TRY(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
     gg_replica_counts(r, &counts);   /* without the messages of the rebuilding */
     GG_TRY(whole_read(r, &whole));
@@ -189,18 +213,27 @@ gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
     if (how->graph != NULL) {
         gg_plans_clear(&r->plans);
         r->options.graph = r->plans.graph = how->graph;
+        carried = r->carried;
+        rows = r->carried_rows;
+        r->carried = NULL;
+        r->carried_rows = 0;
     }
     if (how->strategy != NULL) r->options.strategy = *how->strategy;
     r->options.step_seconds = how->step_seconds;
     r->options.link = how->link;
     GG_TRY(gg_replica_assemble(r));
     GG_TRY(whole_load(r, &whole));
+    if (how->graph != NULL) GG_TRY(map_carried(r, how, former, carried, rows));
     if (divides_otherwise(r, &r->options.strategy)) GG_TRY(divide_samples(r));
     if (how->graph != NULL && r->data.loader != NULL) GG_TRY(gg_replica_plan_epoch(r));
     r->counts = counts;
     r->before = gg_replica_other_counts(r);
 cleanup:
-    if (status != GG_OK) r->failed = true;
+    if (status != GG_OK) {
+        r->failed = true;
+        gg_replica_dismantle(r);
+    }
+    gg_free(carried);
     whole_free(&whole);
     return status;
 }

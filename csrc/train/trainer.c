@@ -7,16 +7,9 @@
 #include "base/parallel.h"
 #include "comm/collective.h"
 #include "train/limits.h"
+#include "train/trainer_private.h"
 
 #define WATCH_SECONDS 0.1
-
-struct gg_trainer {
-    gg_team *team;
-    gg_replica_options options;
-    double *step_seconds; /* of each rank of the team; NULL: none were given */
-    int local;
-    gg_replica **replica;
-};
 
 /* Each call below runs a function on each local rank. All local ranks share one struct of arguments. */
 
@@ -319,11 +312,26 @@ bool gg_trainer_is_whole(const gg_trainer *t) {
     return true;
 }
 
+static double macs_of(const gg_graph *graph) {
+    double macs = 0;
+    for (int i = 0; i < gg_graph_nodes(graph); ++i) macs += (double)gg_graph_node_macs(graph, i);
+    return macs;
+}
+
+/* Seconds of a step of each rank with another network, in t->step_seconds. */
+static void scale_step_seconds(gg_trainer *t, const gg_graph *graph) {
+    const double before = macs_of(t->options.graph), after = macs_of(graph);
+    for (int i = 0; t->step_seconds != NULL && before > 0 && i < gg_team_size(t->team); ++i)
+        t->step_seconds[i] *= after / before;
+}
+
 gg_status gg_trainer_reshape(gg_trainer *t, const gg_reshape *asked) {
     gg_status status = GG_OK;
     gg_reshape how = *asked;
     gg_link link;
     const gg_graph *graph = how.graph != NULL ? how.graph : t->options.graph;
+    if (how.graph != NULL && how.strategy == NULL)
+        how.strategy = &t->options.strategy; /* with the sizes as asked for */
     how.step_seconds = t->step_seconds;
     how.link = NULL;
     /* Before any rank runs, because ranks that fail in a run stay failed. */
@@ -333,6 +341,7 @@ gg_status gg_trainer_reshape(gg_trainer *t, const gg_reshape *asked) {
         GG_TRY(gg_team_link(t->team, gg_graph_arena_count(graph) * sizeof(float), &link));
         how.link = &link;
     }
+    if (how.graph != NULL) scale_step_seconds(t, how.graph);
     GG_TRY(gg_team_run(t->team, trainer_reshape, &(reshape_call){.trainer = t, .how = &how}));
     t->options.graph = graph;
     if (how.strategy != NULL) t->options.strategy = *how.strategy;

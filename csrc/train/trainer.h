@@ -42,8 +42,9 @@ gg_status gg_trainer_step(gg_trainer *trainer, const gg_given *given, double *lo
 gg_status gg_trainer_bench(gg_trainer *trainer, const gg_given *given, int steps, double *seconds);
 
 gg_status gg_trainer_settle(gg_trainer *trainer);
-/* gg_replica_reshape of all ranks; its step_seconds and link are ignored. What gg_replica_check_reshape refuses changes
- * nothing; after any other failure the trainer can only be destroyed. */
+/* gg_replica_reshape of all ranks; its step_seconds and link are ignored: seconds that were given for a step change as
+ * the multiply-adds of a sample do, and sizes that the strategy's options leave open are chosen anew. What
+ * gg_replica_check_reshape refuses changes nothing; after any other failure the trainer can only be destroyed. */
 gg_status gg_trainer_reshape(gg_trainer *trainer, const gg_reshape *how);
 bool gg_trainer_is_whole(const gg_trainer *trainer); /* gg_replica_is_whole of all local ranks */
 /* Settles, and copies an arena of a local rank, by its place in the state: all elements of it. */

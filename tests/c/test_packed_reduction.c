@@ -90,7 +90,8 @@ static int run(gg_strategy_options strategy, corruption c, char text[static 512]
     return s.corruption.corrupted;
 }
 
-static gg_strategy_options compressed(gg_strategy_kind kind, gg_selection selection, gg_compression_mode mode) {
+static gg_strategy_options compressed(gg_strategy_kind kind, gg_compression_selection selection,
+                                      gg_compression_mode mode) {
     gg_strategy_options options = {.kind = kind, .bucket_bytes = 1, .chunk_bytes = 1 << 20, .period = 1};
     options.compression = (gg_compression){.active = true,
                                            .factor = 2,
@@ -145,7 +146,7 @@ static void test_strategy(gg_strategy_options options, int tag, int which, const
 }
 
 int main(void) {
-    const gg_selection local = GG_SELECTION_LOCAL, cyclic = GG_SELECTION_CYCLIC;
+    const gg_compression_selection local = GG_SELECTION_LOCAL, cyclic = GG_SELECTION_CYCLIC;
     const gg_strategy_kind each = GG_STRATEGY_LAYERWISE_ALLREDUCE;
     const int first = GG_TAG_USER, sum = GG_TAG_ALLREDUCE;
     const char *message = "message of rank 1: ", *one = "layers 'first' to 'first': ",

@@ -38,7 +38,7 @@ static gg_graph *network(int units) {
 }
 
 /* Rows of the first layer's parameters and columns of the second one's weight. */
-static void select_units(const void *context, gg_arena_kind kind, const float *before, float *after) {
+static gg_status select_units(const void *context, gg_arena_kind kind, float *before, float *after) {
     const setup *s = context;
     (void)kind;
     for (int p = 0; p < gg_graph_parameters(s->before); ++p) {
@@ -52,6 +52,7 @@ static void select_units(const void *context, gg_arena_kind kind, const float *b
         }
         if (p == 3) memcpy(after + to, before + from, CLASSES * sizeof *after);
     }
+    return GG_OK;
 }
 
 static gg_status make_replica(const setup *s, const gg_graph *graph, int rank, gg_replica **out) {
@@ -95,7 +96,7 @@ static gg_status shrink(void *context, int rank) {
     for (int i = 0; i < gg_replica_state(large)->arenas; ++i) {
         GG_TRY(gg_replica_gather(large, i, whole));
         GG_TRY(gg_calloc(gg_graph_arena_count(s->after), sizeof(float), "an arena", &selected));
-        select_units(s, GG_ARENA_WEIGHT, whole, selected);
+        GG_TRY(select_units(s, GG_ARENA_WEIGHT, whole, selected));
         if (gg_replica_state(large)->arena[i].kind != GG_ARENA_GRADIENT) gg_replica_load(born, i, selected);
         gg_free(selected);
         selected = NULL;

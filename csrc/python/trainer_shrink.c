@@ -1,0 +1,298 @@
+/* _core.ShrinkPlan, and the methods of _core.Trainer that give it another network. */
+#include <math.h>
+#include <string.h>
+
+#include "python/trainer.h"
+#include "train/shrink.h"
+
+typedef struct py_shrink_plan {
+    PyObject_HEAD gg_shrink_plan *plan;
+    gg_py_graph *graph; /* of which it is */
+} py_shrink_plan;
+
+static PyTypeObject *shrink_plan_type;
+
+static void shrink_plan_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    gg_shrink_plan_destroy(((py_shrink_plan *)self)->plan);
+    Py_XDECREF(((py_shrink_plan *)self)->graph);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- its attributes ---- */
+
+static PyObject *get_accepted(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(gg_shrink_plan_accepted(((py_shrink_plan *)self)->plan));
+}
+
+static PyObject *get_loss(PyObject *self, void *after) {
+    const double loss = gg_shrink_plan_loss(((py_shrink_plan *)self)->plan, after != NULL);
+    return isnan(loss) ? Py_NewRef(Py_None) : PyFloat_FromDouble(loss);
+}
+
+static PyObject *get_hash(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(gg_shrink_plan_hash(((py_shrink_plan *)self)->plan));
+}
+
+static PyObject *get_plan_parameters(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(
+        (long long)gg_graph_parameter_count(gg_shrink_plan_graph(((py_shrink_plan *)self)->plan)));
+}
+
+static const char *first_layer_of_group(const gg_graph *graph, const gg_unit_group *group) {
+    return gg_graph_node(graph, group->producer[0].node)->desc.name;
+}
+
+/* dict[name] += [indices of the outputs of the group's first layer that leave]; -1 with an exception. */
+static int add_left(PyObject *dict, const py_shrink_plan *p, const gg_unit_group *group, const bool *leaves) {
+    const gg_graph *graph = p->graph->graph;
+    const gg_unit_axis *axis = &gg_shrink_plan_units(p->plan)->output[group->producer[0].node];
+    PyObject *list = PyDict_GetItemString(dict, first_layer_of_group(graph, group)); /* borrowed */
+    for (int64_t i = 0; i < axis->count; ++i) {
+        const int unit = axis->unit[i];
+        if (unit < group->first || unit >= group->first + group->units || !leaves[unit]) continue;
+        if (list == NULL) {
+            list = PyList_New(0);
+            if (list == NULL || PyDict_SetItemString(dict, first_layer_of_group(graph, group), list) < 0) return -1;
+            Py_DECREF(list);
+        }
+        PyObject *index = PyLong_FromLongLong((long long)i);
+        const int added = index != NULL ? PyList_Append(list, index) : -1;
+        Py_XDECREF(index);
+        if (added < 0) return -1;
+    }
+    return list == NULL ? 0 : PyList_Sort(list);
+}
+
+static PyObject *get_left(PyObject *self, void *unused) {
+    const py_shrink_plan *p = (py_shrink_plan *)self;
+    const gg_units *units = gg_shrink_plan_units(p->plan);
+    bool *leaves = PyMem_Calloc((size_t)units->units + 1, sizeof *leaves);
+    PyObject *dict = PyDict_New();
+    (void)unused;
+    if (leaves == NULL) PyErr_NoMemory();
+    if (leaves == NULL || dict == NULL) goto cleanup;
+    (void)gg_shrink_plan_leaves(p->plan, leaves);
+    for (int g = 0; g < units->groups; ++g)
+        if (add_left(dict, p, &units->group[g], leaves) < 0) goto cleanup;
+    PyMem_Free(leaves);
+    return dict;
+cleanup:
+    PyMem_Free(leaves);
+    Py_XDECREF(dict);
+    return NULL;
+}
+
+static PyObject *get_outputs(PyObject *self, void *unused) {
+    const py_shrink_plan *p = (py_shrink_plan *)self;
+    const gg_graph *before = p->graph->graph, *after = gg_shrink_plan_graph(p->plan);
+    PyObject *dict = PyDict_New();
+    (void)unused;
+    for (int i = 0; dict != NULL && i < gg_graph_nodes(before); ++i) {
+        const gg_layer_desc *desc = &gg_graph_node(after, i)->desc;
+        if (desc->outputs == gg_graph_node(before, i)->desc.outputs) continue;
+        PyObject *size = PyLong_FromLongLong((long long)desc->outputs);
+        if (size == NULL || PyDict_SetItemString(dict, desc->name, size) < 0) Py_CLEAR(dict);
+        Py_XDECREF(size);
+    }
+    return dict;
+}
+
+/* What a group has of numbers, summed by its first layer. */
+static PyObject *sums_by_layer(PyObject *self, double (*of)(const gg_shrink_plan *plan, int group)) {
+    const py_shrink_plan *p = (py_shrink_plan *)self;
+    const gg_units *units = gg_shrink_plan_units(p->plan);
+    PyObject *dict = PyDict_New();
+    for (int g = 0; dict != NULL && g < units->groups; ++g) {
+        const char *name = first_layer_of_group(p->graph->graph, &units->group[g]);
+        PyObject *others = PyDict_GetItemString(dict, name); /* borrowed */
+        if (units->group[g].fixed[0] != '\0' || units->group[g].single[0] != '\0') continue;
+        PyObject *sum = PyFloat_FromDouble(of(p->plan, g) + (others != NULL ? PyFloat_AsDouble(others) : 0));
+        if (sum == NULL || PyDict_SetItemString(dict, name, sum) < 0) Py_CLEAR(dict);
+        Py_XDECREF(sum);
+    }
+    return dict;
+}
+
+static PyObject *get_bound(PyObject *self, void *unused) {
+    (void)unused;
+    return sums_by_layer(self, gg_shrink_plan_bound);
+}
+
+static PyObject *get_share(PyObject *self, void *unused) {
+    (void)unused;
+    return sums_by_layer(self, gg_shrink_plan_share);
+}
+
+static PyGetSetDef plan_properties[] = {
+    {"accepted", get_accepted, NULL, "Whether something leaves, and the loss on the probe allows it.", NULL},
+    {"left", get_left, NULL, "Of each layer of which units leave: which of its outputs, ascending.", NULL},
+    {"outputs", get_outputs, NULL, "Of each layer that becomes smaller: how many outputs it has then.", NULL},
+    {"bound", get_bound, NULL, "Of each layer that may shrink: the sum of the bounds of the units that leave.", NULL},
+    {"share", get_share, NULL, "The same, as the share that a budget limits.", NULL},
+    {"loss_before", get_loss, NULL, "On the probe; None: there is none, or nothing leaves.", NULL},
+    {"loss_after", get_loss, NULL, "What it would be afterwards.", (void *)&shrink_plan_type},
+    {"parameters", get_plan_parameters, NULL, "Of the smaller network.", NULL},
+    {"hash", get_hash, NULL, "Of what leaves and into what, the same on all ranks.", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+
+static PyType_Slot plan_slots[] = {{Py_tp_doc, "What would leave a network, and what that changes."},
+                                   {Py_tp_dealloc, shrink_plan_dealloc},
+                                   {Py_tp_getset, plan_properties},
+                                   {0, NULL}};
+
+static PyType_Spec plan_spec = {"gossipgrad._core.ShrinkPlan", sizeof(py_shrink_plan), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, plan_slots};
+
+int gg_py_add_shrink(PyObject *module) {
+    shrink_plan_type = gg_py_add_type(module, &plan_spec);
+    return shrink_plan_type != NULL ? 0 : -1;
+}
+
+/* ---- planning ---- */
+
+/* Whether a layer produces units of a group. */
+static bool produces(const gg_graph *graph, const gg_unit_group *group, const char *layer) {
+    for (int p = 0; p < group->producers; ++p)
+        if (strcmp(gg_graph_node(graph, group->producer[p].node)->desc.name, layer) == 0) return true;
+    return false;
+}
+
+/* The budget of the groups of a layer; -1 with an exception where it has none, or where all of them are to stay. */
+static int set_budget(const gg_graph *graph, const gg_units *units, const char *layer, double share, double *budget,
+                      bool *groups) {
+    const char *reason = "it is no layer that has units";
+    bool set = false;
+    for (int g = 0; g < units->groups; ++g) {
+        const gg_unit_group *group = &units->group[g];
+        if (!produces(graph, group, layer)) continue;
+        if (group->fixed[0] != '\0' || group->single[0] != '\0') {
+            reason = group->fixed[0] != '\0' ? group->fixed : group->single;
+            continue;
+        }
+        budget[g] = groups[g] && budget[g] < share ? budget[g] : share;
+        set = groups[g] = true;
+    }
+    if (!set) PyErr_Format(PyExc_ValueError, "budgets: '%s' cannot shrink: %s", layer, reason);
+    return set ? 0 : -1;
+}
+
+static int read_budgets(const gg_graph *graph, const gg_units *units, PyObject *dict, double *budget, bool *groups) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(dict, &at, &key, &value)) {
+        const char *layer = PyUnicode_AsUTF8(key);
+        const double share = PyFloat_AsDouble(value);
+        if (PyErr_Occurred()) return -1;
+        if (set_budget(graph, units, layer, share, budget, groups) < 0) return -1;
+    }
+    return 0;
+}
+
+static PyObject *py_trainer_plan_shrink(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"budgets", "least", "probe", "batch", "epsilon", NULL};
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *budgets, *probe = Py_None;
+    long long batch = 64;
+    gg_units *units = NULL;
+    double *budget = NULL;
+    bool *groups = NULL;
+    py_shrink_plan *made = NULL;
+    gg_shrink shrink = {.least = 1};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$iOLd:plan_shrink", names, &PyDict_Type, &budgets, &shrink.least,
+                                     &probe, &batch, &shrink.epsilon))
+        return NULL;
+    if (probe != Py_None && !PyObject_TypeCheck(probe, gg_py_dataset_type)) {
+        PyErr_SetString(PyExc_TypeError, "probe: must be a Dataset or None");
+        return NULL;
+    }
+    gg_status status = gg_units_find(t->graph->graph, &units);
+    if (status != GG_OK) return gg_py_raise(status);
+    budget = PyMem_Calloc((size_t)units->groups + 1, sizeof *budget);
+    groups = PyMem_Calloc((size_t)units->groups + 1, sizeof *groups);
+    if (budget == NULL || groups == NULL) PyErr_NoMemory();
+    if (PyErr_Occurred() || read_budgets(t->graph->graph, units, budgets, budget, groups) < 0) goto cleanup;
+    shrink.budget = budget;
+    shrink.groups = groups;
+    shrink.probe = probe != Py_None ? &((gg_py_dataset *)probe)->set : NULL;
+    shrink.batch = (int64_t)batch;
+    made = PyObject_New(py_shrink_plan, shrink_plan_type);
+    if (made == NULL) goto cleanup;
+    made->plan = NULL;
+    made->graph = (gg_py_graph *)Py_NewRef(t->graph);
+    if (!gg_py_trainer_enter(t)) goto failed;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_plan_shrink(t->trainer, &shrink, &made->plan);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (status == GG_OK) goto cleanup;
+    gg_py_raise(status);
+failed:
+    Py_CLEAR(made);
+cleanup:
+    gg_units_destroy(units);
+    PyMem_Free(budget);
+    PyMem_Free(groups);
+    return (PyObject *)made;
+}
+
+/* ---- another network ---- */
+
+/* After a change to another network: what it was made of is the trainer's, or, after a failure in which some ranks may
+ * still refer to it, lives as long as the trainer. */
+static PyObject *changed_graph(gg_py_trainer *t, PyObject *graph, gg_status status) {
+    if (status != GG_OK) {
+        PyObject *none = gg_py_raise(status);
+        if (!gg_trainer_is_whole(t->trainer)) gg_py_trainer_hold(t, graph);
+        return none;
+    }
+    Py_XSETREF(t->graph, (gg_py_graph *)Py_NewRef(graph));
+    Py_RETURN_NONE;
+}
+
+static bool is_finished_graph(PyObject *graph) {
+    if (((gg_py_graph *)graph)->finished) return true;
+    PyErr_SetString(PyExc_RuntimeError, "the graph is not finished yet");
+    return false;
+}
+
+static PyObject *py_trainer_apply_shrink(PyObject *self, PyObject *args) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *plan, *graph;
+    gg_status status;
+    if (!PyArg_ParseTuple(args, "O!O!:apply_shrink", shrink_plan_type, &plan, gg_py_graph_type, &graph)) return NULL;
+    if (!is_finished_graph(graph) || !gg_py_trainer_enter(t)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_apply_shrink(t->trainer, ((py_shrink_plan *)plan)->plan, ((gg_py_graph *)graph)->graph);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    return changed_graph(t, graph, status);
+}
+
+static PyObject *py_trainer_restore_graph(PyObject *self, PyObject *graph) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_status status;
+    if (!PyObject_TypeCheck(graph, gg_py_graph_type)) {
+        PyErr_SetString(PyExc_TypeError, "restore_graph: must be a Graph");
+        return NULL;
+    }
+    if (!is_finished_graph(graph) || !gg_py_trainer_enter(t)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_restore_graph(t->trainer, ((gg_py_graph *)graph)->graph);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    return changed_graph(t, graph, status);
+}
+
+PyMethodDef gg_py_trainer_shrinks[] = {
+    {"plan_shrink", GG_PY_KEYWORDS(py_trainer_plan_shrink),
+     "What would leave the network, and what the consensus model's loss would be."},
+    {"apply_shrink", py_trainer_apply_shrink, METH_VARARGS,
+     "apply_shrink($self, plan, graph, /)\n--\n\nGoes on with the smaller network of a plan."},
+    {"restore_graph", py_trainer_restore_graph, METH_O,
+     "restore_graph($self, graph, /)\n--\n\nGoes on with a network of other sizes, in which all arenas are zero."},
+    {NULL, NULL, 0, NULL}};

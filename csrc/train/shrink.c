@@ -1,0 +1,350 @@
+#include "train/shrink.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "apoptosis/selection.h"
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "comm/collective.h"
+#include "train/replica_private.h"
+#include "train/trainer_private.h"
+
+struct gg_shrink_plan {
+    const gg_graph *graph; /* of the trainer, in this step */
+    int64_t step;
+    gg_units *units;
+    gg_merges *merges;
+    gg_selection *selection; /* NULL like the graph: nothing leaves */
+    gg_graph *small;
+    float *weights; /* of the consensus model, then of the smaller one; NULL once the plan is made */
+    double loss[2]; /* before and afterwards */
+    bool accepted;
+    uint64_t hash;
+};
+
+void gg_shrink_plan_destroy(gg_shrink_plan *plan) {
+    if (plan == NULL) return;
+    gg_units_destroy(plan->units);
+    gg_merges_destroy(plan->merges);
+    gg_selection_destroy(plan->selection);
+    gg_graph_destroy(plan->small);
+    gg_free(plan->weights);
+    gg_free(plan);
+}
+
+bool gg_shrink_plan_accepted(const gg_shrink_plan *plan) { return plan->accepted; }
+const gg_units *gg_shrink_plan_units(const gg_shrink_plan *plan) { return plan->units; }
+const gg_graph *gg_shrink_plan_graph(const gg_shrink_plan *plan) {
+    return plan->small != NULL ? plan->small : plan->graph;
+}
+double gg_shrink_plan_bound(const gg_shrink_plan *plan, int group) { return plan->merges->bound[group]; }
+double gg_shrink_plan_share(const gg_shrink_plan *plan, int group) { return plan->merges->share[group]; }
+double gg_shrink_plan_loss(const gg_shrink_plan *plan, bool after) { return plan->loss[after]; }
+uint64_t gg_shrink_plan_hash(const gg_shrink_plan *plan) { return plan->hash; }
+
+int gg_shrink_plan_leaves(const gg_shrink_plan *plan, bool *leaves) {
+    gg_merges_leaves(plan->merges, plan->units, leaves);
+    return plan->merges->count;
+}
+
+/* ---- what leaves ---- */
+
+/* What rank 0 says of its search before it gives the result, so that nobody waits for one that does not come. */
+typedef struct announcement {
+    gg_status status;
+    int count;
+    char message[512];
+} announcement;
+
+typedef struct plan_call {
+    gg_trainer *trainer;
+    const gg_shrink *shrink;
+    gg_shrink_plan *plan; /* written by the first local rank */
+    announcement said;
+    bool after; /* evaluates the smaller network */
+} plan_call;
+
+static void search(const plan_call *c, gg_replica *r, const float *weights, announcement *said, gg_merges **out) {
+    const gg_merge_options options = {
+        .budgets = c->shrink->budget, .least = c->shrink->least, .groups = c->shrink->groups, .device = r->native};
+    said->status = gg_merges_find(r->options.graph, c->plan->units, weights, &options, out);
+    if (said->status != GG_OK) snprintf(said->message, sizeof said->message, "%s", gg_error_message());
+    else said->count = (*out)->count;
+}
+
+/* The merges of rank 0, on every rank. */
+static gg_status share_merges(gg_transport *transport, const announcement *said, const gg_units *units,
+                              gg_merges **merges) {
+    gg_status status = GG_OK;
+    const size_t groups = (size_t)units->groups;
+    if (*merges == NULL) GG_TRY(gg_merges_create(units, merges));
+    gg_merges *it = *merges;
+    it->count = said->count;
+    if (it->count > 0) GG_TRY(gg_broadcast(transport, it->merge, (size_t)it->count * sizeof *it->merge, 0));
+    if (groups == 0) goto cleanup;
+    GG_TRY(gg_broadcast(transport, it->bound, groups * sizeof *it->bound, 0));
+    GG_TRY(gg_broadcast(transport, it->share, groups * sizeof *it->share, 0));
+cleanup:
+    return status;
+}
+
+/* What is sent here is no part of the epoch. */
+static void forget_messages(gg_replica *r, const gg_progress_counts *counts) {
+    r->counts = *counts;
+    r->before = gg_replica_other_counts(r);
+}
+
+static gg_status find_leaving(void *context, int local) {
+    gg_status status = GG_OK;
+    plan_call *c = context;
+    gg_replica *r = c->trainer->replica[local];
+    gg_transport *transport = r->options.transport;
+    gg_merges *merges = NULL;
+    announcement said = {0};
+    gg_progress_counts counts;
+    const float *weights = NULL;
+    GG_TRY(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
+    gg_replica_counts(r, &counts);
+    GG_TRY(gg_replica_consensus(r, &weights));
+    if (transport->rank == 0) search(c, r, weights, &said, &merges);
+    GG_TRY(gg_replica_at(r, "what is to leave", gg_broadcast(transport, &said, sizeof said, 0)));
+    if (said.status == GG_OK)
+        GG_TRY(gg_replica_at(r, "what is to leave", share_merges(transport, &said, c->plan->units, &merges)));
+    if (local == 0) {
+        c->said = said;
+        c->plan->step = gg_replica_state(r)->step;
+        c->plan->merges = merges;
+        merges = NULL;
+        memcpy(c->plan->weights, weights, gg_replica_state(r)->count * sizeof *weights);
+    }
+    forget_messages(r, &counts);
+cleanup:
+    gg_merges_destroy(merges);
+    return status;
+}
+
+static void hash_more(uint64_t *hash, const void *bytes, size_t count) {
+    for (size_t i = 0; i < count; ++i)
+        *hash = (*hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u; /* FNV-1a */
+}
+
+/* The smaller network and the consensus model's weights in it. */
+static gg_status make_small(gg_shrink_plan *plan) {
+    gg_status status = GG_OK;
+    bool *leaves = NULL;
+    float *selected = NULL;
+    _Static_assert(sizeof(gg_merge) == 24, "without padding");
+    plan->hash = 0xcbf29ce484222325u;
+    if (plan->merges->count == 0) goto cleanup;
+    GG_TRY(gg_calloc((size_t)plan->units->units, sizeof *leaves, "units that leave", &leaves));
+    gg_merges_leaves(plan->merges, plan->units, leaves);
+    GG_TRY(gg_selection_create(plan->graph, plan->units, leaves, &plan->selection));
+    GG_TRY(gg_graph_select(plan->graph, plan->selection, &plan->small));
+    plan->hash = gg_selection_hash(plan->selection);
+    hash_more(&plan->hash, plan->merges->merge, (size_t)plan->merges->count * sizeof *plan->merges->merge);
+    GG_TRY(gg_alloc(gg_selection_count_after(plan->selection) * sizeof *selected, "weights", &selected));
+    gg_merges_fold(plan->merges, plan->graph, plan->units, plan->weights);
+    gg_arena_select(plan->selection, plan->weights, selected);
+    gg_free(plan->weights);
+    plan->weights = selected;
+cleanup:
+    gg_free(leaves);
+    return status;
+}
+
+/* ---- the probe ---- */
+
+static gg_status evaluate_probe(void *context, int local) {
+    gg_status status = GG_OK;
+    plan_call *c = context;
+    gg_replica *r = c->trainer->replica[local];
+    gg_transport *transport = r->options.transport;
+    const gg_shrink_plan *plan = c->plan;
+    const gg_dataset *probe = c->shrink->probe;
+    gg_evaluation own, sum = {0}, *all = NULL;
+    gg_progress_counts counts;
+    int64_t first, end;
+    gg_replica_counts(r, &counts);
+    gg_shard(probe->count, transport->rank, transport->size, &first, &end);
+    GG_TRY(gg_replica_evaluate_graph(r, c->after ? plan->small : plan->graph, plan->weights, probe, first, end,
+                                     c->shrink->batch, &own));
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));
+    GG_TRY(gg_replica_at(r, "loss on the probe", gg_allgather(transport, &own, sizeof own, all)));
+    for (int rank = 0; rank < transport->size; ++rank)
+        for (int h = 0; h < GG_MAX_FIELDS; ++h) gg_loss_sums_add(&sum.head[h], &all[rank].head[h]);
+    if (local == 0) c->plan->loss[c->after] = gg_replica_evaluated_loss(r, &sum);
+    forget_messages(r, &counts);
+cleanup:
+    gg_free(all);
+    return status;
+}
+
+/* ---- the plan ---- */
+
+static gg_status check_shrink(const gg_trainer *t, const gg_shrink *shrink, const gg_units *units) {
+    gg_status status = GG_OK;
+    if (shrink->least < 1) GG_FAIL(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", shrink->least);
+    for (int g = 0; g < units->groups; ++g)
+        if (!(shrink->budget[g] >= 0 && shrink->budget[g] <= 1))
+            GG_FAIL(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", shrink->budget[g]);
+    if (!isfinite(shrink->epsilon)) GG_FAIL(GG_ERROR_ARGUMENT, "epsilon: %g; must be finite", shrink->epsilon);
+    if (shrink->probe == NULL) goto cleanup;
+    if (shrink->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch: %lld; must be at least 1", (long long)shrink->batch);
+    if (shrink->probe->count < 1) GG_FAIL(GG_ERROR_ARGUMENT, "probe: no samples; at least one is needed");
+    GG_TRY(gg_trainer_check_set(t, shrink->probe));
+cleanup:
+    return status;
+}
+
+/* The loss before, with the weights as they are, and afterwards. */
+static gg_status judge(plan_call *c) {
+    gg_status status = GG_OK;
+    gg_trainer *t = c->trainer;
+    gg_shrink_plan *plan = c->plan;
+    const bool probed = c->shrink->probe != NULL && plan->merges->count > 0;
+    if (probed) GG_TRY(gg_team_run(t->team, evaluate_probe, c));
+    GG_TRY(make_small(plan));
+    c->after = true;
+    if (probed) GG_TRY(gg_team_run(t->team, evaluate_probe, c));
+    plan->accepted = plan->merges->count > 0 &&
+                     (!probed || plan->loss[1] <= plan->loss[0] + c->shrink->epsilon * fabs(plan->loss[0]));
+cleanup:
+    return status;
+}
+
+gg_status gg_trainer_plan_shrink(gg_trainer *t, const gg_shrink *shrink, gg_shrink_plan **out) {
+    gg_status status = GG_OK;
+    gg_shrink_plan *plan = NULL;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *plan, "plan of a shrink", &plan));
+    plan->graph = t->options.graph;
+    plan->loss[0] = plan->loss[1] = NAN;
+    GG_TRY(gg_units_find(plan->graph, &plan->units));
+    GG_TRY(check_shrink(t, shrink, plan->units));
+    GG_TRY(gg_alloc(gg_graph_arena_count(plan->graph) * sizeof(float), "weights", &plan->weights));
+    plan_call call = {.trainer = t, .shrink = shrink, .plan = plan};
+    GG_TRY(gg_team_run(t->team, find_leaving, &call));
+    /* After the run, because ranks that fail in one stay failed. */
+    if (call.said.status != GG_OK) GG_FAIL(call.said.status, "%s", call.said.message);
+    GG_TRY(judge(&call));
+    gg_free(plan->weights);
+    plan->weights = NULL;
+    *out = plan;
+    plan = NULL;
+cleanup:
+    gg_shrink_plan_destroy(plan);
+    return status;
+}
+
+/* ---- applying it ---- */
+
+/* Moments are not folded: a merged unit goes on with the moments of the one that stays. */
+static gg_status map_arena(const void *context, gg_arena_kind kind, float *before, float *after) {
+    const gg_shrink_plan *plan = context;
+    if (kind != GG_ARENA_MOMENT) gg_merges_fold(plan->merges, plan->graph, plan->units, before);
+    gg_arena_select(plan->selection, before, after);
+    return GG_OK;
+}
+
+static void map_carried(const void *context, int node, const float *before, float *after) {
+    const gg_shrink_plan *plan = context;
+    gg_carried_select(plan->selection, node, before, after);
+}
+
+/* "rank 1, 2": a list of ranks. */
+static void add_rank(char *text, size_t bytes, int rank) {
+    const size_t length = strlen(text);
+    snprintf(text + length, bytes - length, "%s %d", length > 0 ? "," : "rank", rank);
+}
+
+gg_status gg_shrink_compare(gg_transport *transport, const gg_shrink_record *own, gg_status *found, char *text,
+                            size_t bytes) {
+    static const char *const fault_text[GG_SHRINK_FAULTS] = {
+        "", "is not of the present step and network of the trainer; allowed is one that was made just before",
+        "says that nothing leaves; allowed is one by which something does",
+        "is not of the network that is given; allowed is a network of the sizes that the plan has"};
+    gg_status status = GG_OK;
+    gg_shrink_record *all = NULL;
+    char ranks[256] = "";
+    int64_t fault = GG_SHRINK_FITS;
+    bool differ = false;
+    *found = GG_OK;
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "plans of all ranks", &all));
+    GG_TRY(gg_agree(transport, own, sizeof *own, all));
+    for (int i = transport->size - 1; i >= 0; --i)
+        if (all[i].fault != GG_SHRINK_FITS) fault = all[i].fault;
+    for (int i = 0; i < transport->size; ++i) {
+        const bool other = all[i].hash != all[0].hash || all[i].step != all[0].step;
+        if (fault != GG_SHRINK_FITS ? all[i].fault == fault : other) add_rank(ranks, sizeof ranks, i);
+        differ = differ || other;
+    }
+    if (fault != GG_SHRINK_FITS) {
+        *found = fault == GG_SHRINK_STALE ? GG_ERROR_STATE : GG_ERROR_ARGUMENT;
+        snprintf(text, bytes, "the plan on %s %s", ranks, fault_text[fault]);
+    } else if (differ) {
+        *found = GG_ERROR_STATE;
+        snprintf(text, bytes,
+                 "ranks differ in what is to leave: %s from rank 0, whose plan has the checksum %016llx at step "
+                 "%lld; all ranks must apply the same plan",
+                 ranks, (unsigned long long)all[0].hash, (long long)all[0].step);
+    }
+cleanup:
+    gg_free(all);
+    return status;
+}
+
+typedef struct apply_call {
+    gg_trainer *trainer;
+    gg_shrink_record own;
+    gg_status found; /* by the first local rank, like the text */
+    char text[512];
+} apply_call;
+
+static gg_status compare_plans(void *context, int local) {
+    gg_status status = GG_OK, found = GG_OK;
+    apply_call *c = context;
+    gg_replica *r = c->trainer->replica[local];
+    char text[sizeof c->text] = "";
+    GG_TRY(gg_replica_at(r, "plans of all ranks",
+                         gg_shrink_compare(r->options.transport, &c->own, &found, text, sizeof text)));
+    if (local != 0) goto cleanup;
+    c->found = found;
+    memcpy(c->text, text, sizeof text);
+cleanup:
+    return status;
+}
+
+static gg_shrink_fault fault_of(const gg_trainer *t, const gg_shrink_plan *plan, const gg_graph *small) {
+    if (plan->graph != t->options.graph || plan->step != gg_replica_state(t->replica[0])->step) return GG_SHRINK_STALE;
+    if (plan->small == NULL) return GG_SHRINK_NOTHING;
+    return small == NULL || gg_graph_same_layout(small, plan->small) ? GG_SHRINK_FITS : GG_SHRINK_LAYOUT;
+}
+
+gg_status gg_trainer_apply_shrink(gg_trainer *t, const gg_shrink_plan *plan, const gg_graph *small) {
+    gg_status status = GG_OK;
+    apply_call call = {
+        .trainer = t,
+        .own = {.hash = plan->hash, .step = gg_replica_state(t->replica[0])->step, .fault = fault_of(t, plan, small)}};
+    GG_TRY(gg_team_run(t->team, compare_plans, &call));
+    if (call.found != GG_OK) GG_FAIL(call.found, "%s", call.text);
+    GG_TRY(gg_trainer_reshape(t, &(gg_reshape){.graph = small != NULL ? small : plan->small,
+                                               .map = map_arena,
+                                               .carried = map_carried,
+                                               .context = plan}));
+cleanup:
+    return status;
+}
+
+static gg_status map_to_zeros(const void *context, gg_arena_kind kind, float *before, float *after) {
+    (void)context;
+    (void)kind;
+    (void)before;
+    (void)after;
+    return GG_OK;
+}
+
+gg_status gg_trainer_restore_graph(gg_trainer *t, const gg_graph *graph) {
+    return gg_trainer_reshape(t, &(gg_reshape){.graph = graph, .map = map_to_zeros});
+}

@@ -1,0 +1,15 @@
+/* Private to the room: a trainer's fields. */
+#ifndef GG_TRAIN_TRAINER_PRIVATE_H
+#define GG_TRAIN_TRAINER_PRIVATE_H
+
+#include "train/trainer.h"
+
+struct gg_trainer {
+    gg_team *team;
+    gg_replica_options options; /* as they were asked for */
+    double *step_seconds;       /* of each rank of the team; NULL: none were given */
+    int local;
+    gg_replica **replica;
+};
+
+#endif
