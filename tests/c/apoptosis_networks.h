@@ -198,7 +198,8 @@ static inline float *random_arena(const gg_graph *graph, uint64_t seed) {
     CHECK_OK(gg_calloc(gg_graph_arena_count(graph) + 1, sizeof *arena, "arena", &arena));
     for (int i = 0; i < gg_graph_parameters(graph); i++, key.step++) {
         const gg_parameter *it = gg_graph_parameter(graph, i);
-        const float fan = gg_graph_tensor(graph, i)->fan_in > 0 ? (float)gg_graph_tensor(graph, i)->fan_in : 1, reach = 1.7f / sqrtf(fan);
+        const float fan = gg_graph_tensor(graph, i)->fan_in > 0 ? (float)gg_graph_tensor(graph, i)->fan_in : 1,
+                    reach = 1.7f / sqrtf(fan);
         const bool positive = it->role == GG_ROLE_SCALE || strstr(it->name, "running_var") != NULL;
         if (positive) gg_random_uniform(&key, it->count, 0.5f, 2, arena + it->offset);
         else if (it->role == GG_ROLE_WEIGHT) gg_random_uniform(&key, it->count, -reach, reach, arena + it->offset);
