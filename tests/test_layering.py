@@ -111,6 +111,17 @@ def test_strategies_see_layouts_and_no_networks():
     assert networks_seen(texts) == []
 
 
+def test_one_file_calls_strategies():
+    """The exchange is the one user of a strategy's table, whoever computes the gradients."""
+    room = [path for path in files() if path.relative_to(CSRC).parts[0] in ("train", "python")]
+    users = [
+        path.name
+        for path in room
+        if re.search(r"gg_strategy_create\(|strategy->table|->table->ready", path.read_text())
+    ]
+    assert users == ["exchange.c"]
+
+
 def test_a_strategy_that_sees_a_network_is_seen():
     texts = {
         "strategy/a.c": '#include "comm/b.h"\n#include "nn/arena_layout.h"\n',

@@ -204,7 +204,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
                                  .hierarchical = flag_of(dict, "hierarchical"),
                                  .ranks_per_node = (int)ranks_per_node,
                                  .staleness = (int)staleness,
-                                 .exchange = (gg_exchange)exchange,
+                                 .exchange = (gg_exchanged)exchange,
                                  .mix = (gg_mix)mix,
                                  .slices = (int)slices,
                                  .wire = (gg_dtype)wire,

@@ -36,12 +36,12 @@ typedef enum gg_strategy_kind {
     GG_STRATEGY_COUNT
 } gg_strategy_kind;
 
-typedef enum gg_exchange {
+typedef enum gg_exchanged {
     GG_EXCHANGE_WEIGHTS_MOMENTUM = 0,
     GG_EXCHANGE_WEIGHTS,
     GG_EXCHANGE_GRADIENTS,
     GG_EXCHANGE_COUNT
-} gg_exchange;
+} gg_exchanged;
 typedef enum gg_mix { GG_MIX_DISPLACEMENT = 0, GG_MIX_HALVES, GG_MIX_COUNT } gg_mix;
 
 /* OverlappedAveraging: of which linear layers the ranks exchange inputs and errors instead of the weight's gradient. */
@@ -58,7 +58,7 @@ typedef struct gg_strategy_options {
     bool hierarchical;  /* GossipGraD: all-reduce of gradients inside a node, gossip between nodes */
     int ranks_per_node; /* with hierarchical; 0: the ranks that share memory */
     int staleness;      /* 0 or 1 */
-    gg_exchange exchange;
+    gg_exchanged exchange;
     gg_mix mix;
     int slices;                 /* GossipGraD: in step t slice t mod `slices` of every bucket is exchanged; 0 means 1 */
     size_t bucket_bytes;        /* layers are joined to buckets of at least this size; 0: gg_strategy_tune */

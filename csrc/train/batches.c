@@ -72,6 +72,11 @@ cleanup:
     return status;
 }
 
+void gg_batches_show_step(gg_batches *b, const int64_t *step) {
+    b->step = step;
+    if (b->ring != NULL) gg_sample_ring_show(b->ring, b->trace, step);
+}
+
 gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_options *data) {
     gg_status status = GG_OK;
     gg_transport *transport = b->transport;

@@ -38,20 +38,12 @@ cleanup:
 }
 
 /* All ranks must choose the same sizes, so they use the same times: those of the slowest rank, if times are given. */
-gg_status gg_replica_tune(gg_replica *r) {
-    gg_status status = GG_OK;
+void gg_replica_tuning_costs(const gg_replica *r, double *forward, double *least) {
     const gg_replica_options *o = &r->options;
-    const int layers = gg_graph_layers(o->graph), ranks = o->transport->size;
-    const char *names[GG_MOST_MOMENTS];
-    const int moments = gg_optimizer_moments(&o->optimizer, names);
-    double *forward = NULL, slowest = 0;
-    GG_TRY(gg_alloc(((size_t)layers + 1) * sizeof *forward, "modelled times", &forward));
+    const int layers = gg_graph_layers(o->graph);
+    double slowest = 0;
     for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : USUAL_BATCH);
-    for (int i = 0; r->any_batch && i < ranks; ++i) slowest = fmax(slowest, o->step_seconds[i]);
+    for (int i = 0; r->any_batch && i < o->transport->size; ++i) slowest = fmax(slowest, o->step_seconds[i]);
     if (r->any_batch) scale_costs(layers, slowest / 3, forward);
-    GG_TRY(gg_strategy_tune(&r->options.strategy, gg_graph_layout(o->graph), moments, ranks, forward,
-                            r->any_batch ? 1.0 : LEAST, o->link, &r->tuning));
-cleanup:
-    gg_free(forward);
-    return status;
+    *least = r->any_batch ? 1.0 : LEAST;
 }

@@ -28,43 +28,37 @@ cleanup:
 gg_status gg_replica_assemble(gg_replica *r) {
     gg_status status = GG_OK;
     gg_replica_options *o = &r->options;
-    const int ranks = o->transport->size;
+    double *forward = NULL;
     GG_TRY(gg_replica_model_costs(r));
-    GG_TRY(gg_replica_tune(r));
+    GG_TRY(gg_calloc((size_t)gg_graph_layers(o->graph) + 1, sizeof *forward, "modelled times", &forward));
+    gg_exchange_options exchange = {.layout = gg_graph_layout(o->graph),
+                                    .transport = o->transport,
+                                    .device = r->device,
+                                    .optimizer = &o->optimizer,
+                                    .strategy = o->strategy,
+                                    .seed = o->seed,
+                                    .trace = r->trace,
+                                    .forward = forward,
+                                    .link = o->link};
+    gg_replica_tuning_costs(r, forward, &exchange.least);
     o->step_seconds = NULL;
     o->link = NULL;
     r->carried_numbers = gg_replica_carried_before(r, gg_graph_nodes(o->graph));
-    r->workers = gg_strategy_workers(&o->strategy, ranks);
-    if (o->strategy.shuffle_samples && r->workers < ranks)
-        GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", r->workers,
-                ranks);
-    for (int i = 0; i < ranks; ++i) r->equal_share[i] = i < r->workers ? 1.0f / (float)r->workers : 0;
-    r->state.count = r->state.owned = gg_graph_arena_count(o->graph);
-    r->state.step = 0;
-    GG_TRY(gg_updater_create(gg_graph_layout(o->graph), &o->optimizer, &r->updater));
-    GG_TRY(gg_strategy_create(&o->strategy,
-                              &(gg_strategy_env){.transport = o->transport,
-                                                 .device = r->device,
-                                                 .updater = &r->updater,
-                                                 .state = &r->state,
-                                                 .layout = gg_graph_layout(o->graph),
-                                                 .seed = o->seed,
-                                                 .trace = r->trace},
-                              &r->strategy));
+    GG_TRY(gg_exchange_create(&exchange, &r->exchange));
+    o->strategy = *gg_exchange_strategy(r->exchange);
+    gg_batches_show_step(&r->data, &gg_replica_state(r)->step);
     gg_replica_set_hooks(r);
 cleanup:
+    gg_free(forward);
     return status;
 }
 
 void gg_replica_dismantle(gg_replica *r) {
-    gg_strategy_destroy(r->strategy);
-    gg_updater_destroy(&r->updater);
-    gg_allreduce_destroy(r->averaging);
-    gg_message_free(r->options.transport, r->consensus);
+    r->no_state.step = gg_replica_state(r)->step;
+    gg_batches_show_step(&r->data, &r->no_state.step);
+    gg_exchange_destroy(r->exchange);
     gg_free(r->layer_seconds);
-    r->strategy = NULL;
-    r->averaging = NULL;
-    r->consensus = NULL;
+    r->exchange = NULL;
     r->layer_seconds = NULL;
 }
 
@@ -82,8 +76,6 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
         GG_FAIL(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
                 options->straggler.probability, options->straggler.delay);
     GG_TRY(open_devices(r));
-    GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->share));
-    GG_TRY(gg_calloc(ranks, sizeof(float), "shares", &r->equal_share));
     GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
     if (options->trace > 0) {
         GG_TRY(gg_trace_create(options->trace, &r->trace));
@@ -92,13 +84,13 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_replica_assemble(r));
     r->data = (gg_batches){.transport = options->transport,
                            .device = r->device,
-                           .workers = r->workers,
+                           .workers = gg_exchange_workers(r->exchange),
                            .seed = options->seed,
                            .shuffle_samples = options->strategy.shuffle_samples,
                            .trace = r->trace,
-                           .step = &r->state.step};
-    gg_graph_initialise(options->graph, options->seed, gg_state_weights(&r->state));
-    gg_replica_set_consensus(r, gg_state_weights(&r->state));
+                           .step = &gg_replica_state(r)->step};
+    gg_graph_initialise(options->graph, options->seed, gg_state_weights(gg_replica_state(r)));
+    gg_replica_set_consensus(r, gg_state_weights(gg_replica_state(r)));
     *out = r;
 cleanup:
     if (status != GG_OK) gg_replica_destroy(r);
@@ -111,8 +103,6 @@ void gg_replica_destroy(gg_replica *r) {
     gg_plans_clear(&r->plans);
     gg_batches_clear(&r->data);
     gg_free(r->carried);
-    gg_free(r->share);
-    gg_free(r->equal_share);
     gg_free(r->batches);
     gg_trace_destroy(r->trace);
     if (r->onednn != NULL) r->onednn->table->close(r->onednn);
@@ -120,18 +110,21 @@ void gg_replica_destroy(gg_replica *r) {
     gg_free(r);
 }
 
-const gg_tuning *gg_replica_tuning(const gg_replica *r) { return &r->tuning; }
-gg_state *gg_replica_state(gg_replica *r) { return &r->state; }
+const gg_tuning *gg_replica_tuning(const gg_replica *r) {
+    static const gg_tuning none;
+    return r->exchange != NULL ? gg_exchange_tuning(r->exchange) : &none;
+}
+gg_state *gg_replica_state(gg_replica *r) {
+    return r->exchange != NULL ? gg_exchange_state(r->exchange) : &r->no_state;
+}
 gg_transport *gg_replica_transport(const gg_replica *r) { return r->options.transport; }
 const gg_trace *gg_replica_trace(const gg_replica *r) { return r->trace; }
 double gg_replica_clock_offset(const gg_replica *r) { return r->clock_offset; }
 gg_isa gg_replica_isa(const gg_replica *r) { return r->options.isa; }
 const bool *gg_replica_fc_partitioned(const gg_replica *r) {
-    return r->strategy != NULL ? r->strategy->fc_partitioned : NULL;
+    return r->exchange != NULL ? gg_exchange_fc_partitioned(r->exchange) : NULL;
 }
-bool gg_replica_compresses(const gg_replica *r) {
-    return r->strategy != NULL && r->strategy->compression_counts != NULL;
-}
+bool gg_replica_compresses(const gg_replica *r) { return r->exchange != NULL && gg_exchange_compresses(r->exchange); }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->plans.pinned; }
 
 const char *gg_replica_backend_name(const gg_replica *r) {
@@ -140,7 +133,5 @@ const char *gg_replica_backend_name(const gg_replica *r) {
 }
 
 size_t gg_replica_bytes(const gg_replica *r) {
-    const size_t whole = (size_t)(r->state.arenas - gg_state_moments(&r->state)); /* arenas of all elements */
-    return gg_plans_bytes(&r->plans) + whole * r->state.count * sizeof(float) +
-           (size_t)gg_state_moment_bytes(&r->state, false);
+    return gg_plans_bytes(&r->plans) + (r->exchange != NULL ? gg_exchange_bytes(r->exchange) : 0);
 }

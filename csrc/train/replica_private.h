@@ -3,25 +3,23 @@
 #define GG_TRAIN_REPLICA_PRIVATE_H
 
 #include "train/batches.h"
+#include "train/exchange.h"
 #include "train/plans.h"
 #include "train/replica.h"
 
-/* Numbers of the report that transport, strategy and ring count, since each was created. */
+/* Numbers of the report that the exchange and the ring count, since each was created. */
 typedef struct gg_other_counts {
-    double exposed_seconds;
-    int64_t bytes, messages, skipped, sample_bytes, sample_messages;
-    gg_compression_counts compression;
+    gg_exchange_counts exchange;
+    int64_t sample_bytes, sample_messages;
 } gg_other_counts;
 
 struct gg_replica {
     gg_replica_options options;
     gg_device *native, *onednn; /* onednn NULL: only native is used */
     gg_device *device;          /* arenas and gathering */
-    gg_updater updater;
-    gg_state state;
-    gg_strategy *strategy;
-    gg_tuning tuning;
-    gg_plans plans; /* the plan of the last step is pinned */
+    gg_exchange *exchange;      /* NULL: a reshape has failed half-way */
+    gg_state no_state;          /* then: no arenas, and the steps done */
+    gg_plans plans;             /* the plan of the last step is pinned */
     gg_plan_hooks hooks;
     bool failed;           /* in the middle of an exchange: settling is impossible from then on */
     double *layer_seconds; /* modelled forward time of one sample, or of any batch; backward is twice that */
@@ -32,9 +30,8 @@ struct gg_replica {
     double clock_offset;
 
     gg_batches data;
-    int64_t batch;  /* samples of the step under way */
-    double charged; /* of the backward pass of the layer under way, to the virtual clock */
-    float *share;
+    int64_t batch;             /* samples of the step under way */
+    double charged;            /* of the backward pass of the layer under way, to the virtual clock */
     int64_t *batches;          /* samples of each rank in this step */
     gg_progress_counts counts; /* for the report; what others count is added when it is asked for */
     gg_other_counts before;    /* what they had counted when it was last added or the epoch began */
@@ -42,17 +39,12 @@ struct gg_replica {
     int64_t carried_numbers; /* of state that a sample carries, in all layers */
     float *carried;          /* as in gg_plan_batch; NULL: none */
     int64_t carried_rows;
-
-    int workers; /* the first ranks, which train */
-    gg_allreduce *averaging;
-    float *consensus;   /* message memory, allocated on first use */
-    float *equal_share; /* of each worker */
 };
 
-static inline bool gg_replica_trains(const gg_replica *r) { return r->options.transport->rank < r->workers; }
+static inline bool gg_replica_trains(const gg_replica *r) { return gg_exchange_trains(r->exchange); }
 
-/* replica.c. What depends on the strategy, the network or the ranks that train: the costs, the strategy with the
- * state's arenas, its hooks. The options, the devices and the trace are there. Collective. */
+/* replica.c. What depends on the strategy, the network or the ranks that train: the costs, the exchange, its hooks. The
+ * options, the devices and the trace are there. Collective. */
 gg_status gg_replica_assemble(gg_replica *r);
 void gg_replica_dismantle(gg_replica *r); /* collective; settled, unless something failed */
 
@@ -69,8 +61,9 @@ int64_t gg_replica_carried_before(const gg_replica *r, int node);
 gg_plan_batch gg_replica_plan_batch(const gg_batch *batch);
 gg_other_counts gg_replica_other_counts(const gg_replica *r); /* as they are now */
 
-/* costs.c. The modelled times of the layers, and the sizes of buckets and chunks that they lead to. */
+/* costs.c. The modelled times of the layers; and what sizes of buckets and chunks are tuned by: `forward` has one
+ * number a layer. */
 gg_status gg_replica_model_costs(gg_replica *r);
-gg_status gg_replica_tune(gg_replica *r);
+void gg_replica_tuning_costs(const gg_replica *r, double *forward, double *least);
 
 #endif

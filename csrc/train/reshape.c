@@ -23,21 +23,21 @@ static void whole_free(whole_state *whole) {
 /* Gathers what is partitioned: every rank then has all of it. Settled. Collective. */
 static gg_status whole_read(gg_replica *r, whole_state *out) {
     gg_status status = GG_OK;
-    const size_t bytes = r->state.count * sizeof(float);
+    const size_t bytes = gg_replica_state(r)->count * sizeof(float);
     const float *consensus = NULL;
     out->graph = r->options.graph;
-    out->step = r->state.step;
-    out->trained = r->workers;
+    out->step = gg_replica_state(r)->step;
+    out->trained = gg_exchange_workers(r->exchange);
     GG_TRY(gg_replica_consensus(r, &consensus));
     GG_TRY(gg_alloc(bytes, "consensus weights", &out->consensus));
     memcpy(out->consensus, consensus, bytes);
-    for (int i = 0; i < r->state.arenas; ++i) {
+    for (int i = 0; i < gg_replica_state(r)->arenas; ++i) {
         gg_arena *arena = &out->arena[out->arenas++];
-        *arena = r->state.arena[i];
+        *arena = gg_replica_state(r)->arena[i];
         arena->data = NULL;
         if (arena->kind == GG_ARENA_GRADIENT) continue;
         GG_TRY(gg_alloc(bytes, arena->name, &arena->data));
-        GG_TRY(gg_strategy_gather(r->strategy, i, arena->data));
+        GG_TRY(gg_exchange_gather(r->exchange, i, arena->data));
     }
 cleanup:
     return status;
@@ -67,17 +67,17 @@ cleanup:
 static gg_status whole_load(gg_replica *r, const whole_state *whole) {
     gg_status status = GG_OK;
     float *zeros = NULL;
-    GG_TRY(gg_calloc(r->state.count, sizeof *zeros, "an arena of zeros", &zeros));
+    GG_TRY(gg_calloc(gg_replica_state(r)->count, sizeof *zeros, "an arena of zeros", &zeros));
     gg_replica_set_consensus(r, whole->consensus);
-    for (int i = 0; i < r->state.arenas; ++i) {
+    for (int i = 0; i < gg_replica_state(r)->arenas; ++i) {
         const float *data = zeros;
-        if (r->state.arena[i].kind == GG_ARENA_GRADIENT) continue;
+        if (gg_replica_state(r)->arena[i].kind == GG_ARENA_GRADIENT) continue;
         for (int old = 0; old < whole->arenas; ++old)
-            if (strcmp(whole->arena[old].name, r->state.arena[i].name) == 0) data = whole->arena[old].data;
-        const float *consensus = r->state.arena[i].kind == GG_ARENA_WEIGHT ? whole->consensus : NULL;
+            if (strcmp(whole->arena[old].name, gg_replica_state(r)->arena[i].name) == 0) data = whole->arena[old].data;
+        const float *consensus = gg_replica_state(r)->arena[i].kind == GG_ARENA_WEIGHT ? whole->consensus : NULL;
         GG_TRY(gg_replica_resume(r, i, data, consensus, whole->trained));
     }
-    r->state.step = whole->step;
+    gg_replica_state(r)->step = whole->step;
 cleanup:
     gg_free(zeros);
     return status;
@@ -125,7 +125,7 @@ static gg_status divide_samples(gg_replica *r) {
     gg_dataset set = r->data.set;
     if (there) gg_dataset_retain(&set);
     gg_batches_clear(&r->data);
-    r->data.workers = r->workers;
+    r->data.workers = gg_exchange_workers(r->exchange);
     r->data.shuffle_samples = r->options.strategy.shuffle_samples;
     if (!there) goto cleanup;
     GG_TRY(gg_batches_begin(&r->data, &set, &options));
@@ -139,8 +139,9 @@ cleanup:
 /* ---- what compression has not sent ---- */
 
 static bool has_unsent(const gg_replica *r) {
-    for (int i = 0; i < r->state.arenas; ++i)
-        if (r->state.arena[i].kind >= GG_ARENA_RESIDUE) return true;
+    const gg_state *state = gg_exchange_state(r->exchange);
+    for (int i = 0; i < state->arenas; ++i)
+        if (state->arena[i].kind >= GG_ARENA_RESIDUE) return true;
     return false;
 }
 
@@ -189,7 +190,7 @@ gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "reshape: after step %lld of an epoch's %lld the ranks that train (%d, wanted %d) and shuffle_samples "
                 "(%s, wanted %s) stay as they are; between epochs they may change",
-                (long long)r->data.next, (long long)gg_loader_steps(r->data.loader), r->workers,
+                (long long)r->data.next, (long long)gg_loader_steps(r->data.loader), gg_exchange_workers(r->exchange),
                 gg_strategy_workers(&strategy, ranks), r->data.shuffle_samples ? "true" : "false",
                 strategy.shuffle_samples ? "true" : "false");
 cleanup:

@@ -27,7 +27,7 @@ static void on_leave(void *context, int node, const char *what) {
 static gg_status on_need(void *context, int layer) {
     gg_status status = GG_OK;
     gg_replica *r = context;
-    GG_TRY(r->strategy->table->need(r->strategy, layer));
+    GG_TRY(gg_exchange_need(r->exchange, layer));
     if (r->trace != NULL)
         r->node_begin = gg_transport_now(r->options.transport); /* waiting does not count as computing */
     GG_TRY(gg_transport_compute(r->options.transport, replica_modelled(r, layer)));
@@ -39,7 +39,7 @@ static gg_status on_input(void *context, int layer, const gg_vectors *input, boo
     gg_status status = GG_OK;
     gg_replica *r = context;
     double begin = gg_transport_now(r->options.transport);
-    GG_TRY(r->strategy->fc_hooks->input(r->strategy, layer, input, partitioned));
+    GG_TRY(gg_exchange_fc_input(r->exchange, layer, input, partitioned));
     if (!*partitioned || r->trace == NULL) goto cleanup;
     gg_replica_record(r, "give", begin, r->node);
     r->node_begin = gg_transport_now(r->options.transport);
@@ -57,16 +57,11 @@ static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     GG_TRY(gg_transport_compute(r->options.transport, r->charged));
     if (r->trace != NULL) on_leave(r, node, "backward");
     double begin = gg_transport_now(r->options.transport);
-    GG_TRY(r->strategy->fc_hooks->error(r->strategy, layer, error));
+    GG_TRY(gg_exchange_fc_error(r->exchange, layer, error));
     gg_replica_record(r, "give", begin, node);
     if (r->trace != NULL) on_enter(r, node);
 cleanup:
     return status;
-}
-
-/* Whether the rank's own gradients are measured before the first of its layers is updated. */
-static bool updates_wait(const gg_replica *r) {
-    return gg_updater_measures(&r->updater) && !r->strategy->averages_gradients;
 }
 
 static gg_status on_ready(void *context, int layer) {
@@ -81,8 +76,8 @@ static gg_status on_ready(void *context, int layer) {
         on_leave(r, node, "backward");
         begin = gg_transport_now(r->options.transport);
     }
-    if (updates_wait(r)) goto cleanup;
-    GG_TRY(r->strategy->table->ready(r->strategy, layer));
+    if (gg_exchange_updates_wait(r->exchange)) goto cleanup;
+    GG_TRY(gg_exchange_ready(r->exchange, layer));
     gg_replica_record(r, "update", begin, node);
 cleanup:
     return status;
@@ -91,7 +86,7 @@ cleanup:
 static gg_status on_poll(void *context) {
     gg_status status = GG_OK;
     gg_replica *r = context;
-    GG_TRY(r->strategy->table->poll(r->strategy));
+    GG_TRY(gg_exchange_poll(r->exchange));
     GG_TRY(gg_batches_poll(&r->data));
 cleanup:
     return status;
@@ -100,7 +95,7 @@ cleanup:
 void gg_replica_set_hooks(gg_replica *r) {
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
-    if (r->strategy->fc_hooks != NULL) r->hooks.input = on_input, r->hooks.error = on_error;
+    if (gg_exchange_offers_fc(r->exchange)) r->hooks.input = on_input, r->hooks.error = on_error;
 }
 
 static gg_status replica_straggle(gg_replica *r) {
@@ -109,7 +104,7 @@ static gg_status replica_straggle(gg_replica *r) {
     const gg_random_key key = {.seed = straggler->seed,
                                .purpose = GG_RANDOM_STRAGGLER,
                                .rank = (uint32_t)r->options.transport->rank,
-                               .step = (uint64_t)r->state.step};
+                               .step = (uint64_t)*r->data.step};
     double begin = gg_transport_now(r->options.transport);
     float draw = 1.0f;
     if (straggler->probability > 0) gg_random_uniform(&key, 1, 0.0f, 1.0f, &draw);
@@ -197,42 +192,30 @@ cleanup:
     return status;
 }
 
-/* What each rank puts into the sums of this step. */
-static void count_batches(gg_replica *r) {
-    int64_t all = 0;
-    for (int rank = 0; rank < r->workers; ++rank) all += r->batches[rank];
-    for (int rank = 0; rank < r->workers; ++rank) r->share[rank] = (float)r->batches[rank] / (float)all;
-}
-
-/* Trains on the batch that lies in the plan's inputs; r->batches and r->share are set. plan NULL: this rank has no
+/* Trains on the batch that lies in the plan's inputs; r->batches is set. plan NULL: this rank has no
  * batch, it only serves. */
 static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch *batch, gg_loss_sums *sums) {
     gg_status status = GG_OK;
-    const gg_strategy_table *table = r->strategy->table;
+    gg_state *state = gg_replica_state(r);
     double begin = gg_transport_now(r->options.transport);
-    r->strategy->step = r->state.step;
-    r->strategy->share = r->share;
-    r->strategy->batch = r->batches;
     r->batch = n;
     r->plans.pinned = plan;
     if (plan != NULL) GG_TRY(replica_straggle(r));
-    r->options.transport->step = &r->state.step;
     batch->carried = r->carried;
     batch->carried_rows = r->carried_rows;
-    GG_TRY(table->begin(r->strategy));
+    GG_TRY(gg_exchange_begin(r->exchange, r->batches));
     if (plan != NULL)
-        GG_TRY(gg_plan_train(plan, gg_state_weights(&r->state), gg_state_gradients(&r->state), batch,
-                             (uint64_t)r->state.step, &r->hooks, sums));
-    if (plan != NULL && updates_wait(r)) {
+        GG_TRY(gg_plan_train(plan, gg_state_weights(state), gg_state_gradients(state), batch, (uint64_t)state->step,
+                             &r->hooks, sums));
+    if (plan != NULL && gg_exchange_updates_wait(r->exchange)) {
         const double measured = gg_transport_now(r->options.transport);
-        GG_TRY(gg_strategy_ready_all(r->strategy));
+        GG_TRY(gg_exchange_ready_all(r->exchange));
         gg_replica_record(r, "update", measured, -1);
     }
-    GG_TRY(table->end(r->strategy));
+    GG_TRY(gg_exchange_end(r->exchange));
     gg_replica_record(r, "step", begin, -1);
-    r->state.step++;
+    state->step++;
 cleanup:
-    r->options.transport->step = NULL;
     if (status != GG_OK) r->failed = true;
     return status;
 }
@@ -247,13 +230,13 @@ gg_plan_batch gg_replica_plan_batch(const gg_batch *batch) {
 gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     gg_status status = GG_OK;
     int64_t total = gg_replica_epoch_steps(r);
+    const int workers = gg_exchange_workers(r->exchange);
     double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
     for (; steps > 0 && r->data.next < total; --steps) {
         int64_t t = r->data.next, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
         gg_loss_sums sums[GG_MAX_FIELDS] = {0};
         gg_plan *plan = NULL;
-        for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
-        count_batches(r);
+        for (int rank = 0; rank < workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
         if (n > 0) {
             GG_TRY(training_plan(r, n, &plan));
             GG_TRY(read_batch(r, plan, t));
@@ -279,8 +262,8 @@ gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *b
     gg_plan_batch batch = {0};
     gg_loss_sums sums[GG_MAX_FIELDS];
 
-    for (int rank = 0; rank < r->workers; ++rank) r->batches[rank] = batches ? batches[rank] : given->n;
-    count_batches(r);
+    for (int rank = 0; rank < gg_exchange_workers(r->exchange); ++rank)
+        r->batches[rank] = batches ? batches[rank] : given->n;
     memcpy(batch.target, given->target, sizeof batch.target);
     if (gg_replica_trains(r)) {
         GG_TRY(training_plan(r, given->n, &plan));
@@ -327,12 +310,9 @@ int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->data.loader ? gg
 int64_t gg_replica_next(const gg_replica *r) { return r->data.next; }
 
 gg_other_counts gg_replica_other_counts(const gg_replica *r) {
-    gg_other_counts now = {.exposed_seconds = r->strategy->exposed_seconds,
-                           .bytes = r->options.transport->bytes_sent,
-                           .messages = r->options.transport->messages_sent,
-                           .skipped = r->strategy->skipped};
+    gg_other_counts now = {0};
+    gg_exchange_counted(r->exchange, &now.exchange);
     if (r->data.ring != NULL) gg_sample_ring_sent(r->data.ring, &now.sample_bytes, &now.sample_messages);
-    if (r->strategy->compression_counts != NULL) now.compression = *r->strategy->compression_counts;
     return now;
 }
 
@@ -350,21 +330,23 @@ cleanup:
 }
 
 void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
-    const gg_other_counts now = gg_replica_other_counts(r), *before = &r->before;
-    const int64_t sample_bytes = now.sample_bytes - before->sample_bytes;
-    const int64_t sample_messages = now.sample_messages - before->sample_messages;
+    const gg_other_counts all = gg_replica_other_counts(r);
+    const gg_exchange_counts *now = &all.exchange, *before = &r->before.exchange;
+    gg_state *state = gg_exchange_state(r->exchange);
+    const int64_t sample_bytes = all.sample_bytes - r->before.sample_bytes;
+    const int64_t sample_messages = all.sample_messages - r->before.sample_messages;
     *out = r->counts;
-    out->exposed_seconds += now.exposed_seconds - before->exposed_seconds;
+    out->exposed_seconds += now->exposed_seconds - before->exposed_seconds;
     out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
     out->sample_bytes_sent += sample_bytes;
     out->sample_messages_sent += sample_messages;
-    out->bytes_sent += now.bytes - before->bytes - sample_bytes;
-    out->messages_sent += now.messages - before->messages - sample_messages;
-    out->skipped += now.skipped - before->skipped;
-    out->optimizer_bytes = gg_state_moment_bytes(&r->state, false);
-    out->optimizer_bytes_saved = gg_state_moment_bytes(&r->state, true) - out->optimizer_bytes;
-    if (r->strategy->compression_counts == NULL) return;
-    gg_compression_counts sent = now.compression;
+    out->bytes_sent += now->bytes - before->bytes - sample_bytes;
+    out->messages_sent += now->messages - before->messages - sample_messages;
+    out->skipped += now->skipped - before->skipped;
+    out->optimizer_bytes = gg_state_moment_bytes(state, false);
+    out->optimizer_bytes_saved = gg_state_moment_bytes(state, true) - out->optimizer_bytes;
+    if (!gg_exchange_compresses(r->exchange)) return;
+    gg_compression_counts sent = now->compression;
     gg_compression_counts_subtract(&sent, &before->compression);
     gg_compression_counts_add(&out->compression, &sent);
     out->compresses = 1;

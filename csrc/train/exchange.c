@@ -1,0 +1,308 @@
+#include "train/exchange.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/collective.h"
+
+struct gg_exchange {
+    const gg_arena_layout *layout;
+    gg_transport *transport;
+    gg_device *device;
+    gg_strategy_options options;
+    gg_updater updater;
+    gg_state state;
+    gg_strategy *strategy;
+    gg_tuning tuning;
+    int workers;      /* the first ranks, which train */
+    bool failed;      /* in the middle of an exchange: settling is impossible from then on */
+    float *share;     /* of each rank, in this step */
+    int64_t *batches; /* samples of each rank in this step */
+    float *equal_share;
+    gg_allreduce *averaging;
+    float *consensus; /* message memory, allocated on first use */
+};
+
+/* ---- creation and destruction ---- */
+
+gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **out) {
+    gg_status status = GG_OK;
+    gg_exchange *x = NULL;
+    const size_t ranks = (size_t)options->transport->size;
+    const char *names[GG_MOST_MOMENTS];
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *x, "exchange", &x));
+    x->layout = options->layout;
+    x->transport = options->transport;
+    x->device = options->device;
+    x->options = options->strategy;
+    GG_TRY(gg_strategy_tune(&x->options, x->layout, gg_optimizer_moments(options->optimizer, names),
+                            options->transport->size, options->forward, options->least, options->link, &x->tuning));
+    x->workers = gg_strategy_workers(&x->options, options->transport->size);
+    if (x->options.shuffle_samples && x->workers < options->transport->size)
+        GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", x->workers,
+                options->transport->size);
+    GG_TRY(gg_calloc(ranks, sizeof *x->share, "shares", &x->share));
+    GG_TRY(gg_calloc(ranks, sizeof *x->equal_share, "shares", &x->equal_share));
+    GG_TRY(gg_calloc(ranks, sizeof *x->batches, "batches", &x->batches));
+    for (int i = 0; i < x->workers; ++i) x->equal_share[i] = 1.0f / (float)x->workers;
+    x->state.count = x->state.owned = x->layout->count;
+    GG_TRY(gg_updater_create(x->layout, options->optimizer, &x->updater));
+    GG_TRY(gg_strategy_create(&x->options,
+                              &(gg_strategy_env){.transport = x->transport,
+                                                 .device = x->device,
+                                                 .updater = &x->updater,
+                                                 .state = &x->state,
+                                                 .layout = x->layout,
+                                                 .seed = options->seed,
+                                                 .trace = options->trace},
+                              &x->strategy));
+    *out = x;
+cleanup:
+    if (status != GG_OK) gg_exchange_destroy(x);
+    return status;
+}
+
+void gg_exchange_destroy(gg_exchange *x) {
+    if (x == NULL) return;
+    gg_strategy_destroy(x->strategy);
+    gg_updater_destroy(&x->updater);
+    gg_allreduce_destroy(x->averaging);
+    gg_message_free(x->transport, x->consensus);
+    gg_free(x->share);
+    gg_free(x->equal_share);
+    gg_free(x->batches);
+    gg_free(x);
+}
+
+/* ---- a step ---- */
+
+/* What each rank puts into the sums of this step. */
+static void count_batches(gg_exchange *x, const int64_t *batches) {
+    int64_t all = 0;
+    for (int rank = 0; rank < x->workers; ++rank) all += x->batches[rank] = batches != NULL ? batches[rank] : 1;
+    for (int rank = 0; rank < x->workers; ++rank) x->share[rank] = (float)x->batches[rank] / (float)all;
+}
+
+/* A failure leaves messages in flight. */
+static gg_status failed_in_step(gg_exchange *x, gg_status status) {
+    if (status == GG_OK) return status;
+    x->failed = true;
+    x->transport->step = NULL;
+    return status;
+}
+
+gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
+    count_batches(x, batches);
+    x->strategy->step = x->state.step;
+    x->strategy->share = x->share;
+    x->strategy->batch = x->batches;
+    x->transport->step = &x->state.step;
+    return failed_in_step(x, x->strategy->table->begin(x->strategy));
+}
+
+gg_status gg_exchange_need(gg_exchange *x, int layer) {
+    return failed_in_step(x, x->strategy->table->need(x->strategy, layer));
+}
+
+bool gg_exchange_updates_wait(const gg_exchange *x) {
+    return gg_updater_measures(&x->updater) && !x->strategy->averages_gradients;
+}
+
+gg_status gg_exchange_ready(gg_exchange *x, int layer) {
+    if (gg_exchange_updates_wait(x)) return GG_OK;
+    return failed_in_step(x, x->strategy->table->ready(x->strategy, layer));
+}
+
+gg_status gg_exchange_poll(gg_exchange *x) { return failed_in_step(x, x->strategy->table->poll(x->strategy)); }
+
+gg_status gg_exchange_ready_all(gg_exchange *x) { return failed_in_step(x, gg_strategy_ready_all(x->strategy)); }
+
+gg_status gg_exchange_end(gg_exchange *x) {
+    gg_status status = GG_OK;
+    GG_TRY(x->strategy->table->end(x->strategy));
+    x->transport->step = NULL;
+cleanup:
+    return failed_in_step(x, status);
+}
+
+bool gg_exchange_offers_fc(const gg_exchange *x) { return x->strategy->fc_hooks != NULL; }
+
+gg_status gg_exchange_fc_input(gg_exchange *x, int layer, const gg_vectors *input, bool *partitioned) {
+    return failed_in_step(x, x->strategy->fc_hooks->input(x->strategy, layer, input, partitioned));
+}
+
+gg_status gg_exchange_fc_error(gg_exchange *x, int layer, const gg_vectors *error) {
+    return failed_in_step(x, x->strategy->fc_hooks->error(x->strategy, layer, error));
+}
+
+const bool *gg_exchange_fc_partitioned(const gg_exchange *x) { return x->strategy->fc_partitioned; }
+
+/* ---- at rest ---- */
+
+gg_status gg_exchange_settle(gg_exchange *x) { return failed_in_step(x, x->strategy->table->settle(x->strategy)); }
+
+gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole) {
+    return failed_in_step(x, gg_strategy_gather(x->strategy, arena, whole));
+}
+
+void gg_exchange_load(gg_exchange *x, int arena, const float *whole) { gg_strategy_load(x->strategy, arena, whole); }
+
+gg_status gg_exchange_at(const gg_exchange *x, const char *what, gg_status status) {
+    return gg_error_prefix(status, "step %lld, %s: ", (long long)x->state.step, what);
+}
+
+/* Memory for the consensus model, allocated on first use. */
+static gg_status make_consensus(gg_exchange *x) {
+    gg_status status = GG_OK;
+    if (x->averaging != NULL) goto cleanup;
+    GG_TRY(gg_message_alloc(x->transport, x->state.count * sizeof(float), "consensus weights", &x->consensus));
+    GG_TRY(gg_allreduce_create(x->transport, x->device, x->state.count, GG_TAG_ALLREDUCE, NULL, GG_COLLECTIVES_OWN,
+                               &x->averaging));
+cleanup:
+    return status;
+}
+
+/* Whether the bits are not the same on all ranks. Collective. */
+static gg_status ranks_differ(gg_exchange *x, const float *whole, bool *differ) {
+    gg_status status = GG_OK;
+    gg_transport *transport = x->transport;
+    uint64_t own = 0xcbf29ce484222325u, *all = NULL; /* FNV-1a, of words */
+    *differ = false;
+    for (size_t i = 0; i < x->state.count; ++i) {
+        uint32_t word;
+        memcpy(&word, &whole[i], sizeof word);
+        own = (own ^ word) * 0x100000001b3u;
+    }
+    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "checksums of all ranks", &all));
+    GG_TRY(gg_allgather(transport, &own, sizeof own, all));
+    for (int i = 0; i < transport->size; ++i) *differ = *differ || all[i] != own;
+cleanup:
+    gg_free(all);
+    return status;
+}
+
+/* The mean over the first `ranks` ranks of what each gives, in the memory of the consensus model. Collective. */
+static gg_status mean_of(gg_exchange *x, const float *whole, int ranks) {
+    gg_status status = GG_OK;
+    const int size = x->transport->size;
+    float *share = NULL;
+    GG_TRY(make_consensus(x));
+    GG_TRY(gg_calloc((size_t)size, sizeof *share, "shares", &share));
+    for (int i = 0; i < ranks && i < size; ++i) share[i] = 1.0f / (float)(ranks < size ? ranks : size);
+    memcpy(x->consensus, whole, x->state.count * sizeof(float));
+    GG_TRY(gg_allreduce_run(x->averaging, x->consensus, share));
+cleanup:
+    gg_free(share);
+    return status;
+}
+
+gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, const float *consensus, int trained) {
+    gg_status status = GG_OK;
+    const gg_arena_kind kind = x->state.arena[arena].kind;
+    bool differ = false;
+    if (gg_strategy_keeps_equal(x->options.kind) && (kind == GG_ARENA_WEIGHT || kind == GG_ARENA_MOMENT))
+        GG_TRY(gg_exchange_at(x, "what the ranks go on from", ranks_differ(x, whole, &differ)));
+    if (differ && consensus == NULL) {
+        GG_TRY(gg_exchange_at(x, "mean of the ranks' moments", mean_of(x, whole, trained)));
+        consensus = x->consensus;
+    }
+    gg_exchange_load(x, arena, differ ? consensus : whole);
+cleanup:
+    return failed_in_step(x, status);
+}
+
+/* The mean of the replicas that train. */
+static gg_status exchange_average(gg_exchange *x, const float **weights) {
+    gg_status status = GG_OK;
+    if (x->transport->size == 1) {
+        *weights = gg_state_weights(&x->state);
+        goto cleanup;
+    }
+    GG_TRY(make_consensus(x));
+    memcpy(x->consensus, gg_state_weights(&x->state), x->state.count * sizeof(float));
+    GG_TRY(gg_exchange_at(x, "mean of the replicas", gg_allreduce_run(x->averaging, x->consensus, x->equal_share)));
+    *weights = x->consensus;
+cleanup:
+    return status;
+}
+
+gg_status gg_exchange_consensus(gg_exchange *x, const float **weights) {
+    gg_status status = GG_OK;
+    if (x->strategy->model == NULL) {
+        status = exchange_average(x, weights);
+        goto cleanup;
+    }
+    GG_TRY(make_consensus(x));
+    GG_TRY(gg_exchange_at(x, "the strategy's model", x->strategy->model->read(x->strategy, x->consensus)));
+    *weights = x->consensus;
+cleanup:
+    return failed_in_step(x, status);
+}
+
+void gg_exchange_set_consensus(gg_exchange *x, const float *weights) {
+    if (x->strategy->model != NULL) x->strategy->model->write(x->strategy, weights);
+}
+
+/* Sum of squares of a - b (b NULL: of a) over what is trained: statistics are left out. */
+static double trained_squares(gg_exchange *x, const float *a, const float *b) {
+    double sum = 0;
+    for (int i = 0; i < x->updater.groups; ++i) {
+        const gg_group *group = &x->updater.group[i];
+        if (!group->statistic)
+            sum += x->device->table->sum_squares(x->device, group->end - group->begin, a + group->begin,
+                                                 b != NULL ? b + group->begin : NULL);
+    }
+    return sum;
+}
+
+double gg_exchange_residue(gg_exchange *x) {
+    const float *residue = gg_state_residue(&x->state), *weights = gg_state_weights(&x->state);
+    const double whole = trained_squares(x, weights, NULL);
+    double rest = residue != NULL ? trained_squares(x, residue, NULL) : 0;
+    int copies = 0;
+    for (int i = 0; i < x->state.arenas; ++i) {
+        const gg_arena *arena = &x->state.arena[i];
+        if (arena->kind != GG_ARENA_COPY || trained_squares(x, arena->data, NULL) == 0) continue; /* not begun */
+        rest += trained_squares(x, weights, arena->data);
+        ++copies;
+    }
+    return whole != 0 ? sqrt(rest / (copies > 1 ? copies : 1) / whole) : 0; /* NaN stays NaN */
+}
+
+gg_status gg_exchange_distance(gg_exchange *x, double *distance) {
+    gg_status status = GG_OK;
+    const float *mean = NULL;
+    GG_TRY(exchange_average(x, &mean));
+    double distance_squared = gg_exchange_trains(x) ? trained_squares(x, gg_state_weights(&x->state), mean) : 0;
+    double whole = trained_squares(x, mean, NULL);
+    double own = whole != 0 ? sqrt(distance_squared / whole) : 0; /* NaN stays NaN */
+    GG_TRY(gg_exchange_at(x, "consensus distance", gg_allreduce_doubles(x->transport, &own, 1)));
+    *distance = own / x->workers;
+cleanup:
+    return failed_in_step(x, status);
+}
+
+/* ---- what is asked ---- */
+
+gg_state *gg_exchange_state(gg_exchange *x) { return &x->state; }
+const gg_strategy_options *gg_exchange_strategy(const gg_exchange *x) { return &x->options; }
+const gg_tuning *gg_exchange_tuning(const gg_exchange *x) { return &x->tuning; }
+bool gg_exchange_compresses(const gg_exchange *x) { return x->strategy->compression_counts != NULL; }
+int gg_exchange_workers(const gg_exchange *x) { return x->workers; }
+bool gg_exchange_trains(const gg_exchange *x) { return x->transport->rank < x->workers; }
+bool gg_exchange_failed(const gg_exchange *x) { return x->failed; }
+
+void gg_exchange_counted(const gg_exchange *x, gg_exchange_counts *out) {
+    *out = (gg_exchange_counts){.exposed_seconds = x->strategy->exposed_seconds,
+                                .bytes = x->transport->bytes_sent,
+                                .messages = x->transport->messages_sent,
+                                .skipped = x->strategy->skipped};
+    if (x->strategy->compression_counts != NULL) out->compression = *x->strategy->compression_counts;
+}
+
+size_t gg_exchange_bytes(const gg_exchange *x) {
+    const size_t whole = (size_t)(x->state.arenas - gg_state_moments(&x->state)); /* arenas of all elements */
+    return whole * x->state.count * sizeof(float) + (size_t)gg_state_moment_bytes(&x->state, false);
+}

@@ -1,0 +1,115 @@
+/* One rank's exchange: the arenas of a layout, their optimiser and the strategy that synchronises them with those of
+ * the other ranks. It knows no network: whoever computes the gradients makes these calls. A step is
+ *
+ *     begin
+ *     need(layer)    before the layer's weights are used: they are current when it returns
+ *     ready(layer)   the layer's gradient is written, and its weights are used no more in this step
+ *     poll           now and then, from begin to end: messages move
+ *     end
+ *
+ * with one need and one ready for each layer. Layers become ready from the last to the first of the layout, on all
+ * ranks in the same order: reductions of all ranks meet in this order. Weights may be used from need to ready, and
+ * after settle.
+ *
+ * Everything here belongs to one rank and is called on that rank's thread, one call at a time. Functions marked
+ * collective must be called by all ranks of the group in the same order. */
+#ifndef GG_TRAIN_EXCHANGE_H
+#define GG_TRAIN_EXCHANGE_H
+
+#include "strategy/tuning.h"
+
+typedef struct gg_exchange_options {
+    const gg_arena_layout *layout; /* outlives the exchange, like all addresses here but `forward` and `link` */
+    gg_transport *transport;
+    gg_device *device;             /* of the arenas */
+    const gg_optimizer *optimizer; /* checked; its rate may change between steps */
+    gg_strategy_options strategy;
+    uint64_t seed;
+    gg_trace *trace; /* NULL: off */
+    /* What sizes that the strategy's options leave open are tuned by: seconds of each layer in the forward pass, the
+     * same on all ranks, or from `least` (0 to 1) times that on. link: what messages cost, NULL: not known. */
+    const double *forward;
+    double least;
+    const gg_link *link;
+} gg_exchange_options;
+
+/* What transport and strategy have counted since each was created. */
+typedef struct gg_exchange_counts {
+    double exposed_seconds;            /* waited for others */
+    int64_t bytes, messages;           /* sent; all messages of the transport */
+    int64_t skipped;                   /* exchanges, so as not to wait */
+    gg_compression_counts compression; /* what the strategy has compressed */
+} gg_exchange_counts;
+
+typedef struct gg_exchange gg_exchange;
+
+/* Arenas are zero. Collective. */
+gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **out);
+/* Collective; NULL is fine. Settle first: otherwise what is in flight is cancelled, and partners may read memory that
+ * is freed. */
+void gg_exchange_destroy(gg_exchange *x);
+
+/* ---- a step ---- */
+
+/* batches: samples of each rank in this step; NULL: the ranks that train have equally many. Ranks are weighted by them
+ * where gradients are averaged. */
+gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches);
+gg_status gg_exchange_need(gg_exchange *x, int layer);
+gg_status gg_exchange_ready(gg_exchange *x, int layer);
+gg_status gg_exchange_poll(gg_exchange *x);
+/* Its caller counts the step, in the state. */
+gg_status gg_exchange_end(gg_exchange *x);
+/* Whether each update needs norms of all gradients of this rank. `ready` only notes then that a layer is ready, and
+ * gg_exchange_ready_all, called once when all are, makes the updates. */
+bool gg_exchange_updates_wait(const gg_exchange *x);
+gg_status gg_exchange_ready_all(gg_exchange *x);
+/* Of layers that are partitionable: gg_strategy_fc_hooks; allowed where gg_exchange_offers_fc. */
+bool gg_exchange_offers_fc(const gg_exchange *x);
+gg_status gg_exchange_fc_input(gg_exchange *x, int layer, const gg_vectors *input, bool *partitioned);
+gg_status gg_exchange_fc_error(gg_exchange *x, int layer, const gg_vectors *error);
+/* Of each layer: whether the strategy has computed the gradient of its weight in some step so far; NULL: of none. */
+const bool *gg_exchange_fc_partitioned(const gg_exchange *x);
+
+/* ---- at rest ---- */
+
+gg_status gg_exchange_settle(gg_exchange *x); /* collective */
+/* All elements of the arena at a place of the state's list; `whole` may be NULL. Settled. Collective: all ranks ask for
+ * the same. */
+gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole);
+/* Settled: sets the weights, or the slices that this rank owns of a moment. */
+void gg_exchange_load(gg_exchange *x, int arena, const float *whole);
+/* The same with what the rank goes on from. A strategy whose replicas are equal after every step begins from one state:
+ * where the ranks bring different bits, weights become `consensus`, moments the mean over the first `trained` ranks.
+ * consensus: not NULL for weights, the same on all ranks. Collective. */
+gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, const float *consensus, int trained);
+/* The strategy's own model, where it has one, or else the mean of the weights over the ranks that train; valid until
+ * the next call. Settled. Collective. */
+gg_status gg_exchange_consensus(gg_exchange *x, const float **weights);
+/* The strategy's own model, where it has one, becomes this. Settled; all ranks give the same, but need not call
+ * together. */
+void gg_exchange_set_consensus(gg_exchange *x, const float *weights);
+/* Mean over the ranks that train of |w_r - w_mean| / |w_mean|, statistics left out; NaN if any weight is NaN or
+ * infinite. Settled. Collective. */
+gg_status gg_exchange_distance(gg_exchange *x, double *distance);
+/* |residue| / |weights| of this rank, statistics left out: how much compression has not sent yet. Of copies that it has
+ * in common with others the difference to its weights takes the place of the residue, in the mean of the squares. 0
+ * without either, NaN if a weight is NaN or infinite. */
+double gg_exchange_residue(gg_exchange *x);
+
+/* ---- what is asked ---- */
+
+gg_state *gg_exchange_state(gg_exchange *x);
+/* With the sizes that were chosen. */
+const gg_strategy_options *gg_exchange_strategy(const gg_exchange *x);
+const gg_tuning *gg_exchange_tuning(const gg_exchange *x);
+void gg_exchange_counted(const gg_exchange *x, gg_exchange_counts *out);
+bool gg_exchange_compresses(const gg_exchange *x);
+int gg_exchange_workers(const gg_exchange *x); /* the first ranks, which train */
+bool gg_exchange_trains(const gg_exchange *x); /* this rank does; the others only serve, in begin and end */
+/* A call failed in the middle of an exchange: it can only be destroyed. */
+bool gg_exchange_failed(const gg_exchange *x);
+/* Adds "step 12, WHAT: " to the message of a failure, and returns it. */
+gg_status gg_exchange_at(const gg_exchange *x, const char *what, gg_status status);
+size_t gg_exchange_bytes(const gg_exchange *x); /* of the arenas */
+
+#endif
