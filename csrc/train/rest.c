@@ -74,7 +74,7 @@ gg_status gg_replica_adopt_consensus(gg_replica *r) {
     gg_status status = GG_OK;
     const float *weights = NULL;
     GG_TRY(gg_replica_consensus(r, &weights));
-    if (weights != gg_state_weights(gg_replica_state(r))) gg_replica_load(r, GG_WEIGHTS, weights);
+    if (weights != gg_state_weights(gg_exchange_state(r->exchange))) gg_replica_load(r, GG_WEIGHTS, weights);
 cleanup:
     return status;
 }

@@ -196,7 +196,7 @@ cleanup:
  * batch, it only serves. */
 static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch *batch, gg_loss_sums *sums) {
     gg_status status = GG_OK;
-    gg_state *state = gg_replica_state(r);
+    gg_state *state = gg_exchange_state(r->exchange);
     double begin = gg_transport_now(r->options.transport);
     r->batch = n;
     r->plans.pinned = plan;

@@ -6,6 +6,7 @@
 #include "check.h"
 #include "compress/compression.h"
 #include "compress/fold.h"
+#include "nn/graph.h"
 
 static gg_graph *two_layers(void) {
     gg_graph *graph = NULL;

@@ -6,6 +6,7 @@
 #include "check.h"
 #include "cpu/cpu_backend.h"
 #include "data/loader.h"
+#include "nn/graph.h"
 #include "optim/updater.h"
 
 /* ---------------------------------------------------------------------------------------------- a small

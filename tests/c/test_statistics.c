@@ -10,6 +10,7 @@
 #include "check.h"
 #include "comm/team.h"
 #include "cpu/cpu_backend.h"
+#include "nn/graph.h"
 #include "strategy/strategy.h"
 
 enum { RANKS = 4, STEPS = 24, LAYERS = 3, WIDTH = 21 };

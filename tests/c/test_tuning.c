@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "check.h"
+#include "nn/graph.h"
 #include "strategy/tuning.h"
 
 enum { LAYERS = 12 };
