@@ -173,7 +173,8 @@ class Trainer:
             str, Any
         ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
         # hierarchical ranks_per_node synchronous alpha servers dedicated
-        # compression{bin_size factor mode values dense dense_below warmup selection}
+        # compression{bin_size factor mode values dense dense_below warmup selection packs}; packs: names of the
+        # parameters that may be compressed, in place of dense_below, as by the sizes that a network began with
         seed: int = 0,
         threads: int = 1,
         backend: str | None = None,  # None: $GOSSIPGRAD_BACKEND, else each operation from the faster table

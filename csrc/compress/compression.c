@@ -1,6 +1,7 @@
 #include "compress/compression.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/memory.h"
 
@@ -27,11 +28,24 @@ cleanup:
     return status;
 }
 
+/* Whether a list of names that newlines end has this one. */
+static bool has_name(const char *names, const char *name) {
+    const size_t length = strlen(name);
+    for (const char *next; *names != '\0'; names = next) {
+        const char *end = strchr(names, '\n');
+        next = end != NULL ? end + 1 : names + strlen(names);
+        if (end != NULL && (size_t)(end - names) == length && memcmp(names, name, length) == 0) return true;
+    }
+    return false;
+}
+
 /* The elements of a bin of this parameter; 0: it travels dense. */
 static int bin_of(const gg_compression *compression, const gg_parameter *parameter) {
     if (!compression->active || parameter->role == GG_ROLE_STATISTIC) return 0;
     if (compression->dense_roles & 1u << parameter->role) return 0;
-    if (parameter->count < compression->dense_below) return 0;
+    if (compression->packs != NULL ? !has_name(compression->packs, parameter->name)
+                                   : parameter->count < compression->dense_below)
+        return 0;
     const int bin = compression->bin[parameter->family];
     return parameter->count < (size_t)bin ? (int)parameter->count : bin;
 }

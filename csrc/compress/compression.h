@@ -40,8 +40,12 @@ typedef struct gg_compression {
     int bin[GG_FAMILY_COUNT]; /* elements of a bin; 0: parameters of this family travel dense */
     float factor;             /* f, at least 1 */
     gg_compression_mode mode;
-    gg_dtype values;      /* EXACT: what travels, BFLOAT16 or FLOAT32 */
-    size_t dense_below;   /* parameters of fewer elements travel dense */
+    gg_dtype values;    /* EXACT: what travels, BFLOAT16 or FLOAT32 */
+    size_t dense_below; /* parameters of fewer elements travel dense */
+    /* In place of dense_below: the parameters that may be compressed, each name ended by a newline; outlives what is
+     * made with the options. NULL: as dense_below says. A network that shrinks goes on as it began, so that no residue
+     * becomes one of a parameter that travels dense. */
+    const char *packs;
     unsigned dense_roles; /* a bit 1 << role each: parameters of this role travel dense */
     int64_t warmup;       /* so many first steps travel dense */
     gg_compression_selection selection;

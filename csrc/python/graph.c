@@ -283,23 +283,31 @@ static PyObject *py_graph_parameters(PyObject *self, PyObject *unused) {
     return list;
 }
 
-static PyObject *compressed_parameters(PyObject *self, PyObject *options) {
-    const gg_graph *graph = ((gg_py_graph *)self)->graph;
-    gg_compression compression;
-    gg_segments segments;
-    if (!is_finished(self) || gg_py_compression(options, &compression) < 0) return NULL;
-    gg_status status = gg_compression_check(&compression);
-    if (status == GG_OK) status = gg_segments_create(gg_graph_layout(graph), &compression, &segments);
-    if (status != GG_OK) return gg_py_raise(status);
+static PyObject *segments_dict(const gg_graph *graph, const gg_segments *segments) {
     PyObject *dict = PyDict_New();
-    for (int i = 0; dict != NULL && i < segments.count; ++i) {
-        const gg_segment *one = &segments.segment[i];
+    for (int i = 0; dict != NULL && i < segments->count; ++i) {
+        const gg_segment *one = &segments->segment[i];
         if (one->bin == 0) continue;
         PyObject *entry = Py_BuildValue("si", gg_family_name(one->family), one->bin);
         if (entry == NULL || PyDict_SetItemString(dict, gg_graph_parameter(graph, i)->name, entry) < 0) Py_CLEAR(dict);
         Py_XDECREF(entry);
     }
+    return dict;
+}
+
+static PyObject *compressed_parameters(PyObject *self, PyObject *options) {
+    const gg_graph *graph = ((gg_py_graph *)self)->graph;
+    gg_compression compression;
+    gg_segments segments = {0};
+    PyObject *packs = NULL, *dict = NULL;
+    if (!is_finished(self)) return NULL;
+    if (gg_py_compression(options, &compression, &packs) == 0) {
+        gg_status status = gg_compression_check(&compression);
+        if (status == GG_OK) status = gg_segments_create(gg_graph_layout(graph), &compression, &segments);
+        dict = status == GG_OK ? segments_dict(graph, &segments) : gg_py_raise(status);
+    }
     gg_segments_destroy(&segments);
+    Py_XDECREF(packs);
     return dict;
 }
 

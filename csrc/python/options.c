@@ -143,8 +143,19 @@ static int bins_of(PyObject *dict, int out[GG_FAMILY_COUNT]) {
     return 0;
 }
 
-int gg_py_compression(PyObject *dict, gg_compression *out) {
+/* The names of a list, each ended by a newline; -1 with an exception. */
+static int names_of(PyObject *list, const char **out, PyObject **memory) {
+    *memory = PyUnicode_FromString("");
+    for (Py_ssize_t i = 0; PyList_Check(list) && *memory != NULL && i < PyList_GET_SIZE(list); ++i)
+        Py_XSETREF(*memory, PyUnicode_FromFormat("%U%S\n", *memory, PyList_GET_ITEM(list, i)));
+    if (!PyList_Check(list)) PyErr_SetString(PyExc_TypeError, "packs: must be a list of names");
+    *out = *memory != NULL && PyList_Check(list) ? PyUnicode_AsUTF8(*memory) : NULL;
+    return *out != NULL ? 0 : -1;
+}
+
+int gg_py_compression(PyObject *dict, gg_compression *out, PyObject **packs) {
     *out = (gg_compression){0};
+    *packs = NULL;
     if (dict == NULL || dict == Py_None) return 0;
     if (!PyDict_Check(dict)) {
         PyErr_SetString(PyExc_TypeError, "compression: must be a dict");
@@ -167,10 +178,18 @@ int gg_py_compression(PyObject *dict, gg_compression *out) {
                             .warmup = py_options_whole_of(dict, "warmup", 0),
                             .selection = (gg_compression_selection)selection};
     if (PyErr_Occurred() || roles_of(dict, "dense", &out->dense_roles) < 0) return -1;
+    PyObject *names = PyDict_GetItemString(dict, "packs");
+    if (names != NULL && names != Py_None && names_of(names, &out->packs, packs) < 0) return -1;
     return bins_of(dict, out->bin);
 }
 
-int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table) {
+void gg_py_option_memory_clear(gg_py_option_memory *memory) {
+    Py_CLEAR(memory->table);
+    Py_CLEAR(memory->packs);
+}
+
+int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_option_memory *memory) {
+    *memory = (gg_py_option_memory){0};
     const char *names[GG_STRATEGY_COUNT];
     strategy_names(names);
     int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
@@ -223,9 +242,9 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObje
                                  .alpha = alpha,
                                  .servers = servers > INT_MAX ? INT_MAX : (int)servers,
                                  .dedicated = flag_of(dict, "dedicated")};
-    if (gg_py_compression(PyDict_GetItemString(dict, "compression"), &out->compression) < 0) return -1;
+    if (gg_py_compression(PyDict_GetItemString(dict, "compression"), &out->compression, &memory->packs) < 0) return -1;
     PyObject *topology = PyDict_GetItemString(dict, "topology");
-    return topology ? gg_py_topology(topology, &out->schedule, table) : 0;
+    return topology ? gg_py_topology(topology, &out->schedule, &memory->table) : 0;
 }
 
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {

@@ -95,12 +95,19 @@ int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument
  * reference, which must live as long as `out` is used, or NULL. -1 with an exception. */
 int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject **table);
 
+/* What the options of a strategy point into, each a new reference or NULL: must live as long as they are used. */
+typedef struct gg_py_option_memory {
+    PyArrayObject *table; /* of the topology */
+    PyObject *packs;      /* names of parameters */
+} gg_py_option_memory;
+
 /* The options of a trainer, from dicts whose keys are the keywords of Python's classes; missing ones have the core's
- * defaults. -1 with an exception that names the keyword. *table: as for gg_py_topology. backend NULL:
+ * defaults. -1 with an exception that names the keyword; what `memory` then has is to be cleared as well. backend NULL:
  * $GOSSIPGRAD_BACKEND, else "auto". */
-int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, PyArrayObject **table);
-/* NULL and None: nothing is compressed. */
-int gg_py_compression(PyObject *dict, gg_compression *out);
+int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_option_memory *memory);
+void gg_py_option_memory_clear(gg_py_option_memory *memory);
+/* NULL and None: nothing is compressed. *packs: as in gg_py_option_memory. */
+int gg_py_compression(PyObject *dict, gg_compression *out, PyObject **packs);
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out);
 int gg_py_backend_choice(const char *backend, gg_backend_choice *out);
 

@@ -15,7 +15,7 @@ static void py_trainer_clear(gg_py_trainer *t) {
     Py_END_ALLOW_THREADS;
     Py_CLEAR(t->graph);
     Py_CLEAR(t->team);
-    Py_CLEAR(t->topology);
+    gg_py_option_memory_clear(&t->strategy);
     Py_CLEAR(t->schedule);
     Py_CLEAR(t->losses);
     Py_CLEAR(t->held);
@@ -124,7 +124,7 @@ static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     py_trainer_clear(t);
     if (read_heads(t, ((gg_py_graph *)graph)->graph, loss) < 0 || gg_py_optimizer(optimizer, &options.optimizer) < 0 ||
-        gg_py_strategy_options(strategy, &options.strategy, &t->topology) < 0 ||
+        gg_py_strategy_options(strategy, &options.strategy, &t->strategy) < 0 ||
         gg_py_backend_choice(backend, &options.backend) < 0)
         return -1;
     options.graph = ((gg_py_graph *)graph)->graph;

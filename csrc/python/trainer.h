@@ -8,8 +8,8 @@ typedef struct gg_py_trainer {
     PyObject_HEAD gg_trainer *trainer;
     gg_py_graph *graph;
     gg_py_team *team;
-    PyArrayObject *topology; /* the table that the strategies read; NULL: none */
-    PyObject *schedule;      /* the dict that the optimisers' rates were made of, and its array; NULL: none */
+    gg_py_option_memory strategy; /* what the strategies read */
+    PyObject *schedule;           /* the dict that the optimisers' rates were made of, and its array; NULL: none */
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads */
     PyObject *losses;                    /* what holds their class weights; NULL: nothing */
     PyObject *held; /* a list: what ranks may still refer to after a change of them has failed; NULL: nothing */

@@ -260,18 +260,31 @@ static PyObject *py_trainer_set_schedule(PyObject *self, PyObject *schedule) {
     Py_RETURN_NONE;
 }
 
+/* What the options of a strategy point into is the trainer's from here on, or, where a change to them has failed
+ * half-way, lives as long as the trainer. Clears `memory`. */
+static void adopt_options(gg_py_trainer *t, gg_py_option_memory *memory, bool adopted) {
+    if (adopted) {
+        gg_py_option_memory former = t->strategy;
+        t->strategy = *memory;
+        *memory = former;
+    } else if (!gg_trainer_is_whole(t->trainer)) {
+        if (memory->table != NULL) gg_py_trainer_hold(t, (PyObject *)memory->table);
+        if (memory->packs != NULL) gg_py_trainer_hold(t, memory->packs);
+    }
+    gg_py_option_memory_clear(memory);
+}
+
 static PyObject *py_trainer_reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"strategy", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *strategy = NULL;
-    PyArrayObject *topology = NULL;
+    gg_py_option_memory memory = {0};
     gg_strategy_options options;
     gg_status status;
     memset(&options, 0, sizeof options);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!:reshape", names, &PyDict_Type, &strategy)) return NULL;
-    if (strategy != NULL && gg_py_strategy_options(strategy, &options, &topology) < 0) return NULL;
-    if (!gg_py_trainer_enter(t)) {
-        Py_XDECREF(topology);
+    if ((strategy != NULL && gg_py_strategy_options(strategy, &options, &memory) < 0) || !gg_py_trainer_enter(t)) {
+        gg_py_option_memory_clear(&memory);
         return NULL;
     }
     const gg_reshape how = {.strategy = strategy != NULL ? &options : NULL};
@@ -279,11 +292,8 @@ static PyObject *py_trainer_reshape(PyObject *self, PyObject *args, PyObject *kw
     status = gg_trainer_reshape(t->trainer, &how);
     Py_END_ALLOW_THREADS;
     t->busy = false;
-    if (status == GG_OK && strategy != NULL) Py_XSETREF(t->topology, (PyArrayObject *)Py_XNewRef(topology));
     PyObject *done = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
-    if (status != GG_OK && topology != NULL && !gg_trainer_is_whole(t->trainer))
-        gg_py_trainer_hold(t, (PyObject *)topology);
-    Py_XDECREF(topology);
+    if (strategy != NULL) adopt_options(t, &memory, status == GG_OK);
     return done;
 }
 

@@ -158,6 +158,7 @@ static bool sends_alike(const gg_strategy_options *a, const gg_strategy_options 
     const gg_compression *x = &a->compression, *y = &b->compression;
     return a->kind == b->kind && a->synchronous == b->synchronous && a->hierarchical == b->hierarchical &&
            a->ranks_per_node == b->ranks_per_node && same_partners(&a->schedule, &b->schedule) &&
+           (x->packs == NULL) == (y->packs == NULL) && (x->packs == NULL || strcmp(x->packs, y->packs) == 0) &&
            x->active == y->active && memcmp(x->bin, y->bin, sizeof x->bin) == 0 && x->dense_below == y->dense_below &&
            x->dense_roles == y->dense_roles && x->selection == y->selection;
 }
