@@ -150,7 +150,7 @@ class ShrinkPlan:
     def loss_after(self) -> float | None: ...
     @property
     def parameters(self) -> int:
-        """Of the smaller network."""
+        """Numbers that the smaller network trains."""
     @property
     def hash(self) -> int:
         """Of what leaves and into what, the same on all ranks."""

@@ -38,9 +38,12 @@ static PyObject *get_hash(PyObject *self, void *unused) {
 }
 
 static PyObject *get_plan_parameters(PyObject *self, void *unused) {
+    const gg_graph *graph = gg_shrink_plan_graph(((py_shrink_plan *)self)->plan);
+    size_t numbers = 0;
     (void)unused;
-    return PyLong_FromLongLong(
-        (long long)gg_graph_parameter_count(gg_shrink_plan_graph(((py_shrink_plan *)self)->plan)));
+    for (int i = 0; i < gg_graph_parameters(graph); ++i)
+        if (gg_graph_parameter(graph, i)->role != GG_ROLE_STATISTIC) numbers += gg_graph_parameter(graph, i)->count;
+    return PyLong_FromSize_t(numbers);
 }
 
 static const char *first_layer_of_group(const gg_graph *graph, const gg_unit_group *group) {
@@ -136,7 +139,7 @@ static PyGetSetDef plan_properties[] = {
     {"share", get_share, NULL, "The same, as the share that a budget limits.", NULL},
     {"loss_before", get_loss, NULL, "On the probe; None: there is none, or nothing leaves.", NULL},
     {"loss_after", get_loss, NULL, "What it would be afterwards.", (void *)&shrink_plan_type},
-    {"parameters", get_plan_parameters, NULL, "Of the smaller network.", NULL},
+    {"parameters", get_plan_parameters, NULL, "Numbers that the smaller network trains.", NULL},
     {"hash", get_hash, NULL, "Of what leaves and into what, the same on all ranks.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
