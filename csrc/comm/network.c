@@ -156,6 +156,10 @@ cleanup:
     return status;
 }
 
+static void network_set_epoch(gg_transport *transport, int64_t epoch) {
+    gg_transport_set_epoch(slow_of(transport)->inner, epoch);
+}
+
 static double network_now(gg_transport *transport) { return gg_transport_now(slow_of(transport)->inner); }
 
 static gg_status network_compute(gg_transport *transport, double seconds) {
@@ -189,6 +193,7 @@ static const gg_transport_table table = {
     .pause = network_pause_round,
     .check_peer = network_check_peer,
     .progress = network_progress,
+    .set_epoch = network_set_epoch,
     .now = network_now,
     .compute = network_compute,
     .idle = network_idle,

@@ -63,6 +63,9 @@ static gg_status subgroup_wait_for(gg_transport *transport, gg_request *request)
     return status;
 }
 static gg_status subgroup_progress(gg_transport *transport) { return gg_progress(subgroup_whole_of(transport)); }
+static void subgroup_set_epoch(gg_transport *transport, int64_t epoch) {
+    gg_transport_set_epoch(subgroup_whole_of(transport), epoch);
+}
 static double subgroup_now(gg_transport *transport) { return gg_transport_now(subgroup_whole_of(transport)); }
 static gg_status subgroup_compute(gg_transport *transport, double seconds) {
     return gg_transport_compute(subgroup_whole_of(transport), seconds);
@@ -100,6 +103,7 @@ static const gg_transport_table table = {
     .pause = subgroup_pause_round,
     .wait = subgroup_wait_for,
     .progress = subgroup_progress,
+    .set_epoch = subgroup_set_epoch,
     .now = subgroup_now,
     .compute = subgroup_compute,
     .idle = subgroup_idle,

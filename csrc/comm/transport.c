@@ -20,8 +20,10 @@ cleanup:
     return status;
 }
 
-static void transport_begin(gg_request *request, gg_request_state state, size_t bytes, int peer, int tag) {
-    *request = (gg_request){.state = state, .peer = peer, .tag = tag, .bytes = bytes, .capacity = bytes};
+static void transport_begin(const gg_transport *transport, gg_request *request, gg_request_state state, size_t bytes,
+                            int peer, int tag) {
+    *request = (gg_request){
+        .state = state, .peer = peer, .tag = tag, .bytes = bytes, .capacity = bytes, .epoch = transport->epoch};
 }
 
 /* Any change of one word changes it: each step is a bijection of the sum. */
@@ -58,7 +60,7 @@ void gg_message_free(gg_transport *transport, void *block) {
 gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
     gg_status status = GG_OK;
     GG_TRY(transport_check(transport, data, bytes, peer, tag, request, "send"));
-    transport_begin(request, GG_REQUEST_SENDING, bytes, peer, tag);
+    transport_begin(transport, request, GG_REQUEST_SENDING, bytes, peer, tag);
     request->data = data;
     if (transport->check_buffers) request->checksum = transport_checksum(data, bytes);
     status = transport->table->send(transport, data, bytes, peer, tag, request);
@@ -75,7 +77,7 @@ cleanup:
 gg_status gg_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag, gg_request *request) {
     gg_status status = GG_OK;
     GG_TRY(transport_check(transport, landing, capacity, peer, tag, request, "receive"));
-    transport_begin(request, GG_REQUEST_RECEIVING, capacity, peer, tag);
+    transport_begin(transport, request, GG_REQUEST_RECEIVING, capacity, peer, tag);
     request->landing = landing;
     status = transport->table->receive(transport, landing, capacity, peer, tag, request);
     if (status != GG_OK) request->state = GG_REQUEST_IDLE;
@@ -262,7 +264,7 @@ gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t cou
     const size_t bytes = count * sizeof *data;
     if (request->state != GG_REQUEST_IDLE)
         GG_FAIL(GG_ERROR_STATE, "rank %d: sum of %zu values: the request is in use", transport->rank, count);
-    transport_begin(request, GG_REQUEST_SUMMING, bytes, -1, sums->ranks);
+    transport_begin(transport, request, GG_REQUEST_SUMMING, bytes, -1, sums->ranks);
     request->data = data;
     status = transport->table->sum(transport, sums, data, count, request);
     if (status == GG_OK) {
@@ -295,6 +297,17 @@ gg_status gg_transport_idle(gg_transport *transport, double seconds) {
     status = transport->table->idle(transport, seconds);
 cleanup:
     return status;
+}
+
+void gg_transport_set_epoch(gg_transport *transport, int64_t epoch) {
+    transport->epoch = epoch;
+    if (transport->table->set_epoch != NULL) transport->table->set_epoch(transport, epoch);
+}
+
+gg_status gg_transport_other_epoch(const gg_transport *transport, int64_t own, int64_t theirs, int peer, int tag) {
+    return gg_fail(GG_ERROR_COMM,
+                   "rank %d: a message of topology epoch %lld from rank %d with tag %d met a receive of epoch %lld",
+                   transport->rank, (long long)theirs, peer, tag, (long long)own);
 }
 
 void gg_transport_destroy(gg_transport *transport) {

@@ -8,7 +8,10 @@
  * written between gg_send and the request's completion. A receive gives its bytes in `landing`, or, where the transport
  * can, in the sender's own memory without a copy: read them at request->data, and only there, until gg_release. A
  * receive says how many bytes it has room for; request->bytes then says how many came.
- * Messages progress only inside calls of the rank. A wait sleeps instead of spinning. */
+ * Messages progress only inside calls of the rank. A wait sleeps instead of spinning.
+ *
+ * Each request belongs to the topology epoch in which it began (gg_transport_set_epoch). A receive never gives the
+ * bytes of a message of another epoch: it fails with GG_ERROR_COMM, which names the peer, the tag and both epochs. */
 #ifndef GG_COMM_TRANSPORT_H
 #define GG_COMM_TRANSPORT_H
 
@@ -35,6 +38,7 @@ typedef struct gg_request {
     size_t bytes;     /* of the message; RECEIVING: those that there is room for */
     size_t capacity;  /* of a receive: the bytes of its landing */
     bool exact;       /* a receive of which the message must fill the landing */
+    int64_t epoch;    /* of the transport when it began */
     const void *data; /* ARRIVED: the message; SENDING: what is sent; SUMMING: the values */
     void *landing;
     double when;          /* ARRIVED: the clock at which it arrived */
@@ -77,6 +81,8 @@ typedef struct gg_transport_table {
      * group. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);
     gg_status (*progress)(gg_transport *transport);
+    /* Passes the epoch on to a transport behind this one; NULL: there is none. */
+    void (*set_epoch)(gg_transport *transport, int64_t epoch);
     double (*now)(gg_transport *transport);
     gg_status (*compute)(gg_transport *transport, double seconds);
     gg_status (*idle)(gg_transport *transport, double seconds);
@@ -99,6 +105,7 @@ typedef struct gg_service {
 struct gg_transport {
     const gg_transport_table *table;
     int rank, size;
+    int64_t epoch; /* of the topology, from 0 on; set by gg_transport_set_epoch alone */
     const int
         *node_of;  /* of each rank: the lowest rank with which it shares memory; NULL: all share it. The transport's */
     gg_sums *sums; /* of all ranks here; made by gg_sum_prepare, freed with the transport */
@@ -176,6 +183,14 @@ gg_status gg_transport_compute(gg_transport *transport, double seconds);
 /* Does nothing for `seconds` of the rank's clock: sleeps, where that is real time. Messages need not progress
  * meanwhile. */
 gg_status gg_transport_idle(gg_transport *transport, double seconds);
+/* What is sent and received from here on belongs to this epoch, which is at least the one before: between the ranks
+ * something has changed by which a message means something else. All ranks set the same one, behind a barrier; nothing
+ * is sent for it, and no message is larger by it. MPI detects a message of another epoch when a receive has waited in
+ * vain for a second or two, as long as the epochs are at most 31 apart; with a library of few tags it may not. */
+void gg_transport_set_epoch(gg_transport *transport, int64_t epoch);
 void gg_transport_destroy(gg_transport *transport); /* NULL is fine */
+
+/* For implementations: the error of a request that has met a message of another epoch. */
+gg_status gg_transport_other_epoch(const gg_transport *transport, int64_t own, int64_t theirs, int peer, int tag);
 
 #endif

@@ -212,6 +212,7 @@ gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
     gg_replica_dismantle(r);
     /* No message of the new strategy meets a receive of the old one. */
     GG_TRY(gg_replica_at(r, "rebuilding", gg_barrier(r->options.transport)));
+    gg_transport_set_epoch(r->options.transport, r->options.transport->epoch + 1);
     if (how->graph != NULL) {
         gg_plans_clear(&r->plans);
         r->options.graph = r->plans.graph = how->graph;

@@ -330,6 +330,39 @@ static void test_size_mismatch(int rank, int size, size_t limit) {
     gg_transport_destroy(t);
 }
 
+/* A message of another topology epoch never arrives, and a wait for one of this epoch finds it; held back by a slow
+ * network it still belongs to the epoch in which it was sent. Those of one epoch pass, also past the last number that a
+ * tag has room for. */
+static void test_epochs(int rank, int size) {
+    const gg_network slow = {.latency = 0.02};
+    gg_transport *t = NULL;
+    gg_request request = {0};
+    char data[8] = {0};
+    if (size < 2) return;
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
+    CHECK_OK(gg_network_transport_create(t, &slow, &t));
+    for (int epoch = 0; epoch < 200; epoch += epoch < 62 ? 31 : 1 + epoch / 2) {
+        gg_transport_set_epoch(t, epoch);
+        CHECK_OK(gg_barrier(t));
+    }
+    gg_transport_set_epoch(t, 1001);
+    if (rank == 1) {
+        CHECK_OK(gg_send(t, data, 5, 0, 70, &request));
+        gg_transport_set_epoch(t, 1002);
+        CHECK_OK(gg_wait(t, &request));
+    } else if (rank == 0) {
+        gg_transport_set_epoch(t, 1002);
+        CHECK_OK(gg_receive(t, data, 8, 1, 70, &request));
+        CHECK_FAILS(gg_wait(t, &request), GG_ERROR_COMM,
+                    "rank 0: a message of topology epoch 1001 from rank 1 with tag 70 met a receive of epoch 1002");
+        gg_cancel(t, &request);
+    } else {
+        gg_transport_set_epoch(t, 1002);
+    }
+    CHECK_OK(gg_barrier(t));
+    gg_transport_destroy(t);
+}
+
 /* More messages that would be read as descriptors than there is room for are refused; what was sent arrives, and the
  * room is used again. Large messages leave that room alone. */
 static void test_marked(int rank, int size) {
@@ -550,6 +583,7 @@ int main(int argc, char **argv) {
         test_timeout(info.rank, info.size);
         test_size_mismatch(info.rank, info.size, 0);
         test_size_mismatch(info.rank, info.size, 64);
+        test_epochs(info.rank, info.size);
         test_marked(info.rank, info.size);
         test_alloc_mismatch(info.rank, info.size);
         test_sums(info.rank, info.size, 0);

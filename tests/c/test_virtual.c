@@ -624,6 +624,47 @@ static void test_size_mismatch(void) {
     }
 }
 
+/* A message of another topology epoch is refused, whichever of the two began first; those of one epoch pass. number:
+ * bit 0: through a subgroup; bit 1: the receiver is behind. */
+static gg_status run_epochs(void *context, int rank) {
+    setup *s = context;
+    static const int members[] = {2, 0};
+    gg_transport *view = NULL, *t = at(s, rank);
+    gg_request request = {0};
+    char data[8] = {0};
+    gg_status status = GG_OK;
+    const bool sends = rank == 2, viewed = s->number & 1, behind = (s->number & 2) != 0;
+    const int peer = viewed ? (sends ? 1 : 0) : (sends ? 0 : 2);
+    if (rank == 1) return GG_OK;
+    if (viewed) {
+        GG_TRY(gg_subgroup_create(t, members, 2, &view));
+        t = view;
+    }
+    for (int epoch = 5; epoch < 7; ++epoch) {
+        const bool stays = epoch == 6 && sends != behind;
+        if (!stays) gg_transport_set_epoch(t, epoch);
+        if (sends) GG_TRY(gg_send(t, data, 5, peer, 70, &request));
+        else GG_TRY(gg_receive(t, data, 8, peer, 70, &request));
+        GG_TRY(gg_wait(t, &request));
+        GG_TRY(gg_release(t, &request));
+    }
+cleanup:
+    gg_cancel(t, &request);
+    gg_transport_destroy(view);
+    return status;
+}
+
+static void test_epochs(void) {
+    for (int number = 0; number < 4; ++number) {
+        setup s = {.cluster = make(3, 0, 0), .number = number};
+        CHECK_FAILS(gg_virtual_run(s.cluster, run_epochs, &s), GG_ERROR_COMM,
+                    number & 2
+                        ? "rank 0: a message of topology epoch 6 from rank 2 with tag 70 met a receive of epoch 5"
+                        : "rank 0: a message of topology epoch 5 from rank 2 with tag 70 met a receive of epoch 6");
+        gg_virtual_destroy(s.cluster);
+    }
+}
+
 /* Requests that are given up leave nothing behind. */
 static gg_status run_cancel(void *context, int rank) {
     setup *s = context;
@@ -837,6 +878,7 @@ int main(int argc, char **argv) {
     test_failure();
     test_timeout();
     test_size_mismatch();
+    test_epochs();
     test_cancel();
     test_kept();
     test_clocks();

@@ -13,6 +13,10 @@
 /* A tag above all others, on which nothing is ever sent: asking for it drives MPI's progress. */
 #define TAG_NOBODY (GG_TAG_LIMIT + 1)
 
+/* On the wire a tag carries the number of its epoch modulo `epochs`, in steps that leave room for mpi_sums.c's. */
+#define TAG_STEP (GG_TAG_LIMIT + 3)
+#define MOST_EPOCHS 64
+
 /* What a request's private words hold. */
 typedef struct __attribute__((may_alias)) request_link {
     MPI_Request mpi;
@@ -26,10 +30,15 @@ typedef struct mpi_transport {
     gg_transport transport; /* first: a gg_transport is cast to this */
     MPI_Comm comm;
     gg_shared *shared;
-    int *node_of;    /* transport.node_of */
-    size_t most;     /* bytes of a piece; a larger message is so many of them and a rest */
-    bool broken;     /* a call failed: collective clean-up might wait for ever */
-    bool unfinished; /* a sum was abandoned: MPI may still write its memory, so no message memory is freed */
+    int *node_of; /* transport.node_of */
+    size_t most;  /* bytes of a piece; a larger message is so many of them and a rest */
+    int epochs;   /* that tags tell from each other; 1: none */
+    /* A wait has seen a message of another epoch; one that still sees it a second later has waited in vain. Before,
+     * what it waits for may only just have come: a barrier, behind which a peer has begun the next epoch. */
+    bool foreign;
+    int64_t foreign_epoch; /* of this rank, when it was seen */
+    bool broken;           /* a call failed: collective clean-up might wait for ever */
+    bool unfinished;       /* a sum was abandoned: MPI may still write its memory, so no message memory is freed */
 } mpi_transport;
 
 static request_link *link_of(gg_request *request) { return (request_link *)request->private_; }
@@ -101,12 +110,17 @@ static void mpi_free_block(gg_transport *transport, void *block) {
     if (!gg_shared_free(mpi_of(transport)->shared, block)) gg_free(block);
 }
 
+static int wire_tag(const mpi_transport *own, const gg_request *request) {
+    return request->tag + (int)(request->epoch % own->epochs) * TAG_STEP;
+}
+
 static gg_status mpi_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
                           gg_request *request) {
     mpi_transport *own = mpi_of(transport);
     request_link *link = link_of(request);
     gg_status status = GG_OK;
     extent e;
+    (void)tag; /* the request's */
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
     GG_TRY(gg_shared_describe(own->shared, peer, data, bytes, &link->described, &link->descriptor));
     if (link->described) {
@@ -114,8 +128,8 @@ static gg_status mpi_send(gg_transport *transport, const void *data, size_t byte
         bytes = sizeof link->descriptor;
     }
     GG_TRY(extent_make(transport, bytes, &e));
-    status =
-        mpi_check(transport, MPI_Isend(data, e.count, e.type, peer, tag, own->comm, &link->mpi), "MPI_Isend", request);
+    status = mpi_check(transport, MPI_Isend(data, e.count, e.type, peer, wire_tag(own, request), own->comm, &link->mpi),
+                       "MPI_Isend", request);
     extent_free(&e);
 cleanup:
     return status;
@@ -123,13 +137,16 @@ cleanup:
 
 static gg_status mpi_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
                              gg_request *request) {
+    mpi_transport *own = mpi_of(transport);
     request_link *link = link_of(request);
     gg_status status = GG_OK;
     extent e;
+    (void)tag; /* the request's */
     *link = (request_link){.mpi = MPI_REQUEST_NULL};
     GG_TRY(extent_make(transport, capacity, &e)); /* MPI fills as much of it as comes */
-    status = mpi_check(transport, MPI_Irecv(landing, e.count, e.type, peer, tag, mpi_of(transport)->comm, &link->mpi),
-                       "MPI_Irecv", request);
+    status =
+        mpi_check(transport, MPI_Irecv(landing, e.count, e.type, peer, wire_tag(own, request), own->comm, &link->mpi),
+                  "MPI_Irecv", request);
     extent_free(&e);
 cleanup:
     return status;
@@ -245,9 +262,31 @@ static gg_status mpi_pause_round(gg_transport *transport, int round, gg_request 
     return GG_OK;
 }
 
+/* Whether the next message that nobody has received, of this peer (-1: of any rank), is one of another epoch. */
+static gg_status check_epoch(gg_transport *transport, int peer) {
+    gg_status status = GG_OK;
+    mpi_transport *own = mpi_of(transport);
+    const int64_t epoch = transport->epoch;
+    int flag = 0;
+    MPI_Status found;
+    if (own->epochs < 2) goto cleanup;
+    GG_TRY_MPI(MPI_Iprobe, peer >= 0 ? peer : MPI_ANY_SOURCE, MPI_ANY_TAG, own->comm, &flag, &found);
+    const int ahead = flag ? (int)((found.MPI_TAG / TAG_STEP - epoch % own->epochs + own->epochs) % own->epochs) : 0;
+    const bool again = own->foreign && own->foreign_epoch == epoch;
+    own->foreign = ahead != 0;
+    own->foreign_epoch = epoch;
+    if (ahead != 0 && again)
+        GG_TRY(gg_transport_other_epoch(transport, epoch,
+                                        epoch + (ahead < own->epochs / 2 ? ahead : ahead - own->epochs),
+                                        found.MPI_SOURCE, found.MPI_TAG % TAG_STEP));
+cleanup:
+    return status;
+}
+
 static gg_status mpi_check_peer(gg_transport *transport, int peer) {
     mpi_transport *own = mpi_of(transport);
-    gg_status status = peer >= 0 ? gg_mpi_check_rank(own->comm, peer) : gg_mpi_check_ranks(own->comm);
+    gg_status status = check_epoch(transport, peer);
+    if (status == GG_OK) status = peer >= 0 ? gg_mpi_check_rank(own->comm, peer) : gg_mpi_check_ranks(own->comm);
     if (status != GG_OK) own->broken = true;
     return status;
 }
@@ -359,6 +398,8 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
         status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library has tags up to %d, %d are needed", *limit, TAG_NOBODY);
         goto cleanup;
     }
+    const int64_t tags = flag && limit ? (int64_t)*limit + 1 : TAG_STEP;
+    made->epochs = tags / TAG_STEP < 1 ? 1 : tags / TAG_STEP > MOST_EPOCHS ? MOST_EPOCHS : (int)(tags / TAG_STEP);
     GG_TRY(gg_shared_create(made->comm, &made->shared));
     GG_TRY(find_nodes(made));
     *out = &made->transport;

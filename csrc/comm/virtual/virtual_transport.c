@@ -103,6 +103,9 @@ static gg_status virtual_test(gg_transport *transport, gg_request *request, bool
         goto cleanup;
     }
     if (request->state == GG_REQUEST_RECEIVING) {
+        if (own->partner->epoch != request->epoch)
+            GG_TRY(
+                gg_transport_other_epoch(transport, request->epoch, own->partner->epoch, request->peer, request->tag));
         if (own->partner->bytes > request->capacity)
             GG_FAIL(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %s%zu bytes, received %zu",
                     transport->rank, request->peer, request->tag, request->exact ? "" : "at most ", request->capacity,
