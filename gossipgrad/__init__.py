@@ -16,6 +16,7 @@ from gossipgrad import _preload
 _preload.load()  # before anything that imports the compiled core
 
 from gossipgrad import callbacks, data, metrics, models, plots, schedules  # noqa: E402
+from gossipgrad.apoptosis import Apoptosis  # noqa: E402
 from gossipgrad.callbacks import (  # noqa: E402
     Callback,
     Checkpoint,
@@ -93,6 +94,7 @@ __all__ = [
     "AdaptiveAvgPool2d",
     "Add",
     "AllReduce",
+    "Apoptosis",
     "Attention",
     "AvgPool2d",
     "LocalResponseNorm",

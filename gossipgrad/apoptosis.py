@@ -128,6 +128,11 @@ class Apoptosis:
         """The step before which the first event is."""
         return self.every if self.start is None else self.start
 
+    @property
+    def own_probe(self) -> Dataset | None:
+        """A probe of one's own."""
+        return self.probe if isinstance(self.probe, Dataset) else None
+
     def settings(self) -> Record:
         """The keywords, in terms of JSON; a probe of one's own is described, not contained."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}

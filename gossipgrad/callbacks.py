@@ -77,6 +77,13 @@ class Callback:
         stop are there.
         """
 
+    def on_shrink(self, trainer: Trainer, event: Record) -> None:
+        """After an event of apoptosis, within an epoch or between two; docs/report.md says what it has.
+
+        trainer.net is the smaller network already, unless event["undone"], or nothing has left (event["left"] is
+        empty). event is in the history already, the same on all ranks.
+        """
+
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
         """After an epoch, its validation included; `record` is in the history already."""
 
@@ -175,6 +182,8 @@ class EarlyStopping(_Monitor):
                   epoch, and a centre (ElasticAveraging, ParameterServer) its own: copies are in memory meanwhile.
                   Momentum, step and learning rate stay. A best epoch before a resume is not in memory: a warning says
                   so, and the last weights stay. Checkpoints are written after each epoch, before anything is restored.
+                  If the network has shrunk since the best epoch, it has the size of that again, and momentum begins
+                  at zero.
     """
 
     def __init__(

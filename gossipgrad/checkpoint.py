@@ -15,6 +15,7 @@ import numpy as np
 
 from gossipgrad import agreement, fingerprint, notices, strategies
 from gossipgrad import checkpoint_files as files
+from gossipgrad.apoptosis import Course
 from gossipgrad.errors import CheckpointError, counted
 from gossipgrad.history import Record
 from gossipgrad.model import Model
@@ -60,6 +61,7 @@ def _write(replicas: Replicas, path: str, state: str, step: int) -> None:
         "epoch": replicas.epoch,
         "epochs": replicas.history.epochs,
         "learning_rate": replicas.set_rate,
+        "apoptosis": _apoptosis(replicas),
         "rank_files": everywhere,
     }
 
@@ -68,6 +70,14 @@ def _write(replicas: Replicas, path: str, state: str, step: int) -> None:
             files.commit(path, state, weights, description)
 
     agreement.together(team, path, commit, replicas.where)
+
+
+def _apoptosis(replicas: Replicas) -> Record | None:
+    """How far apoptosis has come, and what has left; None: it has not begun."""
+    course, report = replicas.course, replicas.history.apoptosis
+    if course is None and not report:
+        return None
+    return {"course": None if course is None else course.settings(), "report": report}
 
 
 @dataclass
@@ -83,6 +93,7 @@ class _Saved:
     learning_rate: float | None  # set by hand or by a plateau; None: by the schedule
     optimizer: str
     moments_since: int
+    apoptosis: Record | None
 
     @classmethod
     def of(cls, name: str, description: dict[str, Any]) -> _Saved:
@@ -97,14 +108,15 @@ class _Saved:
                 learning_rate=None if description.get("learning_rate") is None else float(description["learning_rate"]),
                 optimizer=str(description["settings"]["optimizer"]),
                 moments_since=int(description["moments_since"]),
+                apoptosis=None if description.get("apoptosis") is None else dict(description["apoptosis"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{name}: its description cannot be understood ({error!r})") from error
 
     def check(self, name: str, replicas: Replicas) -> None:
-        """CheckpointError unless it is of the same network and as many ranks."""
+        """CheckpointError unless it is of the same network, which may have shrunk, and as many ranks."""
         net = replicas.net
-        if not net.same_network(self.net):
+        if not (net.same_network(self.net) or replicas.born.same_network(self.net.resized(self.net.born))):
             raise CheckpointError(
                 f"{name} is of another model: {self.net.name!r} with {self.net.parameters:,} parameters, here "
                 f"{net.name!r} with {net.parameters:,}{_first_difference(self.net, net)}"
@@ -117,13 +129,13 @@ class _Saved:
 
 
 def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
-    """Go on from a checkpoint of the same network and number of ranks.
+    """Go on from a checkpoint of the same network and number of ranks. What has left the network stays away.
 
     Moments are those of one kind of optimiser: where the checkpoint is of another, they begin at zero, and Adam counts
     its updates from here. A residue goes on with other options of compression, too, if all of it will still be sent.
     """
     name = os.fspath(path)
-    net, team = replicas.net, replicas.team
+    team = replicas.team
     found: list[tuple[_Saved, Arrays, list[dict[str, Arrays]]]] = []
     checksums: list[str] = []
 
@@ -132,6 +144,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         checksums.append(fingerprint.description(description))
         saved = _Saved.of(name, description)
         saved.check(name, replicas)
+        net = saved.net
         consensus = _checked(net, weights, name)
         parts = []
         for rank in range(team.rank, team.rank + team.local):
@@ -152,6 +165,9 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         saved, consensus, parts = found[0]
         one.facts = {"resume": name, f"description of {name}": checksums[0]}
     replicas.core.settle()
+    if not replicas.net.same_network(saved.net) or replicas.net.born != saved.net.born:
+        notices.shrunken(team.rank, name, saved.net, replicas.apoptosis)
+        replicas.adopt(saved.net)
     notices.residue(team.rank, name, any(RESIDUE in part for part in parts), RESIDUE in replicas.core.arenas())
     _restore_exchange(replicas, saved.settings)
     copies = {name for name, kind in replicas.core.arenas().items() if kind == "copy"}
@@ -167,7 +183,16 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     _restore_rate(replicas, saved)
     replicas.epoch = saved.epoch
     replicas.history.epochs = saved.epochs
+    _restore_apoptosis(replicas, saved)
     notices.changed_settings(team.rank, name, saved.settings, here)
+
+
+def _restore_apoptosis(replicas: Replicas, saved: _Saved) -> None:
+    """The rule and the history of events go on."""
+    found = saved.apoptosis or {}
+    replicas.history.apoptosis = found.get("report") or {}
+    if replicas.apoptosis is not None and found.get("course") is not None:
+        replicas.course = Course.of(replicas.apoptosis, found["course"])
 
 
 def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:
@@ -198,7 +223,7 @@ def _check_residue(replicas: Replicas, saved: _Saved, residue: Arrays, where: st
         )
     if not theirs.residue_is_all:
         return
-    packed = compression.packed(replicas.net)
+    packed = compression.packed(saved.net.resized(saved.net.born))
     for key, array in residue.items():
         if key not in packed and array.any():
             raise CheckpointError(

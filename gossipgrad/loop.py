@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 
-from gossipgrad import _core, agreement
+from gossipgrad import _core, agreement, events
 from gossipgrad.callbacks import Callback, Progress, ReduceOnPlateau, StopOnNaN, call, check
 from gossipgrad.history import Record, compressed, number_names, ordered
 from gossipgrad.progress import ProgressBar
@@ -80,6 +80,7 @@ class Loop:
         validation: _core.Dataset | list[_core.Dataset] | None,
         validate_replicas: bool,
         measure: Callable[[], Record],
+        apoptosis: events.Events | None = None,
     ) -> None:
         self.trainer = trainer
         self.callbacks = callbacks
@@ -88,6 +89,7 @@ class Loop:
         self.validation = validation
         self.validate_replicas = validate_replicas
         self.measure = measure  # the metrics of the validation set
+        self.apoptosis = apoptosis
         self._interval = FIRST_MEETING  # steps until the ranks meet
         self._problem: Exception | None = None  # of on_progress, which comes at other steps on each rank
 
@@ -98,6 +100,7 @@ class Loop:
         trainer.speaker = None if bar is None else bar.say
         trainer.record_names = self._record_names()
         trainer.fitting = trainer.failed = True
+        trainer.watchers = [self._shrunk]
         ended = False
         try:
             with trainer.agreed("begin"):
@@ -116,6 +119,20 @@ class Loop:
             raise
         finally:
             trainer.fitting = False
+            trainer.watchers = []
+
+    def _shrunk(self, event: Record) -> None:
+        """Tell of an event of apoptosis."""
+        trainer = self.trainer
+        text = events.say(event)
+        if text:
+            trainer.say(text)
+        trainer.shrinking = True
+        try:
+            with trainer.agreed(f"event before step {event['step']}"):
+                call(self.callbacks, "on_shrink", trainer, event)
+        finally:
+            trainer.shrinking = False
 
     def _record_names(self) -> list[str]:
         trainer = self.trainer
@@ -133,6 +150,7 @@ class Loop:
             measured * (replicas > 0),
             replicas,
             trainer.net.units,
+            self.apoptosis is not None,
         )
 
     def _epoch(self) -> None:
@@ -144,6 +162,8 @@ class Loop:
         self._train()
         rate = rate if trainer.set_rate is None else trainer.set_rate
         record: Record = {"epoch": number, "learning_rate": rate, **trainer.core.end_epoch()}
+        if self.apoptosis is not None:
+            record |= self.apoptosis.end_epoch(record)
         trainer.history.partitioned_fc = trainer.core.partitioned_fc()
         for key in ("bytes", "messages"):
             record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (trainer.size * record["steps"])
@@ -174,21 +194,26 @@ class Loop:
         """One epoch's steps, in pieces of about CHUNK seconds: between them Python sees signals and shows progress.
 
         In a virtual cluster in one piece that is watched meanwhile: what a rank has at hand when a piece ends must not
-        depend on the wall clock.
+        depend on the wall clock. Events of apoptosis are between pieces, at steps that do not depend on it either.
         """
-        core, steps = self.trainer.core, self.steps
+        core, steps, first = self.trainer.core, self.steps, self.trainer.step
         begin = shown = time.perf_counter()
-        if self.trainer.virtual:
-            core.run(steps, lambda: self._show(time.perf_counter() - begin))
-            self._show(time.perf_counter() - begin)
-            return
         done, piece, point = 0, 1, self._interval
         while done < steps:
-            start = time.perf_counter()
-            before, done = done, core.run(min(piece, point - done, steps - done))
+            end = self._event(first + done, first + steps) - first
+            start, before = time.perf_counter(), done
+            if self.trainer.virtual:
+                done = core.run(end - done, lambda: self._show(time.perf_counter() - begin))
+            else:
+                done = core.run(min(piece, point - done, end - done))
             now = time.perf_counter()
             if done == before:
                 raise RuntimeError(f"the epoch ended after {done} of {steps} steps")
+            if self.apoptosis is not None:
+                self.apoptosis.pace.add(now - start, done - before)
+            if self.trainer.virtual:
+                self._show(now - begin)
+                continue
             a_step = max((now - start) / (done - before), 1e-7)
             piece = max(1, min(int(CHUNK / a_step), 4 * piece))
             if now - shown >= CHUNK / 2 or done == steps:
@@ -197,6 +222,15 @@ class Loop:
             if done == point or done == steps:
                 self._meet(done, max(1, int(MEET / a_step)))
                 point = done + self._interval
+
+    def _event(self, step: int, end: int) -> int:
+        """Make the event of apoptosis before this step, if there is one; the step of the next one, or `end`."""
+        if self.apoptosis is None:
+            return end
+        if self.apoptosis.next(step) == step:
+            self._shrunk(self.apoptosis.make())
+        due = self.apoptosis.next(step)
+        return end if due is None else min(due, end)
 
     def _meet(self, done: int, steps: int) -> None:
         """Raise on all ranks what a callback has raised on one. steps: those of this rank in MEET seconds."""

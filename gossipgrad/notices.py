@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from gossipgrad._core import Team
+from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import Network
 from gossipgrad.data.arrays import Dataset, one_sided
 from gossipgrad.errors import counted, warn
 from gossipgrad.history import Record
+from gossipgrad.model import Model
 from gossipgrad.strategies import GossipGraD, Strategy
 
 # Settings that may differ between a run and its resume without changing what is learnt, or that are no options.
@@ -124,6 +126,16 @@ def residue(rank: int, name: str, saved: bool, here: bool) -> None:
         warn(f"{name}: saved with residues of compression, here are none; what had not been sent yet is left out")
 
 
+def shrunken(rank: int, name: str, net: Model, here: Apoptosis | None) -> None:
+    """A run without apoptosis goes on with the network of one that had it. `name`: the checkpoint's; net: its own."""
+    if rank == 0 and here is None and net.born:
+        born = net.resized(net.born)
+        warn(
+            f"{name}: units have left its network, which had {born.parameters:,} parameters and has "
+            f"{net.parameters:,}; training goes on with what is left of it, and without apoptosis"
+        )
+
+
 def _changes(key: str, before: Any, after: Any) -> list[str]:
     """Of dictionaries, as compression's, what is in them."""
     if isinstance(before, dict) and isinstance(after, dict):
@@ -134,7 +146,7 @@ def _changes(key: str, before: Any, after: Any) -> list[str]:
 
 def _shown(value: Any) -> str:
     """Of a description, as compression's, its name."""
-    return repr(value["name"] if isinstance(value, dict) and "name" in value else value)
+    return (repr(value["name"]) if "name" in value else "on") if isinstance(value, dict) else repr(value)
 
 
 def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:

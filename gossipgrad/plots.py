@@ -198,6 +198,63 @@ def compression(histories: History | dict[str, History], path: Path | None = Non
 _BY_KIND = "compression.by_kind."
 
 
+def apoptosis(histories: History | dict[str, History], path: Path | None = None) -> Any:
+    """What left networks that shrank, of one history or of several by name.
+
+    Over the steps: the units of each layer, as a share of those that it had at first; the parameters; the seconds that
+    a training step takes; and over the epochs the loss. A cross is an event that was undone.
+
+    ValueError if nothing could leave in any of them.
+    """
+    named = {name: one for name, one in _named(histories).items() if one.apoptosis}
+    if not named:
+        raise ValueError(
+            "histories: no network could shrink; allowed: of a trainer with apoptosis=, or that shrink did"
+        )
+    figure, axes = _figure(15, 3.4, 4)
+    for i, (name, history) in enumerate(named.items()):
+        events, born = history.apoptosis["events"], history.apoptosis["born"]
+        marks = {"color": f"C{i}" if len(named) > 1 else "black", "ls": "", "marker": "x", "ms": 5}
+        for layer, units in _units_left(history).items():
+            look = (
+                {"where": "post", "alpha": 0.5, "color": f"C{i}"}
+                if len(named) > 1
+                else {"where": "post", "label": layer}
+            )
+            axes[0].step([step for step, _ in units], [count / born["units"][layer] for _, count in units], **look)
+        sizes = [(0, born["parameters"]), *((one["step"], one["parameters"]) for one in events)]
+        axes[1].step(*zip(*sizes, strict=True), where="post", color=f"C{i}", label=name or None)
+        undone = [(one["step"], one["parameters"]) for one in events if one["undone"]]
+        if undone:
+            axes[1].plot(*zip(*undone, strict=True), **marks)
+        paces = [(one["step"], 1e3 * s) for one in events if (s := one["step_seconds_after"]) is not None]
+        first = next((s for one in events if (s := one["step_seconds_before"]) is not None), None)
+        paces = ([(0, 1e3 * first)] if first is not None else []) + paces
+        if paces:
+            axes[2].step(*zip(*paces, strict=True), where="post", color=f"C{i}", label=name or None)
+    for one, what in zip(axes, ("share of the units", "parameters", "ms a step"), strict=False):
+        one.set_xlabel("step")
+        one.set_ylabel(what)
+        one.set_ylim(bottom=0)
+        one.grid(alpha=0.3)
+        if one.get_legend_handles_labels()[0]:
+            one.legend(fontsize=8)
+    _lines(axes[3], named, ("train_loss", "validation.loss"), "loss")
+    return _finish(figure, path)
+
+
+def _units_left(history: History) -> dict[str, list[tuple[int, int]]]:
+    """By layer that has lost units: (step, units from there on), from the first step to the last that is known of."""
+    events = [one for one in history.apoptosis["events"] if not one["undone"]]
+    last = max((one["step"] for one in history.apoptosis["events"]), default=0)
+    found: dict[str, list[tuple[int, int]]] = {}
+    for event in events:
+        for layer, count in event["left"].items():
+            points = found.setdefault(layer, [(0, history.apoptosis["born"]["units"][layer])])
+            points.append((event["step"], points[-1][1] - count))
+    return {layer: [*points, (last, points[-1][1])] for layer, points in found.items()}
+
+
 # ---- strategies side by side
 
 # A colour and a marker for each strategy, whatever else is in the picture. The colours are those of Okabe and Ito

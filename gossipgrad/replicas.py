@@ -21,6 +21,7 @@ from gossipgrad import (
     _core,
     _stall,
     agreement,
+    apoptosis,
     cluster,
     environment,
     fingerprint,
@@ -30,8 +31,10 @@ from gossipgrad import (
     show,
     strategies,
 )
+from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.compression import BY_NAME as COMPRESSIONS
 from gossipgrad.compression import AdaComp
+from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import check_keywords, choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
 from gossipgrad.literals import BACKENDS, DEVICES, DTYPES, Backend, Device, DType
@@ -45,7 +48,7 @@ RESIDUE = "residue"  # of rank_state, where something is compressed
 # What a trainer is made of: the core has been built for it, so another value would be believed and not used.
 _FIXED = frozenset(
     {
-        *("net", "loss", "heads", "optimizer", "strategy", "compression", "seed", "comm", "team"),
+        *("net", "loss", "heads", "optimizer", "strategy", "compression", "apoptosis", "seed", "comm", "team"),
         *("threads", "backend", "trace"),
         *("straggler", "network", "compute_time", "metrics"),
     }
@@ -94,6 +97,16 @@ def _checked_compression(compression: AdaComp | None, strategy: strategies.Strat
     return strategy.compressed(compression)
 
 
+def _checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
+    if given is None:
+        return None
+    if not isinstance(given, Apoptosis):
+        hint = _made("", given, {"apoptosis": Apoptosis})
+        raise TypeError(f"apoptosis is a {_named(given)}; allowed: None, gossipgrad.Apoptosis(...){hint}")
+    apoptosis.chosen("Apoptosis", given.layers, net)
+    return given
+
+
 # Seconds that a rank which leaves a collective call by sys.exit gives the others for coming to the end of it as well.
 _LEAVING = 3.0
 
@@ -134,6 +147,7 @@ class Replicas:
         optimizer: optim.Optimizer | None = None,
         strategy: strategies.Strategy | None = None,
         compression: AdaComp | None = None,
+        apoptosis: Apoptosis | None = None,
         seed: int = 0,
         comm: Any = None,
         threads: int | None = 1,
@@ -155,6 +169,9 @@ class Replicas:
             self.optimizer = _checked_optimizer(optimizer)
             self.strategy = _checked_strategy(strategy)
             self.compression = _checked_compression(compression, self.strategy)
+            self.apoptosis = _checked_apoptosis(apoptosis, net)
+            if self.apoptosis is not None and isinstance(self.apoptosis.probe, Dataset):
+                self.apoptosis.probe.for_model(net.inputs, self.heads, net.target_names)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
             self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
             self.backend: Backend | None = choice("backend", backend, BACKENDS)
@@ -192,6 +209,10 @@ class Replicas:
         self.last_epoch = 0  # number of the last epoch of this fit
         self.validating = False
         self.history = History(ranks=self.size)
+        self.course = None if self.apoptosis is None else Course.begun(self.apoptosis)
+        # Who learns of events of apoptosis, while fit is at work.
+        self.watchers: list[Callable[[Record], None]] = []
+        self.shrinking = False  # are they being told?
         self.fit_settings: Record = {}  # what fit was last called with, in terms of JSON
         self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule says
         # The step in which the optimiser's moments were zero: Adam counts its updates from there.
@@ -200,7 +221,7 @@ class Replicas:
         self._make()
         models = [kind for kind in self.core.arenas().values() if kind in ("residue", "copy")]
         if self.compression is not None:
-            notices.nothing_compressed(self.rank, self.size, len(self.compression.packed(net)))
+            notices.nothing_compressed(self.rank, self.size, len(self.compression.packed(self.born)))
         notices.compression_memory(self.rank, len(models), self.net.parameters, self.team.local)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -220,6 +241,8 @@ class Replicas:
             **self._loss_settings(),
             **self.strategy.settings(),
             "compression": "none" if self.compression is None else self.compression.settings(),
+            "apoptosis": "none" if self.apoptosis is None else self.apoptosis.settings(),
+            "probe": lambda: fingerprint.data(getattr(self.apoptosis, "own_probe", None)),
             **self.optimizer.settings(),
             "seed": self.seed,
             "trace": self.trace,
@@ -266,6 +289,11 @@ class Replicas:
         return self.core.step
 
     @property
+    def born(self) -> Model:
+        """The network as it was before anything left it; the same one if nothing has."""
+        return self.net.resized(self.net.born) if self.net.born else self.net
+
+    @property
     def core(self) -> _core.Trainer:
         """The compiled trainer; RuntimeError after close()."""
         if self._core is None:
@@ -290,6 +318,7 @@ class Replicas:
             "strategy": ", ".join(f"{key}={show.cell(value)}" for key, value in self.strategy_settings().items()),
             "optimizer": repr(self.optimizer),
             "compression": repr(self.compression),
+            "apoptosis": repr(self.apoptosis),
             "loss": ", ".join(one.kind for one in self.heads),
             "ranks": f"{counted(self.size, 'rank')} ({self.team.kind}), {counted(self.threads, 'thread')} each",
             "done": f"{counted(self.epoch, 'epoch')}",
@@ -324,8 +353,11 @@ class Replicas:
     def _strategy_options(self) -> Record:
         """What the core wants of the strategy, with what "auto" has become, and the compression."""
         exchange = {} if self.exchange is None else {"exchange": self.exchange}
-        compression = {} if self.compression is None else {"compression": self.compression.options()}
-        return self.strategy.options() | exchange | compression
+        if self.compression is None:
+            return self.strategy.options() | exchange
+        # What is packed does not change when layers become smaller: residues of it would never be sent.
+        packs = list(self.compression.packed(self.born))
+        return self.strategy.options() | exchange | {"compression": self.compression.options()}  # PACKS
 
     def _straggler_options(self) -> tuple[float, float, int]:
         one = self.straggler or cluster.Straggler(0.0, 0.0)
@@ -337,17 +369,43 @@ class Replicas:
             self.exchange = exchange
             self._make()
 
-    def copy_weights(self) -> tuple[list[Arrays], Arrays]:
-        """The weights of each local rank, and the consensus weights, for put_weights_back. Collective."""
-        return [self.core.arena("weight", local) for local in range(self.team.local)], self.core.consensus_weights()
+    def copy_weights(self) -> tuple[list[Arrays], Arrays, Model]:
+        """The weights of each local rank, the consensus weights, and the network, for put_weights_back. Collective."""
+        own = [self.core.arena("weight", local) for local in range(self.team.local)]
+        return own, self.core.consensus_weights(), self.net
 
-    def put_weights_back(self, weights: tuple[list[Arrays], Arrays]) -> None:
-        """Every rank, and a centre, gets the weights that copy_weights gave; moments and step stay. Collective."""
-        own, consensus = weights
+    def put_weights_back(self, weights: tuple[list[Arrays], Arrays, Model]) -> None:
+        """Every rank, and a centre, gets the weights that copy_weights gave; moments and step stay. Collective.
+
+        If the network has shrunk since then, it has its former size again, and moments and residues begin at zero.
+        """
+        own, consensus, net = weights
         self.core.settle()
+        if not net.same_network(self.net):
+            self.core.restore_graph(net.graph)
+            self._is_now(net)
         self.core.load_consensus(consensus)
         for local, arrays in enumerate(own):
             self.core.load_arena("weight", arrays, local)
+
+    # ---- another size
+
+    def become(self, plan: _core.ShrinkPlan) -> None:
+        """The network without the units that leave by a plan; training goes on with the next batch. Collective."""
+        net = self.net.resized(plan.outputs)
+        self.core.apply_shrink(plan, net.graph)
+        self._is_now(net)
+
+    def adopt(self, net: Model) -> None:
+        """This network, in the initial state: what has been trained is dropped. Collective."""
+        self._core = None
+        self._is_now(net)
+        self._make()
+
+    def _is_now(self, net: Model) -> None:
+        """The core trains this network from here on."""
+        self.__dict__["net"] = net
+        self._describe_network()
 
     # ---- what users see
 
@@ -495,6 +553,7 @@ class Replicas:
             **self.fit_settings,
             **self.strategy_settings(),
             "compression": None if self.compression is None else self.compression.settings(),
+            "apoptosis": None if self.apoptosis is None else self.apoptosis.settings(),
             **self._loss_settings(),
             "metrics": [one.name for one in self.metrics],
             **self.optimizer.settings(),
@@ -546,9 +605,25 @@ class Replicas:
         self.history.environment = environment.environment(self.threads) | used
         self.history.ranks = self.size
         self.history.schedule = self._schedule()
-        self.history.tuning = self.tuning
-        self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
+        self._describe_network()
+        if self.apoptosis is not None:
+            self.describe_apoptosis()
         self.history.weights_sha256 = []
+
+    def _describe_network(self) -> None:
+        self.history.tuning = self.tuning if self._core is not None else {}
+        self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
+
+    def describe_apoptosis(self) -> None:
+        """Write into the history what may leave, and what cannot; events are added to it."""
+        born, before = self.born, self.history.apoptosis
+        self.history.apoptosis = {
+            "options": None if self.apoptosis is None else self.apoptosis.settings(),
+            "born": {"parameters": born.parameters, "units": born.units},
+            "fixed": apoptosis.fixed(self.net),
+            "events": before.get("events", []),
+            "bound": before.get("bound", {}),
+        }
 
     def _schedule(self) -> Record:
         """The report's facts about who meets whom; empty where no schedule says."""

@@ -6,7 +6,7 @@ Collective means: all ranks of an MPI group call it, in the same order.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from gossipgrad import (
     cluster,
     compression,
     evaluation,
+    events,
     fingerprint,
     heads,
     loop,
@@ -32,10 +33,12 @@ from gossipgrad import (
     trace,
 )
 from gossipgrad._launch import launcher_world_size
+from gossipgrad.apoptosis import Apoptosis, chosen
+from gossipgrad.apoptosis import from_settings as apoptosis_from
 from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
-from gossipgrad.data.arrays import Dataset, samples_array, shape_hint, targets_array
-from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, warn
+from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, shape_hint, targets_array
+from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, number, warn
 from gossipgrad.fitting import HINTS, Fit
 from gossipgrad.history import History, Record
 from gossipgrad.literals import Backend
@@ -61,6 +64,8 @@ class Trainer(Replicas):
     compression  gossipgrad.AdaComp(...): what ranks send each other becomes 40 to 200 times smaller. AllReduce,
                LayerwiseAllReduce, PeriodicAllReduce, ParameterServer, ElasticAveraging and GossipGraD can; default
                None.
+    apoptosis  gossipgrad.Apoptosis(...): units that others make redundant leave the network while it trains, which
+               becomes smaller and faster by it: trainer.net is the network as it is now. Default None.
     metrics    what is measured on validation sets beside the loss: names, functions of (outputs, targets) that give one
                number a sample, or {name: function}; see gossipgrad.metrics. In history["validation.NAME"], evaluate,
                and for the monitor of callbacks.
@@ -199,9 +204,9 @@ class Trainer(Replicas):
         self.validating = call.validation is not None
         self.core.begin(call.train_core, call.batch_size, call.shuffle, call.shard, call.drop_last)
         measure = partial(self._measure, call.validation, call.batch_size)
-        loop.Loop(
-            self, call.callbacks, steps, call.batch_size, call.validation_core, call.validate_replicas, measure
-        ).run(call.final_mix)
+        shrinking = None if self.apoptosis is None else events.Events(self, self.apoptosis, call.train)
+        sets = call.validation_core, call.validate_replicas
+        loop.Loop(self, call.callbacks, steps, call.batch_size, *sets, measure, shrinking).run(call.final_mix)
         self.history.weights_sha256 = self.weights_sha256()
         return self.history
 
@@ -233,6 +238,48 @@ class Trainer(Replicas):
         self.prepare_rates(1, agree=False)
         losses = self.core.train_step(samples, targets)
         return losses if self.virtual else losses[0]
+
+    @collective
+    def shrink(
+        self,
+        budget: float = 0.0,
+        *,
+        layers: str | Sequence[str] = "*",
+        least: int = 1,
+        probe: Any = None,
+        epsilon: float | None = None,
+    ) -> Record:
+        """Let units leave the network now, on all ranks, as in an event of gossipgrad.Apoptosis; returns the event.
+
+        budget   0 to 1: what it may take from each layer. 0: units that are exactly parallel to others, constant, or
+                 that nobody reads; what the network computes then changes by rounding alone.
+        layers, least  as of gossipgrad.Apoptosis.
+        probe    (x, y) or a Dataset, the same on all ranks: where the smaller network's loss on it is higher by more
+                 than epsilon, a share, 0.01 if None, the event is undone: nothing has changed but that what was in
+                 flight has been completed and mixed. None: it stays.
+
+        The event is in the history as well, docs/report.md says what it has; here with "indices", by layers which of
+        their units have left. Within fit: from on_epoch_begin and on_epoch_end. ValueError: what layers mean cannot
+        shrink, with the reason. Collective.
+        """
+        with self.agreed() as one:
+            if self.shrinking:
+                raise RuntimeError("shrink was called within an event, by on_shrink; allowed: between epochs")
+            budget, least = number("budget", budget, 0.0, 1.0), integer("least", least, 1)
+            if probe is None and epsilon is not None:
+                raise ValueError(f"epsilon={epsilon!r}: allowed only with probe=, on which losses are compared")
+            epsilon = 0.01 if epsilon is None else number("epsilon", epsilon)
+            names = chosen("shrink", layers, self.net)
+            given_set = None if probe is None else as_dataset(probe, "probe")
+            core_set = None if given_set is None else events.core_probe(self, given_set)
+            one.facts = {"budget": budget, "layers": names, "least": least, "epsilon": epsilon, "step": self.step}
+            one.facts |= {"probe": lambda: fingerprint.data(given_set), "network": self.net.units}
+        self.describe_apoptosis()
+        wanted = events.Wanted(dict.fromkeys(names, budget), least, core_set, epsilon, budget, by_hand=True)
+        event, indices = events.make(self, wanted)
+        for watch in self.watchers:
+            watch(event)
+        return event | {"indices": indices}
 
     @collective
     def reset_state(self) -> None:
@@ -277,9 +324,9 @@ class Trainer(Replicas):
         names = self.net.target_names
         parts = heads.separate(what, y, names)
         made = []
-        for number, (part, name) in enumerate(zip(parts, names, strict=True)):
+        for target, (part, name) in enumerate(zip(parts, names, strict=True)):
             place = what if len(names) == 1 else f"{what}[{name!r}]"
-            wanted = [one for one in self.heads if one.target == number]
+            wanted = [one for one in self.heads if one.target == target]
             found = [targets_array(part, one.kind, one.shape, place, one.ignored) for one in wanted]
             made.append(found[0])
             if len(made[-1]) != len(made[0]):
@@ -462,12 +509,17 @@ class Trainer(Replicas):
         threads: int | None = 1,
         backend: Backend | None = None,
         metrics: Metrics | None = None,
+        apoptosis: Apoptosis | None = None,
     ) -> Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, compression, every rank's state. Collective.
+
+        The network is that of the checkpoint, also where units have left it.
 
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
+        apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
+        the training set are the probe.
         CheckpointError: not a checkpoint, damaged, or another number of ranks.
         """
         try:
@@ -482,6 +534,7 @@ class Trainer(Replicas):
                     strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
                 how = {**heads.losses_of(settings), "seed": settings["seed"]}
                 how["compression"] = compression.from_settings(settings.get("compression"))
+                how["apoptosis"] = apoptosis_from(settings.get("apoptosis")) if apoptosis is None else apoptosis
                 how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error

@@ -86,6 +86,7 @@ class Asks(gg.Callback):
             "evaluate": lambda t: t.evaluate((x, y)),
             "predict": lambda t: t.predict(x),
             "train_step": lambda t: t.train_step([x] * t.size, [y] * t.size) if t.virtual else t.train_step(x, y),
+            "shrink": lambda t: t.shrink(),
             "settle": lambda t: t.settle(),
             "audit_samples": lambda t: t.audit_samples(),
             "sample_ids": lambda t: t.sample_ids(),
@@ -99,7 +100,7 @@ class Asks(gg.Callback):
             "weights_sha256": lambda t: t.weights_sha256(),
             "copy_weights": lambda t: t.copy_weights(),
             "reset_state": lambda t: t.reset_state(),
-            "put_weights_back": lambda t: t.put_weights_back(([t.net.weights()] * t.team.local, t.net.weights())),
+            "put_weights_back": lambda t: t.put_weights_back(([t.net.weights()] * t.team.local, t.net.weights(), t.net)),
             "save": lambda t: t.save(path),
             "write_trace": lambda t: t.write_trace(path),
             "close": lambda t: t.close(),
@@ -138,7 +139,15 @@ def test_what_is_collective_is_known(tmp_path):
     """Methods whose documentation says Collective are asked for above."""
     members = vars(gg.Trainer.__base__) | vars(gg.Trainer)
     said = {name for name, member in members.items() if "Collective." in (member.__doc__ or "")}
-    own = {"gather", "set_exchange", "set_moments_since", "set_state", "state"}  # the package's, for its other modules
+    own = {
+        "adopt",
+        "become",
+        "gather",
+        "set_exchange",
+        "set_moments_since",
+        "set_state",
+        "state",
+    }  # the package's, for its other modules
     assert len(said) > 10 and own < said and said - {"load"} - own <= set(asks(tmp_path / "x").collective)
 
 

@@ -41,7 +41,9 @@ def make(**options):
         ({"dtype": "bfloat16"}, ValueError, ["dtype='bfloat16'", "'float32'"]),
         ({"device": "cuda"}, ValueError, ["device='cuda'", "'cpu'"]),
         ({"comm": 4}, TypeError, ["comm=4", "VirtualCluster"]),
-        ({"apoptosis": None}, TypeError, ["apoptosis"]),
+        ({"apoptosis": True}, TypeError, ["apoptosis is a bool; allowed: None, gossipgrad.Apoptosis(...)"]),
+        ({"apoptosis": gg.Apoptosis}, TypeError, ["did you mean gossipgrad.Apoptosis()?"]),
+        ({"apoptosis": gg.Apoptosis(layers="fc9")}, ValueError, ["Apoptosis: layers='fc9'"]),
     ],
 )
 def test_bad_constructor_arguments(options, error, words):

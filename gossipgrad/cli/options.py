@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from gossipgrad import compression, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
+from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.data import sets
 from gossipgrad.data.arrays import Dataset
@@ -263,6 +264,31 @@ def make_compression(arguments: argparse.Namespace, strategy: strategies.Strateg
     except (TypeError, ValueError) as error:  # schedules have a warmup, a factor and a mode, too
         raise UsageError(f"--compression {name}: {one_line(error)}") from error
     return checked(lambda: strategy.compressed(chosen))
+
+
+_APOPTOSIS = "apoptosis_"
+
+
+def add_apoptosis(group: argparse._ActionsContainer) -> None:
+    """--apoptosis, and its keywords as --apoptosis-KEYWORD."""
+    help_ = "units that others make redundant leave the network while it trains"
+    group.add_argument("--apoptosis", action="store_true", help=help_)
+    add_keywords(group, {"apoptosis": Apoptosis}, prefix=_APOPTOSIS)
+
+
+def make_apoptosis(arguments: argparse.Namespace) -> Apoptosis | None:
+    """What --apoptosis and its options describe; UsageError: values that cannot be."""
+    keys = tuple(_APOPTOSIS + key for key in keywords({"apoptosis": Apoptosis}))
+    how = {key.removeprefix(_APOPTOSIS): value for key, value in given(arguments, keys).items()}
+    if arguments.apoptosis:
+        try:
+            return Apoptosis(**how)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"--apoptosis: {one_line(error)}") from error
+    for key, value in how.items():
+        shown = ",".join(value) if isinstance(value, tuple) else value
+        raise UsageError(f"{option_of(_APOPTOSIS + key)} {shown}: goes with --apoptosis")
+    return None
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:

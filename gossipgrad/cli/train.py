@@ -10,6 +10,7 @@ from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping,
 from gossipgrad.cli.options import (
     FAILURE,
     UsageError,
+    add_apoptosis,
     add_circumstances,
     add_compression,
     add_data,
@@ -24,6 +25,7 @@ from gossipgrad.cli.options import (
     circumstances,
     given,
     load_data,
+    make_apoptosis,
     make_compression,
     make_optimizer,
     make_strategy,
@@ -92,6 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_circumstances(parser)
     add_strategy(parser.add_argument_group("strategy"))
     add_compression(parser.add_argument_group("compression of what is sent"))
+    add_apoptosis(parser.add_argument_group("apoptosis: the network shrinks while it trains"))
     add_schedule(parser)
     add_data_options(parser)
     files = parser.add_argument_group("what comes out")
@@ -155,6 +158,7 @@ def train(arguments: argparse.Namespace) -> int:
     entry = models.by_name(arguments.model)
     strategy = make_strategy(arguments)
     compression = make_compression(arguments, strategy)
+    apoptosis = make_apoptosis(arguments)
     optimizer = checked(lambda: make_optimizer(arguments))
     launched = _launch.launcher_world_size()
     comm = None
@@ -187,6 +191,7 @@ def train(arguments: argparse.Namespace) -> int:
         optimizer=optimizer,
         strategy=strategy,
         compression=compression,
+        apoptosis=apoptosis,
         seed=arguments.seed,
         comm=comm,
         threads=arguments.threads,
@@ -266,6 +271,9 @@ def _closing(history: History, arguments: argparse.Namespace, circumstances: boo
     parts = [f"done: {counted(len(history), 'epoch')} in {seconds}"]
     if "accuracy" in last.get("validation", {}):
         parts.append(f"validation accuracy {100 * last['validation']['accuracy']:.2f} %")
+    if history.apoptosis:
+        born = history.apoptosis["born"]["parameters"]
+        parts.append(f"{last['parameters']:,} of {born:,} parameters")
     parts += [
         f"{key} {getattr(arguments, key)}" for key in ("report", "trace", "checkpoint") if getattr(arguments, key)
     ]

@@ -1,0 +1,212 @@
+"""Events of apoptosis: units leave the network on all ranks at once, and training goes on. All is collective."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gossipgrad import _core, agreement, apoptosis
+from gossipgrad.apoptosis import Apoptosis, Record
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.data.given import Given
+from gossipgrad.replicas import Replicas
+
+BATCH = 256  # samples of the probe that are evaluated together, at most
+
+
+# ---- the probe
+
+
+def core_probe(replicas: Replicas, probe: Dataset) -> _core.Dataset:
+    """The core's view of a probe. ValueError, TypeError: it does not fit the network."""
+    return probe.for_model(replicas.net.inputs, replicas.heads, replicas.net.target_names)
+
+
+def drawn(replicas: Replicas, count: int, train: Given) -> Dataset:
+    """So many samples of the training set, drawn by the seed; of rank 0's part where each rank has its own."""
+    part = train.first
+    if not train.sharded or agreement.alone(replicas.team):
+        return _some(part, count, replicas.seed)
+    content = replicas.gather(_packed(_some(part, count, replicas.seed)) if replicas.rank == 0 else b"")[0]
+    return _unpacked(content, part)
+
+
+def _some(whole: Dataset, count: int, seed: int) -> Dataset:
+    count = min(count, len(whole))
+    if whole.source is None or not whole.source.ordered:
+        return whole[np.sort(_core.permutation(seed, "probe", len(whole))[:count])]
+    first = whole[:count]  # others would be a pass through all of it, and whoever reads the rest reads it meanwhile
+    return Dataset(first.samples, first.targets, first.scale, first.shift, name=first.name)
+
+
+def _packed(part: Dataset) -> bytes:
+    arrays = {f"input{i}": one for i, one in enumerate(part.inputs)}
+    arrays |= {f"target{i}": one for i, one in enumerate(part.targets_in_memory or (part.targets,))}
+    if part.sample_weight is not None:
+        arrays["weight"] = part.sample_weight
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _unpacked(content: bytes, like: Dataset) -> Dataset:
+    """The part that _packed was given, on another rank, whose own part says what the arrays are."""
+    with np.load(io.BytesIO(content)) as arrays:
+        inputs = [arrays[f"input{i}"] for i in range(len(arrays.files)) if f"input{i}" in arrays]
+        targets = [arrays[f"target{i}"] for i in range(len(arrays.files)) if f"target{i}" in arrays]
+        weight = arrays["weight"] if "weight" in arrays else None
+    return Dataset(
+        _named(like.input_names, inputs),
+        _named(like.target_names, targets),
+        like.scale,
+        like.shift,
+        sample_weight=weight,
+        name=like.name,
+    )
+
+
+def _named(names: list[str] | None, arrays: list[Any]) -> Any:
+    if names is not None:
+        return dict(zip(names, arrays, strict=True))
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+# ---- an event
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an event may do."""
+
+    budgets: Mapping[str, float]  # by the first layer of each group that may shrink
+    least: int
+    probe: _core.Dataset | None  # None: nothing is compared, so nothing is undone
+    epsilon: float
+    budget: float  # what the budgets were made of, for the report
+    by_hand: bool
+
+
+def make(replicas: Replicas, wanted: Wanted, pace: Pace | None = None) -> tuple[Record, dict[str, list[int]]]:
+    """(the event, which units have left, by layer). The network is then the smaller one, unless the event is undone."""
+    begin = time.perf_counter()
+    batch = BATCH if wanted.probe is None else min(BATCH, len(wanted.probe))
+    plan = replicas.core.plan_shrink(
+        dict(wanted.budgets), least=wanted.least, probe=wanted.probe, batch=batch, epsilon=wanted.epsilon
+    )
+    undone = bool(plan.left) and not plan.accepted
+    if plan.accepted:
+        replicas.become(plan)
+    seconds, before = _slowest(replicas, time.perf_counter() - begin, None if pace is None else pace.seconds_a_step)
+    event: Record = {
+        "step": replicas.step,
+        "epoch": replicas.epoch + 1,
+        "by_hand": wanted.by_hand,
+        "left": {name: len(units) for name, units in plan.left.items()},
+        "bound": {name: plan.bound[name] for name in plan.left},
+        "share": {name: plan.share[name] for name in plan.left},
+        "budget": wanted.budget,
+        "loss_before": plan.loss_before,
+        "loss_after": plan.loss_after,
+        "undone": undone,
+        "parameters": replicas.net.parameters,
+        "seconds": seconds,
+        "step_seconds_before": before,
+        "step_seconds_after": None,
+    }
+    replicas.history.apoptosis["events"].append(event)
+    bounds = replicas.history.apoptosis["bound"]
+    for name, bound in event["bound"].items():
+        bounds[name] = bounds.get(name, 0.0) + (0.0 if undone else bound)
+    return event, {} if undone else {name: list(units) for name, units in plan.left.items()}
+
+
+def _slowest(replicas: Replicas, *seconds: float | None) -> list[float | None]:
+    """Each of these numbers as the slowest rank has it: all ranks write the same into their histories."""
+    everywhere = [json.loads(one) for one in replicas.gather(json.dumps(seconds).encode())]
+    return [None if None in column else max(column) for column in zip(*everywhere, strict=True)]
+
+
+def say(event: Record) -> str:
+    """An event in a line; "": nothing has become of it."""
+    if not event["left"]:
+        return ""
+    units = ", ".join(f"{count} of {name}" for name, count in event["left"].items())
+    losses = event["loss_before"], event["loss_after"]
+    probe = "" if None in losses else f"; loss of the probe {losses[0]:.4g} -> {losses[1]:.4g}"
+    if event["undone"]:
+        return f"step {event['step']}: undone: without {units} the probe loses too much{probe}"
+    return f"step {event['step']}: left the network: {units}; {event['parameters']:,} parameters{probe}"
+
+
+# ---- events of a fit
+
+
+class Pace:
+    """Seconds of training, without events and validation, and the steps made in them, since the last event."""
+
+    def __init__(self) -> None:
+        self.seconds, self.steps = 0.0, 0
+        self.event: Record | None = None  # the last one
+
+    def add(self, seconds: float, steps: int) -> None:
+        """So many steps have been made."""
+        self.seconds += seconds
+        self.steps += steps
+
+    @property
+    def seconds_a_step(self) -> float | None:
+        """None: no step has been made."""
+        return self.seconds / self.steps if self.steps else None
+
+    def note(self, replicas: Replicas) -> None:
+        """Write what a step has taken since the last event into it, as far as that is known. Collective."""
+        if self.event is not None:
+            self.event["step_seconds_after"] = _slowest(replicas, self.seconds_a_step)[0]
+
+    def begin(self, event: Record) -> None:
+        """An event has been made."""
+        self.seconds, self.steps, self.event = 0.0, 0, event
+
+
+class Events:
+    """Those that a trainer's apoptosis makes in one call of fit."""
+
+    def __init__(self, replicas: Replicas, options: Apoptosis, train: Given) -> None:
+        self.replicas = replicas
+        self.options = options
+        probe = options.probe if isinstance(options.probe, Dataset) else drawn(replicas, options.probe, train)
+        self.probe = core_probe(replicas, probe)
+        self.names = apoptosis.chosen("Apoptosis", options.layers, replicas.net)
+        self.pace = Pace()
+        self.seconds = 0.0  # in events, since the epoch began
+
+    def next(self, step: int) -> int | None:
+        """The first step from `step` on before which there is an event; None: there are no more."""
+        assert self.replicas.course is not None
+        return self.replicas.course.due(self.options, step)
+
+    def make(self) -> Record:
+        """The event that is due."""
+        replicas, course = self.replicas, self.replicas.course
+        assert course is not None
+        self.pace.note(replicas)
+        budgets = course.budgets(self.names)
+        wanted = Wanted(budgets, self.options.least, self.probe, self.options.epsilon, course.budget, by_hand=False)
+        event, _ = make(replicas, wanted, self.pace)
+        course.learn(self.options, event["step"], self.names, event["left"], event["undone"])
+        self.pace.begin(event)
+        self.seconds += event["seconds"]
+        return event
+
+    def end_epoch(self, record: Record) -> Record:
+        """What an epoch's record has of events: they are in its seconds. Collective."""
+        self.pace.note(self.replicas)
+        seconds, self.seconds = self.seconds, 0.0
+        both = {key: record[key] + seconds for key in ("seconds", "seconds_max")}
+        return both | {"samples_per_second": record["samples"] / both["seconds"], "apoptosis_seconds": seconds}
