@@ -39,6 +39,13 @@ def _probe(value: Any) -> Any:
     return as_dataset(value, "probe")
 
 
+def _read_probe(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r}: allowed: a number of samples") from None
+
+
 @named_keywords
 @dataclass(frozen=True, kw_only=True)
 class Apoptosis:
@@ -86,7 +93,7 @@ class Apoptosis:
         default=256,
         hash=False,
         compare=False,
-        metadata=about("so many samples of the training set compare both networks", metavar="N", read=int),
+        metadata=about("so many samples of the training set compare both networks", metavar="N", read=_read_probe),
     )
     layers: str | Sequence[str] = field(
         default=ALL,

@@ -353,11 +353,8 @@ class Replicas:
     def _strategy_options(self) -> Record:
         """What the core wants of the strategy, with what "auto" has become, and the compression."""
         exchange = {} if self.exchange is None else {"exchange": self.exchange}
-        if self.compression is None:
-            return self.strategy.options() | exchange
-        # What is packed does not change when layers become smaller: residues of it would never be sent.
-        packs = list(self.compression.packed(self.born))
-        return self.strategy.options() | exchange | {"compression": self.compression.options()}  # PACKS
+        compression = {} if self.compression is None else {"compression": self.compression.options()}
+        return self.strategy.options() | exchange | compression
 
     def _straggler_options(self) -> tuple[float, float, int]:
         one = self.straggler or cluster.Straggler(0.0, 0.0)

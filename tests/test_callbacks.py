@@ -100,7 +100,7 @@ class Asks(gg.Callback):
             "weights_sha256": lambda t: t.weights_sha256(),
             "copy_weights": lambda t: t.copy_weights(),
             "reset_state": lambda t: t.reset_state(),
-            "put_weights_back": lambda t: t.put_weights_back(([t.net.weights()] * t.team.local, t.net.weights(), t.net)),
+            "put_weights_back": lambda t: t.put_weights_back(([t.net.weights()] * t.size, t.net.weights(), t.net)),
             "save": lambda t: t.save(path),
             "write_trace": lambda t: t.write_trace(path),
             "close": lambda t: t.close(),

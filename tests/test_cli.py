@@ -249,8 +249,9 @@ def test_weights_of_classes_and_an_ignored_target(capsys, tmp_path):
     assert history.weights_sha256 == report["weights_sha256"]
 
 
-def test_resume_goes_on(capsys, tmp_path):
-    common = [*QUICK, "--virtual-ranks", 2, "--quiet"]
+@pytest.mark.parametrize("words", ["", "--apoptosis --apoptosis-every 8 --apoptosis-budget 0.05 --apoptosis-probe 50"])
+def test_resume_goes_on(words, capsys, tmp_path):
+    common = [*QUICK, "--virtual-ranks", 2, "--quiet", *words.split()]
     assert cli_run(capsys, "train", *common, "--report", tmp_path / "whole")[0] == 0
     one = [*common, "--epochs", 1, "--checkpoint", tmp_path / "c"]
     assert cli_run(capsys, "train", *one)[0] == 0
@@ -258,6 +259,8 @@ def test_resume_goes_on(capsys, tmp_path):
     assert code == 0, err
     whole, rest = (json.loads((tmp_path / n).read_text()) for n in ("whole", "rest"))
     assert whole["weights_sha256"] == rest["weights_sha256"] and len(rest["epochs"]) == 2
+    sizes = [one["parameters"] for one in whole["epochs"]]
+    assert sizes == [one["parameters"] for one in rest["epochs"]] and (sizes[-1] < 189601) == bool(words)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +293,16 @@ def test_resume_goes_on(capsys, tmp_path):
             "train --compression adacomp --compression-factor 0.5",
             2,
             "--compression adacomp: factor=0.5: allowed: a finite",
+        ),
+        ("train --apoptosis --apoptosis-budget 1.5", 2, "--apoptosis: budget=1.5: allowed: a finite number >= 0 and"),
+        ("train --apoptosis --apoptosis-start 9 --apoptosis-stop 5", 2, "--apoptosis: stop=5: allowed: above start=9"),
+        ("train --apoptosis --apoptosis-probe few", 2, "--apoptosis-probe: 'few': allowed: a number of samples"),
+        ("train --apoptosis-layers fc1,conv*", 2, "--apoptosis-layers fc1,conv*: goes with --apoptosis"),
+        ("train --apoptosis --apoptosis-layers fc1,fc3", 1, "layers='fc3': no layer with units has this name; did you"),
+        (
+            "train --apoptosis --apoptosis-layers fc2",
+            1,
+            "layers='fc2': cannot shrink: fc2: 'fc2' (linear) is an output",
         ),
         ("train --class-weights 1,x", 2, "--class-weights: '1,x': allowed: numbers with commas"),
         ("train --class-weights 1,-1", 2, "class_weights[1]=-1.0: allowed"),
@@ -511,13 +524,22 @@ def test_an_exception_on_one_rank_ends_all(ranks, mpirun):
 
 def test_same_bits_under_mpi_and_in_the_virtual_cluster(mpirun, tmp_path, capsys):
     common = ["train", *QUICK, "--staleness", "1", "--topology", "cube", "--chunk-bytes", "300000"]
-    common += ["--bucket-bytes", "100000"]
+    common += ["--bucket-bytes", "100000", "--apoptosis", "--apoptosis-every", "5", "--apoptosis-budget", "0.1"]
     mpirun(3, ["-m", "gossipgrad", *common, "--report", tmp_path / "mpi"])
     assert cli_run(capsys, *common, "--virtual-ranks", 3, "--quiet", "--report", tmp_path / "virtual")[0] == 0
     mpi, virtual = (json.loads((tmp_path / n).read_text()) for n in ("mpi", "virtual"))
     assert mpi["weights_sha256"] == virtual["weights_sha256"]
+    assert mpi["apoptosis"]["bound"] == virtual["apoptosis"]["bound"] and mpi["epochs"][-1]["parameters"] < 189601
     for a, b in zip(mpi["epochs"], virtual["epochs"], strict=True):
-        for key in ("train_loss", "validation", "consensus_distance", "bytes_sent", "messages_sent", "samples"):
+        for key in (
+            "train_loss",
+            "validation",
+            "consensus_distance",
+            "bytes_sent",
+            "messages_sent",
+            "samples",
+            "units",
+        ):
             assert a[key] == b[key], key
 
 

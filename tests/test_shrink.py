@@ -84,11 +84,22 @@ def test_what_is_planted_leaves_and_nothing_changes(name):
     assert trainer.history.apoptosis["events"] == [{k: v for k, v in event.items() if k != "indices"}]
     again = trainer.shrink(0.0)
     assert again["left"] == {} and not again["undone"] and trainer.net is small, "nothing is left to leave"
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_step_after_an_event_allocates_nothing(name):
+    net = PLANTED[name][0]()
+    loss = "mean_squared_error" if name == "recurrent" else "cross_entropy"
+    trainer = trainer_of(net, loss=loss, optimizer=gg.SGD(lr=0.0, momentum=0.9))
+    x = np.random.default_rng(1).standard_normal((40, *net.input_shape)).astype(np.float32)
     y = np.zeros((40, *net.output_shape), np.float32) if name == "recurrent" else np.zeros(40, np.int32)
-    trainer.train_step([x] * 2, [y] * 2)
+    both = gg.Dataset(x, y)
+    trainer.core.begin(both.for_model(net.inputs, trainer.heads, net.target_names), 4)
+    trainer.core.epoch(0)
+    trainer.core.run(1)
+    assert trainer.shrink(0.0)["left"]
     warm = _core.memory()[1]
-    for _ in range(3):
-        trainer.train_step([x] * 2, [y] * 2)
+    assert trainer.core.run(4) == 5
     assert _core.memory()[1] == warm
 
 
@@ -190,7 +201,10 @@ def test_seconds_of_events_and_steps(data):
     for record in history:
         assert record["samples_per_second"] == pytest.approx(record["samples"] / record["seconds"])
         within = [one["seconds"] for one in history.apoptosis["events"] if one["epoch"] == record["epoch"]]
-        assert record["apoptosis_seconds"] == pytest.approx(sum(within)) and record["apoptosis_seconds"] <= record["seconds"]
+        assert (
+            record["apoptosis_seconds"] == pytest.approx(sum(within))
+            and record["apoptosis_seconds"] <= record["seconds"]
+        )
     events = history.apoptosis["events"]
     assert all(one["step_seconds_before"] > 0 and one["step_seconds_after"] > 0 for one in events)
     assert [one["step_seconds_after"] for one in events[:-1]] == [one["step_seconds_before"] for one in events[1:]]
@@ -242,7 +256,7 @@ def test_best_epochs_before_an_event(data, tmp_path):
     for restore in (True, False):
         trainer = trainer_of(mlp(), 2, strategy=gg.ElasticAveraging(period=2))
         stop = gg.EarlyStopping("train_loss", min_delta=10.0, patience=2, restore_best=restore)
-        callbacks = [stop, gg.Checkpoint(tmp_path / f"{restore}.c"), First()]
+        callbacks = [stop, gg.Checkpoint(tmp_path / f"{restore}.c", "train_loss", "max"), First()]
         fit(trainer, data, 4, callbacks=callbacks)
         assert trainer.epoch == 3 and stop.best_epoch == 1
         assert (trainer.net.units["fc1"] == 8) == restore == (trainer.net.born == {})
