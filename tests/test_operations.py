@@ -914,7 +914,7 @@ def test_update(isa, rule, received, narrow):
         size = sum(np.abs(a.astype(np.float64)) for a in arrays if a is not None)
         w_out = w_out + displaced[0]
         close("weight", found[0], w_out, size, 4)
-        assert np.array_equal(found[3], sent(found[0])) and np.array_equal(found[6], bfloat16(found[0]))
+        assert np.array_equal(found[3], sent(found[0]))
         if not keeps:
             assert found[1] is None and found[4] is None
             continue

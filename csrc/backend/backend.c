@@ -36,6 +36,20 @@ void gg_op_destroy(gg_op *op) {
     if (op) op->type->destroy(op);
 }
 
+gg_status gg_op_prepare(gg_op *op, const gg_op_args *args) {
+    return op->type->prepare != NULL && op->prepared_bytes > 0 ? op->type->prepare(op, args) : GG_OK;
+}
+
+gg_status gg_op_forward(gg_op *op, const gg_op_args *args) { return op->type->forward(op, args); }
+
+gg_status gg_op_backward(gg_op *op, const gg_op_args *args) {
+    gg_status status = GG_OK;
+    if (op->type->backward_weights != NULL) GG_TRY(op->type->backward_weights(op, args));
+    if (op->type->backward_data != NULL) GG_TRY(op->type->backward_data(op, args));
+cleanup:
+    return status;
+}
+
 int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool ceil_mode) {
     const int64_t stride = window->stride[axis], padding = window->padding[axis];
     const int64_t room = input + 2 * padding - window->dilation[axis] * (window->kernel[axis] - 1) - 1;

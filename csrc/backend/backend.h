@@ -4,7 +4,7 @@
  * for given shapes and formats and then run many times; kernels on arenas and losses are plain functions. An entry may
  * be NULL: the plan then uses that operation of another table (the native CPU table has all).
  *
- * Life of an operation: create -> run forward/backward any number of times -> destroy. Creating may allocate and
+ * Life of an operation: create -> any number of times prepare, forward, backward -> destroy. Creating may allocate and
  * choose; running allocates nothing, locks nothing and prints nothing. An operation is used by one thread at a time;
  * several operations may be used by several threads at once. */
 #ifndef GG_BACKEND_BACKEND_H
@@ -130,8 +130,10 @@ typedef struct gg_op_args {
     const float *const *parameter;   /* one pointer a parameter that the operation has; owned by the caller */
     float *const *gradient;          /* backward: one a parameter. LINEAR: that of the weight is NULL where not wanted;
                                         grad_output then holds the error behind the activation afterwards */
+    void *prepared;                  /* op->prepared_bytes, written by prepare, held until the weights change */
     void *saved;                     /* op->saved_bytes, held by the plan from forward to backward */
-    void *scratch;                   /* op->scratch_bytes, content lost between runs */
+    void *scratch;                   /* op->scratch_bytes, content lost between runs, but for what backward_weights
+                                        leaves to backward_data */
     float *carried;                  /* forward: the state with which each sample begins, as many numbers as its layer
                                         carries from batch to batch (nn/layer.h); what it ends with is left there. NULL:
                                         begins at zero, nothing is left. Backward does not see it: what it needs of the
@@ -144,9 +146,17 @@ typedef struct gg_op_args {
 
 typedef struct gg_op gg_op;
 
+/* The runs of an operation, in the order in which they follow each other. */
 typedef struct gg_op_class {
+    /* Turns the current weights into what the other runs read: reads args->parameter, writes args->prepared. Run after
+     * the weights have changed, and only if op->prepared_bytes > 0. NULL: they are read as they are. */
+    gg_status (*prepare)(gg_op *op, const gg_op_args *args);
     gg_status (*forward)(gg_op *op, const gg_op_args *args);
-    gg_status (*backward)(gg_op *op, const gg_op_args *args);
+    /* The gradients of the parameters; leaves the error behind the activation in grad_output. NULL: the operation has
+     * no parameters, or their gradients are one computation with grad_input, which backward_data does. */
+    gg_status (*backward_weights)(gg_op *op, const gg_op_args *args);
+    /* grad_input, from what backward_weights has left in grad_output. NULL: the input never has a gradient. */
+    gg_status (*backward_data)(gg_op *op, const gg_op_args *args);
     void (*destroy)(gg_op *op); /* frees the op itself */
 } gg_op_class;
 
@@ -157,7 +167,7 @@ struct gg_op {
     gg_op_desc desc;
     gg_format input[GG_MAX_INPUTS]; /* what it reads; the plan reorders where it differs from desc.offered */
     gg_format output;               /* what it gives. Gradients lie as their activations do. */
-    size_t saved_bytes, scratch_bytes;
+    size_t prepared_bytes, saved_bytes, scratch_bytes;
     bool in_place;              /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
     bool backward_needs_input;  /* backward reads args->input[] */
     bool backward_needs_output; /* backward reads args->output */
@@ -165,6 +175,10 @@ struct gg_op {
 
 /* Destroys any operation; NULL is fine. */
 void gg_op_destroy(gg_op *op);
+/* The runs that an operation has. Backward: of the weights, then of the data. */
+gg_status gg_op_prepare(gg_op *op, const gg_op_args *args);
+gg_status gg_op_forward(gg_op *op, const gg_op_args *args);
+gg_status gg_op_backward(gg_op *op, const gg_op_args *args);
 
 typedef enum gg_loss_kind {
     GG_LOSS_CROSS_ENTROPY = 0,
@@ -241,7 +255,6 @@ typedef struct gg_update_args {
     float *weight, *momentum, *square;                          /* momentum: not read by PLAIN; square: by ADAM only */
     const void *weight_after, *momentum_before, *square_before; /* received from a partner; NULL: none */
     void *weight_copy, *momentum_copy, *square_copy;            /* NULL: none */
-    uint16_t *compute_copy;                                     /* bfloat16 copy of weight; NULL: none */
     float grad_scale, lr, mu, weight_decay;
     float d_share, beta2, square_share, root_scale, eps; /* ADAM */
     float weight_factor; /* ADAM: 1 - lr*weight decay where the decay is decoupled, else 1 */

@@ -133,7 +133,6 @@ static void update_part(void *context, int thread, int threads) {
     args.square_copy = (void *)wire_offset(args.wire, args.square_copy, p.begin);
     args.weight_copy = (void *)wire_offset(args.wire, args.weight_copy, p.begin);
     args.momentum_copy = (void *)wire_offset(args.wire, args.momentum_copy, p.begin);
-    if (args.compute_copy != NULL) args.compute_copy += p.begin;
     c->device->kernels->arena->update(&args);
 }
 

@@ -99,16 +99,20 @@ gg_format gg_plan_input_format(const gg_plan *plan, int i);
  * head; NULL: not wanted. */
 gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
                         uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums);
-/* Forward and losses. */
-gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const gg_plan_batch *batch, gg_loss_sums *sums);
+/* Forward and losses. version: a number that the caller gives to these weights. What operations have prepared of them
+ * is used again in a call with the number of the last call on this plan; 0: the weights may have changed. */
+gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version, const gg_plan_batch *batch,
+                           gg_loss_sums *sums);
 /* Forward, every sample with a state of zero; of each head whose output is not NULL, that of the first n samples is
  * written plain: n x its shape. */
-gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *const *output);
+gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version, int64_t n, float *const *output);
 
 /* The sum of the heads' mean losses, each times its weight, of `samples` samples: times that number. */
 double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums, int64_t samples);
 
 size_t gg_plan_bytes(const gg_plan *plan);
+/* What operations prepare of the weights. In a plan without training it shares no memory with anything else. */
+size_t gg_plan_prepared_bytes(const gg_plan *plan);
 /* What node i became: "onednn", "native", or "" (no operation of its own), and its seconds in the last run if timing is
  * on. */
 const char *gg_plan_node_backend(const gg_plan *plan, int node);

@@ -53,7 +53,7 @@ static gg_status add_step(gg_plan *plan, const gg_step *made) {
     plan->step = array;
     gg_step *step = &plan->step[plan->steps++];
     *step = *made;
-    step->saved = GG_NONE;
+    step->prepared = step->saved = GG_NONE;
     for (int i = 0; i < GG_MAX_INPUTS; i++) step->grad_input[i].buffer = GG_NONE;
     if (step->op->scratch_bytes > plan->scratch_bytes) plan->scratch_bytes = step->op->scratch_bytes;
     return GG_OK;

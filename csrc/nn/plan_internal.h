@@ -62,7 +62,7 @@ typedef struct gg_step {
     bool backward;
     int first_parameter, parameters; /* of the graph; 0 without a layer */
     bool skip_weight_gradient;       /* in the current step the strategy computes the gradient of its weight */
-    int saved;                       /* buffer */
+    int prepared, saved;             /* buffers */
     int64_t carried, carried_before; /* numbers of state that a sample carries here, and in nodes before this one */
     gg_place grad_input[GG_MAX_INPUTS];
     int first_sum, sums;
@@ -115,6 +115,7 @@ struct gg_plan {
     void *input_at[GG_MAX_FIELDS]; /* of each input of the graph */
     float *plain_at;
     gg_device *loss_device, *sum_device, *transpose_device;
+    uint64_t prepared_version; /* of the weights that lie prepared, as in gg_plan_evaluate; 0: none do */
     bool timing;
 };
 

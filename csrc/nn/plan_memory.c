@@ -227,9 +227,12 @@ static gg_status place_others(gg_plan *plan) {
     size_t plain_bytes = 0;
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
-        if (step->op->saved_bytes == 0) continue;
-        int last = step->backward ? gg_plan_backward_time(plan, s) : s;
-        GG_TRY(add_buffer(plan, step->op->saved_bytes, s, last, &step->saved));
+        const int last = step->backward ? gg_plan_backward_time(plan, s) : s;
+        /* Evaluation finds prepared weights again in the next batch. */
+        const int begin = plan->options.training ? s : 0, end = plan->options.training ? last : end_of_time(plan);
+        if (step->op->saved_bytes > 0) GG_TRY(add_buffer(plan, step->op->saved_bytes, s, last, &step->saved));
+        if (step->op->prepared_bytes > 0)
+            GG_TRY(add_buffer(plan, step->op->prepared_bytes, begin, end, &step->prepared));
     }
     /* One scratch buffer for all steps, so that it stays in the caches. */
     plan->scratch_buffer = GG_NONE;
@@ -334,8 +337,9 @@ static void plan_bind(gg_plan *plan) {
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
         gg_op_args *forward = &step->forward_args, *backward = &step->backward_args;
-        gg_place saved = {step->saved, 0};
-        *forward = (gg_op_args){.saved = plan_at(plan, saved),
+        gg_place saved = {step->saved, 0}, prepared = {step->prepared, 0};
+        *forward = (gg_op_args){.prepared = plan_at(plan, prepared),
+                                .saved = plan_at(plan, saved),
                                 .scratch = plan_at(plan, scratch),
                                 .rank = plan->options.rank,
                                 .parameter = plan->parameter_at + step->first_parameter,
@@ -382,6 +386,7 @@ gg_status gg_plan_activate(gg_plan *plan) {
         memory->bytes = plan->block_bytes;
     } else memset(memory->block, 0, plan->block_bytes);
     memory->user = plan;
+    plan->prepared_version = 0;
     plan->block = memory->block;
     plan_bind(plan);
 cleanup:

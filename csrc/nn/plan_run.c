@@ -188,21 +188,28 @@ static float *carried_state(const gg_plan *plan, const gg_step *step, const gg_p
     return rows;
 }
 
+/* fresh: the weights are not those that lie prepared. */
 static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training,
-                              const gg_plan_batch *batch) {
+                              bool fresh, const gg_plan_batch *batch) {
+    gg_status status = GG_OK;
     gg_op_args *args = &step->forward_args;
     for (int i = 0; i < step->parameters; i++)
         plan->parameter_at[step->first_parameter + i] = weights + plan_offset(plan, step, i);
     args->step = step_number;
     args->evaluate = !training;
     args->carried = carried_state(plan, step, batch);
-    return step->op->type->forward(step->op, args);
+    if (fresh) GG_TRY(gg_op_prepare(step->op, args));
+    GG_TRY(gg_op_forward(step->op, args));
+cleanup:
+    return status;
 }
 
-/* batch: whose carried state is used; NULL: none. */
-static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_number, bool training,
+/* version: as in gg_plan_evaluate. batch: whose carried state is used; NULL: none. */
+static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t version, uint64_t step_number, bool training,
                              const gg_plan_batch *batch, const gg_plan_hooks *hooks) {
     gg_status status = GG_OK;
+    const bool fresh = version == 0 || version != plan->prepared_version;
+    plan->prepared_version = 0;
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
         plan_enter(hooks, step);
@@ -210,7 +217,7 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
         if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE)
             GG_TRY(hooks->need(hooks->context, step->layer));
         double begin = plan->timing ? gg_clock_now() : 0;
-        status = step_forward(plan, step, weights, step_number, training, batch);
+        status = step_forward(plan, step, weights, step_number, training, fresh, batch);
         if (status != GG_OK) {
             status = name_failure(plan, step, status, "forward");
             goto cleanup;
@@ -219,6 +226,7 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t step_
         plan_leave(hooks, step, "forward");
         GG_TRY(plan_poll(hooks, step));
     }
+    if (!plan->options.training) plan->prepared_version = version;
 cleanup:
     return status;
 }
@@ -247,7 +255,7 @@ static gg_status run_backward(gg_plan *plan, float *gradients, uint64_t step_num
         }
         args->step = step_number;
         double begin = plan->timing ? gg_clock_now() : 0;
-        status = step->op->type->backward(step->op, args);
+        status = gg_op_backward(step->op, args);
         if (status != GG_OK) {
             status = name_failure(plan, step, status, "backward");
             goto cleanup;
@@ -321,19 +329,20 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
     GG_TRY(check_batch(plan, batch));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
-    GG_TRY(run_forward(plan, weights, step, true, batch, hooks));
+    GG_TRY(run_forward(plan, weights, 0, step, true, batch, hooks));
     run_losses(plan, batch, true, sums);
     GG_TRY(run_backward(plan, gradients, step, hooks));
 cleanup:
     return status;
 }
 
-gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, const gg_plan_batch *batch, gg_loss_sums *sums) {
+gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version, const gg_plan_batch *batch,
+                           gg_loss_sums *sums) {
     gg_status status = GG_OK;
     GG_TRY(check_batch(plan, batch));
     GG_TRY(gg_plan_check_losses(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
-    GG_TRY(run_forward(plan, weights, 0, false, batch, NULL));
+    GG_TRY(run_forward(plan, weights, version, 0, false, batch, NULL));
     run_losses(plan, batch, false, sums);
 cleanup:
     return status;
@@ -350,13 +359,13 @@ static void predict_head(gg_plan *plan, const gg_plan_head *head, int64_t n, flo
     if (n > 0) memcpy(output, from, (size_t)n * (size_t)values * sizeof(float));
 }
 
-gg_status gg_plan_predict(gg_plan *plan, const float *weights, int64_t n, float *const *output) {
+gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version, int64_t n, float *const *output) {
     gg_status status = GG_OK;
     if (n < 0 || n > plan->options.batch)
         GG_FAIL(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
                 (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
-    GG_TRY(run_forward(plan, weights, 0, false, NULL, NULL));
+    GG_TRY(run_forward(plan, weights, version, 0, false, NULL, NULL));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used && output[i] != NULL) predict_head(plan, &plan->head[i], n, output[i]);
     }
@@ -395,6 +404,13 @@ double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums, int64_t
 }
 
 size_t gg_plan_bytes(const gg_plan *plan) { return plan->block_bytes; }
+
+size_t gg_plan_prepared_bytes(const gg_plan *plan) {
+    size_t bytes = 0;
+    for (int s = 0; s < plan->steps; s++)
+        if (plan->step[s].prepared != GG_NONE) bytes += plan->buffer[plan->step[s].prepared].bytes;
+    return bytes;
+}
 
 const char *gg_plan_node_backend(const gg_plan *plan, int node) { return plan->node[node].backend; }
 

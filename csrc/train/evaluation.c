@@ -21,6 +21,7 @@ static gg_status range_open(const gg_replica *r, gg_plans *plans, const gg_datas
     gg_status status = GG_OK;
     const gg_dataset limited = gg_limited_set(plans->graph, targets ? r->options.head : NULL, set);
     out->plans = plans;
+    plans->weights_version++; /* the weights stay as they are until the range's end */
     for (int i = 0; i < gg_graph_nodes(plans->graph); ++i) out->numbers += gg_graph_node_carried(plans->graph, i);
     GG_TRY(gg_loader_create_range(&limited, begin, end, batch, &out->loader));
     GG_TRY(gg_batch_alloc(&limited, gg_loader_batch(out->loader, 0, 0), &out->batch));
@@ -66,7 +67,7 @@ static gg_status evaluate_range(gg_replica *r, gg_plans *plans, const float *wei
         gg_plan *plan = NULL;
         gg_plan_batch own;
         GG_TRY(range_read(r, &samples, t, &plan, &own));
-        GG_TRY(gg_plan_evaluate(plan, weights, &own, sums));
+        GG_TRY(gg_plan_evaluate(plan, weights, plans->weights_version, &own, sums));
         for (int h = 0; h < gg_graph_heads(plans->graph); ++h) gg_loss_sums_add(&out->head[h], &sums[h]);
         out->samples += gg_loader_batch(samples.loader, 0, t);
     }
@@ -114,7 +115,7 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_datas
         gg_plan *plan = NULL;
         gg_plan_batch own;
         GG_TRY(range_read(r, &samples, t, &plan, &own));
-        GG_TRY(gg_plan_predict(plan, weights, n, at));
+        GG_TRY(gg_plan_predict(plan, weights, r->plans.weights_version, n, at));
         for (int h = 0; h < gg_graph_heads(graph); ++h)
             if (at[h] != NULL) at[h] += n * gg_shape_count(&gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape);
     }

@@ -16,8 +16,9 @@ typedef struct gg_plans {
         int64_t used; /* for finding the least recently used one when all places are in use */
     } cached[GG_PLANS_CACHED];
     int64_t uses;
-    gg_plan_memory memory; /* of all of them: one runs at a time */
-    gg_plan *pinned;       /* one of them that is not destroyed to make room; NULL: none. Set by the owner. */
+    uint64_t weights_version; /* of the last evaluation or prediction, for gg_plan_evaluate */
+    gg_plan_memory memory;    /* of all of them: one runs at a time */
+    gg_plan *pinned;          /* one of them that is not destroyed to make room; NULL: none. Set by the owner. */
 } gg_plans;
 
 /* The plan for a batch size, built if it is not there. Owned by `plans`. Valid until the next plan is built; the pinned

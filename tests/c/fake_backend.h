@@ -267,11 +267,24 @@ typedef struct fake_op {
     fake_taps taps;
 } fake_op;
 
+/* Weights are read where they were prepared: a convolution's not at all after that. */
+static int fake_prepares;
+
+static gg_status fake_prepare(gg_op *op, const gg_op_args *args) {
+    fake_prepares++;
+    memcpy(args->prepared, args->parameter[GG_PARAMETER_WEIGHT], op->prepared_bytes);
+    return GG_OK;
+}
+
+static const float *fake_weight(const gg_op *op, const gg_op_args *args) {
+    return op->prepared_bytes > 0 ? args->prepared : args->parameter[GG_PARAMETER_WEIGHT];
+}
+
 static bool fake_has_weight(const gg_op_desc *desc) { return desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR; }
 
 static gg_status fake_forward(gg_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->desc;
-    const float *weight = fake_has_weight(desc) ? args->parameter[GG_PARAMETER_WEIGHT] : NULL;
+    const float *weight = fake_has_weight(desc) ? fake_weight(op, args) : NULL;
     const float *bias = weight && desc->bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
     double *in[GG_MAX_INPUTS], *out = fake_load(GG_LAYOUT_PLAIN, &desc->output, desc->batch, NULL);
     int64_t count = gg_shape_count(&desc->output);
@@ -298,7 +311,7 @@ static gg_status fake_forward(gg_op *op, const gg_op_args *args) {
 
 static gg_status fake_backward(gg_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->desc;
-    const float *weight = fake_has_weight(desc) ? args->parameter[GG_PARAMETER_WEIGHT] : NULL;
+    const float *weight = fake_has_weight(desc) ? fake_weight(op, args) : NULL;
     double *in[GG_MAX_INPUTS], *to[GG_MAX_INPUTS], *grad_weight = NULL, *grad_bias = NULL;
     double *out = fake_load(op->output.layout, &desc->output, desc->batch, args->output);
     double *grad_out = fake_load(op->output.layout, &desc->output, desc->batch, args->grad_output);
@@ -355,7 +368,8 @@ static void fake_destroy(gg_op *op) {
     gg_free(op);
 }
 
-static const gg_op_class fake_class = {fake_forward, fake_backward, fake_destroy};
+static const gg_op_class fake_class = {
+    .prepare = fake_prepare, .forward = fake_forward, .backward_data = fake_backward, .destroy = fake_destroy};
 
 static uint64_t fake_seed[64]; /* of the dropout operations made */
 static int fake_seeds;
@@ -372,6 +386,10 @@ static gg_status fake_make(const gg_op_desc *desc, gg_layout in, gg_layout out, 
     for (int k = 0; k < desc->inputs; k++) op->head.input[k] = (gg_format){GG_FLOAT32, in};
     op->head.output = (gg_format){GG_FLOAT32, out};
     op->head.scratch_bytes = desc->kind == GG_OP_LINEAR ? 192 : desc->kind == GG_OP_CONV2D ? 1024 : 0;
+    if (desc->kind == GG_OP_CONV2D)
+        op->head.prepared_bytes = (size_t)(desc->output.size[0] * desc->input[0].size[0] / desc->groups *
+                                           desc->window.kernel[0] * desc->window.kernel[1]) *
+                                  sizeof(float);
     op->head.in_place = pointwise || desc->kind == GG_OP_DROPOUT || desc->kind == GG_OP_ADD;
     op->head.backward_needs_input =
         desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR || desc->kind == GG_OP_MAX_POOL2D;

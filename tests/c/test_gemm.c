@@ -199,6 +199,7 @@ static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, con
     buffer y = buffer_create(outputs * s->lanes), dx = buffer_create(x->count), dw = buffer_create(w->count);
     buffer db = buffer_create(channels), dy = buffer_create(outputs * s->lanes);
     buffer scratch = buffer_create(op->scratch_bytes / sizeof(float));
+    buffer prepared = buffer_create(op->prepared_bytes / sizeof(float));
     memcpy(dy.data, dy_given->data, dy.count * sizeof(float));
     float *gradient[] = {dw.data, c->bias ? db.data : NULL};
     gg_op_args args = {.input = {x->data},
@@ -207,29 +208,32 @@ static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, con
                        .grad_input = {dx.data},
                        .parameter = (const float *[]){w->data, c->bias ? b->data : NULL},
                        .gradient = gradient,
+                       .prepared = prepared.data,
                        .scratch = scratch.data};
     CHECK_INT(op->output.layout, GG_LAYOUT_BATCH_LAST);
-    CHECK_OK(op->type->forward(op, &args));
+    CHECK_OK(gg_op_prepare(op, &args));
+    CHECK_OK(gg_op_forward(op, &args));
     clear_lanes(y.data, outputs, s->batch, s->lanes);
     CHECK(agree("y", place, y.data, s->y.value, s->y.size, y.count));
 
     for (size_t i = 0; i < y.count && c->relu; ++i) /* the activation's mask must be the reference's own */
         y.data[i] = s->y.value[i] > 0 ? 1 : 0;
-    CHECK_OK(op->type->backward(op, &args));
+    CHECK_OK(gg_op_backward(op, &args));
     CHECK(agree("dx", place, dx.data, s->dx.value, s->dx.size, dx.count));
     CHECK(agree("dw", place, dw.data, s->dw.value, s->dw.size, dw.count));
     if (c->bias) CHECK(agree("db", place, db.data, bias_grad->value, bias_grad->size, channels));
-    CHECK(guards_hold(&y) && guards_hold(&dx) && guards_hold(&dw) && guards_hold(&db) && guards_hold(&scratch));
+    CHECK(guards_hold(&y) && guards_hold(&dx) && guards_hold(&dw) && guards_hold(&db) && guards_hold(&scratch) &&
+          guards_hold(&prepared));
 
     /* A second run gives the same bits, also without the input's gradient. */
     buffer again = buffer_create(w->count);
     memcpy(dy.data, dy_given->data, dy.count * sizeof(float));
     args.grad_input[0] = NULL;
     gradient[GG_PARAMETER_WEIGHT] = again.data;
-    CHECK_OK(op->type->backward(op, &args));
+    CHECK_OK(gg_op_backward(op, &args));
     CHECK(memcmp(again.data, dw.data, w->count * sizeof(float)) == 0);
     op->type->destroy(op);
-    buffer *all[] = {&y, &dx, &dw, &db, &dy, &scratch, &again};
+    buffer *all[] = {&y, &dx, &dw, &db, &dy, &scratch, &prepared, &again};
     for (size_t i = 0; i < sizeof all / sizeof *all; ++i) buffer_free(all[i]);
 }
 
@@ -461,7 +465,7 @@ static buffer whole_gradient(gg_device *device, int64_t batch, int64_t in, int64
                              .grad_output = dy_lanes.data,
                              .gradient = (float *[]){dw.data},
                              .scratch = scratch.data};
-    CHECK_OK(op->type->backward(op, &args));
+    CHECK_OK(gg_op_backward(op, &args));
     gg_op_destroy(op);
     buffer_free(&x_lanes);
     buffer_free(&dy_lanes);

@@ -177,15 +177,15 @@ static void test_activations(void) {
                                                                              : s * (1 - s));
                 }
                 gg_op_args args = {.input = {x}, .output = y, .grad_output = dy, .grad_input = {dx}};
-                CHECK_OK(op->type->forward(op, &args));
-                CHECK_OK(op->type->backward(op, &args));
+                CHECK_OK(gg_op_forward(op, &args));
+                CHECK_OK(gg_op_backward(op, &args));
                 CHECK_NEAR(distance(n, y, wanted_y), 0, 3e-7);
                 CHECK_NEAR(distance(n, dx, wanted_dx), 0, 5e-7);
                 CHECK(padding_is_zero(layouts[l], batch, values, dx));
                 /* In place, the same bits. */
                 gg_op_args in_place = {.input = {x}, .output = x, .grad_output = dy, .grad_input = {dy}};
-                CHECK_OK(op->type->forward(op, &in_place));
-                CHECK_OK(op->type->backward(op, &in_place));
+                CHECK_OK(gg_op_forward(op, &in_place));
+                CHECK_OK(gg_op_backward(op, &in_place));
                 CHECK(same_bits(x, y, (size_t)n * 4) && same_bits(dy, dx, (size_t)n * 4));
                 gg_op_destroy(op);
                 release();
@@ -221,8 +221,8 @@ static void test_add_and_concat(void) {
     args.grad_input[1] = NULL;
     gg_op *op = create(&desc);
     if (op == NULL) return;
-    CHECK_OK(op->type->forward(op, &args));
-    CHECK_OK(op->type->backward(op, &args));
+    CHECK_OK(gg_op_forward(op, &args));
+    CHECK_OK(gg_op_backward(op, &args));
     bool good = true;
     for (int64_t i = 0; i < batch * 105; ++i) good = good && out[i] == (in[0][i] + in[1][i]) + in[2][i];
     CHECK(good);
@@ -246,8 +246,8 @@ static void test_add_and_concat(void) {
     op = create(&desc);
     if (op == NULL) return;
     CHECK(op->input[1].layout == GG_LAYOUT_BATCH_LAST);
-    CHECK_OK(op->type->forward(op, &args));
-    CHECK_OK(op->type->backward(op, &args));
+    CHECK_OK(gg_op_forward(op, &args));
+    CHECK_OK(gg_op_backward(op, &args));
     for (int i = 0; i < 3; ++i) CHECK(same_bits(in[i], grad[i], (size_t)(channels[i] * 6 * lanes) * 4));
     CHECK(same_bits(out + 6 * lanes, in[1], (size_t)(24 * lanes) * 4));
     gg_op_destroy(op);
@@ -277,8 +277,8 @@ static void test_dropout(void) {
             gg_op_args args = {
                 .input = {x}, .output = y, .grad_output = dy, .grad_input = {dx}, .rank = 3, .step = UINT64_C(1) << 40};
             args.saved = guarded(op->saved_bytes);
-            CHECK_OK(op->type->forward(op, &args));
-            CHECK_OK(op->type->backward(op, &args));
+            CHECK_OK(gg_op_forward(op, &args));
+            CHECK_OK(gg_op_backward(op, &args));
             const gg_random_key key = {desc.seed, GG_RANDOM_DROPOUT, args.rank, args.step};
             const double scale = 1 / (1 - (double)desc.probability);
             bool good = true;
@@ -302,14 +302,14 @@ static void test_dropout(void) {
             desc.training = false;
             op = create(&desc);
             CHECK_INT(op->saved_bytes, 0);
-            CHECK_OK(op->type->forward(op, &args));
+            CHECK_OK(gg_op_forward(op, &args));
             CHECK(same_bits(x, y, (size_t)n * 4));
             gg_op_destroy(op);
 
             desc.training = true;
             desc.probability = 1;
             op = create(&desc);
-            CHECK_OK(op->type->forward(op, &args));
+            CHECK_OK(gg_op_forward(op, &args));
             good = true;
             for (int64_t i = 0; i < n; ++i) good = good && y[i] == 0;
             CHECK(good);
@@ -412,10 +412,10 @@ static void check_pool(bool max, const pool_case *c, int64_t batch, bool special
     gg_op_args args = {.input = {x}, .output = y, .grad_output = dy, .grad_input = {dx}};
     args.saved = guarded(op->saved_bytes);
     const int64_t allocations = gg_memory_allocations();
-    CHECK_OK(op->type->forward(op, &args));
+    CHECK_OK(gg_op_forward(op, &args));
     args.input[0] = NULL;
     args.output = NULL;
-    CHECK_OK(op->type->backward(op, &args));
+    CHECK_OK(gg_op_backward(op, &args));
     CHECK_INT(gg_memory_allocations(), allocations);
     gg_op_destroy(op);
     /* Evaluation gives the same without saving. */
@@ -425,7 +425,7 @@ static void check_pool(bool max, const pool_case *c, int64_t batch, bool special
     args.input[0] = x;
     args.output = again;
     args.saved = NULL;
-    CHECK_OK(op->type->forward(op, &args));
+    CHECK_OK(gg_op_forward(op, &args));
     CHECK(same_bits(y, again, (size_t)n_out * 4));
     gg_op_destroy(op);
 
@@ -654,7 +654,6 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     float *s = uniform(count, 0, 1), *before[3] = {floats(count), floats(count), floats(count)};
     double *w_in = guarded(n * 8), *m_in = guarded(n * 8), *s_in = guarded(n * 8);
     double *wanted_w = guarded(n * 8), *wanted_m = guarded(n * 8), *wanted_s = guarded(n * 8);
-    uint16_t *compute = guarded(n * 2);
     const gg_update_args args = {
         .n = n,
         .rule = rule,
@@ -669,7 +668,6 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         .weight_copy = copies ? guarded(n * gg_dtype_size(wire)) : NULL,
         .momentum_copy = copies && keeps ? guarded(n * gg_dtype_size(wire)) : NULL,
         .square_copy = copies && adam ? guarded(n * gg_dtype_size(wire)) : NULL,
-        .compute_copy = copies ? compute : NULL,
         .grad_scale = 0.5f,
         .lr = 0.1f,
         .mu = 0.9f,
@@ -706,7 +704,7 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     CHECK_NEAR(distance(count, weight, wanted_w), 0, 3e-7);
     if (keeps) CHECK_NEAR(distance(count, m, wanted_m), 0, 3e-7);
     if (adam) CHECK_NEAR(distance(count, s, wanted_s), 0, 3e-7);
-    if (copies) CHECK(copied(wire, n, weight, args.weight_copy) && copied(GG_BFLOAT16, n, weight, compute));
+    if (copies) CHECK(copied(wire, n, weight, args.weight_copy));
     if (args.momentum_copy != NULL) CHECK(copied(wire, n, m, args.momentum_copy));
     if (args.square_copy != NULL) CHECK(copied(wire, n, s, args.square_copy));
 
@@ -721,7 +719,7 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     some.weight_after = further(wire, some.weight_after, from);
     some.momentum_before = further(wire, some.momentum_before, from);
     some.square_before = further(wire, some.square_before, from);
-    some.weight_copy = some.momentum_copy = some.square_copy = some.compute_copy = NULL;
+    some.weight_copy = some.momentum_copy = some.square_copy = NULL;
     gg_backend_native.update(device, &some);
     CHECK(same_bits(before[0] + from, weight + from, part * 4));
     if (keeps) CHECK(same_bits(before[1] + from, m + from, part * 4));
@@ -949,13 +947,13 @@ static void test_layouts(void) {
             if (op == NULL) return;
             float *plain = uniform(n * count, -1, 1), *in_lanes = floats(count * lanes), *back = floats(n * count);
             gg_op_args args = {.input = {plain}, .output = in_lanes, .grad_output = in_lanes, .grad_input = {back}};
-            CHECK_OK(op->type->forward(op, &args));
+            CHECK_OK(gg_op_forward(op, &args));
             bool good = true;
             for (int64_t s = 0; s < n; ++s)
                 for (int64_t f = 0; f < count; ++f) good = good && in_lanes[f * lanes + s] == plain[s * count + f];
             CHECK(good);
             CHECK(padding_is_zero(GG_LAYOUT_BATCH_LAST, n, count, in_lanes));
-            CHECK_OK(op->type->backward(op, &args));
+            CHECK_OK(gg_op_backward(op, &args));
             CHECK(same_bits(plain, back, (size_t)(n * count) * 4));
             gg_op_destroy(op);
             release();

@@ -164,10 +164,12 @@ static void run_trial(gg_device *device, trial *t) {
     seen_layout[0] = gg_layout_name(op->input[0].layout);
     seen_layout[1] = gg_layout_name(op->output.layout);
     buffer saved = buffer_make(op->saved_bytes), scratch = buffer_make(op->scratch_bytes);
+    buffer prepared = buffer_make(op->prepared_bytes);
     const float *parameter[2] = {NULL, NULL};
     float *gradient[2] = {NULL, NULL};
     args.parameter = parameter;
     args.gradient = gradient;
+    args.prepared = op->prepared_bytes > 0 ? prepared.data : NULL;
     args.saved = op->saved_bytes > 0 ? saved.data : NULL;
     args.scratch = op->scratch_bytes > 0 ? scratch.data : NULL;
     for (int i = 0; i < t->desc.inputs; i++) {
@@ -187,7 +189,8 @@ static void run_trial(gg_device *device, trial *t) {
         }
     }
     const int64_t allocations = gg_memory_allocations();
-    CHECK_OK(op->type->forward(op, &args));
+    CHECK_OK(gg_op_prepare(op, &args));
+    CHECK_OK(gg_op_forward(op, &args));
     buffer *result = t->in_place && op->in_place ? &x[0] : &y;
     CHECK_NEAR(worst(result, &t->y, op->output), 0, tolerance);
     if (t->desc.training) {
@@ -203,7 +206,7 @@ static void run_trial(gg_device *device, trial *t) {
         gradient[GG_PARAMETER_WEIGHT] = dw.data;
         gradient[GG_PARAMETER_BIAS] = db.data;
         memset(scratch.data, 0xff, scratch.bytes);
-        CHECK_OK(op->type->backward(op, &args));
+        CHECK_OK(gg_op_backward(op, &args));
         for (int i = 0; t->desc.input_grad && i < t->desc.inputs; i++) {
             const buffer *made = i == 0 && t->in_place && op->in_place ? &dy : &dx[i];
             CHECK_NEAR(worst(made, &t->dx[i], op->input[i]), 0, tolerance);
@@ -213,10 +216,10 @@ static void run_trial(gg_device *device, trial *t) {
         if (t->desc.input_grad && t->desc.kind != GG_OP_RELU) { /* one gradient not wanted */
             dy.data != NULL ? memset(dy.data, 0, dy.bytes) : NULL;
             args.grad_input[0] = NULL;
-            CHECK_OK(op->type->backward(op, &args));
+            CHECK_OK(gg_op_backward(op, &args));
         }
     } else {
-        CHECK_FAILS(op->type->backward(op, &args), GG_ERROR_STATE, "without training");
+        CHECK_FAILS(gg_op_backward(op, &args), GG_ERROR_STATE, "without training");
     }
     CHECK_INT(gg_memory_allocations() - allocations, 0);
     if (check_failed > failed)
@@ -228,7 +231,7 @@ static void run_trial(gg_device *device, trial *t) {
         buffer_free(&x[i]);
         buffer_free(&dx[i]);
     }
-    buffer *all[] = {&y, &dy, &w, &b, &dw, &db, &saved, &scratch};
+    buffer *all[] = {&y, &dy, &w, &b, &dw, &db, &prepared, &saved, &scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) buffer_free(all[i]);
 }
 
@@ -675,9 +678,10 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
                             (size_t)desc->output.size[0] * 4,
                             (size_t)desc->output.size[0] * 4,
                             op->scratch_bytes,
-                            op->saved_bytes};
-    buffer b[10];
-    for (int i = 0; i < 10; i++) {
+                            op->saved_bytes,
+                            op->prepared_bytes};
+    buffer b[11];
+    for (int i = 0; i < 11; i++) {
         b[i] = buffer_make(sizes[i]);
         memset(b[i].data, 0, sizes[i]);
     }
@@ -687,15 +691,17 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
                        .parameter = (const float *[]){b[4].data, b[6].data},
                        .gradient = (float *[]){b[5].data, b[7].data},
                        .scratch = b[8].data,
-                       .saved = b[9].data};
+                       .saved = b[9].data,
+                       .prepared = b[10].data};
+    gg_op_prepare(op, &args);
     double best[3] = {1e9, 1e9, 1e9};
     for (int pass = 0; pass < 3; pass++) {
         const double start = gg_clock_now();
         if (pass == 2) args.grad_input[0] = b[3].data;
         for (int i = 0; i < 5 || gg_clock_now() - start < 0.4; i++) {
             const double from = gg_clock_now();
-            if (pass == 0) op->type->forward(op, &args);
-            else op->type->backward(op, &args);
+            if (pass == 0) gg_op_forward(op, &args);
+            else gg_op_backward(op, &args);
             best[pass] = fmin(best[pass], gg_clock_now() - from);
         }
     }
@@ -704,7 +710,7 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
         name, gg_layout_name(op->input[0].layout), gg_layout_name(op->output.layout), best[0] * 1e3,
         flops / best[0] * 1e-9, best[1] * 1e3, flops / best[1] * 1e-9, best[2] * 1e3, 2 * flops / best[2] * 1e-9,
         flops / (best[2] - best[1]) * 1e-9);
-    for (int i = 0; i < 10; i++) buffer_free(&b[i]);
+    for (int i = 0; i < 11; i++) buffer_free(&b[i]);
     gg_op_destroy(op);
 }
 

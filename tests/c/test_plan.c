@@ -428,7 +428,7 @@ static void check_outputs(const problem *p, gg_plan *plan, const answer *wanted,
         output[h] = malloc(count * sizeof(float));
         for (size_t i = 0; i < count; i++) output[h][i] = -77;
     }
-    CHECK_OK(gg_plan_predict(plan, p->weights, some, output));
+    CHECK_OK(gg_plan_predict(plan, p->weights, 0, some, output));
     for (int h = 0; h < gg_graph_heads(p->graph); h++) {
         const int64_t rows = gg_graph_head(p->graph, h)->training_only ? 0 : some;
         const size_t values = (size_t)head_values(p, h);
@@ -458,17 +458,17 @@ static bool compare(const problem *p, const tables *t, bool dropout, double tole
             CHECK_NEAR(gg_plan_total_loss(plan, sums, p->batch), total(p, &train), 4 * tolerance * (double)p->batch);
             CHECK_NEAR(distance(p->gradients, train.gradient, arena), 0, tolerance);
         }
-        CHECK_OK(gg_plan_evaluate(plan, p->weights, &batch, sums));
+        CHECK_OK(gg_plan_evaluate(plan, p->weights, 0, &batch, sums));
         check_sums(p, sums, &plain, true, tolerance);
     }
     if (CHECK_OK(make(p, t->device, t->fallback, t->choose, false, &still))) {
         fill_input(still, p);
-        CHECK_OK(gg_plan_evaluate(still, p->weights, &batch, sums));
+        CHECK_OK(gg_plan_evaluate(still, p->weights, 0, &batch, sums));
         check_sums(p, sums, &plain, false, tolerance);
         check_outputs(p, still, &plain, tolerance);
         /* A table may take another layout for training, as may dropout as the input's first reader. */
         bool alike = !dropout && t->device != onednn;
-        CHECK(!alike || plan == NULL || gg_plan_bytes(still) <= gg_plan_bytes(plan));
+        CHECK(!alike || plan == NULL || gg_plan_bytes(still) - gg_plan_prepared_bytes(still) <= gg_plan_bytes(plan));
     }
     gg_plan_destroy(plan);
     gg_plan_destroy(still);
@@ -702,7 +702,8 @@ static void test_order(void) {
     gg_graph_destroy(graph);
 }
 
-/* Activations share memory: a long chain takes no more than a short one without training, and less than twice with. */
+/* Activations share memory: beside the prepared weights, a long chain takes no more than a short one without training,
+ * and less than twice with. */
 static void test_memory(void) {
     size_t bytes[2][2];
     for (int size = 0; size < 2; size++) {
@@ -715,7 +716,7 @@ static void test_memory(void) {
         for (int training = 0; training < 2; training++) {
             gg_plan *plan = NULL;
             CHECK_OK(make(&p, &fake_plain, NULL, false, training, &plan));
-            bytes[size][training] = gg_plan_bytes(plan);
+            bytes[size][training] = gg_plan_bytes(plan) - gg_plan_prepared_bytes(plan);
             gg_plan_destroy(plan);
         }
         problem_free(&p);
@@ -797,7 +798,7 @@ static gg_status break_down(gg_op *op, const gg_op_args *args) {
     return gg_fail(GG_ERROR_BACKEND, "smoke");
 }
 
-static const gg_op_class broken_class = {fake_forward, break_down, fake_destroy};
+static const gg_op_class broken_class = {.forward = fake_forward, .backward_data = break_down, .destroy = fake_destroy};
 
 static gg_status create_broken(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = fake_create_plain(device, desc, out);
@@ -862,6 +863,71 @@ static void test_shared_memory(void) {
     }
 }
 
+/* Evaluates and gives the loss; *prepares: how many operations have prepared their weights. */
+static double loss_of(const problem *p, gg_plan *plan, uint64_t version, int *prepares) {
+    gg_loss_sums sums[GG_MAX_FIELDS] = {{0}};
+    const gg_plan_batch batch = batch_of(p);
+    const int before = fake_prepares;
+    fill_input(plan, p);
+    CHECK_OK(gg_plan_evaluate(plan, p->weights, version, &batch, sums));
+    *prepares = fake_prepares - before;
+    return sums[0].loss_sum;
+}
+
+/* Weights are prepared in each step of training, and in evaluation where they may have changed since the last run. */
+static void test_prepared(void) {
+    gg_graph *graph = start((gg_shape){3, {2, 5, 4}});
+    int at = add1(graph, window(GG_LAYER_CONV2D, 3, 3, 1, 1), 0), prepares;
+    at = add1(graph, window(GG_LAYER_CONV2D, 2, 2, 1, 0), at);
+    CHECK_OK(finish(graph, linear(graph, 3, kind(graph, GG_LAYER_FLATTEN, at))));
+    problem p = problem_of(graph, 2, GG_LOSS_CROSS_ENTROPY, 1);
+    const gg_plan_batch batch = batch_of(&p);
+    gg_plan_memory memory = {0};
+    gg_plan *plan[2] = {NULL}, *training = NULL;
+    shared = &memory;
+    for (int i = 0; i < 2; i++) CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan[i]));
+    CHECK_OK(make(&p, &fake_plain, NULL, false, true, &training));
+    shared = NULL;
+
+    CHECK_OK(gg_plan_activate(plan[0]));
+    const double first = loss_of(&p, plan[0], 1, &prepares);
+    CHECK_INT(prepares, 2);
+    const float weight = p.weights[0];
+    p.weights[0] += 3;
+    CHECK(loss_of(&p, plan[0], 1, &prepares) == first);
+    CHECK_INT(prepares, 0);
+    const double second = loss_of(&p, plan[0], 2, &prepares);
+    CHECK_INT(prepares, 2);
+    CHECK(second != first);
+    p.weights[0] = weight;
+    CHECK(loss_of(&p, plan[0], 0, &prepares) == first);
+    CHECK_INT(prepares, 2);
+    p.weights[0] += 3;
+    CHECK(loss_of(&p, plan[0], 0, &prepares) == second);
+    CHECK_INT(prepares, 2);
+
+    /* Another plan has used the memory. */
+    loss_of(&p, plan[0], 5, &prepares);
+    CHECK_OK(gg_plan_activate(plan[1]));
+    CHECK(loss_of(&p, plan[1], 5, &prepares) == second);
+    CHECK_INT(prepares, 2);
+    CHECK_OK(gg_plan_activate(plan[0]));
+    CHECK(loss_of(&p, plan[0], 5, &prepares) == second);
+    CHECK_INT(prepares, 2);
+
+    CHECK_OK(gg_plan_activate(training));
+    for (int i = 0; i < 2; i++) {
+        const int before = fake_prepares;
+        fill_input(training, &p);
+        CHECK_OK(gg_plan_train(training, p.weights, p.gradients, &batch, 1, NULL, NULL));
+        CHECK_INT(fake_prepares - before, 2);
+    }
+    for (int i = 0; i < 2; i++) gg_plan_destroy(plan[i]);
+    gg_plan_destroy(training);
+    gg_plan_memory_release(&memory);
+    problem_free(&p);
+}
+
 static void test_refusals(void) {
     problem p = problem_of(named_graph(0), 3, GG_LOSS_CROSS_ENTROPY, 3);
     gg_plan *plan = NULL;
@@ -910,9 +976,9 @@ static void test_refusals(void) {
 
     CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
     CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL), GG_ERROR_STATE, "not made for");
-    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, &(gg_plan_batch){0}, NULL), GG_ERROR_ARGUMENT, "no targets");
-    CHECK_FAILS(gg_plan_evaluate(plan, NULL, &batch, NULL), GG_ERROR_ARGUMENT, "no weights");
-    CHECK_FAILS(gg_plan_predict(plan, p.weights, 4, &out), GG_ERROR_ARGUMENT, "0 to the plan's batch of 3, got 4");
+    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, 0, &(gg_plan_batch){0}, NULL), GG_ERROR_ARGUMENT, "no targets");
+    CHECK_FAILS(gg_plan_evaluate(plan, NULL, 0, &batch, NULL), GG_ERROR_ARGUMENT, "no weights");
+    CHECK_FAILS(gg_plan_predict(plan, p.weights, 0, 4, &out), GG_ERROR_ARGUMENT, "0 to the plan's batch of 3, got 4");
     gg_plan_destroy(plan);
     problem_free(&p);
 
@@ -928,7 +994,7 @@ static void test_refusals(void) {
                 "at least 2 of them, got (2, 5, 4) from 'n");
     CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
     batch = batch_of(&p);
-    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, &batch, NULL), GG_ERROR_SHAPE, "cross-entropy");
+    CHECK_FAILS(gg_plan_evaluate(plan, p.weights, 0, &batch, NULL), GG_ERROR_SHAPE, "cross-entropy");
     gg_plan_destroy(plan);
     problem_free(&p);
 
@@ -993,6 +1059,7 @@ int main(void) {
     test_memory();
     test_hooks();
     test_shared_memory();
+    test_prepared();
     test_refusals();
     test_trivial();
     test_dropout();

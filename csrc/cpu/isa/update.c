@@ -25,7 +25,6 @@ GG_INLINE void update_run(const gg_update_args *args, gg_update_rule rule, bool 
     const void *weight_after = receives ? args->weight_after : NULL;
     const void *momentum_before = receives ? args->momentum_before : NULL,
                *square_before = receives ? args->square_before : NULL;
-    uint16_t *compute_copy = args->compute_copy;
     const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
     const float d_share = args->d_share, beta2 = args->beta2, square_share = args->square_share;
     const float weight_factor = args->weight_factor, root_scale = args->root_scale, eps = args->eps;
@@ -53,7 +52,6 @@ GG_INLINE void update_run(const gg_update_args *args, gg_update_rule rule, bool 
         w_new = update_mixed(narrow, w_new, w, weight_after, i);
         *(floats *)(weight + i) = w_new;
         update_publish(narrow, weight_copy, i, w_new);
-        if (compute_copy != NULL) *(halves *)(compute_copy + i) = narrowed(rounded_words(w_new));
         if (!stateful) continue;
         *(floats *)(momentum + i) = m_new;
         update_publish(narrow, momentum_copy, i, m_new);

@@ -261,7 +261,8 @@ static gg_status attention_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class attention_class = {attention_forward, attention_backward, gg_native_op_free};
+static const gg_op_class attention_class = {
+    .forward = attention_forward, .backward_data = attention_backward, .destroy = gg_native_op_free};
 
 static gg_status check_attention(const gg_op_desc *desc) {
     gg_status status = GG_OK;

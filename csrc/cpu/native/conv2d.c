@@ -37,6 +37,7 @@ typedef struct conv_op {
     int64_t slab_rows, slab_channels;
     int64_t slab_height, slab_width; /* of the copy */
     int64_t slab_bytes;              /* of one thread's copy */
+    int64_t packed;                  /* prepared floats of one direction: forward, then backward */
     int64_t *col_x;
 } conv_op;
 
@@ -204,6 +205,10 @@ typedef struct job {
     bool forward;
 } job;
 
+static float *packed_weights(const conv_op *conv, const gg_op_args *args, bool forward) {
+    return (float *)args->prepared + (forward ? 0 : conv->packed);
+}
+
 /* Weights in the order in which tiles read them: for each group, part of the terms and block of rows, places of the
  * window, then terms, then rows. */
 static void native_conv2d_pack_part(void *context, int thread, int threads) {
@@ -224,7 +229,8 @@ static void native_conv2d_pack_part(void *context, int thread, int threads) {
         const int64_t k = gg_block_begin(walk->terms, walk->parts, part);
         const int64_t terms = gg_block_begin(walk->terms, walk->parts, part + 1) - k;
         const float *from = j->args->parameter[GG_PARAMETER_WEIGHT] + group * weights + m * row_step + k * term_step;
-        float *to = (float *)j->args->scratch + group * weights + k * walk->rows * taps + m * taps * terms;
+        float *to =
+            packed_weights(conv, j->args, j->forward) + group * weights + k * walk->rows * taps + m * taps * terms;
         for (int64_t t = 0; t < taps; ++t)
             for (int64_t term = 0; term < terms; ++term)
                 for (int64_t r = 0; r < rows; ++r) *to++ = from[r * row_step + term * term_step + t];
@@ -260,7 +266,7 @@ static void walk_part(void *context, int thread, int threads) {
                 .target = target + group * walk->rows * target_plane,
                 .target_plane = target_plane,
                 .target_width = walk->target[1],
-                .weights = (const float *)args->scratch + (group * walk->terms + k) * walk->rows * conv->taps,
+                .weights = packed_weights(conv, args, j->forward) + (group * walk->terms + k) * walk->rows * conv->taps,
                 .bias = bias ? bias + group * walk->rows : NULL,
                 .row_taps = walk->taps[0],
                 .col_taps = walk->taps[1],
@@ -278,10 +284,9 @@ static void walk_part(void *context, int thread, int threads) {
     }
 }
 
-static void walk_run(const conv_op *conv, const gg_op_args *args, bool forward) {
+static void walk_run(const conv_op *conv, const gg_op_args *args, bool forward, gg_parallel_fn part) {
     job j = {.conv = conv, .args = args, .walk = forward ? &conv->forward : &conv->backward, .forward = forward};
-    gg_parallel_run(conv->threads, native_conv2d_pack_part, &j);
-    gg_parallel_run(conv->threads, walk_part, &j);
+    gg_parallel_run(conv->threads, part, &j);
 }
 
 /* ------------------------------------------------------------------------------------------ weight gradients */
@@ -388,16 +393,28 @@ static void native_conv2d_weights_part(void *context, int thread, int threads) {
 
 /* -------------------------------------------------------------------------------------------------- operation */
 
-static gg_status native_conv2d_forward(gg_op *op, const gg_op_args *args) {
-    walk_run((const conv_op *)op, args, true);
+static bool has_data_pass(const gg_op_desc *desc) { return desc->training && desc->input_grad; }
+
+static gg_status native_conv2d_pack(gg_op *op, const gg_op_args *args) {
+    walk_run((const conv_op *)op, args, true, native_conv2d_pack_part);
+    if (has_data_pass(&op->desc)) walk_run((const conv_op *)op, args, false, native_conv2d_pack_part);
     return GG_OK;
 }
 
-static gg_status native_conv2d_backward(gg_op *op, const gg_op_args *args) {
+static gg_status native_conv2d_forward(gg_op *op, const gg_op_args *args) {
+    walk_run((const conv_op *)op, args, true, walk_part);
+    return GG_OK;
+}
+
+static gg_status native_conv2d_backward_weights(gg_op *op, const gg_op_args *args) {
     const conv_op *conv = (const conv_op *)op;
     job j = {.conv = conv, .args = args};
     gg_parallel_run(conv->threads, native_conv2d_weights_part, &j);
-    if (op->desc.input_grad && args->grad_input[0] != NULL) walk_run(conv, args, false);
+    return GG_OK;
+}
+
+static gg_status native_conv2d_backward_data(gg_op *op, const gg_op_args *args) {
+    if (has_data_pass(&op->desc) && args->grad_input[0] != NULL) walk_run((const conv_op *)op, args, false, walk_part);
     return GG_OK;
 }
 
@@ -409,8 +426,11 @@ static void native_conv2d_destroy(gg_op *op) {
     gg_native_op_free(op);
 }
 
-static const gg_op_class conv_class = {
-    .forward = native_conv2d_forward, .backward = native_conv2d_backward, .destroy = native_conv2d_destroy};
+static const gg_op_class conv_class = {.prepare = native_conv2d_pack,
+                                       .forward = native_conv2d_forward,
+                                       .backward_weights = native_conv2d_backward_weights,
+                                       .backward_data = native_conv2d_backward_data,
+                                       .destroy = native_conv2d_destroy};
 
 static gg_status native_conv2d_check(const gg_op_desc *desc) {
     gg_status status = GG_OK;
@@ -459,14 +479,13 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     conv->in_channels = desc->input[0].size[0] / desc->groups;
     conv->out_channels = desc->output.size[0] / desc->groups;
     GG_TRY(walk_create(conv, true, &conv->forward));
-    size_t slabs = 0;
     if (desc->training) {
         GG_TRY(slab_create(conv));
-        slabs = (size_t)(conv->slab_bytes * conv->threads);
-        if (desc->input_grad) GG_TRY(walk_create(conv, false, &conv->backward));
+        conv->op.scratch_bytes = (size_t)(conv->slab_bytes * conv->threads);
+        if (has_data_pass(desc)) GG_TRY(walk_create(conv, false, &conv->backward));
     }
-    const size_t packed = (size_t)(conv->groups * conv->in_channels * conv->out_channels * conv->taps) * sizeof(float);
-    conv->op.scratch_bytes = packed > slabs ? packed : slabs;
+    conv->packed = gg_lanes_padded(conv->groups * conv->in_channels * conv->out_channels * conv->taps);
+    conv->op.prepared_bytes = (size_t)(conv->packed * (has_data_pass(desc) ? 2 : 1)) * sizeof(float);
     *out = op;
     op = NULL;
 cleanup:

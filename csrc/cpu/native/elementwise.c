@@ -98,7 +98,8 @@ static gg_status activation_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class activation_class = {activation_forward, activation_backward, native_elementwise_destroy};
+static const gg_op_class activation_class = {
+    .forward = activation_forward, .backward_data = activation_backward, .destroy = native_elementwise_destroy};
 
 gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_layout layout = desc->offered[0].layout;
@@ -152,7 +153,8 @@ static gg_status curve_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class curve_class = {curve_forward, curve_backward, native_elementwise_destroy};
+static const gg_op_class curve_class = {
+    .forward = curve_forward, .backward_data = curve_backward, .destroy = native_elementwise_destroy};
 
 gg_status gg_native_curve_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
@@ -199,8 +201,9 @@ static gg_status native_elementwise_add_backward(gg_op *head, const gg_op_args *
     return GG_OK;
 }
 
-static const gg_op_class add_class = {native_elementwise_add_forward, native_elementwise_add_backward,
-                                      native_elementwise_destroy};
+static const gg_op_class add_class = {.forward = native_elementwise_add_forward,
+                                      .backward_data = native_elementwise_add_backward,
+                                      .destroy = native_elementwise_destroy};
 
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
@@ -297,7 +300,8 @@ static gg_status dropout_backward(gg_op *op, const gg_op_args *args) {
     return dropout_run((element_op *)op, args, false);
 }
 
-static const gg_op_class dropout_class = {dropout_forward, dropout_backward, native_elementwise_destroy};
+static const gg_op_class dropout_class = {
+    .forward = dropout_forward, .backward_data = dropout_backward, .destroy = native_elementwise_destroy};
 
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

@@ -76,12 +76,13 @@ cleanup:
     return status;
 }
 
-static gg_status embedding_backward(gg_op *head, const gg_op_args *args) {
+static gg_status embedding_backward_weights(gg_op *head, const gg_op_args *args) {
     table_run((table_op *)head, table_gradient_part, args);
     return GG_OK;
 }
 
-static const gg_op_class embedding_class = {embedding_forward, embedding_backward, gg_native_op_free};
+static const gg_op_class embedding_class = {
+    .forward = embedding_forward, .backward_weights = embedding_backward_weights, .destroy = gg_native_op_free};
 
 gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
@@ -138,18 +139,25 @@ static gg_status position_embedding_forward(gg_op *head, const gg_op_args *args)
     return GG_OK;
 }
 
-static gg_status position_embedding_backward(gg_op *head, const gg_op_args *args) {
+static gg_status position_embedding_backward_weights(gg_op *head, const gg_op_args *args) {
     const table_op *op = (table_op *)head;
     const size_t used = (size_t)(op->positions * op->features), all = (size_t)(head->desc.numbers * op->features);
     table_run(op, sum_positions_part, args);
     memset(args->gradient[GG_PARAMETER_WEIGHT] + used, 0, (all - used) * sizeof(float));
+    return GG_OK;
+}
+
+static gg_status position_embedding_backward_data(gg_op *head, const gg_op_args *args) {
+    const table_op *op = (const table_op *)head;
     if (args->grad_input[0] != NULL && args->grad_input[0] != args->grad_output)
         memcpy(args->grad_input[0], args->grad_output, (size_t)(op->tokens * op->features) * sizeof(float));
     return GG_OK;
 }
 
-static const gg_op_class position_embedding_class = {position_embedding_forward, position_embedding_backward,
-                                                     gg_native_op_free};
+static const gg_op_class position_embedding_class = {.forward = position_embedding_forward,
+                                                     .backward_weights = position_embedding_backward_weights,
+                                                     .backward_data = position_embedding_backward_data,
+                                                     .destroy = gg_native_op_free};
 
 gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

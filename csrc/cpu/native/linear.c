@@ -134,16 +134,23 @@ static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
     return GG_OK;
 }
 
-static gg_status native_linear_backward(gg_op *op, const gg_op_args *args) {
+static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
     gg_parallel_run(j.linear->threads, turn_part, &j);
     if (args->gradient[GG_PARAMETER_WEIGHT] != NULL) gg_parallel_run(j.linear->threads, native_linear_weights_part, &j);
+    return GG_OK;
+}
+
+static gg_status native_linear_backward_data(gg_op *op, const gg_op_args *args) {
+    job j = {.linear = (const linear_op *)op, .args = args};
     if (op->desc.input_grad && args->grad_input[0] != NULL) gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
 }
 
-static const gg_op_class linear_class = {
-    .forward = native_linear_forward, .backward = native_linear_backward, .destroy = gg_native_op_free};
+static const gg_op_class linear_class = {.forward = native_linear_forward,
+                                         .backward_weights = native_linear_backward_weights,
+                                         .backward_data = native_linear_backward_data,
+                                         .destroy = gg_native_op_free};
 
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

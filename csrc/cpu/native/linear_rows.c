@@ -85,7 +85,7 @@ static gg_status rows_forward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static gg_status rows_backward(gg_op *head, const gg_op_args *args) {
+static gg_status rows_backward_weights(gg_op *head, const gg_op_args *args) {
     const rows_op *op = (rows_op *)head;
     rows_job j = {.op = op, .args = args};
     const float *dy = args->grad_output;
@@ -102,6 +102,11 @@ static gg_status rows_backward(gg_op *head, const gg_op_args *args) {
                                              .out = args->gradient[GG_PARAMETER_WEIGHT]};
         gg_cpu_weight_gradient(op->device, &all);
     }
+    return GG_OK;
+}
+
+static gg_status rows_backward_data(gg_op *head, const gg_op_args *args) {
+    const rows_op *op = (rows_op *)head;
     if (args->grad_input[0] != NULL) {
         const gg_sgemm product = data_product(op, args);
         gg_sgemm_run(op->kernels, &product, op->device->threads, args->scratch);
@@ -109,7 +114,10 @@ static gg_status rows_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class rows_class = {rows_forward, rows_backward, gg_native_op_free};
+static const gg_op_class rows_class = {.forward = rows_forward,
+                                       .backward_weights = rows_backward_weights,
+                                       .backward_data = rows_backward_data,
+                                       .destroy = gg_native_op_free};
 
 gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

@@ -53,7 +53,7 @@ static gg_status lrn_backward(gg_op *head, const gg_op_args *args) {
 
 static void lrn_destroy(gg_op *op) { gg_native_op_free(op); }
 
-static const gg_op_class lrn_class = {lrn_forward, lrn_backward, lrn_destroy};
+static const gg_op_class lrn_class = {.forward = lrn_forward, .backward_data = lrn_backward, .destroy = lrn_destroy};
 
 gg_status gg_native_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

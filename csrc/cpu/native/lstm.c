@@ -349,7 +349,8 @@ static gg_status native_lstm_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class lstm_class = {native_lstm_forward, native_lstm_backward, gg_native_op_free};
+static const gg_op_class lstm_class = {
+    .forward = native_lstm_forward, .backward_data = native_lstm_backward, .destroy = gg_native_op_free};
 
 /* ------------------------------------------------------------------------------------------ creation */
 

@@ -40,7 +40,7 @@ static gg_status multi_head_forward(gg_op *head, const gg_op_args *args) {
     for (int i = 0; i < STEPS; ++i) {
         gg_op_args own = args_of(op, args, i);
         own.output = output[i];
-        GG_TRY(op->step[i]->type->forward(op->step[i], &own));
+        GG_TRY(gg_op_forward(op->step[i], &own));
     }
 cleanup:
     return status;
@@ -55,13 +55,14 @@ static gg_status multi_head_backward(gg_op *head, const gg_op_args *args) {
         gg_op_args own = args_of(op, args, i);
         own.grad_output = error[i];
         own.grad_input[0] = i > 0 ? error[i - 1] : args->grad_input[0];
-        GG_TRY(op->step[i]->type->backward(op->step[i], &own));
+        GG_TRY(gg_op_backward(op->step[i], &own));
     }
 cleanup:
     return status;
 }
 
-static const gg_op_class multi_head_class = {multi_head_forward, multi_head_backward, multi_head_destroy};
+static const gg_op_class multi_head_class = {
+    .forward = multi_head_forward, .backward_data = multi_head_backward, .destroy = multi_head_destroy};
 
 static gg_status create_steps(gg_device *device, multi_head_op *op) {
     gg_status status = GG_OK;

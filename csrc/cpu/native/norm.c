@@ -236,7 +236,8 @@ static gg_status norm_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class norm_class = {norm_forward, norm_backward, gg_native_op_free};
+static const gg_op_class norm_class = {
+    .forward = norm_forward, .backward_data = norm_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

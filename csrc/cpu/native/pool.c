@@ -62,7 +62,8 @@ static void pool_destroy(gg_op *head) {
     gg_native_op_free(head);
 }
 
-static const gg_op_class pool_class = {pool_forward, pool_backward, pool_destroy};
+static const gg_op_class pool_class = {
+    .forward = pool_forward, .backward_data = pool_backward, .destroy = pool_destroy};
 
 static gg_status native_pool_check(const gg_op_desc *desc) {
     gg_status status = GG_OK;

@@ -70,7 +70,8 @@ static gg_status rearrange_backward(gg_op *op, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class rearrange_class = {rearrange_forward, rearrange_backward, gg_native_op_free};
+static const gg_op_class rearrange_class = {
+    .forward = rearrange_forward, .backward_data = rearrange_backward, .destroy = gg_native_op_free};
 
 /* The view: of the input, or for PAD of the output. */
 static void make_view(rearrange_op *op, const gg_op_desc *desc, bool lanes) {

@@ -31,7 +31,8 @@ static gg_status reorder_backward(gg_op *op, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class reorder_class = {reorder_forward, reorder_backward, native_reorder_destroy};
+static const gg_op_class reorder_class = {
+    .forward = reorder_forward, .backward_data = reorder_backward, .destroy = native_reorder_destroy};
 
 static bool native_reorder_known(gg_layout layout) {
     return layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST;
@@ -78,7 +79,8 @@ static gg_status concat_backward(gg_op *op, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class concat_class = {concat_forward, concat_backward, native_reorder_destroy};
+static const gg_op_class concat_class = {
+    .forward = concat_forward, .backward_data = concat_backward, .destroy = native_reorder_destroy};
 
 gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

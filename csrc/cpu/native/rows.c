@@ -203,7 +203,8 @@ static gg_status layer_norm_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class layer_norm_class = {layer_norm_forward, layer_norm_backward, gg_native_op_free};
+static const gg_op_class layer_norm_class = {
+    .forward = layer_norm_forward, .backward_data = layer_norm_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
@@ -262,7 +263,8 @@ static gg_status softmax_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static const gg_op_class softmax_class = {softmax_forward, softmax_backward, gg_native_op_free};
+static const gg_op_class softmax_class = {
+    .forward = softmax_forward, .backward_data = softmax_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_softmax_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

@@ -52,7 +52,7 @@ gg_status gg_dnn_activation_create(gg_device *device, const gg_op_desc *desc, gg
     const gg_dnn_bind bind2[3] = {{DNNL_ARG_DST, md, gg_dnn_at(GG_DNN_OUTPUT)},
                                   {DNNL_ARG_DIFF_DST, md, gg_dnn_at(GG_DNN_GRAD_OUTPUT)},
                                   {DNNL_ARG_DIFF_SRC, md, gg_dnn_at(GG_DNN_GRAD_INPUT)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, name, gg_dnn_at(GG_DNN_GRAD_INPUT), backward, 3, bind2));
+    GG_TRY(gg_dnn_add(op, GG_DNN_DATA, name, gg_dnn_at(GG_DNN_GRAD_INPUT), backward, 3, bind2));
     op->head.backward_needs_output = true;
 cleanup:
     return gg_dnn_op_finish(status, op, out);
@@ -90,8 +90,8 @@ gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **o
     if (!desc->training || !desc->input_grad) goto cleanup;
     for (int i = 0; i < desc->inputs; i++) { /* input 0's may be grad_output itself */
         const gg_dnn_place place = {GG_DNN_GRAD_INPUT, i, 0};
-        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "add backward", place, md, gg_dnn_at(GG_DNN_GRAD_OUTPUT), md,
-                                  place));
+        GG_TRY(
+            gg_dnn_add_reorder(op, GG_DNN_DATA, "add backward", place, md, gg_dnn_at(GG_DNN_GRAD_OUTPUT), md, place));
     }
 cleanup:
     return gg_dnn_op_finish(status, op, out);

@@ -24,6 +24,7 @@ static const void *onednn_pointer(const gg_op_args *args, const gg_dnn_place *pl
     case GG_DNN_GRAD_INPUT: return args->grad_input[place->index];
     case GG_DNN_PARAMETER: return args->parameter[place->index];
     case GG_DNN_GRADIENT: return args->gradient[place->index];
+    case GG_DNN_PREPARED: return args->prepared == NULL ? NULL : (const char *)args->prepared + place->offset;
     case GG_DNN_SAVED: return args->saved == NULL ? NULL : (const char *)args->saved + place->offset;
     case GG_DNN_SCRATCH:
     case GG_DNN_SCRATCHPAD: return args->scratch == NULL ? NULL : (const char *)args->scratch + place->offset;
@@ -62,16 +63,26 @@ cleanup:
     return status;
 }
 
+static gg_status onednn_prepare(gg_op *head, const gg_op_args *args) { return onednn_run(head, args, GG_DNN_PREPARE); }
+
 static gg_status onednn_forward(gg_op *head, const gg_op_args *args) { return onednn_run(head, args, GG_DNN_FORWARD); }
 
-static gg_status onednn_backward(gg_op *head, const gg_op_args *args) {
+static gg_status run_backward(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
     gg_status status = GG_OK;
     if (!head->desc.training)
         GG_FAIL(GG_ERROR_STATE, "%s was created without training and has no backward pass",
                 gg_op_kind_name(head->desc.kind));
-    status = onednn_run(head, args, GG_DNN_BACKWARD);
+    status = onednn_run(head, args, pass);
 cleanup:
     return status;
+}
+
+static gg_status onednn_backward_weights(gg_op *head, const gg_op_args *args) {
+    return run_backward(head, args, GG_DNN_WEIGHTS);
+}
+
+static gg_status onednn_backward_data(gg_op *head, const gg_op_args *args) {
+    return run_backward(head, args, GG_DNN_DATA);
 }
 
 static void drop_descriptors(gg_dnn_op *op) {
@@ -94,7 +105,11 @@ static void onednn_destroy(gg_op *head) {
     gg_free(op);
 }
 
-static const gg_op_class op_class = {onednn_forward, onednn_backward, onednn_destroy};
+static const gg_op_class op_class = {.prepare = onednn_prepare,
+                                     .forward = onednn_forward,
+                                     .backward_weights = onednn_backward_weights,
+                                     .backward_data = onednn_backward_data,
+                                     .destroy = onednn_destroy};
 
 /* ------------------------------------------------------------------------------------------ creating */
 
@@ -345,6 +360,16 @@ gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_d
     return gg_dnn_add_reorder(op, pass, what, needs, have, place, want, *out);
 }
 
+gg_status gg_dnn_read_weight(gg_dnn_op *op, const char *what, const_dnnl_memory_desc_t have,
+                             const_dnnl_memory_desc_t want, gg_dnn_place *out) {
+    *out = gg_dnn_parameter(GG_PARAMETER_WEIGHT);
+    if (dnnl_memory_desc_equal(have, want)) return GG_OK;
+    const gg_dnn_place from = *out;
+    *out = (gg_dnn_place){GG_DNN_PREPARED, 0, op->head.prepared_bytes};
+    op->head.prepared_bytes += onednn_align(dnnl_memory_desc_get_size(want));
+    return gg_dnn_add_reorder(op, GG_DNN_PREPARE, what, gg_dnn_at(GG_DNN_ALWAYS), have, from, want, *out);
+}
+
 typedef struct relu_job {
     const gg_cpu_elementwise *kernels;
     size_t n;
@@ -382,7 +407,7 @@ gg_status gg_dnn_add_relu(gg_dnn_op *op) {
     const gg_dnn_bind bind[3] = {{DNNL_ARG_DST, flat, gg_dnn_at(GG_DNN_OUTPUT)},
                                  {DNNL_ARG_DIFF_DST, flat, gg_dnn_at(GG_DNN_GRAD_OUTPUT)},
                                  {DNNL_ARG_DIFF_SRC, flat, gg_dnn_at(GG_DNN_GRAD_OUTPUT)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, "relu backward", gg_dnn_at(GG_DNN_ALWAYS), pd, 3, bind));
+    GG_TRY(gg_dnn_add(op, GG_DNN_WEIGHTS, "relu backward", gg_dnn_at(GG_DNN_ALWAYS), pd, 3, bind));
     op->head.backward_needs_output = true;
 cleanup:
     return status;

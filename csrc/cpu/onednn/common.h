@@ -1,10 +1,10 @@
 /* What the oneDNN operations share.
  *
- * An operation is two lists of steps, one for forward and one for backward. A step is a primitive with, for each of its
- * arguments, a memory object without memory and the place where the pointer comes from at run time. So all operations
- * run and are destroyed by the same code, and a run allocates nothing of ours, locks nothing and only sets pointers.
- * Scratchpads are always the caller's: with the library's own, concurrent threads compute wrong results without an
- * error. */
+ * An operation has a list of steps for each of its runs: prepare, forward, backward of weights and of data. A step is a
+ * primitive with, for each of its arguments, a memory object without memory and the place where the pointer comes from
+ * at run time. So all operations run and are destroyed by the same code, and a run allocates nothing of ours, locks
+ * nothing and only sets pointers. Scratchpads are always the caller's: with the library's own, concurrent threads
+ * compute wrong results without an error. */
 #ifndef GG_CPU_ONEDNN_COMMON_H
 #define GG_CPU_ONEDNN_COMMON_H
 
@@ -34,6 +34,7 @@ typedef enum gg_dnn_slot {
     GG_DNN_GRAD_INPUT,
     GG_DNN_PARAMETER,
     GG_DNN_GRADIENT, /* of a parameter */
+    GG_DNN_PREPARED,
     GG_DNN_SAVED,
     GG_DNN_SCRATCH,
     GG_DNN_SCRATCHPAD /* the primitive's own: behind all temporaries, shared by the steps */
@@ -42,7 +43,7 @@ typedef enum gg_dnn_slot {
 typedef struct gg_dnn_place {
     gg_dnn_slot slot;
     int index;     /* INPUT, GRAD_INPUT, PARAMETER and GRADIENT */
-    size_t offset; /* SAVED and SCRATCH, in bytes */
+    size_t offset; /* PREPARED, SAVED and SCRATCH, in bytes */
 } gg_dnn_place;
 
 static inline gg_dnn_place gg_dnn_at(gg_dnn_slot slot) { return (gg_dnn_place){slot, 0, 0}; }
@@ -64,7 +65,7 @@ typedef struct gg_dnn_step {
     int first, arguments;
 } gg_dnn_step;
 
-typedef enum gg_dnn_pass { GG_DNN_FORWARD = 0, GG_DNN_BACKWARD, GG_DNN_PASSES } gg_dnn_pass;
+typedef enum gg_dnn_pass { GG_DNN_PREPARE = 0, GG_DNN_FORWARD, GG_DNN_WEIGHTS, GG_DNN_DATA, GG_DNN_PASSES } gg_dnn_pass;
 
 #define GG_DNN_MAX_STEPS (GG_MAX_INPUTS + 8)
 #define GG_DNN_MAX_ARGUMENTS (6 * GG_MAX_INPUTS + 16)
@@ -137,8 +138,11 @@ gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, 
 gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
                          const_dnnl_memory_desc_t have, gg_dnn_place place, const_dnnl_memory_desc_t want,
                          gg_dnn_place *out);
+/* Where weights in format `have` can be read as `want`: the parameter itself, or what a reorder has prepared. */
+gg_status gg_dnn_read_weight(gg_dnn_op *op, const char *what, const_dnnl_memory_desc_t have,
+                             const_dnnl_memory_desc_t want, gg_dnn_place *out);
 /* Adds a ReLU: after the forward pass, in place on the output, by our own kernel, because oneDNN's turns NaN into 0;
- * and before the backward pass, in place on grad_output, from the output. */
+ * and before the backward pass of the weights, in place on grad_output, from the output. */
 gg_status gg_dnn_add_relu(gg_dnn_op *op);
 
 /* PyTorch's output size along one axis, and the padding on the right that oneDNN needs to arrive at it; GG_ERROR_SHAPE

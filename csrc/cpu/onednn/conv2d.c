@@ -1,5 +1,5 @@
-/* Convolution. Weights and their gradients have PyTorch's layout. Reorders to the kernels' layouts use scratch memory
- * and cost little compared with the convolution. */
+/* Convolution. Weights and their gradients have PyTorch's layout. Weights are prepared in the kernels' layouts;
+ * reorders of their gradients use scratch memory and cost little compared with the convolution. */
 #include "cpu/onednn/common.h"
 
 typedef struct conv {
@@ -89,8 +89,7 @@ static gg_status onednn_conv2d_add_forward(conv *it) {
     gg_dnn_op *op = it->op;
     const_dnnl_memory_desc_t weight = dnnl_primitive_desc_query_md(it->forward, dnnl_query_weights_md, 0);
     gg_dnn_place place;
-    GG_TRY(gg_dnn_read_as(op, GG_DNN_FORWARD, "conv2d weights", gg_dnn_at(GG_DNN_ALWAYS), it->weight,
-                          gg_dnn_parameter(GG_PARAMETER_WEIGHT), weight, &place));
+    GG_TRY(gg_dnn_read_weight(op, "conv2d weights", it->weight, weight, &place));
     const gg_dnn_bind bind[4] = {{DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
                                  {DNNL_ARG_WEIGHTS, weight, place},
                                  {DNNL_ARG_BIAS, it->bias, gg_dnn_parameter(GG_PARAMETER_BIAS)},
@@ -144,54 +143,66 @@ cleanup:
     return status;
 }
 
-/* Both backward passes read grad_output; where both need it in the same other layout it is reordered once. */
-static gg_status onednn_conv2d_add_backward(conv *it) {
+/* grad_output as a backward pass reads it. */
+typedef struct conv_error {
+    const_dnnl_memory_desc_t md;
+    gg_dnn_place place;
+} conv_error;
+
+static gg_status onednn_conv2d_add_weights(conv *it, conv_error *error) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
-    const gg_dnn_place always = gg_dnn_at(GG_DNN_ALWAYS), wanted = gg_dnn_at(GG_DNN_GRAD_INPUT);
-    gg_dnn_place dy, x, w, place;
-    const_dnnl_memory_desc_t dy_md;
+    const gg_dnn_place always = gg_dnn_at(GG_DNN_ALWAYS);
+    gg_dnn_place x, place;
     dnnl_primitive_desc_t weights = NULL;
 
     GG_TRY(best_pd(it, weights_pd, &weights));
     const_dnnl_memory_desc_t x_md = dnnl_primitive_desc_query_md(weights, dnnl_query_src_md, 0);
     const_dnnl_memory_desc_t dw_md = dnnl_primitive_desc_query_md(weights, dnnl_query_diff_weights_md, 0);
-    dy_md = dnnl_primitive_desc_query_md(weights, dnnl_query_diff_dst_md, 0);
-    GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d input", always, it->input, gg_dnn_at(GG_DNN_INPUT), x_md, &x));
-    GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d gradient", always, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
-                          dy_md, &dy));
-    bool direct = dnnl_memory_desc_equal(dw_md, it->weight) != 0;
-    place = direct ? gg_dnn_gradient(GG_PARAMETER_WEIGHT) : gg_dnn_temporary(op, GG_DNN_BACKWARD, dw_md);
+    error->md = dnnl_primitive_desc_query_md(weights, dnnl_query_diff_dst_md, 0);
+    GG_TRY(gg_dnn_read_as(op, GG_DNN_WEIGHTS, "conv2d input", always, it->input, gg_dnn_at(GG_DNN_INPUT), x_md, &x));
+    GG_TRY(gg_dnn_read_as(op, GG_DNN_WEIGHTS, "conv2d gradient", always, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
+                          error->md, &error->place));
+    const bool direct = dnnl_memory_desc_equal(dw_md, it->weight) != 0;
+    place = direct ? gg_dnn_gradient(GG_PARAMETER_WEIGHT) : gg_dnn_temporary(op, GG_DNN_WEIGHTS, dw_md);
     const gg_dnn_bind bind[4] = {{DNNL_ARG_SRC, x_md, x},
-                                 {DNNL_ARG_DIFF_DST, dy_md, dy},
+                                 {DNNL_ARG_DIFF_DST, error->md, error->place},
                                  {DNNL_ARG_DIFF_WEIGHTS, dw_md, place},
                                  {DNNL_ARG_DIFF_BIAS, it->bias, gg_dnn_gradient(GG_PARAMETER_BIAS)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, "conv2d backward weights", always, weights, 4, bind));
+    GG_TRY(gg_dnn_add(op, GG_DNN_WEIGHTS, "conv2d backward weights", always, weights, 4, bind));
     if (!direct)
-        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "conv2d weight gradient", always, dw_md, place, it->weight,
+        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_WEIGHTS, "conv2d weight gradient", always, dw_md, place, it->weight,
                                   gg_dnn_gradient(GG_PARAMETER_WEIGHT)));
     op->head.backward_needs_input = true;
-    if (!op->head.desc.input_grad) goto cleanup;
+cleanup:
+    return status;
+}
 
+/* Both backward passes read grad_output; where both need it in the same other layout it is reordered once, and lies in
+ * scratch until then. */
+static gg_status onednn_conv2d_add_data(conv *it, const conv_error *error) {
+    gg_status status = GG_OK;
+    gg_dnn_op *op = it->op;
+    const gg_dnn_place wanted = gg_dnn_at(GG_DNN_GRAD_INPUT);
+    gg_dnn_place w, place;
     dnnl_primitive_desc_t data = NULL;
     GG_TRY(best_pd(it, data_pd, &data));
     const_dnnl_memory_desc_t dx_md = dnnl_primitive_desc_query_md(data, dnnl_query_diff_src_md, 0);
     const_dnnl_memory_desc_t w_md = dnnl_primitive_desc_query_md(data, dnnl_query_weights_md, 0);
-    const_dnnl_memory_desc_t dy2_md = dnnl_primitive_desc_query_md(data, dnnl_query_diff_dst_md, 0);
-    gg_dnn_place dy2 = dy;
-    if (!dnnl_memory_desc_equal(dy_md, dy2_md))
-        GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d gradient", wanted, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
-                              dy2_md, &dy2));
-    GG_TRY(gg_dnn_read_as(op, GG_DNN_BACKWARD, "conv2d weights", wanted, it->weight,
-                          gg_dnn_parameter(GG_PARAMETER_WEIGHT), w_md, &w));
-    direct = dnnl_memory_desc_equal(dx_md, it->input) != 0;
-    place = direct ? wanted : gg_dnn_temporary(op, GG_DNN_BACKWARD, dx_md);
+    const_dnnl_memory_desc_t dy_md = dnnl_primitive_desc_query_md(data, dnnl_query_diff_dst_md, 0);
+    gg_dnn_place dy = error->place;
+    if (!dnnl_memory_desc_equal(error->md, dy_md))
+        GG_TRY(gg_dnn_read_as(op, GG_DNN_DATA, "conv2d gradient", wanted, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
+                              dy_md, &dy));
+    else op->temporaries[GG_DNN_DATA] = op->temporaries[GG_DNN_WEIGHTS];
+    GG_TRY(gg_dnn_read_weight(op, "conv2d weights, backward", it->weight, w_md, &w));
+    const bool direct = dnnl_memory_desc_equal(dx_md, it->input) != 0;
+    place = direct ? wanted : gg_dnn_temporary(op, GG_DNN_DATA, dx_md);
     const gg_dnn_bind bind2[3] = {
-        {DNNL_ARG_DIFF_SRC, dx_md, place}, {DNNL_ARG_WEIGHTS, w_md, w}, {DNNL_ARG_DIFF_DST, dy2_md, dy2}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, "conv2d backward data", wanted, data, 3, bind2));
+        {DNNL_ARG_DIFF_SRC, dx_md, place}, {DNNL_ARG_WEIGHTS, w_md, w}, {DNNL_ARG_DIFF_DST, dy_md, dy}};
+    GG_TRY(gg_dnn_add(op, GG_DNN_DATA, "conv2d backward data", wanted, data, 3, bind2));
     if (!direct)
-        GG_TRY(
-            gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "conv2d input gradient", wanted, dx_md, place, it->input, wanted));
+        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_DATA, "conv2d input gradient", wanted, dx_md, place, it->input, wanted));
 cleanup:
     return status;
 }
@@ -199,6 +210,7 @@ cleanup:
 gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     conv it = {0};
+    conv_error error = {0};
     *out = NULL;
     GG_TRY(onednn_conv2d_check(desc));
     GG_TRY(gg_dnn_op_create(device, desc, &it.op));
@@ -218,7 +230,8 @@ gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op 
     GG_TRY(choose_layouts(&it, device->isa));
     GG_TRY(onednn_conv2d_add_forward(&it));
     if (desc->activation == GG_ACTIVATION_RELU) GG_TRY(gg_dnn_add_relu(it.op));
-    if (desc->training) GG_TRY(onednn_conv2d_add_backward(&it));
+    if (desc->training) GG_TRY(onednn_conv2d_add_weights(&it, &error));
+    if (desc->training && desc->input_grad) GG_TRY(onednn_conv2d_add_data(&it, &error));
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);
 }

@@ -49,7 +49,7 @@ cleanup:
     return status;
 }
 
-/* After the primitives of the backward pass, which leave in grad_output the error behind the activation. */
+/* After the primitives of the run, which leave in grad_output the error behind the activation. */
 static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->head.desc;
     const int64_t in = desc->input[0].size[desc->input[0].dims - 1], out = desc->output.size[desc->output.dims - 1];
@@ -73,7 +73,7 @@ static gg_status onednn_linear_add_backward(linear *it) {
     const gg_dnn_place grad_input = gg_dnn_at(GG_DNN_GRAD_INPUT);
     dnnl_primitive_desc_t data = NULL;
 
-    op->behind[GG_DNN_BACKWARD] = parameter_gradients;
+    op->behind[GG_DNN_WEIGHTS] = parameter_gradients;
     op->head.backward_needs_input = true;
     if (!op->head.desc.input_grad) goto cleanup;
 
@@ -82,7 +82,7 @@ static gg_status onednn_linear_add_backward(linear *it) {
     const gg_dnn_bind bind[3] = {{DNNL_ARG_DIFF_SRC, it->input, grad_input},
                                  {DNNL_ARG_WEIGHTS, it->weight, gg_dnn_parameter(GG_PARAMETER_WEIGHT)},
                                  {DNNL_ARG_DIFF_DST, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, "linear backward data", grad_input, data, 3, bind));
+    GG_TRY(gg_dnn_add(op, GG_DNN_DATA, "linear backward data", grad_input, data, 3, bind));
 cleanup:
     return status;
 }

@@ -130,7 +130,7 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     const gg_dnn_bind bind2[3] = {{DNNL_ARG_DIFF_SRC, input, gg_dnn_at(GG_DNN_GRAD_INPUT)},
                                   {DNNL_ARG_DIFF_DST, output, gg_dnn_at(GG_DNN_GRAD_OUTPUT)},
                                   {DNNL_ARG_WORKSPACE, workspace, gg_dnn_at(GG_DNN_SAVED)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_BACKWARD, name, gg_dnn_at(GG_DNN_GRAD_INPUT), backward, 3, bind2));
+    GG_TRY(gg_dnn_add(op, GG_DNN_DATA, name, gg_dnn_at(GG_DNN_GRAD_INPUT), backward, 3, bind2));
 cleanup:
     return gg_dnn_op_finish(status, op, out);
 }

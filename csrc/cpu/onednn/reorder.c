@@ -20,8 +20,8 @@ gg_status gg_dnn_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op
     GG_TRY(gg_dnn_add_reorder(op, GG_DNN_FORWARD, "reorder", always, from, gg_dnn_at(GG_DNN_INPUT), to,
                               gg_dnn_at(GG_DNN_OUTPUT)));
     if (desc->training && desc->input_grad)
-        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "reorder backward", grad_input, to,
-                                  gg_dnn_at(GG_DNN_GRAD_OUTPUT), from, grad_input));
+        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_DATA, "reorder backward", grad_input, to, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
+                                  from, grad_input));
 cleanup:
     return gg_dnn_op_finish(status, op, out);
 }
@@ -75,7 +75,7 @@ gg_status gg_dnn_concat_create(gg_device *device, const gg_op_desc *desc, gg_op 
         const gg_dnn_place place = {GG_DNN_GRAD_INPUT, i, 0};
         const_dnnl_memory_desc_t part = NULL;
         GG_TRY(gg_dnn_part_md(op, output, &desc->input[i], offset, &part));
-        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_BACKWARD, "concat backward", place, part, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
+        GG_TRY(gg_dnn_add_reorder(op, GG_DNN_DATA, "concat backward", place, part, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
                                   input[i], place));
         offset[1] += desc->input[i].size[0];
     }

@@ -36,7 +36,7 @@ static const void *as_wire(gg_device *device, gg_dtype wire, float *buffer, size
 }
 
 /* arrays: gradient, weight, momentum, second moment, and what was received for those three. numbers: rule, bfloat16
- * wire?, and the fields from grad_scale to eps. Gives what the arrays and the copies are then, and the compute copy. */
+ * wire?, and the fields from grad_scale to eps. Gives what the arrays and the copies are then. */
 static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in, const double *number,
                                float *const *outs) {
     const gg_dtype wire = number[1] != 0 ? GG_BFLOAT16 : GG_FLOAT32;
@@ -54,7 +54,6 @@ static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in
                                  .weight_copy = outs[0],
                                  .momentum_copy = in[2] ? outs[1] : NULL,
                                  .square_copy = in[3] ? outs[2] : NULL,
-                                 .compute_copy = (uint16_t *)outs[3],
                                  .grad_scale = (float)number[2],
                                  .lr = (float)number[3],
                                  .mu = (float)number[4],
@@ -69,11 +68,10 @@ static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in
         (args.rule == GG_UPDATE_ADAM && in[3] == NULL))
         return PyErr_Format(PyExc_ValueError, "update: an array that the rule needs is None");
     device->table->update(device, &args);
-    return Py_BuildValue("NNNNNNN", array_copy(in[1], n), in[2] ? array_copy(in[2], n) : Py_NewRef(Py_None),
+    return Py_BuildValue("NNNNNN", array_copy(in[1], n), in[2] ? array_copy(in[2], n) : Py_NewRef(Py_None),
                          in[3] ? array_copy(in[3], n) : Py_NewRef(Py_None), wire_copy(wire, outs[0], n),
                          in[2] ? wire_copy(wire, outs[1], n) : Py_NewRef(Py_None),
-                         in[3] ? wire_copy(wire, outs[2], n) : Py_NewRef(Py_None),
-                         widened_copy((const uint16_t *)outs[3], n));
+                         in[3] ? wire_copy(wire, outs[2], n) : Py_NewRef(Py_None));
 }
 
 /* Runs one kernel over buffers of n elements. mix: base, received, sent; the numbers are the share and whether bfloat16

@@ -112,7 +112,7 @@ gg_status gg_test_convert(gg_test_devices *d, const gg_shape *shape, int64_t bat
     }
     GG_TRY(gg_alloc(op->scratch_bytes, "scratch", &scratch));
     GG_TRY(gg_alloc(op->saved_bytes, "saved", &saved));
-    GG_TRY(op->type->forward(op, &(gg_op_args){.input = {in}, .output = out, .scratch = scratch, .saved = saved}));
+    GG_TRY(gg_op_forward(op, &(gg_op_args){.input = {in}, .output = out, .scratch = scratch, .saved = saved}));
 cleanup:
     gg_op_destroy(op);
     gg_free(scratch);

@@ -27,7 +27,7 @@ typedef struct op_run {
 typedef struct op_buffers {
     gg_test_guarded input[GG_MAX_INPUTS], grad_input[GG_MAX_INPUTS];
     gg_test_guarded parameter[MOST_PARAMETERS], gradient[MOST_PARAMETERS];
-    gg_test_guarded output, grad_output, saved, scratch, carried;
+    gg_test_guarded output, grad_output, prepared, saved, scratch, carried;
     const float *parameter_at[MOST_PARAMETERS];
     float *gradient_at[MOST_PARAMETERS];
 } op_buffers;
@@ -46,6 +46,7 @@ cleanup:
 static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buffers *b, gg_op_args *args) {
     gg_status status = GG_OK;
     const gg_op_desc *desc = &run->desc;
+    GG_TRY(gg_test_guarded_make(&b->prepared, op->prepared_bytes));
     GG_TRY(gg_test_guarded_make(&b->saved, op->saved_bytes));
     GG_TRY(gg_test_guarded_make(&b->scratch, op->scratch_bytes));
     GG_TRY(gg_test_guarded_make(&b->output, gg_format_bytes(op->output, &desc->output, desc->batch)));
@@ -59,12 +60,14 @@ static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buff
     }
     args->output = b->output.data;
     args->parameter = b->parameter_at;
+    args->prepared = b->prepared.data;
     args->saved = b->saved.data;
     args->scratch = b->scratch.data;
     args->evaluate = run->evaluate;
     GG_TRY(gg_test_guarded_copy(&b->carried, run->carried, run->carried_count * sizeof(float)));
     args->carried = run->carried != NULL ? b->carried.data : NULL;
-    GG_TRY(op->type->forward(op, args));
+    GG_TRY(gg_op_prepare(op, args));
+    GG_TRY(gg_op_forward(op, args));
     if (run->carried != NULL) memcpy(run->carried, b->carried.data, b->carried.bytes);
     args->carried = NULL;
     GG_TRY(gg_test_convert(d, &desc->output, desc->batch, op->output, gg_test_plain, b->output.data, run->output));
@@ -93,7 +96,7 @@ static gg_status run_backward(gg_test_devices *d, op_run *run, gg_op *op, op_buf
     memset(b->scratch.data, 0xFF, b->scratch.bytes);
     args->grad_output = b->grad_output.data;
     args->gradient = b->gradient_at;
-    GG_TRY(op->type->backward(op, args));
+    GG_TRY(gg_op_backward(op, args));
     for (int i = 0; i < desc->inputs; ++i)
         if (run->grad_input[i] != NULL)
             GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, b->grad_input[i].data,
@@ -108,6 +111,7 @@ static gg_status check_guards(const op_run *run, const op_buffers *b) {
     gg_status status = GG_OK;
     GG_TRY(gg_test_guarded_check(&b->output, "output"));
     GG_TRY(gg_test_guarded_check(&b->grad_output, "grad_output"));
+    GG_TRY(gg_test_guarded_check(&b->prepared, "prepared"));
     GG_TRY(gg_test_guarded_check(&b->saved, "saved"));
     GG_TRY(gg_test_guarded_check(&b->carried, "carried"));
     GG_TRY(gg_test_guarded_check(&b->scratch, "scratch"));
@@ -132,7 +136,7 @@ static void op_buffers_free(op_buffers *b) {
         gg_test_guarded_free(&b->parameter[i]);
         gg_test_guarded_free(&b->gradient[i]);
     }
-    gg_test_guarded *const all[] = {&b->output, &b->grad_output, &b->saved, &b->scratch, &b->carried};
+    gg_test_guarded *const all[] = {&b->output, &b->grad_output, &b->prepared, &b->saved, &b->scratch, &b->carried};
     for (size_t i = 0; i < sizeof all / sizeof *all; ++i) gg_test_guarded_free(all[i]);
 }
 
