@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import math
 import os
@@ -22,16 +24,12 @@ _POSITIONS = ("epoch", "steps")
 
 def _writer_class() -> Any:
     """tensorboardX's or torch's SummaryWriter; ImportError says how to get one."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                "TensorBoard's logs are written by tensorboardX, or by torch with tensorboard: pip install tensorboardX"
-            ) from error
-    return SummaryWriter
+    for module in ("tensorboardX", "torch.utils.tensorboard"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(module).SummaryWriter
+    raise ImportError(
+        "TensorBoard's logs are written by tensorboardX, or by torch with tensorboard: pip install tensorboardX"
+    )
 
 
 @named_keywords
