@@ -1,7 +1,10 @@
 """A network that shrinks while it trains, at the level of the core: what every rank goes on with, and that it does."""
 
+import json
+
 import numpy as np
 import pytest
+from conftest import ROOT
 from test_reshape import STRATEGIES, begun, everything, trainer_of
 
 import gossipgrad as gg
@@ -118,3 +121,250 @@ def test_a_plan_alone_changes_nothing(name):
         found[-1] += [everything(trainer), counts["train_loss"], counts["bytes_sent"], counts["messages_sent"]]
         trainer.close()
     assert found[0] == found[1]
+
+
+# ---- what has not been sent
+
+
+PACKED = {
+    "cyclic": gg.AdaComp(bin_size=20, dense_below=60, selection="cyclic", values="float32"),
+    "local": gg.AdaComp(bin_size=20, dense_below=60, mode="exact", values="float32"),
+}
+
+
+@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=1)], ids=["all", "layers"])
+@pytest.mark.parametrize("packing", PACKED)
+def test_residues_of_parameters_that_become_small_are_sent(packing, strategy):
+    """Sent + residues = gradients, over a shrink by which a parameter falls below dense_below: none is lost."""
+    net = gg.Sequential([gg.Linear(9, name="fc"), gg.Linear(7, name="out")], input=(8,), name="linear")
+    weights = {key: array.copy() for key, array in net.weights(1).items()}
+    for unit in range(3, 9):  # multiples of unit 0, 1 or 2
+        weights["fc.weight"][unit] = 0.5 * weights["fc.weight"][unit % 3]
+        weights["fc.bias"][unit] = 0.5 * weights["fc.bias"][unit % 3]
+    names = PACKED[packing].packed(net)
+    assert set(names) == {"fc.weight", "out.weight"}
+    packs = {"compression": PACKED[packing].options() | {"packs": [*names]}}
+    generator = np.random.default_rng(3)
+
+    def one(net, ranks, options):
+        x = generator.standard_normal((ranks, 4, 8), np.float32)
+        y = generator.integers(0, 7, (ranks, 4)).astype(np.int32)
+        made = gg.Trainer(net, optimizer=gg.SGD(lr=0.5), comm=gg.VirtualCluster(ranks), **options)
+        return made, list(x), list(y)
+
+    trainer, x, y = one(net, 3, {"strategy": strategy, "compression": PACKED[packing]})
+    trainer.core.reshape(strategy=trainer._strategy_options() | packs)
+    trainer.train_step(x, y)
+    trainer.core.settle()
+    trainer.core.load_arena("weight", weights)  # redundant again
+    before = [trainer.core.arena("residue", rank) for rank in range(3)]
+    assert all(abs(one["out.weight"]).max() > 0 for one in before)
+    plan, small = shrunk(trainer, {"fc": 0.0}, least=3)
+    assert plan.outputs == {"fc": 3}
+    stays = [unit for unit in range(9) if unit not in plan.left["fc"]]
+    for rank in range(3):
+        residue = trainer.core.arena("residue", rank)
+        folded = before[rank]["out.weight"][:, stays].astype(np.float64)
+        for unit in plan.left["fc"]:
+            (into,) = (i for i, other in enumerate(stays) if other % 3 == unit % 3)
+            factor = weights["fc.weight"][unit, 0] / weights["fc.weight"][stays[into], 0]
+            folded[:, into] += factor * before[rank]["out.weight"][:, unit]
+        np.testing.assert_allclose(residue["out.weight"], folded, 1e-4, 1e-6)
+        np.testing.assert_array_equal(residue["fc.weight"], before[rank]["fc.weight"][stays])
+    assert small.graph.compressed(packs["compression"]).keys() == names.keys()
+    assert not small.graph.compressed(PACKED[packing].options())  # by their sizes both would travel whole
+
+    for _ in range(8):
+        start = trainer.core.arena("weight")
+        residues = [trainer.core.arena("residue", rank) for rank in range(3)]
+        gradients = []
+        for rank in range(3):
+            alone = gg.Trainer(small, optimizer=gg.SGD(lr=0.5), strategy=gg.NoExchange(), comm=gg.VirtualCluster(1))
+            alone.core.load_arena("weight", start)
+            alone.train_step([x[rank]], [y[rank]])
+            gradients.append(alone.core.arena("gradient"))
+            alone.close()
+        trainer.train_step(x, y)
+        trainer.core.settle()
+        left = [trainer.core.arena("residue", rank) for rank in range(3)]
+        for key, array in trainer.core.arena("gradient", 2).items():
+            found = array + sum(one[key].astype(np.float64) for one in left)
+            wanted = sum(one[key].astype(np.float64) / 3 for one in gradients) + sum(one[key] for one in residues)
+            np.testing.assert_allclose(found, wanted, 1e-4, 1e-6, err_msg=key)
+    trainer.close()
+
+
+# ---- state that layers carry
+
+
+def test_carried_state_goes_on_in_the_smaller_network():
+    """Two hidden units with the same gates: outputs over the next pieces are those of the larger network."""
+    ids = gg.Input((4,), dtype="int32", name="ids")
+    rows = gg.LSTM(5, stateful=True, name="rnn")(gg.Embedding(7, 3, name="table")(ids))
+    net = gg.Model(ids, gg.Linear(7, name="out")(rows))
+    weights = {key: array.copy() for key, array in net.weights(2).items()}
+    for key in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
+        gates = weights[f"rnn.{key}"].reshape(4, 5, -1)
+        gates[:, 4] = gates[:, 1]
+    weights["rnn.weight_hh_l0"][:, 4] = weights["rnn.weight_hh_l0"][:, 1]
+    weights["out.weight"][:, 4] = weights["out.weight"][:, 1]
+    net.load_weights(weights)
+    generator = np.random.default_rng(4)
+    pieces = [generator.integers(0, 7, (2, 6, 5)).astype(np.int32) for _ in range(6)]  # of each rank
+
+    def step(trainer, piece):
+        return trainer.core.train_step([one[:, :-1].copy() for one in piece], [one[:, 1:].copy() for one in piece])
+
+    optimizer = gg.SGD(lr=0.1, momentum=0.9)
+    first, second = (trainer_of(gg.AllReduce(), 2, net=net, optimizer=optimizer) for _ in range(2))
+    for piece in pieces[:3]:
+        for one in (first, second):
+            step(one, piece)
+    before = [first.core.carried(rank)["rnn"] for rank in range(2)]
+    assert before[0].shape[1] == 10 and abs(before[1]).max() > 0
+    plan, small = shrunk(first, {"rnn": 0.0})
+    assert plan.outputs == {"rnn": 4} and plan.left["rnn"][0] in (1, 4)
+    gone = plan.left["rnn"][0]
+    for rank in range(2):
+        np.testing.assert_array_equal(first.core.carried(rank)["rnn"], np.delete(before[rank], [gone, 5 + gone], 1))
+    # One step: a merged unit then learns with twice the outgoing weights.
+    np.testing.assert_allclose(step(first, pieces[3]), step(second, pieces[3]), 1e-5)
+    born = trainer_of(gg.AllReduce(), 2, net=small, optimizer=optimizer)
+    born.set_state(*first.state())
+    for piece in pieces[4:]:
+        assert step(first, piece) == step(born, piece)
+    assert everything(first) == everything(born)
+    first.core.restore_graph(net.graph)
+    assert not any(abs(array).max() for array in first.core.carried(0).values())
+    for one in (first, second, born):
+        one.close()
+
+
+# ---- errors, and a network that is put back
+
+
+def test_what_cannot_be_planned_or_applied_changes_nothing():
+    trainer = trainer_of(gg.GossipGraD(), 2, net=network())
+    steps = begun(trainer)
+    trainer.core.epoch(0)
+    trainer.core.run(2)
+    trainer.core.settle()
+    core, state, probe = trainer.core, everything(trainer), probe_of(trainer)
+    for budgets, options, text in [
+        ({"conv": -0.1}, {}, "budget: -0.1; must be 0 to 1"),
+        ({"conv": float("nan")}, {}, "must be 0 to 1"),
+        ({"conv": 0.0}, {"least": 0}, "least: 0; must be at least 1"),
+        ({"norm": 0.0}, {}, "'norm' cannot shrink: it is no layer that has units"),
+        ({"out": 0.0}, {}, "'out' cannot shrink: .* is an output of the network"),
+        ({"conv": 0.0}, {"probe": probe, "batch": 0}, "batch: 0; must be at least 1"),
+        ({"conv": 0.0}, {"probe": probe, "epsilon": float("inf")}, "epsilon: inf; must be finite"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            core.plan_shrink(budgets, **options)
+    with pytest.raises(TypeError, match="probe: must be a Dataset or None"):
+        core.plan_shrink({"conv": 0.0}, probe=[])
+    nothing = core.plan_shrink({"conv": 0.0}, least=4, probe=probe)
+    assert not nothing.accepted and nothing.left == {} == nothing.outputs and nothing.loss_before is None
+    with pytest.raises(ValueError, match="says that nothing leaves"):
+        core.apply_shrink(nothing, trainer.net.graph)
+    plan = core.plan_shrink({"conv": 0.0})
+    assert plan.accepted and plan.loss_after is None and len(plan.left["conv"]) == 1
+    with pytest.raises(ValueError, match="is not of the network that is given"):
+        core.apply_shrink(plan, trainer.net.graph)
+    with pytest.raises(ValueError, match="other inputs, outputs or layers"):
+        core.restore_graph(gg.models.lenet().graph)
+    assert everything(trainer) == state
+    core.run(1)
+    with pytest.raises(RuntimeError, match="is not of the present step and network"):
+        core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
+    assert core.run(steps) == steps
+    trainer.close()
+
+
+def test_weights_that_are_not_finite_are_an_error_of_all_ranks():
+    trainer = trainer_of(gg.AllReduce(), 3, net=network())
+    weights = {key: array.copy() for key, array in trainer.core.arena("weight").items()}
+    weights["fc.weight"][2, 5] = np.nan
+    trainer.core.load_arena("weight", weights)
+    with pytest.raises(FloatingPointError, match="weights of or behind unit 0 of layer 'conv' are not finite"):
+        trainer.core.plan_shrink({"conv": 0.0, "fc": 0.0})
+    trainer.core.load_arena("weight", network().weights())
+    assert trainer.core.plan_shrink({"conv": 0.0, "fc": 0.0}).accepted
+    trainer.close()
+
+
+@pytest.mark.parametrize("name", ["allreduce", "overlapped", "gossip-1", "elastic", "server"])
+def test_a_larger_network_is_put_back(name):
+    """After its state is loaded it goes on as a trainer that never shrank."""
+    plain, shaped = (trainer_of(STRATEGIES[name], 3, net=network()) for _ in range(2))
+    steps = [begun(one) for one in (plain, shaped)][0]
+    for one in (plain, shaped):
+        one.core.epoch(0)
+        one.core.run(3)
+    state = shaped.state()
+    small = shrunk(shaped)[1]
+    shaped.core.run(1)
+    shaped.core.restore_graph(shaped.net.graph)
+    assert shaped.core.step == 4 and not any(abs(a).max() for a in shaped.core.arena("weight").values())
+    assert small.graph.same_layout(small.graph) and not small.graph.same_layout(shaped.net.graph)
+    for one in (plain, shaped):
+        one.set_state(*state)
+        one.core.epoch(0, 3)
+        assert one.core.run(steps) == steps
+    assert everything(plain) == everything(shaped)
+    plain.close(), shaped.close()
+
+
+def test_virtual_steps_become_shorter_with_the_network():
+    cluster = gg.VirtualCluster(2, compute_time=(1.0, 3.0))
+    trainer = trainer_of(gg.NoExchange(), net=network(), comm=cluster)
+    begun(trainer)
+    seconds = []
+    for epoch in range(2):
+        trainer.core.epoch(epoch)
+        trainer.core.run(4)
+        seconds.append(trainer.core.end_epoch()["virtual_seconds"])
+        if epoch == 0:
+            small = shrunk(trainer)[1]
+    macs = [sum(node["macs"] for node in net.graph.nodes()) for net in (trainer.net, small)]
+    assert seconds[0] == pytest.approx(12.0, 1e-3) and macs[1] < 0.8 * macs[0]
+    assert seconds[1] == pytest.approx(12.0 * macs[1] / macs[0], 1e-3)
+    trainer.close()
+
+
+def shrunk_twice(comm=None):
+    """What the ranks have after two shrinks; before them, ranks that would apply different plans."""
+    trainer = trainer_of(gg.GossipGraD(staleness=1), 0, net=network(), comm=comm)
+    steps = begun(trainer)
+    trainer.core.epoch(0)
+    trainer.core.run(2)
+    core, probe, found, net = trainer.core, probe_of(trainer), [], trainer.net
+    plans = [core.plan_shrink({"conv": share, "fc": share}, probe=probe) for share in (0.0, 0.5)]
+    assert plans[0].hash != plans[1].hash
+    if comm is None:
+        text = "ranks differ in what is to leave: rank 1 from rank 0"
+        with pytest.raises(RuntimeError, match=text):
+            core.apply_shrink(plans[trainer.rank == 1], net.resized(plans[trainer.rank == 1].outputs).graph)
+    for plan in (plans[0], None):
+        plan = plan or core.plan_shrink({"conv": 0.3, "fc": 0.3}, least=2, probe=probe, batch=3, epsilon=10.0)
+        assert plan.accepted
+        net = net.resized(plan.outputs)
+        core.apply_shrink(plan, net.graph)
+        found.append([plan.hash, plan.left, plan.bound, plan.loss_before, plan.loss_after])
+        core.run(3)
+    assert core.run(steps) == steps
+    found += [trainer.weights_sha256(), core.end_epoch()["samples"]]
+    rank = trainer.rank
+    trainer.close()
+    return found, rank
+
+
+def test_mpi_gives_the_bits_of_the_virtual_cluster(mpirun):
+    script = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport json\nimport test_shrink_core\n"
+        "found, rank = test_shrink_core.shrunk_twice()\nif rank == 0: print(json.dumps(found))\n"
+    )
+    done = mpirun(3, script)
+    assert done.returncode == 0, done.stderr
+    virtual = json.loads(json.dumps(shrunk_twice(gg.VirtualCluster(3))[0]))
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == virtual

@@ -57,6 +57,13 @@ bool gg_compression_packs(const gg_arena_layout *layout, const gg_compression *c
     return false;
 }
 
+bool gg_compression_leaves_the_same(const gg_arena_layout *layout, const gg_compression *a, const gg_compression *b) {
+    bool same = a->active == b->active && a->selection == b->selection;
+    for (int i = 0; same && i < layout->parameters; ++i)
+        same = bin_of(a, &layout->parameter[i]) == bin_of(b, &layout->parameter[i]);
+    return same;
+}
+
 gg_status gg_segments_create(const gg_arena_layout *layout, const gg_compression *compression, gg_segments *out) {
     gg_status status = GG_OK;
     const int parameters = layout->parameters, layers = layout->layers;

@@ -88,6 +88,10 @@ gg_status gg_compression_check(const gg_compression *compression);
 /* Whether the options send anything of this layout packed: false where every parameter travels dense. */
 bool gg_compression_packs(const gg_arena_layout *layout, const gg_compression *compression);
 
+/* Whether both choose from the same parameters in the same bins and the same way: what one has not sent is what the
+ * other would have left. */
+bool gg_compression_leaves_the_same(const gg_arena_layout *layout, const gg_compression *a, const gg_compression *b);
+
 /* The segments of a layout, which outlives them; with options that are not active all are dense. Freed by
  * gg_segments_destroy, which a zeroed `segments` may be given to as well. */
 gg_status gg_segments_create(const gg_arena_layout *layout, const gg_compression *compression, gg_segments *out);

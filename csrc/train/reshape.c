@@ -154,13 +154,11 @@ static bool same_partners(const gg_schedule_options *a, const gg_schedule_option
 
 /* Whether residues, bases and copies of the one are those of the other: of the same quantity, for the same partners, of
  * the same parameters. */
-static bool sends_alike(const gg_strategy_options *a, const gg_strategy_options *b) {
-    const gg_compression *x = &a->compression, *y = &b->compression;
+static bool sends_alike(const gg_replica *r, const gg_strategy_options *b) {
+    const gg_strategy_options *a = &r->options.strategy;
     return a->kind == b->kind && a->synchronous == b->synchronous && a->hierarchical == b->hierarchical &&
            a->ranks_per_node == b->ranks_per_node && same_partners(&a->schedule, &b->schedule) &&
-           (x->packs == NULL) == (y->packs == NULL) && (x->packs == NULL || strcmp(x->packs, y->packs) == 0) &&
-           x->active == y->active && memcmp(x->bin, y->bin, sizeof x->bin) == 0 && x->dense_below == y->dense_below &&
-           x->dense_roles == y->dense_roles && x->selection == y->selection;
+           gg_compression_leaves_the_same(gg_graph_layout(r->options.graph), &a->compression, &b->compression);
 }
 
 /* ---- the whole ---- */
@@ -179,7 +177,7 @@ gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
     if (strategy.bucket_bytes == 0) strategy.bucket_bytes = GG_DEFAULT_BUCKET_BYTES; /* chosen when it is made */
     if (strategy.chunk_bytes == 0) strategy.chunk_bytes = GG_DEFAULT_CHUNK_BYTES;
     GG_TRY(gg_strategy_check(&strategy, ranks));
-    if (has_unsent(r) && !sends_alike(&r->options.strategy, &strategy))
+    if (has_unsent(r) && !sends_alike(r, &strategy))
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "reshape: what %s has compressed and not sent yet would mean something else, or be lost, with %s as it "
                 "is wanted; allowed with compression: the same strategy, partners and compressed parameters",

@@ -246,6 +246,18 @@ static gg_graph *one_convolution(bool overlapping, bool norm) {
     return finish_graph(graph, add_linear(graph, "out", 4, add_simple(graph, GG_LAYER_FLATTEN, "flatten", at)));
 }
 
+/* Read by a convolution, which adds up the errors of all places of its windows. */
+static gg_graph *two_convolutions(uint64_t variant) {
+    static const gg_layer_kind kinds[] = {GG_LAYER_RELU, GG_LAYER_TANH, GG_LAYER_SIGMOID};
+    gg_graph *graph = begin_graph((gg_shape){3, {1, 6, 6}});
+    int at = add_conv(graph, "hidden", 10, 3, 1, true, 0);
+    if (variant % 2) at = add_norm(graph, "bn", at);
+    at = add_simple(graph, kinds[variant % 3], "act", at);
+    gg_layer_desc reader =
+        windowed(GG_LAYER_CONV2D, "out", 4, 3, 1 + (int64_t)(variant / 2 % 2), (int64_t)(variant / 4 % 2));
+    return finish_graph(graph, add_layer(graph, reader, at));
+}
+
 static void test_bounds(void) {
     static const gg_layer_kind kinds[] = {GG_LAYER_INPUT, GG_LAYER_RELU,    GG_LAYER_LEAKY_RELU,
                                           GG_LAYER_TANH,  GG_LAYER_SIGMOID, GG_LAYER_GELU};
@@ -256,6 +268,43 @@ static void test_bounds(void) {
     for (uint64_t seed = 0; seed < 60; seed++)
         filters += check_bound(one_convolution(seed % 2, seed / 2 % 2), seed, 9, 36);
     CHECK(filters > 50);
+    filters = 0;
+    for (uint64_t seed = 0; seed < 60; seed++) filters += check_bound(two_convolutions(seed), seed, 9, 36);
+    CHECK(filters > 50);
+}
+
+/* A budget of its own for each group: without one only what changes nothing leaves. */
+static void test_budgets(void) {
+    for (uint64_t round = 0; round < 6; round++) {
+        gg_graph *graph = mlp(GG_LAYER_RELU, 12);
+        gg_units *units = NULL;
+        gg_merges *merges = NULL;
+        float *weights = random_arena(graph, round);
+        double budgets[3] = {0, 0, 0};
+        const int generous = (int)(round % 2);
+        budgets[generous] = 0.5;
+        CHECK_OK(gg_units_find(graph, &units));
+        const int planted = units->group[1 - generous].first;
+        plant_sum(graph, &units->group[1 - generous].producer[0], weights, 3, 7, 1.5f);
+        const gg_merge_options options = {.budget = 1, .budgets = budgets, .least = 1, .device = device};
+        CHECK_OK(gg_merges_find(graph, units, weights, &options, &merges));
+        int left[3] = {0};
+        for (int i = 0; i < merges->count; i++) {
+            left[units->group_of[merges->merge[i].unit]]++;
+            if (units->group_of[merges->merge[i].unit] != generous)
+                CHECK(merges->merge[i].unit == planted + 3 || merges->merge[i].unit == planted + 7);
+        }
+        CHECK(left[generous] > 1);
+        CHECK_INT(left[1 - generous], 1);
+        CHECK(merges->share[generous] > 0 && merges->share[generous] <= 0.5);
+        CHECK(merges->share[1 - generous] < 1e-6);
+        budgets[generous] = NAN;
+        gg_merges_destroy(merges);
+        CHECK_FAILS(gg_merges_find(graph, units, weights, &options, &merges), GG_ERROR_ARGUMENT, "must be 0 to 1");
+        gg_free(weights);
+        gg_units_destroy(units);
+        gg_graph_destroy(graph);
+    }
 }
 
 /* A convolution adds up the errors of neighbouring places. */
@@ -420,6 +469,7 @@ int main(void) {
     test_planted(branches(), 5);
     test_planted(recurrent(), 5);
     test_bounds();
+    test_budgets();
     test_windows();
     test_variances();
     test_options();

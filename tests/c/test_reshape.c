@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "check.h"
 #include "comm/team.h"
+#include "train/shrink.h"
 
 enum { RANKS = 3, INPUTS = 5, UNITS = 4, LEFT = 3, CLASSES = 3, STEPS = 4 };
 
@@ -25,17 +26,19 @@ static void add_linear(gg_graph *graph, const char *name, int64_t outputs, int i
     CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &input, node));
 }
 
-static gg_graph *network(int units) {
+static gg_graph *network_of(int units, int classes) {
     gg_graph *graph = NULL;
     int node = 0;
     gg_layer_desc input = {.kind = GG_LAYER_INPUT, .name = "input"};
     CHECK_OK(gg_graph_create(&graph));
     CHECK_OK(gg_graph_add(graph, &input, &(gg_shape){.dims = 1, .size = {INPUTS}}, 0, NULL, &node));
     add_linear(graph, "first", units, node, &node);
-    add_linear(graph, "second", CLASSES, node, &node);
+    add_linear(graph, "second", classes, node, &node);
     CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
     return graph;
 }
+
+static gg_graph *network(int units) { return network_of(units, CLASSES); }
 
 /* Rows of the first layer's parameters and columns of the second one's weight. */
 static gg_status select_units(const void *context, gg_arena_kind kind, float *before, float *after) {
@@ -144,14 +147,60 @@ static gg_status refused(void *context, int rank) {
     gg_status status = GG_OK;
     setup *s = context;
     GG_TRY(make_replica(s, s->before, rank, &s->shrunk[rank]));
+    gg_graph *other = network_of(UNITS, CLASSES + 1);
     CHECK_FAILS(gg_replica_check_reshape(s->shrunk[rank], &(gg_reshape){.graph = s->after}), GG_ERROR_ARGUMENT,
                 "another network needs a map");
+    CHECK_FAILS(gg_replica_check_reshape(s->shrunk[rank], &(gg_reshape){.graph = other, .map = select_units}),
+                GG_ERROR_ARGUMENT, "the other network has other inputs, outputs or layers");
+    gg_graph_destroy(other);
 cleanup:
     gg_replica_destroy(s->shrunk[rank]);
     return status;
 }
 
+/* What a rank says of its plan, and what all of them find. */
+typedef struct comparison {
+    gg_team *team;
+    gg_shrink_record own[RANKS];
+    gg_status found[RANKS];
+    char text[RANKS][256];
+} comparison;
+
+static gg_status compare(void *context, int rank) {
+    comparison *c = context;
+    return gg_shrink_compare(gg_team_transport(c->team, rank), &c->own[rank], &c->found[rank], c->text[rank],
+                             sizeof c->text[rank]);
+}
+
+static void check_comparison(comparison *c, gg_status found, const char *text) {
+    CHECK_OK(gg_team_run(c->team, compare, c));
+    for (int rank = 0; rank < RANKS; ++rank) {
+        CHECK_INT(c->found[rank], found);
+        CHECK(found == GG_OK || strstr(c->text[rank], text) != NULL);
+        c->own[rank] = (gg_shrink_record){.hash = 7, .step = 3};
+    }
+}
+
+/* Every rank ends with the same error, which names the ranks that have another plan. */
+static void test_plans_that_differ(void) {
+    comparison c = {.own = {{7, 3, 0}, {7, 3, 0}, {7, 3, 0}}};
+    CHECK_OK(gg_team_create_virtual(&(gg_virtual_options){.size = RANKS, .compute_rate = 1}, &c.team));
+    check_comparison(&c, GG_OK, "");
+    c.own[1].hash = 8;
+    check_comparison(&c, GG_ERROR_STATE, "ranks differ in what is to leave: rank 1 from rank 0");
+    c.own[1].hash = c.own[2].hash = 8;
+    check_comparison(&c, GG_ERROR_STATE, "what is to leave: rank 1, 2 from rank 0");
+    c.own[2].step = 4;
+    check_comparison(&c, GG_ERROR_STATE, "what is to leave: rank 2 from rank 0");
+    c.own[0].fault = GG_SHRINK_NOTHING;
+    check_comparison(&c, GG_ERROR_ARGUMENT, "the plan on rank 0 says that nothing leaves");
+    c.own[1].fault = c.own[2].fault = GG_SHRINK_STALE;
+    check_comparison(&c, GG_ERROR_STATE, "the plan on rank 1, 2 is not of the present step");
+    gg_team_release(c.team);
+}
+
 int main(void) {
+    test_plans_that_differ();
     test_shrinking(GG_STRATEGY_GOSSIPGRAD, NULL);
     test_shrinking(GG_STRATEGY_ALLREDUCE, NULL);
     test_shrinking(GG_STRATEGY_LAYERWISE_ALLREDUCE, "adam");
