@@ -39,10 +39,13 @@ def drawn(replicas: Replicas, count: int, train: Given) -> Dataset:
 
 def _some(whole: Dataset, count: int, seed: int) -> Dataset:
     count = min(count, len(whole))
-    if whole.source is None or not whole.source.ordered:
+    ordered = whole.source is not None and whole.source.ordered
+    if not ordered and not whole.streams:
         return whole[np.sort(_core.permutation(seed, "probe", len(whole))[:count])]
-    first = whole[:count]  # others would be a pass through all of it, and whoever reads the rest reads it meanwhile
-    return Dataset(first.samples, first.targets, first.scale, first.shift, name=first.name)
+    first = whole[:count]  # others do not go on where the one before ends, or would be a pass through all of the set
+    if not ordered:
+        return first
+    return Dataset(first.samples, first.targets, first.scale, first.shift, name=first.name)  # read once, before training
 
 
 def _packed(part: Dataset) -> bytes:
