@@ -58,8 +58,9 @@ class Apoptosis:
     and all that strategies store are made smaller, and training goes on with the next batch. What the network computes
     changes by no more than a bound, which is in the history. The trainer's net is then the smaller network.
 
-    Before an event counts, the smaller network is compared with the one before on the probe: where its loss is higher
-    by more than epsilon, the event is undone, nothing has changed, and the budget shrinks.
+    Before an event counts, the smaller network is tried on the probe: where its loss is higher by more than epsilon
+    than the lowest that the network has had there before an event, the event is undone, nothing has changed, and the
+    budget shrinks. So what events cost does not add up: before more may leave, training has to make up for it.
 
     every    steps between events.
     start    the step before which the first event is; None: `every`.
@@ -67,8 +68,8 @@ class Apoptosis:
     budget   0 to 1: what an event may take from a layer, as a share of what all units of the layer give. 0: only what
              changes nothing but rounding. The budget follows the events: it is multiplied by `grow` after one that
              stays, up to the given one, and by `shrink` after one that was undone; a layer that keeps losing units gets
-             up to 8 times as much of it, one that loses none less.
-    epsilon  by which share the loss on the probe may rise in an event, 0.01: by 1 %.
+             up to 8 times as much of it, one that loses none, or whose units were not to be spared, less.
+    epsilon  by which share the loss on the probe may be above the lowest so far, 0.01: by 1 %.
     probe    so many samples, drawn by the trainer's seed from the training set (rank 0's part with sharded=True); or
              samples of one's own, (x, y) or a Dataset, the same on all ranks.
     layers   which may lose units: names ("fc1"), patterns ("conv*"), or a tuple of these.
@@ -216,6 +217,12 @@ def _means(pattern: str, name: str) -> bool:
 # ---- the rule
 
 
+def limit(epsilon: float, loss_before: float, best: float | None = None) -> float:
+    """What the loss of the probe may be after an event that stays; best: the lowest before earlier events."""
+    lowest = loss_before if best is None else min(best, loss_before)
+    return lowest + epsilon * abs(lowest)
+
+
 @dataclass
 class Course:
     """How far apoptosis has come: the budget that events have left, and when the next one is.
@@ -226,6 +233,7 @@ class Course:
 
     budget: float
     last: int = -1  # the step of the last event
+    best: float | None = None  # the lowest loss of the probe before an event
     gain: dict[str, float] = field(default_factory=dict)  # by which a layer has more of the budget; 1 where absent
 
     def due(self, options: Apoptosis, step: int) -> int | None:
@@ -239,24 +247,26 @@ class Course:
         """What each layer may lose in the next event."""
         return {name: min(1.0, self.budget * self.gain.get(name, 1.0)) for name in layers}
 
-    def learn(
-        self, options: Apoptosis, step: int, layers: Iterable[str], left: Mapping[str, int], undone: bool
-    ) -> None:
-        """An event has been made: of these layers so many units have left, or would have if it had not been undone."""
-        self.last = step
-        if undone:
+    def learn(self, options: Apoptosis, event: Mapping[str, Any], layers: Iterable[str]) -> None:
+        """An event has been made, in which these layers might lose units."""
+        self.last, left, loss = event["step"], event["left"], event["loss_before"]
+        if loss is not None and (self.best is None or loss < self.best):
+            self.best = loss
+        if event["undone"]:
             self.budget = max(self.budget * options.shrink, options.budget * LEAST_BUDGET)
-            return
-        self.budget = min(self.budget * options.grow, options.budget)
-        if not any(left.values()):
+        else:
+            self.budget = min(self.budget * options.grow, options.budget)
+        if not left:
             return
         for name in layers:
-            factor = options.grow if left.get(name) else 1.0 / options.grow
+            if not left.get(name) and event["undone"]:
+                continue  # it has had no part in it
+            factor = options.grow if left.get(name) and not event["undone"] else 1.0 / options.grow
             self.gain[name] = min(max(self.gain.get(name, 1.0) * factor, 1.0 / MOST_GAIN), MOST_GAIN)
 
     def settings(self) -> Record:
         """In terms of JSON."""
-        return {"budget": self.budget, "last": self.last, "gain": dict(self.gain)}
+        return {"budget": self.budget, "last": self.last, "best": self.best, "gain": dict(self.gain)}
 
     @classmethod
     def begun(cls, options: Apoptosis) -> Course:
@@ -267,4 +277,5 @@ class Course:
     def of(cls, options: Apoptosis, settings: Mapping[str, Any]) -> Course:
         """What settings() described, under these options, whose budget may be another."""
         gain = {str(name): float(one) for name, one in settings["gain"].items()}
-        return cls(min(float(settings["budget"]), options.budget), int(settings["last"]), gain)
+        best = None if settings["best"] is None else float(settings["best"])
+        return cls(min(float(settings["budget"]), options.budget), int(settings["last"]), best, gain)

@@ -45,7 +45,9 @@ def _some(whole: Dataset, count: int, seed: int) -> Dataset:
     first = whole[:count]  # others do not go on where the one before ends, or would be a pass through all of the set
     if not ordered:
         return first
-    return Dataset(first.samples, first.targets, first.scale, first.shift, name=first.name)  # read once, before training
+    return Dataset(
+        first.samples, first.targets, first.scale, first.shift, name=first.name
+    )  # read once, before training
 
 
 def _packed(part: Dataset) -> bytes:
@@ -91,19 +93,24 @@ class Wanted:
     least: int
     probe: _core.Dataset | None  # None: nothing is compared, so nothing is undone
     epsilon: float
+    best: float | None  # the lowest loss of the probe before; None: that before this event counts
     budget: float  # what the budgets were made of, for the report
     by_hand: bool
+
+    def limit(self, loss_before: float | None) -> float | None:
+        """What the loss of the probe may be after the event; None: anything."""
+        return None if loss_before is None else apoptosis.limit(self.epsilon, loss_before, self.best)
 
 
 def make(replicas: Replicas, wanted: Wanted, pace: Pace | None = None) -> tuple[Record, dict[str, list[int]]]:
     """(the event, which units have left, by layer). The network is then the smaller one, unless the event is undone."""
     begin = time.perf_counter()
     batch = BATCH if wanted.probe is None else min(BATCH, len(wanted.probe))
-    plan = replicas.core.plan_shrink(
-        dict(wanted.budgets), least=wanted.least, probe=wanted.probe, batch=batch, epsilon=wanted.epsilon
-    )
-    undone = bool(plan.left) and not plan.accepted
-    if plan.accepted:
+    plan = replicas.core.plan_shrink(dict(wanted.budgets), least=wanted.least, probe=wanted.probe, batch=batch)
+    most = wanted.limit(plan.loss_before)
+    stays = bool(plan.left) and (most is None or (plan.loss_after is not None and plan.loss_after <= most))
+    undone = bool(plan.left) and not stays
+    if stays:
         replicas.become(plan)
     seconds, before = _slowest(replicas, time.perf_counter() - begin, None if pace is None else pace.seconds_a_step)
     event: Record = {
@@ -116,6 +123,7 @@ def make(replicas: Replicas, wanted: Wanted, pace: Pace | None = None) -> tuple[
         "budget": wanted.budget,
         "loss_before": plan.loss_before,
         "loss_after": plan.loss_after,
+        "loss_limit": most,
         "undone": undone,
         "parameters": replicas.net.parameters,
         "seconds": seconds,
@@ -200,9 +208,9 @@ class Events:
         assert course is not None
         self.pace.note(replicas)
         budgets = course.budgets(self.names)
-        wanted = Wanted(budgets, self.options.least, self.probe, self.options.epsilon, course.budget, by_hand=False)
-        event, _ = make(replicas, wanted, self.pace)
-        course.learn(self.options, event["step"], self.names, event["left"], event["undone"])
+        how = self.options.least, self.probe, self.options.epsilon, course.best, course.budget
+        event, _ = make(replicas, Wanted(budgets, *how, by_hand=False), self.pace)
+        course.learn(self.options, event, self.names)
         self.pace.begin(event)
         self.seconds += event["seconds"]
         return event

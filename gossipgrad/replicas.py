@@ -353,8 +353,11 @@ class Replicas:
     def _strategy_options(self) -> Record:
         """What the core wants of the strategy, with what "auto" has become, and the compression."""
         exchange = {} if self.exchange is None else {"exchange": self.exchange}
-        compression = {} if self.compression is None else {"compression": self.compression.options()}
-        return self.strategy.options() | exchange | compression
+        if self.compression is None:
+            return self.strategy.options() | exchange
+        # What is packed stays packed where layers become smaller: what has not been sent yet would never be.
+        packs = list(self.compression.packed(self.born))
+        return self.strategy.options() | exchange | {"compression": self.compression.options() | {"packs": packs}}
 
     def _straggler_options(self) -> tuple[float, float, int]:
         one = self.straggler or cluster.Straggler(0.0, 0.0)

@@ -275,7 +275,7 @@ class Trainer(Replicas):
             one.facts = {"budget": budget, "layers": names, "least": least, "epsilon": epsilon, "step": self.step}
             one.facts |= {"probe": lambda: fingerprint.data(given_set), "network": self.net.units}
         self.describe_apoptosis()
-        wanted = events.Wanted(dict.fromkeys(names, budget), least, core_set, epsilon, budget, by_hand=True)
+        wanted = events.Wanted(dict.fromkeys(names, budget), least, core_set, epsilon, None, budget, by_hand=True)
         event, indices = events.make(self, wanted)
         for watch in self.watchers:
             watch(event)

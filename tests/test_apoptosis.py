@@ -120,12 +120,16 @@ def test_settings_make_the_same_again():
     assert apoptosis.from_settings(None) is None
 
 
+def event(step, left, undone=False, loss=1.0):
+    return {"step": step, "left": left, "undone": undone, "loss_before": loss}
+
+
 def events(options, steps, begin=0, course=None):
     """The steps of the events of a run of so many steps, none of which finds anything."""
     course, found, step = course or Course.begun(options), [], begin
     while (due := course.due(options, step)) is not None and due < steps:
         found.append(due)
-        course.learn(options, due, ["a"], {}, False)
+        course.learn(options, event(due, {}), ["a"])
         step = due
     return found, course
 
@@ -146,20 +150,35 @@ def test_the_budget_follows_what_becomes_of_events():
     options = Apoptosis(budget=0.1, grow=2.0, shrink=0.5)
     course = Course.begun(options)
     assert course.budgets(["a", "b"]) == {"a": 0.1, "b": 0.1}
-    course.learn(options, 100, ["a", "b"], {"a": 3}, False)
+    course.learn(options, event(100, {"a": 3}), ["a", "b"])
     assert course.budgets(["a", "b"]) == {"a": 0.2, "b": 0.05}, "who pays gets more, the budget is not above the given"
-    course.learn(options, 200, ["a", "b"], {"a": 2}, True)
-    assert course.budgets(["a", "b"]) == {"a": 0.1, "b": 0.025} and course.last == 200
-    course.learn(options, 300, ["a", "b"], {}, False)
-    assert course.budgets(["a", "b"]) == {"a": 0.2, "b": 0.05}, "nothing was found: it grows back"
+    course.learn(options, event(200, {"a": 2}, undone=True), ["a", "b"])
+    assert course.budgets(["a", "b"]) == {"a": 0.05, "b": 0.025} and course.last == 200, (
+        "units that were not to be spared"
+    )
+    course.learn(options, event(300, {}), ["a", "b"])
+    assert course.budgets(["a", "b"]) == {"a": 0.1, "b": 0.05}, "nothing was found: it grows back"
     for step in range(400, 3000, 100):
-        course.learn(options, step, ["a", "b"], {"a": 1}, False)
+        course.learn(options, event(step, {"a": 1}), ["a", "b"])
     assert course.budgets(["a", "b"]) == {"a": 0.8, "b": 0.0125}, "8 times and an eighth at most"
     for step in range(3000, 6000, 100):
-        course.learn(options, step, ["a", "b"], {"a": 1}, True)
+        course.learn(options, event(step, {"a": 1}, undone=True), ["a", "b"])
     assert course.budget == pytest.approx(1e-4), "a thousandth at least"
     again = Course.of(options, course.settings())
     assert again == course
     assert Course.of(Apoptosis(budget=1e-5), course.settings()).budget == 1e-5
     assert Course.begun(Apoptosis(budget=0.5)).budgets(["a"]) == {"a": 0.5}
     assert Course(0.5, gain={"a": 8.0}).budgets(["a"]) == {"a": 1.0}
+
+
+def test_what_events_cost_does_not_add_up():
+    options = Apoptosis(epsilon=0.1)
+    course = Course.begun(options)
+    assert apoptosis.limit(0.1, 2.0) == apoptosis.limit(0.1, 2.0, course.best) == pytest.approx(2.2)
+    for step, loss, best in ((100, 2.0, 2.0), (200, 1.0, 1.0), (300, 1.05, 1.0), (400, math.nan, 1.0)):
+        course.learn(options, event(step, {}, loss=loss), ["a"])
+        assert course.best == best
+    assert apoptosis.limit(0.1, 1.05, course.best) == pytest.approx(1.1), "of the lowest, not of the last one"
+    assert apoptosis.limit(0.1, 0.5, course.best) == pytest.approx(0.55)
+    assert apoptosis.limit(0.1, -2.0) == pytest.approx(-1.8)
+    assert Course.of(options, course.settings()) == course
