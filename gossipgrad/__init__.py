@@ -72,10 +72,12 @@ from gossipgrad.sequences import (  # noqa: E402
 )
 from gossipgrad.strategies import (  # noqa: E402
     AllReduce,
+    DiLoCo,
     ElasticAveraging,
     GossipGraD,
     LayerwiseAllReduce,
     NoExchange,
+    NoLoCo,
     OverlappedAveraging,
     ParameterServer,
     PeriodicAllReduce,
@@ -111,6 +113,7 @@ __all__ = [
     "CrossEntropy",
     "DataError",
     "Dataset",
+    "DiLoCo",
     "Dropout",
     "EarlyStopping",
     "ElasticAveraging",
@@ -134,6 +137,7 @@ __all__ = [
     "MultiHeadAttention",
     "Network",
     "NoExchange",
+    "NoLoCo",
     "Optimizer",
     "OverlappedAveraging",
     "Pad",

@@ -285,7 +285,8 @@ class Trainer:
         All arenas and carried state are zero afterwards: load them. The number of steps stays.
         """
     def arenas(self) -> dict[str, str]:
-        """What a rank trains with: "weight", "gradient", "moment" (the optimiser's), "residue" or "copy" (compression's)."""
+        """What a rank trains with: "weight", "gradient", "moment" (the optimiser's), "residue" or "copy" (compression's), "outer" or
+        "outer moment" (of outer steps)."""
     def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]:
         """Copies, by the parameters' names; `rank` counts the local ranks."""
     def carried(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:
@@ -360,6 +361,9 @@ def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, 
 
     meeting_steps: after so many every rank has itself sent to every other, None: never, or not within 2^24 messages.
     """
+
+def groups(size: int, most: int, turn: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """The groups of at most `most` of `size` ranks in a turn, as NoLoCo draws them; the last one may be smaller."""
 
 def push_sum_scalar(
     topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0

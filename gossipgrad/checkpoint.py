@@ -170,9 +170,11 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         replicas.adopt(saved.net)
     notices.residue(team.rank, name, any(RESIDUE in part for part in parts), RESIDUE in replicas.core.arenas())
     _restore_exchange(replicas, saved.settings)
-    copies = {name for name, kind in replicas.core.arenas().items() if kind == "copy"}
+    arenas = replicas.core.arenas()
+    copies = {name for name, kind in arenas.items() if kind == "copy"}
+    outer = {name for name, kind in arenas.items() if kind in ("outer", "outer moment")}
     if saved.optimizer != replicas.optimizer.name:
-        kept = {"weight", RESIDUE, CARRIED} | copies
+        kept = {"weight", RESIDUE, CARRIED} | copies | outer
         parts = [{key: part[key] for key in part if key in kept} for part in parts]
     here = replicas.settings()
     if any(saved.settings.get(key) != here.get(key) for key in ("strategy", "topology", "rotate")):

@@ -55,6 +55,7 @@ _ELSEWHERE = {
     "horovod": "layerwise-allreduce",
     "localsgd": "periodic-allreduce",
     "easgd": "elastic-averaging",
+    "streamingdiloco": "diloco",
     "downpour": "parameter-server",
     "none": "no-exchange",
     "mkldnn": "onednn",

@@ -269,6 +269,8 @@ _STYLES = {
     "overlapped-averaging": ("#000000", "x"),
     "elastic-averaging": ("#009E73", "P"),
     "parameter-server": ("#CC79A7", "*"),
+    "diloco": ("#882255", "h"),
+    "noloco": ("#117733", "<"),
     "no-exchange": ("#999999", "."),
 }
 _DASHES = ("-", "--", ":", "-.")  # of one strategy with several options

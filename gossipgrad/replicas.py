@@ -490,6 +490,8 @@ class Replicas:
     ) -> None:
         """Go on from what state() gave. A moment or residue that it does not have begins at zero. Collective.
 
+        Outer weights that it does not have begin as the consensus weights.
+
         Where the strategy gives all ranks the same weights, and those of the state differ, all go on from the consensus
         weights and the mean of the moments of the first `trained` ranks (None: of all).
         """
@@ -499,7 +501,8 @@ class Replicas:
         zeros = {key: np.zeros_like(array) for key, array in consensus.items()}
         for name, kind in core.arenas().items():
             if kind != "gradient":
-                arrays = [part.get(name) or zeros for part in parts]
+                missing = consensus if kind == "outer" else zeros
+                arrays = [part.get(name) or missing for part in parts]
                 core.resume_arena(name, arrays, consensus if kind == "weight" else None, trained or self.size)
         for local, part in enumerate(parts):
             core.load_carried(part.get(CARRIED, {}), local)

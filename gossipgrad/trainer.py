@@ -60,7 +60,7 @@ class Trainer(Replicas):
     optimizer  gossipgrad.SGD(...), Adam(...) or LARS(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(...), LayerwiseAllReduce(...), PeriodicAllReduce(...),
                PullGossip(...), PushGossip(...), OverlappedAveraging(...), ElasticAveraging(...), ParameterServer(...),
-               NoExchange(...); default GossipGraD().
+               DiLoCo(...), NoLoCo(...), NoExchange(...); default GossipGraD().
     compression  gossipgrad.AdaComp(...): what ranks send each other becomes 40 to 200 times smaller. AllReduce,
                LayerwiseAllReduce, PeriodicAllReduce, ParameterServer, ElasticAveraging and GossipGraD can; default
                None.

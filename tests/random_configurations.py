@@ -57,6 +57,12 @@ POOLS = {
     "dedicated": [False, True],
     "overlap": [True, False],
     "partition_fc": ["auto", True, False],
+    "outer_lr": [0.7, 1.0, 0.3],
+    "outer_momentum": [0.0, 0.5, 0.9],
+    "outer_nesterov": [False, True],
+    "fragments": [1, 2, 3, 100],
+    "delay": [None, 0, 1, 2],
+    "group": [2, 2, 3, 5],
 }
 
 

@@ -19,6 +19,7 @@ STRATEGIES = {
     "overlapped": gg.OverlappedAveraging(bucket_bytes=1),
     "periodic": gg.PeriodicAllReduce(period=2),
     "elastic": gg.ElasticAveraging(period=2),
+    "noloco": gg.NoLoCo(period=2, delay=1),
 }
 
 

@@ -62,7 +62,7 @@ def test_help_shows_every_default(capsys):
     _, out, _ = cli_run(capsys, "train", "--help")
     out = " ".join(out.split())
     for words in (
-        "default: log2 (periodic-allreduce); 10 (elastic-averaging); 1 (parameter-server)",
+        "default: log2 (periodic-allreduce); 10 (elastic-averaging); 1 (parameter-server); 50 (diloco, noloco)",
         "default: adam for char_gpt, char_lstm; sgd for all others",
         "0.1 for resnet20, resnet32, resnet56, speech_dnn; ",
         "0.01 for all others; with another optimiser than the model's: 0.03 (sgd); 0.001 (adam); 2 (lars)",
@@ -96,7 +96,7 @@ def test_a_new_strategys_keywords_are_options(monkeypatch, capsys):
             "--depth deep|D a union (novel); default: 3",
             "--bold, --no-bold a switch (novel); default: on",
             "--share X a number (novel); default: 100% of it",
-            "1 (parameter-server); 7 (novel)",
+            "50 (diloco, noloco); 7 (novel)",
         ):
             assert words in out, out
     words = "train --strategy novel --colour blue --depth deep --no-bold --share 0.5 --period 2"

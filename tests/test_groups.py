@@ -26,6 +26,8 @@ STRATEGIES = {
     "partitioned": gg.OverlappedAveraging(partition_fc=True, wire_dtype="bfloat16"),
     "elastic": gg.ElasticAveraging(period=2),
     "server": gg.ParameterServer(wire_dtype="bfloat16"),
+    "diloco": gg.DiLoCo(period=2, fragments=2, outer_momentum=0.5),
+    "noloco": gg.NoLoCo(period=2, wire_dtype="bfloat16", outer_momentum=0.5),
     "alone": gg.NoExchange(),
 }
 OPTIMIZERS = {

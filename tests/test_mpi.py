@@ -106,6 +106,18 @@ RUNS = {
     ),
     "one worker, server": (one_worker(gg.ParameterServer), 101, 13, 0.9),
     "one worker, bfloat16, server": (one_worker(gg.ParameterServer, period=2, wire_dtype="bfloat16"), 101, 13, "adam"),
+    "diloco": (gg.DiLoCo(period=3, outer_momentum=0.5), 203, 16, 0.9),
+    "diloco, fragments": (gg.DiLoCo(period=4, fragments=3, outer_momentum=0.5), 101, 13, "adam"),
+    "diloco, bfloat16, late": (gg.DiLoCo(period=3, delay=3, fragments=2, wire_dtype="bfloat16"), 101, 13, "clipped"),
+    "diloco, lars, every step": (gg.DiLoCo(period=1, outer_momentum=0.3, outer_nesterov=True), 101, 13, "lars"),
+    "noloco": (gg.NoLoCo(period=3, outer_momentum=0.5), 203, 16, 0.9),
+    "noloco, fragments": (gg.NoLoCo(period=4, fragments=3, outer_momentum=0.5), 101, 13, "adam"),
+    "noloco, bfloat16, late": (
+        gg.NoLoCo(period=3, delay=3, fragments=2, group=3, wire_dtype="bfloat16", outer_momentum=0.5),
+        101,
+        13,
+        "clipped",
+    ),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
     "adacomp, allreduce": (gg.AllReduce(), 203, 16, 0.9),
     "adacomp, layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),
@@ -220,6 +232,9 @@ def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
         elif isinstance(strategy, gg.PeriodicAllReduce):
             period = max(1, math.ceil(math.log2(p))) if strategy.period == "log2" else strategy.period
             same = p == 1 or 2 * math.ceil(math.ceil(samples / p) / batch) % period == 0
+        elif isinstance(strategy, gg.DiLoCo):  # with fragments the last step is the turn of one of them at most
+            steps = 2 * math.ceil(math.ceil(samples / p) / batch)
+            same = p == 1 or strategy.fragments == 1 and steps % strategy.period == 0
         else:
             same = p == 1 or isinstance(strategy, (gg.AllReduce, gg.LayerwiseAllReduce, gg.OverlappedAveraging))
         assert len(set(found[name][0])) == 1 if same else len(set(found[name][0])) > 1 or p == 2
@@ -275,6 +290,8 @@ def test_single_steps_and_state(mpirun):
         "gradients, late",
         "layerwise",
         "periodic, 3",
+        "diloco, fragments",
+        "noloco, bfloat16, late",
         "overlapped, small chunks",
         "bfloat16, elastic",
         "one worker, bfloat16, server",
@@ -370,7 +387,8 @@ def test_trainers_that_are_left_in_mid_step(shared, mpirun):
         "    if settle: trainer.settle()\n"
         "    return trainer\n"
         "for name in ('default', 'late', 'gradients, late', 'late, tiny chunks', 'layerwise', 'periodic, 3',\n"
-        "             'layerwise, small chunks', 'overlapped', 'overlapped, small chunks'):\n"
+        "             'layerwise, small chunks', 'overlapped', 'overlapped, small chunks', 'diloco, fragments',\n"
+        "             'noloco, fragments'):\n"
         "    expected = steps(name, True).weights_sha256()\n"
         "    for settle in (False, True, False, True):\n"
         "        steps(name, settle).close()\n"

@@ -121,6 +121,8 @@ STRATEGIES = {
     "push-sum": gg.PushGossip(push_sum=True),
     "elastic": gg.ElasticAveraging(),
     "server": gg.ParameterServer(),
+    "diloco": gg.DiLoCo(period=3, fragments=2, outer_momentum=0.5),
+    "noloco": gg.NoLoCo(period=3, fragments=2, outer_momentum=0.5),
 }
 CHANGES = [
     ("gossip-1", "overlapped"),
@@ -128,6 +130,9 @@ CHANGES = [
     ("elastic", "gossip-0"),
     ("none", "server"),
     ("periodic", "push-sum"),
+    ("gossip-1", "noloco"),
+    ("noloco", "diloco"),
+    ("diloco", "overlapped"),
 ]
 SAME_WITHOUT_REST = {"allreduce", "layerwise", "periodic", "none", "overlapped"}
 

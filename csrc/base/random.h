@@ -22,7 +22,8 @@ typedef enum gg_random_purpose {
     GG_RANDOM_TEST,
     GG_RANDOM_AUGMENT, /* crops, flips and windows of samples: step = epoch, index = sample; drawn by
                           gossipgrad/data/draws.py */
-    GG_RANDOM_PROBE    /* the samples on which a smaller network is compared with the one before */
+    GG_RANDOM_PROBE,   /* the samples on which a smaller network is compared with the one before */
+    GG_RANDOM_GROUPS   /* step = turn; rank = 0: all ranks draw the same */
 } gg_random_purpose;
 
 typedef struct gg_random_key {

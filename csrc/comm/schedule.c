@@ -230,3 +230,37 @@ void gg_schedule_push(gg_schedule *schedule, int64_t step, const double *before,
         after[to] += before[r] / 2;
     }
 }
+
+/* ---- groups ---- */
+
+gg_status gg_groups_create(int size, int most, uint64_t seed, gg_groups *out) {
+    gg_status status = GG_OK;
+    *out = (gg_groups){.size = size, .most = most, .seed = seed, .turn = -1};
+    if (size < 1 || most < 1)
+        GG_FAIL(GG_ERROR_ARGUMENT, "groups of %d of %d ranks: both must be at least 1", most, size);
+    GG_TRY(gg_alloc((size_t)size * sizeof *out->rank_at, "groups of ranks", &out->rank_at));
+cleanup:
+    return status;
+}
+
+void gg_groups_destroy(gg_groups *groups) {
+    gg_free(groups->rank_at);
+    memset(groups, 0, sizeof *groups);
+}
+
+int gg_groups_at(gg_groups *groups, int64_t turn, int rank, int *members) {
+    int place = 0, count = 0;
+    if (turn != groups->turn)
+        gg_random_permutation(
+            &(gg_random_key){.seed = groups->seed, .purpose = GG_RANDOM_GROUPS, .step = (uint64_t)turn},
+            (uint32_t)groups->size, groups->rank_at);
+    groups->turn = turn;
+    while (groups->rank_at[place] != (uint32_t)rank) ++place;
+    for (int i = place / groups->most * groups->most; i < groups->size && count < groups->most; ++i) {
+        const int member = (int)groups->rank_at[i];
+        int at = count++;
+        for (; at > 0 && members[at - 1] > member; --at) members[at] = members[at - 1];
+        members[at] = member;
+    }
+    return count;
+}

@@ -76,6 +76,22 @@ gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps);
 #define GG_MEETING_SEARCH ((int64_t)1 << 24)
 gg_status gg_schedule_meeting(gg_schedule *schedule, int64_t *steps);
 
+/* Groups of ranks, drawn anew for every turn: a permutation of the ranks drawn from the seed is cut into groups of
+ * `most`; the last one is what is left, perhaps one rank. */
+typedef struct gg_groups {
+    int size, most;
+    uint64_t seed;
+    int64_t turn; /* of `rank_at`; -1: of none */
+    uint32_t *rank_at;
+} gg_groups;
+
+/* GG_ERROR_ARGUMENT: size or most is below 1. */
+gg_status gg_groups_create(int size, int most, uint64_t seed, gg_groups *out);
+void gg_groups_destroy(gg_groups *groups);
+/* The ranks of the group of `rank` in a turn from 0 on, itself among them, ascending, into `members`, room for `most`;
+ * returns how many. The same on all ranks. Allocates nothing. */
+int gg_groups_at(gg_groups *groups, int64_t turn, int rank, int *members);
+
 /* Push-sum: every rank that sends gives half of its scalar to the receiver. after: of all ranks, what `step` makes of
  * `before`. Rounding is the same on every rank. Allocates nothing. */
 void gg_schedule_push(gg_schedule *schedule, int64_t step, const double *before, double *after);

@@ -8,13 +8,16 @@
 
 /* What the forward pass reads, parameters and statistics; what the backward pass writes; what the optimiser remembers
  * from step to step, of which a rank may own only a part; what compression has not sent yet, and whatever else is each
- * rank's own for it: whole, never exchanged and never averaged. */
+ * rank's own for it: whole, never exchanged and never averaged; the weights after the last outer step of a strategy
+ * that has some, and the momentum of these steps: whole. */
 typedef enum gg_arena_kind {
     GG_ARENA_WEIGHT = 0,
     GG_ARENA_GRADIENT,
     GG_ARENA_MOMENT,
     GG_ARENA_RESIDUE,
     GG_ARENA_COPY, /* what a rank and a partner have in common of their weights; whole, as a residue */
+    GG_ARENA_OUTER,
+    GG_ARENA_OUTER_MOMENT,
     GG_ARENA_KINDS
 } gg_arena_kind;
 

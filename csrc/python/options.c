@@ -188,6 +188,9 @@ void gg_py_option_memory_clear(gg_py_option_memory *memory) {
     Py_CLEAR(memory->packs);
 }
 
+/* What is too large for an int stays so large that the core refuses it. */
+static int narrow_int(long long value) { return value > INT_MAX ? INT_MAX : value < INT_MIN ? INT_MIN : (int)value; }
+
 int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_option_memory *memory) {
     *memory = (gg_py_option_memory){0};
     const char *names[GG_STRATEGY_COUNT];
@@ -208,6 +211,9 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_optio
     long long slices = py_options_whole_of(dict, "slices", 1);
     long long ranks_per_node = py_options_whole_of(dict, "ranks_per_node", 0);
     double probability = number_of(dict, "probability", 1.0), mix_gamma = number_of(dict, "mix_gamma", 0);
+    double outer_lr = number_of(dict, "outer_lr", 0.7), outer_momentum = number_of(dict, "outer_momentum", 0.9);
+    long long fragments = py_options_whole_of(dict, "fragments", 1), delay = py_options_whole_of(dict, "delay", -1),
+              group = py_options_whole_of(dict, "group", 2);
     if (size_of(dict, "bucket_bytes", &bucket) < 0 || size_of(dict, "chunk_bytes", &chunk) < 0) return -1;
     if (PyErr_Occurred()) return -1;
     if (ranks_per_node < 0 || ranks_per_node > INT_MAX) {
@@ -241,7 +247,13 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_optio
                                  .synchronous = synchronous != 0,
                                  .alpha = alpha,
                                  .servers = servers > INT_MAX ? INT_MAX : (int)servers,
-                                 .dedicated = flag_of(dict, "dedicated")};
+                                 .dedicated = flag_of(dict, "dedicated"),
+                                 .outer_lr = outer_lr,
+                                 .outer_momentum = outer_momentum,
+                                 .outer_nesterov = flag_of(dict, "outer_nesterov"),
+                                 .fragments = narrow_int(fragments),
+                                 .delay = delay,
+                                 .group = narrow_int(group)};
     if (gg_py_compression(PyDict_GetItemString(dict, "compression"), &out->compression, &memory->packs) < 0) return -1;
     PyObject *topology = PyDict_GetItemString(dict, "topology");
     return topology ? gg_py_topology(topology, &out->schedule, &memory->table) : 0;

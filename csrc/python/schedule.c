@@ -73,6 +73,34 @@ static PyObject *py_schedule_partners(PyObject *module, PyObject *args, PyObject
     return Py_BuildValue("ii", send_to, receive_from);
 }
 
+/* A list of tuples. */
+static PyObject *py_schedule_groups(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"size", "most", "turn", "seed", NULL};
+    int size, most;
+    long long turn;
+    unsigned long long seed = 0;
+    gg_groups groups;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiL|K", names, &size, &most, &turn, &seed)) return NULL;
+    if (turn < 0) return PyErr_Format(PyExc_ValueError, "turn: %lld; must be at least 0", turn);
+    const gg_status status = gg_groups_create(size, most, seed, &groups);
+    PyObject *list = status == GG_OK ? PyList_New(0) : gg_py_raise(status);
+    int *member = list != NULL ? PyMem_Calloc((size_t)most, sizeof *member) : NULL;
+    if (list != NULL && member == NULL) PyErr_NoMemory();
+    for (int rank = 0; member != NULL && rank < size && !PyErr_Occurred(); ++rank) {
+        const int count = gg_groups_at(&groups, turn, rank, member);
+        if (member[0] != rank) continue; /* it is in the group of a rank before it */
+        PyObject *group = PyTuple_New(count);
+        for (int i = 0; group != NULL && i < count; ++i) PyTuple_SET_ITEM(group, i, PyLong_FromLong(member[i]));
+        if (group != NULL) PyList_Append(list, group);
+        Py_XDECREF(group);
+    }
+    PyMem_Free(member);
+    gg_groups_destroy(&groups);
+    if (PyErr_Occurred()) Py_CLEAR(list);
+    return list;
+}
+
 static PyObject *steps_or_none(int64_t steps) { return steps < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(steps); }
 
 static PyObject *py_schedule_schedule(PyObject *module, PyObject *args, PyObject *kwargs) {
@@ -110,6 +138,7 @@ static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwa
 
 static PyMethodDef functions[] = {
     {"partners", KEYWORDS(py_schedule_partners), "(send to, receive from); -1: nobody."},
+    {"groups", KEYWORDS(py_schedule_groups), "The groups of ranks in a turn."},
     {"schedule", KEYWORDS(py_schedule_schedule),
      "The steps of a cycle, and those after which every rank's data have reached all ranks, and all have met."},
     {"push_sum_scalar", KEYWORDS(push_sum_scalar), "The scalar of a rank before a step."},

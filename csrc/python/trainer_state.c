@@ -24,7 +24,8 @@ static int arena_place(const gg_py_trainer *t, const char *name) {
 }
 
 static PyObject *py_trainer_arenas(PyObject *self, PyObject *unused) {
-    static const char *const kinds[GG_ARENA_KINDS] = {"weight", "gradient", "moment", "residue", "copy"};
+    static const char *const kinds[GG_ARENA_KINDS] = {"weight", "gradient", "moment",      "residue",
+                                                      "copy",   "outer",    "outer moment"};
     const gg_state *state = gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0));
     PyObject *dict = PyDict_New();
     (void)unused;
@@ -308,7 +309,8 @@ PyMethodDef gg_py_trainer_state[] = {
     {"load_carried", load_carried, METH_VARARGS,
      "load_carried($self, arrays, rank, /)\n--\n\nSets what carried() gave; {}: to zero."},
     {"arenas", py_trainer_arenas, METH_NOARGS,
-     "What a rank trains with: by name \"weight\", \"gradient\", \"moment\", \"residue\" or \"copy\"."},
+     "What a rank trains with: by name \"weight\", \"gradient\", \"moment\", \"residue\", \"copy\", \"outer\" or "
+     "\"outer moment\"."},
     {"arena", GG_PY_KEYWORDS(py_trainer_arena), "Copies of a local rank's arena, by the parameters' names."},
     {"resume_arena", resume_arena, METH_VARARGS,
      "resume_arena($self, name, arrays, consensus, trained, /)\n--\n\n"

@@ -62,4 +62,5 @@ cleanup:
     return status;
 }
 
-const gg_strategy_type gg_strategy_allreduce = {.name = "allreduce", .create = allreduce_create, .keeps_equal = true};
+const gg_strategy_type gg_strategy_allreduce = {
+    .name = "allreduce", .create = allreduce_create, .keeps_equal = GG_EQUAL_REPLICAS};

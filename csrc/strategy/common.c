@@ -28,6 +28,10 @@ static void list_arenas(gg_state *state, const gg_optimizer *optimizer, unsigned
     if (shared & GG_WITH_RESIDUE)
         state->arena[state->arenas++] = (gg_arena){.name = "residue", .kind = GG_ARENA_RESIDUE};
     if (shared & GG_WITH_BASE) state->arena[state->arenas++] = (gg_arena){.name = "base", .kind = GG_ARENA_RESIDUE};
+    if (shared & GG_WITH_OUTER) {
+        state->arena[state->arenas++] = (gg_arena){.name = "outer", .kind = GG_ARENA_OUTER};
+        state->arena[state->arenas++] = (gg_arena){.name = "outer_momentum", .kind = GG_ARENA_OUTER_MOMENT};
+    }
     for (int i = 0; i < state->arenas; ++i)
         if (shared & 1u << state->arena[i].kind) state->arena[i].memory = GG_MEMORY_MESSAGE;
     if (shared & GG_BORROWED_GRADIENT) state->arena[GG_GRADIENTS].memory = GG_MEMORY_BORROWED;

@@ -10,14 +10,15 @@ gg_status gg_strategy_check_sizes(const gg_strategy_options *options);
 
 /* Kinds of arenas in message memory, where partners read them; the others are private. BORROWED_GRADIENT: the strategy
  * allocates the gradients' arena itself. WITH_RESIDUE: there is one of the residue as well, WITH_BASE: and one of what
- * all ranks had last; both are private. */
+ * all ranks had last, WITH_OUTER: those of outer steps; all are private. */
 enum {
     GG_SHARED_WEIGHT = 1 << GG_ARENA_WEIGHT,
     GG_SHARED_GRADIENT = 1 << GG_ARENA_GRADIENT,
     GG_SHARED_MOMENTS = 1 << GG_ARENA_MOMENT,
     GG_BORROWED_GRADIENT = 1 << GG_ARENA_KINDS,
     GG_WITH_RESIDUE = 2 << GG_ARENA_KINDS,
-    GG_WITH_BASE = 4 << GG_ARENA_KINDS
+    GG_WITH_BASE = 4 << GG_ARENA_KINDS,
+    GG_WITH_OUTER = 8 << GG_ARENA_KINDS
 };
 
 /* GG_WITH_RESIDUE where these options compress parameters of this network that are sent; else 0. With one rank nothing

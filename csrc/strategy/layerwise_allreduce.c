@@ -305,4 +305,4 @@ const gg_strategy_type gg_strategy_layerwise_allreduce = {.name = "layerwise-all
                                                           .check = layerwise_check,
                                                           .create = layerwise_create_plain,
                                                           .cost = layerwise_cost,
-                                                          .keeps_equal = true};
+                                                          .keeps_equal = GG_EQUAL_REPLICAS};

@@ -547,4 +547,4 @@ const gg_strategy_type gg_strategy_overlapped_averaging = {.name = "overlapped-a
                                                            .check = overlapped_check,
                                                            .create = overlapped_create,
                                                            .cost = overlapped_cost,
-                                                           .keeps_equal = true};
+                                                           .keeps_equal = GG_EQUAL_REPLICAS};

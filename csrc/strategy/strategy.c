@@ -13,6 +13,8 @@ static const gg_strategy_type *const types[GG_STRATEGY_COUNT] = {
     [GG_STRATEGY_OVERLAPPED_AVERAGING] = &gg_strategy_overlapped_averaging,
     [GG_STRATEGY_ELASTIC_AVERAGING] = &gg_strategy_elastic_averaging,
     [GG_STRATEGY_PARAMETER_SERVER] = &gg_strategy_parameter_server,
+    [GG_STRATEGY_DILOCO] = &gg_strategy_diloco,
+    [GG_STRATEGY_NOLOCO] = &gg_strategy_noloco,
 };
 
 const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind) { return types[kind]; }
@@ -54,7 +56,9 @@ cleanup:
     return status;
 }
 
-bool gg_strategy_keeps_equal(gg_strategy_kind kind) { return types[kind]->keeps_equal; }
+bool gg_strategy_keeps_equal(gg_strategy_kind kind, gg_arena_kind arena) {
+    return (types[kind]->keeps_equal & 1u << arena) != 0;
+}
 
 int gg_strategy_workers(const gg_strategy_options *options, int size) {
     const gg_strategy_type *type = types[options->kind];

@@ -33,6 +33,8 @@ typedef enum gg_strategy_kind {
     GG_STRATEGY_OVERLAPPED_AVERAGING,
     GG_STRATEGY_ELASTIC_AVERAGING,
     GG_STRATEGY_PARAMETER_SERVER,
+    GG_STRATEGY_DILOCO,
+    GG_STRATEGY_NOLOCO,
     GG_STRATEGY_COUNT
 } gg_strategy_kind;
 
@@ -78,6 +80,12 @@ typedef struct gg_strategy_options {
     double alpha;     /* elastic averaging: the force; 0: the strategy's choice */
     int servers;      /* ranks that the centre lies on */
     bool dedicated;   /* they only serve */
+    /* Where local steps are followed by outer ones: */
+    double outer_lr, outer_momentum;
+    bool outer_nesterov;
+    int fragments; /* of the model, which take turns */
+    int64_t delay; /* steps that hide an exchange; -1: 0 with one fragment, else period / fragments */
+    int group;     /* NoLoCo: ranks that average */
     gg_compression compression;
 } gg_strategy_options;
 
@@ -104,10 +112,12 @@ typedef struct gg_strategy_table {
     void (*destroy)(gg_strategy *strategy);
 } gg_strategy_table;
 
-/* Of a strategy that has a model of its own, which is evaluated and saved instead of the mean of the replicas. Called
- * when nothing is in flight. */
+/* Of a strategy that has a model of its own besides the replicas. Called when nothing is in flight. */
 typedef struct gg_strategy_model {
-    gg_status (*read)(gg_strategy *strategy, float *out); /* collective: the same on every rank */
+    /* What is evaluated and saved instead of the mean of the replicas. Collective: the same on every rank. NULL: the
+     * mean is. */
+    gg_status (*read)(gg_strategy *strategy, float *out);
+    /* Sets it where all ranks begin with, or are given, the same weights. */
     void (*write)(gg_strategy *strategy, const float *weights);
 } gg_strategy_model;
 
@@ -151,8 +161,8 @@ void gg_strategy_destroy(gg_strategy *strategy);
 const char *gg_strategy_name(gg_strategy_kind kind);
 /* How many of `size` ranks train: the first ones; the others are dedicated servers. Any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
-/* Whether all ranks have the same weights and moments after each step: they must begin with the same ones. */
-bool gg_strategy_keeps_equal(gg_strategy_kind kind);
+/* Whether arenas of this kind are the same on all ranks after each step: they must begin with the same ones. */
+bool gg_strategy_keeps_equal(gg_strategy_kind kind, gg_arena_kind arena);
 
 /* Where updates need norms of a rank's own gradients: measures them, all of them final, and calls ready for every
  * layer, from the last to the first. */

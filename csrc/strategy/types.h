@@ -24,14 +24,17 @@ typedef struct gg_strategy_type {
     gg_exchange_cost (*cost)(const gg_strategy_options *options, int ranks, int moments);
     /* How many of `ranks` train, the first ones. Any options. NULL: all. */
     int (*workers)(const gg_strategy_options *options, int ranks);
-    /* All ranks have the same weights and moments after each step, if they had them before the first: they update with
-     * the same gradients, or each its own slices, which the others copy. */
-    bool keeps_equal;
+    /* A set of arenas' kinds, 1u << kind, that are the same on all ranks after each step if they were before the first.
+     * Weights and moments: the ranks update with the same gradients, or each its own slices, which the others copy. */
+    unsigned keeps_equal;
 } gg_strategy_type;
 
 extern const gg_strategy_type gg_strategy_gossipgrad, gg_strategy_allreduce, gg_strategy_no_exchange,
     gg_strategy_layerwise_allreduce, gg_strategy_periodic_allreduce, gg_strategy_pull_gossip, gg_strategy_push_gossip,
-    gg_strategy_overlapped_averaging, gg_strategy_elastic_averaging, gg_strategy_parameter_server;
+    gg_strategy_overlapped_averaging, gg_strategy_elastic_averaging, gg_strategy_parameter_server, gg_strategy_diloco,
+    gg_strategy_noloco;
+
+#define GG_EQUAL_REPLICAS (1u << GG_ARENA_WEIGHT | 1u << GG_ARENA_MOMENT)
 
 const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind);
 

@@ -202,7 +202,7 @@ gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, cons
     gg_status status = GG_OK;
     const gg_arena_kind kind = x->state.arena[arena].kind;
     bool differ = false;
-    if (gg_strategy_keeps_equal(x->options.kind) && (kind == GG_ARENA_WEIGHT || kind == GG_ARENA_MOMENT))
+    if (gg_strategy_keeps_equal(x->options.kind, kind))
         GG_TRY(gg_exchange_at(x, "what the ranks go on from", ranks_differ(x, whole, &differ)));
     if (differ && consensus == NULL) {
         GG_TRY(gg_exchange_at(x, "mean of the ranks' moments", mean_of(x, whole, trained)));
@@ -230,7 +230,7 @@ cleanup:
 
 gg_status gg_exchange_consensus(gg_exchange *x, const float **weights) {
     gg_status status = GG_OK;
-    if (x->strategy->model == NULL) {
+    if (x->strategy->model == NULL || x->strategy->model->read == NULL) {
         status = exchange_average(x, weights);
         goto cleanup;
     }

@@ -78,9 +78,9 @@ gg_status gg_exchange_settle(gg_exchange *x); /* collective */
 gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole);
 /* Settled: sets the weights, or the slices that this rank owns of a moment. */
 void gg_exchange_load(gg_exchange *x, int arena, const float *whole);
-/* The same with what the rank goes on from. A strategy whose replicas are equal after every step begins from one state:
- * where the ranks bring different bits, weights become `consensus`, moments the mean over the first `trained` ranks.
- * consensus: not NULL for weights, the same on all ranks. Collective. */
+/* The same with what the rank goes on from. A strategy that has this kind of arena alike on all ranks after every step
+ * begins from one state: where the ranks bring different bits, weights become `consensus`, others the mean over the
+ * first `trained` ranks. consensus: not NULL for weights, the same on all ranks. Collective. */
 gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, const float *consensus, int trained);
 /* The strategy's own model, where it has one, or else the mean of the weights over the ranks that train; valid until
  * the next call. Settled. Collective. */

@@ -63,18 +63,19 @@ cleanup:
     return status;
 }
 
-/* An arena that there was not before begins at zero. Collective. */
+/* An arena that there was not before begins at zero, outer weights as the consensus. Collective. */
 static gg_status whole_load(gg_replica *r, const whole_state *whole) {
     gg_status status = GG_OK;
     float *zeros = NULL;
     GG_TRY(gg_calloc(gg_replica_state(r)->count, sizeof *zeros, "an arena of zeros", &zeros));
     gg_replica_set_consensus(r, whole->consensus);
     for (int i = 0; i < gg_replica_state(r)->arenas; ++i) {
-        const float *data = zeros;
-        if (gg_replica_state(r)->arena[i].kind == GG_ARENA_GRADIENT) continue;
+        const gg_arena *arena = &gg_replica_state(r)->arena[i];
+        const float *data = arena->kind == GG_ARENA_OUTER ? whole->consensus : zeros;
+        if (arena->kind == GG_ARENA_GRADIENT) continue;
         for (int old = 0; old < whole->arenas; ++old)
-            if (strcmp(whole->arena[old].name, gg_replica_state(r)->arena[i].name) == 0) data = whole->arena[old].data;
-        const float *consensus = gg_replica_state(r)->arena[i].kind == GG_ARENA_WEIGHT ? whole->consensus : NULL;
+            if (strcmp(whole->arena[old].name, arena->name) == 0) data = whole->arena[old].data;
+        const float *consensus = arena->kind == GG_ARENA_WEIGHT ? whole->consensus : NULL;
         GG_TRY(gg_replica_resume(r, i, data, consensus, whole->trained));
     }
     gg_replica_state(r)->step = whole->step;
@@ -141,7 +142,7 @@ cleanup:
 static bool has_unsent(const gg_replica *r) {
     const gg_state *state = gg_exchange_state(r->exchange);
     for (int i = 0; i < state->arenas; ++i)
-        if (state->arena[i].kind >= GG_ARENA_RESIDUE) return true;
+        if (state->arena[i].kind == GG_ARENA_RESIDUE || state->arena[i].kind == GG_ARENA_COPY) return true;
     return false;
 }
 

@@ -205,6 +205,18 @@ int main(void) {
          {.kind = GG_STRATEGY_PARAMETER_SERVER, .period = 2, .servers = 1, .wire = GG_BFLOAT16},
          0.1,
          0.3},
+        {"diloco",
+         {.kind = GG_STRATEGY_DILOCO, .period = 3, .outer_lr = 0.7, .outer_momentum = 0.9, .fragments = 1},
+         exact,
+         exact},
+        {"diloco, fragments",
+         {.kind = GG_STRATEGY_DILOCO, .period = 3, .outer_lr = 0.7, .outer_momentum = 0.5, .fragments = 2, .delay = -1},
+         exact,
+         none},
+        {"noloco",
+         {.kind = GG_STRATEGY_NOLOCO, .period = 1, .outer_lr = 0.7, .outer_momentum = 0.5, .fragments = 1, .group = 2},
+         0.3,
+         0.4},
         {"alone", {.kind = GG_STRATEGY_NO_EXCHANGE}, exact, none},
     };
     const gg_optimizer optimizers[] = {
