@@ -399,6 +399,7 @@ def test_the_core_checks_too_and_compression_is_refused():
         gg.NoLoCo(group=1)
     with pytest.raises(ValueError, match="compression='adacomp' with strategy='diloco': its outer steps multiply"):
         trainer_of(2, OPTIMIZERS["sgd"], gg.DiLoCo(), compression=gg.AdaComp())
+    sgd = OPTIMIZERS["sgd"].options()
     for options, words in [
         ({"name": "diloco", "period": "log2"}, "period: 0; must be at least 1"),
         ({"name": "diloco", "period": 3, "outer_lr": -1.0}, "outer_lr: -1; must be above 0"),
@@ -407,7 +408,8 @@ def test_the_core_checks_too_and_compression_is_refused():
         ({"name": "noloco", "period": 3, "group": 1}, "group: 1; must be at least 2"),
         ({"name": "diloco", "period": 3, "delay": 4}, "delay: 4 with period=3; must be"),
     ]:
+        team = _core.Team("virtual", size=2)
         with pytest.raises(ValueError, match=words):
-            _core.Trainer(small_net().graph, _core.Team("virtual", size=2), strategy=options)
+            _core.Trainer(small_net().graph, team, loss="cross_entropy", optimizer=sgd, strategy=options)
     with pytest.raises(ValueError, match="MPI has no sum of bfloat16"):
         gg.DiLoCo(collectives="mpi", wire_dtype="bfloat16")

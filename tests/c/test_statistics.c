@@ -104,7 +104,7 @@ static gg_status train_rank(void *context, int rank) {
     GG_TRY(strategy->table->settle(strategy));
     GG_TRY(gg_strategy_gather(strategy, GG_WEIGHTS, s->weights[rank]));
     if (gg_state_moments(&state) > 0) GG_TRY(gg_strategy_gather(strategy, GG_MOMENTS, s->moments[rank]));
-    if (strategy->model != NULL) GG_TRY(strategy->model->read(strategy, s->model));
+    if (strategy->model != NULL && strategy->model->read != NULL) GG_TRY(strategy->model->read(strategy, s->model));
 cleanup:
     gg_strategy_destroy(strategy);
     gg_updater_destroy(&updater);
