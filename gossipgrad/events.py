@@ -39,15 +39,14 @@ def drawn(replicas: Replicas, count: int, train: Given) -> Dataset:
 
 def _some(whole: Dataset, count: int, seed: int) -> Dataset:
     count = min(count, len(whole))
-    ordered = whole.source is not None and whole.source.ordered
-    if not ordered and not whole.streams:
+    source = whole.source
+    if (source is None or not source.ordered) and not whole.streams:
         return whole[np.sort(_core.permutation(seed, "probe", len(whole))[:count])]
     first = whole[:count]  # others do not go on where the one before ends, or would be a pass through all of the set
-    if not ordered:
+    if source is None or not source.ordered:
         return first
-    return Dataset(
-        first.samples, first.targets, first.scale, first.shift, name=first.name
-    )  # read once, before training
+    samples, targets = first._read(slice(0, count))  # once, before training reads it
+    return Dataset(samples, first.targets if targets is None else targets, first.scale, first.shift, name=first.name)
 
 
 def _packed(part: Dataset) -> bytes:

@@ -327,11 +327,69 @@ def test_a_probe_of_ones_own(data, tmp_path):
         shrinking("gossip", apoptosis=gg.Apoptosis(probe=(np.zeros((5, 4), np.float32), np.zeros(5, int))))
 
 
-def test_shards_of_ones_own_and_streams(data):
-    """The probe is of rank 0's part, or of the first samples where they can only be read in order."""
+def test_a_probe_of_what_is_read_in_order(data):
+    """It is the beginning, read once before training."""
+    rule = gg.Apoptosis(every=4, budget=0.3, epsilon=9.0, probe=25)
+    passes = []
+
+    class Batches:
+        def __iter__(self):
+            passes.append(None)
+            yield from ((data[0].samples[i : i + 10], data[0].targets[i : i + 10]) for i in range(0, 120, 10))
+
+    stream = gg.data.from_iterable(Batches(), stream=True, samples=120)
+    history = trainer_of(mlp(), 1, apoptosis=rule).fit(stream, epochs=2, batch_size=10, progress=False)
+    assert [one["step"] for one in history.apoptosis["events"]] == [4, 8, 12, 16, 20] and history.last[
+        "parameters"
+    ] < 131
+    assert len(passes) == 1 + 1 + 2, "to look at it, for the probe, and for the epochs"
+    first = gg.Dataset(data[0].samples[:25], data[0].targets[:25])
+    same = trainer_of(mlp(), 1, apoptosis=gg.Apoptosis(every=4, budget=0.3, epsilon=9.0, probe=first))
+    again = same.fit(stream, epochs=2, batch_size=10, progress=False)
+    assert without_times(again.apoptosis) == without_times(history.apoptosis)
+
+
+def test_text_that_streams_and_state_that_is_carried(tmp_path):
+    text = "the quick brown fox jumps over the lazy dog.\n" * 60
+    train, test = gg.data.text(text, 8, windows="streams", validation=0.25)
+    count = len(train.vocabulary)
+
+    def make():
+        x = gg.Input((8,), dtype="int32")
+        y = gg.ReLU()(gg.Linear(40, name="mid")(gg.LSTM(12, stateful=True, name="rnn")(gg.Embedding(count, 8)(x))))
+        rule = gg.Apoptosis(every=5, budget=0.1, epsilon=0.5, probe=20, layers="mid")
+        return trainer_of(gg.Model(x, gg.Linear(count)(y)), optimizer=gg.Adam(lr=0.01), apoptosis=rule)
+
+    history = make().fit(train, test, epochs=3, batch_size=8, callbacks=[Save(tmp_path / "c")], progress=False)
+    assert history.last["units"]["mid"] < 40 and history.last["units"]["rnn"] == 12
+    again = make().fit(train, test, epochs=3, batch_size=8, resume=tmp_path / "c1", progress=False)
+    assert again.weights_sha256 == history.weights_sha256 and again["parameters"] == history["parameters"]
+
+
+def test_the_learning_rate_goes_on(data):
+    """By a schedule, and where a callback has set it."""
+
+    class Look(gg.Callback):
+        def on_shrink(self, trainer, event):
+            seen.append((event["step"], bool(event["left"]), event["undone"], trainer.consensus_weights()))
+
+    for set_rate in (None, 0.0):
+        seen = []
+        schedule = gg.schedules.StepDecay(every=5, gamma=1e-30)  # of 6 steps an epoch: there is no training after 5
+        rule = gg.Apoptosis(every=6, budget=0.2, epsilon=9.0, layers="fc1")
+        trainer = trainer_of(mlp(), 3, optimizer=gg.SGD(lr=0.05, schedule=schedule), apoptosis=rule)
+        if set_rate is not None:
+            trainer.learning_rate = set_rate
+        fit(trainer, data, 2)
+        fit(trainer, data, 1, callbacks=[Look()])
+        assert len(seen) == 1 and seen[0][0] == 12 and not seen[0][2]
+        for name, array in trainer.consensus_weights().items():
+            assert np.allclose(array, seen[0][3][name], atol=1e-6), name
+
+
+def test_shards_of_ones_own(data):
     parts = [data[0][:40], data[0][40:90], data[0][90:]]
-    trainer = shrinking("gossip")
-    history = trainer.fit(parts, epochs=3, batch_size=8, progress=False, sharded=True)
+    history = shrinking("gossip").fit(parts, epochs=3, batch_size=8, progress=False, sharded=True)
     assert [one["step"] for one in history.apoptosis["events"]] == [6, 12, 18]
 
 
@@ -399,6 +457,13 @@ def run_all(comm=None):
         history = fit(trainer, made, 3)
         found.append([history.weights_sha256, without_times(history.apoptosis), history["parameters"]])
         trainer.close()
+    trainer = shrinking("all-reduce", comm=comm)
+    parts = [made[0][:50], made[0][50:90], made[0][90:]]
+    history = trainer.fit(
+        parts if trainer.virtual else parts[trainer.rank], epochs=2, batch_size=8, sharded=True, progress=False
+    )
+    found.append([history.weights_sha256, without_times(history.apoptosis), history["parameters"]])
+    trainer.close()
     return found
 
 
