@@ -18,6 +18,7 @@ typedef struct comparison {
     int64_t length;   /* of a vector */
     float *vector;    /* one a unit */
     float *product;   /* of all pairs; the rows as long as there are units */
+    int64_t *filled;  /* rows of it that are there, while it is made */
     double *norm;     /* |u|, one a unit */
     double *listened; /* the norm of the outgoing weights, times the readers' gains */
     bool *left;
@@ -32,6 +33,7 @@ typedef struct comparison {
 /* A reader's weight as rows x columns x inner elements. */
 typedef struct reader_weight {
     float *at, *bias;
+    double sign; /* of what is added to the bias */
     int64_t rows, columns, inner;
     const int *unit; /* one a column */
 } reader_weight;
@@ -42,6 +44,7 @@ static reader_weight weight_of(const gg_graph *graph, const gg_units *units, con
     reader_weight made = {.at = weights + it->offset,
                           .rows = it->shape.size[0],
                           .columns = it->shape.size[1],
+                          .sign = reader->mean ? -1 : 1,
                           .unit = units->parameter[reader->weight][1].unit};
     made.inner = (int64_t)it->count / made.rows / made.columns;
     if (reader->bias >= 0) made.bias = weights + gg_graph_parameter(graph, reader->bias)->offset;
@@ -58,7 +61,8 @@ static void fold_column(const reader_weight *weight, int64_t from, int64_t to, c
         float *own = weight->at + (r * weight->columns + from) * weight->inner;
         double sum = 0;
         for (int64_t k = 0; k < weight->inner; k++) sum += (double)own[k];
-        if (weight->bias != NULL && merge->value != 0) weight->bias[r] += (float)((double)merge->value * sum);
+        if (weight->bias != NULL && merge->value != 0)
+            weight->bias[r] += (float)(weight->sign * (double)merge->value * sum);
         if (to < weight->columns) {
             float *other = weight->at + (r * weight->columns + to) * weight->inner;
             for (int64_t k = 0; k < weight->inner; k++) other[k] += merge->scale * own[k];
@@ -117,13 +121,6 @@ void gg_merges_destroy(gg_merges *merges) {
 
 /* Vectors ---------------------------------------------------------------------------------------------------------- */
 
-/* The weight of a Linear or Conv2d. */
-static const gg_parameter *first_parameter(const gg_graph *graph, int node) {
-    int first = 0;
-    (void)gg_graph_layer_parameters(graph, gg_graph_node(graph, node)->layer, &first);
-    return gg_graph_parameter(graph, first);
-}
-
 /* NULL: the layer has none. */
 static const gg_parameter *parameter_of(const gg_graph *graph, int node, gg_role role, const char *suffix) {
     int first = 0;
@@ -162,63 +159,95 @@ static bool is_recurrent(const gg_graph *graph, const gg_unit_producer *producer
     return gg_graph_node(graph, producer->node)->desc.kind == GG_LAYER_LSTM;
 }
 
-/* The bias is the last element of a producer's part; of an LSTM, of each gate's. */
-static int64_t row_length(const gg_graph *graph, const gg_unit_producer *producer) {
-    if (is_recurrent(graph, producer)) {
-        const gg_node *node = gg_graph_node(graph, producer->node);
-        return 4 * (gg_graph_node(graph, node->input[0])->shape.size[1] + node->desc.outputs + 1);
-    }
-    const gg_parameter *weight = first_parameter(graph, producer->node);
-    return (int64_t)weight->count / weight->shape.size[0] + 1;
+/* The parameters of a producer whose rows are those of units, in runs that have their biases in common: those of an
+ * LSTM's layers. From number `first` to end - 1. */
+typedef struct run {
+    int first, end;
+    int64_t rows; /* of one unit */
+} run;
+
+static run run_of(const comparison *it, const gg_unit_producer *producer, int number) {
+    run made = {0};
+    const gg_node *node = gg_graph_node(it->graph, producer->node);
+    const int runs = is_recurrent(it->graph, producer) ? (int)node->desc.layers : 1;
+    const int each = gg_graph_layer_parameters(it->graph, node->layer, &made.first) / runs;
+    const gg_unit_axis *axis = &it->units->parameter[made.first][0];
+    if (number >= runs) return (run){0};
+    for (int64_t i = 0; i < axis->count; i++) made.rows += axis->unit[i] == it->group->first;
+    made.first += number * each;
+    made.end = made.first + each;
+    return made;
 }
 
-/* A hidden unit: of each gate the weights of inputs and hidden units, and the sum of the biases. */
-static void fill_hidden_unit(const gg_graph *graph, int node, const float *weights, int64_t row, float *to) {
-    int first = 0;
-    const int count = gg_graph_layer_parameters(graph, gg_graph_node(graph, node)->layer, &first);
-    const int64_t hidden = gg_graph_node(graph, node)->desc.outputs;
-    for (int gate = 0; gate < 4; gate++) {
-        const int64_t at = gate * hidden + row;
-        float bias = 0;
-        for (int k = 0; k < count; k++) {
-            const gg_parameter *it = gg_graph_parameter(graph, first + k);
-            const float *from = weights + it->offset;
-            const int64_t columns = (int64_t)it->count / (4 * hidden);
-            if (it->role == GG_ROLE_BIAS) {
-                bias += from[at];
-            } else {
-                memcpy(to, from + at * columns, (size_t)columns * sizeof *to);
-                to += columns;
-            }
-        }
-        *to++ = bias;
+/* The columns of a parameter whose rows are units' weights; 0: it is another one. */
+static int64_t columns_of(const comparison *it, int parameter) {
+    const gg_parameter *own = gg_graph_parameter(it->graph, parameter);
+    const gg_unit_axis *axis = &it->units->parameter[parameter][0];
+    return own->role == GG_ROLE_WEIGHT && axis->unit != NULL ? (int64_t)own->count / axis->count : 0;
+}
+
+/* Each unit's rows of one parameter, one behind the other from place `begin` of its vector on; of biases they are added
+ * to what is there. columns: of a row. */
+static void fill_rows(comparison *it, const gg_unit_producer *producer, int parameter, int64_t columns,
+                      const float *weights, int64_t begin) {
+    const gg_parameter *own = gg_graph_parameter(it->graph, parameter);
+    const gg_unit_axis *axis = &it->units->parameter[parameter][0];
+    memset(it->filled, 0, (size_t)it->group->units * sizeof *it->filled);
+    for (int64_t row = 0; row < axis->count; row++) {
+        const int unit = axis->unit[row] - it->group->first;
+        if (unit < 0 || unit >= it->group->units) continue;
+        const float *from = weights + own->offset + row * columns;
+        float *to = it->vector + unit * it->length + begin + it->filled[unit]++ * columns;
+        double scale, shift;
+        fold_norm(it->graph, producer->norm, weights, row, &scale, &shift);
+        for (int64_t k = 0; k < columns; k++) to[k] += (float)(scale * (double)from[k]);
     }
+}
+
+/* What the normalisation adds to each unit's sum. */
+static void fill_shifts(comparison *it, const gg_unit_producer *producer, const float *weights, int64_t at) {
+    const gg_unit_axis *axis = &it->units->output[producer->node];
+    for (int64_t row = 0; producer->norm >= 0 && row < axis->count; row++) {
+        const int unit = axis->unit[row] - it->group->first;
+        double scale, shift;
+        if (unit < 0 || unit >= it->group->units) continue;
+        fold_norm(it->graph, producer->norm, weights, row, &scale, &shift);
+        it->vector[unit * it->length + at] += (float)shift;
+    }
+}
+
+/* Numbers that each unit has of all producers: of each run the weights' rows, then the sum of the biases of each row.
+ */
+static int64_t vector_length(const comparison *it) {
+    int64_t length = 0;
+    for (int p = 0; p < it->group->producers; p++) {
+        const gg_unit_producer *producer = &it->group->producer[p];
+        for (int number = 0; run_of(it, producer, number).rows > 0; number++) {
+            const run own = run_of(it, producer, number);
+            for (int k = own.first; k < own.end; k++) length += own.rows * columns_of(it, k);
+            length += own.rows;
+        }
+    }
+    return length;
 }
 
 static void fill_vectors(comparison *it, const float *weights) {
-    int64_t begin = 0;
+    int64_t at = 0;
     for (int p = 0; p < it->group->producers; p++) {
         const gg_unit_producer *producer = &it->group->producer[p];
-        const bool recurrent = is_recurrent(it->graph, producer);
-        const gg_parameter *weight = first_parameter(it->graph, producer->node);
-        const gg_parameter *bias = parameter_of(it->graph, producer->node, GG_ROLE_BIAS, NULL);
-        const gg_unit_axis *axis = &it->units->output[producer->node];
-        const int64_t length = row_length(it->graph, producer);
-        for (int64_t row = 0; row < axis->count; row++) {
-            const int unit = axis->unit[row] - it->group->first;
-            if (unit < 0 || unit >= it->group->units) continue;
-            const float *from = weights + weight->offset + row * (length - 1);
-            float *to = it->vector + unit * it->length + begin;
-            double scale, shift;
-            if (recurrent) {
-                fill_hidden_unit(it->graph, producer->node, weights, row, to);
-                continue;
+        for (int number = 0; run_of(it, producer, number).rows > 0; number++) {
+            const run own = run_of(it, producer, number);
+            for (int k = own.first; k < own.end; k++) {
+                const int64_t columns = columns_of(it, k);
+                if (columns > 0) fill_rows(it, producer, k, columns, weights, at);
+                at += own.rows * columns;
             }
-            fold_norm(it->graph, producer->norm, weights, row, &scale, &shift);
-            for (int64_t k = 0; k < length - 1; k++) to[k] = (float)(scale * (double)from[k]);
-            to[length - 1] = (float)(scale * (double)element_of(bias, weights, row, 0) + shift);
+            for (int k = own.first; k < own.end; k++)
+                if (gg_graph_parameter(it->graph, k)->role == GG_ROLE_BIAS && it->units->parameter[k][0].unit != NULL)
+                    fill_rows(it, producer, k, 1, weights, at);
+            fill_shifts(it, producer, weights, at);
+            at += own.rows;
         }
-        begin += length;
     }
 }
 
@@ -336,7 +365,8 @@ static double activation_of(const gg_unit_group *group, double sum) {
 static void offer_constant(comparison *it, int i) {
     const gg_unit_group *group = it->group;
     if (it->listened[i] == 0) offer(it, i, 0, -1, 0, 0);
-    if (group->rule <= GG_UNIT_ODD) offer(it, i, it->norm[i], -1, 0, 0);
+    if (group->rule <= GG_UNIT_ODD || is_recurrent(it->graph, &group->producer[0]))
+        offer(it, i, it->norm[i], -1, 0, 0); /* a hidden unit that nothing reaches stays zero */
     if (group->producers > 1 || group->activation == GG_LAYER_COUNT) return;
     const float *own = it->vector + i * it->length;
     const double value = activation_of(group, (double)own[it->length - 1]);
@@ -401,9 +431,8 @@ static gg_status choose_units(comparison *it, const gg_merge_options *options, f
     }
     GG_TRY(multiply_pairs(it, options->device));
     for (int i = 0; i < n; i++) choose_partner(it, i);
-    const bool feeds_back = group->producers > 1 || is_recurrent(it->graph, &group->producer[0]);
     const double share = budget_of(options, number);
-    budget = feeds_back || share == 0 ? -1 : share * mass;
+    budget = share == 0 ? -1 : share * mass;
     for (int stay = n; stay > options->least; stay--) {
         const int i = cheapest_unit(it, budget);
         if (i < 0) break;
@@ -437,12 +466,13 @@ static gg_status compare_group(const gg_graph *graph, const gg_units *units, con
     gg_status status = GG_OK;
     comparison it = {.graph = graph, .units = units, .group = group, .flips = true, .constants = true};
     const size_t n = (size_t)group->units;
-    for (int p = 0; p < group->producers; p++) it.length += row_length(graph, &group->producer[p]);
+    it.length = vector_length(&it);
     for (int i = 0; i < group->readers; i++)
         it.constants = it.constants && group->reader[i].constants && group->reader[i].bias >= 0;
     it.flips = it.constants;
     GG_TRY(gg_calloc(n * (size_t)it.length + GG_READ_BEHIND, sizeof *it.vector, "vectors of units", &it.vector));
     GG_TRY(gg_calloc(n * n, sizeof *it.product, "products of units", &it.product));
+    GG_TRY(gg_calloc(n, sizeof *it.filled, "units", &it.filled));
     GG_TRY(gg_calloc(n, sizeof *it.norm, "units", &it.norm));
     GG_TRY(gg_calloc(n, sizeof *it.listened, "units", &it.listened));
     GG_TRY(gg_calloc(n, sizeof *it.left, "units", &it.left));
@@ -455,6 +485,7 @@ static gg_status compare_group(const gg_graph *graph, const gg_units *units, con
 cleanup:
     gg_free(it.vector);
     gg_free(it.product);
+    gg_free(it.filled);
     gg_free(it.norm);
     gg_free(it.listened);
     gg_free(it.left);

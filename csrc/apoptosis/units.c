@@ -356,7 +356,7 @@ static gg_status follow_node(search *s, int node) {
             of->rule = GG_UNIT_EQUAL;
             of->activation = GG_LAYER_COUNT;
             of->constants = false;
-            if (it->desc.layers > 1) fix_outputs(s, of, node, "all layers of '%s' (%s) have one width");
+            of->gain = 1.05; /* the steepest place of one step from a state of zeros, over all gates */
         }
         break;
     case GG_LAYER_RELU:
@@ -452,7 +452,7 @@ static gg_status make_groups(search *s, int *number) {
     for (int g = 0; g < made->groups; g++) {
         gg_unit_group *own = &made->group[g];
         GG_TRY(gg_calloc((size_t)made->nodes, sizeof *own->producer, "unit groups", &own->producer));
-        GG_TRY(gg_calloc(2 * (size_t)made->nodes, sizeof *own->reader, "unit groups", &own->reader));
+        GG_TRY(gg_calloc((size_t)made->parameters + 1, sizeof *own->reader, "unit groups", &own->reader));
         own->activation = GG_LAYER_COUNT;
         for (int node = 0; node < made->nodes; node++)
             if (bits[(size_t)root[g] * words + (size_t)node / 64] >> node % 64 & 1)
@@ -477,6 +477,24 @@ cleanup:
     return status;
 }
 
+/* Of each layer weight_ih, weight_hh and their biases. Hidden unit k of all layers is one unit. */
+static gg_status index_lstm(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    const gg_unit_axis *own = &s->made->output[node];
+    const int each = it->desc.bias ? 4 : 2;
+    int first = 0;
+    const int count = gg_graph_layer_parameters(s->graph, it->layer, &first);
+    for (int k = 0; k < count; k++) {
+        gg_unit_axis *axis = s->made->parameter[first + k];
+        GG_TRY(copy_axis(own, 4, &axis[0]));
+        if (k == 0 && reads_units(s, node)) GG_TRY(copy_axis(&s->made->output[it->input[0]], 1, &axis[1]));
+        if (k > 0 && k % each < 2) GG_TRY(copy_axis(own, 1, &axis[1]));
+    }
+cleanup:
+    return status;
+}
+
 static gg_status index_parameters(search *s, int node) {
     gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
@@ -486,12 +504,15 @@ static gg_status index_parameters(search *s, int node) {
     const int count = gg_graph_layer_parameters(s->graph, it->layer, &first);
     const gg_unit_axis *in = &made->output[it->input[0]], *own = &made->output[node];
     const gg_layer_kind kind = it->desc.kind;
+    if (kind == GG_LAYER_LSTM) {
+        GG_TRY(index_lstm(s, node));
+        goto cleanup;
+    }
     for (int k = 0; k < count; k++) {
         gg_unit_axis *axis = made->parameter[first + k];
         if (is_producer(kind)) {
-            GG_TRY(copy_axis(own, kind == GG_LAYER_LSTM ? 4 : 1, &axis[0]));
+            GG_TRY(copy_axis(own, 1, &axis[0]));
             if (k == 0 && reads_units(s, node)) GG_TRY(copy_axis(in, 1, &axis[1]));
-            if (k == 1 && kind == GG_LAYER_LSTM && it->desc.layers == 1) GG_TRY(copy_axis(own, 1, &axis[1]));
         } else if (kind == GG_LAYER_BATCH_NORM1D || kind == GG_LAYER_BATCH_NORM2D) {
             GG_TRY(copy_axis(own, 1, &axis[0]));
         }
@@ -523,6 +544,24 @@ static void add_reader(gg_unit_group *group, const outputs *from, gg_unit_reader
     group->reader[group->readers++] = reader;
 }
 
+/* Where a constant of what a layer sums up goes: into its bias, or from the running mean of the normalisation that
+ * alone reads it; of an LSTM, into that of its first layer. */
+static void find_sink(search *s, int node, gg_unit_reader *reader) {
+    const gg_node *it = gg_graph_node(s->graph, node);
+    int first = 0;
+    (void)gg_graph_layer_parameters(s->graph, it->layer, &first);
+    reader->bias = it->desc.bias ? first + (it->desc.kind == GG_LAYER_LSTM ? 2 : 1) : -1;
+    for (int i = node + 1; reader->bias < 0 && s->readers[node] == 1 && i < gg_graph_nodes(s->graph); i++) {
+        const gg_node *norm = gg_graph_node(s->graph, i);
+        if (norm->inputs != 1 || norm->input[0] != node || !norm->desc.track_statistics) continue;
+        if (norm->desc.kind != GG_LAYER_BATCH_NORM1D && norm->desc.kind != GG_LAYER_BATCH_NORM2D) continue;
+        const int count = gg_graph_layer_parameters(s->graph, norm->layer, &first);
+        for (int k = first; k < first + count; k++)
+            if (strstr(gg_graph_parameter(s->graph, k)->name, ".running_mean") != NULL) reader->bias = k;
+        reader->mean = reader->bias >= 0;
+    }
+}
+
 static void note_reader(search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
     const outputs *from = &s->out[it->input[0]];
@@ -535,33 +574,30 @@ static void note_reader(search *s, int node) {
         it->desc.kind == GG_LAYER_CONV2D ? from->gain * sqrt(windows_of_element(&it->desc.window)) : from->gain;
     int first = 0;
     (void)gg_graph_layer_parameters(s->graph, it->layer, &first);
-    const int bias = it->desc.kind == GG_LAYER_LSTM ? 2 : 1; /* behind the weights of an LSTM's first layer */
+    gg_unit_reader reader = {
+        .node = node, .weight = first, .bias = -1, .gain = gain, .constants = from->constants && !padded};
+    find_sink(s, node, &reader);
     for (int64_t i = 0; i < in->count; i++) {
         if (in->unit[i] < 0) continue;
         gg_unit_group *group = &s->made->group[s->made->group_of[in->unit[i]]];
         if (group->readers > 0 && group->reader[group->readers - 1].node == node) continue;
-        add_reader(group, from,
-                   (gg_unit_reader){.node = node,
-                                    .weight = first,
-                                    .bias = it->desc.bias ? first + bias : -1,
-                                    .gain = gain,
-                                    .constants = from->constants && !padded});
+        add_reader(group, from, reader);
     }
 }
 
-/* Hidden units are inputs of the same layer one position later. */
+/* Hidden units are inputs of the same layer one position later, and of the layer that reads it. */
 static void note_recurrence(search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
     int first = 0;
-    if (it->desc.layers > 1) return;
-    (void)gg_graph_layer_parameters(s->graph, it->layer, &first);
+    const int each = it->desc.bias ? 4 : 2, count = gg_graph_layer_parameters(s->graph, it->layer, &first);
     for (int g = 0; g < s->made->groups; g++) {
         bool own = false;
         for (int64_t i = 0; i < s->made->output[node].count; i++)
             own = own || s->made->group_of[s->made->output[node].unit[i]] == g;
-        if (own)
-            add_reader(&s->made->group[g], &s->out[node],
-                       (gg_unit_reader){.node = node, .weight = first + 1, .bias = -1, .gain = 1});
+        for (int k = 1; own && k < count; k++)
+            if (k % each < 2)
+                add_reader(&s->made->group[g], &s->out[node],
+                           (gg_unit_reader){.node = node, .weight = first + k, .bias = -1, .gain = s->out[node].gain});
     }
 }
 

@@ -2,9 +2,10 @@
  *
  * A unit is a neuron of a Linear, a filter of a Conv2d, or a hidden unit of an LSTM, with all that is indexed by it:
  * its rows, its elements of a batch normalisation, the columns of the layers that read it. Where branches are added,
- * one unit is an output of several layers; where they are concatenated, a layer reads units of several. Activations,
- * pooling, dropout and Flatten are followed. Layers that mix or move what they read (attention, Reshape, Slice, Pad,
- * normalisations over units, grouped convolutions, ...) are not: their inputs have to stay.
+ * one unit is an output of several layers; where they are concatenated, a layer reads units of several. An LSTM has one
+ * width, so that hidden unit k of all its layers is one unit. Activations, pooling, dropout and Flatten are followed.
+ * Layers that mix or move what they read (attention, Reshape, Slice, Pad, normalisations over units, grouped
+ * convolutions, ...) are not: their inputs have to stay.
  *
  * Pure functions of a finished graph; what they give is constant, and read by any thread. */
 #ifndef GG_APOPTOSIS_UNITS_H
@@ -36,8 +37,10 @@ typedef struct gg_unit_reader {
     int node;       /* LINEAR, CONV2D or LSTM */
     int weight;     /* the parameter whose axis 1 they are indices of */
     int bias;       /* the parameter to which a constant input can be added; -1: it has none */
+    bool mean;      /* `bias` is the running mean of the batch normalisation behind, from which it is subtracted */
     double gain;    /* an error of the units' sums changes what the reader sums up at most by so much times the norm of
-                       its weights (2-norms over all places). Of an LSTM without what its recurrence makes of it */
+                       its weights (2-norms over all places). Of an LSTM of one step, without what its recurrence and
+                       further    layers make of it */
     bool constants; /* a unit with the same sum everywhere is read as one number everywhere: no padding */
 } gg_unit_reader;
 

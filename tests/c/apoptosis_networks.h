@@ -173,10 +173,23 @@ static inline gg_graph *branches(void) {
     return finish_graph(graph, add_linear(graph, "fc", 4, at));
 }
 
-static inline gg_graph *recurrent(void) {
+/* Convolutions without biases, 1x1 behind the first, with a normalisation behind each. */
+static inline gg_graph *normalised(void) {
+    gg_graph *graph = begin_graph((gg_shape){3, {2, 6, 6}});
+    int at = add_simple(graph, GG_LAYER_TANH, "a.tanh", add_conv(graph, "a", 7, 3, 1, true, 0));
+    at = add_norm(graph, "b.bn", add_conv(graph, "b", 8, 1, 0, false, at));
+    at = add_simple(graph, GG_LAYER_RELU, "b.relu", at);
+    at = add_norm(graph, "c.bn", add_conv(graph, "c", 6, 1, 0, false, at));
+    at = add_simple(graph, GG_LAYER_FLATTEN, "flatten", add_simple(graph, GG_LAYER_RELU, "c.relu", at));
+    return finish_graph(graph, add_linear(graph, "fc", 3, at));
+}
+
+static inline gg_graph *recurrent(int64_t layers, bool bias) {
     gg_graph *graph = begin_graph((gg_shape){2, {5, 7}});
     gg_layer_desc desc = layer(GG_LAYER_LSTM, "lstm");
     desc.outputs = 9;
+    desc.layers = layers;
+    desc.bias = bias;
     int at = add_simple(graph, GG_LAYER_TANH, "tanh", add_linear(graph, "in", 6, 0));
     at = add_simple(graph, GG_LAYER_RELU, "relu", add_linear(graph, "mid", 8, add_layer(graph, desc, at)));
     return finish_graph(graph, add_linear(graph, "out", 4, at));

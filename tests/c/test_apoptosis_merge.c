@@ -43,13 +43,16 @@ static void plant_sum(const gg_graph *graph, const gg_unit_producer *producer, f
     shift[i] = c * shift[j];
 }
 
-/* All gates of hidden unit i as those of j, with other biases of the same sum. */
+/* All gates of hidden unit i as those of j, in all layers, with other biases of the same sum. */
 static void plant_hidden_unit(const gg_graph *graph, int node, float *weights, int64_t i, int64_t j) {
-    static const char *const suffixes[] = {".weight_ih_l0", ".weight_hh_l0", ".bias_ih_l0", ".bias_hh_l0"};
-    const int64_t hidden = gg_graph_node(graph, node)->desc.outputs;
-    for (int k = 0; k < 4; k++) {
+    static const char *const suffixes[] = {".weight_ih_l", ".weight_hh_l", ".bias_ih_l", ".bias_hh_l"};
+    const gg_layer_desc *desc = &gg_graph_node(graph, node)->desc;
+    const int64_t hidden = desc->outputs;
+    for (int n = 0; n < 4 * (int)desc->layers; n++) {
         char full[2 * GG_NAME_LENGTH];
-        snprintf(full, sizeof full, "%s%s", gg_graph_node(graph, node)->desc.name, suffixes[k]);
+        const int k = n % 4;
+        if (!desc->bias && k > 1) continue;
+        snprintf(full, sizeof full, "%s%s%d", desc->name, suffixes[k], n / 4);
         const gg_parameter *it = parameter_named(graph, full);
         const int64_t columns = (int64_t)it->count / (4 * hidden);
         float *at = weights + it->offset;
@@ -436,9 +439,71 @@ static void test_heirs(void) {
     }
 }
 
+/* A filter that its normalisation makes a constant goes into the running mean of the one behind its reader. */
+static void test_dead_filters(void) {
+    for (int round = 0; round < 4; round++) {
+        gg_graph *graph = normalised();
+        gg_units *units = NULL;
+        float *weights = random_arena(graph, 60 + (uint64_t)round);
+        CHECK_OK(gg_units_find(graph, &units));
+        const gg_unit_group *group = &units->group[gg_units_group_named(units, graph, "b")];
+        CHECK(group->reader[0].mean);
+        float *scale = values_of(graph, weights, "b.bn", ".weight"), *own = values_of(graph, weights, "b", ".weight");
+        if (round < 2) scale[5] = 0;
+        else memset(own + 5 * 7, 0, 7 * sizeof *own);
+        values_of(graph, weights, "b.bn", ".bias")[5] = round % 2 ? 3.0f : -3.0f;
+        gg_merges *merges = find_merges(graph, units, weights, 0, 1);
+        CHECK_INT(merges->count, 1);
+        CHECK_INT(merges->merge[0].unit - group->first, 5);
+        CHECK(round % 2 ? merges->merge[0].value > 1 : merges->merge[0].value == 0);
+        float *whole = run_network(graph, weights, 1), *part = run_merged(graph, units, merges, weights, 1);
+        for (int64_t i = 0; i < output_values(graph); i++) CHECK_NEAR(part[i], whole[i], 2e-5);
+        free(whole);
+        free(part);
+        gg_merges_destroy(merges);
+        gg_free(weights);
+        gg_units_destroy(units);
+        gg_graph_destroy(graph);
+    }
+}
+
+/* With a budget hidden units leave, the ones that reach least; what they change in one step is within the bound. */
+static void test_hidden_units_leave(void) {
+    for (int layers = 1; layers < 3; layers++) {
+        gg_graph *graph = recurrent(layers, true);
+        gg_units *units = NULL;
+        float *weights = random_arena(graph, 8);
+        CHECK_OK(gg_units_find(graph, &units));
+        const int group = gg_units_group_named(units, graph, "lstm");
+        for (int k = 0; k < gg_graph_parameters(graph); k++) {
+            const gg_unit_axis *axis = &units->parameter[k][1];
+            const gg_parameter *it = gg_graph_parameter(graph, k);
+            for (int64_t r = 0; axis->unit != NULL && r < it->shape.size[0]; r++)
+                for (int64_t c = 0; c < axis->count; c++)
+                    if (axis->unit[c] == units->group[group].first + 6)
+                        weights[it->offset + (size_t)(r * axis->count + c)] *= 1e-3f;
+        }
+        bool chosen[3] = {false};
+        chosen[group] = true;
+        gg_merges *merges = NULL;
+        const gg_merge_options options = {.budget = 0.01, .least = 1, .groups = chosen, .device = device};
+        CHECK_OK(gg_merges_find(graph, units, weights, &options, &merges));
+        CHECK_INT(merges->count, 1);
+        CHECK_INT(merges->merge[0].unit, units->group[group].first + 6);
+        float *whole = run_network(graph, weights, 1), *part = run_merged(graph, units, merges, weights, 1);
+        for (int64_t i = 0; i < output_values(graph); i++) CHECK_NEAR(part[i], whole[i], 0.02);
+        free(whole);
+        free(part);
+        gg_merges_destroy(merges);
+        gg_free(weights);
+        gg_units_destroy(units);
+        gg_graph_destroy(graph);
+    }
+}
+
 /* Hidden units that differ in one gate stay. */
 static void test_gates(void) {
-    gg_graph *graph = recurrent();
+    gg_graph *graph = recurrent(1, true);
     gg_units *units = NULL;
     CHECK_OK(gg_units_find(graph, &units));
     const gg_unit_producer *lstm = &units->group[gg_units_group_named(units, graph, "lstm")].producer[0];
@@ -467,13 +532,18 @@ int main(void) {
     test_planted(cifar_quick(), 3);
     test_planted(resnet(), 5);
     test_planted(branches(), 5);
-    test_planted(recurrent(), 5);
+    test_planted(normalised(), 5);
+    test_planted(recurrent(1, true), 5);
+    test_planted(recurrent(2, true), 5);
+    test_planted(recurrent(3, false), 5);
     test_bounds();
     test_budgets();
     test_windows();
     test_variances();
     test_options();
     test_heirs();
+    test_dead_filters();
+    test_hidden_units_leave();
     test_gates();
     if (device) device->table->close(device);
     CHECK_INT(gg_memory_live_bytes(), 0);

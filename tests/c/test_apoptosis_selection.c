@@ -149,7 +149,10 @@ int main(void) {
     test_network(cifar_quick(), 4);
     test_network(resnet(), 10);
     test_network(branches(), 20);
-    test_network(recurrent(), 20);
+    test_network(recurrent(1, true), 20);
+    test_network(recurrent(3, true), 20);
+    test_network(recurrent(2, false), 10);
+    test_network(normalised(), 10);
     test_same();
     if (device) device->table->close(device);
     CHECK_INT(gg_memory_live_bytes(), 0);

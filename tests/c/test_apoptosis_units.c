@@ -117,7 +117,8 @@ static void test_resnet(void) {
     CHECK_TEXT(inner->fixed, "");
     CHECK_TEXT(inner->single, "");
     CHECK_TEXT(gg_graph_node(graph, inner->producer[0].norm)->desc.name, "b.bn1");
-    CHECK_INT(inner->reader[0].bias, -1);
+    CHECK(inner->reader[0].mean);
+    CHECK_TEXT(gg_graph_parameter(graph, inner->reader[0].bias)->name, "b.bn2.running_mean");
     const gg_unit_group *stream = group_named(units, graph, "conv");
     CHECK_INT(stream->producers, 2); /* conv and a.conv2 */
     CHECK_TEXT(stream->fixed, "'b.pad' (pad) reads them, through which units are not followed");
@@ -145,7 +146,7 @@ static void test_branches(void) {
 }
 
 static void test_recurrent(void) {
-    gg_graph *graph = recurrent();
+    gg_graph *graph = recurrent(1, true);
     gg_units *units = find(graph);
     const gg_unit_group *lstm = group_named(units, graph, "lstm"), *in = group_named(units, graph, "in");
     CHECK_TEXT(lstm->fixed, "");
@@ -160,6 +161,26 @@ static void test_recurrent(void) {
     CHECK_INT(recurrence[1].count, 9);
     for (int k = 0; k < 36; k++) CHECK_INT(recurrence[0].unit[k], lstm->first + k % 9);
     for (int k = 0; k < 6; k++) CHECK_INT(units->parameter[in->reader[0].weight][1].unit[k], in->first + k);
+    done(graph, units);
+}
+
+/* One width: hidden unit k of all layers is one unit, which each layer reads of the one before. */
+static void test_recurrent_layers(void) {
+    gg_graph *graph = recurrent(3, false);
+    gg_units *units = find(graph);
+    const gg_unit_group *lstm = group_named(units, graph, "lstm");
+    CHECK_TEXT(lstm->fixed, "");
+    CHECK_INT(lstm->units, 9);
+    CHECK_INT(lstm->readers, 6); /* of the LSTM weight_hh of three layers and weight_ih of two; mid */
+    for (int p = 0; p < units->parameters; p++) {
+        const char *name = gg_graph_parameter(graph, p)->name;
+        if (strncmp(name, "lstm.", 5) != 0) continue;
+        const int64_t columns = strcmp(name, "lstm.weight_ih_l0") == 0 ? 6 : 9;
+        CHECK_INT(units->parameter[p][0].count, 36);
+        CHECK_INT(units->parameter[p][1].count, columns);
+        for (int k = 0; k < 36; k++) CHECK_INT(units->parameter[p][0].unit[k], lstm->first + k % 9);
+        for (int k = 0; columns == 9 && k < 9; k++) CHECK_INT(units->parameter[p][1].unit[k], lstm->first + k);
+    }
     done(graph, units);
 }
 
@@ -220,6 +241,7 @@ int main(void) {
     test_resnet();
     test_branches();
     test_recurrent();
+    test_recurrent_layers();
     test_fixed();
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;
