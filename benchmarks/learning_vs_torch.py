@@ -268,23 +268,23 @@ def main() -> None:
     parser.add_argument("--take", type=int, help="so many samples of CIFAR-10's sets")
     parser.add_argument("--progress", action="store_true")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch; ours: OMP_NUM_THREADS")
+    parser.add_argument("--only", choices=("ours", "pytorch"), help="one side")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     differences = []
     for seed in range(arguments.seeds):
         problem = PROBLEMS[arguments.problem](arguments, seed)
-        found, seconds = [], []
-        for side in (problem.ours, problem.pytorch):
+        found: dict[str, float] = {}
+        print(f"{arguments.problem}, seed {seed}: {problem.measured}", end="", flush=True)
+        for name in [arguments.only] if arguments.only else ["ours", "pytorch"]:
             begin = time.perf_counter()
-            found.append(side())
-            seconds.append(time.perf_counter() - begin)
-        differences.append(found[0] - found[1])
-        print(
-            f"{arguments.problem}, seed {seed}: {problem.measured} ours {found[0]:.4f} ({seconds[0]:.0f} s), "
-            f"PyTorch {found[1]:.4f} ({seconds[1]:.0f} s)",
-            flush=True,
-        )
-    print(f"mean of ours - PyTorch's: {statistics.mean(differences):+.4f}")
+            found[name] = getattr(problem, name)()
+            print(f", {name} {found[name]:.4f} ({time.perf_counter() - begin:.0f} s)", end="", flush=True)
+        print(flush=True)
+        if len(found) == 2:
+            differences.append(found["ours"] - found["pytorch"])
+    if differences:
+        print(f"mean of ours - PyTorch's: {statistics.mean(differences):+.4f}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import gossipgrad as gg
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--data", help="the text; default: shakespeare of gossipgrad.data.load")
 parser.add_argument("--steps", type=int, default=2000)
+parser.add_argument("--lr", type=float, default=2e-3, help="of Adam")
 parser.add_argument("--ranks", type=int, default=1, help="of a virtual cluster")
 parser.add_argument("--strategy", choices=("gossipgrad", "allreduce"), default="gossipgrad")
 parser.add_argument("--seed", type=int, default=0)
@@ -28,7 +29,7 @@ while given.steps % epochs:
 train = train[: 52 * given.steps // epochs]
 trainer = gg.Trainer(
     gg.models.char_lstm(len(vocabulary), sequence=64),
-    optimizer=gg.Adam(lr=2e-3),
+    optimizer=gg.Adam(lr=given.lr),
     strategy=gg.GossipGraD() if given.strategy == "gossipgrad" else gg.AllReduce(),
     comm=gg.VirtualCluster(given.ranks) if given.ranks > 1 else None,
     seed=given.seed,

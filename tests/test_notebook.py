@@ -46,3 +46,17 @@ def test_the_notebook_runs(tmp_path):
     assert accuracy["gossip"] > 88 and accuracy["all-reduce"] > 88
     distance = {name: float(line.split("distance ")[1].split(",")[0]) for name, line in found.items()}
     assert distance["gossip"] < 0.1 * distance["no exchange"]
+
+
+def test_apoptosis(data_dir, tmp_path):
+    outputs = executed("apoptosis.ipynb", tmp_path)
+    assert sum("image/png" in o.get("data", {}) for o in outputs) == 1
+    lines = "".join(o.get("text", "") for o in outputs).splitlines()
+    assert "left: {'fc1': 11}" in lines, "the ten that were planted, and the one that hears nothing"
+    change, largest = next(line for line in lines if line.startswith("largest change")).split(": ")[1].split(", of ")
+    assert float(change) < 1e-5 * float(largest)
+    found = {line[:12].strip(): line.split("AUC ")[1] for line in lines if "AUC" in line}
+    auc = {name: float(line.split(",")[0]) for name, line in found.items()}
+    parameters = {name: int(line.split(", ")[1].split()[0].replace(",", "")) for name, line in found.items()}
+    assert parameters["all neurons"] == 189601 > 20 * parameters["apoptosis"]
+    assert auc["apoptosis"] > auc["all neurons"] - 0.01 > 0.7
