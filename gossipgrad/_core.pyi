@@ -260,7 +260,7 @@ class Trainer:
         self,
         budgets: dict[str, float],
         *,
-        least: int = 1,
+        least: int | dict[str, int] = 1,
         probe: Dataset | None = None,
         batch: int = 64,
         epsilon: float = 0.0,
@@ -268,9 +268,10 @@ class Trainer:
         """Completes what is in flight, and finds the units of the consensus model that may leave. Collective.
 
         budgets: 0 to 1 by layers of Graph.units(); others do not shrink. Where several layers of one group are named
-        the smallest counts. least: units that stay in each. probe: the same set on all ranks, evaluated `batch` samples
-        at a time; accepted where loss_after <= loss_before + epsilon * |loss_before|. ValueError for a layer that cannot
-        shrink, with the reason; FloatingPointError on all ranks where weights are not finite.
+        the smallest counts. least: units that stay in each group, or by layers, others 1. probe: the same set on all
+        ranks, evaluated `batch` samples at a time; accepted where loss_after <= loss_before + epsilon * |loss_before|.
+        ValueError for a layer that cannot shrink, with the reason; FloatingPointError on all ranks where weights are
+        not finite.
         """
     def apply_shrink(self, plan: ShrinkPlan, graph: Graph, /) -> None:
         """Goes on with the smaller network, accepted or not. graph: of the plan's sizes. Collective.

@@ -254,6 +254,7 @@ def test_what_cannot_be_planned_or_applied_changes_nothing():
         ({"conv": -0.1}, {}, "budget: -0.1; must be 0 to 1"),
         ({"conv": float("nan")}, {}, "must be 0 to 1"),
         ({"conv": 0.0}, {"least": 0}, "least: 0; must be at least 1"),
+        ({"conv": 0.0}, {"least": {"fc": -2}}, "least: -2; must be at least 1"),
         ({"norm": 0.0}, {}, "'norm' cannot shrink: it is no layer that has units"),
         ({"out": 0.0}, {}, "'out' cannot shrink: .* is an output of the network"),
         ({"conv": 0.0}, {"probe": probe, "batch": 0}, "batch: 0; must be at least 1"),
@@ -267,6 +268,8 @@ def test_what_cannot_be_planned_or_applied_changes_nothing():
     assert not nothing.accepted and nothing.left == {} == nothing.outputs and nothing.loss_before is None
     with pytest.raises(ValueError, match="says that nothing leaves"):
         core.apply_shrink(nothing, trainer.net.graph)
+    assert core.plan_shrink({"conv": 1.0, "fc": 1.0}).outputs == {"conv": 1, "fc": 1}
+    assert core.plan_shrink({"conv": 1.0, "fc": 1.0}, least={"conv": 3, "fc": 5}).outputs == {"conv": 3, "fc": 5}
     plan = core.plan_shrink({"conv": 0.0})
     assert plan.accepted and plan.loss_after is None and len(plan.left["conv"]) == 1
     with pytest.raises(ValueError, match="is not of the network that is given"):

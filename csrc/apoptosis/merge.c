@@ -276,47 +276,92 @@ static double listening_of(const comparison *it, int unit, float *weights) {
     return sqrt(sum);
 }
 
-/* Value i of sample n of a batch of samples with `values` values. */
-static int64_t place_of(gg_layout layout, int64_t batch, int64_t values, int64_t n, int64_t i) {
-    return layout == GG_LAYOUT_PLAIN ? n * values + i : i * gg_lanes_padded(batch) + n;
+/* to[c][r] = from[r][c], in tiles that lie in the first cache. */
+static void transpose(int64_t rows, int64_t columns, const float *from, int64_t from_row, float *to, int64_t to_row) {
+    enum { TILE = 32 };
+    for (int64_t r = 0; r < rows; r += TILE)
+        for (int64_t c = 0; c < columns; c += TILE)
+            for (int64_t i = r; i < rows && i < r + TILE; i++)
+                for (int64_t k = c; k < columns && k < c + TILE; k++) to[k * to_row + i] = from[i * from_row + k];
 }
 
-/* The products of all pairs: a linear layer whose weight and input are the vectors. */
-static gg_status multiply_pairs(comparison *it, gg_device *device) {
+static void copy_rows(int64_t rows, int64_t columns, const float *from, int64_t from_row, float *to, int64_t to_row) {
+    for (int64_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, (size_t)columns * sizeof *to);
+}
+
+/* A linear layer whose weight are the vectors from unit `begin` on, and whose inputs are the `rows` first of them. */
+static gg_status open_products(gg_device *device, int64_t rows, int64_t outputs, int64_t length, gg_op **op) {
     gg_status status = GG_OK;
-    const int64_t n = it->group->units, length = it->length;
-    gg_op *op = NULL;
-    float *in = NULL, *out = NULL;
-    void *saved = NULL, *scratch = NULL;
-    gg_op_desc desc = {.kind = GG_OP_LINEAR, .batch = n, .inputs = 1};
+    gg_op_desc desc = {.kind = GG_OP_LINEAR, .batch = rows, .inputs = 1};
     desc.input[0] = (gg_shape){1, {length}};
-    desc.output = (gg_shape){1, {n}};
+    desc.output = (gg_shape){1, {outputs}};
     if (device->table->create[GG_OP_LINEAR] == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "apoptosis: the table '%s' has no linear layers", device->table->name);
-    GG_TRY(device->table->create[GG_OP_LINEAR](device, &desc, &op));
-    const gg_layout from = op->input[0].layout, to = op->output.layout;
+    GG_TRY(device->table->create[GG_OP_LINEAR](device, &desc, op));
+    const gg_layout from = (*op)->input[0].layout, to = (*op)->output.layout;
     if ((from != GG_LAYOUT_PLAIN && from != GG_LAYOUT_BATCH_LAST) ||
         (to != GG_LAYOUT_PLAIN && to != GG_LAYOUT_BATCH_LAST))
         GG_FAIL(GG_ERROR_UNSUPPORTED, "apoptosis: the table '%s' has linear layers in a layout of its own",
                 device->table->name);
-    const size_t lanes = (size_t)gg_lanes_padded(n);
-    GG_TRY(gg_calloc(lanes * (size_t)length + GG_READ_BEHIND, sizeof *in, "vectors of units", &in));
-    GG_TRY(gg_calloc(lanes * (size_t)n, sizeof *out, "products of units", &out));
-    GG_TRY(gg_alloc(op->saved_bytes, "products of units", &saved));
-    GG_TRY(gg_alloc(op->scratch_bytes, "products of units", &scratch));
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t k = 0; k < length; k++) in[place_of(from, n, length, i, k)] = it->vector[i * length + k];
-    const float *parameter[1] = {it->vector};
-    gg_op_args args = {.input = {in}, .output = out, .parameter = parameter, .saved = saved, .scratch = scratch};
+cleanup:
+    return status;
+}
+
+/* Memory for the operands of a block of products. */
+typedef struct product_memory {
+    float *in, *out;
+    void *prepared, *saved, *scratch;
+} product_memory;
+
+/* The products of units [begin, begin + rows) with all from `begin` on, and by symmetry the other way. */
+static gg_status multiply_block(comparison *it, gg_device *device, int64_t begin, int64_t rows) {
+    gg_status status = GG_OK;
+    const int64_t n = it->group->units, outputs = n - begin, length = it->length, lanes = gg_lanes_padded(rows);
+    float *vectors = it->vector + begin * length, *product = it->product + begin * n + begin;
+    product_memory own = {0};
+    gg_op *op = NULL;
+    GG_TRY(open_products(device, rows, outputs, length, &op));
+    GG_TRY(gg_calloc((size_t)(lanes * length) + GG_READ_BEHIND, sizeof *own.in, "vectors of units", &own.in));
+    GG_TRY(gg_calloc((size_t)(lanes * outputs), sizeof *own.out, "products of units", &own.out));
+    GG_TRY(gg_alloc(op->prepared_bytes, "products of units", &own.prepared));
+    GG_TRY(gg_alloc(op->saved_bytes, "products of units", &own.saved));
+    GG_TRY(gg_alloc(op->scratch_bytes, "products of units", &own.scratch));
+    if (op->input[0].layout == GG_LAYOUT_PLAIN) copy_rows(rows, length, vectors, length, own.in, length);
+    else transpose(rows, length, vectors, length, own.in, lanes);
+    const float *parameter[1] = {vectors};
+    gg_op_args args = {.input = {own.in},
+                       .output = own.out,
+                       .parameter = parameter,
+                       .prepared = own.prepared,
+                       .saved = own.saved,
+                       .scratch = own.scratch};
+    GG_TRY(gg_op_prepare(op, &args));
     GG_TRY(op->type->forward(op, &args));
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t k = 0; k < n; k++) it->product[i * n + k] = out[place_of(to, n, n, i, k)];
+    if (op->output.layout == GG_LAYOUT_PLAIN) {
+        copy_rows(rows, outputs, own.out, outputs, product, n);
+        transpose(rows, outputs, own.out, outputs, product, n);
+    } else {
+        transpose(outputs, rows, own.out, lanes, product, n);
+        copy_rows(outputs, rows, own.out, lanes, product, n);
+    }
 cleanup:
     gg_op_destroy(op);
-    gg_free(in);
-    gg_free(out);
-    gg_free(saved);
-    gg_free(scratch);
+    gg_free(own.in);
+    gg_free(own.out);
+    gg_free(own.prepared);
+    gg_free(own.saved);
+    gg_free(own.scratch);
+    return status;
+}
+
+/* The products of all pairs, in blocks, so that the memory for operands is a part of that of the vectors. */
+static gg_status multiply_pairs(comparison *it, gg_device *device) {
+    enum { BLOCK = 256 }; /* units: whole lanes, so that every block's vectors are aligned */
+    gg_status status = GG_OK;
+    const int64_t n = it->group->units;
+    for (int64_t begin = 0; begin < n; begin += BLOCK)
+        GG_TRY(multiply_block(it, device, begin, n - begin < BLOCK ? n - begin : BLOCK));
+cleanup:
     return status;
 }
 
@@ -384,8 +429,11 @@ static void choose_partner(comparison *it, int i) {
         if (j == i || it->left[j]) continue;
         const double other = it->norm[j] * it->norm[j];
         double product = (double)it->product[i * n + j], c = allowed_scale(it, product, other);
-        double distance = sqrt(fmax(0, square - 2 * c * product + c * c * other));
-        if (distance * distance < INEXACT * (square + c * c * other)) {
+        const double squared = square - 2 * c * product + c * c * other;
+        const bool inexact = squared < INEXACT * (square + c * c * other);
+        if (!inexact && squared >= it->distance[i] * it->distance[i]) continue;
+        double distance = sqrt(fmax(0, squared));
+        if (inexact) {
             product = dot(it, i, j);
             c = (double)(float)allowed_scale(it, product, other);
             distance = exact_distance(it, i, j, c);
@@ -412,8 +460,31 @@ static int cheapest_unit(const comparison *it, double budget) {
     return best;
 }
 
+/* Of all units at once: readers' weights are gone through in the order in which they lie in memory. */
+static void listen_to_all(comparison *it, float *weights) {
+    const int n = it->group->units;
+    for (int i = 0; i < n; i++) it->listened[i] = 0;
+    for (int i = 0; i < it->group->readers; i++) {
+        const gg_unit_reader *reader = &it->group->reader[i];
+        const reader_weight weight = weight_of(it->graph, it->units, reader, weights);
+        const double gain = reader->gain * reader->gain;
+        for (int64_t r = 0; r < weight.rows; r++)
+            for (int64_t c = 0; c < weight.columns; c++) {
+                const int unit = weight.unit[c] - it->group->first;
+                const float *at = weight.at + (r * weight.columns + c) * weight.inner;
+                if (unit < 0 || unit >= n) continue;
+                for (int64_t k = 0; k < weight.inner; k++) it->listened[unit] += gain * (double)at[k] * (double)at[k];
+            }
+    }
+    for (int i = 0; i < n; i++) it->listened[i] = sqrt(it->listened[i]);
+}
+
 static double budget_of(const gg_merge_options *options, int group) {
     return options->budgets != NULL ? options->budgets[group] : options->budget;
+}
+
+static int least_of(const gg_merge_options *options, int group) {
+    return options->leasts != NULL ? options->leasts[group] : options->least;
 }
 
 static gg_status choose_units(comparison *it, const gg_merge_options *options, float *weights, gg_merges *out) {
@@ -421,9 +492,9 @@ static gg_status choose_units(comparison *it, const gg_merge_options *options, f
     const gg_unit_group *group = it->group;
     const int n = group->units, number = it->units->group_of[group->first];
     double mass = 0, budget;
+    listen_to_all(it, weights);
     for (int i = 0; i < n; i++) {
         it->norm[i] = sqrt(dot(it, i, i));
-        it->listened[i] = listening_of(it, i, weights);
         mass += it->norm[i] * it->listened[i];
         if (!isfinite(it->norm[i]) || !isfinite(it->listened[i]))
             GG_FAIL(GG_ERROR_NUMERIC, "apoptosis: weights of or behind unit %d of layer '%s' are not finite", i,
@@ -433,7 +504,7 @@ static gg_status choose_units(comparison *it, const gg_merge_options *options, f
     for (int i = 0; i < n; i++) choose_partner(it, i);
     const double share = budget_of(options, number);
     budget = share == 0 ? -1 : share * mass;
-    for (int stay = n; stay > options->least; stay--) {
+    for (int stay = n; stay > least_of(options, number); stay--) {
         const int i = cheapest_unit(it, budget);
         if (i < 0) break;
         const int into = it->into[i] >= 0 ? group->first + it->into[i] : -1;
@@ -506,14 +577,15 @@ gg_status gg_merges_find(const gg_graph *graph, const gg_units *units, const flo
     for (int g = 0; g < units->groups; g++)
         if (!(budget_of(options, g) >= 0 && budget_of(options, g) <= 1))
             GG_FAIL(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", budget_of(options, g));
-    if (options->least < 1) GG_FAIL(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", options->least);
+    for (int g = 0; g < units->groups; g++)
+        if (least_of(options, g) < 1) GG_FAIL(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", least_of(options, g));
     GG_TRY(gg_merges_create(units, &made));
     GG_TRY(gg_alloc(bytes, "weights", &own));
     if (bytes > 0) memcpy(own, weights, bytes);
     for (int g = 0; g < units->groups; g++) {
         const gg_unit_group *group = &units->group[g];
         if (group->fixed[0] != '\0' || group->single[0] != '\0' || group->readers == 0) continue;
-        if ((options->groups != NULL && !options->groups[g]) || group->units <= options->least) continue;
+        if ((options->groups != NULL && !options->groups[g]) || group->units <= least_of(options, g)) continue;
         GG_TRY(compare_group(graph, units, group, options, own, made));
     }
     *out = made;

@@ -27,6 +27,7 @@ typedef struct gg_merge_options {
                       be for c = 0. 0: only what changes nothing but rounding */
     const double *budgets; /* the same, one a group; NULL: `budget` of all */
     int least;             /* so many units stay in each group at least, 1 or more */
+    const int *leasts;     /* the same, one a group; NULL: `least` of all */
     const bool *groups;    /* one a group: whether its units may leave; NULL: all */
     gg_device *device;     /* for the products of all pairs */
 } gg_merge_options;

@@ -1,4 +1,5 @@
 /* _core.ShrinkPlan, and the methods of _core.Trainer that give it another network. */
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -184,6 +185,29 @@ static int set_budget(const gg_graph *graph, const gg_units *units, const char *
     return set ? 0 : -1;
 }
 
+static int py_int_of(PyObject *object) {
+    const long number = PyLong_AsLong(object);
+    return number > INT_MAX ? INT_MAX : number < INT_MIN ? INT_MIN : (int)number;
+}
+
+/* How many units of each group stay at least: a number, or a dict of numbers by layers, the largest of a group's, else
+ * 1. -1 with an exception. */
+static int read_least(const gg_graph *graph, const gg_units *units, PyObject *object, int *least) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    const bool by_layer = object != NULL && PyDict_Check(object);
+    const int all = object == NULL || by_layer ? 1 : py_int_of(object);
+    for (int g = 0; g < units->groups; ++g) least[g] = all;
+    while (by_layer && PyDict_Next(object, &at, &key, &value)) {
+        const char *layer = PyUnicode_AsUTF8(key);
+        const int number = py_int_of(value);
+        if (PyErr_Occurred()) return -1;
+        for (int g = 0; g < units->groups; ++g)
+            if (produces(graph, &units->group[g], layer) && (number > least[g] || number < 1)) least[g] = number;
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static int read_budgets(const gg_graph *graph, const gg_units *units, PyObject *dict, double *budget, bool *groups) {
     PyObject *key, *value;
     Py_ssize_t at = 0;
@@ -199,14 +223,15 @@ static int read_budgets(const gg_graph *graph, const gg_units *units, PyObject *
 static PyObject *py_trainer_plan_shrink(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"budgets", "least", "probe", "batch", "epsilon", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *budgets, *probe = Py_None;
+    PyObject *budgets, *least_object = NULL, *probe = Py_None;
     long long batch = 64;
     gg_units *units = NULL;
     double *budget = NULL;
     bool *groups = NULL;
+    int *least = NULL;
     py_shrink_plan *made = NULL;
-    gg_shrink shrink = {.least = 1};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$iOLd:plan_shrink", names, &PyDict_Type, &budgets, &shrink.least,
+    gg_shrink shrink = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$OOLd:plan_shrink", names, &PyDict_Type, &budgets, &least_object,
                                      &probe, &batch, &shrink.epsilon))
         return NULL;
     if (probe != Py_None && !PyObject_TypeCheck(probe, gg_py_dataset_type)) {
@@ -217,8 +242,12 @@ static PyObject *py_trainer_plan_shrink(PyObject *self, PyObject *args, PyObject
     if (status != GG_OK) return gg_py_raise(status);
     budget = PyMem_Calloc((size_t)units->groups + 1, sizeof *budget);
     groups = PyMem_Calloc((size_t)units->groups + 1, sizeof *groups);
-    if (budget == NULL || groups == NULL) PyErr_NoMemory();
-    if (PyErr_Occurred() || read_budgets(t->graph->graph, units, budgets, budget, groups) < 0) goto cleanup;
+    least = PyMem_Calloc((size_t)units->groups + 1, sizeof *least);
+    if (budget == NULL || groups == NULL || least == NULL) PyErr_NoMemory();
+    if (PyErr_Occurred() || read_least(t->graph->graph, units, least_object, least) < 0 ||
+        read_budgets(t->graph->graph, units, budgets, budget, groups) < 0)
+        goto cleanup;
+    shrink.least = least;
     shrink.budget = budget;
     shrink.groups = groups;
     shrink.probe = probe != Py_None ? &((gg_py_dataset *)probe)->set : NULL;
@@ -240,6 +269,7 @@ cleanup:
     gg_units_destroy(units);
     PyMem_Free(budget);
     PyMem_Free(groups);
+    PyMem_Free(least);
     return (PyObject *)made;
 }
 

@@ -68,7 +68,7 @@ typedef struct plan_call {
 
 static void search(const plan_call *c, gg_replica *r, const float *weights, announcement *said, gg_merges **out) {
     const gg_merge_options options = {
-        .budgets = c->shrink->budget, .least = c->shrink->least, .groups = c->shrink->groups, .device = r->native};
+        .budgets = c->shrink->budget, .leasts = c->shrink->least, .groups = c->shrink->groups, .device = r->native};
     said->status = gg_merges_find(r->options.graph, c->plan->units, weights, &options, out);
     if (said->status != GG_OK) snprintf(said->message, sizeof said->message, "%s", gg_error_message());
     else said->count = (*out)->count;
@@ -185,10 +185,11 @@ cleanup:
 
 static gg_status check_shrink(const gg_trainer *t, const gg_shrink *shrink, const gg_units *units) {
     gg_status status = GG_OK;
-    if (shrink->least < 1) GG_FAIL(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", shrink->least);
     for (int g = 0; g < units->groups; ++g)
         if (!(shrink->budget[g] >= 0 && shrink->budget[g] <= 1))
             GG_FAIL(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", shrink->budget[g]);
+    for (int g = 0; g < units->groups; ++g)
+        if (shrink->least[g] < 1) GG_FAIL(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", shrink->least[g]);
     if (!isfinite(shrink->epsilon)) GG_FAIL(GG_ERROR_ARGUMENT, "epsilon: %g; must be finite", shrink->epsilon);
     if (shrink->probe == NULL) goto cleanup;
     if (shrink->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch: %lld; must be at least 1", (long long)shrink->batch);

@@ -16,7 +16,7 @@
 typedef struct gg_shrink {
     const double *budget; /* one a group of units, 0 to 1: as gg_merge_options.budget */
     const bool *groups;   /* one a group: whether its units may leave; NULL: all that can */
-    int least;            /* so many units stay in each group at least, 1 or more */
+    const int *least;     /* likewise: so many of its units stay at least, 1 or more */
     /* What the loss is compared on, the same set on all ranks, each of which evaluates a part of it; NULL: it is not.
      */
     const gg_dataset *probe;
