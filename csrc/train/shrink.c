@@ -244,7 +244,8 @@ cleanup:
 /* Moments are not folded: a merged unit goes on with the moments of the one that stays. */
 static gg_status map_arena(const void *context, gg_arena_kind kind, float *before, float *after) {
     const gg_shrink_plan *plan = context;
-    if (kind != GG_ARENA_MOMENT) gg_merges_fold(plan->merges, plan->graph, plan->units, before);
+    if (kind != GG_ARENA_MOMENT && kind != GG_ARENA_OUTER_MOMENT)
+        gg_merges_fold(plan->merges, plan->graph, plan->units, before);
     gg_arena_select(plan->selection, before, after);
     return GG_OK;
 }
