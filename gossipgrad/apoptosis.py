@@ -6,9 +6,12 @@ Pure: nothing here knows ranks, files or the core. events.py does what is decide
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+import numpy as np
 
 from gossipgrad.data.arrays import Dataset, as_dataset
 from gossipgrad.errors import did_you_mean, integer, named_keywords, number, store
@@ -31,6 +34,42 @@ def layer_patterns(value: Any) -> tuple[str, ...]:
     if not given or not all(given):
         raise ValueError(f"layers={value!r}: {allowed}, none of them empty")
     return tuple(given)
+
+
+Least = int | float | Mapping[str, int | float]
+
+
+def _least(argument: str, value: Any) -> int | float:
+    if isinstance(value, (float, np.floating)):
+        return number(argument, value, above=0.0, below=1.0)
+    return integer(argument, value, 1)
+
+
+def least_units(value: Any) -> Least:
+    """How many units stay: a number, a share, or these by layer_patterns. TypeError, ValueError: another thing."""
+    if not isinstance(value, Mapping):
+        return _least("least", value)
+    for one in value:
+        layer_patterns(one)
+    return {str(key): _least(f"least[{key!r}]", one) for key, one in value.items()}
+
+
+def _read_least(text: str) -> Least:
+    """From a number, or NAME=N with commas between them."""
+
+    def one(value: str) -> int | float:
+        return float(value) if "." in value else int(value)
+
+    try:
+        if "=" not in text:
+            return least_units(one(text))
+        pairs = [pair.rpartition("=") for pair in text.split(",")]
+        return least_units({name.strip(): one(value) for name, _, value in pairs})
+    except (TypeError, ValueError) as error:
+        said = str(error) if str(error).startswith("least") else f"{text!r}"
+        raise ValueError(
+            f"{said}; allowed: a number of units, a share, or NAME=N with commas, as conv*=8,fc1=64"
+        ) from None
 
 
 def _probe(value: Any) -> Any:
@@ -73,7 +112,8 @@ class Apoptosis:
     probe    so many samples, drawn by the trainer's seed from the training set (rank 0's part with sharded=True); or
              samples of one's own, (x, y) or a Dataset, the same on all ranks.
     layers   which may lose units: names ("fc1"), patterns ("conv*"), or a tuple of these.
-    least    so many units stay in each layer at least.
+    least    so many units stay in each layer at least; 0.1: a tenth of those that it had at first; a dict by names or
+             patterns, {"conv*": 8, "fc1": 0.1}, of which the first that means a layer counts; others keep one.
     grow, shrink  what the budget is multiplied by: at least 1; above 0 and below 1.
 
     Outputs of the network never leave. What cannot shrink for another reason says so: history.apoptosis["fixed"].
@@ -104,7 +144,15 @@ class Apoptosis:
             read=lambda text: layer_patterns([one.strip() for one in text.split(",")]),
         ),
     )
-    least: int = field(default=1, metadata=about("so many units stay in each layer at least"))
+    least: Least = field(
+        default=1,
+        hash=False,
+        metadata=about(
+            "so many units, or this share of the first ones, stay in each layer; or by names of layers",
+            metavar="N|NAME=N,...",
+            read=_read_least,
+        ),
+    )
     grow: float = field(default=1.25, metadata=about("at least 1: multiplies the budget after an event that stays"))
     shrink: float = field(default=0.5, metadata=about("0 to 1: multiplies the budget after one that was undone"))
 
@@ -122,7 +170,7 @@ class Apoptosis:
             epsilon=number("epsilon", self.epsilon, 0.0),
             probe=_probe(self.probe),
             layers=layers[0] if len(layers) == 1 else layers,
-            least=integer("least", self.least, 1),
+            least=least_units(self.least),
             grow=number("grow", self.grow, 1.0),
             shrink=number("shrink", self.shrink, above=0.0, below=1.0),
         )
@@ -146,6 +194,8 @@ class Apoptosis:
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         if isinstance(self.probe, Dataset):
             own["probe"] = {"name": self.probe.name, "samples": len(self.probe)}
+        if isinstance(self.least, Mapping):
+            own["least"] = dict(self.least)
         return {key: list(value) if isinstance(value, tuple) else value for key, value in own.items()}
 
 
@@ -208,6 +258,25 @@ def chosen(call: str, layers: str | Sequence[str], net: Model) -> list[str]:
             raise ValueError(f"{call}: layers={pattern!r}: cannot shrink: {why}")
         result |= dict.fromkeys(one.name for one in free)
     return list(result)
+
+
+def leasts(call: str, least: Least, net: Model) -> dict[str, int]:
+    """How many units each group keeps at least, by its name. ValueError: a name that no layer with units has."""
+    found = groups(net)
+    names = [name for one in found for name in one.layers]
+    given = least if isinstance(least, Mapping) else {ALL: least}
+    for pattern in given:
+        if not any(_means(pattern, name) for name in names):
+            raise ValueError(
+                f"{call}: least: {pattern!r}: no layer with units has this name{did_you_mean(pattern, names)}; "
+                f"allowed: {some_of(names)}, or a pattern as 'fc*'"
+            )
+    result = {}
+    for one in found:
+        value = next((v for p, v in given.items() if any(_means(p, name) for name in one.layers)), 1)
+        share = isinstance(value, float)
+        result[one.name] = max(1, math.ceil(value * net.born.get(one.name, one.units))) if share else int(value)
+    return result
 
 
 def _means(pattern: str, name: str) -> bool:

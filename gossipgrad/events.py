@@ -89,7 +89,7 @@ class Wanted:
     """What an event may do."""
 
     budgets: Mapping[str, float]  # by the first layer of each group that may shrink
-    least: int
+    least: Mapping[str, int]  # by the same names
     probe: _core.Dataset | None  # None: nothing is compared, so nothing is undone
     epsilon: float
     best: float | None  # the lowest loss of the probe before; None: that before this event counts
@@ -105,7 +105,8 @@ def make(replicas: Replicas, wanted: Wanted, pace: Pace | None = None) -> tuple[
     """(the event, which units have left, by layer). The network is then the smaller one, unless the event is undone."""
     begin = time.perf_counter()
     batch = BATCH if wanted.probe is None else min(BATCH, len(wanted.probe))
-    plan = replicas.core.plan_shrink(dict(wanted.budgets), least=wanted.least, probe=wanted.probe, batch=batch)
+    least = {name: wanted.least[name] for name in wanted.budgets}
+    plan = replicas.core.plan_shrink(dict(wanted.budgets), least=least, probe=wanted.probe, batch=batch)
     most = wanted.limit(plan.loss_before)
     stays = bool(plan.left) and (most is None or (plan.loss_after is not None and plan.loss_after <= most))
     undone = bool(plan.left) and not stays
@@ -193,6 +194,7 @@ class Events:
         probe = options.probe if isinstance(options.probe, Dataset) else drawn(replicas, options.probe, train)
         self.probe = core_probe(replicas, probe)
         self.names = apoptosis.chosen("Apoptosis", options.layers, replicas.net)
+        self.least = apoptosis.leasts("Apoptosis", options.least, replicas.net)
         self.pace = Pace()
         self.seconds = 0.0  # in events, since the epoch began
 
@@ -207,7 +209,7 @@ class Events:
         assert course is not None
         self.pace.note(replicas)
         budgets = course.budgets(self.names)
-        how = self.options.least, self.probe, self.options.epsilon, course.best, course.budget
+        how = self.least, self.probe, self.options.epsilon, course.best, course.budget
         event, _ = make(replicas, Wanted(budgets, *how, by_hand=False), self.pace)
         course.learn(self.options, event, self.names)
         self.pace.begin(event)

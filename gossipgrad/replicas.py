@@ -104,6 +104,7 @@ def _checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
         hint = _made("", given, {"apoptosis": Apoptosis})
         raise TypeError(f"apoptosis is a {_named(given)}; allowed: None, gossipgrad.Apoptosis(...){hint}")
     apoptosis.chosen("Apoptosis", given.layers, net)
+    apoptosis.leasts("Apoptosis", given.least, net)
     return given
 
 

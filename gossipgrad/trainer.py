@@ -33,7 +33,7 @@ from gossipgrad import (
     trace,
 )
 from gossipgrad._launch import launcher_world_size
-from gossipgrad.apoptosis import Apoptosis, chosen
+from gossipgrad.apoptosis import Apoptosis, Least, chosen, least_units, leasts
 from gossipgrad.apoptosis import from_settings as apoptosis_from
 from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
@@ -245,7 +245,7 @@ class Trainer(Replicas):
         budget: float = 0.0,
         *,
         layers: str | Sequence[str] = "*",
-        least: int = 1,
+        least: Least = 1,
         probe: Any = None,
         epsilon: float | None = None,
     ) -> Record:
@@ -265,17 +265,17 @@ class Trainer(Replicas):
         with self.agreed() as one:
             if self.shrinking:
                 raise RuntimeError("shrink was called within an event, by on_shrink; allowed: between epochs")
-            budget, least = number("budget", budget, 0.0, 1.0), integer("least", least, 1)
+            budget, kept = number("budget", budget, 0.0, 1.0), leasts("shrink", least_units(least), self.net)
             if probe is None and epsilon is not None:
                 raise ValueError(f"epsilon={epsilon!r}: allowed only with probe=, on which losses are compared")
             epsilon = 0.01 if epsilon is None else number("epsilon", epsilon)
             names = chosen("shrink", layers, self.net)
             given_set = None if probe is None else as_dataset(probe, "probe")
             core_set = None if given_set is None else events.core_probe(self, given_set)
-            one.facts = {"budget": budget, "layers": names, "least": least, "epsilon": epsilon, "step": self.step}
+            one.facts = {"budget": budget, "layers": names, "least": kept, "epsilon": epsilon, "step": self.step}
             one.facts |= {"probe": lambda: fingerprint.data(given_set), "network": self.net.units}
         self.describe_apoptosis()
-        wanted = events.Wanted(dict.fromkeys(names, budget), least, core_set, epsilon, None, budget, by_hand=True)
+        wanted = events.Wanted(dict.fromkeys(names, budget), kept, core_set, epsilon, None, budget, by_hand=True)
         event, indices = events.make(self, wanted)
         for watch in self.watchers:
             watch(event)

@@ -82,6 +82,21 @@ def test_which_layers_can_shrink():
             apoptosis.chosen("x", layers, lenet)
 
 
+def test_how_many_units_stay():
+    lenet = gg.models.lenet()
+    assert apoptosis.leasts("x", 3, lenet) == {"conv1": 3, "conv2": 3, "fc1": 3, "fc2": 3}
+    assert apoptosis.leasts("x", 0.1, lenet) == {"conv1": 2, "conv2": 5, "fc1": 50, "fc2": 1}
+    mixed = {"conv2": 9, "conv*": 0.01, "fc1": 0.101}
+    assert apoptosis.leasts("x", mixed, lenet) == {"conv1": 1, "conv2": 9, "fc1": 51, "fc2": 1}
+    assert apoptosis.leasts("x", mixed, lenet.resized({"fc1": 60})) == apoptosis.leasts("x", mixed, lenet)
+    assert apoptosis._read_least("conv*=8,fc1=0.25") == {"conv*": 8, "fc1": 0.25} and apoptosis._read_least("3") == 3
+    with pytest.raises(ValueError, match="x: least: 'fc3': no layer with units has this name; did you mean 'fc2'"):
+        apoptosis.leasts("x", {"fc3": 2}, lenet)
+    for text in ("x", "fc1=x", "fc1=0", "1.5", "fc1"):
+        with pytest.raises(ValueError, match="allowed: a number of units, a share, or NAME=N with commas"):
+            apoptosis._read_least(text)
+
+
 @pytest.mark.parametrize(
     ("given", "kind", "words"),
     [
@@ -93,7 +108,11 @@ def test_which_layers_can_shrink():
         ({"every": 0}, ValueError, "every=0: allowed: an integer of at least 1"),
         ({"every": 10, "stop": 10}, ValueError, "stop=10: allowed: above start=10"),
         ({"start": 30, "stop": 20}, ValueError, "stop=20: allowed: above start=30"),
-        ({"least": 0}, ValueError, "least=0"),
+        ({"least": 0}, ValueError, "least=0: allowed: an integer of at least 1"),
+        ({"least": 1.5}, ValueError, "least=1.5: allowed: a finite number > 0 and < 1"),
+        ({"least": {"fc1": 0}}, ValueError, r"least\['fc1'\]=0"),
+        ({"least": {"": 2}}, ValueError, "layers=''"),
+        ({"least": "8"}, TypeError, "least='8'"),
         ({"probe": 0}, ValueError, "probe=0"),
         ({"probe": "all"}, TypeError, "probe='all'"),
         ({"probe": [1, 2, 3]}, TypeError, "probe"),
@@ -111,7 +130,10 @@ def test_arguments_out_of_range(given, kind, words):
 
 
 def test_settings_make_the_same_again():
-    for options in (Apoptosis(), Apoptosis(every=7, start=0, stop=90, layers=("fc1", "conv*"), budget=0, probe=9)):
+    for options in (
+        Apoptosis(),
+        Apoptosis(every=7, start=0, stop=90, layers=("fc1", "conv*"), budget=0, probe=9, least={"fc*": 0.1}),
+    ):
         again = apoptosis.from_settings(options.settings())
         assert again == options and again.settings() == options.settings()
     own = Apoptosis(probe=([[1.0, 2.0]] * 5, [0, 1, 0, 1, 1]))

@@ -296,6 +296,7 @@ def test_resume_goes_on(words, capsys, tmp_path):
         ),
         ("train --apoptosis --apoptosis-budget 1.5", 2, "--apoptosis: budget=1.5: allowed: a finite number >= 0 and"),
         ("train --apoptosis --apoptosis-start 9 --apoptosis-stop 5", 2, "--apoptosis: stop=5: allowed: above start=9"),
+        ("train --apoptosis --apoptosis-least fc1=0", 2, "--apoptosis-least: least['fc1']=0: allowed: an integer"),
         ("train --apoptosis --apoptosis-probe few", 2, "--apoptosis-probe: 'few': allowed: a number of samples"),
         ("train --apoptosis-layers fc1,conv*", 2, "--apoptosis-layers fc1,conv*: goes with --apoptosis"),
         ("train --apoptosis --apoptosis-layers fc1,fc3", 1, "layers='fc3': no layer with units has this name; did you"),

@@ -431,6 +431,12 @@ def test_least_units_and_chosen_layers():
     assert set(event["left"]) == {"fc1"} and trainer.net.units == {"fc1": 5, "fc2": 6, "fc3": 3}
     with pytest.raises(ValueError, match="cannot shrink"):
         trainer.shrink(layers="fc3")
+    trainer.shrink(1.0, least={"fc1": 0.5, "fc2": 3})
+    assert trainer.net.units == {"fc1": 4, "fc2": 3, "fc3": 3}, "half of what it had at first"
+    trainer.shrink(1.0, least={"fc2": 2})
+    assert trainer.net.units == {"fc1": 1, "fc2": 2, "fc3": 3}
+    with pytest.raises(ValueError, match="shrink: least: 'fc4': no layer with units"):
+        trainer.shrink(1.0, least={"fc4": 2})
 
 
 def test_plots(data, tmp_path):
