@@ -63,7 +63,7 @@ def _read_least(text: str) -> Least:
     try:
         if "=" not in text:
             return least_units(one(text))
-        pairs = [pair.rpartition("=") for pair in text.split(",")]
+        pairs = [pair.rpartition("=") for pair in text.replace("/", ",").split(",")]
         return least_units({name.strip(): one(value) for name, _, value in pairs})
     except (TypeError, ValueError) as error:
         said = str(error) if str(error).startswith("least") else f"{text!r}"
@@ -141,7 +141,7 @@ class Apoptosis:
         metadata=about(
             "names or patterns of layers that may shrink, with commas",
             metavar="NAMES",
-            read=lambda text: layer_patterns([one.strip() for one in text.split(",")]),
+            read=lambda text: layer_patterns([one.strip() for one in text.replace("/", ",").split(",")]),
         ),
     )
     least: Least = field(

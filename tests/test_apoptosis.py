@@ -8,8 +8,9 @@ import pickle
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import apoptosis
+from gossipgrad import apoptosis, compare
 from gossipgrad.apoptosis import Apoptosis, Course
+from gossipgrad.compare import processes
 
 
 def mlp(*sizes):
@@ -204,3 +205,19 @@ def test_what_events_cost_does_not_add_up():
     assert apoptosis.limit(0.1, 0.5, course.best) == pytest.approx(0.55)
     assert apoptosis.limit(0.1, -2.0) == pytest.approx(-1.8)
     assert Course.of(options, course.settings()) == course
+
+
+def test_in_comparisons():
+    words = "allreduce:apoptosis=true:apoptosis-budget=0.2:apoptosis-layers=fc1/fc2:apoptosis-least=fc*=3,allreduce"
+    one, other = compare.entries(words)
+    assert one.apoptosis == Apoptosis(budget=0.2, layers=("fc1", "fc2"), least={"fc*": 3}) and other.apoptosis is None
+    assert one.settings()["apoptosis"] == one.apoptosis.settings() and other.settings()["apoptosis"] is None
+    with pytest.raises(ValueError, match="apoptosis_budget: only with apoptosis=true"):
+        compare.entries("allreduce:apoptosis-budget=0.2")
+    with pytest.raises(TypeError, match="apoptosis='yes'"):
+        compare.entries("allreduce:apoptosis=yes")
+    how = {"model": "mlp", "dataset": "synthetic", "samples": 400, "points": 2, "ranks": [2], "global_batch": 20}
+    shrinks = compare.entries("allreduce:apoptosis=true:apoptosis-every=5:apoptosis-budget=0.3:apoptosis-epsilon=9")[0]
+    found = processes.train(compare.Comparison(entries=[shrinks], **how), shrinks, 2)
+    assert found["report"]["apoptosis"]["events"] and len(found["points"]) == 2
+    assert found["report"]["epochs"][-1]["parameters"] < found["report"]["apoptosis"]["born"]["parameters"]

@@ -123,6 +123,8 @@ STRATEGIES = {
     "server": (gg.ParameterServer(period=2), None),
     "pull": (gg.PullGossip(), None),
     "push-sum": (gg.PushGossip(push_sum=True), None),
+    "outer steps": (gg.DiLoCo(period=4), None),
+    "outer steps in groups": (gg.NoLoCo(period=3, fragments=2), None),
     "none": (gg.NoExchange(), None),
 }
 

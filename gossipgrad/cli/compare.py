@@ -46,7 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--strategies",
         default="all",
         metavar="LIST",
-        help="all, or names with options: gossipgrad:staleness=1,allreduce:lr=0.02,allreduce:compression=adacomp",
+        help="all, or names with options: gossipgrad:staleness=1,allreduce:lr=0.02,allreduce:compression=adacomp,"
+        "allreduce:apoptosis=true",
     )
     parser.add_argument("--virtual-ranks", type=_NUMBERS, default=(2, 4, 8), metavar="P,P,...", help="numbers of ranks")
     add_data(parser)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gossipgrad import compression, optim, strategies
+from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import choice, integer, number, store
+from gossipgrad.errors import choice, flag, integer, number, store
 from gossipgrad.keywords import keywords
 from gossipgrad.literals import Backend
 
@@ -23,23 +24,25 @@ Record = dict[str, Any]
 class Entry:
     """A strategy with its options, as `label` says, and learning rates to try; none: the comparison's.
 
-    compression: of what the strategy sends; None: it travels as it is.
+    compression: of what the strategy sends; None: it travels as it is. apoptosis: None: the network stays as it is.
     """
 
     label: str
     strategy: strategies.Strategy
     rates: tuple[float, ...] = ()
     compression: AdaComp | None = None
+    apoptosis: Apoptosis | None = None
 
     def __post_init__(self) -> None:
         if self.compression is not None:
             store(self, compression=self.strategy.compressed(self.compression))
 
     def settings(self) -> Record:
-        """The strategy's keywords and the compression, in terms of JSON."""
+        """The strategy's keywords, the compression and apoptosis, in terms of JSON."""
         return {
             **self.strategy.settings(),
             "compression": None if self.compression is None else self.compression.settings(),
+            "apoptosis": None if self.apoptosis is None else self.apoptosis.settings(),
         }
 
 
@@ -63,10 +66,23 @@ def _compression(options: Record) -> AdaComp | None:
         for key in own:
             raise ValueError(f"{key}: only with compression=NAME; allowed: {', '.join(compression.BY_NAME)}")
         return None
-    words = {key.removeprefix("compression_"): value for key, value in own.items()}
-    readers = {word.name: word.read for word in keywords(compression.BY_NAME).values() if word.read is not None}
-    read = {key: readers[key](str(value)) if key in readers else value for key, value in words.items()}
-    return compression.by_name(name, **read)
+    return compression.by_name(name, **_read(own, "compression_", compression.BY_NAME))
+
+
+def _apoptosis(options: Record) -> Apoptosis | None:
+    """What an entry's options say of it; they are removed."""
+    wanted = flag("apoptosis", options.pop("apoptosis", False))
+    own = {key: options.pop(key) for key in list(options) if key.startswith("apoptosis_")}
+    for key in own if not wanted else ():
+        raise ValueError(f"{key}: only with apoptosis=true")
+    return Apoptosis(**_read(own, "apoptosis_", {"apoptosis": Apoptosis})) if wanted else None
+
+
+def _read(options: Record, prefix: str, makers: Mapping[str, type]) -> Record:
+    """The keywords of these classes, of options with a prefix, with what their own readers make of the texts."""
+    words = {key.removeprefix(prefix): value for key, value in options.items()}
+    readers = {word.name: word.read for word in keywords(makers).values() if word.read is not None}
+    return {key: readers[key](str(value)) if key in readers else value for key, value in words.items()}
 
 
 def entries(text: str) -> list[Entry]:
@@ -74,7 +90,8 @@ def entries(text: str) -> list[Entry]:
 
     An option is the keyword of the strategy's constructor, or lr: a learning rate of its own, or several to try,
     "parameter-server:lr=0.001/0.003"; or compression, and its keywords as on the command line,
-    "allreduce:compression=adacomp:compression-bin-size=conv=50/linear=500". ValueError names what there is.
+    "allreduce:compression=adacomp:compression-bin-size=conv=50/linear=500"; or apoptosis=true, and its keywords
+    likewise, "allreduce:apoptosis=true:apoptosis-layers=fc*/conv2". ValueError names what there is.
     """
     found = []
     for words in strategies.BY_NAME if text == "all" else text.split(","):
@@ -91,8 +108,8 @@ def entries(text: str) -> list[Entry]:
         rates = [number("lr", _value(one), 0.0) for one in str(options.pop("lr", "")).split("/") if one]
         if len(rates) > 1:
             label = ":".join(one for one in label.split(":") if not one.startswith("lr="))
-        packed = _compression(options)
-        found.append(Entry(label, strategies.by_name(name, **options), tuple(rates), packed))
+        packed, shrinks = _compression(options), _apoptosis(options)
+        found.append(Entry(label, strategies.by_name(name, **options), tuple(rates), packed, shrinks))
     labels = [one.label for one in found]
     for label in labels:
         if labels.count(label) > 1:

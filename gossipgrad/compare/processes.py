@@ -68,6 +68,7 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
         optimizer=optimizer,
         strategy=entry.strategy,
         compression=entry.compression,
+        apoptosis=entry.apoptosis,
         seed=comparison.seed,
         comm=VirtualCluster(p, compute_time=comparison.compute_time),
         backend=comparison.backend,
