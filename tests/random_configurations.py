@@ -156,6 +156,16 @@ class Configuration:
         if getattr(self.strategy, "shuffle_samples", False) or self.strategy.workers(self.p) < self.p:
             self.shard = "interleaved"
         self.weighted = bool(generator.random() < 0.3)
+        self.apoptosis = self._apoptosis(np.random.default_rng([self.number, 5]))
+
+    def _apoptosis(self, generator: np.random.Generator) -> gg.Apoptosis | None:
+        """Events that mostly stay, at any steps."""
+        if generator.random() < 0.6:
+            return None
+        every, start = int(generator.integers(1, 5)), int(generator.integers(0, 5))
+        budget, epsilon = float(generator.choice([0.0, 0.1, 0.5])), float(generator.choice([0.01, 10.0]))
+        probe, least = int(generator.integers(1, 20)), int(generator.integers(1, 4))
+        return gg.Apoptosis(every=every, start=start, budget=budget, epsilon=epsilon, probe=probe, least=least)
 
     def _draw_groups(self, generator: np.random.Generator) -> None:
         """What cuts updates at parameters, and what makes them wait for norms."""
@@ -183,9 +193,9 @@ class Configuration:
 
     def __str__(self) -> str:
         return (
-            f"number {self.number}: {self.strategy}, {self.compression}, {self.cluster}, {self.optimizer}, "
-            f"layers {self.widths}{' behind a convolution' if self.convolution else ''}, batch {self.batch}, "
-            f"{self.samples} samples"
+            f"number {self.number}: {self.strategy}, {self.compression}, {self.apoptosis}, {self.cluster}, "
+            f"{self.optimizer}, layers {self.widths}{' behind a convolution' if self.convolution else ''}, "
+            f"batch {self.batch}, {self.samples} samples"
             f"{', weighted' if self.weighted else ''}, shards {self.shard}"
         )
 
@@ -200,7 +210,8 @@ class Configuration:
 
     def trainer(self, optimizer: gg.SGD | gg.Adam | gg.LARS, statistics: bool = True) -> gg.Trainer:
         """statistics: those that move whatever the learning rate is are wanted as well."""
-        how = {"strategy": self.strategy, "compression": self.compression, "seed": self.seed, "comm": self.cluster}
+        how = {"strategy": self.strategy, "compression": self.compression, "apoptosis": self.apoptosis}
+        how |= {"seed": self.seed, "comm": self.cluster}
         return gg.Trainer(self.net(statistics), optimizer=optimizer, timeout=60, **how)
 
     def data(self) -> gg.Dataset:
@@ -224,7 +235,7 @@ class Configuration:
 
 
 # What differs from run to run: real time.
-REAL_TIME = ("seconds", "samples_per_second")
+REAL_TIME = ("seconds", "samples_per_second", "apoptosis_seconds")
 
 
 def _fixed(record: dict) -> dict:
@@ -240,7 +251,8 @@ def check_training(configuration: Configuration) -> None:
         assert all(math.isfinite(loss) for loss in history["train_loss"]), history["train_loss"]
         audit = trainer.audit_samples()
         assert audit["ok"] and audit["samples"] == configuration.samples, audit
-        found.append((history.weights_sha256, [_fixed(one) for one in history.epochs]))
+        left = [(one["step"], one["left"], one["undone"]) for one in history.apoptosis.get("events", ())]
+        found.append((history.weights_sha256, [_fixed(one) for one in history.epochs], left))
         trainer.close()
     assert found[0] == found[1], "a second run differs"
 
