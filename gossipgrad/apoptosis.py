@@ -97,17 +97,18 @@ class Apoptosis:
     and all that strategies store are made smaller, and training goes on with the next batch. What the network computes
     changes by no more than a bound, which is in the history. The trainer's net is then the smaller network.
 
-    Before an event counts, the smaller network is tried on the probe: where its loss is higher by more than epsilon
-    than the lowest that the network has had there before an event, the event is undone, nothing has changed, and the
-    budget shrinks. So what events cost does not add up: before more may leave, training has to make up for it.
+    Before an event counts, the smaller network is tried on the probe. Where its loss is higher than before and by more
+    than epsilon above the lowest that there has been before an event, the event is undone, and nothing has changed. So
+    what events cost does not add up: before more may leave, training has to make up for it. If the event alone costs
+    more than epsilon, the budget shrinks.
 
     every    steps between events.
     start    the step before which the first event is; None: `every`.
     stop     the step from which on there are none; None: until training ends.
     budget   0 to 1: what an event may take from a layer, as a share of what all units of the layer give. 0: only what
              changes nothing but rounding. The budget follows the events: it is multiplied by `grow` after one that
-             stays, up to the given one, and by `shrink` after one that was undone; a layer that keeps losing units gets
-             up to 8 times as much of it, one that loses none, or whose units were not to be spared, less.
+             stays, up to the given one, and by `shrink` after one that cost too much; a layer that keeps losing units
+             gets up to 8 times as much of it, one that loses none, or whose units were not to be spared, less.
     epsilon  by which share the loss on the probe may be above the lowest so far, 0.01: by 1 %.
     probe    so many samples, drawn by the trainer's seed from the training set (rank 0's part with sharded=True); or
              samples of one's own, (x, y) or a Dataset, the same on all ranks.
@@ -154,7 +155,7 @@ class Apoptosis:
         ),
     )
     grow: float = field(default=1.25, metadata=about("at least 1: multiplies the budget after an event that stays"))
-    shrink: float = field(default=0.5, metadata=about("0 to 1: multiplies the budget after one that was undone"))
+    shrink: float = field(default=0.5, metadata=about("0 to 1: multiplies the budget after one that cost too much"))
 
     def __post_init__(self) -> None:
         every = integer("every", self.every, 1)
@@ -289,7 +290,8 @@ def _means(pattern: str, name: str) -> bool:
 def limit(epsilon: float, loss_before: float, best: float | None = None) -> float:
     """What the loss of the probe may be after an event that stays; best: the lowest before earlier events."""
     lowest = loss_before if best is None else min(best, loss_before)
-    return lowest + epsilon * abs(lowest)
+    most = lowest + epsilon * abs(lowest)
+    return most if best is None else max(most, loss_before)
 
 
 @dataclass
@@ -321,6 +323,8 @@ class Course:
         self.last, left, loss = event["step"], event["left"], event["loss_before"]
         if loss is not None and (self.best is None or loss < self.best):
             self.best = loss
+        if event["undone"] and event["loss_after"] <= limit(options.epsilon, loss):
+            return  # it has cost little by itself: what came before has not been made up for yet
         if event["undone"]:
             self.budget = max(self.budget * options.shrink, options.budget * LEAST_BUDGET)
         else:

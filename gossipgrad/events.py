@@ -151,7 +151,7 @@ def say(event: Record) -> str:
     losses = event["loss_before"], event["loss_after"]
     probe = "" if None in losses else f"; loss of the probe {losses[0]:.4g} -> {losses[1]:.4g}"
     if event["undone"]:
-        return f"step {event['step']}: undone: without {units} the probe loses too much{probe}"
+        return f"step {event['step']}: undone: {units} would have left{probe}, at most {event['loss_limit']:.4g}"
     return f"step {event['step']}: left the network: {units}; {event['parameters']:,} parameters{probe}"
 
 

@@ -143,8 +143,8 @@ def test_settings_make_the_same_again():
     assert apoptosis.from_settings(None) is None
 
 
-def event(step, left, undone=False, loss=1.0):
-    return {"step": step, "left": left, "undone": undone, "loss_before": loss}
+def event(step, left, undone=False, loss=1.0, after=2.0):
+    return {"step": step, "left": left, "undone": undone, "loss_before": loss, "loss_after": after}
 
 
 def events(options, steps, begin=0, course=None):
@@ -203,6 +203,12 @@ def test_what_events_cost_does_not_add_up():
         assert course.best == best
     assert apoptosis.limit(0.1, 1.05, course.best) == pytest.approx(1.1), "of the lowest, not of the last one"
     assert apoptosis.limit(0.1, 0.5, course.best) == pytest.approx(0.55)
+    assert apoptosis.limit(0.1, 3.0, course.best) == 3.0, "what costs nothing may leave at any time"
+    before = course.settings() | {"last": 500}
+    course.learn(options, event(500, {"a": 2}, undone=True, loss=3.0, after=3.1), ["a"])
+    assert course.settings() == before, "it had to wait, which says nothing of the budget"
+    course.learn(options, event(600, {"a": 2}, undone=True, loss=3.0, after=3.4), ["a"])
+    assert course.budget == before["budget"] / 2 and course.gain["a"] < 1
     assert apoptosis.limit(0.1, -2.0) == pytest.approx(-1.8)
     assert Course.of(options, course.settings()) == course
 
