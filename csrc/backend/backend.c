@@ -32,6 +32,16 @@ const char *gg_op_kind_name(gg_op_kind kind) {
     return (unsigned)kind < GG_OP_COUNT ? names[kind] : "unknown";
 }
 
+const char *gg_algorithm_name(gg_algorithm algorithm) {
+    static const char *const names[GG_ALGORITHM_COUNT] = {"direct", "winograd4", "winograd2"};
+    return (unsigned)algorithm < GG_ALGORITHM_COUNT ? names[algorithm] : "unknown";
+}
+
+const char *gg_pass_name(gg_pass pass) {
+    static const char *const names[GG_PASS_COUNT] = {"forward", "weights", "data"};
+    return (unsigned)pass < GG_PASS_COUNT ? names[pass] : "unknown";
+}
+
 void gg_op_destroy(gg_op *op) {
     if (op) op->type->destroy(op);
 }

@@ -71,6 +71,23 @@ typedef struct gg_range {
     int64_t axis, begin, end, step;
 } gg_range;
 
+/* How a convolution is computed. Winograd's methods have fewer multiplications and larger errors. */
+typedef enum gg_algorithm {
+    GG_ALGORITHM_DIRECT = 0,
+    GG_ALGORITHM_WINOGRAD4, /* F(4x4,3x3) */
+    GG_ALGORITHM_WINOGRAD2, /* F(2x2,3x3) */
+    GG_ALGORITHM_COUNT
+} gg_algorithm;
+
+/* "direct", "winograd4", "winograd2" */
+const char *gg_algorithm_name(gg_algorithm algorithm);
+
+/* The runs of an operation of which each may have an algorithm of its own. */
+typedef enum gg_pass { GG_PASS_FORWARD = 0, GG_PASS_WEIGHTS, GG_PASS_DATA, GG_PASS_COUNT } gg_pass;
+
+/* "forward", "weights", "data" */
+const char *gg_pass_name(gg_pass pass);
+
 #define GG_MAX_INPUTS 16
 /* Inputs of a network, and targets of a data set, at most. */
 #define GG_MAX_FIELDS 8
@@ -85,6 +102,8 @@ typedef struct gg_op_desc {
     gg_format offered[GG_MAX_INPUTS]; /* the formats of the inputs; the operation may choose others */
     gg_format wanted_output;          /* REORDER only: the target */
     gg_window window;                 /* CONV2D and pooling */
+    gg_algorithm algorithm;           /* CONV2D */
+    unsigned passes;                  /* CONV2D: one bit (1 << pass) for each pass that is run; 0: all are */
     int64_t groups;                   /* CONV2D; divides both channel counts */
     bool bias;                        /* CONV2D, LINEAR, LAYER_NORM that is affine */
     int64_t numbers;                  /* EMBEDDING and POSITION_EMBEDDING: rows of the table */
@@ -113,6 +132,11 @@ typedef struct gg_op_desc {
 /* Matrix products read, but do not use, so many bytes behind the last row of an input or of a gradient that lies
  * PLAIN. */
 #define GG_READ_BEHIND 128
+
+/* Whether the operation is to be run for this pass. */
+static inline bool gg_op_has_pass(const gg_op_desc *desc, gg_pass pass) {
+    return desc->passes == 0 || (desc->passes >> pass & 1u) != 0;
+}
 
 /* The places of parameters that several operations have, in gg_op_args. */
 enum { GG_PARAMETER_WEIGHT = 0, GG_PARAMETER_BIAS };

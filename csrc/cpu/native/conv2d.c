@@ -206,7 +206,8 @@ typedef struct job {
 } job;
 
 static float *packed_weights(const conv_op *conv, const gg_op_args *args, bool forward) {
-    return (float *)args->prepared + (forward ? 0 : conv->packed);
+    const bool first = forward || !gg_op_has_pass(&conv->op.desc, GG_PASS_FORWARD);
+    return (float *)args->prepared + (first ? 0 : conv->packed);
 }
 
 /* Weights in the order in which tiles read them: for each group, part of the terms and block of rows, places of the
@@ -393,10 +394,12 @@ static void native_conv2d_weights_part(void *context, int thread, int threads) {
 
 /* -------------------------------------------------------------------------------------------------- operation */
 
-static bool has_data_pass(const gg_op_desc *desc) { return desc->training && desc->input_grad; }
+static bool has_data_pass(const gg_op_desc *desc) {
+    return desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA);
+}
 
 static gg_status native_conv2d_pack(gg_op *op, const gg_op_args *args) {
-    walk_run((const conv_op *)op, args, true, native_conv2d_pack_part);
+    if (gg_op_has_pass(&op->desc, GG_PASS_FORWARD)) walk_run((const conv_op *)op, args, true, native_conv2d_pack_part);
     if (has_data_pass(&op->desc)) walk_run((const conv_op *)op, args, false, native_conv2d_pack_part);
     return GG_OK;
 }
@@ -464,13 +467,17 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     gg_op *op = NULL;
     *out = NULL;
     GG_TRY(native_conv2d_check(desc));
+    if (desc->algorithm != GG_ALGORITHM_DIRECT) {
+        status = gg_native_winograd_create(device, desc, out);
+        goto cleanup;
+    }
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here", gg_isa_name(device->isa));
     GG_TRY(gg_native_op_create(desc, &conv_class, sizeof(conv_op), &op));
     conv_op *conv = (conv_op *)op;
-    conv->op.backward_needs_input = true;
-    conv->op.backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
+    conv->op.backward_needs_input = gg_op_has_pass(desc, GG_PASS_WEIGHTS);
+    conv->op.backward_needs_output = gg_op_has_pass(desc, GG_PASS_WEIGHTS) && desc->activation == GG_ACTIVATION_RELU;
     conv->kernels = kernels;
     conv->threads = device->threads;
     conv->lanes = gg_lanes_padded(desc->batch);
@@ -479,13 +486,14 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     conv->in_channels = desc->input[0].size[0] / desc->groups;
     conv->out_channels = desc->output.size[0] / desc->groups;
     GG_TRY(walk_create(conv, true, &conv->forward));
-    if (desc->training) {
+    if (desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) {
         GG_TRY(slab_create(conv));
         conv->op.scratch_bytes = (size_t)(conv->slab_bytes * conv->threads);
-        if (has_data_pass(desc)) GG_TRY(walk_create(conv, false, &conv->backward));
     }
+    if (has_data_pass(desc)) GG_TRY(walk_create(conv, false, &conv->backward));
     conv->packed = gg_lanes_padded(conv->groups * conv->in_channels * conv->out_channels * conv->taps);
-    conv->op.prepared_bytes = (size_t)(conv->packed * (has_data_pass(desc) ? 2 : 1)) * sizeof(float);
+    const int packings = (gg_op_has_pass(desc, GG_PASS_FORWARD) ? 1 : 0) + (has_data_pass(desc) ? 1 : 0);
+    conv->op.prepared_bytes = (size_t)(conv->packed * packings) * sizeof(float);
     *out = op;
     op = NULL;
 cleanup:

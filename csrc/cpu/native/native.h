@@ -12,7 +12,11 @@
 gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, size_t bytes, gg_op **out);
 void gg_native_op_free(gg_op *op);
 
+/* By desc->algorithm. */
 gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* Whether the convolution has a form by Winograd's method. */
+bool gg_native_winograd_possible(const gg_op_desc *desc);
 /* BATCH_LAST on flat samples. */
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* The same over the last axis of samples with several: PLAIN, one product for the positions of the whole batch. */

@@ -393,8 +393,8 @@ static void relu_output(gg_device *device, const gg_dnn_op *op, const gg_op_args
 
 gg_status gg_dnn_add_relu(gg_dnn_op *op) {
     gg_status status = GG_OK;
-    op->behind[GG_DNN_FORWARD] = relu_output;
-    if (!op->head.desc.training) goto cleanup;
+    if (gg_op_has_pass(&op->head.desc, GG_PASS_FORWARD)) op->behind[GG_DNN_FORWARD] = relu_output;
+    if (!op->head.desc.training || !gg_op_has_pass(&op->head.desc, GG_PASS_WEIGHTS)) goto cleanup;
     const_dnnl_memory_desc_t flat = NULL;
     dnnl_primitive_desc_t hint = NULL, pd = NULL;
     const size_t bytes = gg_format_bytes(op->head.output, &op->head.desc.output, op->head.desc.batch);

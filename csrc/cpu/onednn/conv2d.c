@@ -13,6 +13,8 @@ typedef struct conv {
 static gg_status onednn_conv2d_check(const gg_op_desc *desc) {
     gg_status status = GG_OK;
     char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
+    if (desc->algorithm != GG_ALGORITHM_DIRECT)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN's convolution is direct, not %s", gg_algorithm_name(desc->algorithm));
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
         GG_FAIL(GG_ERROR_SHAPE, "conv2d has one image, not %d of shape %s to %s", desc->inputs,
                 gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, out));
@@ -191,7 +193,7 @@ static gg_status onednn_conv2d_add_data(conv *it, const conv_error *error) {
     const_dnnl_memory_desc_t w_md = dnnl_primitive_desc_query_md(data, dnnl_query_weights_md, 0);
     const_dnnl_memory_desc_t dy_md = dnnl_primitive_desc_query_md(data, dnnl_query_diff_dst_md, 0);
     gg_dnn_place dy = error->place;
-    if (!dnnl_memory_desc_equal(error->md, dy_md))
+    if (error->md == NULL || !dnnl_memory_desc_equal(error->md, dy_md))
         GG_TRY(gg_dnn_read_as(op, GG_DNN_DATA, "conv2d gradient", wanted, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
                               dy_md, &dy));
     else op->temporaries[GG_DNN_DATA] = op->temporaries[GG_DNN_WEIGHTS];
@@ -210,7 +212,7 @@ cleanup:
 gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     conv it = {0};
-    conv_error error = {0};
+    conv_error error = {.md = NULL};
     *out = NULL;
     GG_TRY(onednn_conv2d_check(desc));
     GG_TRY(gg_dnn_op_create(device, desc, &it.op));
@@ -228,10 +230,11 @@ gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op 
     GG_TRY(gg_dnn_md(it.op, 5 - skip, weight + skip, GG_FLOAT32, dnnl_format_tag_any, &it.weight_any));
     if (desc->bias) GG_TRY(gg_dnn_md(it.op, 1, &outputs, GG_FLOAT32, dnnl_a, &it.bias));
     GG_TRY(choose_layouts(&it, device->isa));
-    GG_TRY(onednn_conv2d_add_forward(&it));
+    if (gg_op_has_pass(desc, GG_PASS_FORWARD)) GG_TRY(onednn_conv2d_add_forward(&it));
     if (desc->activation == GG_ACTIVATION_RELU) GG_TRY(gg_dnn_add_relu(it.op));
-    if (desc->training) GG_TRY(onednn_conv2d_add_weights(&it, &error));
-    if (desc->training && desc->input_grad) GG_TRY(onednn_conv2d_add_data(&it, &error));
+    if (desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) GG_TRY(onednn_conv2d_add_weights(&it, &error));
+    if (desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA))
+        GG_TRY(onednn_conv2d_add_data(&it, &error));
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);
 }

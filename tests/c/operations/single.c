@@ -167,6 +167,7 @@ typedef enum option_type {
     OPTION_NUMBER,     /* float */
     OPTION_SIZES,      /* int64_t[GG_MAX_DIMS], a tuple of integers */
     OPTION_ACTIVATION, /* gg_activation, its name */
+    OPTION_ALGORITHM,  /* gg_algorithm, its name */
     OPTION_LAYOUT      /* gg_layout, its name; of the first input, which then lies so */
 } option_type;
 
@@ -186,6 +187,8 @@ static const run_option run_options[] = {
     OPTION("ceil_mode", OPTION_FLAG, desc.window.ceil_mode),
     OPTION("count_include_pad", OPTION_FLAG, desc.window.count_include_pad),
     OPTION("groups", OPTION_INTEGER, desc.groups),
+    OPTION("algorithm", OPTION_ALGORITHM, desc.algorithm),
+    OPTION("passes", OPTION_RANK, desc.passes),
     OPTION("bias", OPTION_FLAG, desc.bias),
     OPTION("sample_axis", OPTION_INTEGER, desc.axis),
     OPTION("negative_slope", OPTION_NUMBER, desc.slope),
@@ -229,6 +232,14 @@ static int read_activation(PyObject *value, gg_activation *out) {
     return choice < 0 ? -1 : 0;
 }
 
+static int read_algorithm(PyObject *value, gg_algorithm *out) {
+    const char *algorithms[GG_ALGORITHM_COUNT], *name = PyUnicode_AsUTF8(value);
+    for (int i = 0; i < GG_ALGORITHM_COUNT; ++i) algorithms[i] = gg_algorithm_name((gg_algorithm)i);
+    const int choice = name != NULL ? gg_py_choice("algorithm", name, algorithms, GG_ALGORITHM_COUNT) : -1;
+    if (choice >= 0) *out = (gg_algorithm)choice;
+    return choice < 0 ? -1 : 0;
+}
+
 static int read_layout(PyObject *value, gg_layout *out) {
     const char *layouts[GG_LAYOUT_COUNT], *name = PyUnicode_AsUTF8(value);
     for (int i = 0; i < GG_LAYOUT_COUNT; ++i) layouts[i] = gg_layout_name((gg_layout)i);
@@ -261,6 +272,7 @@ static int read_option(const run_option *option, PyObject *value, op_run *run) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
             integer[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
         break;
+    case OPTION_ALGORITHM: return read_algorithm(value, field);
     case OPTION_LAYOUT: return read_layout(value, field);
     case OPTION_ACTIVATION: return read_activation(value, field);
     }

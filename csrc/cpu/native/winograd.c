@@ -1,0 +1,611 @@
+/* Convolution with windows of 3 x 3, stride 1, by Winograd's method: F(4x4,3x3) has 36 products for the 144 of a tile
+ * of 4 x 4 outputs, F(2x2,3x3) 16 for 36.
+ *
+ * Tiles of the input are transformed to places, and so are the weights (prepared once for all tiles). At each place the
+ * output's is a product of matrices over the channels, then the output is transformed back. Backward data is the same
+ * with the weights turned by half a turn and transposed. The gradient of the weights is, at each place, a product over
+ * the tiles of the places of the input and of the output's gradient, transformed back once at the end.
+ *
+ * It computes where activations lie BATCH_LAST, and in CHANNELS16 if that is offered. A unit is a vector of GG_LANES in
+ * each plane of an image: in BATCH_LAST the planes are channels, and the units the tiles with sixteen samples each; in
+ * CHANNELS16 planes are blocks of sixteen channels, and the units the tiles of each sample. Units are computed in
+ * blocks, so that their places stay in the second-level cache.
+ *
+ * Errors are larger than those of direct sums: tests/test_winograd.py has their bounds. */
+#include <string.h>
+
+#include "backend/backend.h"
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "cpu/gemm_kernels.h"
+#include "cpu/native/native.h"
+#include "cpu/winograd_kernels.h"
+
+/* Bytes of the places of a block of units: they should stay in a second-level cache beside what passes through. */
+#define BLOCK_BYTES (1024 * 1024)
+/* The same for the gradient of weights, whose products read each operand once. */
+#define GRADIENT_BYTES (4 * 1024 * 1024)
+/* Columns of a block, where the transformed weights are much larger than caches: each block reads all of them. */
+#define LEAST_COLUMNS 128
+#define LARGE_WEIGHTS (4 * 1024 * 1024)
+
+/* One pass from images to images. */
+typedef struct wino_walk {
+    int64_t source[2], target[2], padding[2], tiles[2];
+    int64_t terms, rows;  /* channels: source's, target's */
+    int64_t units, block; /* in a block at most */
+    int64_t weights;      /* floats of prepared weights at each place */
+    int64_t terms_step;   /* CHANNELS16: floats from the source channels of a unit to those of the next */
+    size_t prepared;      /* where its weights begin, in floats */
+} wino_walk;
+
+typedef struct winograd_op {
+    gg_op op;
+    gg_device *device;
+    const gg_winograd_kernels *kernels;
+    const gg_gemm_kernels *gemm;
+    int threads, outputs, places;
+    bool channels;        /* CHANNELS16 */
+    int64_t lanes, batch; /* BATCH_LAST: padded batch */
+    int64_t in, out;      /* channels */
+    wino_walk forward, data;
+    size_t bias;          /* CHANNELS16: where the padded bias is prepared */
+    size_t thread_floats; /* scratch of a thread in forward and data */
+    /* Gradient of the weights. */
+    int64_t gradient_block;  /* units */
+    int64_t x_step, dy_step; /* floats between channels (BATCH_LAST) or units (CHANNELS16) of the places */
+    int64_t turned_step;     /* BATCH_LAST: between rows of the input's places turned around */
+    int64_t sum_step;        /* between rows of the sums at a place: out x in, CHANNELS16: in x out */
+    size_t x_at, dy_at, sum_at, turned_at; /* in scratch, floats */
+} winograd_op;
+
+typedef struct wino_job {
+    const winograd_op *op;
+    const gg_op_args *args;
+    const wino_walk *walk;
+    bool forward;
+    int64_t begin, end; /* units */
+    bool first;
+} wino_job;
+
+static int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+static int64_t at_most(int64_t n, int64_t most) { return n < most ? n : most; }
+
+/* An odd number of cache lines: rows whose distance is a power of two share few sets of the caches. */
+static int64_t odd_lines(int64_t n) {
+    return up_to(n, GG_LANES) + (up_to(n, GG_LANES) / GG_LANES % 2 == 0 ? GG_LANES : 0);
+}
+
+/* ------------------------------------------------------------------------------------------------ geometry */
+
+/* A unit's tile: the image at its first row and column, which may lie in the padding, and what of it is inside. */
+typedef struct wino_tile {
+    int64_t offset;
+    int64_t plane, row, pixel, count;
+    int begin[2], end[2];
+} wino_tile;
+
+static int clamped(int64_t n, int64_t most) { return (int)(n < 0 ? 0 : n > most ? most : n); }
+
+/* size, channels: of the image; padding: of the tiles; across: rows and columns of a tile. */
+static wino_tile tile_of(const winograd_op *op, const int64_t size[2], int64_t channels, const int64_t padding[2],
+                         const int64_t tiles[2], int across, int64_t unit) {
+    const int64_t area = tiles[0] * tiles[1], groups = op->lanes / GG_LANES;
+    const int64_t tile = op->channels ? unit % area : unit / groups;
+    const int64_t at[2] = {tile / tiles[1] * op->outputs - padding[0], tile % tiles[1] * op->outputs - padding[1]};
+    wino_tile made = {.count = channels};
+    if (op->channels) {
+        made.count = gg_block_count(channels, GG_LANES);
+        made.pixel = GG_LANES;
+        made.row = size[1] * GG_LANES;
+        made.plane = size[0] * made.row;
+        made.offset = unit / area * made.count * made.plane;
+    } else {
+        made.pixel = op->lanes;
+        made.row = size[1] * op->lanes;
+        made.plane = size[0] * made.row;
+        made.offset = unit % groups * GG_LANES;
+    }
+    made.offset += at[0] * made.row + at[1] * made.pixel;
+    for (int axis = 0; axis < 2; ++axis) {
+        made.begin[axis] = clamped(-at[axis], across);
+        made.end[axis] = clamped(size[axis] - at[axis], across);
+    }
+    return made;
+}
+
+static gg_winograd_tiles tiles_of(const winograd_op *op, const wino_tile *tile, const float *image) {
+    return (gg_winograd_tiles){.outputs = op->outputs,
+                               .count = tile->count,
+                               .image = (float *)(uintptr_t)image + tile->offset,
+                               .plane = tile->plane,
+                               .row = tile->row,
+                               .pixel = tile->pixel,
+                               .begin = {tile->begin[0], tile->begin[1]},
+                               .end = {tile->end[0], tile->end[1]}};
+}
+
+/* ------------------------------------------------------------------------------------------ forward and data */
+
+/* BATCH_LAST: units side by side are the columns of panels, [panel][channel][column]. */
+static int64_t panels_of(const winograd_op *op, int64_t units) {
+    return gg_block_count(units * GG_LANES, op->kernels->panel);
+}
+
+/* Floats at one place, of so many channels of a block of units. CHANNELS16: V is [unit][channel], with step floats from
+ * a unit to the next; M is [panel of channels][unit][column]. Both are a number of lines that is odd. */
+static int64_t source_floats(const winograd_op *op, const wino_walk *walk, int64_t units) {
+    if (op->channels) return odd_lines(units * walk->terms_step);
+    return odd_lines(panels_of(op, units) * walk->terms * op->kernels->panel);
+}
+
+static int64_t target_floats(const winograd_op *op, const wino_walk *walk, int64_t units) {
+    if (op->channels) return odd_lines(up_to(walk->rows, op->kernels->panel) * units);
+    return odd_lines(panels_of(op, units) * walk->rows * op->kernels->panel);
+}
+
+static void places_of_input(const wino_job *j, int64_t unit, int64_t number, float *v, int64_t step) {
+    const winograd_op *op = j->op;
+    const wino_walk *walk = j->walk;
+    const int panel = op->kernels->panel, each = panel / GG_LANES;
+    const wino_tile tile = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, op->outputs + 2, unit);
+    gg_winograd_tiles tiles = tiles_of(op, &tile, j->forward ? j->args->input[0] : j->args->grad_output);
+    tiles.place_step = step;
+    if (op->channels) {
+        tiles.places = v + number * walk->terms_step;
+        tiles.step = GG_LANES;
+    } else {
+        tiles.places = v + number / each * walk->terms * panel + number % each * GG_LANES;
+        tiles.step = panel;
+    }
+    op->kernels->input(&tiles);
+}
+
+static void image_of_output(const wino_job *j, int64_t unit, int64_t number, int64_t units, float *m, int64_t step) {
+    static const int64_t none[2] = {0, 0};
+    const winograd_op *op = j->op;
+    const wino_walk *walk = j->walk;
+    const int panel = op->kernels->panel, each = panel / GG_LANES;
+    const wino_tile tile = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, unit);
+    gg_winograd_tiles tiles = tiles_of(op, &tile, j->forward ? j->args->output : j->args->grad_input[0]);
+    tiles.place_step = step;
+    if (j->forward && op->op.desc.bias)
+        tiles.bias = op->channels ? (const float *)j->args->prepared + op->bias : j->args->parameter[GG_PARAMETER_BIAS];
+    tiles.bias_vectors = op->channels;
+    tiles.bias_step = 1;
+    tiles.relu = j->forward && op->op.desc.activation == GG_ACTIVATION_RELU;
+    if (!op->channels) {
+        tiles.places = m + number / each * walk->rows * panel + number % each * GG_LANES;
+        tiles.step = panel;
+        op->kernels->output(&tiles);
+        return;
+    }
+    /* Blocks of channels lie side by side in a panel: as many runs of planes as a panel has blocks. */
+    const int64_t blocks = tiles.count;
+    for (int64_t b = 0; b < each && b < blocks; ++b) {
+        gg_winograd_tiles run = tiles;
+        run.count = (blocks - b + each - 1) / each;
+        run.image += b * tile.plane;
+        run.plane = each * tile.plane;
+        run.places = m + number * panel + b * GG_LANES;
+        run.step = units * panel;
+        if (run.bias != NULL) run.bias += b * GG_LANES;
+        run.bias_step = each * GG_LANES;
+        op->kernels->output(&run);
+    }
+}
+
+static void walk_units(const wino_job *j, int64_t begin, int64_t end, float *scratch) {
+    const winograd_op *op = j->op;
+    const wino_walk *walk = j->walk;
+    const int64_t units = end - begin, panel = op->kernels->panel;
+    const int64_t v_step = source_floats(op, walk, units), m_step = target_floats(op, walk, units);
+    const float *weights = (const float *)j->args->prepared + walk->prepared;
+    float *v = scratch, *m = v + op->places * v_step;
+    for (int64_t u = 0; u < units; ++u) places_of_input(j, begin + u, u, v, v_step);
+    for (int p = 0; p < op->places; ++p) {
+        gg_winograd_product product = {.terms = walk->terms, .y = m + p * m_step, .y_row = panel};
+        if (op->channels) {
+            product.rows = units;
+            product.panels = gg_block_count(walk->rows, panel);
+            product.scalars = v + p * v_step;
+            product.scalar_row = walk->terms_step;
+            product.x = weights + p * walk->weights;
+            product.x_panel = walk->terms * panel;
+            product.y_panel = units * panel;
+        } else {
+            product.rows = walk->rows;
+            product.panels = panels_of(op, units);
+            product.scalars = weights + p * walk->weights;
+            product.x = v + p * v_step;
+            product.x_panel = walk->terms * panel;
+            product.y_panel = walk->rows * panel;
+        }
+        op->kernels->product(&product);
+    }
+    for (int64_t u = 0; u < units; ++u) image_of_output(j, begin + u, u, units, m, m_step);
+}
+
+static void wino_walk_part(void *context, int thread, int threads) {
+    const wino_job *j = context;
+    size_t begin, end;
+    gg_parallel_split((size_t)j->walk->units, (size_t)(j->op->kernels->panel / GG_LANES), thread, threads, &begin,
+                      &end);
+    const int64_t units = (int64_t)(end - begin), blocks = gg_block_count(units, j->walk->block);
+    float *scratch = (float *)j->args->scratch + (size_t)thread * j->op->thread_floats;
+    const int64_t each = j->op->kernels->panel / GG_LANES;
+    /* Whole panels in every block but the last. */
+    for (int64_t b = 0, at = 0; b < blocks; ++b) {
+        const int64_t next = at_most(up_to(gg_block_begin(units, blocks, b + 1), each), units);
+        if (next > at) walk_units(j, (int64_t)begin + at, (int64_t)begin + next, scratch);
+        at = next;
+    }
+}
+
+static void wino_run(const winograd_op *op, const gg_op_args *args, bool forward, gg_parallel_fn part) {
+    wino_job j = {.op = op, .args = args, .walk = forward ? &op->forward : &op->data, .forward = forward};
+    gg_parallel_run(op->threads, part, &j);
+}
+
+/* ------------------------------------------------------------------------------------------------ weights */
+
+/* BATCH_LAST: [place][block of rows][term][row]. CHANNELS16: [place][panel of rows][term][column], zeros behind the
+ * last row and the last term. */
+static void wino_prepare_part(void *context, int thread, int threads) {
+    const wino_job *j = context;
+    const winograd_op *op = j->op;
+    const wino_walk *walk = j->walk;
+    const int64_t row_step = j->forward ? op->in * 9 : 9, term_step = j->forward ? 9 : op->in * 9;
+    const int64_t terms = j->forward ? op->in : op->out, rows = j->forward ? op->out : op->in;
+    const int64_t panel = op->kernels->panel;
+    const int64_t blocks = op->channels ? gg_block_count(rows, GG_LANES) : gg_block_count(rows, op->kernels->rows);
+    float *to = (float *)j->args->prepared + walk->prepared;
+    size_t begin, end;
+    gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
+    for (int64_t b = (int64_t)begin; b < (int64_t)end; ++b) {
+        const int64_t r = op->channels ? b * GG_LANES : gg_block_begin(rows, blocks, b);
+        const int64_t next = op->channels ? at_most(r + GG_LANES, rows) : gg_block_begin(rows, blocks, b + 1);
+        const gg_winograd_weights weights = {
+            .outputs = op->outputs,
+            .lanes = (int)(next - r),
+            .stored = op->channels ? GG_LANES : (int)(next - r),
+            .count = terms,
+            .weights = (float *)(uintptr_t)j->args->parameter[GG_PARAMETER_WEIGHT] + r * row_step,
+            .lane_step = row_step,
+            .step = term_step,
+            .places = to + (op->channels ? r / panel * walk->terms * panel + r % panel : r * terms),
+            .place_step = walk->weights,
+            .places_step = op->channels ? panel : next - r,
+            .rotated = !j->forward};
+        op->kernels->weights(&weights);
+    }
+}
+
+/* The columns of the last panel that no block of rows has. */
+static void clear_last_panel(const winograd_op *op, const gg_op_args *args, const wino_walk *walk, int64_t rows) {
+    const int64_t panel = op->kernels->panel, whole = up_to(rows, GG_LANES) / panel;
+    float *to = (float *)args->prepared + walk->prepared + whole * walk->terms * panel;
+    if (up_to(rows, GG_LANES) % panel == 0) return;
+    for (int p = 0; p < op->places; ++p)
+        memset(to + p * walk->weights, 0, (size_t)(walk->terms * panel) * sizeof(float));
+}
+
+static gg_status winograd_prepare(gg_op *head, const gg_op_args *args) {
+    const winograd_op *op = (const winograd_op *)head;
+    if (op->channels) {
+        if (op->forward.units > 0) clear_last_panel(op, args, &op->forward, op->out);
+        if (op->data.units > 0) clear_last_panel(op, args, &op->data, op->in);
+    }
+    if (op->channels && head->desc.bias && op->forward.units > 0) {
+        float *bias = (float *)args->prepared + op->bias;
+        memset(bias, 0, (size_t)up_to(op->out, GG_LANES) * sizeof(float));
+        memcpy(bias, args->parameter[GG_PARAMETER_BIAS], (size_t)op->out * sizeof(float));
+    }
+    if (op->forward.units > 0) wino_run(op, args, true, wino_prepare_part);
+    if (op->data.units > 0) wino_run(op, args, false, wino_prepare_part);
+    return GG_OK;
+}
+
+static gg_status winograd_forward(gg_op *head, const gg_op_args *args) {
+    wino_run((const winograd_op *)head, args, true, wino_walk_part);
+    return GG_OK;
+}
+
+static gg_status winograd_backward_data(gg_op *head, const gg_op_args *args) {
+    const winograd_op *op = (const winograd_op *)head;
+    if (op->data.units > 0 && args->grad_input[0] != NULL) wino_run(op, args, false, wino_walk_part);
+    return GG_OK;
+}
+
+/* --------------------------------------------------------------------------------------- gradient of weights */
+
+/* BATCH_LAST: the activation's mask and the gradient of the bias, channel by channel. */
+static void wino_mask_lanes_part(void *context, int thread, int threads) {
+    const wino_job *j = context;
+    const winograd_op *op = j->op;
+    const int64_t n = gg_shape_count(&op->op.desc.output) / op->out * op->lanes;
+    const float *y = op->op.desc.activation == GG_ACTIVATION_RELU ? j->args->output : NULL;
+    float *dy = j->args->grad_output;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->out, 1, thread, threads, &begin, &end);
+    for (int64_t k = (int64_t)begin; k < (int64_t)end; ++k) {
+        const float sum = op->gemm->mask_sum(n, y != NULL ? y + k * n : NULL, dy + k * n);
+        if (op->op.desc.bias) j->args->gradient[GG_PARAMETER_BIAS][k] = sum;
+    }
+}
+
+static void wino_mask_channels_part(void *context, int thread, int threads) {
+    const wino_job *j = context;
+    const winograd_op *op = j->op;
+    const size_t n = gg_format_bytes(op->op.output, &op->op.desc.output, op->batch) / sizeof(float);
+    const float *y = j->args->output;
+    float *dy = j->args->grad_output;
+    size_t begin, end;
+    gg_parallel_split(n, GG_LANES, thread, threads, &begin, &end);
+    gg_cpu_device_kernels(op->device)->elementwise->relu_backward(end - begin, y + begin, dy + begin, dy + begin);
+}
+
+static void wino_bias_of_channels(const winograd_op *op, const gg_op_args *args) {
+    const int64_t blocks = gg_block_count(op->out, GG_LANES);
+    const int64_t area = op->op.desc.output.size[1] * op->op.desc.output.size[2];
+    for (int64_t b = 0; b < blocks; ++b) {
+        double total[GG_LANES] = {0};
+        for (int64_t n = 0; n < op->batch; ++n) {
+            _Alignas(64) float sum[GG_LANES];
+            const float *dy = (const float *)args->grad_output + (n * blocks + b) * area * GG_LANES;
+            gg_cpu_column_sums(op->device, area, GG_LANES, dy, sum);
+            for (int i = 0; i < GG_LANES; ++i) total[i] += (double)sum[i];
+        }
+        for (int64_t i = 0; i < GG_LANES && b * GG_LANES + i < op->out; ++i)
+            args->gradient[GG_PARAMETER_BIAS][b * GG_LANES + i] = (float)total[i];
+    }
+}
+
+static void wino_mask(wino_job *j) {
+    const winograd_op *op = j->op;
+    const bool relu = op->op.desc.activation == GG_ACTIVATION_RELU;
+    if (!op->channels) {
+        if (relu || op->op.desc.bias) gg_parallel_run(op->threads, wino_mask_lanes_part, j);
+        return;
+    }
+    if (relu) gg_parallel_run(op->threads, wino_mask_channels_part, j);
+    if (op->op.desc.bias) wino_bias_of_channels(op, j->args);
+}
+
+static float *gradient_x(const wino_job *j) { return (float *)j->args->scratch + j->op->x_at; }
+static float *gradient_dy(const wino_job *j) { return (float *)j->args->scratch + j->op->dy_at; }
+static float *gradient_sum(const wino_job *j) { return (float *)j->args->scratch + j->op->sum_at; }
+
+/* Floats of one place of the input, and of the output's gradient. */
+static int64_t gradient_x_place(const winograd_op *op) {
+    return op->x_step * (op->channels ? op->gradient_block : op->in);
+}
+static int64_t gradient_dy_place(const winograd_op *op) {
+    return op->dy_step * (op->channels ? op->gradient_block : op->out);
+}
+
+/* Places of the units of a block, of the input and of the output's gradient. */
+static void wino_gradient_places_part(void *context, int thread, int threads) {
+    static const int64_t none[2] = {0, 0};
+    const wino_job *j = context;
+    const winograd_op *op = j->op;
+    const wino_walk *walk = j->walk;
+    size_t begin, end;
+    gg_parallel_split((size_t)(j->end - j->begin), 1, thread, threads, &begin, &end);
+    for (int64_t u = (int64_t)begin; u < (int64_t)end; ++u) {
+        const wino_tile in =
+            tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, op->outputs + 2, j->begin + u);
+        const wino_tile out = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, j->begin + u);
+        gg_winograd_tiles x = tiles_of(op, &in, j->args->input[0]);
+        gg_winograd_tiles dy = tiles_of(op, &out, j->args->grad_output);
+        x.place_step = gradient_x_place(op);
+        dy.place_step = gradient_dy_place(op);
+        x.step = op->channels ? GG_LANES : op->x_step;
+        dy.step = op->channels ? GG_LANES : op->dy_step;
+        x.places = gradient_x(j) + u * (op->channels ? op->x_step : GG_LANES);
+        dy.places = gradient_dy(j) + u * (op->channels ? op->dy_step : GG_LANES);
+        op->kernels->input(&x);
+        op->kernels->gradient(&dy);
+    }
+}
+
+static int64_t sum_rows(const winograd_op *op) { return op->channels ? op->in : op->out; }
+
+static void wino_gradient_products_part(void *context, int thread, int threads) {
+    const wino_job *j = context;
+    const winograd_op *op = j->op;
+    const int64_t units = j->end - j->begin, columns = units * GG_LANES;
+    float *turned =
+        (float *)j->args->scratch + op->turned_at + thread * op->gradient_block * GG_LANES * op->turned_step;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->places, 1, thread, threads, &begin, &end);
+    for (int64_t p = (int64_t)begin; p < (int64_t)end; ++p) {
+        const float *x = gradient_x(j) + p * gradient_x_place(op), *dy = gradient_dy(j) + p * gradient_dy_place(op);
+        gg_multiply product = {.c = gradient_sum(j) + p * sum_rows(op) * op->sum_step,
+                               .c_row = op->sum_step,
+                               .m = sum_rows(op),
+                               .add = !j->first};
+        if (op->channels) {
+            product.n = op->out;
+            product.k = units;
+            product.a = x;
+            product.a_row = 1;
+            product.a_step = op->x_step;
+            product.b = dy;
+            product.b_row = op->dy_step;
+        } else {
+            op->gemm->transpose(op->in, columns, x, op->x_step, up_to(op->in, op->gemm->width), turned,
+                                op->turned_step);
+            product.n = op->in;
+            product.k = columns;
+            product.a = dy;
+            product.a_row = op->dy_step;
+            product.a_step = 1;
+            product.b = turned;
+            product.b_row = op->turned_step;
+        }
+        op->gemm->multiply(&product, 0, gg_block_count(product.m, op->gemm->tile_rows));
+    }
+}
+
+/* Back from places to weights. */
+static void wino_gradient_weights_part(void *context, int thread, int threads) {
+    const wino_job *j = context;
+    const winograd_op *op = j->op;
+    const int64_t rows = sum_rows(op), columns = op->channels ? op->out : op->in;
+    const int64_t row_step = op->channels ? 9 : op->in * 9, column_step = op->channels ? op->in * 9 : 9;
+    size_t begin, end;
+    gg_parallel_split((size_t)rows, 1, thread, threads, &begin, &end);
+    for (int64_t c = 0; begin < end && c < columns; c += GG_LANES) {
+        const int lanes = (int)at_most(columns - c, GG_LANES);
+        const gg_winograd_weights weights = {.outputs = op->outputs,
+                                             .lanes = lanes,
+                                             .stored = lanes,
+                                             .count = (int64_t)(end - begin),
+                                             .weights = j->args->gradient[GG_PARAMETER_WEIGHT] +
+                                                        (int64_t)begin * row_step + c * column_step,
+                                             .lane_step = column_step,
+                                             .step = row_step,
+                                             .places = gradient_sum(j) + (int64_t)begin * op->sum_step + c,
+                                             .place_step = rows * op->sum_step,
+                                             .places_step = op->sum_step};
+        op->kernels->weight_gradient(&weights);
+    }
+}
+
+static gg_status winograd_backward_weights(gg_op *head, const gg_op_args *args) {
+    const winograd_op *op = (const winograd_op *)head;
+    const int64_t area = op->forward.tiles[0] * op->forward.tiles[1];
+    const int64_t units = area * (op->channels ? op->batch : op->lanes / GG_LANES);
+    const int64_t blocks = gg_block_count(units, op->gradient_block);
+    wino_job j = {.op = op, .args = args, .walk = &op->forward, .forward = true};
+    wino_mask(&j);
+    for (int64_t b = 0; b < blocks; ++b) {
+        j.begin = gg_block_begin(units, blocks, b);
+        j.end = gg_block_begin(units, blocks, b + 1);
+        j.first = b == 0;
+        gg_parallel_run(op->threads, wino_gradient_places_part, &j);
+        gg_parallel_run(op->threads, wino_gradient_products_part, &j);
+    }
+    gg_parallel_run(op->threads, wino_gradient_weights_part, &j);
+    return GG_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ creating */
+
+static const gg_op_class winograd_class = {.prepare = winograd_prepare,
+                                           .forward = winograd_forward,
+                                           .backward_weights = winograd_backward_weights,
+                                           .backward_data = winograd_backward_data,
+                                           .destroy = gg_native_op_free};
+
+bool gg_native_winograd_possible(const gg_op_desc *desc) {
+    const gg_window *w = &desc->window;
+    for (int axis = 0; axis < 2; ++axis) {
+        const bool fits = w->kernel[axis] == 3 && w->stride[axis] == 1 && w->dilation[axis] == 1;
+        if (!fits || w->padding[axis] < 0 || w->padding[axis] > 2) return false;
+    }
+    return desc->kind == GG_OP_CONV2D && desc->groups == 1;
+}
+
+/* How many units are computed together: their places fill BLOCK_BYTES, unless that would read large weights too often.
+ */
+static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_t units) {
+    const int64_t each = op->kernels->panel / GG_LANES, columns = op->channels ? 1 : GG_LANES;
+    const int64_t unit = (walk->terms + walk->rows) * op->places * columns * (int64_t)sizeof(float);
+    int64_t block = BLOCK_BYTES / unit;
+    const int64_t least = walk->terms * walk->rows * op->places * (int64_t)sizeof(float) > LARGE_WEIGHTS
+                              ? LEAST_COLUMNS / columns
+                              : 2 * op->kernels->rows / columns;
+    if (block < least) block = least;
+    block = up_to(block < 1 ? 1 : block, each);
+    return at_most(block, up_to(units, each));
+}
+
+static void make_walk(winograd_op *op, bool forward, size_t *prepared, wino_walk *walk) {
+    const gg_op_desc *desc = &op->op.desc;
+    const int64_t *in = desc->input[0].size, *out = desc->output.size, panel = op->kernels->panel;
+    walk->terms = forward ? op->in : op->out;
+    walk->rows = forward ? op->out : op->in;
+    for (int axis = 0; axis < 2; ++axis) {
+        walk->source[axis] = forward ? in[1 + axis] : out[1 + axis];
+        walk->target[axis] = forward ? out[1 + axis] : in[1 + axis];
+        walk->padding[axis] = forward ? desc->window.padding[axis] : 2 - desc->window.padding[axis];
+        walk->tiles[axis] = gg_block_count(walk->target[axis], op->outputs);
+    }
+    if (prepared == NULL) return;
+    walk->units = walk->tiles[0] * walk->tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
+    walk->terms_step = odd_lines(walk->terms);
+    walk->weights = odd_lines(op->channels ? up_to(walk->rows, panel) * walk->terms : walk->rows * walk->terms);
+    walk->prepared = *prepared;
+    *prepared += (size_t)(op->places * walk->weights);
+    walk->block = choose_block(op, walk, walk->units);
+    const size_t floats =
+        (size_t)(op->places * (source_floats(op, walk, walk->block) + target_floats(op, walk, walk->block)));
+    if (floats > op->thread_floats) op->thread_floats = floats;
+}
+
+static void make_gradient(winograd_op *op, size_t *scratch) {
+    const int64_t units =
+        op->forward.tiles[0] * op->forward.tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
+    const int64_t columns = op->channels ? 1 : GG_LANES, width = op->gemm->width;
+    const int64_t unit = (op->in + op->out) * op->places * columns * (int64_t)sizeof(float);
+    int64_t block = GRADIENT_BYTES / unit;
+    if (block < LEAST_COLUMNS / columns) block = LEAST_COLUMNS / columns;
+    op->gradient_block = gg_block_count(units, gg_block_count(units, block));
+    op->x_step = odd_lines(op->channels ? up_to(op->in, width) : op->gradient_block * GG_LANES);
+    op->dy_step = odd_lines(op->channels ? up_to(op->out, width) : op->gradient_block * GG_LANES);
+    op->turned_step = op->channels ? 0 : odd_lines(up_to(op->in, width));
+    op->sum_step = odd_lines(op->channels ? op->out : op->in);
+    size_t at = 0;
+    op->x_at = at;
+    at += (size_t)(op->places * gradient_x_place(op));
+    op->dy_at = at;
+    at += (size_t)(op->places * gradient_dy_place(op)) + (size_t)width;
+    at = (size_t)up_to((int64_t)at, GG_LANES);
+    op->sum_at = at;
+    at += (size_t)(op->places * sum_rows(op) * op->sum_step);
+    op->turned_at = at;
+    at += (size_t)(op->threads * op->gradient_block * GG_LANES * op->turned_step);
+    if (at > *scratch) *scratch = at;
+}
+
+gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *head = NULL;
+    size_t prepared = 0, scratch = 0;
+    *out = NULL;
+    const gg_winograd_kernels *kernels = gg_winograd_kernels_for(device->isa);
+    if (kernels == NULL || !gg_native_winograd_possible(desc))
+        GG_FAIL(GG_ERROR_UNSUPPORTED,
+                "Winograd's convolution is for windows of 3 x 3, stride 1, dilation 1, padding up to 2 and one group");
+    GG_TRY(gg_native_op_create(desc, &winograd_class, sizeof(winograd_op), &head));
+    winograd_op *op = (winograd_op *)head;
+    op->device = device;
+    op->kernels = kernels;
+    op->gemm = gg_gemm_kernels_for(device->isa);
+    op->threads = device->threads;
+    op->outputs = desc->algorithm == GG_ALGORITHM_WINOGRAD2 ? 2 : 4;
+    op->places = (op->outputs + 2) * (op->outputs + 2);
+    op->channels = desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
+    op->batch = desc->batch;
+    op->lanes = gg_lanes_padded(desc->batch);
+    op->in = desc->input[0].size[0];
+    op->out = desc->output.size[0];
+    if (op->channels) head->input[0].layout = head->output.layout = GG_LAYOUT_CHANNELS16;
+    const bool data = desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA);
+    const bool weights = desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS);
+    make_walk(op, true, gg_op_has_pass(desc, GG_PASS_FORWARD) ? &prepared : NULL, &op->forward);
+    if (data) make_walk(op, false, &prepared, &op->data);
+    op->bias = prepared;
+    if (op->channels && desc->bias && op->forward.units > 0) prepared += (size_t)up_to(op->out, GG_LANES);
+    scratch = (size_t)op->threads * op->thread_floats;
+    if (weights) make_gradient(op, &scratch);
+    head->prepared_bytes = prepared * sizeof(float);
+    head->scratch_bytes = scratch * sizeof(float);
+    head->backward_needs_input = weights;
+    head->backward_needs_output = weights && desc->activation == GG_ACTIVATION_RELU;
+    *out = head;
+cleanup:
+    return status;
+}

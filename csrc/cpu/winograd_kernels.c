@@ -1,0 +1,13 @@
+#include "cpu/winograd_kernels.h"
+
+const gg_winograd_kernels *gg_winograd_kernels_for(gg_isa isa) {
+    switch (isa) {
+    case GG_ISA_SCALAR: return &gg_winograd_kernels_scalar;
+#ifndef GG_ONLY_SCALAR
+    case GG_ISA_AVX2: return &gg_winograd_kernels_avx2;
+    case GG_ISA_AVX512F: return &gg_winograd_kernels_avx512f;
+    case GG_ISA_AVX512: return &gg_winograd_kernels_avx512;
+#endif
+    default: return NULL;
+    }
+}
