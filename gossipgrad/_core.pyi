@@ -82,7 +82,9 @@ class Team:
         """The same of bytes of one length on all ranks: uncounted, and never mixed up with another call's messages.
 
         timeout: where it is above 0 and shorter than the team's, in place of that."""
-    def messages(self, sends: Sequence[Sequence[tuple[int, Any]]], receives: Sequence[Sequence[tuple[int, Any]]]) -> None:
+    def messages(
+        self, sends: Sequence[Sequence[tuple[int, Any]]], receives: Sequence[Sequence[tuple[int, Any]]]
+    ) -> None:
         """One round of messages: of each local rank those that it sends and receives, as (peer, contiguous buffer).
 
         Every message is listed by both sides, with the same bytes; none goes to its own rank."""
@@ -182,6 +184,7 @@ class Trainer:
         straggler: tuple[float, float, int] = ...,  # probability, delay in seconds, seed
         compute_time: Sequence[float]
         | None = None,  # virtual seconds of a step, one a rank of the group; None: of its flops
+        conv_algorithm: str = "auto",  # "direct", "winograd"
     ) -> None: ...
     @property
     def backend(self) -> str:
@@ -189,6 +192,8 @@ class Trainer:
     @property
     def isa(self) -> str: ...
     def node_backends(self) -> list[str]: ...
+    def node_algorithms(self) -> list[dict[str, tuple[str, str]] | None]:
+        """Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."""
     def partitioned_fc(self) -> list[str]: ...
     def compressed_families(self) -> list[str]: ...
     def bytes(self) -> int: ...

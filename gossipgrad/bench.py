@@ -16,7 +16,7 @@ from gossipgrad import models, strategies
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer
-from gossipgrad.literals import Backend, Loss
+from gossipgrad.literals import Backend, ConvAlgorithm, Loss
 from gossipgrad.model import Model
 from gossipgrad.optim import SGD
 from gossipgrad.trainer import Trainer
@@ -74,6 +74,7 @@ def step(
     steps: int = 60,
     warmup: int = 5,
     backend: Backend | None = None,
+    conv_algorithm: ConvAlgorithm = "auto",
 ) -> dict[str, Any]:
     """Seconds of a training step (forward, loss, backward, SGD with momentum) of one rank, and what goes with them.
 
@@ -86,7 +87,9 @@ def step(
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # the peak starts again from now; a sandbox may refuse
     before = _memory_mib("VmRSS")
-    trainer = _trainer(entry.make(), entry.loss, strategies.NoExchange(), threads, backend)
+    trainer = _trainer(
+        entry.make(), entry.loss, strategies.NoExchange(), threads, backend, conv_algorithm=conv_algorithm
+    )
     x, y = synthetic_batch(trainer.net, trainer.loss, batch)
     core = trainer.core
     core.bench(x, y, 0, max(warmup, 1))
@@ -149,6 +152,7 @@ def exchange(
     warmup: int = 5,
     blocks: int = 5,
     backend: Backend | None = None,
+    conv_algorithm: ConvAlgorithm = "auto",
     net: Model | None = None,
     loss: Loss = "cross_entropy",
     straggler: Straggler | None = None,
@@ -170,7 +174,10 @@ def exchange(
     integer("steps", steps, 1)
     circumstances = {"straggler": straggler, "network": network}
     both = (strategies.NoExchange(), None), (strategy, compression)
-    contestants = [_trainer(net, loss, s, threads, backend, compression=c, **circumstances) for s, c in both]
+    contestants = [
+        _trainer(net, loss, s, threads, backend, conv_algorithm=conv_algorithm, compression=c, **circumstances)
+        for s, c in both
+    ]
     settings = contestants[1].settings()
     team = contestants[0].team
     means = alternate(contestants, batch, steps, warmup, blocks)

@@ -37,7 +37,7 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import check_keywords, choice, counted, did_you_mean, integer, number
 from gossipgrad.history import History, Record
-from gossipgrad.literals import BACKENDS, DEVICES, DTYPES, Backend, Device, DType
+from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DEVICES, DTYPES, Backend, ConvAlgorithm, Device, DType
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
 
@@ -49,7 +49,7 @@ RESIDUE = "residue"  # of rank_state, where something is compressed
 _FIXED = frozenset(
     {
         *("net", "loss", "heads", "optimizer", "strategy", "compression", "apoptosis", "seed", "comm", "team"),
-        *("threads", "backend", "trace"),
+        *("threads", "backend", "conv_algorithm", "trace"),
         *("straggler", "network", "compute_time", "metrics"),
     }
 )
@@ -153,6 +153,7 @@ class Replicas:
         comm: Any = None,
         threads: int | None = 1,
         backend: Backend | None = None,
+        conv_algorithm: ConvAlgorithm = "auto",
         dtype: DType = "float32",
         device: Device = "cpu",
         trace: int = 0,
@@ -176,6 +177,7 @@ class Replicas:
             self.seed = integer("seed", seed, 0, 2**64 - 1)
             self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
             self.backend: Backend | None = choice("backend", backend, BACKENDS)
+            self.conv_algorithm: ConvAlgorithm = choice("conv_algorithm", conv_algorithm, CONV_ALGORITHMS)
             choice("dtype", dtype, DTYPES)
             choice("device", device, DEVICES)
             self.trace = integer("trace", trace, 0)
@@ -345,6 +347,7 @@ class Replicas:
             trace=self.trace,
             straggler=self._straggler_options(),
             compute_time=self.compute_time,
+            conv_algorithm=self.conv_algorithm,
         )
         if state is not None:
             self.set_state(*state)
@@ -564,6 +567,7 @@ class Replicas:
             "seed": self.seed,
             "threads": self.threads,
             "backend": self.backend,
+            "conv_algorithm": self.conv_algorithm,
             "dtype": "float32",
             "device": "cpu",
             "comm": self.team.kind,

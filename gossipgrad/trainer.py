@@ -74,6 +74,9 @@ class Trainer(Replicas):
                this process. An mpi4py communicator: that group.
     threads    of each rank; None: OMP_NUM_THREADS, else 1.
     backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
+    conv_algorithm  how convolutions with windows of 3 x 3 and stride 1 are computed: "winograd" by Winograd's method
+               F(4x4,3x3), which has a quarter of the multiplications and errors up to several times larger, "direct" by
+               sums of products, "auto" each pass of each layer by what is usually faster on this CPU's vectors.
     dtype, device  "float32" and "cpu": there are no others yet.
     trace      how many spans a rank stores for write_trace; 0: none.
     timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the

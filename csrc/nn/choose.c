@@ -52,3 +52,53 @@ int gg_choose_devices(const gg_graph *graph, const gg_plan_options *options, gg_
     }
     return 2;
 }
+
+/* Algorithms ----------------------------------------------------------------------------------------------- */
+
+gg_conv_key gg_conv_key_of(const gg_op_desc *desc) {
+    gg_conv_key key = {.batch = desc->batch,
+                       .output = desc->output.size[0],
+                       .bias = desc->bias,
+                       .relu = desc->activation == GG_ACTIVATION_RELU};
+    memcpy(key.input, desc->input[0].size, sizeof key.input);
+    memcpy(key.padding, desc->window.padding, sizeof key.padding);
+    return key;
+}
+
+bool gg_choose_winograd_possible(const gg_op_desc *desc) {
+    const gg_window *w = &desc->window;
+    if (desc->kind != GG_OP_CONV2D || desc->groups != 1) return false;
+    for (int axis = 0; axis < 2; axis++) {
+        if (w->kernel[axis] != 3 || w->stride[axis] != 1 || w->dilation[axis] != 1 || w->padding[axis] > 2)
+            return false;
+    }
+    return true;
+}
+
+/* Where F(4x4,3x3) was faster, measured with AVX-512: transforms cost as much for each channel, and products gain with
+ * the channels on the other side. Tiles that reach far beyond the image compute too much. */
+static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
+    const int64_t in = desc->input[0].size[0], out = desc->output.size[0], channels = in < out ? in : out;
+    const gg_layout layout = desc->offered[0].layout;
+    const bool blocks = layout == GG_LAYOUT_CHANNELS16;
+    int64_t area = 1, tiled = 1;
+    for (int axis = 1; axis <= 2; axis++) {
+        area *= desc->output.size[axis];
+        tiled *= (desc->output.size[axis] + 3) / 4 * 4;
+    }
+    if (2 * tiled > 3 * area || (!blocks && layout != GG_LAYOUT_BATCH_LAST)) return false;
+    return channels >= (blocks && pass != GG_PASS_WEIGHTS ? 32 : 64);
+}
+
+void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
+    const bool possible = options->conv_algorithm != GG_CONV_DIRECT && gg_choose_winograd_possible(desc);
+    const gg_conv_key key = gg_conv_key_of(desc);
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+        const bool faster = options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(desc, (gg_pass)pass);
+        out[pass] = possible && faster ? GG_ALGORITHM_WINOGRAD4 : GG_ALGORITHM_DIRECT;
+    }
+    for (int i = 0; possible && options->conv_algorithm == GG_CONV_AUTO && i < options->conv_choices; i++) {
+        const gg_conv_choice *choice = &options->conv_choice[i];
+        if (memcmp(&choice->key, &key, sizeof key) == 0) memcpy(out, choice->algorithm, sizeof choice->algorithm);
+    }
+}

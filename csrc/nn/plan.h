@@ -67,13 +67,37 @@ typedef struct gg_plan_memory {
 
 void gg_plan_memory_release(gg_plan_memory *memory);
 
+/* Which algorithms convolutions may have. */
+typedef enum gg_conv_algorithm {
+    GG_CONV_AUTO = 0, /* of each the one that was measured to be faster, or by a rule */
+    GG_CONV_DIRECT,
+    GG_CONV_WINOGRAD, /* F(4x4,3x3) wherever it is possible */
+    GG_CONV_ALGORITHMS
+} gg_conv_algorithm;
+
+/* What describes a convolution for which algorithms are chosen. All fields count; compared as memory. */
+typedef struct gg_conv_key {
+    int64_t batch, input[3], output, padding[2];
+    int64_t bias, relu;
+} gg_conv_key;
+
+/* The algorithms of one convolution. */
+typedef struct gg_conv_choice {
+    gg_conv_key key;
+    gg_algorithm algorithm[GG_PASS_COUNT];
+} gg_conv_choice;
+
 typedef struct gg_plan_options {
     int64_t batch;
     bool training; /* false: forward only, dropout off, without the heads for training only, less memory */
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads; for training, or evaluation with targets */
     gg_device *device;                   /* the table asked first */
     gg_device *fallback;                 /* for what it lacks; may be the same */
-    bool choose;            /* use for each operation the table known to be faster, not only that of `device` */
+    bool choose; /* use for each operation the table known to be faster, not only that of `device` */
+    gg_conv_algorithm conv_algorithm;
+    const gg_conv_choice *conv_choice; /* GG_CONV_AUTO: of so many convolutions; all others are chosen by a rule. They
+                                          outlive the plan's creation */
+    int conv_choices;
     uint64_t seed;          /* dropout */
     uint32_t rank;          /* dropout */
     gg_plan_memory *memory; /* NULL: the plan has its own */
@@ -116,6 +140,8 @@ size_t gg_plan_prepared_bytes(const gg_plan *plan);
 /* What node i became: "onednn", "native", or "" (no operation of its own), and its seconds in the last run if timing is
  * on. */
 const char *gg_plan_node_backend(const gg_plan *plan, int node);
+/* The table and the algorithm of a pass of a node that is a convolution; false: it is none, or has no such pass. */
+bool gg_plan_node_algorithm(const gg_plan *plan, int node, gg_pass pass, const char **backend, gg_algorithm *algorithm);
 /* Times each node (a few clock reads a step); off by default. Seconds are summed since the last call with on = true. */
 void gg_plan_set_timing(gg_plan *plan, bool on);
 void gg_plan_node_seconds(const gg_plan *plan, int node, double *forward, double *backward);

@@ -42,20 +42,34 @@ cleanup:
     return status;
 }
 
-/* Takes over step->op, also when it fails. */
+static void destroy_ops(gg_op *const op[GG_PASS_COUNT]) {
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+        bool own = op[pass] != NULL;
+        for (int i = 0; i < pass; i++) own = own && op[i] != op[pass];
+        if (own) gg_op_destroy(op[pass]);
+    }
+}
+
+/* Takes over step->op and those in step->pass, also when it fails. */
 static gg_status add_step(gg_plan *plan, const gg_step *made) {
     void *array = NULL;
     gg_status status = gg_plan_reserve(plan->step, &plan->step_capacity, plan->steps, sizeof(gg_step), &array);
     if (status != GG_OK) {
-        gg_op_destroy(made->op);
+        if (made->pass[0] == NULL) gg_op_destroy(made->op);
+        destroy_ops(made->pass);
         return status;
     }
     plan->step = array;
     gg_step *step = &plan->step[plan->steps++];
     *step = *made;
-    step->prepared = step->saved = GG_NONE;
+    step->saved = GG_NONE;
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+        step->prepared[pass] = GG_NONE;
+        if (step->pass[pass] == NULL) step->pass[pass] = step->op;
+        const size_t scratch = step->pass[pass]->scratch_bytes;
+        if (scratch > plan->scratch_bytes) plan->scratch_bytes = scratch;
+    }
     for (int i = 0; i < GG_MAX_INPUTS; i++) step->grad_input[i].buffer = GG_NONE;
-    if (step->op->scratch_bytes > plan->scratch_bytes) plan->scratch_bytes = step->op->scratch_bytes;
     return GG_OK;
 }
 
@@ -209,21 +223,74 @@ static void plan_describe(const gg_plan *plan, int node, gg_op_desc *desc) {
 
 /* The operation of a node, with the ReLU behind it if the table can compute both. A table that cannot, but has the
  * operation, still comes before the next table: fusion saves less than another table and a reorder may cost. */
-static gg_status create_op(gg_plan *plan, int node, gg_op **out) {
+static gg_status create_fused(gg_plan *plan, int node, gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_ERROR_UNSUPPORTED;
     int *fused = &plan->node[node].fused;
-    gg_op_desc desc;
-    plan_describe(plan, node, &desc);
     for (int i = 0; i < plan->devices && status == GG_ERROR_UNSUPPORTED; i++) {
-        desc.activation = *fused != GG_NONE ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
-        status = create_from(plan->order[i], &desc, out);
+        desc->activation = *fused != GG_NONE ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
+        status = create_from(plan->order[i], desc, out);
         if (*fused == GG_NONE || status != GG_ERROR_UNSUPPORTED) continue;
-        desc.activation = GG_ACTIVATION_NONE;
-        status = create_from(plan->order[i], &desc, out);
+        desc->activation = GG_ACTIVATION_NONE;
+        status = create_from(plan->order[i], desc, out);
         if (status != GG_OK) continue;
         plan->node[*fused].absorbed = false;
         *fused = GG_NONE;
     }
+    return status;
+}
+
+/* An operation for one backward pass of a node beside `first`, which has the forward pass; NULL: no table has it in the
+ * formats of that one, which then is run for this pass, too. */
+static gg_status create_beside(gg_plan *plan, const gg_op *first, gg_algorithm algorithm, gg_pass pass, gg_op **out) {
+    gg_status status = GG_ERROR_UNSUPPORTED;
+    gg_op_desc desc = first->desc;
+    desc.offered[0] = first->input[0];
+    desc.algorithm = algorithm;
+    desc.passes = 1u << pass;
+    *out = NULL;
+    for (int i = 0; i < plan->devices && *out == NULL; i++) {
+        status = create_from(plan->order[i], &desc, out);
+        if (status != GG_OK && status != GG_ERROR_UNSUPPORTED) return status;
+        if (status != GG_OK) continue;
+        if (same_format((*out)->input[0], first->input[0]) && same_format((*out)->output, first->output)) continue;
+        gg_op_destroy(*out);
+        *out = NULL;
+    }
+    return GG_OK;
+}
+
+/* The operations of a node's passes. A convolution may have another algorithm for each pass. */
+static gg_status create_ops(gg_plan *plan, int node, gg_op *out[GG_PASS_COUNT]) {
+    gg_status status = GG_OK;
+    gg_algorithm algorithm[GG_PASS_COUNT];
+    gg_op_desc desc;
+    unsigned beside = 0;
+    plan_describe(plan, node, &desc);
+    if (desc.kind != GG_OP_CONV2D) {
+        GG_TRY(create_fused(plan, node, &desc, &out[GG_PASS_FORWARD]));
+        goto cleanup;
+    }
+    desc.activation = plan->node[node].fused != GG_NONE ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
+    gg_choose_algorithms(&plan->options, &desc, algorithm);
+    desc.algorithm = algorithm[GG_PASS_FORWARD];
+    status = create_fused(plan, node, &desc, &out[GG_PASS_FORWARD]);
+    if (status == GG_ERROR_UNSUPPORTED && desc.algorithm != GG_ALGORITHM_DIRECT) {
+        desc.algorithm = GG_ALGORITHM_DIRECT;
+        status = create_fused(plan, node, &desc, &out[GG_PASS_FORWARD]);
+    }
+    if (status != GG_OK || !plan->options.training) goto cleanup;
+    for (int pass = GG_PASS_WEIGHTS; pass < GG_PASS_COUNT; pass++) {
+        if (algorithm[pass] == desc.algorithm || (pass == GG_PASS_DATA && !desc.input_grad)) continue;
+        GG_TRY(create_beside(plan, out[GG_PASS_FORWARD], algorithm[pass], (gg_pass)pass, &out[pass]));
+        if (out[pass] != NULL) beside |= 1u << pass;
+    }
+    if (beside == 0) goto cleanup;
+    /* The first one again, without what the others are run for. */
+    desc.passes = ((1u << GG_PASS_COUNT) - 1) & ~beside;
+    gg_op_destroy(out[GG_PASS_FORWARD]);
+    out[GG_PASS_FORWARD] = NULL;
+    GG_TRY(create_fused(plan, node, &desc, &out[GG_PASS_FORWARD]));
+cleanup:
     return status;
 }
 
@@ -255,7 +322,7 @@ static void join_by_view(gg_plan *plan, int joined, int inputs, const int *input
 static gg_status build_op(gg_plan *plan, int node) {
     gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(plan->graph, node);
-    gg_op *op = NULL;
+    gg_op *ops[GG_PASS_COUNT] = {NULL}, *op = NULL;
     gg_step step = {.node = node, .layer = it->layer, .inputs = it->inputs};
     gg_value made = {.shape = it->shape,
                      .needs_gradient = plan->node[node].needs_gradient,
@@ -263,7 +330,8 @@ static gg_status build_op(gg_plan *plan, int node) {
                      .origin = GG_NONE,
                      .producer = GG_NONE};
 
-    GG_TRY(create_op(plan, node, &op));
+    GG_TRY(create_ops(plan, node, ops));
+    op = ops[GG_PASS_FORWARD];
     for (int i = 0; i < it->inputs; i++) GG_TRY(plan_resolve(plan, node, it->input[i], op->input[i], &step.input[i]));
     made.format = op->output;
     if (is_view(plan, op, it->inputs, step.input)) {
@@ -281,10 +349,11 @@ static gg_status build_op(gg_plan *plan, int node) {
     step.carried = gg_graph_node_carried(plan->graph, node);
     for (int i = 0; i < node; i++) step.carried_before += gg_graph_node_carried(plan->graph, i);
     step.op = op;
-    op = NULL;
+    memcpy(step.pass, ops, sizeof ops);
+    memset(ops, 0, sizeof ops);
     GG_TRY(add_step(plan, &step));
 cleanup:
-    gg_op_destroy(op);
+    destroy_ops(ops);
     return status;
 }
 

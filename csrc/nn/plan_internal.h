@@ -53,20 +53,23 @@ typedef struct gg_sum {
 } gg_sum;
 
 typedef struct gg_step {
-    gg_op *op;
-    int node;  /* that it is timed and named as */
-    int layer; /* with parameters; GG_NONE: has none */
+    gg_op *op;                  /* of the forward pass */
+    gg_op *pass[GG_PASS_COUNT]; /* that is run for each pass: mostly `op` */
+    int node;                   /* that it is timed and named as */
+    int layer;                  /* with parameters; GG_NONE: has none */
     int inputs;
     int input[GG_MAX_INPUTS];
     int output;
     bool backward;
     int first_parameter, parameters; /* of the graph; 0 without a layer */
     bool skip_weight_gradient;       /* in the current step the strategy computes the gradient of its weight */
-    int prepared, saved;             /* buffers */
+    int prepared[GG_PASS_COUNT];     /* buffers of the passes' operations */
+    int saved;                       /* buffer */
     int64_t carried, carried_before; /* numbers of state that a sample carries here, and in nodes before this one */
     gg_place grad_input[GG_MAX_INPUTS];
     int first_sum, sums;
     gg_op_args forward_args, backward_args; /* all pointers into the plan's block are filled once */
+    void *prepared_at[GG_PASS_COUNT];
 } gg_step;
 
 /* A head of the graph. */
@@ -131,6 +134,13 @@ gg_status gg_plan_check_losses(const gg_plan *plan);
 
 /* The value whose buffer this one lies in, and where in it. */
 int gg_plan_root(const gg_plan *plan, int value, size_t *offset);
+
+/* Whether the operation of this pass is another one than those of the passes before. */
+static inline bool gg_step_own_op(const gg_step *step, int pass) {
+    for (int i = 0; i < pass; i++)
+        if (step->pass[i] == step->pass[pass]) return false;
+    return true;
+}
 
 static inline int gg_plan_backward_time(const gg_plan *plan, int step) { return 2 * plan->steps - step; }
 

@@ -46,6 +46,14 @@ static void use_value(gg_plan *plan, int value, int time) {
     if (time > root->last) root->last = time;
 }
 
+static bool needs_input(const gg_step *step) {
+    return step->pass[GG_PASS_WEIGHTS]->backward_needs_input || step->pass[GG_PASS_DATA]->backward_needs_input;
+}
+
+static bool needs_output(const gg_step *step) {
+    return step->pass[GG_PASS_WEIGHTS]->backward_needs_output || step->pass[GG_PASS_DATA]->backward_needs_output;
+}
+
 static void find_lifetimes(gg_plan *plan) {
     for (int i = 0; i < plan->values; i++) {
         plan->value[i].first = plan->value[i].pinned ? 0 : end_of_time(plan);
@@ -55,10 +63,10 @@ static void find_lifetimes(gg_plan *plan) {
         const gg_step *step = &plan->step[s];
         int back = gg_plan_backward_time(plan, s);
         use_value(plan, step->output, s);
-        if (step->backward && step->op->backward_needs_output) use_value(plan, step->output, back);
+        if (step->backward && needs_output(step)) use_value(plan, step->output, back);
         for (int i = 0; i < step->inputs; i++) {
             use_value(plan, step->input[i], s);
-            if (step->backward && step->op->backward_needs_input) use_value(plan, step->input[i], back);
+            if (step->backward && needs_input(step)) use_value(plan, step->input[i], back);
         }
     }
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
@@ -231,8 +239,11 @@ static gg_status place_others(gg_plan *plan) {
         /* Evaluation finds prepared weights again in the next batch. */
         const int begin = plan->options.training ? s : 0, end = plan->options.training ? last : end_of_time(plan);
         if (step->op->saved_bytes > 0) GG_TRY(add_buffer(plan, step->op->saved_bytes, s, last, &step->saved));
-        if (step->op->prepared_bytes > 0)
-            GG_TRY(add_buffer(plan, step->op->prepared_bytes, begin, end, &step->prepared));
+        for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+            const size_t bytes = step->pass[pass]->prepared_bytes;
+            if (bytes > 0 && gg_step_own_op(step, pass))
+                GG_TRY(add_buffer(plan, bytes, begin, end, &step->prepared[pass]));
+        }
     }
     /* One scratch buffer for all steps, so that it stays in the caches. */
     plan->scratch_buffer = GG_NONE;
@@ -337,8 +348,14 @@ static void plan_bind(gg_plan *plan) {
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
         gg_op_args *forward = &step->forward_args, *backward = &step->backward_args;
-        gg_place saved = {step->saved, 0}, prepared = {step->prepared, 0};
-        *forward = (gg_op_args){.prepared = plan_at(plan, prepared),
+        gg_place saved = {step->saved, 0};
+        for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+            const gg_place prepared = {step->prepared[pass], 0};
+            step->prepared_at[pass] = plan_at(plan, prepared);
+            for (int i = pass - 1; i >= 0; i--)
+                if (step->pass[i] == step->pass[pass]) step->prepared_at[pass] = step->prepared_at[i];
+        }
+        *forward = (gg_op_args){.prepared = step->prepared_at[GG_PASS_FORWARD],
                                 .saved = plan_at(plan, saved),
                                 .scratch = plan_at(plan, scratch),
                                 .rank = plan->options.rank,
@@ -348,10 +365,10 @@ static void plan_bind(gg_plan *plan) {
         forward->output = activation_at(plan, step->output);
         for (int i = 0; i < step->inputs; i++) forward->input[i] = activation_at(plan, step->input[i]);
         if (!step->backward) continue;
-        if (step->op->backward_needs_output) backward->output = forward->output;
+        if (needs_output(step)) backward->output = forward->output;
         backward->grad_output = plan_gradient_at(plan, step->output);
         for (int i = 0; i < step->inputs; i++) {
-            if (step->op->backward_needs_input) backward->input[i] = forward->input[i];
+            if (needs_input(step)) backward->input[i] = forward->input[i];
             backward->grad_input[i] = plan_at(plan, step->grad_input[i]);
         }
     }

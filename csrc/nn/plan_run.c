@@ -114,7 +114,10 @@ cleanup:
 
 void gg_plan_destroy(gg_plan *plan) {
     if (plan == NULL) return;
-    for (int i = 0; i < plan->steps; i++) gg_op_destroy(plan->step[i].op);
+    for (int i = 0; i < plan->steps; i++) {
+        for (int pass = GG_PASS_COUNT - 1; pass >= 0; pass--)
+            if (gg_step_own_op(&plan->step[i], pass)) gg_op_destroy(plan->step[i].pass[pass]);
+    }
     gg_free(plan->node);
     gg_free(plan->value);
     gg_free(plan->step);
@@ -198,7 +201,11 @@ static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights
     args->step = step_number;
     args->evaluate = !training;
     args->carried = carried_state(plan, step, batch);
-    if (fresh) GG_TRY(gg_op_prepare(step->op, args));
+    for (int pass = 0; fresh && pass < GG_PASS_COUNT; pass++) {
+        gg_op_args own = *args;
+        own.prepared = step->prepared_at[pass];
+        if (gg_step_own_op(step, pass)) GG_TRY(gg_op_prepare(step->pass[pass], &own));
+    }
     GG_TRY(gg_op_forward(step->op, args));
 cleanup:
     return status;
@@ -231,6 +238,18 @@ cleanup:
     return status;
 }
 
+static gg_status step_backward(gg_step *step) {
+    gg_status status = GG_OK;
+    gg_op_args *args = &step->backward_args;
+    gg_op *weights = step->pass[GG_PASS_WEIGHTS], *data = step->pass[GG_PASS_DATA];
+    args->prepared = step->prepared_at[GG_PASS_WEIGHTS];
+    if (weights->type->backward_weights != NULL) GG_TRY(weights->type->backward_weights(weights, args));
+    args->prepared = step->prepared_at[GG_PASS_DATA];
+    if (data->type->backward_data != NULL) GG_TRY(data->type->backward_data(data, args));
+cleanup:
+    return status;
+}
+
 static void add_gradients(const gg_plan *plan, int first, int count) {
     const float scale[2] = {1, 1};
     for (int i = first; i < first + count; i++) {
@@ -255,7 +274,7 @@ static gg_status run_backward(gg_plan *plan, float *gradients, uint64_t step_num
         }
         args->step = step_number;
         double begin = plan->timing ? gg_clock_now() : 0;
-        status = gg_op_backward(step->op, args);
+        status = step_backward(step);
         if (status != GG_OK) {
             status = name_failure(plan, step, status, "backward");
             goto cleanup;
@@ -408,11 +427,28 @@ size_t gg_plan_bytes(const gg_plan *plan) { return plan->block_bytes; }
 size_t gg_plan_prepared_bytes(const gg_plan *plan) {
     size_t bytes = 0;
     for (int s = 0; s < plan->steps; s++)
-        if (plan->step[s].prepared != GG_NONE) bytes += plan->buffer[plan->step[s].prepared].bytes;
+        for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+            const int buffer = plan->step[s].prepared[pass];
+            if (buffer != GG_NONE) bytes += plan->buffer[buffer].bytes;
+        }
     return bytes;
 }
 
 const char *gg_plan_node_backend(const gg_plan *plan, int node) { return plan->node[node].backend; }
+
+bool gg_plan_node_algorithm(const gg_plan *plan, int node, gg_pass pass, const char **backend,
+                            gg_algorithm *algorithm) {
+    for (int s = 0; s < plan->steps; s++) {
+        const gg_step *step = &plan->step[s];
+        if (step->node != node || step->op->desc.kind != GG_OP_CONV2D) continue;
+        if (pass != GG_PASS_FORWARD && (!step->backward || (pass == GG_PASS_DATA && !step->op->desc.input_grad)))
+            return false;
+        *backend = step->pass[pass]->backend;
+        *algorithm = step->pass[pass]->desc.algorithm;
+        return true;
+    }
+    return false;
+}
 
 void gg_plan_set_timing(gg_plan *plan, bool on) {
     plan->timing = on;

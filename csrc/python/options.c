@@ -296,3 +296,10 @@ int gg_py_backend_choice(const char *name, gg_backend_choice *out) {
     if (choice >= 0) *out = (gg_backend_choice)choice;
     return choice < 0 ? -1 : 0;
 }
+
+int gg_py_conv_algorithm(const char *name, gg_conv_algorithm *out) {
+    static const char *const names[GG_CONV_ALGORITHMS] = {"auto", "direct", "winograd"};
+    const int choice = gg_py_choice("conv_algorithm", name, names, GG_CONV_ALGORITHMS);
+    if (choice >= 0) *out = (gg_conv_algorithm)choice;
+    return choice < 0 ? -1 : 0;
+}

@@ -14,6 +14,34 @@ static PyObject *node_backends(PyObject *self, PyObject *unused) {
     return list;
 }
 
+static PyObject *algorithms_of(const gg_plan *plan, int node) {
+    PyObject *made = PyDict_New();
+    for (int pass = 0; made != NULL && pass < GG_PASS_COUNT; ++pass) {
+        const char *backend = NULL;
+        gg_algorithm algorithm = GG_ALGORITHM_DIRECT;
+        if (!gg_plan_node_algorithm(plan, node, (gg_pass)pass, &backend, &algorithm)) continue;
+        PyObject *pair = Py_BuildValue("(ss)", backend, gg_algorithm_name(algorithm));
+        if (pair == NULL || PyDict_SetItemString(made, gg_pass_name((gg_pass)pass), pair) < 0) Py_CLEAR(made);
+        Py_XDECREF(pair);
+    }
+    if (made == NULL || PyDict_GET_SIZE(made) > 0) return made;
+    Py_DECREF(made);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *node_algorithms(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && plan != NULL && i < gg_graph_nodes(t->graph->graph); ++i) {
+        PyObject *each = algorithms_of(plan, i);
+        if (each == NULL || PyList_Append(list, each) < 0) Py_CLEAR(list);
+        Py_XDECREF(each);
+    }
+    return list;
+}
+
 static PyObject *partitioned_fc(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     const bool *partitioned = gg_replica_fc_partitioned(gg_trainer_replica(t->trainer, 0));
@@ -128,6 +156,8 @@ static PyObject *py_trainer_tuning(PyObject *self, PyObject *unused) {
 }
 
 PyMethodDef gg_py_trainer_measures[] = {
+    {"node_algorithms", node_algorithms, METH_NOARGS,
+     "Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."},
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"partitioned_fc", partitioned_fc, METH_NOARGS,
      "Names of the layers whose inputs and errors were exchanged in some step so far."},

@@ -18,6 +18,7 @@ static gg_status open_devices(gg_replica *r) {
                           .options = {.device = r->onednn ? r->onednn : r->native,
                                       .fallback = r->native,
                                       .choose = o->backend == GG_CHOOSE_FASTER,
+                                      .conv_algorithm = o->conv_algorithm,
                                       .seed = o->seed,
                                       .rank = (uint32_t)o->transport->rank}};
     memcpy(r->plans.options.head, o->head, sizeof o->head);

@@ -35,6 +35,7 @@ typedef struct gg_replica_options {
     uint64_t seed;
     int threads;
     gg_backend_choice backend;
+    gg_conv_algorithm conv_algorithm;
     gg_isa isa;
     size_t trace; /* spans recorded at most; 0: off */
     gg_straggler straggler;

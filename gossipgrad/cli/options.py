@@ -15,7 +15,7 @@ from gossipgrad.data import sets
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import did_you_mean, one_line
 from gossipgrad.keywords import Keyword, keywords
-from gossipgrad.literals import BACKENDS
+from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS
 from gossipgrad.model import Model
 
 SETS: dict[str, Any] = {name: made for name, made in sets.BY_NAME.items() if sets.options_of(name)}
@@ -430,3 +430,5 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
 def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="of each rank; default: OMP_NUM_THREADS, else 1")
     add_backend(parser)
+    help_ = "how 3x3 convolutions are computed; default: auto, each pass of each layer by what is usually faster"
+    parser.add_argument("--conv-algorithm", choices=CONV_ALGORITHMS, default="auto", help=help_)

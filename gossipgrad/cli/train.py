@@ -196,6 +196,7 @@ def train(arguments: argparse.Namespace) -> int:
         comm=comm,
         threads=arguments.threads,
         backend=arguments.backend,
+        conv_algorithm=arguments.conv_algorithm,
         trace=TRACE_SPANS if arguments.trace else 0,
         timeout=timeout,
         straggler=straggler,

@@ -368,6 +368,9 @@ static gg_plan_batch batch_of(const problem *p) {
 }
 
 static gg_plan_memory *shared; /* of the plans that are made; NULL: each has its own */
+static gg_conv_algorithm conv_algorithm = GG_CONV_DIRECT;
+static gg_conv_choice conv_choice[2];
+static int conv_choices;
 
 static gg_status make(const problem *p, gg_device *device, gg_device *fallback, bool choose, bool training,
                       gg_plan **out) {
@@ -376,6 +379,9 @@ static gg_status make(const problem *p, gg_device *device, gg_device *fallback, 
                                .device = device,
                                .fallback = fallback,
                                .choose = choose,
+                               .conv_algorithm = conv_algorithm,
+                               .conv_choice = conv_choice,
+                               .conv_choices = conv_choices,
                                .seed = 5,
                                .rank = 2,
                                .memory = shared};
@@ -928,6 +934,55 @@ static void test_prepared(void) {
     problem_free(&p);
 }
 
+static void check_algorithms(const problem *p, gg_device *device, gg_device *fallback, int node,
+                             const gg_algorithm wanted[GG_PASS_COUNT], bool exactly) {
+    gg_plan *plan = NULL;
+    if (!CHECK_OK(make(p, device, fallback, true, true, &plan))) return;
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+        const char *backend = "";
+        gg_algorithm algorithm = GG_ALGORITHM_COUNT;
+        CHECK(gg_plan_node_algorithm(plan, node, (gg_pass)pass, &backend, &algorithm));
+        if (exactly) CHECK_TEXT(gg_algorithm_name(algorithm), gg_algorithm_name(wanted[pass]));
+        if (algorithm != GG_ALGORITHM_DIRECT) CHECK_TEXT(backend, "native");
+    }
+    gg_plan_destroy(plan);
+}
+
+/* Each pass of a convolution by any algorithm gives the same results, whichever the others have. */
+static void test_algorithms(void) {
+    gg_graph *graph = start((gg_shape){3, {5, 9, 7}});
+    const int before = add1(graph, window(GG_LAYER_CONV2D, 18, 3, 1, 1), 0);
+    const int first = add1(graph, window(GG_LAYER_CONV2D, 17, 3, 1, 1), before);
+    int at = kind(graph, GG_LAYER_RELU, first);
+    CHECK_OK(finish(graph, linear(graph, 3, kind(graph, GG_LAYER_FLATTEN, at))));
+    problem p = problem_of(graph, 3, GG_LOSS_CROSS_ENTROPY, 1);
+    const tables both[2] = {{"native", native, NULL, false}, {"onednn first", onednn, native, false}};
+    conv_algorithm = GG_CONV_AUTO;
+    conv_choices = 1;
+    memset(conv_choice, 0, sizeof conv_choice);
+    conv_choice[0].key =
+        (gg_conv_key){.batch = 3, .input = {18, 9, 7}, .output = 17, .padding = {1, 1}, .bias = true, .relu = true};
+    for (int mix = 0; mix < 27; mix++) {
+        const gg_algorithm wanted[GG_PASS_COUNT] = {(gg_algorithm)(mix % 3), (gg_algorithm)(mix / 3 % 3),
+                                                    (gg_algorithm)(mix / 9)};
+        memcpy(conv_choice[0].algorithm, wanted, sizeof wanted);
+        for (int t = 0; t < (onednn != NULL ? 2 : 1); t++) {
+            compare(&p, &both[t], false, 1e-4);
+            check_algorithms(&p, both[t].device, both[t].fallback, first, wanted, t == 0);
+        }
+    }
+    conv_choices = 0;
+    conv_algorithm = GG_CONV_WINOGRAD;
+    const gg_algorithm winograd[GG_PASS_COUNT] = {GG_ALGORITHM_WINOGRAD4, GG_ALGORITHM_WINOGRAD4,
+                                                  GG_ALGORITHM_WINOGRAD4};
+    check_algorithms(&p, native, NULL, first, winograd, true);
+    compare(&p, &both[0], false, 1e-4);
+    conv_algorithm = GG_CONV_DIRECT;
+    const gg_algorithm direct[GG_PASS_COUNT] = {GG_ALGORITHM_DIRECT};
+    check_algorithms(&p, native, NULL, first, direct, true);
+    problem_free(&p);
+}
+
 static void test_refusals(void) {
     problem p = problem_of(named_graph(0), 3, GG_LOSS_CROSS_ENTROPY, 3);
     gg_plan *plan = NULL;
@@ -1060,6 +1115,7 @@ int main(void) {
     test_hooks();
     test_shared_memory();
     test_prepared();
+    test_algorithms();
     test_refusals();
     test_trivial();
     test_dropout();
