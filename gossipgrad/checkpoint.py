@@ -213,7 +213,7 @@ def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:
 
 
 def _check_residue(replicas: Replicas, saved: _Saved, residue: Arrays, where: str) -> None:
-    """CheckpointError where a rank's residue means something else here, or would partly never be sent."""
+    """CheckpointError where a rank's residue means something else here. What travels whole takes its residue along."""
     compression = replicas.compression
     if not residue or compression is None or RESIDUE not in replicas.core.arenas():
         return
@@ -223,16 +223,6 @@ def _check_residue(replicas: Replicas, saved: _Saved, residue: Arrays, where: st
             f"{where}: its residue is of {theirs.residue} (strategy {theirs.name!r}), here it is of "
             f"{replicas.strategy.residue} ({replicas.strategy.name!r}); net.load_weights loads the weights alone"
         )
-    if not theirs.residue_is_all:
-        return
-    packed = compression.packed(saved.net.resized(saved.net.born))
-    for key, array in residue.items():
-        if key not in packed and array.any():
-            raise CheckpointError(
-                f"{where}: {key} has a residue, and compression={compression.name!r} as it is here sends it whole, "
-                "without one: what has not been sent would be lost; allowed: bin_size, dense and dense_below that "
-                "compress it, as those of the checkpoint"
-            )
 
 
 def _restore_exchange(replicas: Replicas, saved: Record) -> None:

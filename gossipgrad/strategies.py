@@ -78,7 +78,6 @@ class Strategy:
     replicas_differ: ClassVar[bool] = True  # between exchanges; False: the gradients' mean is everybody's at every step
     not_compressed: ClassVar[str] = ""  # why compression does not go with it; "": it does
     residue: ClassVar[str] = ""  # what compression's residue is made of, where there is one
-    residue_is_all: ClassVar[bool] = True  # what is not sent is in it alone, and in no weights
     compression_mode: ClassVar[Mode] = "strict"  # where the compression is given none
 
     def workers(self, ranks: int) -> int:
@@ -650,7 +649,6 @@ class ElasticAveraging(Strategy):
 
     name: ClassVar[str] = "elastic-averaging"
     residue: ClassVar[str] = "differences to the centre"
-    residue_is_all: ClassVar[bool] = False
     period: int = field(default=10, metadata=about("steps from one exchange with the centre to the next"))
     alpha: float | None = field(
         default=None,
@@ -721,7 +719,6 @@ class ParameterServer(Strategy):
 
     name: ClassVar[str] = "parameter-server"
     residue: ClassVar[str] = "differences to the centre"
-    residue_is_all: ClassVar[bool] = False
     period: int = field(default=1, metadata=about("steps from one exchange with the centre to the next"))
     servers: int = _servers()
     dedicated: bool = _dedicated()

@@ -384,13 +384,25 @@ def test_residues_that_do_not_fit_are_refused(tmp_path):
         one.save(path)
     for words, how in [
         (["residue is of gradients (strategy 'allreduce')", "of displacements"], {"strategy": gg.PeriodicAllReduce()}),
-        (["conv.weight", "would be lost"], {"compression": dataclasses.replace(SMALL, bin_size={"conv": 0})}),
-        (["rank 0: conv.weight has"], {"compression": dataclasses.replace(SMALL, dense_below=28 + 1)}),
         (["of 4 ranks, here are 2"], {"p": 2}),
     ]:
         with trainer(**how) as other, pytest.raises(gg.CheckpointError) as caught:
             checkpoint.restore(other, path)
         assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("changes", [{"bin_size": {"conv": 0}}, {"dense_below": 28 + 1}], ids=str)
+@pytest.mark.parametrize("selection", [{}, CYCLIC], ids=["local", "cyclic"])
+def test_a_residue_of_what_travels_whole_here_travels_with_it(tmp_path, changes, selection):
+    path, packing = tmp_path / "c.safetensors", dataclasses.replace(SMALL, **selection)
+    with trainer(compression=packing) as one:
+        fit(one, 1)
+        one.save(path)
+        assert all(one.core.arena("residue", rank)["conv.weight"].any() for rank in range(4))
+    with trainer(compression=dataclasses.replace(packing, **changes)) as other, pytest.warns(UserWarning):
+        fit(other, 2, resume=path)
+        found = [other.core.arena("residue", rank) for rank in range(4)]
+        assert not any(one["conv.weight"].any() for one in found) and found[0]["fc1.weight"].any()
 
 
 # ---------------------------------------------------------------------------------------------- what it is made with

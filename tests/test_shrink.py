@@ -115,7 +115,7 @@ STRATEGIES = {
     "gossip, late, samples": (gg.GossipGraD(staleness=1, shuffle_samples=True), None),
     "gossip, edges": (gg.GossipGraD(rotate=False), gg.AdaComp(dense_below=0)),
     "all-reduce": (gg.AllReduce(), None),
-    "all-reduce, cyclic": (gg.AllReduce(), gg.AdaComp(selection="cyclic", bin_size=8, dense_below=0)),
+    "all-reduce, cyclic": (gg.AllReduce(), gg.AdaComp(selection="cyclic", bin_size=8, dense_below=30)),
     "layerwise": (gg.LayerwiseAllReduce(wire_dtype="bfloat16"), None),
     "periodic": (gg.PeriodicAllReduce(period=3), None),
     "overlapped": (gg.OverlappedAveraging(chunk_bytes=64), None),

@@ -140,11 +140,12 @@ PACKED = {
 @pytest.mark.parametrize("packing", PACKED)
 def test_residues_of_parameters_that_become_small_are_sent(packing, strategy):
     """Sent + residues = gradients, over a shrink by which a parameter falls below dense_below: none is lost."""
-    net = gg.Sequential([gg.Linear(9, name="fc"), gg.Linear(7, name="out")], input=(8,), name="linear")
+    net = gg.Sequential([gg.Linear(10, name="fc"), gg.Linear(7, name="out")], input=(8,), name="linear")
     weights = {key: array.copy() for key, array in net.weights(1).items()}
     for unit in range(3, 9):  # multiples of unit 0, 1 or 2
         weights["fc.weight"][unit] = 0.5 * weights["fc.weight"][unit % 3]
         weights["fc.bias"][unit] = 0.5 * weights["fc.bias"][unit % 3]
+    weights["fc.weight"][9], weights["fc.bias"][9] = 0, 0.7  # a constant: goes into biases, which travel whole
     names = PACKED[packing].packed(net)
     assert set(names) == {"fc.weight", "out.weight"}
     packs = {"compression": PACKED[packing].options() | {"packs": [*names]}}
@@ -165,15 +166,17 @@ def test_residues_of_parameters_that_become_small_are_sent(packing, strategy):
     assert all(abs(one["out.weight"]).max() > 0 for one in before)
     plan, small = shrunk(trainer, {"fc": 0.0}, least=3)
     assert plan.outputs == {"fc": 3}
+    assert 9 in plan.left["fc"]
     stays = [unit for unit in range(9) if unit not in plan.left["fc"]]
     for rank in range(3):
         residue = trainer.core.arena("residue", rank)
         folded = before[rank]["out.weight"][:, stays].astype(np.float64)
-        for unit in plan.left["fc"]:
+        for unit in set(plan.left["fc"]) - {9}:
             (into,) = (i for i, other in enumerate(stays) if other % 3 == unit % 3)
             factor = weights["fc.weight"][unit, 0] / weights["fc.weight"][stays[into], 0]
             folded[:, into] += factor * before[rank]["out.weight"][:, unit]
         np.testing.assert_allclose(residue["out.weight"], folded, 1e-4, 1e-6)
+        np.testing.assert_allclose(residue["out.bias"], 0.7 * before[rank]["out.weight"][:, 9], 1e-4, 1e-6)
         np.testing.assert_array_equal(residue["fc.weight"], before[rank]["fc.weight"][stays])
     assert small.graph.compressed(packs["compression"]).keys() == names.keys()
     assert not small.graph.compressed(PACKED[packing].options())  # by their sizes both would travel whole
@@ -195,6 +198,7 @@ def test_residues_of_parameters_that_become_small_are_sent(packing, strategy):
             found = array + sum(one[key].astype(np.float64) for one in left)
             wanted = sum(one[key].astype(np.float64) / 3 for one in gradients) + sum(one[key] for one in residues)
             np.testing.assert_allclose(found, wanted, 1e-4, 1e-6, err_msg=key)
+        assert not any(one["out.bias"].any() for one in left)
     trainer.close()
 
 

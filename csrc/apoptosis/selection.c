@@ -227,11 +227,12 @@ static float *select_row(const parameter_selection *it, const float *row, float 
 }
 
 void gg_arena_select(const gg_selection *selection, const float *from, float *to) {
-    memset(to, 0, selection->after * sizeof *to);
     for (int i = 0; i < selection->parameters; i++) {
         const parameter_selection *it = &selection->parameter[i];
         float *out = to + it->to;
         for (int64_t r = 0; r < it->kept[0]; r++)
             out = select_row(it, from + it->from + it->index[0][r] * it->columns * it->inner, out);
+        const size_t next = i + 1 < selection->parameters ? selection->parameter[i + 1].to : selection->after;
+        memset(out, 0, (size_t)(to + next - out) * sizeof *out); /* padding */
     }
 }

@@ -98,13 +98,33 @@ cleanup:
 
 /* ---- parameters that are reduced whole ---- */
 
-/* Between the data and the memory where they are summed. */
-static void copy_whole(packed_reduction *s, bool back) {
-    float *base = packed_base(s), *at = s->whole;
+static bool is_zero(const float *data, size_t count) {
+    bool any = false;
+    for (size_t i = 0; i < count; ++i) any |= data[i] != 0;
+    return !any;
+}
+
+/* To the memory where the data are summed, each times `scale`. A residue that was loaded with a parameter that travels
+ * whole, as where a unit that leaves has gone into biases, travels with it. */
+static void copy_whole(packed_reduction *s, float scale) {
+    float *at = s->whole;
     for (int i = s->n; i < s->in_run; ++i) {
         const gg_segment *one = &s->sorted[i];
-        memcpy(back ? base + one->offset : at, back ? at : base + one->offset, one->count * sizeof *at);
+        float *residue = s->residue + one->offset;
+        memcpy(at, packed_base(s) + one->offset, one->count * sizeof *at);
+        if (scale > 0 && !is_zero(residue, one->count)) {
+            for (size_t j = 0; j < one->count; ++j) at[j] += residue[j] / scale;
+            memset(residue, 0, one->count * sizeof *residue);
+        }
         at += one->count;
+    }
+}
+
+static void copy_whole_back(packed_reduction *s) {
+    const float *at = s->whole;
+    for (int i = s->n; i < s->in_run; ++i) {
+        memcpy(packed_base(s) + s->sorted[i].offset, at, s->sorted[i].count * sizeof *at);
+        at += s->sorted[i].count;
     }
 }
 
@@ -119,7 +139,7 @@ static void apply_whole(packed_reduction *s, float scale) {
 static gg_status start_whole(packed_reduction *s, const float *share) {
     gg_status status = GG_OK;
     s->stage = ADDING_WHOLE;
-    if (s->whole_sum != NULL) copy_whole(s, false);
+    if (s->whole_sum != NULL) copy_whole(s, share[s->group->rank]);
     memset(s->data, 0, s->count * sizeof *s->data);
     if (s->whole_sum == NULL) goto cleanup;
     gg_compression_count_dense(s->sorted + s->n, s->in_run - s->n, s->packing.counts);
@@ -135,7 +155,7 @@ static gg_status add_whole(packed_reduction *s, bool wait, bool *done) {
     if (s->whole_sum != NULL && wait) GG_TRY(gg_allreduce_wait(s->whole_sum));
     else if (s->whole_sum != NULL) GG_TRY(gg_allreduce_poll(s->whole_sum, done));
     if (!*done) goto cleanup;
-    copy_whole(s, true);
+    copy_whole_back(s);
     s->stage = s->compression.selection == GG_SELECTION_CYCLIC ? CHOOSING : COLLECTING;
 cleanup:
     return status;

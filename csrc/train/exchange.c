@@ -147,6 +147,10 @@ gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole) {
     return failed_in_step(x, gg_strategy_gather(x->strategy, arena, whole));
 }
 
+bool gg_exchange_is_partitioned(const gg_exchange *x, int arena) {
+    return x->strategy->partition != NULL && x->state.arena[arena].kind == GG_ARENA_MOMENT;
+}
+
 void gg_exchange_load(gg_exchange *x, int arena, const float *whole) { gg_strategy_load(x->strategy, arena, whole); }
 
 gg_status gg_exchange_at(const gg_exchange *x, const char *what, gg_status status) {

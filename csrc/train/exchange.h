@@ -76,6 +76,8 @@ gg_status gg_exchange_settle(gg_exchange *x); /* collective */
 /* All elements of the arena at a place of the state's list; `whole` may be NULL. Settled. Collective: all ranks ask for
  * the same. */
 gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole);
+/* Whether a rank's arena at this place is slices of its own, and not all elements in their order. */
+bool gg_exchange_is_partitioned(const gg_exchange *x, int arena);
 /* Settled: sets the weights, or the slices that this rank owns of a moment. */
 void gg_exchange_load(gg_exchange *x, int arena, const float *whole);
 /* The same with what the rank goes on from. A strategy that has this kind of arena alike on all ranks after every step

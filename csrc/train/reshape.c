@@ -7,12 +7,11 @@
 
 /* What a rank trains with, whole arenas in memory of their own. */
 typedef struct whole_state {
-    const gg_graph *graph; /* whose elements these are */
     int64_t step;
     int trained; /* the first ranks, which have trained it */
     int arenas;
     gg_arena arena[GG_MOST_ARENAS]; /* `data` is this struct's, NULL for gradients */
-    float *consensus;
+    float *consensus;               /* NULL: it is the weights */
 } whole_state;
 
 static void whole_free(whole_state *whole) {
@@ -20,46 +19,70 @@ static void whole_free(whole_state *whole) {
     gg_free(whole->consensus);
 }
 
-/* Gathers what is partitioned: every rank then has all of it. Settled. Collective. */
-static gg_status whole_read(gg_replica *r, whole_state *out) {
+/* The elements of the old network become those of the new one; `data` is overwritten. */
+static gg_status map_to(const gg_reshape *how, gg_arena_kind kind, float *data, float **out) {
     gg_status status = GG_OK;
-    const size_t bytes = gg_replica_state(r)->count * sizeof(float);
-    const float *consensus = NULL;
-    out->graph = r->options.graph;
-    out->step = gg_replica_state(r)->step;
-    out->trained = gg_exchange_workers(r->exchange);
-    GG_TRY(gg_replica_consensus(r, &consensus));
-    GG_TRY(gg_alloc(bytes, "consensus weights", &out->consensus));
-    memcpy(out->consensus, consensus, bytes);
-    for (int i = 0; i < gg_replica_state(r)->arenas; ++i) {
-        gg_arena *arena = &out->arena[out->arenas++];
-        *arena = gg_replica_state(r)->arena[i];
-        arena->data = NULL;
-        if (arena->kind == GG_ARENA_GRADIENT) continue;
-        GG_TRY(gg_alloc(bytes, arena->name, &arena->data));
-        GG_TRY(gg_exchange_gather(r->exchange, i, arena->data));
-    }
+    const size_t count = gg_graph_arena_count(how->graph);
+    GG_TRY(gg_calloc(count, sizeof **out, "an arena of the new network", out));
+    GG_TRY(how->map(how->context, kind, data, *out));
 cleanup:
     return status;
 }
 
-/* Elements of the old network become those of the new one. */
-static gg_status whole_map(whole_state *whole, const gg_reshape *how) {
+/* A copy of `data`, as the new network has it. */
+static gg_status read_copy(const gg_replica *r, const gg_reshape *how, gg_arena_kind kind, const float *data,
+                           float **out) {
     gg_status status = GG_OK;
-    const size_t bytes = gg_graph_arena_count(how->graph) * sizeof(float);
-    float *mapped = NULL;
-    for (int i = -1; i < whole->arenas; ++i) {
-        float **data = i < 0 ? &whole->consensus : &whole->arena[i].data;
-        if (*data == NULL) continue;
-        GG_TRY(gg_calloc(1, bytes, "an arena of the new network", &mapped));
-        GG_TRY(how->map(how->context, i < 0 ? GG_ARENA_WEIGHT : whole->arena[i].kind, *data, mapped));
-        gg_free(*data);
-        *data = mapped;
-        mapped = NULL;
-    }
-    whole->graph = how->graph;
+    const size_t bytes = gg_graph_arena_count(r->options.graph) * sizeof *data;
+    float *copy = NULL;
+    GG_TRY(gg_alloc(bytes, "an arena", &copy));
+    memcpy(copy, data, bytes);
+    if (how->graph != NULL) GG_TRY(map_to(how, kind, copy, out));
+    if (how->graph != NULL) goto cleanup;
+    *out = copy;
+    copy = NULL;
 cleanup:
-    gg_free(mapped);
+    gg_free(copy);
+    return status;
+}
+
+/* What is partitioned is gathered: every rank then has all of it. Another network's is made of the old arenas where
+ * they lie: they are not needed any more. Collective. */
+static gg_status read_arena(gg_replica *r, const gg_reshape *how, int arena, float **out) {
+    gg_status status = GG_OK;
+    const gg_arena *from = &gg_replica_state(r)->arena[arena];
+    float *whole = NULL;
+    const bool partitioned = gg_exchange_is_partitioned(r->exchange, arena);
+    if (!partitioned && how->graph != NULL) GG_TRY(map_to(how, from->kind, from->data, out));
+    if (!partitioned && how->graph == NULL) GG_TRY(read_copy(r, how, from->kind, from->data, out));
+    if (!partitioned) goto cleanup;
+    GG_TRY(gg_alloc(gg_replica_state(r)->count * sizeof *whole, from->name, &whole));
+    GG_TRY(gg_exchange_gather(r->exchange, arena, whole));
+    if (how->graph != NULL) GG_TRY(map_to(how, from->kind, whole, out));
+    if (how->graph != NULL) goto cleanup;
+    *out = whole;
+    whole = NULL;
+cleanup:
+    gg_free(whole);
+    return status;
+}
+
+/* All that the rank goes on with, as the new network has it. Settled. Collective. */
+static gg_status whole_read(gg_replica *r, const gg_reshape *how, whole_state *out) {
+    gg_status status = GG_OK;
+    const gg_state *state = gg_replica_state(r);
+    const float *consensus = NULL;
+    out->step = state->step;
+    out->trained = gg_exchange_workers(r->exchange);
+    GG_TRY(gg_replica_consensus(r, &consensus));
+    if (consensus != gg_state_weights(state)) GG_TRY(read_copy(r, how, GG_ARENA_WEIGHT, consensus, &out->consensus));
+    for (int i = 0; i < state->arenas; ++i) {
+        gg_arena *arena = &out->arena[out->arenas++];
+        *arena = state->arena[i];
+        arena->data = NULL;
+        if (arena->kind != GG_ARENA_GRADIENT) GG_TRY(read_arena(r, how, i, &arena->data));
+    }
+cleanup:
     return status;
 }
 
@@ -68,14 +91,15 @@ static gg_status whole_load(gg_replica *r, const whole_state *whole) {
     gg_status status = GG_OK;
     float *zeros = NULL;
     GG_TRY(gg_calloc(gg_replica_state(r)->count, sizeof *zeros, "an arena of zeros", &zeros));
-    gg_replica_set_consensus(r, whole->consensus);
+    const float *model = whole->consensus != NULL ? whole->consensus : whole->arena[GG_WEIGHTS].data;
+    gg_replica_set_consensus(r, model);
     for (int i = 0; i < gg_replica_state(r)->arenas; ++i) {
         const gg_arena *arena = &gg_replica_state(r)->arena[i];
-        const float *data = arena->kind == GG_ARENA_OUTER ? whole->consensus : zeros;
+        const float *data = arena->kind == GG_ARENA_OUTER ? model : zeros;
         if (arena->kind == GG_ARENA_GRADIENT) continue;
         for (int old = 0; old < whole->arenas; ++old)
             if (strcmp(whole->arena[old].name, arena->name) == 0) data = whole->arena[old].data;
-        const float *consensus = arena->kind == GG_ARENA_WEIGHT ? whole->consensus : NULL;
+        const float *consensus = arena->kind == GG_ARENA_WEIGHT ? model : NULL;
         GG_TRY(gg_replica_resume(r, i, data, consensus, whole->trained));
     }
     gg_replica_state(r)->step = whole->step;
@@ -206,8 +230,7 @@ gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
     int64_t rows = 0;
     GG_TRY(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
     gg_replica_counts(r, &counts);   /* without the messages of the rebuilding */
-    GG_TRY(whole_read(r, &whole));
-    if (how->graph != NULL) GG_TRY(whole_map(&whole, how));
+    GG_TRY(whole_read(r, how, &whole));
     gg_replica_dismantle(r);
     /* No message of the new strategy meets a receive of the old one. */
     GG_TRY(gg_replica_at(r, "rebuilding", gg_barrier(r->options.transport)));
