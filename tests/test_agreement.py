@@ -263,6 +263,26 @@ CASES = {
         "(rank 1: )?loss='none': allowed",
     ),
     "no network": ("lambda: gg.Trainer(3 if odd else small_net())", "TypeError", "(rank 1: )?net is a int"),
+    "apoptosis": (
+        "lambda: gg.Trainer(small_net(), apoptosis=gg.Apoptosis(budget=0.1 + odd / 10))",
+        "ValueError",
+        "apoptosis, budget: 0.1 on ranks 0 and 2; 0.2 on rank 1$",
+    ),
+    "probe": (
+        "lambda: gg.Trainer(small_net(), apoptosis=gg.Apoptosis(probe=(data[0][odd:9 + odd], data[1][odd:9 + odd])))",
+        "ValueError",
+        "on all. probe, targets: checksum .* on ranks 0 and 2",
+    ),
+    "shrink": (
+        "lambda: trainer.shrink(0.1, least=1 + odd)",
+        "ValueError",
+        "least, conv: 1 on ranks 0 and 2; 2 on rank 1",
+    ),
+    "bad shrink": (
+        "lambda: trainer.shrink(layers='fc9' if odd else '*')",
+        "ValueError",
+        "(rank 1: )?shrink: layers='fc9': no layer with units",
+    ),
     "batch": ("lambda: fit(batch_size=5 + odd)", "ValueError", "batch_size: 5 on ranks 0 and 2; 6 on rank 1$"),
     "epochs": ("lambda: fit(epochs=1 + odd)", "ValueError", "epochs: 1 on ranks 0 and 2; 2 on rank 1$"),
     "validation": (
