@@ -15,6 +15,10 @@ struct gg_exchange {
     gg_state state;
     gg_strategy *strategy;
     gg_tuning tuning;
+    bool begun;       /* a step is under way, */
+    int readied;      /* in which so many layers are ready; */
+    int next;         /* the strategy has met those behind this one, which it wants next; -1: none */
+    bool *ready;      /* of each layer */
     int workers;      /* the first ranks, which train */
     bool failed;      /* in the middle of an exchange: settling is impossible from then on */
     float *share;     /* of each rank, in this step */
@@ -43,6 +47,7 @@ gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **o
     if (x->options.shuffle_samples && x->workers < options->transport->size)
         GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do", x->workers,
                 options->transport->size);
+    GG_TRY(gg_calloc((size_t)x->layout->layers + 1, sizeof *x->ready, "ready layers", &x->ready));
     GG_TRY(gg_calloc(ranks, sizeof *x->share, "shares", &x->share));
     GG_TRY(gg_calloc(ranks, sizeof *x->equal_share, "shares", &x->equal_share));
     GG_TRY(gg_calloc(ranks, sizeof *x->batches, "batches", &x->batches));
@@ -70,6 +75,7 @@ void gg_exchange_destroy(gg_exchange *x) {
     gg_updater_destroy(&x->updater);
     gg_allreduce_destroy(x->averaging);
     gg_message_free(x->transport, x->consensus);
+    gg_free(x->ready);
     gg_free(x->share);
     gg_free(x->equal_share);
     gg_free(x->batches);
@@ -93,7 +99,38 @@ static gg_status failed_in_step(gg_exchange *x, gg_status status) {
     return status;
 }
 
+static gg_status check_layer(const gg_exchange *x, const char *call, int layer) {
+    gg_status status = GG_OK;
+    if (layer < 0 || layer >= x->layout->layers)
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s: layer %d; there are layers 0 to %d", call, layer, x->layout->layers - 1);
+    if (!x->begun)
+        GG_FAIL(GG_ERROR_STATE, "%s of layer '%s': step %lld has not begun", call, x->layout->layer[layer].name,
+                (long long)x->state.step);
+    if (x->ready[layer])
+        GG_FAIL(GG_ERROR_STATE, "%s of layer '%s': it is ready already in step %lld; once in a step is allowed", call,
+                x->layout->layer[layer].name, (long long)x->state.step);
+cleanup:
+    return status;
+}
+
+bool gg_exchange_under_way(const gg_exchange *x, bool half) { return x->begun && (!half || x->readied > 0); }
+
+static gg_status check_not_half(const gg_exchange *x, const char *call) {
+    gg_status status = GG_OK;
+    if (x->begun && x->readied > 0)
+        GG_FAIL(GG_ERROR_STATE, "%s: %d of %d layers are ready in step %lld, which must end first", call, x->readied,
+                x->layout->layers, (long long)x->state.step);
+cleanup:
+    return status;
+}
+
 gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
+    if (check_not_half(x, "begin") != GG_OK) return GG_ERROR_STATE;
+    if (x->begun) return GG_OK;
+    x->begun = true;
+    x->readied = 0;
+    x->next = x->layout->layers - 1;
+    memset(x->ready, 0, (size_t)x->layout->layers * sizeof *x->ready);
     count_batches(x, batches);
     x->strategy->step = x->state.step;
     x->strategy->share = x->share;
@@ -103,6 +140,8 @@ gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
 }
 
 gg_status gg_exchange_need(gg_exchange *x, int layer) {
+    const gg_status status = check_layer(x, "need", layer);
+    if (status != GG_OK) return status;
     return failed_in_step(x, x->strategy->table->need(x->strategy, layer));
 }
 
@@ -111,19 +150,66 @@ bool gg_exchange_updates_wait(const gg_exchange *x) {
 }
 
 gg_status gg_exchange_ready(gg_exchange *x, int layer) {
-    if (gg_exchange_updates_wait(x)) return GG_OK;
-    return failed_in_step(x, x->strategy->table->ready(x->strategy, layer));
+    gg_status status = check_layer(x, "ready", layer);
+    if (status != GG_OK) return status;
+    x->ready[layer] = true;
+    x->readied++;
+    const bool only_counts = gg_exchange_updates_wait(x);
+    for (; status == GG_OK && x->next >= 0 && x->ready[x->next]; --x->next)
+        if (!only_counts) status = x->strategy->table->ready(x->strategy, x->next);
+    return failed_in_step(x, status);
 }
 
 gg_status gg_exchange_poll(gg_exchange *x) { return failed_in_step(x, x->strategy->table->poll(x->strategy)); }
 
-gg_status gg_exchange_ready_all(gg_exchange *x) { return failed_in_step(x, gg_strategy_ready_all(x->strategy)); }
+gg_status gg_exchange_check_gradients(gg_exchange *x) {
+    gg_status status = GG_OK;
+    const float *gradients = gg_state_gradients(&x->state);
+    for (int i = 0; i < x->layout->parameters; ++i) {
+        const gg_parameter *it = &x->layout->parameter[i];
+        const size_t whole = (size_t)gg_lanes_padded((int64_t)it->count); /* padding is zero */
+        const double sum = x->device->table->sum_squares(x->device, whole, gradients + it->offset, NULL);
+        if (!isfinite(sum))
+            GG_FAIL(GG_ERROR_NUMERIC, "step %lld: the gradient of '%s' has a NaN or an infinity",
+                    (long long)x->state.step, it->name);
+    }
+cleanup:
+    return status;
+}
+
+/* Every layer is ready, where the rank trains. */
+static gg_status check_all_ready(const gg_exchange *x, const char *call) {
+    gg_status status = GG_OK;
+    if (!x->begun) GG_FAIL(GG_ERROR_STATE, "%s: step %lld has not begun", call, (long long)x->state.step);
+    if (gg_exchange_trains(x) && x->next >= 0)
+        GG_FAIL(GG_ERROR_STATE,
+                "%s: %d of %d layers are ready in step %lld; '%s' is not, and each needs a gradient, zero if it has no "
+                "part in the step",
+                call, x->readied, x->layout->layers, (long long)x->state.step, x->layout->layer[x->next].name);
+cleanup:
+    return status;
+}
+
+gg_status gg_exchange_ready_all(gg_exchange *x) {
+    const gg_status status = check_all_ready(x, "ready");
+    if (status != GG_OK) return status;
+    return failed_in_step(x, gg_strategy_ready_all(x->strategy));
+}
 
 gg_status gg_exchange_end(gg_exchange *x) {
-    gg_status status = GG_OK;
-    GG_TRY(x->strategy->table->end(x->strategy));
+    const gg_status status = check_all_ready(x, "end");
+    if (status != GG_OK) return status;
+    x->begun = false;
+    const gg_status ended = failed_in_step(x, x->strategy->table->end(x->strategy));
     x->transport->step = NULL;
-cleanup:
+    return ended;
+}
+
+gg_status gg_exchange_wait(gg_exchange *x) {
+    gg_status status = check_not_half(x, "wait");
+    if (status != GG_OK) return status;
+    for (int layer = 0; status == GG_OK && layer < x->layout->layers; ++layer)
+        status = x->strategy->table->need(x->strategy, layer);
     return failed_in_step(x, status);
 }
 
@@ -141,7 +227,12 @@ const bool *gg_exchange_fc_partitioned(const gg_exchange *x) { return x->strateg
 
 /* ---- at rest ---- */
 
-gg_status gg_exchange_settle(gg_exchange *x) { return failed_in_step(x, x->strategy->table->settle(x->strategy)); }
+gg_status gg_exchange_settle(gg_exchange *x) {
+    if (check_not_half(x, "settle") != GG_OK) return GG_ERROR_STATE;
+    x->begun = false;
+    x->transport->step = NULL;
+    return failed_in_step(x, x->strategy->table->settle(x->strategy));
+}
 
 gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole) {
     return failed_in_step(x, gg_strategy_gather(x->strategy, arena, whole));

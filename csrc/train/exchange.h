@@ -7,9 +7,11 @@
  *     poll           now and then, from begin to end: messages move
  *     end
  *
- * with one need and one ready for each layer. Layers become ready from the last to the first of the layout, on all
- * ranks in the same order: reductions of all ranks meet in this order. Weights may be used from need to ready, and
- * after settle.
+ * with one ready for each layer, and a need before it. Weights may be used from need to ready, and after settle or
+ * wait. A call out of this order is GG_ERROR_STATE and changes nothing.
+ *
+ * Layers may become ready in any order. Strategies meet them from the last to the first, on all ranks alike, because
+ * reductions of all ranks meet in that order: a layer waits here for those behind it.
  *
  * Everything here belongs to one rank and is called on that rank's thread, one call at a time. Functions marked
  * collective must be called by all ranks of the group in the same order. */
@@ -51,15 +53,22 @@ void gg_exchange_destroy(gg_exchange *x);
 
 /* ---- a step ---- */
 
-/* batches: samples of each rank in this step; NULL: the ranks that train have equally many. Ranks are weighted by them
- * where gradients are averaged. */
+/* Of a step that has begun, and in which no layer is ready, nothing changes. batches: samples of each rank in this
+ * step; NULL: the ranks that train have equally many. Ranks are weighted by them where gradients are averaged. */
 gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches);
 gg_status gg_exchange_need(gg_exchange *x, int layer);
 gg_status gg_exchange_ready(gg_exchange *x, int layer);
 gg_status gg_exchange_poll(gg_exchange *x);
-/* Its caller counts the step, in the state. */
+/* GG_ERROR_NUMERIC naming the first parameter whose gradient has a NaN or an infinity. Sends nothing. */
+gg_status gg_exchange_check_gradients(gg_exchange *x);
+/* GG_ERROR_STATE naming a layer that is not ready, on a rank that trains. Its caller counts the step, in the state. */
 gg_status gg_exchange_end(gg_exchange *x);
-/* Whether each update needs norms of all gradients of this rank. `ready` only notes then that a layer is ready, and
+/* Between end and the next begin: waits until all weights are current, as need does for a layer in the next step.
+ * Others need not call it. */
+gg_status gg_exchange_wait(gg_exchange *x);
+/* A step has begun and not ended; `half`: some layer is ready in it. */
+bool gg_exchange_under_way(const gg_exchange *x, bool half);
+/* Whether each update needs norms of all gradients of this rank. `ready` only counts layers then, and
  * gg_exchange_ready_all, called once when all are, makes the updates. */
 bool gg_exchange_updates_wait(const gg_exchange *x);
 gg_status gg_exchange_ready_all(gg_exchange *x);
@@ -72,7 +81,8 @@ const bool *gg_exchange_fc_partitioned(const gg_exchange *x);
 
 /* ---- at rest ---- */
 
-gg_status gg_exchange_settle(gg_exchange *x); /* collective */
+/* A step in which no layer is ready is left, as if it had not begun; in another it is GG_ERROR_STATE. Collective. */
+gg_status gg_exchange_settle(gg_exchange *x);
 /* All elements of the arena at a place of the state's list; `whole` may be NULL. Settled. Collective: all ranks ask for
  * the same. */
 gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole);

@@ -76,9 +76,8 @@ static gg_status on_ready(void *context, int layer) {
         on_leave(r, node, "backward");
         begin = gg_transport_now(r->options.transport);
     }
-    if (gg_exchange_updates_wait(r->exchange)) goto cleanup;
     GG_TRY(gg_exchange_ready(r->exchange, layer));
-    gg_replica_record(r, "update", begin, node);
+    if (!gg_exchange_updates_wait(r->exchange)) gg_replica_record(r, "update", begin, node);
 cleanup:
     return status;
 }
