@@ -330,6 +330,89 @@ class Trainer:
     def spans_lost(self, rank: int = 0) -> int:
         """How many newer ones have overwritten."""
 
+@final
+class Exchange:
+    """Arrays of a caller, and what trains and exchanges them: of each rank of this process.
+
+    `rank` is a local rank. In a virtual cluster the calls of one rank are made by the function that `run` runs, on the
+    rank's thread; elsewhere by any one thread at a time. Where rank may be None, the call acts for all local ranks,
+    outside of `run`. RuntimeError for a call at the wrong time or on the wrong thread, which changes nothing.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        layers: list[tuple[str, list[tuple[str, Sequence[int], str, str, float, float]]]],
+        # in the order of the forward pass: (name, parameters); a parameter: name, shape of at most 5 axes,
+        # role: weight bias scale shift statistic, family: other conv linear recurrent, factors of lr and weight decay
+        *,
+        optimizer: dict[str, Any],  # as for Trainer
+        strategy: dict[str, Any],  # as for Trainer
+        seed: int = 0,
+        threads: int = 1,
+        trace: int = 0,  # spans stored by a rank; 0: off
+        compute_time: Sequence[float] | None = None,  # virtual seconds of a step, one a rank of the group
+    ) -> None: ...
+
+    # a step of a rank
+    def begin(self, rank: int, batches: Sequence[int] | None = None, /) -> None:
+        """batches: the samples of every rank of the group in this step; None: all weigh alike."""
+    def need(self, rank: int, layer: int, /) -> None: ...
+    def ready(self, rank: int, layer: int, /) -> None:
+        """In any order of the layers, once each."""
+    def poll(self, rank: int, /) -> None: ...
+    def end(self, rank: int, /) -> None: ...
+    def wait(self, rank: int | None = None, /) -> None:
+        """Between end and begin: until all weights are current, as need does in the next step."""
+    def under_way(self, rank: int, half: bool = False, /) -> bool:
+        """Whether a step has begun and not ended; half: and a layer is ready in it."""
+    def whole_step(self, rank: int | None = None, batches: Sequence[int] | None = None, check: bool = True) -> None:
+        """begin, need and ready of all layers, end and wait.
+
+        check: FloatingPointError, before anything is done, where a gradient has a NaN or an infinity.
+        """
+    def run(self, function: Callable[[int], object], /) -> None:
+        """Calls function(rank) on every local rank: in a virtual cluster on the rank's thread, of which one runs at a
+        time, and another only where it waits; else here. Raises what the function raises."""
+
+    # state. Collective, but for weights and gradients
+    def weights(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:
+        """Arrays that share the rank's memory and hold the object alive; current from need to ready, after wait and
+        settle."""
+    def gradients(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:
+        """The same; to be written from end to ready."""
+    def settle(self, rank: int | None = None, /) -> None:
+        """Completes what is in flight; a step in which no layer is ready is left as if it had not begun."""
+    @property
+    def step(self) -> int: ...
+    @step.setter
+    def step(self, value: int) -> None: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def compresses(self) -> bool: ...
+    def arenas(self) -> dict[str, str]: ...
+    def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
+    def load_arena(self, name: str, arrays: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
+    def resume_arena(
+        self,
+        name: str,
+        arrays: list[dict[str, NDArray[np.float32]]],
+        consensus: dict[str, NDArray[np.float32]] | None,
+        trained: int,
+        /,
+    ) -> None: ...
+    def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
+    def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None: ...
+    def consensus_distance(self) -> float: ...
+    def set_schedule(self, schedule: dict[str, Any], /) -> None: ...
+    def counts(self, rank: int = 0, /) -> dict[str, float]:
+        """Since creation: exposed_seconds, bytes_sent, messages_sent, skipped; clock_seconds; residue."""
+    def bytes(self) -> int: ...
+    def tuning(self) -> dict[str, float | None]: ...
+    def spans(self, rank: int = 0, /) -> list[tuple[float, float, str, int, int, int, int, int, float, int]]: ...
+    def spans_lost(self, rank: int = 0, /) -> int: ...
+
 def info() -> dict[str, Any]:
     """compiler, cpu, isa, isas, cores, onednn, mpi{...}, built{...}"""
 

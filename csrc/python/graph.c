@@ -364,7 +364,7 @@ static PyObject *initial_weights(PyObject *self, PyObject *argument) {
     arena = PyMem_Calloc(gg_graph_arena_count(graph) + 1, sizeof(float));
     if (arena == NULL) return PyErr_NoMemory();
     gg_graph_initialise(graph, seed, arena);
-    dict = gg_py_arena_dict(graph, arena);
+    dict = gg_py_arena_dict(gg_graph_layout(graph), arena);
     PyMem_Free(arena);
     return dict;
 }

@@ -34,7 +34,7 @@ typedef struct gg_py_dataset {
     PyObject_HEAD gg_dataset set;
 } gg_py_dataset;
 
-extern PyTypeObject *gg_py_graph_type, *gg_py_team_type, *gg_py_dataset_type, *gg_py_trainer_type;
+extern PyTypeObject *gg_py_graph_type, *gg_py_team_type, *gg_py_dataset_type, *gg_py_trainer_type, *gg_py_exchange_type;
 extern PyObject *gg_py_communication_error, *gg_py_cancelled;
 
 /* Each adds its types and functions to the module; 0, or -1 with an exception set. */
@@ -43,6 +43,7 @@ int gg_py_add_graph(PyObject *module);
 int gg_py_add_team(PyObject *module);
 int gg_py_add_dataset(PyObject *module);
 int gg_py_add_trainer(PyObject *module);
+int gg_py_add_exchange(PyObject *module);
 int gg_py_add_shrink(PyObject *module);
 int gg_py_add_info(PyObject *module);
 int gg_py_add_schedule(PyObject *module);
@@ -88,8 +89,16 @@ PyArrayObject *gg_py_array(PyObject *object, int type, const char *argument);
 PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
 
 /* Named copies of the parameters in an arena, and back: all names and shapes must fit, nothing is written otherwise. */
-PyObject *gg_py_arena_dict(const gg_graph *graph, const float *arena);
-int gg_py_arena_load(const gg_graph *graph, PyObject *dict, const char *argument, float *arena);
+PyObject *gg_py_arena_dict(const gg_arena_layout *layout, const float *arena);
+int gg_py_arena_load(const gg_arena_layout *layout, PyObject *dict, const char *argument, float *arena);
+/* The place of an arena; -1 with an exception. And the kind of each arena, by name. */
+int gg_py_arena_place(const gg_state *state, const char *name);
+PyObject *gg_py_arena_kinds(const gg_state *state);
+
+/* One number a rank of the team, owned by the caller (PyMem_Free); *out stays NULL for None. -1 with an exception. */
+int gg_py_compute_time(PyObject *sequence, int size, double **out);
+PyObject *gg_py_tuning(const gg_tuning *tuned);                    /* a dict */
+PyObject *gg_py_spans(const gg_trace *trace, double clock_offset); /* a list; NULL: no trace */
 
 /* A topology from its name or a table, int64 of shape [rows, ranks]. *table: the array that `out` points into, a new
  * reference, which must live as long as `out` is used, or NULL. -1 with an exception. */

@@ -21,23 +21,6 @@ static void py_trainer_clear(gg_py_trainer *t) {
     Py_CLEAR(t->held);
 }
 
-/* One number a rank of the team, owned by the caller (PyMem_Free); *out stays NULL for None. */
-static int parse_compute_time(PyObject *sequence, int size, double **out) {
-    *out = NULL;
-    if (sequence == Py_None) return 0;
-    PyObject *items = PySequence_Fast(sequence, "compute_time: must be a sequence of numbers");
-    if (items == NULL) return -1;
-    if (PySequence_Fast_GET_SIZE(items) != size)
-        PyErr_Format(PyExc_ValueError, "compute_time: %zd numbers for %d ranks", PySequence_Fast_GET_SIZE(items), size);
-    else if ((*out = PyMem_Calloc((size_t)size, sizeof **out)) == NULL) PyErr_NoMemory();
-    for (int i = 0; *out != NULL && i < size; ++i) (*out)[i] = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(items, i));
-    Py_DECREF(items);
-    if (!PyErr_Occurred()) return 0;
-    PyMem_Free(*out);
-    *out = NULL;
-    return -1;
-}
-
 /* A head's loss from a name, or from a dict with the fields of gg_head_options and gg_loss_options: loss, weight,
  * target, label_smoothing, ignore_index, class_weight (float32, one a class; held in t->losses). */
 static int read_head_options(gg_py_trainer *t, PyObject *object, gg_head_options *out) {
@@ -137,7 +120,7 @@ static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         gg_py_raise(status);
         return -1;
     }
-    if (parse_compute_time(compute_time, gg_team_size(((gg_py_team *)team)->team), &step_seconds) < 0) return -1;
+    if (gg_py_compute_time(compute_time, gg_team_size(((gg_py_team *)team)->team), &step_seconds) < 0) return -1;
     options.step_seconds = step_seconds;
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->team = (gg_py_team *)Py_NewRef(team);

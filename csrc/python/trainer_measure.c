@@ -107,18 +107,7 @@ static PyObject *py_trainer_spans(PyObject *self, PyObject *args, PyObject *kwar
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:spans", names, &rank)) return NULL;
     gg_replica *replica = gg_py_trainer_replica(t, rank);
     if (replica == NULL) return NULL;
-    const gg_trace *trace = gg_replica_trace(replica);
-    double offset = gg_replica_clock_offset(replica);
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && trace != NULL && i < gg_trace_count(trace); ++i) {
-        const gg_trace_span *s = gg_trace_get(trace, i);
-        PyObject *entry =
-            Py_BuildValue("ddsLiiiidL", s->begin + offset, s->end + offset, s->name, (long long)s->step, (int)s->lane,
-                          (int)s->index, (int)s->last, (int)s->peer, s->arrived + offset, (long long)s->bytes);
-        if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
-        Py_XDECREF(entry);
-    }
-    return list;
+    return gg_py_spans(gg_replica_trace(replica), gg_replica_clock_offset(replica));
 }
 
 static PyObject *spans_lost(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -137,22 +126,9 @@ static PyObject *py_trainer_bytes(PyObject *self, PyObject *unused) {
     return PyLong_FromSize_t(total);
 }
 
-/* A new number, or None if it is not known or infinite. */
-static PyObject *number_or_none(bool known, double value) {
-    return known && value < INFINITY ? PyFloat_FromDouble(value) : Py_NewRef(Py_None);
-}
-
 static PyObject *py_trainer_tuning(PyObject *self, PyObject *unused) {
-    gg_py_trainer *t = (gg_py_trainer *)self;
-    const gg_tuning *tuned = gg_replica_tuning(gg_trainer_replica(t->trainer, 0));
-    const bool known = tuned->measured;
     (void)unused;
-    if (!tuned->cuts) return PyDict_New();
-    return Py_BuildValue("{sNsNsNsnsnsisi}", "latency_seconds", number_or_none(known, tuned->link.latency),
-                         "message_seconds", number_or_none(known, tuned->link.message), "bytes_per_second",
-                         number_or_none(known, 1 / (tuned->link.byte + tuned->link.read)), "bucket_bytes",
-                         (Py_ssize_t)tuned->bucket_bytes, "chunk_bytes", (Py_ssize_t)tuned->chunk_bytes, "buckets",
-                         tuned->buckets, "chunks", tuned->chunks);
+    return gg_py_tuning(gg_replica_tuning(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
 }
 
 PyMethodDef gg_py_trainer_measures[] = {

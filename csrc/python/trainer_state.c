@@ -12,29 +12,12 @@ static float *new_arena(const gg_py_trainer *t) {
 
 /* The place of an arena in the states of all local ranks; -1 with an exception. */
 static int arena_place(const gg_py_trainer *t, const char *name) {
-    const gg_state *state = gg_replica_state(gg_trainer_replica(t->trainer, 0));
-    const int place = gg_state_find(state, name);
-    if (place >= 0) return place;
-    PyObject *allowed = PyUnicode_FromString("");
-    for (int i = 0; i < state->arenas && allowed != NULL; ++i)
-        Py_XSETREF(allowed, PyUnicode_FromFormat("%U%s'%s'", allowed, i > 0 ? ", " : "", state->arena[i].name));
-    if (allowed != NULL) PyErr_Format(PyExc_ValueError, "arena: '%s'; allowed: %U", name, allowed);
-    Py_XDECREF(allowed);
-    return -1;
+    return gg_py_arena_place(gg_replica_state(gg_trainer_replica(t->trainer, 0)), name);
 }
 
 static PyObject *py_trainer_arenas(PyObject *self, PyObject *unused) {
-    static const char *const kinds[GG_ARENA_KINDS] = {"weight", "gradient", "moment",      "residue",
-                                                      "copy",   "outer",    "outer moment"};
-    const gg_state *state = gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0));
-    PyObject *dict = PyDict_New();
     (void)unused;
-    for (int i = 0; i < state->arenas && dict != NULL; ++i) {
-        PyObject *kind = PyUnicode_FromString(kinds[state->arena[i].kind]);
-        if (kind == NULL || PyDict_SetItemString(dict, state->arena[i].name, kind) < 0) Py_CLEAR(dict);
-        Py_XDECREF(kind);
-    }
-    return dict;
+    return gg_py_arena_kinds(gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
 }
 
 static PyObject *py_trainer_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -52,7 +35,7 @@ static PyObject *py_trainer_arena(PyObject *self, PyObject *args, PyObject *kwar
     status = gg_trainer_gather(t->trainer, place, rank, whole);
     Py_END_ALLOW_THREADS;
     t->busy = false;
-    dict = status == GG_OK ? gg_py_arena_dict(t->graph->graph, whole) : gg_py_raise(status);
+    dict = status == GG_OK ? gg_py_arena_dict(gg_graph_layout(t->graph->graph), whole) : gg_py_raise(status);
 cleanup:
     PyMem_Free(whole);
     return dict;
@@ -70,7 +53,7 @@ static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
         status = gg_trainer_consensus(t->trainer, mean);
         Py_END_ALLOW_THREADS;
         t->busy = false;
-        dict = status == GG_OK ? gg_py_arena_dict(t->graph->graph, mean) : gg_py_raise(status);
+        dict = status == GG_OK ? gg_py_arena_dict(gg_graph_layout(t->graph->graph), mean) : gg_py_raise(status);
     }
     PyMem_Free(mean);
     return dict;
@@ -105,7 +88,7 @@ static PyObject *load_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
     GG_PY_CALL(t, gg_trainer_settle(t->trainer));
     float *whole = new_arena(t);
     if (whole == NULL) return NULL;
-    int failed = gg_py_arena_load(t->graph->graph, dict, name, whole);
+    int failed = gg_py_arena_load(gg_graph_layout(t->graph->graph), dict, name, whole);
     for (int i = 0; !failed && i < count; ++i) {
         gg_replica *replica = gg_trainer_replica(t->trainer, first + i);
         gg_replica_load(replica, place, whole);
@@ -120,7 +103,8 @@ static PyObject *load_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
 static bool read_arenas(const gg_py_trainer *t, PyObject *list, const char *name, float **whole) {
     for (int i = 0; i < gg_team_local(t->team->team); ++i) {
         if ((whole[i] = new_arena(t)) == NULL) return false;
-        if (gg_py_arena_load(t->graph->graph, PyList_GET_ITEM(list, i), name, whole[i]) != 0) return false;
+        if (gg_py_arena_load(gg_graph_layout(t->graph->graph), PyList_GET_ITEM(list, i), name, whole[i]) != 0)
+            return false;
     }
     return true;
 }
@@ -143,8 +127,9 @@ static PyObject *resume_arena(PyObject *self, PyObject *args) {
     float *consensus = NULL, **whole = PyMem_Calloc((size_t)local + 1, sizeof *whole);
     if (whole == NULL) return PyErr_NoMemory();
     if (!read_arenas(t, list, name, whole)) goto cleanup;
-    if (consensus_object != Py_None && ((consensus = new_arena(t)) == NULL ||
-                                        gg_py_arena_load(t->graph->graph, consensus_object, "weights", consensus) != 0))
+    if (consensus_object != Py_None &&
+        ((consensus = new_arena(t)) == NULL ||
+         gg_py_arena_load(gg_graph_layout(t->graph->graph), consensus_object, "weights", consensus) != 0))
         goto cleanup;
     if (!gg_py_trainer_enter(t)) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;
@@ -227,7 +212,7 @@ static PyObject *load_consensus(PyObject *self, PyObject *dict) {
     GG_PY_CALL(t, gg_trainer_settle(t->trainer));
     float *whole = new_arena(t);
     if (whole == NULL) return NULL;
-    int failed = gg_py_arena_load(t->graph->graph, dict, "weights", whole);
+    int failed = gg_py_arena_load(gg_graph_layout(t->graph->graph), dict, "weights", whole);
     for (int i = 0; !failed && i < gg_team_local(t->team->team); ++i)
         gg_replica_set_consensus(gg_trainer_replica(t->trainer, i), whole);
     PyMem_Free(whole);

@@ -149,8 +149,10 @@ bool gg_exchange_updates_wait(const gg_exchange *x) {
     return gg_updater_measures(&x->updater) && !x->strategy->averages_gradients;
 }
 
+gg_status gg_exchange_check_ready(const gg_exchange *x, int layer) { return check_layer(x, "ready", layer); }
+
 gg_status gg_exchange_ready(gg_exchange *x, int layer) {
-    gg_status status = check_layer(x, "ready", layer);
+    gg_status status = gg_exchange_check_ready(x, layer);
     if (status != GG_OK) return status;
     x->ready[layer] = true;
     x->readied++;
@@ -162,9 +164,8 @@ gg_status gg_exchange_ready(gg_exchange *x, int layer) {
 
 gg_status gg_exchange_poll(gg_exchange *x) { return failed_in_step(x, x->strategy->table->poll(x->strategy)); }
 
-gg_status gg_exchange_check_gradients(gg_exchange *x) {
+gg_status gg_exchange_check_gradients(gg_exchange *x, const float *gradients) {
     gg_status status = GG_OK;
-    const float *gradients = gg_state_gradients(&x->state);
     for (int i = 0; i < x->layout->parameters; ++i) {
         const gg_parameter *it = &x->layout->parameter[i];
         const size_t whole = (size_t)gg_lanes_padded((int64_t)it->count); /* padding is zero */

@@ -58,9 +58,11 @@ void gg_exchange_destroy(gg_exchange *x);
 gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches);
 gg_status gg_exchange_need(gg_exchange *x, int layer);
 gg_status gg_exchange_ready(gg_exchange *x, int layer);
+/* Whether `ready` of this layer is allowed now. */
+gg_status gg_exchange_check_ready(const gg_exchange *x, int layer);
 gg_status gg_exchange_poll(gg_exchange *x);
-/* GG_ERROR_NUMERIC naming the first parameter whose gradient has a NaN or an infinity. Sends nothing. */
-gg_status gg_exchange_check_gradients(gg_exchange *x);
+/* GG_ERROR_NUMERIC naming the first parameter whose gradient, in a whole arena, has a NaN or an infinity. */
+gg_status gg_exchange_check_gradients(gg_exchange *x, const float *gradients);
 /* GG_ERROR_STATE naming a layer that is not ready, on a rank that trains. Its caller counts the step, in the state. */
 gg_status gg_exchange_end(gg_exchange *x);
 /* Between end and the next begin: waits until all weights are current, as need does for a layer in the next step.

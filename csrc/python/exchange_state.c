@@ -1,0 +1,327 @@
+/* _core.Exchange: its arenas, as views and as copies, and what was counted. */
+#include <math.h>
+#include <string.h>
+
+#include "python/exchange.h"
+
+/* ---- views ---- */
+
+/* An array of each parameter that shares an arena's memory, which lives as long as one of them does. */
+static PyObject *views_of(PyObject *self, float *arena) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    PyObject *dict = PyDict_New();
+    for (int i = 0; dict != NULL && i < x->layout.parameters; ++i) {
+        const gg_parameter *p = &x->layout.parameter[i];
+        npy_intp sizes[GG_MAX_DIMS];
+        for (int d = 0; d < p->shape.dims; ++d) sizes[d] = (npy_intp)p->shape.size[d];
+        PyObject *array = PyArray_SimpleNewFromData(p->shape.dims, sizes, NPY_FLOAT32, arena + p->offset);
+        if (array != NULL && PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(self)) < 0) Py_CLEAR(array);
+        if (array == NULL || PyDict_SetItemString(dict, p->name, array) < 0) Py_CLEAR(dict);
+        Py_XDECREF(array);
+    }
+    return dict;
+}
+
+/* A local rank from the arguments, which are it alone; -1 with an exception. */
+static int rank_of(PyObject *self, PyObject *args) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    PyObject *object = NULL;
+    if (!PyArg_ParseTuple(args, "|O", &object)) return -1;
+    if (x->peers == NULL) PyErr_SetString(PyExc_RuntimeError, "this exchange was not initialised");
+    if (x->peers == NULL || gg_py_team_check_process(x->team) < 0) return -1;
+    const int rank = object == NULL ? 0 : gg_py_exchange_rank(x, object);
+    if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
+    return rank < 0 ? -1 : rank;
+}
+
+static gg_exchange *exchange_of(PyObject *self, int rank) {
+    return gg_peers_exchange(((gg_py_exchange *)self)->peers, rank);
+}
+
+static PyObject *exchange_weights(PyObject *self, PyObject *args) {
+    const int rank = rank_of(self, args);
+    return rank < 0 ? NULL : views_of(self, gg_state_weights(gg_exchange_state(exchange_of(self, rank))));
+}
+
+static PyObject *exchange_gradients(PyObject *self, PyObject *args) {
+    const int rank = rank_of(self, args);
+    return rank < 0 ? NULL : views_of(self, gg_peers_gradients(((gg_py_exchange *)self)->peers, rank));
+}
+
+/* ---- copies ---- */
+
+/* Room for all elements of an arena, zeros; NULL with an exception. Freed by PyMem_Free. */
+static float *new_arena(const gg_py_exchange *x) {
+    float *arena = PyMem_Calloc(x->layout.count + 1, sizeof *arena);
+    if (arena == NULL) PyErr_NoMemory();
+    return arena;
+}
+
+/* The place of an arena in the states of all local ranks; -1 with an exception. */
+static int arena_place(PyObject *self, const char *name) {
+    if (((gg_py_exchange *)self)->peers == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this exchange was not initialised");
+        return -1;
+    }
+    return gg_py_arena_place(gg_exchange_state(exchange_of(self, 0)), name);
+}
+
+/* What a call of all ranks, or of one, reads and writes. */
+typedef struct state_call {
+    gg_py_exchange *exchange;
+    int arena, receiver; /* receiver: the local rank that writes `out` */
+    int trained;
+    float *out, **whole; /* whole: of each local rank */
+    const float *consensus;
+    double number;
+} state_call;
+
+static gg_status call_gather(void *context, int local) {
+    gg_status status = GG_OK;
+    state_call *c = context;
+    gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
+    GG_TRY(gg_exchange_settle(x));
+    GG_TRY(gg_exchange_gather(x, c->arena, local == c->receiver ? c->out : NULL));
+cleanup:
+    return status;
+}
+
+static PyObject *exchange_arenas(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (((gg_py_exchange *)self)->peers == NULL) return PyDict_New();
+    return gg_py_arena_kinds(gg_exchange_state(exchange_of(self, 0)));
+}
+
+static PyObject *exchange_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"name", "rank", NULL};
+    state_call c = {.exchange = (gg_py_exchange *)self};
+    const char *name;
+    PyObject *object = NULL, *result = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|O:arena", names, &name, &object)) return NULL;
+    if ((c.arena = arena_place(self, name)) < 0) return NULL;
+    if (object != NULL && (c.receiver = gg_py_exchange_rank(c.exchange, object)) == -2) return NULL;
+    if (c.receiver < 0) c.receiver = 0;
+    if ((c.out = new_arena(c.exchange)) == NULL) return NULL;
+    result = gg_py_exchange_call(c.exchange, -1, call_gather, &c);
+    Py_XDECREF(result);
+    if (result != NULL) result = gg_py_arena_dict(&c.exchange->layout, c.out);
+    PyMem_Free(c.out);
+    return result;
+}
+
+static gg_status call_load(void *context, int local) {
+    gg_status status = GG_OK;
+    state_call *c = context;
+    gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
+    GG_TRY(gg_exchange_settle(x));
+    if (c->receiver < 0 || c->receiver == local) gg_exchange_load(x, c->arena, c->out);
+    if (c->receiver < 0 && c->arena == GG_WEIGHTS) gg_exchange_set_consensus(x, c->out);
+cleanup:
+    return status;
+}
+
+static PyObject *exchange_load_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"name", "arrays", "rank", NULL};
+    state_call c = {.exchange = (gg_py_exchange *)self};
+    const char *name;
+    PyObject *dict, *object = Py_None, *result = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|O:load_arena", names, &name, &dict, &object)) return NULL;
+    if ((c.arena = arena_place(self, name)) < 0) return NULL;
+    if ((c.receiver = gg_py_exchange_rank(c.exchange, object)) == -2) return NULL;
+    if ((c.out = new_arena(c.exchange)) == NULL) return NULL;
+    if (gg_py_arena_load(&c.exchange->layout, dict, name, c.out) == 0)
+        result = gg_py_exchange_call(c.exchange, -1, call_load, &c);
+    PyMem_Free(c.out);
+    return result;
+}
+
+static gg_status call_resume(void *context, int local) {
+    gg_status status = GG_OK;
+    state_call *c = context;
+    gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
+    GG_TRY(gg_exchange_settle(x));
+    GG_TRY(gg_exchange_resume(x, c->arena, c->whole[local], c->consensus, c->trained));
+cleanup:
+    return status;
+}
+
+static PyObject *exchange_resume_arena(PyObject *self, PyObject *args) {
+    state_call c = {.exchange = (gg_py_exchange *)self};
+    PyObject *list, *consensus_object, *result = NULL;
+    const char *name;
+    float *consensus = NULL;
+    if (!PyArg_ParseTuple(args, "sO!Oi:resume_arena", &name, &PyList_Type, &list, &consensus_object, &c.trained))
+        return NULL;
+    if ((c.arena = arena_place(self, name)) < 0) return NULL;
+    const int local = gg_team_local(c.exchange->team->team);
+    if (PyList_GET_SIZE(list) != local || c.trained < 1 || c.trained > gg_team_size(c.exchange->team->team))
+        return PyErr_Format(PyExc_ValueError,
+                            "resume_arena: arrays of %zd ranks, of which %d have trained; here are %d",
+                            PyList_GET_SIZE(list), c.trained, local);
+    c.whole = PyMem_Calloc((size_t)local + 1, sizeof *c.whole);
+    if (c.whole == NULL) return PyErr_NoMemory();
+    for (int i = 0; i < local; ++i) {
+        if ((c.whole[i] = new_arena(c.exchange)) == NULL) goto cleanup;
+        if (gg_py_arena_load(&c.exchange->layout, PyList_GET_ITEM(list, i), name, c.whole[i]) != 0) goto cleanup;
+    }
+    if (consensus_object != Py_None &&
+        ((consensus = new_arena(c.exchange)) == NULL ||
+         gg_py_arena_load(&c.exchange->layout, consensus_object, "weights", consensus) != 0))
+        goto cleanup;
+    c.consensus = consensus;
+    result = gg_py_exchange_call(c.exchange, -1, call_resume, &c);
+cleanup:
+    for (int i = 0; i < local; ++i) PyMem_Free(c.whole[i]);
+    PyMem_Free(c.whole);
+    PyMem_Free(consensus);
+    return result;
+}
+
+static gg_status call_consensus(void *context, int local) {
+    gg_status status = GG_OK;
+    state_call *c = context;
+    gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
+    const float *mean = NULL;
+    GG_TRY(gg_exchange_settle(x));
+    GG_TRY(gg_exchange_consensus(x, &mean));
+    if (local == 0) memcpy(c->out, mean, c->exchange->layout.count * sizeof *mean);
+cleanup:
+    return status;
+}
+
+static PyObject *exchange_consensus(PyObject *self, PyObject *unused) {
+    state_call c = {.exchange = (gg_py_exchange *)self};
+    (void)unused;
+    if ((c.out = new_arena(c.exchange)) == NULL) return NULL;
+    PyObject *result = gg_py_exchange_call(c.exchange, -1, call_consensus, &c);
+    Py_XDECREF(result);
+    if (result != NULL) result = gg_py_arena_dict(&c.exchange->layout, c.out);
+    PyMem_Free(c.out);
+    return result;
+}
+
+static gg_status call_set_consensus(void *context, int local) {
+    gg_status status = GG_OK;
+    state_call *c = context;
+    gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
+    GG_TRY(gg_exchange_settle(x));
+    gg_exchange_set_consensus(x, c->out);
+cleanup:
+    return status;
+}
+
+static PyObject *exchange_load_consensus(PyObject *self, PyObject *dict) {
+    state_call c = {.exchange = (gg_py_exchange *)self};
+    PyObject *result = NULL;
+    if ((c.out = new_arena(c.exchange)) == NULL) return NULL;
+    if (gg_py_arena_load(&c.exchange->layout, dict, "weights", c.out) == 0)
+        result = gg_py_exchange_call(c.exchange, -1, call_set_consensus, &c);
+    PyMem_Free(c.out);
+    return result;
+}
+
+static gg_status call_distance(void *context, int local) {
+    gg_status status = GG_OK;
+    state_call *c = context;
+    gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
+    double own = 0;
+    GG_TRY(gg_exchange_settle(x));
+    GG_TRY(gg_exchange_distance(x, &own));
+    if (local == 0) c->number = own;
+cleanup:
+    return status;
+}
+
+static PyObject *exchange_distance(PyObject *self, PyObject *unused) {
+    state_call c = {.exchange = (gg_py_exchange *)self};
+    (void)unused;
+    PyObject *result = gg_py_exchange_call(c.exchange, -1, call_distance, &c);
+    Py_XDECREF(result);
+    return result != NULL ? PyFloat_FromDouble(c.number) : NULL;
+}
+
+static PyObject *exchange_set_schedule(PyObject *self, PyObject *schedule) {
+    gg_py_exchange *x = (gg_py_exchange *)self;
+    gg_rate rate;
+    if (!PyDict_Check(schedule)) return PyErr_Format(PyExc_TypeError, "schedule: must be a dict");
+    if (x->running || x->busy) return PyErr_Format(PyExc_RuntimeError, "this exchange is in use by another thread");
+    if (arena_place(self, "weight") < 0 || gg_py_rate(schedule, &rate) < 0) return NULL;
+    const gg_status status = gg_rate_check(&rate);
+    if (status != GG_OK) return gg_py_raise(status);
+    gg_peers_set_rate(x->peers, &rate);
+    Py_XSETREF(x->schedule, Py_NewRef(schedule));
+    Py_RETURN_NONE;
+}
+
+/* ---- what was counted ---- */
+
+static PyObject *exchange_counts(PyObject *self, PyObject *args) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    const int rank = rank_of(self, args);
+    gg_exchange_counts counts;
+    if (rank < 0) return NULL;
+    gg_exchange *one = exchange_of(self, rank);
+    gg_exchange_counted(one, &counts);
+    return Py_BuildValue("{sdsLsLsLsdsd}", "exposed_seconds", counts.exposed_seconds, "bytes_sent",
+                         (long long)counts.bytes, "messages_sent", (long long)counts.messages, "skipped",
+                         (long long)counts.skipped, "clock_seconds",
+                         gg_transport_now(gg_team_transport(x->team->team, rank)), "residue", gg_exchange_residue(one));
+}
+
+static PyObject *exchange_bytes(PyObject *self, PyObject *unused) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    size_t total = 0;
+    (void)unused;
+    for (int i = 0; x->peers != NULL && i < gg_team_local(x->team->team); ++i)
+        total += gg_exchange_bytes(gg_peers_exchange(x->peers, i));
+    return PyLong_FromSize_t(total);
+}
+
+static PyObject *exchange_tuning(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (((gg_py_exchange *)self)->peers == NULL) return PyDict_New();
+    return gg_py_tuning(gg_exchange_tuning(exchange_of(self, 0)));
+}
+
+static PyObject *exchange_spans(PyObject *self, PyObject *args) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    const int rank = rank_of(self, args);
+    return rank < 0 ? NULL : gg_py_spans(gg_peers_trace(x->peers, rank), gg_peers_clock_offset(x->peers, rank));
+}
+
+static PyObject *exchange_spans_lost(PyObject *self, PyObject *args) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    const int rank = rank_of(self, args);
+    return rank < 0 ? NULL : PyLong_FromSize_t(gg_trace_lost(gg_peers_trace(x->peers, rank)));
+}
+
+#define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
+
+PyMethodDef gg_py_exchange_state[] = {
+    {"weights", exchange_weights, METH_VARARGS,
+     "weights($self, rank=0, /)\n--\n\nThe weights of a local rank by name: arrays in its memory."},
+    {"gradients", exchange_gradients, METH_VARARGS,
+     "gradients($self, rank=0, /)\n--\n\nWhere its gradients are to be written: arrays in its memory."},
+    {"arenas", exchange_arenas, METH_NOARGS, "The kind of each arena, by its name."},
+    {"arena", KEYWORDS(exchange_arena), "All elements of an arena of a local rank, copied. Collective."},
+    {"load_arena", KEYWORDS(exchange_load_arena),
+     "Sets the weights or a moment of a local rank, or of all; the weights of all become the consensus. Collective."},
+    {"resume_arena", exchange_resume_arena, METH_VARARGS,
+     "resume_arena($self, name, arrays, consensus, trained, /)\n--\n\nAs load_arena, one dict a local rank; one state "
+     "for all where the strategy lets no rank's differ. Collective."},
+    {"consensus_weights", exchange_consensus, METH_NOARGS, "The strategy's model, or the mean weights. Collective."},
+    {"load_consensus", exchange_load_consensus, METH_O,
+     "load_consensus($self, weights, /)\n--\n\nSets the strategy's own model, where it has one. Collective."},
+    {"consensus_distance", exchange_distance, METH_NOARGS,
+     "Mean over the ranks of |w - mean| / |mean|, statistics left out. Collective."},
+    {"set_schedule", exchange_set_schedule, METH_O,
+     "set_schedule($self, schedule, /)\n--\n\nLearning rates from here on. At rest."},
+    {"counts", exchange_counts, METH_VARARGS,
+     "counts($self, rank=0, /)\n--\n\nWhat a local rank has waited and sent since creation."},
+    {"bytes", exchange_bytes, METH_NOARGS, "Memory of the arenas."},
+    {"tuning", exchange_tuning, METH_NOARGS, "What messages cost, and the buckets and chunks that were made for it."},
+    {"spans", exchange_spans, METH_VARARGS,
+     "spans($self, rank=0, /)\n--\n\nThe trace of a local rank, on rank 0's clock."},
+    {"spans_lost", exchange_spans_lost, METH_VARARGS,
+     "spans_lost($self, rank=0, /)\n--\n\nSpans of a local rank that newer ones have overwritten."},
+    {NULL, NULL, 0, NULL}};

@@ -1,0 +1,227 @@
+/* _core.Exchange: the calls of a step, and running a function on every rank. */
+#include "base/parallel.h"
+#include "python/exchange.h"
+
+#include <string.h>
+
+/* ---- calls of one rank ---- */
+
+typedef struct rank_call {
+    gg_py_exchange *exchange;
+    int layer;
+    int64_t *batches; /* of each rank of the team; NULL: alike */
+    bool check;
+} rank_call;
+
+static gg_status call_begin(void *context, int local) {
+    const rank_call *c = context;
+    return gg_peers_begin(c->exchange->peers, local, c->batches);
+}
+
+static gg_status call_need(void *context, int local) {
+    const rank_call *c = context;
+    return gg_peers_need(c->exchange->peers, local, c->layer);
+}
+
+static gg_status call_ready(void *context, int local) {
+    const rank_call *c = context;
+    return gg_peers_ready(c->exchange->peers, local, c->layer);
+}
+
+static gg_status call_poll(void *context, int local) {
+    const rank_call *c = context;
+    return gg_exchange_poll(gg_peers_exchange(c->exchange->peers, local));
+}
+
+static gg_status call_end(void *context, int local) {
+    const rank_call *c = context;
+    return gg_peers_end(c->exchange->peers, local);
+}
+
+static gg_status call_wait(void *context, int local) {
+    const rank_call *c = context;
+    return gg_exchange_wait(gg_peers_exchange(c->exchange->peers, local));
+}
+
+static gg_status call_settle(void *context, int local) {
+    const rank_call *c = context;
+    return gg_exchange_settle(gg_peers_exchange(c->exchange->peers, local));
+}
+
+static gg_status call_whole_step(void *context, int local) {
+    const rank_call *c = context;
+    return gg_peers_step(c->exchange->peers, local, c->batches, c->check);
+}
+
+/* A method whose only argument is a rank, of which None may stand for all. */
+static PyObject *simple_call(PyObject *self, PyObject *args, bool all, gg_status (*fn)(void *context, int local)) {
+    rank_call c = {.exchange = (gg_py_exchange *)self};
+    PyObject *object = all ? Py_None : NULL;
+    if (!PyArg_ParseTuple(args, all ? "|O" : "O", &object)) return NULL;
+    const int rank = gg_py_exchange_rank(c.exchange, object);
+    if (rank == -1 && !all) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
+    if (rank == -2 || PyErr_Occurred()) return NULL;
+    return gg_py_exchange_call(c.exchange, rank, fn, &c);
+}
+
+static PyObject *layer_call(PyObject *self, PyObject *args, gg_status (*fn)(void *context, int local)) {
+    rank_call c = {.exchange = (gg_py_exchange *)self};
+    PyObject *object;
+    if (!PyArg_ParseTuple(args, "Oi", &object, &c.layer)) return NULL;
+    const int rank = gg_py_exchange_rank(c.exchange, object);
+    if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
+    if (rank < 0) return NULL;
+    return gg_py_exchange_call(c.exchange, rank, fn, &c);
+}
+
+/* Samples of each rank of the team, to be freed by PyMem_Free; NULL for None. -1 with an exception. */
+static int read_batches(const gg_py_exchange *x, PyObject *object, int64_t **out) {
+    const int size = gg_team_size(x->team->team);
+    int64_t all = 0;
+    *out = NULL;
+    if (object == Py_None) return 0;
+    PyObject *items = PySequence_Fast(object, "batches: must be a sequence with the samples of each rank");
+    if (items == NULL) return -1;
+    if (PySequence_Fast_GET_SIZE(items) != size)
+        PyErr_Format(PyExc_ValueError, "batches: %zd numbers for %d ranks", PySequence_Fast_GET_SIZE(items), size);
+    else if ((*out = PyMem_Calloc((size_t)size, sizeof **out)) == NULL) PyErr_NoMemory();
+    for (int i = 0; *out != NULL && i < size && !PyErr_Occurred(); ++i) {
+        (*out)[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items, i));
+        if (!PyErr_Occurred() && ((*out)[i] < 0 || (*out)[i] > INT32_MAX))
+            PyErr_Format(PyExc_ValueError, "batches[%d]: %lld; allowed are 0 to %d", i, (long long)(*out)[i],
+                         INT32_MAX);
+        if (i < gg_exchange_workers(gg_peers_exchange(x->peers, 0))) all += (*out)[i];
+    }
+    if (*out != NULL && all == 0 && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "batches: no rank has samples; at least one must");
+    Py_DECREF(items);
+    if (!PyErr_Occurred()) return 0;
+    PyMem_Free(*out);
+    *out = NULL;
+    return -1;
+}
+
+static PyObject *exchange_begin(PyObject *self, PyObject *args) {
+    rank_call c = {.exchange = (gg_py_exchange *)self};
+    PyObject *object, *batches = Py_None;
+    if (!PyArg_ParseTuple(args, "O|O:begin", &object, &batches)) return NULL;
+    const int rank = gg_py_exchange_rank(c.exchange, object);
+    if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
+    if (rank < 0 || !gg_py_exchange_allows(c.exchange, rank)) return NULL;
+    if (read_batches(c.exchange, batches, &c.batches) < 0) return NULL;
+    PyObject *result = gg_py_exchange_call(c.exchange, rank, call_begin, &c);
+    PyMem_Free(c.batches);
+    return result;
+}
+
+static PyObject *exchange_need(PyObject *self, PyObject *args) { return layer_call(self, args, call_need); }
+static PyObject *exchange_ready(PyObject *self, PyObject *args) { return layer_call(self, args, call_ready); }
+static PyObject *exchange_poll(PyObject *self, PyObject *args) { return simple_call(self, args, false, call_poll); }
+static PyObject *exchange_end(PyObject *self, PyObject *args) { return simple_call(self, args, false, call_end); }
+static PyObject *exchange_wait(PyObject *self, PyObject *args) { return simple_call(self, args, true, call_wait); }
+static PyObject *exchange_settle(PyObject *self, PyObject *args) { return simple_call(self, args, true, call_settle); }
+
+static PyObject *whole_step(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", "batches", "check", NULL};
+    rank_call c = {.exchange = (gg_py_exchange *)self};
+    PyObject *object = Py_None, *batches = Py_None;
+    int check = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOp:whole_step", names, &object, &batches, &check)) return NULL;
+    const int rank = gg_py_exchange_rank(c.exchange, object);
+    c.check = check != 0;
+    if (rank == -2 || !gg_py_exchange_allows(c.exchange, rank)) return NULL;
+    const int first = rank < 0 ? 0 : rank, end = rank < 0 ? gg_team_local(c.exchange->team->team) : rank + 1;
+    /* Before any rank runs, because ranks that fail in a run stay failed. */
+    for (int i = first; c.check && i < end; ++i) {
+        gg_exchange *one = gg_peers_exchange(c.exchange->peers, i);
+        if (!gg_exchange_trains(one)) continue;
+        const gg_status status = gg_exchange_check_gradients(one, gg_peers_gradients(c.exchange->peers, i));
+        if (status == GG_OK) continue;
+        if (end - first == 1) return gg_py_raise(status);
+        return gg_py_raise(gg_error_prefix(status, "rank %d: ", i));
+    }
+    c.check = false;
+    if (read_batches(c.exchange, batches, &c.batches) < 0) return NULL;
+    PyObject *result = gg_py_exchange_call(c.exchange, rank, call_whole_step, &c);
+    PyMem_Free(c.batches);
+    return result;
+}
+
+static PyObject *exchange_under_way(PyObject *self, PyObject *args) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    PyObject *object;
+    int half = 0;
+    if (!PyArg_ParseTuple(args, "O|p:under_way", &object, &half)) return NULL;
+    const int rank = gg_py_exchange_rank(x, object);
+    if (rank == -2) return NULL;
+    return PyBool_FromLong(gg_exchange_under_way(gg_peers_exchange(x->peers, rank < 0 ? 0 : rank), half != 0));
+}
+
+/* ---- a function on every rank ---- */
+
+typedef struct run_call {
+    gg_py_exchange *exchange;
+    PyObject *function;
+    gg_float_mode mode; /* of the caller, in which the function computes as well */
+} run_call;
+
+static gg_status run_function(void *context, int local) {
+    const run_call *c = context;
+    gg_status status = GG_OK;
+    gg_parallel_leave(c->mode);
+    const PyGILState_STATE gil = PyGILState_Ensure();
+    c->exchange->thread[local] = PyThread_get_thread_ident();
+    PyObject *result = PyObject_CallFunction(c->function, "i", local);
+    c->exchange->thread[local] = 0;
+    if (result == NULL) status = gg_py_store_exception();
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    (void)gg_parallel_enter();
+    return status;
+}
+
+static PyObject *exchange_run(PyObject *self, PyObject *function) {
+    gg_py_exchange *x = (gg_py_exchange *)self;
+    run_call c = {.exchange = x, .function = function};
+    gg_status status;
+    if (!PyCallable_Check(function))
+        return PyErr_Format(PyExc_TypeError, "run: a function of a rank is wanted, not %s", Py_TYPE(function)->tp_name);
+    if (x->running) return PyErr_Format(PyExc_RuntimeError, "run: it is under way already");
+    if (!gg_py_exchange_allows(x, -1)) return NULL;
+    x->running = true;
+    if (strcmp(gg_team_kind(x->team->team), "virtual") != 0) {
+        PyObject *result = PyObject_CallFunction(function, "i", 0);
+        x->running = false;
+        if (result == NULL) return NULL;
+        Py_DECREF(result);
+        Py_RETURN_NONE;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    c.mode = gg_cpu_float_mode();
+    status = gg_team_run(x->team->team, run_function, &c);
+    Py_END_ALLOW_THREADS;
+    x->running = false;
+    if (status != GG_OK) return gg_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef gg_py_exchange_steps[] = {
+    {"begin", exchange_begin, METH_VARARGS, "begin($self, rank, batches=None, /)\n--\n\nA step of a rank begins."},
+    {"need", exchange_need, METH_VARARGS,
+     "need($self, rank, layer, /)\n--\n\nThe layer's weights are current when this returns."},
+    {"ready", exchange_ready, METH_VARARGS,
+     "ready($self, rank, layer, /)\n--\n\nThe layer's gradient is written, and its weights are used no more."},
+    {"poll", exchange_poll, METH_VARARGS, "poll($self, rank, /)\n--\n\nMessages move."},
+    {"end", exchange_end, METH_VARARGS, "end($self, rank, /)\n--\n\nThe step of a rank ends."},
+    {"wait", exchange_wait, METH_VARARGS,
+     "wait($self, rank=None, /)\n--\n\nBetween end and begin: all weights are current when this returns."},
+    {"settle", exchange_settle, METH_VARARGS,
+     "settle($self, rank=None, /)\n--\n\nCompletes what is in flight. Collective."},
+    {"whole_step", (PyCFunction)(void (*)(void))whole_step, METH_VARARGS | METH_KEYWORDS,
+     "A whole step on the gradients that are written."},
+    {"under_way", exchange_under_way, METH_VARARGS,
+     "under_way($self, rank, half=False, /)\n--\n\nWhether a step has begun and not ended; half: and a layer is "
+     "ready."},
+    {"run", exchange_run, METH_O,
+     "run($self, function, /)\n--\n\nCalls function(rank) on every local rank, in a virtual cluster on its thread."},
+    {NULL, NULL, 0, NULL}};

@@ -1,0 +1,244 @@
+#include "train/peers.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "cpu/cpu_backend.h"
+
+/* The rate at which sizes of buckets are tuned, for lack of a better one: a multiply-add for each number of a layer and
+ * sample, that of a modest core, in batches of this size; or in far less time. */
+#define MODEL_SECONDS (2 * 64 / 50e9)
+#define LEAST (1.0 / 64)
+
+typedef struct peer {
+    gg_device *device;
+    gg_trace *trace;
+    double clock_offset;
+    gg_exchange *exchange;
+    float *written; /* gradients, where the state's are not private; else NULL */
+    bool *needed;   /* of each layer: its forward time is charged in this step */
+    double seconds; /* of a step, which its clock is charged */
+    double begun;   /* when the step began */
+} peer;
+
+struct gg_peers {
+    gg_team *team;
+    gg_peers_options options;
+    const gg_link *link; /* during creation */
+    int local;
+    peer *peer;
+};
+
+/* ---- creation and destruction ---- */
+
+/* Seconds of each layer in the forward pass, a third of `whole`, by its number of elements. */
+static double forward_seconds(const gg_arena_layout *layout, int layer, double whole) {
+    return whole / 3 * (double)layout->layer[layer].slice.count / (double)layout->count;
+}
+
+static gg_status create_exchange(const gg_peers *p, peer *it, gg_transport *transport) {
+    gg_status status = GG_OK;
+    const gg_peers_options *o = &p->options;
+    double *forward = NULL, slowest = 0;
+    GG_TRY(gg_calloc((size_t)o->layout->layers + 1, sizeof *forward, "modelled times", &forward));
+    for (int rank = 0; o->step_seconds != NULL && rank < transport->size; ++rank)
+        slowest = fmax(slowest, o->step_seconds[rank]);
+    const double whole = o->step_seconds != NULL ? slowest : 3 * MODEL_SECONDS * (double)o->layout->count;
+    for (int layer = 0; layer < o->layout->layers; ++layer) forward[layer] = forward_seconds(o->layout, layer, whole);
+    GG_TRY(gg_exchange_create(&(gg_exchange_options){.layout = o->layout,
+                                                     .transport = transport,
+                                                     .device = it->device,
+                                                     .optimizer = &o->optimizer,
+                                                     .strategy = o->strategy,
+                                                     .seed = o->seed,
+                                                     .trace = it->trace,
+                                                     .forward = forward,
+                                                     .least = o->step_seconds != NULL ? 1.0 : LEAST,
+                                                     .link = p->link},
+                              &it->exchange));
+cleanup:
+    gg_free(forward);
+    return status;
+}
+
+static gg_status peers_create(void *context, int local) {
+    gg_status status = GG_OK;
+    gg_peers *p = context;
+    peer *it = &p->peer[local];
+    const gg_peers_options *o = &p->options;
+    gg_transport *transport = gg_team_transport(p->team, local);
+    GG_TRY(gg_backend_native.open(o->threads, o->isa, &it->device));
+    GG_TRY(gg_calloc((size_t)o->layout->layers + 1, sizeof *it->needed, "layers that were needed", &it->needed));
+    if (o->step_seconds != NULL) it->seconds = o->step_seconds[transport->rank];
+    if (!(it->seconds >= 0 && it->seconds < INFINITY))
+        GG_FAIL(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", it->seconds);
+    if (o->trace > 0) {
+        GG_TRY(gg_trace_create(o->trace, &it->trace));
+        GG_TRY(gg_clock_offset(transport, &it->clock_offset));
+    }
+    GG_TRY(create_exchange(p, it, transport));
+    const gg_state *state = gg_exchange_state(it->exchange);
+    if (state->arena[GG_GRADIENTS].memory != GG_MEMORY_PRIVATE)
+        GG_TRY(gg_calloc(state->count, sizeof *it->written, "gradients", &it->written));
+cleanup:
+    return status;
+}
+
+gg_status gg_peers_create(const gg_peers_options *options, gg_team *team, gg_peers **out) {
+    gg_status status = GG_OK;
+    gg_peers *p = NULL;
+    gg_link link;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *p, "peers", &p));
+    gg_team_retain(team);
+    p->team = team;
+    p->options = *options;
+    p->local = gg_team_local(team);
+    GG_TRY(gg_calloc((size_t)p->local, sizeof *p->peer, "peers", &p->peer));
+    /* Before any rank runs, because ranks that fail in a run stay failed. */
+    if (options->threads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads);
+    if (options->layout->layers < 1) GG_FAIL(GG_ERROR_ARGUMENT, "layers: none; there must be at least one parameter");
+    GG_TRY(gg_optimizer_check(&options->optimizer));
+    gg_strategy_options strategy = options->strategy;
+    if (strategy.bucket_bytes == 0) strategy.bucket_bytes = GG_DEFAULT_BUCKET_BYTES; /* chosen when it is made */
+    if (strategy.chunk_bytes == 0) strategy.chunk_bytes = GG_DEFAULT_CHUNK_BYTES;
+    GG_TRY(gg_strategy_check(&strategy, gg_team_size(team)));
+    if (gg_strategy_tunes(&options->strategy, gg_team_size(team))) {
+        GG_TRY(gg_team_link(team, options->layout->count * sizeof(float), &link));
+        p->link = &link;
+    }
+    GG_TRY(gg_team_run(team, peers_create, p));
+    p->link = NULL;
+    p->options.step_seconds = NULL;
+    *out = p;
+cleanup:
+    if (status != GG_OK) gg_peers_destroy(p);
+    return status;
+}
+
+static gg_status peers_settle(void *context, int local) {
+    const gg_peers *p = context;
+    return gg_exchange_settle(p->peer[local].exchange);
+}
+
+/* Partners may still read what a rank has sent, or still send to it. */
+static void settle_before_end(gg_peers *p) {
+    for (int i = 0; i < p->local; ++i) {
+        const gg_exchange *x = p->peer[i].exchange;
+        if (x == NULL || gg_exchange_failed(x) || gg_exchange_under_way(x, true)) return;
+    }
+    (void)gg_team_run(p->team, peers_settle, p);
+}
+
+void gg_peers_destroy(gg_peers *p) {
+    if (p == NULL) return;
+    if (p->peer != NULL) settle_before_end(p);
+    for (int i = 0; p->peer != NULL && i < p->local; ++i) gg_exchange_destroy(p->peer[i].exchange);
+    for (int i = 0; p->peer != NULL && i < p->local; ++i) {
+        gg_trace_destroy(p->peer[i].trace);
+        gg_free(p->peer[i].written);
+        gg_free(p->peer[i].needed);
+        if (p->peer[i].device != NULL) p->peer[i].device->table->close(p->peer[i].device);
+    }
+    gg_free(p->peer);
+    gg_team_release(p->team);
+    gg_free(p);
+}
+
+gg_team *gg_peers_team(const gg_peers *p) { return p->team; }
+gg_exchange *gg_peers_exchange(const gg_peers *p, int local) { return p->peer[local].exchange; }
+const gg_trace *gg_peers_trace(const gg_peers *p, int local) { return p->peer[local].trace; }
+double gg_peers_clock_offset(const gg_peers *p, int local) { return p->peer[local].clock_offset; }
+void gg_peers_set_rate(gg_peers *p, const gg_rate *rate) { p->options.optimizer.rate = *rate; }
+
+float *gg_peers_gradients(const gg_peers *p, int local) {
+    const peer *it = &p->peer[local];
+    return it->written != NULL ? it->written : gg_state_gradients(gg_exchange_state(it->exchange));
+}
+
+/* ---- a step ---- */
+
+static void peers_record(gg_peers *p, int local, const char *name, double begin) {
+    peer *it = &p->peer[local];
+    if (it->trace == NULL) return;
+    gg_trace_add(it->trace, &(gg_trace_span){.begin = begin,
+                                             .end = gg_transport_now(gg_team_transport(p->team, local)),
+                                             .name = name,
+                                             .step = gg_exchange_state(it->exchange)->step,
+                                             .lane = GG_LANE_COMPUTE,
+                                             .index = -1});
+}
+
+gg_status gg_peers_begin(gg_peers *p, int local, const int64_t *batches) {
+    peer *it = &p->peer[local];
+    if (!gg_exchange_under_way(it->exchange, false)) {
+        it->begun = gg_transport_now(gg_team_transport(p->team, local));
+        for (int layer = 0; layer < p->options.layout->layers; ++layer) it->needed[layer] = false;
+    }
+    return gg_exchange_begin(it->exchange, batches);
+}
+
+gg_status gg_peers_need(gg_peers *p, int local, int layer) {
+    gg_status status = GG_OK;
+    peer *it = &p->peer[local];
+    GG_TRY(gg_exchange_need(it->exchange, layer));
+    if (it->needed[layer] || it->seconds == 0) goto cleanup;
+    it->needed[layer] = true;
+    GG_TRY(gg_transport_compute(gg_team_transport(p->team, local),
+                                forward_seconds(p->options.layout, layer, it->seconds)));
+cleanup:
+    return status;
+}
+
+gg_status gg_peers_ready(gg_peers *p, int local, int layer) {
+    gg_status status = GG_OK;
+    peer *it = &p->peer[local];
+    gg_transport *transport = gg_team_transport(p->team, local);
+    GG_TRY(gg_exchange_check_ready(it->exchange, layer));
+    if (it->seconds > 0)
+        GG_TRY(gg_transport_compute(transport, 2 * forward_seconds(p->options.layout, layer, it->seconds)));
+    const double begin = gg_transport_now(transport);
+    if (it->written != NULL) {
+        const gg_slice *slice = gg_arena_layout_slice(p->options.layout, layer);
+        memcpy(gg_state_gradients(gg_exchange_state(it->exchange)) + slice->offset, it->written + slice->offset,
+               slice->count * sizeof *it->written);
+    }
+    GG_TRY(gg_exchange_ready(it->exchange, layer));
+    if (!gg_exchange_updates_wait(it->exchange)) peers_record(p, local, "update", begin);
+cleanup:
+    return status;
+}
+
+gg_status gg_peers_end(gg_peers *p, int local) {
+    gg_status status = GG_OK;
+    peer *it = &p->peer[local];
+    const double begin = gg_transport_now(gg_team_transport(p->team, local));
+    if (gg_exchange_trains(it->exchange) && gg_exchange_updates_wait(it->exchange)) {
+        GG_TRY(gg_exchange_ready_all(it->exchange));
+        peers_record(p, local, "update", begin);
+    }
+    GG_TRY(gg_exchange_end(it->exchange));
+    peers_record(p, local, "step", it->begun);
+    gg_exchange_state(it->exchange)->step++;
+cleanup:
+    return status;
+}
+
+gg_status gg_peers_step(gg_peers *p, int local, const int64_t *batches, bool check) {
+    gg_status status = GG_OK;
+    gg_exchange *x = p->peer[local].exchange;
+    const int layers = gg_exchange_trains(x) ? p->options.layout->layers : 0;
+    if (check && layers > 0) GG_TRY(gg_exchange_check_gradients(x, gg_peers_gradients(p, local)));
+    GG_TRY(gg_peers_begin(p, local, batches));
+    for (int layer = 0; layer < layers; ++layer) GG_TRY(gg_peers_need(p, local, layer));
+    for (int layer = layers - 1; layer >= 0; --layer) {
+        GG_TRY(gg_peers_ready(p, local, layer));
+        GG_TRY(gg_exchange_poll(x));
+    }
+    GG_TRY(gg_peers_end(p, local));
+    GG_TRY(gg_exchange_wait(x));
+cleanup:
+    return status;
+}
