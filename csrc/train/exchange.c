@@ -125,8 +125,9 @@ cleanup:
 }
 
 gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
-    if (check_not_half(x, "begin") != GG_OK) return GG_ERROR_STATE;
-    if (x->begun) return GG_OK;
+    gg_status status = GG_OK;
+    GG_TRY(check_not_half(x, "begin"));
+    if (x->begun) goto cleanup;
     x->begun = true;
     x->readied = 0;
     x->next = x->layout->layers - 1;
@@ -136,13 +137,17 @@ gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
     x->strategy->share = x->share;
     x->strategy->batch = x->batches;
     x->transport->step = &x->state.step;
-    return failed_in_step(x, x->strategy->table->begin(x->strategy));
+    status = failed_in_step(x, x->strategy->table->begin(x->strategy));
+cleanup:
+    return status;
 }
 
 gg_status gg_exchange_need(gg_exchange *x, int layer) {
-    const gg_status status = check_layer(x, "need", layer);
-    if (status != GG_OK) return status;
-    return failed_in_step(x, x->strategy->table->need(x->strategy, layer));
+    gg_status status = GG_OK;
+    GG_TRY(check_layer(x, "need", layer));
+    status = failed_in_step(x, x->strategy->table->need(x->strategy, layer));
+cleanup:
+    return status;
 }
 
 bool gg_exchange_updates_wait(const gg_exchange *x) {
@@ -152,14 +157,15 @@ bool gg_exchange_updates_wait(const gg_exchange *x) {
 gg_status gg_exchange_check_ready(const gg_exchange *x, int layer) { return check_layer(x, "ready", layer); }
 
 gg_status gg_exchange_ready(gg_exchange *x, int layer) {
-    gg_status status = gg_exchange_check_ready(x, layer);
-    if (status != GG_OK) return status;
+    gg_status status = GG_OK;
+    GG_TRY(gg_exchange_check_ready(x, layer));
     x->ready[layer] = true;
     x->readied++;
     const bool only_counts = gg_exchange_updates_wait(x);
     for (; status == GG_OK && x->next >= 0 && x->ready[x->next]; --x->next)
-        if (!only_counts) status = x->strategy->table->ready(x->strategy, x->next);
-    return failed_in_step(x, status);
+        if (!only_counts) status = failed_in_step(x, x->strategy->table->ready(x->strategy, x->next));
+cleanup:
+    return status;
 }
 
 gg_status gg_exchange_poll(gg_exchange *x) { return failed_in_step(x, x->strategy->table->poll(x->strategy)); }
@@ -192,26 +198,30 @@ cleanup:
 }
 
 gg_status gg_exchange_ready_all(gg_exchange *x) {
-    const gg_status status = check_all_ready(x, "ready");
-    if (status != GG_OK) return status;
-    return failed_in_step(x, gg_strategy_ready_all(x->strategy));
+    gg_status status = GG_OK;
+    GG_TRY(check_all_ready(x, "ready"));
+    status = failed_in_step(x, gg_strategy_ready_all(x->strategy));
+cleanup:
+    return status;
 }
 
 gg_status gg_exchange_end(gg_exchange *x) {
-    const gg_status status = check_all_ready(x, "end");
-    if (status != GG_OK) return status;
+    gg_status status = GG_OK;
+    GG_TRY(check_all_ready(x, "end"));
     x->begun = false;
-    const gg_status ended = failed_in_step(x, x->strategy->table->end(x->strategy));
+    status = failed_in_step(x, x->strategy->table->end(x->strategy));
     x->transport->step = NULL;
-    return ended;
+cleanup:
+    return status;
 }
 
 gg_status gg_exchange_wait(gg_exchange *x) {
-    gg_status status = check_not_half(x, "wait");
-    if (status != GG_OK) return status;
-    for (int layer = 0; status == GG_OK && layer < x->layout->layers; ++layer)
-        status = x->strategy->table->need(x->strategy, layer);
-    return failed_in_step(x, status);
+    gg_status status = GG_OK;
+    GG_TRY(check_not_half(x, "wait"));
+    for (int layer = 0; layer < x->layout->layers; ++layer)
+        GG_TRY(failed_in_step(x, x->strategy->table->need(x->strategy, layer)));
+cleanup:
+    return status;
 }
 
 bool gg_exchange_offers_fc(const gg_exchange *x) { return x->strategy->fc_hooks != NULL; }
@@ -229,10 +239,13 @@ const bool *gg_exchange_fc_partitioned(const gg_exchange *x) { return x->strateg
 /* ---- at rest ---- */
 
 gg_status gg_exchange_settle(gg_exchange *x) {
-    if (check_not_half(x, "settle") != GG_OK) return GG_ERROR_STATE;
+    gg_status status = GG_OK;
+    GG_TRY(check_not_half(x, "settle"));
     x->begun = false;
     x->transport->step = NULL;
-    return failed_in_step(x, x->strategy->table->settle(x->strategy));
+    status = failed_in_step(x, x->strategy->table->settle(x->strategy));
+cleanup:
+    return status;
 }
 
 gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole) {
