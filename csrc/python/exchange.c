@@ -3,76 +3,7 @@
 
 #include <string.h>
 
-#include "base/memory.h"
-#include "base/parallel.h"
-
 PyTypeObject *gg_py_exchange_type;
-
-/* ---- who may call ---- */
-
-int gg_py_exchange_rank(const gg_py_exchange *x, PyObject *object) {
-    if (object == Py_None) return -1;
-    const int local = gg_team_local(x->team->team);
-    const long rank = PyLong_AsLong(object);
-    if (rank == -1 && PyErr_Occurred()) return -2;
-    if (rank >= 0 && rank < local) return (int)rank;
-    PyErr_Format(PyExc_ValueError, "rank: %ld; this process has local ranks 0 to %d", rank, local - 1);
-    return -2;
-}
-
-bool gg_py_exchange_allows(const gg_py_exchange *x, int rank) {
-    if (x->team == NULL || x->peers == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "this exchange was not initialised");
-        return false;
-    }
-    if (gg_py_team_check_process(x->team) < 0 || gg_py_team_check_collectives(x->team) < 0) return false;
-    const int local = gg_team_local(x->team->team);
-    const bool threads = strcmp(gg_team_kind(x->team->team), "virtual") == 0;
-    bool busy = x->busy;
-    for (int i = 0; i < local; ++i) busy = busy || (x->rank_busy[i] && (rank < 0 || !threads));
-    if (rank < 0 && threads && x->running) {
-        PyErr_SetString(PyExc_RuntimeError, "a call of all ranks while `run` is under way: the function that it runs "
-                                            "makes the calls of one rank, and names it");
-        return false;
-    }
-    if (rank >= 0 && threads && (!x->running || x->thread[rank] != PyThread_get_thread_ident())) {
-        PyErr_Format(PyExc_RuntimeError,
-                     "a call of rank %d outside of its thread: the ranks of a virtual cluster make their calls in the "
-                     "function that `run` runs, each its own",
-                     rank);
-        return false;
-    }
-    if (rank < 0 || !threads) {
-        if (busy) PyErr_SetString(PyExc_RuntimeError, "this exchange is in use by another thread");
-        if (busy) return false;
-    }
-    for (int i = 0; i < local; ++i)
-        if ((rank < 0 || i == rank) && gg_exchange_failed(gg_peers_exchange(x->peers, i))) {
-            PyErr_SetString(PyExc_RuntimeError, "an earlier call of this exchange failed in the middle of a step; "
-                                                "create a new one");
-            return false;
-        }
-    return true;
-}
-
-PyObject *gg_py_exchange_call(gg_py_exchange *x, int rank, gg_status (*fn)(void *context, int local), void *context) {
-    gg_status status;
-    if (!gg_py_exchange_allows(x, rank)) return NULL;
-    bool *busy = rank < 0 ? &x->busy : &x->rank_busy[rank];
-    *busy = true;
-    Py_BEGIN_ALLOW_THREADS;
-    if (rank < 0) {
-        status = gg_team_run(x->team->team, fn, context);
-    } else {
-        const gg_float_mode former = gg_parallel_enter();
-        status = fn(context, rank);
-        gg_parallel_leave(former);
-    }
-    Py_END_ALLOW_THREADS;
-    *busy = false;
-    if (status != GG_OK) return gg_py_raise(status);
-    Py_RETURN_NONE;
-}
 
 /* ---- creation ---- */
 
