@@ -121,7 +121,7 @@ TASKS = {
         epochs=10,
         batch=128,
         readers=chain("fc1", "fc2", "fc3", "fc4"),
-        apoptosis={"every": 20, "start": 40, "stop": 400, "budget": 0.1, "epsilon": 0.1, "least": 128},
+        apoptosis={"every": 20, "start": 40, "stop": 600, "budget": 0.2, "epsilon": 0.2, "least": 144},
     ),
     "lenet": Task(
         "LeNet, MNIST",
@@ -284,7 +284,7 @@ def worker(order: dict[str, Any]) -> None:
 
         with gg.Trainer(net, optimizer=later(optimizer, 0, steps), **common) as trainer:
             train_on(trainer, order["at"])
-            weights, done = trainer.weights(), trainer.step
+            weights, done = trainer.consensus_weights(), trainer.step
         begin = time.perf_counter()
         net = net.resized(order["sizes"])
         net.load_weights(remove(weights, strongest(weights, order["sizes"]), task.readers))
