@@ -131,7 +131,14 @@ TASKS = {
         epochs=6,
         batch=64,
         readers=chain("conv1", "conv2", "fc1", "fc2"),
-        apoptosis={"every": 50, "start": 50, "stop": 500, "budget": 0.3, "epsilon": 0.5, "least": 6},
+        apoptosis={
+            "every": 25,
+            "start": 25,
+            "stop": 400,
+            "budget": 0.3,
+            "epsilon": 0.5,
+            "least": {"conv*": 8, "fc1": 48},
+        },
     ),
     "cifar_quick": Task(
         "cifar_quick, CIFAR-10",
@@ -146,7 +153,7 @@ TASKS = {
         epochs=10,
         batch=100,
         readers=chain("conv1", "conv2", "conv3", "fc1", "fc2"),
-        apoptosis={"every": 100, "start": 500, "stop": 3000, "budget": 0.05, "epsilon": 0.02},
+        apoptosis={"every": 250, "start": 500, "stop": 4000, "budget": 0.1, "epsilon": 0.05, "least": 8},
     ),
     "char_lstm": Task(
         "char_lstm, tiny Shakespeare",
@@ -156,7 +163,7 @@ TASKS = {
         epochs=8,
         batch=52,
         readers={"rnn": ["decoder"]},
-        apoptosis={"every": 50, "start": 200, "stop": 1200, "budget": 0.05, "epsilon": 0.02},
+        apoptosis={"every": 50, "start": 50, "stop": 500, "budget": 0.05, "epsilon": 0.01, "least": 104},
     ),
 }
 
@@ -392,7 +399,18 @@ def show(lines: Sequence[Mapping[str, Any]]) -> None:
     )
     spent = statistics.mean(sum(event["seconds"] for event in one["events"]) for one in runs)
     print(f"  units {units}; events {statistics.mean(len(one['events']) for one in runs):.0f}, ", end="")
-    print(f"undone {statistics.mean(undone):.0f}, {spent:.2f} s in them", flush=True)
+    print(f"undone {statistics.mean(undone):.0f}, {spent:.2f} s in them", end="")
+    steps = [cost for one in runs for cost in steps_of_events(one["events"])]
+    if steps:
+        print(f"; an event costs {statistics.median(steps):.1f} steps (at most {max(steps):.0f}) of the", end="")
+        print(" network before it", end="")
+    print(flush=True)
+
+
+def steps_of_events(events: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Seconds of each event after which the network was smaller, in steps of the network before it."""
+    known = [one for one in events if one["left"] and not one["undone"] and one["step_seconds_before"]]
+    return [one["seconds"] / one["step_seconds_before"] for one in known]
 
 
 def settings(words: Sequence[str]) -> dict[str, Any]:
