@@ -15,7 +15,7 @@ import numpy as np
 
 from gossipgrad import agreement, fingerprint, notices, strategies
 from gossipgrad import checkpoint_files as files
-from gossipgrad.apoptosis import Course
+from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.errors import CheckpointError, counted
 from gossipgrad.history import Record
 from gossipgrad.model import Model
@@ -80,6 +80,13 @@ def _apoptosis(replicas: Replicas) -> Record | None:
     return {"course": None if course is None else course.settings(), "report": report}
 
 
+def _read_apoptosis(saved: Record | None) -> Record | None:
+    """What _apoptosis described; KeyError, TypeError, ValueError: another thing."""
+    if saved is not None and saved["course"] is not None:
+        Course.of(Apoptosis(), saved["course"])
+    return None if saved is None else {"course": saved["course"], "report": dict(saved["report"])}
+
+
 @dataclass
 class _Saved:
     """What a checkpoint says of itself."""
@@ -108,7 +115,7 @@ class _Saved:
                 learning_rate=None if description.get("learning_rate") is None else float(description["learning_rate"]),
                 optimizer=str(description["settings"]["optimizer"]),
                 moments_since=int(description["moments_since"]),
-                apoptosis=None if description.get("apoptosis") is None else dict(description["apoptosis"]),
+                apoptosis=_read_apoptosis(description.get("apoptosis")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{name}: its description cannot be understood ({error!r})") from error
