@@ -137,8 +137,11 @@ class ShrinkPlan:
     def left(self) -> dict[str, list[int]]:
         """Of each layer of which units leave, the first of a group's: which of its outputs, ascending."""
     @property
-    def outputs(self) -> dict[str, int]:
-        """Of each layer that becomes smaller: how many outputs it has then."""
+    def outputs(self) -> dict[str, int | tuple[int, int]]:
+        """Of each layer that becomes smaller: how many outputs it has then.
+
+        Of attention its heads; of a Pad its zeros before and behind, of a Slice its begin and end.
+        """
     @property
     def bound(self) -> dict[str, float]:
         """Of each layer that may shrink, the first of a group's: the sum of the bounds of the units that leave."""

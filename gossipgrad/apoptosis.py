@@ -91,11 +91,12 @@ class Apoptosis:
     """Units of a network that others make redundant leave it while it trains, on all ranks at once.
 
     Siegel, Daily, Vishnu, "Adaptive Neuron Apoptosis for Accelerating Deep Learning on Large Scale Systems" (2016),
-    arXiv 1610.00790. A unit is a neuron of a Linear, a filter of a Conv2d with the batch normalisation behind it, or a
-    hidden unit of an LSTM. In an event one unit is folded into another whose incoming weights are nearly parallel to
-    its own, or into the biases of what reads it where it is nearly constant; then the network, the optimiser's state
-    and all that strategies store are made smaller, and training goes on with the next batch. What the network computes
-    changes by no more than a bound, which is in the history. The trainer's net is then the smaller network.
+    arXiv 1610.00790. A unit is a neuron of a Linear, a filter of a Conv2d with the batch normalisation behind it, a
+    hidden unit of an LSTM (the same one of all its layers), or a head of attention. In an event one unit is folded
+    into another whose incoming weights are nearly parallel to its own, or into the biases of what reads it where it
+    is nearly constant; then the network, the optimiser's state and all that strategies store are made smaller, and
+    training goes on with the next batch. What the network computes changes by no more than a bound, which is in the
+    history. The trainer's net is then the smaller network.
 
     Before an event counts, the smaller network is tried on the probe. Where its loss is higher than before and by more
     than epsilon above the lowest that there has been before an event, the event is undone, and nothing has changed. So
@@ -276,7 +277,9 @@ def leasts(call: str, least: Least, net: Model) -> dict[str, int]:
     for one in found:
         value = next((v for p, v in given.items() if any(_means(p, name) for name in one.layers)), 1)
         share = isinstance(value, float)
-        result[one.name] = max(1, math.ceil(value * net.born.get(one.name, one.units))) if share else int(value)
+        born, now = net.born.get(one.name), net.units[one.name]  # of a layer before Attention: rows, not heads
+        units = one.units * born / now if isinstance(born, int) else one.units
+        result[one.name] = max(1, math.ceil(value * units)) if share else int(value)
     return result
 
 

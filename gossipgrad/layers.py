@@ -80,6 +80,7 @@ class Layer:
     prefix = ""
     inputs = (1, 1)  # least and most
     units_keyword = ""  # the one that says how many units it has; "": it has no units of its own
+    extent_keywords: tuple[str, ...] = ()  # those that count units of other layers: of a Pad, or a Slice
 
     def __init_subclass__(cls) -> None:
         named_keywords(cls)

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core, heads, safetensors, show, summary
 from gossipgrad import weights as weights_of_others
-from gossipgrad.errors import CheckpointError, choice, did_you_mean, flag, integer, named_keywords, warn
+from gossipgrad.errors import HIGHEST, CheckpointError, choice, did_you_mean, flag, integer, named_keywords, warn
 from gossipgrad.layers import Factor, Layer, Node, Trained, factor_pair
 from gossipgrad.literals import INPUT_TYPES, InputType
 from gossipgrad.sequences import KINDS, Embedding
 
 Arrays = dict[str, NDArray[np.float32]]
+Size = int | tuple[int | None, ...]  # units of a layer; before and behind of a Pad; begin and end of a Slice
 Nodes = Node | Sequence[Node] | Mapping[str, Node]
 
 
@@ -163,7 +164,7 @@ class Model:
         graph.finish(*((one.node, one.training_only) for one in self.heads))
         self.graph = graph
         self._loaded: Arrays | None = None
-        self._born: dict[str, int] = {}
+        self._born: dict[str, Size] = {}
 
     @staticmethod
     def _names(order: list[Node]) -> list[str]:
@@ -234,14 +235,22 @@ class Model:
     @property
     def units(self) -> dict[str, int]:
         """How many units the layers have that have some, by name: neurons of Linear, filters of Conv2d, hidden units of
-        LSTM."""
+        LSTM, heads of attention."""
         return {name: getattr(layer, key) for layer, name, _ in self._layers if (key := layer.units_keyword)}
 
+    def _sizes(self) -> dict[str, Size]:
+        """The units, and of a Pad its zeros before and behind, of a Slice its begin and end."""
+        found: dict[str, Size] = dict(self.units)
+        for layer, name, _ in self._layers:
+            if layer.extent_keywords:
+                found[name] = tuple(getattr(layer, key) for key in layer.extent_keywords)
+        return found
+
     @property
-    def born(self) -> dict[str, int]:
+    def born(self) -> dict[str, Size]:
         """The units that layers had before the network was resized, of those that have others now. Checkpoints have it.
 
-        net.resized(net.born) has the sizes of before.
+        Of a Pad zeros before and behind, of a Slice its begin and end. net.resized(net.born) has the sizes of before.
         """
         return dict(self._born)
 
@@ -368,26 +377,31 @@ class Model:
 
     # other sizes
 
-    def resized(self, sizes: Mapping[str, int]) -> Model:
+    def resized(self, sizes: Mapping[str, Size]) -> Model:
         """A copy of the network in which these layers have so many units: {"fc1": 57}; names and all else stay.
+
+        Of a Pad or Slice among units two numbers: before and behind, begin and end. Of Attention the heads, and of the
+        layer before it three rows for each of their features.
 
         Loaded weights do not fit it and are not the copy's. The copy knows the sizes of before: `born`, and what its
         summary shows. ValueError: a layer that is not there or has no units, or sizes that do not fit each other.
         """
-        units = self.units
+        units, now = self.units, self._sizes()
         config = self.config()
-        born = units | self._born
+        born = now | self._born
         for name, size in sizes.items():
-            if name not in units:
+            if name not in now:
                 what = "has no units" if any(name == one for _, one, _ in self._layers) else "no layer has this name"
                 raise ValueError(
                     f"resized({{{name!r}: ...}}): {what}{did_you_mean(name, units)}; allowed: {some_of(list(units))}"
                 )
-            integer(f"resized: {name}", size, 1)
+            now[name] = _checked_size(name, size, now[name])
         for (layer, name, _), entry in zip(self._layers, config["layers"], strict=True):
             if name in sizes:
-                entry["options"][layer.units_keyword] = int(sizes[name])
-        now = units | {name: int(size) for name, size in sizes.items()}
+                keywords = (layer.units_keyword,) if layer.units_keyword else layer.extent_keywords
+                size = now[name]
+                values = size if isinstance(size, tuple) else (size,)
+                entry["options"] |= dict(zip(keywords, values, strict=True))
         config["born"] = {name: size for name, size in born.items() if now[name] != size}
         return _again(type(self), config, None)
 
@@ -396,7 +410,9 @@ class Model:
         ours, theirs = self.units, other.units
         if list(ours) != list(theirs) or any(theirs[name] > ours[name] for name in ours):
             return False
-        return self.resized({name: size for name, size in theirs.items() if size < ours[name]}).same_network(other)
+        before = self._sizes()
+        changed = {name: size for name, size in other._sizes().items() if size != before.get(name)}
+        return self.resized(changed).same_network(other)
 
     # copies
 
@@ -438,7 +454,10 @@ class Model:
         if not any(isinstance(node.layer, _InputLayer) for node in nodes):
             raise ValueError("the model's description has no input")
         made = cls._of_nodes(nodes, config)
-        made._born = {str(name): int(size) for name, size in config.get("born", {}).items()}
+        made._born = {
+            str(name): tuple(size) if isinstance(size, (list, tuple)) else int(size)
+            for name, size in config.get("born", {}).items()
+        }
         return made
 
     @classmethod
@@ -465,6 +484,15 @@ class Model:
         aside: dict[str, Any] = {"name": "", "born": {}}
         ours, theirs = (json.dumps(one.config() | aside, sort_keys=True) for one in (self, other))
         return ours == theirs
+
+
+def _checked_size(name: str, size: Any, before: Size) -> Size:
+    """Of resized: the units of a layer, or as many numbers as it had."""
+    if isinstance(before, int):
+        return integer(f"resized: {name}", size, 1)
+    if not isinstance(size, (tuple, list)) or len(size) != len(before):
+        raise TypeError(f"resized: {name}={size!r}: allowed: {len(before)} integers")
+    return tuple(None if one is None else integer(f"resized: {name}", one, -HIGHEST) for one in size)
 
 
 def some_of(names: Sequence[str]) -> str:

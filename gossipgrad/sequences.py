@@ -127,7 +127,7 @@ class Slice(Layer):
     begin, end  negative: from the end; end None: to the end. step: at least 1.
     """
 
-    kind, prefix = "slice", "slice"
+    kind, prefix, extent_keywords = "slice", "slice", ("begin", "end")
 
     def __init__(
         self, axis: int, begin: int = 0, end: int | None = None, step: int = 1, *, name: str | None = None
@@ -150,7 +150,7 @@ class Slice(Layer):
 class Pad(Layer):
     """Zeros before and behind along one axis: Pad(0, 8, 8) makes (32, h, w) of (16, h, w)."""
 
-    kind, prefix = "pad", "pad"
+    kind, prefix, extent_keywords = "pad", "pad", ("before", "behind")
 
     def __init__(self, axis: int, before: int = 0, behind: int = 0, *, name: str | None = None) -> None:
         super().__init__(name)
@@ -178,7 +178,7 @@ class Attention(Layer):
     The weights (T, T) are never in memory as a whole.
     """
 
-    kind, prefix, inputs = "attention", "attention", (1, 2)
+    kind, prefix, inputs, units_keyword = "attention", "attention", (1, 2), "heads"
 
     def __init__(self, heads: int, *, causal: bool = False, dropout: float = 0.0, name: str | None = None) -> None:
         super().__init__(name)
@@ -196,18 +196,21 @@ class Attention(Layer):
 class MultiHeadAttention(Trained):
     """Self-attention with its projections, as PyTorch's: (T, embed) becomes (T, embed).
 
-    Parameters, by PyTorch's names: in_proj_weight (3*embed, embed), in_proj_bias (3*embed,), out_proj.weight
-    (embed, embed), out_proj.bias (embed,). causal, dropout, and a second node of lengths: as of Attention.
+    head_size   features of one head; None: embed / heads, as in PyTorch. A network that loses heads keeps their size.
+
+    Parameters, by PyTorch's names, with n = heads*head_size: in_proj_weight (3*n, embed), in_proj_bias (3*n,),
+    out_proj.weight (embed, n), out_proj.bias (embed,). causal, dropout, and a second node of lengths: as of Attention.
     weight_init "default" is PyTorch's: Glorot's for in_proj_weight, Linear's for out_proj.weight; biases begin at 0.
     """
 
-    kind, prefix, inputs = "multi_head", "attention", (1, 2)
+    kind, prefix, inputs, units_keyword = "multi_head", "attention", (1, 2), "heads"
 
     def __init__(
         self,
         embed: int,
         heads: int,
         *more: NoReturn,
+        head_size: int | None = None,
         causal: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
@@ -220,8 +223,9 @@ class MultiHeadAttention(Trained):
         super().__init__(name, lr, weight_decay)
         self.embed = integer("embed", embed, 1)
         self.heads = integer("heads", heads, 1)
-        if self.embed % self.heads:
-            raise ValueError(f"heads={heads}: allowed: divisors of embed={embed}")
+        if head_size is None and self.embed % self.heads:
+            raise ValueError(f"heads={heads}: allowed: divisors of embed={embed}, or give head_size=")
+        self.head_size = self.embed // self.heads if head_size is None else integer("head_size", head_size, 1)
         self.causal = flag("causal", causal)
         self.dropout = number("dropout", dropout, 0.0, below=1.0)
         self.bias = flag("bias", bias)
@@ -229,12 +233,12 @@ class MultiHeadAttention(Trained):
 
     def options(self) -> dict[str, Any]:
         named = self.__dict__
-        keys = ("heads", "causal", "bias", "weight_init")
+        keys = ("heads", "head_size", "causal", "bias", "weight_init")
         return {"outputs": self.embed, "probability": self.dropout} | {key: named[key] for key in keys}
 
     def config(self) -> dict[str, Any]:
         named = self.__dict__
-        plain = {key: named[key] for key in ("embed", "heads", "causal", "dropout", "bias")}
+        plain = {key: named[key] for key in ("embed", "heads", "head_size", "causal", "dropout", "bias")}
         return plain | {"weight_init": list(self.weight_init)}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 
+import numpy as np
 import pytest
 
 import gossipgrad as gg
@@ -72,7 +74,8 @@ def test_which_layers_can_shrink():
     assert apoptosis.chosen("x", ("fc*", "conv2"), lenet) == ["fc1", "conv2"]
     assert apoptosis.fixed(lenet) == {"fc2": "'fc2' (linear) is an output of the network"}
     resnet = gg.models.resnet20()
-    assert apoptosis.chosen("x", "layer1", resnet) == [f"layer1.{i}.conv1" for i in range(3)]
+    inner = [f"layer1.{i}.conv1" for i in range(3)]
+    assert apoptosis.chosen("x", "layer1", resnet) == ["conv1", *inner], "to conv1 the outputs of blocks are added"
     for layers, words in (
         ("fc2", "x: layers='fc2': cannot shrink: fc2: 'fc2' .linear. is an output of the network"),
         ("fc3", "x: layers='fc3': no layer with units has this name; did you mean 'fc2'.; allowed: conv1, conv2, fc1"),
@@ -227,3 +230,66 @@ def test_in_comparisons():
     found = processes.train(compare.Comparison(entries=[shrinks], **how), shrinks, 2)
     assert found["report"]["apoptosis"]["events"] and len(found["points"]) == 2
     assert found["report"]["epochs"][-1]["parameters"] < found["report"]["apoptosis"]["born"]["parameters"]
+
+
+def blocks(kind):
+    """Attention with its projections inside or outside, and an inner width, in residual blocks; or a ResNet."""
+    if kind == "resnet":
+        return gg.models.resnet20(width=4, input=(3, 8, 8))
+    x = gg.Input((5, 8))
+    y = gg.LayerNorm(name="ln")(x)
+    if kind == "packed":
+        y = gg.Linear(8, name="out")(gg.Attention(4, name="attn")(gg.Linear(24, name="in")(y)))
+    else:
+        y = gg.MultiHeadAttention(8, 4, name="attn")(y)
+    y = gg.Add()(y, x)
+    y = gg.Add()(gg.Linear(8, name="down")(gg.GELU()(gg.Linear(16, name="up")(y))), y)
+    return gg.Model(x, gg.Linear(10)(y))
+
+
+@pytest.mark.parametrize("kind", ["packed", "multi_head", "resnet"])
+def test_heads_inner_widths_and_residual_streams_shrink(kind, tmp_path):
+    net, rng = blocks(kind), np.random.default_rng(1)
+    weights = net.weights(3)
+    for name, array in weights.items():
+        array += rng.uniform(0.01, 0.1, array.shape).astype("f4")  # biases and statistics begin alike
+        if name.startswith("in.") or "in_proj" in name:
+            for part in array.reshape(3, 4, 2, -1):  # queries, keys, values of four heads
+                part[2] = part[0]
+        if name.startswith("up."):
+            array[3] = array[9]
+        if name.startswith("layer3") and ("conv2" in name or "bn2" in name):
+            array[13] = array[1]  # to both of which the shortcut adds zeros
+    net.load_weights(weights)
+    wanted = {
+        "packed": {"in": 18, "attn": 3, "up": 15},
+        "multi_head": {"attn": 3, "up": 15},
+        "resnet": {f"layer3.{i}.conv2": 15 for i in range(3)},
+    }[kind]
+    x = rng.normal(size=(12, *net.inputs[0].shape)).astype("f4")
+    y = rng.normal(size=(12, *net.heads[0].shape)).astype("f4")
+    with gg.Trainer(net, loss="mean_squared_error", comm=gg.VirtualCluster(2)) as trainer:
+        before = trainer.predict(x)
+        event = trainer.shrink(0.0)
+        small = trainer.net
+        assert {name: size for name, size in small.units.items() if size != net.units[name]} == wanted, event
+        np.testing.assert_allclose(trainer.predict(x), before, atol=1e-5, rtol=1e-5)
+        assert small.born.get("layer3.0.pad") == ((4, 4) if kind == "resnet" else None)
+        trainer.fit(x, y, epochs=1, batch_size=3)
+        trainer.save(tmp_path / "small.ckpt")
+        after = trainer.predict(x)
+    assert small.resized(small.born).same_network(net) and net.shrinks_to(small) and not small.shrinks_to(net)
+    for again in (pickle.loads(pickle.dumps(small)), gg.Model.from_config(json.loads(json.dumps(small.config())))):
+        assert again.same_network(small) and again.born == small.born
+    assert " -> " in small.summary()
+    with gg.Trainer.load(tmp_path / "small.ckpt") as trainer:
+        assert trainer.net.same_network(small) and trainer.net.born == small.born
+        np.testing.assert_array_equal(trainer.predict(x), after)
+
+
+def test_sizes_of_a_pad():
+    net = blocks("resnet")
+    with pytest.raises(TypeError, match=r"resized: layer3.0.pad=3: allowed: 2 integers"):
+        net.resized({"layer3.0.pad": 3})
+    with pytest.raises(ValueError, match="'layer3.0.add'"):
+        net.resized({"layer3.0.pad": (3, 4)})

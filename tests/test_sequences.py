@@ -614,18 +614,20 @@ def test_lstm_is_pytorchs(name):
 @pytest.mark.parametrize(
     "case",
     [(1, 1, 1, 1, {}), (3, 9, 2, 5, {}), (2, 66, 3, 4, dict(causal=True, threads=2)), (4, 7, 2, 3, dict(bias=False)),
-     (5, 8, 2, 4, dict(lengths=True)), (2, 5, 1, 6, dict(input_grad=False))],
+     (5, 8, 2, 4, dict(lengths=True)), (2, 5, 1, 6, dict(input_grad=False)), (3, 6, 2, 5, dict(embed=20)),
+     (2, 4, 3, 8, dict(embed=7))],
     ids=str,
 )  # fmt: skip
 def test_multi_head_attention(isa, case):
     n, positions, heads, size, how = case
-    rng, embed = seeded(case), heads * size
+    rng, inner = seeded(case), heads * size
+    embed = how.get("embed", inner)
     x, grad = float32(rng, n, positions, embed), float32(rng, n, positions, embed)
     lengths = rng.integers(1, positions + 1, (n, 1)).astype(np.int32) if how.get("lengths") else None
-    sizes = [(3 * embed, embed), (3 * embed,), (embed, embed), (embed,)]
+    sizes = [(3 * inner, embed), (3 * inner,), (embed, inner), (embed,)]
     given = [float32(rng, *one) / np.float32(np.sqrt(embed)) for one in sizes]
     wide = [p.astype(np.float64) * (how.get("bias", True) or p.ndim == 2) for p in given]
-    options = dict(bias=True) | {k: v for k, v in how.items() if k != "lengths"}
+    options = dict(bias=True) | {k: v for k, v in how.items() if k not in ("lengths", "embed")}
     found = operations.run_op(
         "native",
         isa,
@@ -635,6 +637,7 @@ def test_multi_head_attention(isa, case):
         parameters=[p for p in given if options["bias"] or p.ndim == 2],
         grad_output=grad,
         heads=heads,
+        head_size=size,
         **options,
     )
     packed = x.astype(np.float64) @ wide[0].T + wide[1]
@@ -665,8 +668,9 @@ def test_multi_head_attention_is_pytorchs():
     y.backward(torch.tensor(grad, dtype=torch.float64))
     given = [own.detach().numpy().astype(np.float32) for _, own in named]
     found = operations.run_op(
-        "native", None, "multi_head", [x], (7, 12), parameters=given, bias=True, grad_output=grad, heads=3, causal=True
-    )
+        "native", None, "multi_head", [x], (7, 12), parameters=given, bias=True, grad_output=grad, heads=3, causal=True,
+        head_size=4,
+    )  # fmt: skip
     np.testing.assert_allclose(found["output"], y.detach().numpy(), atol=1e-5)
     np.testing.assert_allclose(found["grad_inputs"][0], z.grad.numpy(), rtol=1e-4, atol=1e-5)
     for one, (_, own) in zip(found["gradients"], named, strict=True):

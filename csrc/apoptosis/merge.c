@@ -20,6 +20,7 @@ typedef struct comparison {
     float *product;   /* of all pairs; the rows as long as there are units */
     int64_t *filled;  /* rows of it that are there, while it is made */
     double *norm;     /* |u|, one a unit */
+    double *alone;    /* what leaves with it if nothing takes its place: |u|, of a head that of its values' rows */
     double *listened; /* the norm of the outgoing weights, times the readers' gains */
     bool *left;
     bool flips;     /* a sigmoid unit may be 1 minus another one */
@@ -251,6 +252,16 @@ static void fill_vectors(comparison *it, const float *weights) {
     }
 }
 
+/* Of a head: the last third of its rows, and of their biases. */
+static double value_norm(const comparison *it, int i) {
+    const float *own = it->vector + i * it->length;
+    const int64_t rows = run_of(it, &it->group->producer[0], 0).rows, columns = it->length / rows - 1;
+    double sum = 0;
+    for (int64_t k = rows / 3 * 2 * columns; k < it->length; k++)
+        if (k < rows * columns || k >= rows * columns + rows / 3 * 2) sum += (double)own[k] * (double)own[k];
+    return sqrt(sum);
+}
+
 static double dot(const comparison *it, int i, int j) {
     const float *a = it->vector + i * it->length, *b = it->vector + j * it->length;
     double sum = 0;
@@ -410,8 +421,9 @@ static double activation_of(const gg_unit_group *group, double sum) {
 static void offer_constant(comparison *it, int i) {
     const gg_unit_group *group = it->group;
     if (it->listened[i] == 0) offer(it, i, 0, -1, 0, 0);
-    if (group->rule <= GG_UNIT_ODD || is_recurrent(it->graph, &group->producer[0]))
-        offer(it, i, it->norm[i], -1, 0, 0); /* a hidden unit that nothing reaches stays zero */
+    /* A hidden unit that nothing reaches stays zero, and a head without values is zero. */
+    if (group->rule <= GG_UNIT_ODD || group->heads || is_recurrent(it->graph, &group->producer[0]))
+        offer(it, i, it->alone[i], -1, 0, 0);
     if (group->producers > 1 || group->activation == GG_LAYER_COUNT) return;
     const float *own = it->vector + i * it->length;
     const double value = activation_of(group, (double)own[it->length - 1]);
@@ -438,6 +450,7 @@ static void choose_partner(comparison *it, int i) {
             c = (double)(float)allowed_scale(it, product, other);
             distance = exact_distance(it, i, j, c);
         }
+        if (it->group->heads && distance > ROUNDING * it->norm[i]) continue; /* scores are products of weights */
         offer(it, i, distance, j, c, it->group->rule == GG_UNIT_SIGMOID && c < 0 ? 1 : 0);
     }
 }
@@ -495,7 +508,8 @@ static gg_status choose_units(comparison *it, const gg_merge_options *options, f
     listen_to_all(it, weights);
     for (int i = 0; i < n; i++) {
         it->norm[i] = sqrt(dot(it, i, i));
-        mass += it->norm[i] * it->listened[i];
+        it->alone[i] = group->heads ? value_norm(it, i) : it->norm[i];
+        mass += it->alone[i] * it->listened[i];
         if (!isfinite(it->norm[i]) || !isfinite(it->listened[i]))
             GG_FAIL(GG_ERROR_NUMERIC, "apoptosis: weights of or behind unit %d of layer '%s' are not finite", i,
                     gg_graph_node(it->graph, group->producer[0].node)->desc.name);
@@ -545,6 +559,7 @@ static gg_status compare_group(const gg_graph *graph, const gg_units *units, con
     GG_TRY(gg_calloc(n * n, sizeof *it.product, "products of units", &it.product));
     GG_TRY(gg_calloc(n, sizeof *it.filled, "units", &it.filled));
     GG_TRY(gg_calloc(n, sizeof *it.norm, "units", &it.norm));
+    GG_TRY(gg_calloc(n, sizeof *it.alone, "units", &it.alone));
     GG_TRY(gg_calloc(n, sizeof *it.listened, "units", &it.listened));
     GG_TRY(gg_calloc(n, sizeof *it.left, "units", &it.left));
     GG_TRY(gg_calloc(n, sizeof *it.into, "units", &it.into));
@@ -558,6 +573,7 @@ cleanup:
     gg_free(it.product);
     gg_free(it.filled);
     gg_free(it.norm);
+    gg_free(it.alone);
     gg_free(it.listened);
     gg_free(it.left);
     gg_free(it.into);

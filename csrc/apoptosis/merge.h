@@ -44,8 +44,10 @@ typedef struct gg_merges {
  * leave from the smallest bound. Of LSTMs, and of groups with several layers, where an error of one is an input of the
  * next, the bound is that of one step or one layer, without what the following ones make of the error. Hidden units of
  * an LSTM are redundant where all weights of their gates are equal, in all its layers (and, where their state is
- * carried, their states). GG_ERROR_ARGUMENT: an option out of range. GG_ERROR_NUMERIC: weights that are not finite.
- * `weights` is an arena of the graph, and only read. The caller destroys `out`. */
+ * carried, their
+ * states), heads of attention where all their rows are equal. GG_ERROR_ARGUMENT: an option out of range.
+ * GG_ERROR_NUMERIC: weights that are not finite. `weights` is an arena of the graph, and only read. The caller destroys
+ * `out`. */
 gg_status gg_merges_find(const gg_graph *graph, const gg_units *units, const float *weights,
                          const gg_merge_options *options, gg_merges **out);
 /* None, with room for as many as the network has units. */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "nn/layer.h"
 
 /* A parameter as rows x columns x inner elements; what has one axis has one column. */
 typedef struct parameter_selection {
@@ -20,7 +21,7 @@ typedef struct carried_selection {
 
 struct gg_selection {
     int nodes, parameters;
-    int64_t *outputs; /* one a node: how many of its units' outputs stay; 0: as many as there are */
+    gg_layer_desc *desc; /* one a node: its description afterwards */
     parameter_selection *parameter;
     carried_selection *carried; /* one a node */
     size_t before, after;
@@ -65,30 +66,61 @@ cleanup:
 
 static gg_status check_leaves(const gg_graph *graph, const gg_units *units, const bool *leaves) {
     gg_status status = GG_OK;
-    for (int i = 0; i < units->units; i++) {
-        const gg_unit_group *group = &units->group[units->group_of[i]];
-        if (leaves[i] && group->fixed[0] != '\0')
-            GG_FAIL(GG_ERROR_ARGUMENT, "unit %d of layer '%s' cannot leave: %s", i - group->first,
-                    gg_graph_node(graph, group->producer[0].node)->desc.name, group->fixed);
+    for (int g = 0; g < units->groups; g++) {
+        const gg_unit_group *group = &units->group[g];
+        const char *name = gg_graph_node(graph, group->producer[0].node)->desc.name;
+        int stay = 0;
+        for (int i = group->first; i < group->first + group->units; i++) {
+            stay += !leaves[i];
+            if (leaves[i] && group->fixed[0] != '\0')
+                GG_FAIL(GG_ERROR_ARGUMENT, "unit %d of layer '%s' cannot leave: %s", i - group->first, name,
+                        group->fixed);
+        }
+        if (stay == 0)
+            GG_FAIL(GG_ERROR_ARGUMENT, "all %d units of layer '%s' leave; at least one has to stay", group->units,
+                    name);
     }
 cleanup:
     return status;
 }
 
-static gg_status count_outputs(const gg_graph *graph, const gg_units *units, const bool *leaves, int64_t *outputs) {
-    gg_status status = GG_OK;
-    for (int g = 0; g < units->groups; g++)
-        for (int p = 0; p < units->group[g].producers; p++) {
-            const int node = units->group[g].producer[p].node;
-            const gg_unit_axis *axis = &units->output[node];
-            outputs[node] = 0;
-            for (int64_t i = 0; i < axis->count; i++) outputs[node] += !leaves[axis->unit[i]];
-            if (outputs[node] == 0)
-                GG_FAIL(GG_ERROR_ARGUMENT, "all %lld units of layer '%s' leave; at least one has to stay",
-                        (long long)axis->count, gg_graph_node(graph, node)->desc.name);
-        }
-cleanup:
-    return status;
+/* How many of the indices from `begin` to end - 1 stay. */
+static int64_t count_stay(const gg_unit_axis *axis, const bool *leaves, int64_t begin, int64_t end) {
+    int64_t count = 0;
+    for (int64_t i = begin; i < end; i++) count += axis->unit == NULL || axis->unit[i] < 0 || !leaves[axis->unit[i]];
+    return count;
+}
+
+/* What a node's layer is afterwards. */
+static void describe_node(const gg_graph *graph, const gg_units *units, const bool *leaves, int number,
+                          gg_layer_desc *out) {
+    const gg_node *node = gg_graph_node(graph, number);
+    const gg_unit_axis *own = &units->output[number], *in = node->inputs > 0 ? &units->output[node->input[0]] : NULL;
+    *out = node->desc;
+    switch (node->desc.kind) {
+    case GG_LAYER_LINEAR:
+    case GG_LAYER_CONV2D:
+    case GG_LAYER_LSTM: out->outputs = count_stay(own, leaves, 0, own->count); break;
+    case GG_LAYER_MULTI_HEAD:
+        if (out->head_size == 0) out->head_size = out->outputs / out->heads;
+        out->heads = count_stay(&units->inside[number], leaves, 0, out->heads);
+        break;
+    case GG_LAYER_ATTENTION:
+        if (own->count > 0) out->heads = count_stay(own, leaves, 0, own->count) / (own->count / out->heads);
+        break;
+    case GG_LAYER_PAD:
+        if (in->unit == NULL || own->count == in->count) break; /* along another axis */
+        out->pads[0] = count_stay(own, leaves, 0, node->desc.pads[0]);
+        out->pads[1] = count_stay(own, leaves, own->count - node->desc.pads[1], own->count);
+        break;
+    case GG_LAYER_SLICE:
+        if (in->unit == NULL || own->count == in->count) break;
+        const gg_range range = gg_slice_range(&node->desc, &gg_graph_node(graph, node->input[0])->shape);
+        out->range.begin = count_stay(in, leaves, 0, range.begin);
+        out->range.end = out->range.begin + count_stay(in, leaves, range.begin, range.end);
+        break;
+    default: break;
+    }
 }
 
 gg_status gg_graph_select(const gg_graph *graph, const gg_selection *selection, gg_graph **out) {
@@ -99,9 +131,7 @@ gg_status gg_graph_select(const gg_graph *graph, const gg_selection *selection, 
     GG_TRY(gg_graph_create(&made));
     for (int i = 0; i < gg_graph_nodes(graph); i++) {
         const gg_node *node = gg_graph_node(graph, i);
-        gg_layer_desc desc = node->desc;
-        if (selection->outputs[i] > 0) desc.outputs = selection->outputs[i];
-        GG_TRY(gg_graph_add(made, &desc, &node->shape, node->inputs, node->input, NULL));
+        GG_TRY(gg_graph_add(made, &selection->desc[i], &node->shape, node->inputs, node->input, NULL));
         GG_TRY(gg_graph_set_factors(made, i, node->lr, node->decay));
     }
     for (int h = 0; h < gg_graph_heads(graph); h++) head[h] = *gg_graph_head(graph, h);
@@ -162,10 +192,10 @@ gg_status gg_selection_create(const gg_graph *graph, const gg_units *units, cons
     GG_TRY(gg_calloc(1, sizeof *made, "selection", &made));
     made->nodes = gg_graph_nodes(graph);
     made->parameters = gg_graph_parameters(graph);
-    GG_TRY(gg_calloc((size_t)made->nodes, sizeof *made->outputs, "selection", &made->outputs));
+    GG_TRY(gg_calloc((size_t)made->nodes, sizeof *made->desc, "selection", &made->desc));
     GG_TRY(gg_calloc((size_t)made->parameters + 1, sizeof *made->parameter, "selection", &made->parameter));
     GG_TRY(gg_calloc((size_t)made->nodes, sizeof *made->carried, "selection", &made->carried));
-    GG_TRY(count_outputs(graph, units, leaves, made->outputs));
+    for (int i = 0; i < made->nodes; i++) describe_node(graph, units, leaves, i, &made->desc[i]);
     GG_TRY(gg_graph_select(graph, made, &small));
     for (int i = 0; i < made->nodes; i++) GG_TRY(select_carried(graph, units, leaves, i, small, &made->carried[i]));
     made->before = gg_graph_arena_count(graph);
@@ -197,7 +227,7 @@ void gg_selection_destroy(gg_selection *selection) {
     for (int i = 0; selection->carried != NULL && i < selection->nodes; i++) gg_free(selection->carried[i].index);
     gg_free(selection->carried);
     gg_free(selection->parameter);
-    gg_free(selection->outputs);
+    gg_free(selection->desc);
     gg_free(selection);
 }
 

@@ -5,11 +5,14 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "nn/layer.h"
 
 /* While they are looked for, an output of a layer is an element, and a unit is a set of elements: a forest, in which
  * each element knows its parent, and the roots know of the whole set. */
 typedef struct element {
     int parent, node;
+    int members;       /* of the set, at its root */
+    int divided;       /* the set is a head of this node's attention; -1: it is not */
     int blame;         /* the node because of which its set is fixed or single; -1: it is not */
     const char *fixed; /* a format with the name and kind of that node */
     int single_blame;
@@ -33,6 +36,7 @@ typedef struct search {
     element *element;
     int elements;
     outputs *out;   /* one a node */
+    int *heads;     /* one a node: the element of a MULTI_HEAD's first head */
     int *readers;   /* one a node: how many nodes read it, and heads */
     gg_units *made; /* unfinished */
 } search;
@@ -56,6 +60,11 @@ static void unite(search *s, int a, int b) {
     if (a == b) return;
     element *to = &s->element[a < b ? a : b], *from = &s->element[a < b ? b : a];
     from->parent = a < b ? a : b;
+    to->members += from->members;
+    if (to->fixed == NULL && (to->divided >= 0 || from->divided >= 0)) {
+        to->fixed = "'%s' (%s) divides them into heads, which are joined with other values";
+        to->blame = to->divided >= 0 ? to->divided : from->divided;
+    }
     if (to->fixed == NULL) {
         to->fixed = from->fixed;
         to->blame = from->blame;
@@ -94,16 +103,19 @@ static gg_status reserve_outputs(outputs *of, int axis, int64_t count) {
     return gg_alloc((size_t)count * sizeof *of->element, "units", &of->element);
 }
 
+static int new_element(search *s, int node) {
+    s->element[s->elements] =
+        (element){.parent = s->elements, .node = node, .members = 1, .divided = -1, .blame = -1, .single_blame = -1};
+    return s->elements++;
+}
+
 /* A layer with outputs of its own. */
 static gg_status add_elements(search *s, int node, int axis) {
     gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     outputs *of = &s->out[node];
     GG_TRY(reserve_outputs(of, axis, it->desc.outputs));
-    for (int i = 0; i < of->count; i++) {
-        s->element[s->elements] = (element){.parent = s->elements, .node = node, .blame = -1, .single_blame = -1};
-        of->element[i] = s->elements++;
-    }
+    for (int i = 0; i < of->count; i++) of->element[i] = new_element(s, node);
 cleanup:
     return status;
 }
@@ -306,6 +318,110 @@ cleanup:
     return status;
 }
 
+static gg_status permute_outputs(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_shape *order = &gg_graph_node(s->graph, node)->desc.order;
+    outputs *to = &s->out[node];
+    GG_TRY(copy_outputs(s, node));
+    const int64_t axis = to->axis;
+    for (int i = 0; i < order->dims; i++)
+        if (order->size[i] == axis) to->axis = i;
+cleanup:
+    return status;
+}
+
+/* A range of neighbouring units; of another axis it is one of their places. */
+static gg_status slice_outputs(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    const outputs *from = &s->out[it->input[0]];
+    const gg_range range = gg_slice_range(&it->desc, &gg_graph_node(s->graph, it->input[0])->shape);
+    outputs *to = &s->out[node];
+    if (from->axis < 0) goto cleanup;
+    if (from->axis != range.axis) {
+        GG_TRY(copy_outputs(s, node));
+    } else if (range.step > 1) {
+        fix_outputs(s, from, node, through);
+    } else {
+        *to = *from;
+        to->element = NULL;
+        GG_TRY(reserve_outputs(to, from->axis, range.end - range.begin));
+        if (from->element != NULL)
+            memcpy(to->element, from->element + range.begin, (size_t)to->count * sizeof *to->element);
+    }
+cleanup:
+    return status;
+}
+
+static int64_t pad_axis(const search *s, int node) {
+    const gg_node *it = gg_graph_node(s->graph, node);
+    return it->desc.range.axis < 0 ? it->desc.range.axis + it->shape.dims : it->desc.range.axis;
+}
+
+/* Zeros among units are elements as well, with nothing behind them: what they are added to can leave with them. */
+static gg_status pad_outputs(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    const outputs *from = &s->out[it->input[0]];
+    outputs *to = &s->out[node];
+    if (from->axis < 0) goto cleanup;
+    if (from->axis != pad_axis(s, node)) {
+        GG_TRY(copy_outputs(s, node));
+        to->constants = false;
+        if (to->rule == GG_UNIT_SIGMOID) to->rule = GG_UNIT_EQUAL;
+        goto cleanup;
+    }
+    *to = *from;
+    to->element = NULL;
+    GG_TRY(reserve_outputs(to, from->axis, it->shape.size[from->axis]));
+    for (int i = 0; i < to->count; i++) {
+        const int64_t place = i - it->desc.pads[0];
+        const bool zero = place < 0 || place >= from->count;
+        to->element[i] = zero ? new_element(s, node) : from->element[place];
+    }
+cleanup:
+    return status;
+}
+
+/* Queries, keys and values of a layer, side by side: all rows of one head are a unit. The weights of a row of scores
+ * have the sum 1, of a column at most that of all positions, so that an error of the values grows by its root at most.
+ */
+static gg_status attend_outputs(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    const outputs *from = &s->out[it->input[0]];
+    outputs *to = &s->out[node];
+    const int features = (int)it->shape.size[1], size = features / (int)it->desc.heads;
+    bool whole = from->axis == 1;
+    for (int i = 0; whole && i < from->count; i++) {
+        whole = from->element[i] >= 0;
+        if (!whole) break;
+        const element *root = &s->element[root_of(s, from->element[i])];
+        whole = root->members == 1 && root->node == s->element[from->element[0]].node;
+    }
+    if (!whole) {
+        fix_outputs(s, from, node, through);
+        goto cleanup;
+    }
+    for (int i = 0; i < from->count; i++) unite(s, from->element[i % features / size * size], from->element[i]);
+    for (int i = 0; i < features; i++) s->element[root_of(s, from->element[i])].divided = node;
+    GG_TRY(reserve_outputs(to, 1, features));
+    memcpy(to->element, from->element, (size_t)features * sizeof *to->element);
+    to->rule = GG_UNIT_EQUAL;
+    to->activation = GG_LAYER_COUNT;
+    to->gain = from->gain * sqrt((double)it->shape.size[0]);
+    to->constants = false;
+cleanup:
+    return status;
+}
+
+/* Attention with projections of its own: its heads are units inside of it. */
+static void add_heads(search *s, int node) {
+    const int64_t heads = gg_graph_node(s->graph, node)->desc.heads;
+    s->heads[node] = s->elements;
+    for (int64_t i = 0; i < heads; i++) s->element[new_element(s, node)].divided = node;
+}
+
 static bool is_producer(gg_layer_kind kind) {
     return kind == GG_LAYER_LINEAR || kind == GG_LAYER_CONV2D || kind == GG_LAYER_LSTM;
 }
@@ -379,6 +495,14 @@ static gg_status follow_node(search *s, int node) {
     case GG_LAYER_FLATTEN: GG_TRY(flatten_outputs(s, node)); break;
     case GG_LAYER_ADD: GG_TRY(add_outputs(s, node)); break;
     case GG_LAYER_CONCAT: GG_TRY(concatenate_outputs(s, node)); break;
+    case GG_LAYER_PERMUTE: GG_TRY(permute_outputs(s, node)); break;
+    case GG_LAYER_SLICE: GG_TRY(slice_outputs(s, node)); break;
+    case GG_LAYER_PAD: GG_TRY(pad_outputs(s, node)); break;
+    case GG_LAYER_ATTENTION: GG_TRY(attend_outputs(s, node)); break;
+    case GG_LAYER_MULTI_HEAD:
+        for (int k = 0; k < it->inputs; k++) fix_outputs(s, &s->out[it->input[k]], node, through);
+        add_heads(s, node);
+        break;
     default:
         for (int k = 0; k < it->inputs; k++) fix_outputs(s, &s->out[it->input[k]], node, through);
     }
@@ -386,18 +510,36 @@ cleanup:
     return status;
 }
 
-/* What each set of elements is: the layers that have a part in it, a bit a node. */
+static bool has_units(gg_layer_kind kind) { return is_producer(kind) || kind == GG_LAYER_MULTI_HEAD; }
+
+/* What each set of elements is: the layers that have a part in it, a bit a node; and slices that have some of them, as
+ * each of these needs one that stays. */
 static void mark_producers(search *s, size_t words, uint64_t *bits) {
     for (int i = 0; i < s->elements; i++) {
         const int node = s->element[i].node, root = root_of(s, i);
+        const bool produced = has_units(gg_graph_node(s->graph, node)->desc.kind);
         uint64_t *word = &bits[(size_t)root * words + (size_t)node / 64];
         const uint64_t bit = (uint64_t)1 << node % 64;
-        if ((*word & bit) != 0 && s->element[root].single == NULL) {
+        if ((*word & bit) != 0 && produced && s->element[root].single == NULL && s->element[root].divided < 0) {
             s->element[root].single = "several outputs of '%s' (%s) are one unit";
             s->element[root].single_blame = node;
         }
         *word |= bit;
     }
+    for (int node = 0; node < gg_graph_nodes(s->graph); node++) {
+        const outputs *of = &s->out[node];
+        if (gg_graph_node(s->graph, node)->desc.kind != GG_LAYER_SLICE || of->axis < 0) continue;
+        for (int i = 0; i < of->count; i++)
+            if (of->element[i] >= 0)
+                bits[(size_t)root_of(s, of->element[i]) * words + (size_t)node / 64] |= (uint64_t)1 << node % 64;
+    }
+}
+
+/* Sets of zeros alone are none. */
+static bool is_produced(const search *s, const uint64_t *bits) {
+    for (int node = 0; node < gg_graph_nodes(s->graph); node++)
+        if ((bits[node / 64] >> node % 64 & 1) != 0 && has_units(gg_graph_node(s->graph, node)->desc.kind)) return true;
+    return false;
 }
 
 static void explain(const search *s, const char *why, int node, char out[GG_UNIT_TEXT]) {
@@ -421,6 +563,8 @@ static gg_status make_groups(search *s, int *number) {
     mark_producers(s, words, bits);
     for (int i = 0; i < s->elements; i++) {
         if (root_of(s, i) != i) continue;
+        group[i] = -1;
+        if (!is_produced(s, &bits[(size_t)i * words])) continue;
         int g = 0;
         while (g < made->groups && memcmp(&bits[(size_t)root[g] * words], &bits[(size_t)i * words], words * 8) != 0)
             g++;
@@ -431,7 +575,7 @@ static gg_status make_groups(search *s, int *number) {
     GG_TRY(gg_calloc((size_t)made->groups + 1, sizeof *made->group, "unit groups", &made->group));
     GG_TRY(gg_calloc((size_t)made->units + 1, sizeof *made->group_of, "units", &made->group_of));
     for (int i = 0; i < s->elements; i++)
-        if (root_of(s, i) == i) made->group[group[i]].units++;
+        if (root_of(s, i) == i && group[i] >= 0) made->group[group[i]].units++;
     for (int g = 0, first = 0; g < made->groups; g++) {
         made->group[g].first = first;
         first += made->group[g].units;
@@ -443,6 +587,8 @@ static gg_status make_groups(search *s, int *number) {
             number[i] = number[root_of(s, i)];
             continue;
         }
+        number[i] = -1;
+        if (group[i] < 0) continue;
         gg_unit_group *own = &made->group[group[i]];
         number[i] = own->first + own->units++;
         made->group_of[number[i]] = group[i];
@@ -454,8 +600,10 @@ static gg_status make_groups(search *s, int *number) {
         GG_TRY(gg_calloc((size_t)made->nodes, sizeof *own->producer, "unit groups", &own->producer));
         GG_TRY(gg_calloc((size_t)made->parameters + 1, sizeof *own->reader, "unit groups", &own->reader));
         own->activation = GG_LAYER_COUNT;
+        own->heads = s->element[root[g]].divided >= 0;
         for (int node = 0; node < made->nodes; node++)
-            if (bits[(size_t)root[g] * words + (size_t)node / 64] >> node % 64 & 1)
+            if ((bits[(size_t)root[g] * words + (size_t)node / 64] >> node % 64 & 1) != 0 &&
+                has_units(gg_graph_node(s->graph, node)->desc.kind))
                 own->producer[own->producers++] = (gg_unit_producer){.node = node, .norm = -1};
     }
 cleanup:
@@ -495,6 +643,32 @@ cleanup:
     return status;
 }
 
+/* Index i of an axis is one of head i % (heads * size) / size. */
+static gg_status index_heads(const gg_unit_axis *heads, int64_t times, int64_t size, gg_unit_axis *to) {
+    gg_status status = GG_OK;
+    const int64_t all = heads->count * size;
+    GG_TRY(gg_alloc((size_t)(times * all) * sizeof *to->unit, "units", &to->unit));
+    to->count = times * all;
+    for (int64_t i = 0; i < to->count; i++) to->unit[i] = heads->unit[i % all / size];
+cleanup:
+    return status;
+}
+
+/* in_proj and its bias, out_proj and its bias, which is no head's. */
+static gg_status index_multi_head(search *s, int node) {
+    gg_status status = GG_OK;
+    const gg_node *it = gg_graph_node(s->graph, node);
+    const gg_unit_axis *heads = &s->made->inside[node];
+    int first = 0;
+    (void)gg_graph_layer_parameters(s->graph, it->layer, &first);
+    const int in = it->desc.bias ? 2 : 1;
+    const int64_t size = gg_graph_parameter(s->graph, first + in)->shape.size[1] / it->desc.heads;
+    for (int k = 0; k < in; k++) GG_TRY(index_heads(heads, 3, size, &s->made->parameter[first + k][0]));
+    GG_TRY(index_heads(heads, 1, size, &s->made->parameter[first + in][1]));
+cleanup:
+    return status;
+}
+
 static gg_status index_parameters(search *s, int node) {
     gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
@@ -506,6 +680,10 @@ static gg_status index_parameters(search *s, int node) {
     const gg_layer_kind kind = it->desc.kind;
     if (kind == GG_LAYER_LSTM) {
         GG_TRY(index_lstm(s, node));
+        goto cleanup;
+    }
+    if (kind == GG_LAYER_MULTI_HEAD) {
+        GG_TRY(index_multi_head(s, node));
         goto cleanup;
     }
     for (int k = 0; k < count; k++) {
@@ -601,6 +779,21 @@ static void note_recurrence(search *s, int node) {
     }
 }
 
+/* The projection of its outputs reads the heads. */
+static void note_heads(search *s, int node) {
+    const gg_node *it = gg_graph_node(s->graph, node);
+    gg_unit_group *group = &s->made->group[s->made->group_of[s->made->inside[node].unit[0]]];
+    const outputs from = {.rule = GG_UNIT_EQUAL, .activation = GG_LAYER_COUNT};
+    int first = 0;
+    (void)gg_graph_layer_parameters(s->graph, it->layer, &first);
+    const int weight = first + (it->desc.bias ? 2 : 1);
+    add_reader(group, &from,
+               (gg_unit_reader){.node = node,
+                                .weight = weight,
+                                .bias = it->desc.bias ? weight + 1 : -1,
+                                .gain = sqrt((double)it->shape.size[0])});
+}
+
 static gg_status finish_units(search *s) {
     gg_status status = GG_OK;
     gg_units *made = s->made;
@@ -609,6 +802,13 @@ static gg_status finish_units(search *s) {
     GG_TRY(make_groups(s, number));
     for (int i = 0; i < made->nodes; i++) {
         const outputs *from = &s->out[i];
+        const gg_layer_desc *desc = &gg_graph_node(s->graph, i)->desc;
+        if (desc->kind == GG_LAYER_MULTI_HEAD) {
+            gg_unit_axis *inside = &made->inside[i];
+            GG_TRY(gg_alloc((size_t)desc->heads * sizeof *inside->unit, "units", &inside->unit));
+            inside->count = desc->heads;
+            for (int k = 0; k < inside->count; k++) inside->unit[k] = number[s->heads[i] + k];
+        }
         if (from->axis < 0) continue;
         gg_unit_axis *to = &made->output[i];
         to->count = from->count;
@@ -620,6 +820,7 @@ static gg_status finish_units(search *s) {
         GG_TRY(index_parameters(s, i));
         if (is_producer(kind) && reads_units(s, i)) note_reader(s, i);
         if (kind == GG_LAYER_LSTM) note_recurrence(s, i);
+        if (kind == GG_LAYER_MULTI_HEAD) note_heads(s, i);
         if (kind == GG_LAYER_BATCH_NORM1D || kind == GG_LAYER_BATCH_NORM2D) note_norm(s, i);
     }
 cleanup:
@@ -634,8 +835,12 @@ gg_status gg_units_find(const gg_graph *graph, gg_units **out) {
     int64_t elements = 0;
     *out = NULL;
     if (gg_graph_output(graph) < 0) GG_FAIL(GG_ERROR_STATE, "units: the graph is not finished");
-    for (int i = 0; i < nodes; i++)
-        if (is_producer(gg_graph_node(graph, i)->desc.kind)) elements += gg_graph_node(graph, i)->desc.outputs;
+    for (int i = 0; i < nodes; i++) {
+        const gg_layer_desc *desc = &gg_graph_node(graph, i)->desc;
+        if (is_producer(desc->kind)) elements += desc->outputs;
+        if (desc->kind == GG_LAYER_MULTI_HEAD) elements += desc->heads;
+        if (desc->kind == GG_LAYER_PAD) elements += desc->pads[0] + desc->pads[1];
+    }
     for (int i = 0; i < nodes; i++)
         if (elements > INT32_MAX || gg_shape_count(&gg_graph_node(graph, i)->shape) > INT32_MAX)
             GG_FAIL(GG_ERROR_UNSUPPORTED, "units: layer '%s' is too large", gg_graph_node(graph, i)->desc.name);
@@ -643,10 +848,12 @@ gg_status gg_units_find(const gg_graph *graph, gg_units **out) {
     s.made->nodes = nodes;
     s.made->parameters = gg_graph_parameters(graph);
     GG_TRY(gg_calloc((size_t)nodes, sizeof *s.made->output, "units", &s.made->output));
+    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.made->inside, "units", &s.made->inside));
     GG_TRY(gg_calloc((size_t)s.made->parameters + 1, sizeof *s.made->parameter, "units", &s.made->parameter));
     GG_TRY(gg_calloc((size_t)elements + 1, sizeof *s.element, "units", &s.element));
     GG_TRY(gg_calloc((size_t)nodes, sizeof *s.out, "units", &s.out));
     GG_TRY(gg_calloc((size_t)nodes, sizeof *s.readers, "units", &s.readers));
+    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.heads, "units", &s.heads));
     for (int i = 0; i < nodes; i++) {
         const gg_node *it = gg_graph_node(graph, i);
         for (int k = 0; k < it->inputs; k++) s.readers[it->input[k]]++;
@@ -665,6 +872,7 @@ cleanup:
     for (int i = 0; s.out != NULL && i < nodes; i++) gg_free(s.out[i].element);
     gg_free(s.out);
     gg_free(s.readers);
+    gg_free(s.heads);
     gg_free(s.element);
     return status;
 }
@@ -676,15 +884,21 @@ void gg_units_destroy(gg_units *units) {
         gg_free(units->group[g].reader);
     }
     for (int i = 0; units->output != NULL && i < units->nodes; i++) gg_free(units->output[i].unit);
+    for (int i = 0; units->inside != NULL && i < units->nodes; i++) gg_free(units->inside[i].unit);
     for (int i = 0; units->parameter != NULL && i < units->parameters; i++) {
         gg_free(units->parameter[i][0].unit);
         gg_free(units->parameter[i][1].unit);
     }
     gg_free(units->output);
+    gg_free(units->inside);
     gg_free(units->parameter);
     gg_free(units->group);
     gg_free(units->group_of);
     gg_free(units);
+}
+
+const gg_unit_axis *gg_units_produced(const gg_units *units, int node) {
+    return units->inside[node].count > 0 ? &units->inside[node] : &units->output[node];
 }
 
 int gg_units_group_named(const gg_units *units, const gg_graph *graph, const char *name) {

@@ -1,11 +1,12 @@
 /* The units of a network: what can leave it, and what leaves with it.
  *
- * A unit is a neuron of a Linear, a filter of a Conv2d, or a hidden unit of an LSTM, with all that is indexed by it:
- * its rows, its elements of a batch normalisation, the columns of the layers that read it. Where branches are added,
- * one unit is an output of several layers; where they are concatenated, a layer reads units of several. An LSTM has one
- * width, so that hidden unit k of all its layers is one unit. Activations, pooling, dropout and Flatten are followed.
- * Layers that mix or move what they read (attention, Reshape, Slice, Pad, normalisations over units, grouped
- * convolutions, ...) are not: their inputs have to stay.
+ * A unit is a neuron of a Linear, a filter of a Conv2d, a hidden unit of an LSTM, or a head of attention with its rows
+ * of queries, keys and values, with all that is indexed by it: its rows, its elements of a batch normalisation, the
+ * columns of the layers that read it. Where branches are added, one unit is an output of several layers; where they are
+ * concatenated, a layer reads units of several. An LSTM has one width, so that hidden unit k of all its layers is one
+ * unit; heads of one attention have one width as well, and leave as a whole. Activations, pooling, dropout, Flatten,
+ * Permute, Pad and Slice (of neighbouring units) are followed. Layers that mix or move what they read in another way
+ * (Reshape, normalisations over units, grouped convolutions, ...) are not: their inputs have to stay.
  *
  * Pure functions of a finished graph; what they give is constant, and read by any thread. */
 #ifndef GG_APOPTOSIS_UNITS_H
@@ -28,13 +29,13 @@ const char *gg_unit_rule_name(gg_unit_rule rule); /* "linear"; rule < GG_UNIT_RU
 
 /* A layer of whose outputs the units are. */
 typedef struct gg_unit_producer {
-    int node; /* LINEAR, CONV2D or LSTM */
+    int node; /* LINEAR, CONV2D, LSTM or MULTI_HEAD */
     int norm; /* the node of the batch normalisation that alone reads it; -1: there is none */
 } gg_unit_producer;
 
 /* A layer of which the units are inputs. */
 typedef struct gg_unit_reader {
-    int node;       /* LINEAR, CONV2D or LSTM */
+    int node;       /* LINEAR, CONV2D, LSTM or MULTI_HEAD */
     int weight;     /* the parameter whose axis 1 they are indices of */
     int bias;       /* the parameter to which a constant input can be added; -1: it has none */
     bool mean;      /* `bias` is the running mean of the batch normalisation behind, from which it is subtracted */
@@ -52,11 +53,13 @@ typedef struct gg_unit_group {
     int producers;
     gg_unit_producer *producer; /* in the graph's order */
     int readers;
-    gg_unit_reader *reader; /* in the graph's order; an LSTM reads its own hidden units, too */
+    gg_unit_reader *reader; /* in the graph's order; an LSTM reads its own hidden units, too, and
+                                 MULTI_HEAD its heads */
     gg_unit_rule rule;
     gg_layer_kind activation; /* RELU, LEAKY_RELU, TANH or SIGMOID, the only one on all ways to readers; INPUT: there is
                                  none; COUNT: several, or another */
     float slope;              /* LEAKY_RELU */
+    bool heads;               /* of attention: of MULTI_HEAD, or of rows that ATTENTION reads */
     char fixed[GG_UNIT_TEXT]; /* why none of them can leave; "": they can */
     char single[GG_UNIT_TEXT]; /* why they cannot be compared by their weights; "": they can */
 } gg_unit_group;
@@ -73,6 +76,7 @@ typedef struct gg_units {
     gg_unit_group *group;
     int nodes;
     gg_unit_axis *output; /* one a node: of the axis of its output along which units lie */
+    gg_unit_axis *inside; /* one a node: the heads of MULTI_HEAD */
     int parameters;
     gg_unit_axis (*parameter)[2]; /* of each, its first two axes */
 } gg_units;
@@ -80,6 +84,8 @@ typedef struct gg_units {
 /* The graph is finished. The caller destroys `out`. */
 gg_status gg_units_find(const gg_graph *graph, gg_units **out);
 void gg_units_destroy(gg_units *units);
+/* Of which units the outputs of a producer are; of MULTI_HEAD its heads. */
+const gg_unit_axis *gg_units_produced(const gg_units *units, int node);
 /* The group that the layer with this name produces units of, the first of several; -1: none. */
 int gg_units_group_named(const gg_units *units, const gg_graph *graph, const char *name);
 

@@ -113,6 +113,7 @@ typedef struct gg_op_desc {
     int64_t layers;                   /* LSTM */
     bool stateful;                    /* LSTM: carries its state from batch to batch */
     int64_t heads;                    /* ATTENTION; divides C */
+    int64_t head_size;                /* MULTI_HEAD: features of each */
     bool causal;                      /* ATTENTION: no position sees those behind it */
     float probability;                /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */
     int64_t axis;                     /* LAYER_NORM, SOFTMAX: of the sample */

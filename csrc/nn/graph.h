@@ -72,17 +72,18 @@ typedef struct gg_layer_desc {
     int64_t outputs;           /* CONV2D: channels, LINEAR and EMBEDDING: features */
     int64_t numbers;           /* EMBEDDING and POSITION_EMBEDDING: rows of the table; POSITION_EMBEDDING: 0: as many
                                   as the input has */
-    gg_shape shape;  /* RESHAPE: the output's; one size may be -1: what is left. LAYER_NORM: the last axes; no axes: the
-                        last one */
-    gg_shape order;  /* PERMUTE: of the input's axes */
-    gg_range range;  /* SLICE: axis, begin and end as Python counts, negative ones from the last; PAD: axis; SOFTMAX:
-                        axis, counted with the batch */
-    int64_t layers;  /* LSTM */
-    bool stateful;   /* LSTM */
-    int64_t heads;   /* ATTENTION */
-    bool causal;     /* ATTENTION */
-    int64_t pads[2]; /* PAD: zeros before and behind */
-    int64_t groups;  /* CONV2D */
+    gg_shape shape; /* RESHAPE: the output's; one size may be -1: what is left. LAYER_NORM: the last axes; no axes: the
+                       last one */
+    gg_shape order; /* PERMUTE: of the input's axes */
+    gg_range range; /* SLICE: axis, begin and end as Python counts, negative ones from the last; PAD: axis; SOFTMAX:
+                       axis, counted with the batch */
+    int64_t layers; /* LSTM */
+    bool stateful;  /* LSTM */
+    int64_t heads;  /* ATTENTION and MULTI_HEAD */
+    int64_t head_size;      /* MULTI_HEAD: features of one head; 0: outputs / heads */
+    bool causal;            /* ATTENTION */
+    int64_t pads[2];        /* PAD: zeros before and behind */
+    int64_t groups;         /* CONV2D */
     int64_t output_size[2]; /* ADAPTIVE_AVG_POOL2D: height and width; 0: the input's */
     bool bias;              /* CONV2D, LINEAR */
     float probability;      /* DROPOUT, in [0, 1) */

@@ -60,6 +60,9 @@ gg_status gg_window_check(const gg_window *window);
 /* Wants (channels, height, width) and the window inside of it; fills out[1] and out[2] with the output's size. */
 gg_status gg_window_infer(const gg_window *window, bool ceil_mode, const gg_node *input, gg_shape *out);
 
+/* What a SLICE has of an input of this shape: its axis and places counted from the first, no place outside. */
+gg_range gg_slice_range(const gg_layer_desc *desc, const gg_shape *shape);
+
 /* Checks an initialiser; `what` is "weight_init" or "bias_init". */
 gg_status gg_init_check(const gg_init *init, const char *what);
 

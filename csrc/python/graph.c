@@ -106,6 +106,7 @@ static const layer_option layer_options[] = {
     OPTION("layers", OPTION_INTEGER, layers),
     OPTION("stateful", OPTION_FLAG, stateful),
     OPTION("heads", OPTION_INTEGER, heads),
+    OPTION("head_size", OPTION_INTEGER, head_size),
     OPTION("causal", OPTION_FLAG, causal),
     OPTION("pads", OPTION_PAIR, pads),
     OPTION("weight_init", OPTION_INIT, weight_init),

@@ -54,7 +54,7 @@ static const char *first_layer_of_group(const gg_graph *graph, const gg_unit_gro
 /* dict[name] += [indices of the outputs of the group's first layer that leave]; -1 with an exception. */
 static int add_left(PyObject *dict, const py_shrink_plan *p, const gg_unit_group *group, const bool *leaves) {
     const gg_graph *graph = p->graph->graph;
-    const gg_unit_axis *axis = &gg_shrink_plan_units(p->plan)->output[group->producer[0].node];
+    const gg_unit_axis *axis = gg_units_produced(gg_shrink_plan_units(p->plan), group->producer[0].node);
     PyObject *list = PyDict_GetItemString(dict, first_layer_of_group(graph, group)); /* borrowed */
     for (int64_t i = 0; i < axis->count; ++i) {
         const int unit = axis->unit[i];
@@ -91,6 +91,17 @@ cleanup:
     return NULL;
 }
 
+/* NULL: it has the same, or an exception. */
+static PyObject *new_size(const gg_layer_desc *before, const gg_layer_desc *after) {
+    if (after->outputs != before->outputs) return PyLong_FromLongLong((long long)after->outputs);
+    if (after->heads != before->heads) return PyLong_FromLongLong((long long)after->heads);
+    if (after->pads[0] != before->pads[0] || after->pads[1] != before->pads[1])
+        return Py_BuildValue("LL", (long long)after->pads[0], (long long)after->pads[1]);
+    if (after->range.begin != before->range.begin || after->range.end != before->range.end)
+        return Py_BuildValue("LL", (long long)after->range.begin, (long long)after->range.end);
+    return NULL;
+}
+
 static PyObject *get_outputs(PyObject *self, void *unused) {
     const py_shrink_plan *p = (py_shrink_plan *)self;
     const gg_graph *before = p->graph->graph, *after = gg_shrink_plan_graph(p->plan);
@@ -98,8 +109,8 @@ static PyObject *get_outputs(PyObject *self, void *unused) {
     (void)unused;
     for (int i = 0; dict != NULL && i < gg_graph_nodes(before); ++i) {
         const gg_layer_desc *desc = &gg_graph_node(after, i)->desc;
-        if (desc->outputs == gg_graph_node(before, i)->desc.outputs) continue;
-        PyObject *size = PyLong_FromLongLong((long long)desc->outputs);
+        PyObject *size = new_size(&gg_graph_node(before, i)->desc, desc);
+        if (size == NULL && !PyErr_Occurred()) continue;
         if (size == NULL || PyDict_SetItemString(dict, desc->name, size) < 0) Py_CLEAR(dict);
         Py_XDECREF(size);
     }
@@ -135,7 +146,10 @@ static PyObject *get_share(PyObject *self, void *unused) {
 static PyGetSetDef plan_properties[] = {
     {"accepted", get_accepted, NULL, "Whether something leaves, and the loss on the probe allows it.", NULL},
     {"left", get_left, NULL, "Of each layer of which units leave: which of its outputs, ascending.", NULL},
-    {"outputs", get_outputs, NULL, "Of each layer that becomes smaller: how many outputs it has then.", NULL},
+    {"outputs", get_outputs, NULL,
+     "Of each layer that becomes smaller: how many outputs it has then; of attention heads; of a Pad zeros before and "
+     "behind, of a Slice its begin and end.",
+     NULL},
     {"bound", get_bound, NULL, "Of each layer that may shrink: the sum of the bounds of the units that leave.", NULL},
     {"share", get_share, NULL, "The same, as the share that a budget limits.", NULL},
     {"loss_before", get_loss, NULL, "On the probe; None: there is none, or nothing leaves.", NULL},

@@ -195,6 +195,65 @@ static inline gg_graph *recurrent(int64_t layers, bool bias) {
     return finish_graph(graph, add_linear(graph, "out", 4, at));
 }
 
+/* A residual block of attention over `heads` heads of 3 features, behind projections or with them inside, and one of an
+ * inner width, without normalisation. */
+static inline gg_graph *transformer(int64_t heads, bool packed, bool bias, bool causal) {
+    const int64_t width = 6;
+    gg_graph *graph = begin_graph((gg_shape){2, {5, width}});
+    gg_layer_desc attention = layer(packed ? GG_LAYER_ATTENTION : GG_LAYER_MULTI_HEAD, "attn");
+    gg_layer_desc norm = layer(GG_LAYER_LAYER_NORM, "ln");
+    attention.heads = heads;
+    attention.head_size = packed ? 0 : 3;
+    attention.outputs = packed ? 0 : width;
+    attention.bias = bias;
+    attention.causal = causal;
+    int at = add_layer(graph, norm, 0);
+    if (packed) {
+        gg_layer_desc linear = layer(GG_LAYER_LINEAR, "attn.in");
+        linear.outputs = 9 * heads;
+        linear.bias = bias;
+        at = add_layer(graph, attention, add_layer(graph, linear, at));
+        at = add_linear(graph, "attn.out", width, at);
+    } else {
+        at = add_layer(graph, attention, at);
+    }
+    const int first = at = add_join(graph, GG_LAYER_ADD, "add", at, 0);
+    at = add_simple(graph, GG_LAYER_GELU, "gelu", add_linear(graph, "mlp.in", 11, at));
+    at = add_join(graph, GG_LAYER_ADD, "add2", add_linear(graph, "mlp.out", width, at), first);
+    return finish_graph(graph, add_linear(graph, "out", 3, at));
+}
+
+/* Units that change their axis, a part of which is read by each of two layers, and that zeros are put around. */
+static inline gg_graph *rearranged(void) {
+    gg_graph *graph = begin_graph((gg_shape){2, {8, 4}});
+    gg_layer_desc turn = layer(GG_LAYER_PERMUTE, "turn"), part = layer(GG_LAYER_SLICE, "left"),
+                  pad = layer(GG_LAYER_PAD, "pad"), back;
+    turn.order = (gg_shape){2, {1, 0}};
+    int at = add_simple(graph, GG_LAYER_TANH, "tanh", add_linear(graph, "rows", 13, 0));
+    back = turn;
+    snprintf(back.name, sizeof back.name, "back");
+    at = add_layer(graph, turn, at); /* (13, 8) */
+    part.range = (gg_range){.axis = 0, .begin = 0, .end = 6, .step = 1};
+    const int left = add_layer(graph, back, add_layer(graph, part, at));
+    snprintf(part.name, sizeof part.name, "right");
+    part.range = (gg_range){.axis = -2, .begin = -7, .end = 100, .step = 1};
+    snprintf(back.name, sizeof back.name, "back2");
+    const int right = add_layer(graph, back, add_layer(graph, part, at));
+    snprintf(part.name, sizeof part.name, "places");
+    part.range = (gg_range){.axis = 0, .begin = 1, .end = 8, .step = 2};
+    const int places = add_layer(graph, part, right); /* (4, 7) */
+    pad.range.axis = 0;
+    pad.pads[1] = 4;
+    const int wide = add_linear(graph, "b", 12, add_layer(graph, pad, places)); /* (8, 12) */
+    const int narrow = add_simple(graph, GG_LAYER_RELU, "relu", add_linear(graph, "a", 6, left));
+    snprintf(pad.name, sizeof pad.name, "pad2");
+    pad.range.axis = -1;
+    pad.pads[0] = 2;
+    pad.pads[1] = 4;
+    at = add_join(graph, GG_LAYER_ADD, "sum", wide, add_layer(graph, pad, narrow));
+    return finish_graph(graph, add_linear(graph, "out", 3, add_simple(graph, GG_LAYER_RELU, "relu2", at)));
+}
+
 /* Runs ------------------------------------------------------------------------------------------------------------- */
 
 static inline const gg_parameter *parameter_named(const gg_graph *graph, const char *name) {

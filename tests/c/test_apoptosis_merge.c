@@ -64,6 +64,23 @@ static void plant_hidden_unit(const gg_graph *graph, int node, float *weights, i
     }
 }
 
+/* All rows of queries, keys and values of head i as those of j. */
+static void plant_head(const gg_graph *graph, const gg_units *units, int node, float *weights, int i, int j) {
+    int first = 0;
+    const int count = gg_graph_layer_parameters(graph, gg_graph_node(graph, node)->layer, &first);
+    for (int k = first; k < first + count; k++) {
+        const gg_unit_axis *axis = &units->parameter[k][0];
+        if (axis->unit == NULL) continue;
+        const int64_t columns = (int64_t)gg_graph_parameter(graph, k)->count / axis->count;
+        float *at = weights + gg_graph_parameter(graph, k)->offset;
+        for (int64_t r = 0, other = 0; r < axis->count; r++) {
+            if (axis->unit[r] != i) continue;
+            while (axis->unit[other] != j) other++;
+            memcpy(at + r * columns, at + other++ * columns, (size_t)columns * sizeof *at);
+        }
+    }
+}
+
 static void plant_copy(const gg_graph *graph, const gg_unit_producer *producer, float *weights, int64_t i, int64_t j,
                        float c) {
     if (gg_graph_node(graph, producer->node)->desc.kind == GG_LAYER_LSTM)
@@ -109,8 +126,17 @@ static int plant(const gg_graph *graph, const gg_units *units, float *weights, u
         CHECK(group->units >= 5);
         for (int i = 0, copy = 0; i < 3; i++) {
             if (i == origin) continue;
-            for (int p = 0; p < group->producers; p++)
-                plant_copy(graph, &group->producer[p], weights, i, origin, factor_of(group, copy));
+            for (int p = 0; p < group->producers; p++) {
+                const gg_unit_axis *axis = gg_units_produced(units, group->producer[p].node);
+                int64_t rows[2] = {0};
+                for (int64_t r = 0; r < axis->count; r++) {
+                    if (axis->unit[r] == group->first + i) rows[0] = r;
+                    if (axis->unit[r] == group->first + origin) rows[1] = r;
+                }
+                if (group->heads)
+                    plant_head(graph, units, group->producer[p].node, weights, group->first + i, group->first + origin);
+                else plant_copy(graph, &group->producer[p], weights, rows[0], rows[1], factor_of(group, copy));
+            }
             copy++;
             planted++;
         }
@@ -118,7 +144,10 @@ static int plant(const gg_graph *graph, const gg_units *units, float *weights, u
         for (int r = 0; r < group->readers; r++)
             constants = constants && group->reader[r].constants && group->reader[r].bias >= 0;
         if (!constants) continue;
-        plant_constant(graph, &group->producer[0], weights, 3, seed % 2 ? 0.7f : -0.4f);
+        const gg_unit_axis *axis = &units->output[group->producer[0].node];
+        int64_t row = 0;
+        while (axis->unit[row] != group->first + 3) row++;
+        plant_constant(graph, &group->producer[0], weights, row, seed % 2 ? 0.7f : -0.4f);
         planted++;
     }
     return planted;
@@ -533,6 +562,8 @@ int main(void) {
     test_planted(resnet(), 5);
     test_planted(branches(), 5);
     test_planted(normalised(), 5);
+    test_planted(rearranged(), 10);
+    for (int kind = 0; kind < 8; kind++) test_planted(transformer(5, kind & 1, kind & 2, kind & 4), 4);
     test_planted(recurrent(1, true), 5);
     test_planted(recurrent(2, true), 5);
     test_planted(recurrent(3, false), 5);

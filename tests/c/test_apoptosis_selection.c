@@ -153,6 +153,8 @@ int main(void) {
     test_network(recurrent(3, true), 20);
     test_network(recurrent(2, false), 10);
     test_network(normalised(), 10);
+    test_network(rearranged(), 30);
+    for (int kind = 0; kind < 8; kind++) test_network(transformer(5, kind & 1, kind & 2, kind & 4), 8);
     test_same();
     if (device) device->table->close(device);
     CHECK_INT(gg_memory_live_bytes(), 0);

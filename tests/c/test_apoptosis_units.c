@@ -120,9 +120,19 @@ static void test_resnet(void) {
     CHECK(inner->reader[0].mean);
     CHECK_TEXT(gg_graph_parameter(graph, inner->reader[0].bias)->name, "b.bn2.running_mean");
     const gg_unit_group *stream = group_named(units, graph, "conv");
-    CHECK_INT(stream->producers, 2); /* conv and a.conv2 */
-    CHECK_TEXT(stream->fixed, "'b.pad' (pad) reads them, through which units are not followed");
-    CHECK_TEXT(group_named(units, graph, "b.conv2")->fixed, "'b.add' (add) joins them with values that cannot leave");
+    CHECK_INT(stream->producers, 3); /* conv, a.conv2, and the channels of b.conv2 that they are added to */
+    CHECK_INT(stream->units, 8);
+    CHECK_TEXT(stream->fixed, "");
+    const gg_unit_group *zeros = NULL; /* the channels of b.conv2 to which zeros are added */
+    for (int g = 0; g < units->groups; g++)
+        if (units->group[g].producers == 1 &&
+            strcmp(gg_graph_node(graph, units->group[g].producer[0].node)->desc.name, "b.conv2") == 0)
+            zeros = &units->group[g];
+    CHECK(zeros != NULL && zeros->units == 8 && zeros->fixed[0] == '\0' && zeros->single[0] == '\0');
+    for (int k = 0; zeros != NULL && k < 16; k++)
+        CHECK_INT(units->output[zeros->producer[0].node].unit[k], k < 4    ? zeros->first + k
+                                                                  : k < 12 ? stream->first + k - 4
+                                                                           : zeros->first + k - 8);
     for (int p = 0; p < units->parameters; p++)
         if (strcmp(gg_graph_parameter(graph, p)->name, "b.bn1.running_var") == 0)
             for (int k = 0; k < 16; k++) CHECK_INT(units->parameter[p][0].unit[k], inner->first + k);
@@ -184,6 +194,55 @@ static void test_recurrent_layers(void) {
     done(graph, units);
 }
 
+/* Heads are units, of a layer before attention or inside of it, with what they read in the output's projection. */
+static void test_heads(void) {
+    for (int packed = 0; packed < 2; packed++) {
+        gg_graph *graph = transformer(2, packed, true, false);
+        gg_units *units = find(graph);
+        const gg_unit_group *heads = group_named(units, graph, packed ? "attn.in" : "attn");
+        CHECK_INT(heads->units, 2);
+        CHECK_INT(heads->heads, 1);
+        CHECK_TEXT(heads->fixed, "");
+        CHECK_TEXT(heads->single, "");
+        CHECK_INT(heads->readers, 1);
+        CHECK_NEAR(heads->reader[0].gain, sqrt(5), 1e-12);
+        CHECK_TEXT(gg_graph_parameter(graph, heads->reader[0].weight)->name,
+                   packed ? "attn.out.weight" : "attn.out_proj.weight");
+        const gg_unit_axis *axis = units->parameter[heads->reader[0].weight];
+        CHECK_INT(axis[1].count, 6);
+        for (int k = 0; k < 6; k++) CHECK_INT(axis[1].unit[k], heads->first + k / 3);
+        axis = units->parameter[2]; /* behind ln's weight and bias: rows of queries, keys and values */
+        CHECK_INT(axis[0].count, 18);
+        for (int k = 0; k < 18; k++) CHECK_INT(axis[0].unit[k], heads->first + k % 6 / 3);
+        const gg_unit_group *inner = group_named(units, graph, "mlp.in");
+        CHECK_INT(inner->units, 11);
+        CHECK_INT(inner->rule, GG_UNIT_EQUAL);
+        CHECK_TEXT(inner->fixed, "");
+        CHECK_TEXT(group_named(units, graph, "mlp.out")->fixed,
+                   "'add2' (add) joins them with values that cannot leave");
+        done(graph, units);
+    }
+}
+
+/* What a slice has of a layer is a group of its own, of which one stays; a slice with steps is not followed. */
+static void test_slices(void) {
+    for (int step = 1; step < 3; step++) {
+        gg_graph *graph = begin_graph((gg_shape){1, {4}});
+        gg_layer_desc part = layer(GG_LAYER_SLICE, "part");
+        part.range = (gg_range){.begin = 1, .end = 6, .step = step};
+        const int at = add_linear(graph, "a", 6, 0);
+        const int some = add_linear(graph, "b", 3, add_layer(graph, part, at));
+        finish_graph(graph, add_join(graph, GG_LAYER_ADD, "sum", some, add_linear(graph, "c", 3, at)));
+        gg_units *units = find(graph);
+        const gg_unit_axis *own = &units->output[at];
+        CHECK(units->group_of[own->unit[0]] != units->group_of[own->unit[1]] || step == 2);
+        CHECK_INT(units->group_of[own->unit[1]], units->group_of[own->unit[5]]);
+        CHECK_TEXT(group_named(units, graph, "a")->fixed,
+                   step == 1 ? "" : "'part' (slice) reads them, through which units are not followed");
+        done(graph, units);
+    }
+}
+
 /* What is not followed says why; what is coupled in itself is one unit. */
 static void test_fixed(void) {
     gg_graph *graph = begin_graph((gg_shape){3, {4, 5, 5}});
@@ -242,6 +301,8 @@ int main(void) {
     test_branches();
     test_recurrent();
     test_recurrent_layers();
+    test_heads();
+    test_slices();
     test_fixed();
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;

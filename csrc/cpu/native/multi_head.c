@@ -1,4 +1,5 @@
-/* Multi-head attention with its projections, as PyTorch's layer has them: (T, E) gives (T, E). It is a linear layer to
+/* Multi-head attention with its projections, as PyTorch's layer has them: (T, E) gives (T, E); all heads together may
+ * have fewer features. It is a linear layer to
  * packed queries, keys and values, attention, and a linear layer; each is the operation of that kind, and what lies
  * between them is saved. PLAIN. */
 #include "cpu/native/native.h"
@@ -67,14 +68,14 @@ static const gg_op_class multi_head_class = {
 static gg_status create_steps(gg_device *device, multi_head_op *op) {
     gg_status status = GG_OK;
     const gg_op_desc *desc = &op->head.desc;
-    const int64_t positions = desc->output.size[0], features = desc->output.size[1];
-    const gg_shape narrow = {2, {positions, features}}, wide = {2, {positions, 3 * features}};
+    const int64_t positions = desc->output.size[0], inner = desc->heads * desc->head_size;
+    const gg_shape wide = {2, {positions, 3 * inner}}, mixed = {2, {positions, inner}};
     for (int i = 0; i < STEPS; ++i) {
         gg_op_desc own = *desc;
         own.kind = i == ATTEND ? GG_OP_ATTENTION : GG_OP_LINEAR;
         own.inputs = i == ATTEND ? desc->inputs : 1;
-        own.input[0] = i == ATTEND ? wide : narrow;
-        own.output = i == PROJECT_IN ? wide : narrow;
+        own.input[0] = i == PROJECT_IN ? desc->output : i == ATTEND ? wide : mixed;
+        own.output = i == PROJECT_IN ? wide : i == ATTEND ? mixed : desc->output;
         own.offered[0] = (gg_format){GG_FLOAT32, GG_LAYOUT_PLAIN};
         own.input_grad = i > 0 ? desc->training : desc->input_grad;
         GG_TRY(i == ATTEND ? gg_native_attention_create(device, &own, &op->step[i])
@@ -96,7 +97,8 @@ gg_status gg_native_multi_head_create(gg_device *device, const gg_op_desc *desc,
     gg_op_desc floats = *desc;
     size_t saved = 0, scratch = 0, most = 0;
     *out = NULL;
-    if (desc->inputs < 1 || desc->inputs > 2 || desc->output.dims != 2 ||
+    const gg_shape mixed = {2, {desc->output.size[0], desc->heads * desc->head_size}};
+    if (desc->inputs < 1 || desc->inputs > 2 || desc->output.dims != 2 || desc->heads < 1 || desc->head_size < 1 ||
         !gg_shape_equal(&desc->input[0], &desc->output))
         GG_FAIL(GG_ERROR_SHAPE, "multi-head attention makes (T, E) of (T, E)");
     floats.inputs = 1; /* that native operations compute in */
@@ -107,7 +109,7 @@ gg_status gg_native_multi_head_create(gg_device *device, const gg_op_desc *desc,
     head->input[1] = (gg_format){GG_INT32, GG_LAYOUT_PLAIN};
     head->backward_needs_input = true;
     GG_TRY(create_steps(device, op));
-    const size_t bytes = gg_format_bytes(head->output, &desc->output, desc->batch);
+    const size_t bytes = gg_format_bytes(head->output, &mixed, desc->batch);
     op->packed_at = add_bytes(&saved, 3 * bytes + GG_READ_BEHIND);
     op->mixed_at = add_bytes(&saved, bytes + GG_READ_BEHIND);
     for (int i = 0; i < STEPS; ++i) {

@@ -22,6 +22,11 @@ cleanup:
     return status;
 }
 
+/* Of all heads. */
+static int64_t inner_features(const gg_layer_desc *desc) {
+    return desc->head_size > 0 ? desc->heads * desc->head_size : desc->outputs;
+}
+
 static gg_status multi_head_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
@@ -31,11 +36,17 @@ static gg_status multi_head_infer(const gg_layer_desc *desc, int inputs, const g
     if (packed.shape.dims != 2 || packed.shape.size[1] != desc->outputs)
         GG_FAIL(GG_ERROR_SHAPE, "input must be (positions, %lld), got %s from '%s'", (long long)desc->outputs,
                 gg_shape_text(&packed.shape, text), packed.desc.name);
-    if (desc->outputs > GG_MAX_SAMPLE / 3 / desc->outputs)
+    if (desc->heads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "heads must be at least 1, got %lld", (long long)desc->heads);
+    if (desc->head_size < 0 || desc->head_size > GG_MAX_WINDOW)
+        GG_FAIL(GG_ERROR_ARGUMENT, "head_size must be 1 to %lld, or 0 for the features divided by the heads, got %lld",
+                (long long)GG_MAX_WINDOW, (long long)desc->head_size);
+    if (desc->outputs > GG_MAX_SAMPLE / 3 / desc->outputs || desc->heads > GG_MAX_WINDOW ||
+        inner_features(desc) > GG_MAX_SAMPLE / 3 / desc->outputs)
         GG_FAIL(GG_ERROR_SHAPE, "%lld features make a weight of too many values (at most %lld)",
                 (long long)desc->outputs, (long long)GG_MAX_SAMPLE);
-    packed.shape.size[1] *= 3;
+    packed.shape.size[1] = 3 * inner_features(desc);
     GG_TRY(attention_infer(desc, inputs, inner, out));
+    *out = input[0]->shape;
 cleanup:
     return status;
 }
@@ -43,21 +54,21 @@ cleanup:
 /* PyTorch's, and what they begin with. */
 static int multi_head_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
-    const int64_t features = input->size[1];
+    const int64_t features = input->size[1], inner = inner_features(desc);
     const gg_init in =
         desc->weight_init.kind == GG_INIT_DEFAULT ? (gg_init){GG_INIT_XAVIER_UNIFORM, 0} : desc->weight_init;
     const gg_init zero = {GG_INIT_CONSTANT, 0};
     const gg_tensor_desc all[4] = {
-        {".in_proj_weight", .shape = {2, {3 * features, features}}, .fan_out = 3 * features, .init = in},
-        {".in_proj_bias", .role = GG_ROLE_BIAS, .shape = {1, {3 * features}}, .fan_out = 3 * features, .init = zero},
-        {".out_proj.weight", .shape = {2, {features, features}}, .fan_out = features, .init = desc->weight_init},
+        {".in_proj_weight", .shape = {2, {3 * inner, features}}, .fan_out = 3 * inner, .init = in},
+        {".in_proj_bias", .role = GG_ROLE_BIAS, .shape = {1, {3 * inner}}, .fan_out = 3 * inner, .init = zero},
+        {".out_proj.weight", .shape = {2, {features, inner}}, .fan_out = features, .init = desc->weight_init},
         {".out_proj.bias", .role = GG_ROLE_BIAS, .shape = {1, {features}}, .fan_out = features, .init = zero}};
     int count = 0;
     for (int i = 0; i < 4; i++) {
         if (!desc->bias && all[i].role == GG_ROLE_BIAS) continue;
         if (out != NULL) {
             out[count] = all[i];
-            out[count].fan_in = features;
+            out[count].fan_in = i < 2 ? features : inner;
         }
         count++;
     }
@@ -65,8 +76,8 @@ static int multi_head_parameters(const gg_node *node, const gg_shape *input, gg_
 }
 
 static int64_t multi_head_macs(const gg_node *node, const gg_shape *input) {
-    return 4 * input->size[0] * input->size[1] * input->size[1] +
-           2 * node->shape.size[0] * node->shape.size[0] * node->shape.size[1];
+    const int64_t inner = inner_features(&node->desc);
+    return 4 * input->size[0] * input->size[1] * inner + 2 * node->shape.size[0] * node->shape.size[0] * inner;
 }
 
 static int64_t attention_macs(const gg_node *node, const gg_shape *input) {
@@ -76,6 +87,7 @@ static int64_t attention_macs(const gg_node *node, const gg_shape *input) {
 
 static void attention_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     out->heads = desc->heads;
+    out->head_size = desc->kind == GG_LAYER_MULTI_HEAD ? inner_features(desc) / desc->heads : 0;
     out->causal = desc->causal;
     out->probability = desc->probability;
     out->bias = desc->bias;

@@ -67,8 +67,7 @@ static int64_t place_in(int64_t at, int64_t size) {
     return at > size ? size : at;
 }
 
-/* As Python counts: negative axes and places from the last, and no place outside. */
-static gg_range slice_of(const gg_layer_desc *desc, const gg_shape *shape) {
+gg_range gg_slice_range(const gg_layer_desc *desc, const gg_shape *shape) {
     gg_range range = desc->range;
     if (range.axis < 0) range.axis += shape->dims;
     range.begin = place_in(range.begin, shape->size[range.axis]);
@@ -84,7 +83,7 @@ static gg_status slice_infer(const gg_layer_desc *desc, int inputs, const gg_nod
     GG_TRY(check_axis(desc, input[0]));
     if (desc->range.step < 1)
         GG_FAIL(GG_ERROR_ARGUMENT, "step must be at least 1, got %lld", (long long)desc->range.step);
-    const gg_range range = slice_of(desc, &input[0]->shape);
+    const gg_range range = gg_slice_range(desc, &input[0]->shape);
     if (range.begin >= range.end)
         GG_FAIL(GG_ERROR_SHAPE, "nothing of axis %lld of the input %s from '%s' is between %lld and %lld",
                 (long long)range.axis, gg_shape_text(&input[0]->shape, text), input[0]->desc.name,
@@ -95,7 +94,9 @@ cleanup:
     return status;
 }
 
-static void slice_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->range = slice_of(desc, &out->input[0]); }
+static void slice_describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    out->range = gg_slice_range(desc, &out->input[0]);
+}
 
 static gg_status pad_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     gg_status status = GG_OK;

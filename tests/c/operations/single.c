@@ -210,6 +210,7 @@ static const run_option run_options[] = {
     OPTION("layers", OPTION_INTEGER, desc.layers),
     OPTION("stateful", OPTION_FLAG, desc.stateful),
     OPTION("heads", OPTION_INTEGER, desc.heads),
+    OPTION("head_size", OPTION_INTEGER, desc.head_size),
     OPTION("causal", OPTION_FLAG, desc.causal),
     OPTION("lanes", OPTION_FLAG, lanes),
     OPTION("activation", OPTION_ACTIVATION, desc.activation),
