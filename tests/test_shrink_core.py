@@ -396,3 +396,17 @@ def test_mpi_gives_the_bits_of_the_virtual_cluster(mpirun):
     assert done.returncode == 0, done.stderr
     virtual = json.loads(json.dumps(shrunk_twice(gg.VirtualCluster(3))[0]))
     assert json.loads(done.stdout.strip().splitlines()[-1]) == virtual
+
+
+def test_sizes_that_are_left_open_are_chosen_anew():
+    layers = [gg.Linear(300, name="a"), gg.ReLU(), gg.Linear(300, name="b"), gg.ReLU(), gg.Linear(3)]
+    net = gg.Sequential(layers, input=(300,))
+    shaped = trainer_of(gg.LayerwiseAllReduce(), net=net, comm=gg.VirtualCluster(2, latency=1e-6, bandwidth=1e8))
+    large = shaped.core.tuning()
+    small = shrunk(shaped, {"a": 1.0, "b": 1.0}, least=5)[1]
+    born = trainer_of(gg.LayerwiseAllReduce(), net=small, comm=gg.VirtualCluster(2, latency=1e-6, bandwidth=1e8))
+    found, wanted = shaped.core.tuning(), born.core.tuning()
+    for key in ("bucket_bytes", "chunk_bytes", "buckets", "chunks"):
+        assert found[key] == wanted[key], key
+    assert found["latency_seconds"] == large["latency_seconds"] is not None and found["buckets"] != large["buckets"]
+    shaped.close(), born.close()
