@@ -9,6 +9,7 @@
 The method: Daily et al., "GossipGraD" (2018), arXiv 1803.05880. Under mpiexec the same code trains on all ranks.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from gossipgrad import _preload
@@ -177,5 +178,10 @@ __all__ = [
 if not TYPE_CHECKING:  # a checker of types would take any name for given
 
     def __getattr__(name: str) -> object:
-        """AttributeError that says which name is most like it, also of another library's."""
+        """gossipgrad.torch and gossipgrad.sklearn, imported when they are asked for, since they want these libraries.
+
+        AttributeError that says which name is most like another one, also of another library's.
+        """
+        if name in ("torch", "sklearn"):
+            return importlib.import_module(f"gossipgrad.{name}")
         raise AttributeError(f"module 'gossipgrad' has no attribute {name!r}{did_you_mean(name, __all__)}")

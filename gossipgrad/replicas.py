@@ -66,7 +66,8 @@ def _made(arguments: str, given: Any, by_name: Mapping[str, type]) -> str:
     return f"; did you mean gossipgrad.{near[0].__name__}({arguments})?" if near else ""
 
 
-def _checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
+def checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
+    """The optimiser; None: the default. TypeError for what is none."""
     if optimizer is None:
         return optim.SGD(lr=0.01, momentum=0.9)
     if not isinstance(optimizer, optim.Optimizer) or not optimizer.name:
@@ -76,7 +77,8 @@ def _checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
     return copy.copy(optimizer)  # it gets to know the steps of this training
 
 
-def _checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strategy:
+def checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strategy:
+    """The strategy; None: the default. TypeError for what is none."""
     if strategy is None:
         return strategies.GossipGraD()
     if not isinstance(strategy, strategies.Strategy) or not strategy.name:
@@ -85,7 +87,8 @@ def _checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strate
     return strategy
 
 
-def _checked_compression(compression: AdaComp | None, strategy: strategies.Strategy) -> AdaComp | None:
+def checked_compression(compression: AdaComp | None, strategy: strategies.Strategy) -> AdaComp | None:
+    """The compression as this strategy has it. TypeError, ValueError for what it cannot have."""
     if compression is None:
         if getattr(strategy, "mix_gamma", None) is not None:
             raise ValueError(f"mix_gamma={strategy.mix_gamma!r}: allowed only with compression=")  # type: ignore[attr-defined]
@@ -168,9 +171,9 @@ class Replicas:
             self.net = net
             self.heads = heads.with_losses(net.heads, loss, loss_weights)
             self.loss = self.heads[0].kind  # the main one's name
-            self.optimizer = _checked_optimizer(optimizer)
-            self.strategy = _checked_strategy(strategy)
-            self.compression = _checked_compression(compression, self.strategy)
+            self.optimizer = checked_optimizer(optimizer)
+            self.strategy = checked_strategy(strategy)
+            self.compression = checked_compression(compression, self.strategy)
             self.apoptosis = _checked_apoptosis(apoptosis, net)
             if self.apoptosis is not None and isinstance(self.apoptosis.probe, Dataset):
                 self.apoptosis.probe.for_model(net.inputs, self.heads, net.target_names)

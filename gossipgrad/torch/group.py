@@ -1,0 +1,228 @@
+"""The ranks of a process that train copies of one module: their team, and the exchange that they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gossipgrad import _core, agreement, environment, fingerprint, optim, strategies
+from gossipgrad._launch import launcher_world_size
+from gossipgrad.cluster import Network, VirtualCluster, machines, make_team, with_circumstances
+from gossipgrad.compression import AdaComp
+from gossipgrad.errors import integer, number
+from gossipgrad.replicas import checked_compression, checked_optimizer, checked_strategy
+from gossipgrad.schedules import Constant, Function
+from gossipgrad.torch.modules import Layer, original
+
+if TYPE_CHECKING:
+    from gossipgrad.torch.wrapped import Wrapped
+
+Arrays = dict[str, NDArray[np.float32]]
+# A function of the step is asked for so many learning rates at a time.
+_RATES_AT_ONCE = 256
+
+
+def check_launcher(environ: Mapping[str, str] = os.environ) -> None:
+    """RuntimeError in a process that torchrun started: no MPI runs there."""
+    if launcher_world_size(environ) is not None or environ.get("WORLD_SIZE", "1") in ("", "1"):
+        return
+    if "TORCHELASTIC_RUN_ID" in environ or "LOCAL_RANK" in environ:
+        ranks = environ["WORLD_SIZE"]
+        raise RuntimeError(
+            f"this process was started by torchrun (WORLD_SIZE={ranks}), where no MPI runs, so every process would "
+            f"train alone; allowed: gossipgrad run -n {ranks} script.py, or mpiexec -n {ranks} python script.py"
+        )
+
+
+class Group:
+    """What wrapped modules of one process share. The layers are those of each of them, in the core's order."""
+
+    def __init__(
+        self,
+        modules: Sequence[Any],
+        layers: Sequence[Sequence[Layer]],
+        *,
+        optimizer: Any,
+        strategy: strategies.Strategy | None,
+        compression: AdaComp | None,
+        comm: Any,
+        seed: int,
+        timeout: float,
+        network: Network | None,
+        trace: int,
+    ) -> None:
+        check_launcher()
+        self.unfused = isinstance(optimizer, torch.optim.Optimizer) or (
+            isinstance(optimizer, Sequence) and all(isinstance(one, torch.optim.Optimizer) for one in optimizer)
+        )
+        self.optimizer = optim.SGD(lr=1.0) if self.unfused else checked_optimizer(optimizer)
+        self.strategy = checked_strategy(strategy)
+        self.compression = checked_compression(compression, self.strategy)
+        self.seed = integer("seed", seed, 0, 2**64 - 1)
+        self.trace = integer("trace", trace, 0)
+        if getattr(self.strategy, "shuffle_samples", False):
+            raise ValueError("shuffle_samples=True: allowed: False; the samples are the training loop's own")
+        if self.optimizer.timing.auto:
+            raise ValueError("schedule: total='auto' is known only in Trainer.fit; allowed: a number of steps")
+        if self.optimizer.timing.kind == "plateau":
+            raise ValueError("schedule: 'plateau' follows a Trainer's epochs; allowed: model.learning_rate = ...")
+        if isinstance(self.optimizer.timing, Function) and isinstance(comm, VirtualCluster):
+            raise ValueError("schedule: a function of Python's; allowed for replicas: one of gossipgrad.schedules")
+        given = with_circumstances(comm, None, network)
+        self.virtual = given if isinstance(given, VirtualCluster) else None
+        self.team = make_team(given, number("timeout", timeout, 0.0), network)
+        self.layers = [list(one) for one in layers]  # of each local rank
+        with agreement.agreed(self.team, "gossipgrad.torch.wrap") as one:
+            if self.strategy.workers(self.team.size) != self.team.size:
+                raise ValueError("dedicated=True: allowed: False; every process trains a module")
+            one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout)
+        if self.team.size > 1:
+            self._share_first_weights(modules)
+        self.exchange: str | None = None
+        if isinstance(self.strategy, strategies.GossipGraD):
+            self.exchange = self.strategy.exchange_on(machines(self.team, network))
+            if self.compression is not None:
+                self.exchange = "weights"
+        self._rates_until = 0
+        self.members: list[Wrapped] = []  # of the local ranks
+        self.running = False  # do the threads of virtual ranks run?
+        self.core = self._made()
+        for rank in range(len(self.layers)):
+            self.load_module(rank)
+
+    def _facts(
+        self, module: Any, layers: Sequence[Layer], optimizer: Any, network: Network | None, timeout: float
+    ) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        state = original(module).state_dict()
+        return {
+            "gossipgrad": environment.VERSION,
+            "torch": str(torch.__version__),
+            "module": {name: f"{one.dtype} {tuple(one.shape)}" for name, one in state.items() if hasattr(one, "shape")},
+            "trained": {name: _about(layer) for layer in layers for name, _ in layer.parameters + layer.statistics},
+            **self.strategy.settings(),
+            "compression": "none" if self.compression is None else self.compression.settings(),
+            **(
+                {"optimizer": type(optimizer if not isinstance(optimizer, Sequence) else optimizer[0]).__name__}
+                if self.unfused
+                else self.optimizer.settings()
+            ),
+            "seed": self.seed,
+            "timeout": timeout,
+            "trace": self.trace,
+            "slow network": network,
+            **fingerprint.environment(),
+        }
+
+    def _share_first_weights(self, modules: Sequence[Any]) -> None:
+        """All ranks begin with rank 0's parameters and buffers, frozen ones included, as under DDP."""
+        first = original(modules[0]).state_dict(keep_vars=True)
+        for name, tensor in first.items():
+            if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+                continue
+            if self.team.kind == "mpi":
+                with torch.no_grad():
+                    plain = tensor.detach().contiguous()
+                    data = self.team.broadcast(plain.view(-1).view(torch.uint8).numpy().tobytes(), 0)
+                    received = torch.frombuffer(bytearray(data), dtype=tensor.dtype) if data else plain.view(-1)
+                    tensor.detach().copy_(received.view(tensor.shape))
+            for other in modules[1:]:
+                with torch.no_grad():
+                    original(other).state_dict(keep_vars=True)[name].detach().copy_(tensor.detach())
+
+    # ---- the core's exchange
+
+    def _made(self) -> _core.Exchange:
+        timing = self.optimizer.timing
+        strategy = self.strategy.options()
+        strategy |= {} if self.exchange is None else {"exchange": self.exchange}
+        strategy |= {} if self.compression is None else {"compression": self.compression.options()}
+        schedule = timing.options() | {"lr": self.optimizer.lr}
+        return _core.Exchange(
+            self.team,
+            [layer.described() for layer in self.layers[0]],
+            optimizer=self.optimizer.options() | {"schedule": schedule, "moments_since": 0},
+            strategy=strategy,
+            seed=self.seed,
+            threads=1,
+            trace=self.trace,
+            compute_time=None if self.virtual is None else self.virtual.step_seconds(),
+        )
+
+    def load_module(self, rank: int) -> None:
+        """A rank's weights, and a centre, become what the tensors of its module hold. At rest."""
+        values = values_of(self.layers[rank])
+        self.core.load_arena("weight", values, rank)
+        if rank == 0:
+            self.core.load_consensus(values)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Lay out the arenas in another order of layers; all state stays. Collective, at rest, outside of run."""
+        state = [self.state(rank) for rank in range(len(self.layers))]
+        consensus = self.core.consensus_weights()
+        step = self.core.step
+        for layers, arenas in zip(self.layers, state, strict=True):  # the views keep the arenas alive
+            for name, tensor in (pair for layer in layers for pair in layer.parameters):
+                tensor.data = torch.from_numpy(arenas["weight"][name].copy()).view(tensor.shape)
+                tensor.grad = None
+        self.layers = [[layers[place] for place in order] for layers in self.layers]
+        del self.core
+        self.core = self._made()
+        self.core.step = step
+        for rank, arenas in enumerate(state):
+            for name, arrays in arenas.items():
+                self.core.load_arena(name, arrays, rank)
+        self.core.load_consensus(consensus)
+        self._rates_until = 0
+
+    def state(self, rank: int) -> dict[str, Arrays]:
+        """All arenas but the gradients', by name: copies. Collective."""
+        kinds = self.core.arenas()
+        return {name: self.core.arena(name, rank) for name, kind in kinds.items() if kind != "gradient"}
+
+    def agreed_order(self, own: Sequence[int]) -> list[int]:
+        """Rank 0's order. Collective."""
+        return [int(one) for one in json.loads(self.team.broadcast(json.dumps(list(own)).encode(), 0))]
+
+    def settle(self, rank: int) -> None:
+        """Complete what is in flight: of virtual ranks outside of run all of them. Collective."""
+        if self.virtual is None or self.running:
+            self.core.settle(rank)
+        else:
+            self.core.settle()
+
+    # ---- learning rates
+
+    def set_rate(self, lr: float) -> None:
+        """A constant rate from the next step on. Between two steps."""
+        self.optimizer = dataclasses.replace(self.optimizer, lr=lr, schedule=Constant())  # type: ignore[type-var]
+        self.core.set_schedule(self.optimizer.timing.options() | {"lr": lr})
+
+    def next_rates(self) -> None:
+        """A schedule that is a function of Python's is asked for the rates of the next steps. Between two steps."""
+        timing = self.optimizer.timing
+        if isinstance(timing, Function) and self.core.step >= self._rates_until:
+            self.core.set_schedule(self.optimizer.rates(self.core.step, _RATES_AT_ONCE))
+            self._rates_until = self.core.step + _RATES_AT_ONCE
+
+
+def _about(layer: Layer) -> str:
+    return f"in {type(layer.module).__name__}"
+
+
+def values_of(layers: Sequence[Layer]) -> Arrays:
+    """Copies of the tensors, in the shapes that the core has them in."""
+    return {
+        name: tensor.detach().contiguous().numpy().reshape(shape).copy()
+        for layer in layers
+        for (name, tensor), (_, shape, *_) in zip(
+            layer.parameters + layer.statistics, layer.described()[1], strict=True
+        )
+    }

@@ -1,0 +1,169 @@
+"""What a module consists of, as the core sees it: layers with parameters and statistics, in the order of their use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_NORM_WITH_STATISTICS = torch.nn.modules.batchnorm._NormBase
+_NORMS = (
+    _NORM_WITH_STATISTICS,
+    torch.nn.LayerNorm,
+    torch.nn.GroupNorm,
+    *([torch.nn.RMSNorm] if hasattr(torch.nn, "RMSNorm") else []),
+)
+_STATISTICS = ("running_mean", "running_var")
+_MOST_AXES = 5  # that the core's shapes have
+
+
+@dataclass
+class Layer:
+    """The tensors of one module that are its own, not those of modules inside: they become ready together.
+
+    parameters  (name, tensor), trainable ones; statistics: (name, buffer), which training sets and no gradient.
+    """
+
+    name: str
+    module: Any
+    parameters: list[tuple[str, Any]] = field(default_factory=list)
+    statistics: list[tuple[str, Any]] = field(default_factory=list)
+
+    def described(self) -> tuple[str, list[tuple[str, tuple[int, ...], str, str, float, float]]]:
+        """What _core.Exchange wants to know of it."""
+        family = _family(self.module)
+        own = [(name, shape_of(tensor), _role(self.module, name), family, 1.0, 1.0) for name, tensor in self.parameters]
+        own += [(name, shape_of(tensor), "statistic", family, 1.0, 1.0) for name, tensor in self.statistics]
+        return self.name, own
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """A shape that the core has: at least one axis, and not too many."""
+    shape = tuple(int(size) for size in tensor.shape)
+    return shape if 1 <= len(shape) <= _MOST_AXES else (tensor.numel(),)
+
+
+def _family(module: Any) -> str:
+    if isinstance(module, torch.nn.modules.conv._ConvNd):
+        return "conv"
+    if isinstance(module, torch.nn.Linear):
+        return "linear"
+    return "recurrent" if isinstance(module, torch.nn.RNNBase) else "other"
+
+
+def _role(module: Any, name: str) -> str:
+    bias = name.rpartition(".")[2].startswith("bias")
+    if isinstance(module, _NORMS):
+        return "shift" if bias else "scale"
+    return "bias" if bias else "weight"
+
+
+def original(module: Any) -> Any:
+    """The module that torch.compile was given; of another one itself."""
+    return getattr(module, "_orig_mod", module)
+
+
+def is_compiled(module: Any) -> bool:
+    """Is it torch.compile's? Hooks on modules inside of it may not be called."""
+    return original(module) is not module
+
+
+def layers_of(module: Any) -> list[Layer]:
+    """The layers that train, in the order in which they were registered. ValueError, TypeError: what cannot be."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module is a {type(module).__name__}; allowed: a torch.nn.Module")
+    found: list[Layer] = []
+    seen: set[int] = set()
+    for path, part in original(module).named_modules():
+        layer = Layer(path or "module", part)
+        prefix = f"{path}." if path else ""
+        for name, tensor in part._parameters.items():
+            if tensor is None or not tensor.requires_grad or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            _check(f"{prefix}{name}", tensor)
+            layer.parameters.append((f"{prefix}{name}", tensor))
+        if isinstance(part, _NORM_WITH_STATISTICS) and part.track_running_stats:
+            for name in _STATISTICS:
+                tensor = part._buffers.get(name)
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    _check(f"{prefix}{name}", tensor)
+                    layer.statistics.append((f"{prefix}{name}", tensor))
+        if layer.parameters or layer.statistics:
+            found.append(layer)
+    if not seen:
+        raise ValueError("module: has no parameters that train (requires_grad)")
+    return found
+
+
+def _check(name: str, tensor: Any) -> None:
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        raise ValueError(f"{name}: has no shape yet; run a batch through the module before it is wrapped")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name}: is on {tensor.device}; allowed: tensors on the CPU")
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"{name}: dtype {tensor.dtype}; allowed: torch.float32")
+    if tensor.numel() == 0:
+        raise ValueError(f"{name}: shape {tuple(tensor.shape)}; allowed: tensors with elements")
+
+
+def owners(module: Any, layers: Sequence[Layer]) -> dict[Any, list[int]]:
+    """Of each module with tensors of its own the layers that these belong to; a shared tensor has several owners."""
+    layer_of = {id(tensor): i for i, one in enumerate(layers) for _, tensor in one.parameters + one.statistics}
+    result: dict[Any, list[int]] = {}
+    for part in original(module).modules():
+        tensors = [*part._parameters.values(), *part._buffers.values()]
+        mine = {layer_of[id(tensor)] for tensor in tensors if tensor is not None and id(tensor) in layer_of}
+        if mine:
+            result[part] = sorted(mine)
+    return result
+
+
+class Recorder(TorchFunctionMode):  # type: ignore[misc]
+    """Sees every use of a parameter by a function of torch: in which order, and whether its module had been entered.
+
+    Some modules use the parameters of others, whose forward is then never called, as nn.MultiheadAttention does.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        super().__init__()
+        self._layer_of = {id(tensor): i for i, one in enumerate(layers) for _, tensor in one.parameters}
+        self._entered: set[int] = set()
+        self._count = len(layers)
+        self.used: dict[int, bool] = {}  # layer: had its module been entered before its first use?
+
+    def enter(self, layers: Sequence[int]) -> None:
+        """A module that owns tensors of these layers begins its forward pass."""
+        self._entered.update(layers)
+        for layer in layers:
+            self.used.setdefault(layer, True)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") != "__get__":
+            for tensor in _parameters([*args, *(kwargs or {}).values()]):
+                layer = self._layer_of.get(id(tensor))
+                if layer is not None:
+                    self.used.setdefault(layer, layer in self._entered)
+        return func(*args, **(kwargs or {}))
+
+    def order(self) -> list[int]:
+        """All layers: those that were used, in the order of their first use, then the others."""
+        return [*self.used, *(layer for layer in range(self._count) if layer not in self.used)]
+
+    def early(self) -> set[int]:
+        """Layers whose weights must be current before the forward pass: no hook comes before their first use."""
+        return {layer for layer in range(self._count) if not self.used.get(layer, False)}
+
+
+def _parameters(values: Sequence[Any], depth: int = 3) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, torch.nn.Parameter):
+            yield value
+        elif depth and isinstance(value, (list, tuple)):
+            yield from _parameters(value, depth - 1)

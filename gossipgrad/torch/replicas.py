@@ -1,0 +1,136 @@
+"""Several ranks in one process: copies of a module that train in a virtual cluster, by the same code as under MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gossipgrad.cluster import VirtualCluster
+from gossipgrad.compression import AdaComp
+from gossipgrad.errors import flag, integer, named_keywords
+from gossipgrad.strategies import Strategy
+from gossipgrad.torch.group import Group
+from gossipgrad.torch.modules import layers_of
+from gossipgrad.torch.wrapped import Wrapped
+
+
+class Replicas:
+    """What gossipgrad.torch.replicas gives: a sequence of wrapped modules, one a rank, and `run`."""
+
+    def __init__(self, models: list[Wrapped], group: Group) -> None:
+        self._models, self._group = models, group
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def __getitem__(self, rank: int) -> Wrapped:
+        return self._models[rank]
+
+    def __iter__(self) -> Iterator[Wrapped]:
+        return iter(self._models)
+
+    def run(self, function: Callable[[Wrapped, int], Any]) -> list[Any]:
+        """function(model, rank) for each rank on a thread of its own; what each returned, by rank.
+
+        One thread runs at a time, in an order that is the same in every run; a rank that waits for a message lets
+        others run. An exception of one rank ends all, and is raised. What makes random numbers gets a generator of its
+        own a rank. Collective calls of the models need all ranks inside; outside, `models[0]` alone is asked.
+        """
+        results: list[Any] = [None] * len(self._models)
+
+        def of_rank(rank: int) -> None:
+            results[rank] = function(self._models[rank], rank)
+
+        self._group.running = True
+        try:
+            self._group.core.run(of_rank)
+        finally:
+            self._group.running = False
+        return results
+
+    def settle(self) -> None:
+        """Complete and mix what is in flight. Outside of run, as all that follows here."""
+        self._models[0].settle()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """All modules get this state; the optimiser's moments stay."""
+        for model in self._models:
+            model.load_state_dict(state_dict)
+
+    def consensus_state_dict(self) -> dict[str, Any]:
+        """The state of the mean of all modules; copies."""
+        return self._models[0].consensus_state_dict()
+
+    def training_states(self) -> list[dict[str, Any]]:
+        """Wrapped.training_state of each rank."""
+        return [model.training_state() for model in self._models]
+
+    def load_training_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what training_states gave."""
+        if len(states) != len(self._models):
+            raise ValueError(f"states: of {len(states)} ranks; allowed: of {len(self._models)}")
+        for model, state in zip(self._models, states, strict=True):
+            model.load_training_state(state)
+
+    def close(self) -> None:
+        """Give the modules memory of their own again."""
+        for model in self._models:
+            model.close()
+
+
+@named_keywords
+def replicas(
+    make_module: Callable[[], Any],
+    cluster: VirtualCluster | int,
+    optimizer: Any = None,
+    strategy: Strategy | None = None,
+    *,
+    compression: AdaComp | None = None,
+    seed: int = 0,
+    timeout: float = 0.0,
+    overlap: bool = True,
+    trace: int = 0,
+) -> Replicas:
+    """Copies of a module that train in this process, for research and tests without MPI, with the same results.
+
+        models = gg.torch.replicas(make_net, 8, optimizer=gg.SGD(lr=0.02), strategy=gg.GossipGraD())
+
+        def train(model, rank):  # a rank's training loop, as under MPI
+            for x, y in batches_of(rank):
+                loss_of(model(x), y).backward()
+                model.step()
+
+        models.run(train)
+
+    make_module  called once a rank; all begin with the first one's parameters and buffers.
+    cluster      how many ranks, or a VirtualCluster with latency, bandwidth and late ranks.
+    optimizer    of gossipgrad, or a function of a module that gives one of torch.optim.
+
+    The rest is as of gossipgrad.torch.wrap.
+    """
+    comm = cluster if isinstance(cluster, VirtualCluster) else VirtualCluster(integer("cluster", cluster, 1))
+    overlap = flag("overlap", overlap)
+    modules = [make_module() for _ in range(comm.p)]
+    of_torch = [optimizer(module) for module in modules] if _makes(optimizer) else None
+    group = Group(
+        modules,
+        [layers_of(module) for module in modules],
+        optimizer=of_torch[0] if of_torch else optimizer,
+        strategy=strategy,
+        compression=compression,
+        comm=comm,
+        seed=seed,
+        timeout=timeout,
+        network=None,
+        trace=trace,
+    )
+    made = [
+        Wrapped(module, group, rank, overlap, of_torch[rank] if of_torch else None)
+        for rank, module in enumerate(modules)
+    ]
+    return Replicas(made, group)
+
+
+def _makes(optimizer: Any) -> bool:
+    """Is it a function that makes optimisers of torch?"""
+    return callable(optimizer) and not isinstance(optimizer, type) and not hasattr(optimizer, "options")

@@ -1,0 +1,519 @@
+"""One rank's module, whose parameters lie in the core's arenas: hooks that exchange layers while autograd runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from gossipgrad.cluster import Network, VirtualCluster
+from gossipgrad.compression import AdaComp
+from gossipgrad.errors import flag, named_keywords, number, warn
+from gossipgrad.strategies import Strategy
+from gossipgrad.torch.group import Group
+from gossipgrad.torch.modules import Recorder, is_compiled, layers_of, original, owners
+
+# After so many steps, and after each power of two below, the order of layers is looked at again.
+_LOOK_EVERY = 1024
+_MOST_NAMES = 8
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(repr(name) for name in names[:_MOST_NAMES]) + more
+
+
+class Wrapped(torch.nn.Module):  # type: ignore[misc]
+    """What gossipgrad.torch.wrap gives: the module, called as it is, and `step()` in place of an optimiser's.
+
+    One rank of a group. `module` is what was wrapped; its trainable parameters are views of the core's memory.
+    """
+
+    def __init__(self, module: Any, group: Group, rank: int, overlap: bool, optimizer: Any) -> None:
+        super().__init__()
+        self.module = module
+        self._group, self._local, self._optimizer = group, rank, optimizer
+        self._overlap = overlap and not group.unfused
+        group.members.append(self)
+        self._open = False  # has the core's step begun?
+        self._rested = True  # are all weights current, between two steps?
+        self._done = 0  # steps of this rank
+        self._synchronised = True  # does the next backward pass exchange gradients?
+        self._warned = False
+        self._recorder: Recorder | None = None
+        self._early: set[int] | None = None  # layers that no hook announces; None: not known yet, so all
+        self._handles: list[Any] = []
+        self._bind()
+        for part in owners(module, self._layers):
+            if not is_compiled(module):
+                self._handles.append(part.register_forward_pre_hook(self._before_forward))
+        if not group.unfused:
+            for one in self._layers:
+                for _, tensor in one.parameters:
+                    self._handles.append(tensor.register_post_accumulate_grad_hook(self._after_gradient))
+
+    # ---- the arenas
+
+    def _bind(self) -> None:
+        """Point parameters at the core's arenas, which hold their values."""
+        core, self._layers = self._group.core, self._group.layers[self._local]
+        self._core = core
+        weights = core.weights(self._local)
+        self._weights: dict[str, Any] = {}
+        self._place: dict[int, tuple[int, str]] = {}  # of a parameter: its layer and its name
+        for i, layer in enumerate(self._layers):
+            for name, tensor in layer.parameters:
+                view = torch.from_numpy(weights[name]).view(tensor.shape)
+                tensor.data = self._weights[name] = view
+                self._place[id(tensor)] = (i, name)
+            for name, tensor in layer.statistics:
+                self._weights[name] = torch.from_numpy(weights[name]).view(tensor.shape)
+        self._layers_of = owners(self.module, self._layers)
+        self._needed = [False] * len(self._layers)
+        self._ready = [False] * len(self._layers)
+        self._missing = [0] * len(self._layers)
+        self._versions: dict[int, int] = {}
+        gradients = core.gradients(self._local)
+        self._gradients = {
+            name: torch.from_numpy(gradients[name]).view(tensor.shape)
+            for layer in self._layers
+            for name, tensor in layer.parameters + layer.statistics
+        }
+
+    def _take_statistics(self, layer: int) -> None:
+        """Buffers get what the ranks have mixed."""
+        for name, buffer in self._layers[layer].statistics:
+            buffer.copy_(self._weights[name])
+
+    def _take_all_statistics(self) -> None:
+        with torch.no_grad():
+            for layer in range(len(self._layers)):
+                self._take_statistics(layer)
+        self._rested = True
+
+    # ---- a step
+
+    def _begin(self) -> None:
+        if self._open:
+            return
+        for layer in self._layers:
+            for name, tensor in layer.parameters:
+                if not tensor.requires_grad:
+                    raise RuntimeError(f"{name}: was trained when the module was wrapped; wrap it again to freeze it")
+        self._group.next_rates()
+        self._core.begin(self._local)
+        self._open, self._rested = True, False
+        self._needed = [False] * len(self._layers)
+        self._ready = [False] * len(self._layers)
+        self._missing = [len(layer.parameters) for layer in self._layers]
+        self._versions.clear()
+        for i in range(len(self._layers)) if self._early is None else sorted(self._early):
+            self._need(i)
+
+    def _need(self, layer: int) -> None:
+        if not self._needed[layer]:
+            self._core.need(self._local, layer)
+            self._needed[layer] = True
+            with torch.no_grad():
+                self._take_statistics(layer)
+
+    def _rest(self) -> None:
+        """All weights of this rank are current, without others' help."""
+        if self._open:
+            for layer in range(len(self._layers)):
+                self._need(layer)
+        elif not self._rested:
+            self._core.wait(self._local)
+            self._take_all_statistics()
+
+    def _before_forward(self, part: Any, _: Any) -> None:
+        layers = self._layers_of.get(part, ())
+        if self._recorder is not None:
+            self._recorder.enter(layers)
+        if not torch.is_grad_enabled():
+            self._rest()
+            return
+        self._begin()
+        for layer in layers:
+            self._need(layer)
+        self._core.poll(self._local)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's, with weights that are current. One training step may have several forward passes."""
+        if self._open and any(self._ready):
+            done = [one.name for one, ready in zip(self._layers, self._ready, strict=True) if ready]
+            left = [one.name for one, ready in zip(self._layers, self._ready, strict=True) if not ready]
+            if left:
+                raise RuntimeError(
+                    f"forward pass in the middle of step {self._done}: the gradients of {_listed(done)} are "
+                    f"exchanged, those of {_listed(left)} not, because the backward pass did not reach them (an "
+                    "exception?). Allowed: model.step(), for which these count as zero"
+                )
+            raise RuntimeError(
+                f"forward pass in the middle of step {self._done}: its gradients are exchanged. Allowed: "
+                "model.step() after each backward pass; `with model.no_sync():` around all passes but the last, to "
+                "accumulate gradients"
+            )
+        if not torch.is_grad_enabled():
+            self._rest()
+            return self.module(*args, **kwargs)
+        self._begin()
+        if self._recorder is None and self._looks():
+            self._recorder = Recorder(self._layers)
+            with self._recorder:
+                return self.module(*args, **kwargs)
+        return self.module(*args, **kwargs)
+
+    def _looks(self) -> bool:
+        """Is the order of layers looked at in the step under way?"""
+        after = self._done + 1
+        return self.size > 1 and not is_compiled(self.module) and (after & (after - 1) == 0 or after % _LOOK_EVERY == 0)
+
+    def _after_gradient(self, tensor: Any) -> None:
+        place = self._place.get(id(tensor))
+        if place is None:
+            return
+        layer, name = place
+        if not self._open:
+            raise RuntimeError(
+                f"{name}: a gradient outside of a step: this backward pass belongs to a forward pass before the last "
+                "model.step()"
+            )
+        if self._ready[layer] or (self._missing[layer] == 0 and self._synchronised and self._overlap):
+            raise RuntimeError(
+                f"{name}: a second gradient in step {self._done}, after its layer was exchanged. Allowed: all "
+                "backward passes of a step but the last under `with model.no_sync():`, or wrap(..., overlap=False)"
+            )
+        self._move(tensor, name)
+        if self._synchronised and self._overlap:
+            self._versions[id(tensor)] = tensor.grad._version
+            self._missing[layer] -= 1
+            if self._missing[layer] == 0:
+                self._finish(layer)
+        self._core.poll(self._local)
+
+    def _move(self, tensor: Any, name: str) -> None:
+        """The gradient lies in the arena."""
+        own = self._gradients[name]
+        if tensor.grad.is_sparse:
+            raise RuntimeError(f"{name}: a sparse gradient; allowed: dense ones, as of Embedding(sparse=False)")
+        if tensor.grad.data_ptr() != own.data_ptr():
+            with torch.no_grad():
+                own.copy_(tensor.grad)
+            tensor.grad = own
+
+    def _finish(self, layer: int) -> None:
+        """The layer's gradients are final."""
+        self._need(layer)
+        with torch.no_grad():
+            for name, buffer in self._layers[layer].statistics:
+                torch.sub(self._weights[name], buffer, out=self._gradients[name])
+        self._ready[layer] = True
+        self._core.ready(self._local, layer)
+
+    def step(self) -> None:
+        """End the training step: all layers are updated and on their way, and the gradients are None.
+
+        After the backward pass, on every rank, once a step. Parameters that have no gradient have one of zero; a
+        warning names them, once. RuntimeError: there was no backward pass since the last step, or gradients were
+        changed after they had been exchanged.
+        """
+        if not self._open:
+            raise RuntimeError("step() without a forward and a backward pass since the last one")
+        without = [name for layer in self._layers for name, tensor in layer.parameters if tensor.grad is None]
+        if len(without) == sum(len(layer.parameters) for layer in self._layers) and not any(self._ready):
+            raise RuntimeError("step() without a backward pass since the last one: no parameter has a gradient")
+        self._check_versions()
+        unused = [name for name in without if not self._ready[self._layer_of(name)]]
+        if unused and not self._warned:
+            self._warned = True
+            warn(
+                f"{_listed(unused)}: no gradient in step {self._done}; it counts as zero. What is never to train "
+                "is frozen before wrap, by requires_grad_(False)"
+            )
+        if self._group.unfused:
+            self._unfused_step()
+        for i in reversed(range(len(self._layers))):
+            if not self._ready[i]:
+                self._complete(i)
+        self._core.end(self._local)
+        self._open = False
+        self._done += 1
+        for one in self._layers:
+            for _, tensor in one.parameters:
+                tensor.grad = None
+        self._look()
+
+    def _layer_of(self, name: str) -> int:
+        return next(i for i, layer in enumerate(self._layers) if any(own == name for own, _ in layer.parameters))
+
+    def _complete(self, layer: int) -> None:
+        """Make a layer ready whose gradients have not all come, or wait for step()."""
+        if not self._group.unfused:
+            for name, tensor in self._layers[layer].parameters:
+                if tensor.grad is None:
+                    self._gradients[name].zero_()
+                else:
+                    self._move(tensor, name)
+        self._finish(layer)
+
+    def _check_versions(self) -> None:
+        for layer in self._layers:
+            for name, tensor in layer.parameters:
+                seen = self._versions.get(id(tensor))
+                if seen is not None and tensor.grad is not None and tensor.grad._version != seen:
+                    raise RuntimeError(
+                        f"{name}: its gradient was changed after it had been exchanged, while the backward pass ran. "
+                        "Allowed: wrap(..., overlap=False), which exchanges in step(); to clip, clip_norm= of the "
+                        "optimizer"
+                    )
+
+    def _unfused_step(self) -> None:
+        """The optimiser's own step; what it changed is the gradient of an SGD with a rate of 1."""
+        with torch.no_grad():
+            for i, layer in enumerate(self._layers):
+                self._need(i)
+                for name, _ in layer.parameters:
+                    self._gradients[name].copy_(self._weights[name])
+            self._optimizer.step()
+            for layer in self._layers:
+                for name, _ in layer.parameters:
+                    before, after = self._gradients[name], self._weights[name]
+                    difference = before - after
+                    after.copy_(before)
+                    before.copy_(difference)
+
+    # ---- the order of layers
+
+    def _look(self) -> None:
+        """After a step in which the order was recorded: rank 0's becomes that of the arenas."""
+        recorder, self._recorder = self._recorder, None
+        step = self._done
+        if recorder is not None:
+            self._early = recorder.early()
+        if not (self.size > 1 and (step & (step - 1) == 0 or step % _LOOK_EVERY == 0)) or is_compiled(self.module):
+            return
+        if self._group.virtual is not None:  # its messages cost the same in any order
+            return
+        own = recorder.order() if recorder is not None else list(range(len(self._layers)))
+        order = self._group.agreed_order(own)
+        if order != list(range(len(self._layers))):
+            early = self._early
+            self.settle()
+            del self._core
+            self._weights.clear()
+            self._gradients.clear()
+            self._group.reorder(order)
+            self._bind()
+            self._rested = False
+            if early is not None:
+                self._early = {order.index(layer) for layer in early}
+
+    # ---- beside training
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only add gradients up; the first one outside, or step(), exchanges them."""
+        before, self._synchronised = self._synchronised, False
+        try:
+            yield
+        finally:
+            self._synchronised = before
+
+    @property
+    def rank(self) -> int:
+        """The rank in the group, from 0."""
+        return self._group.team.rank + self._local
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self._group.team.size
+
+    @property
+    def steps(self) -> int:
+        """Training steps done."""
+        return self._done
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step. To be set between two steps, to the same on all ranks; it stays then."""
+        if self._group.unfused:
+            raise AttributeError("learning_rate: is that of the torch optimizer's param_groups")
+        return self._group.optimizer.rate(self._done)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        if self._group.unfused:
+            raise AttributeError("learning_rate: is that of the torch optimizer's param_groups")
+        rate = number("learning_rate", value, 0.0)
+        self._end_unused_step("learning_rate")
+        self._group.set_rate(rate)
+
+    def counts(self) -> dict[str, Any]:
+        """What this rank has sent and waited for: bytes_sent, messages_sent, exposed_seconds, skipped, clock."""
+        return dict(self._core.counts(self._local))
+
+    def _end_unused_step(self, call: str) -> None:
+        """A step that only a forward pass has begun is left: the next one begins it again."""
+        if not self._open:
+            return
+        if any(self._ready):
+            raise RuntimeError(f"{call} in the middle of step {self._done}; allowed: after model.step()")
+        self._open = False
+
+    def settle(self) -> None:
+        """Complete and mix what is in flight. Collective, between two steps."""
+        together = [self] if self._group.running else self._group.members
+        for one in together:
+            one._end_unused_step("settle()")
+        self._group.settle(self._local)
+        for one in together:
+            one._take_all_statistics()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own, without a prefix: this rank's weights. Not collective; rank 0 alone may save it."""
+        self._rest()
+        return original(self.module).state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The module's own. The optimiser's moments stay. Collective: all ranks load the same."""
+        self.settle()
+        result = original(self.module).load_state_dict(state_dict, *args, **kwargs)
+        self._group.load_module(self._local)
+        self._rested = False
+        self._rest()
+        return result
+
+    def consensus_state_dict(self) -> dict[str, Any]:
+        """state_dict of the mean of all ranks' weights, or of the strategy's centre; copies. Collective."""
+        self.settle()
+        consensus = self._core.consensus_weights()
+        name_of = {id(tensor): name for layer in self._layers for name, tensor in layer.parameters + layer.statistics}
+        result: dict[str, Any] = {}
+        for key, tensor in original(self.module).state_dict(keep_vars=True).items():
+            name = name_of.get(id(tensor))
+            mean = None if name is None else torch.from_numpy(consensus[name].copy()).view(tensor.shape)
+            result[key] = tensor.detach().clone() if mean is None else mean
+        return result
+
+    def consensus_distance(self) -> float:
+        """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
+        self.settle()
+        return float(self._core.consensus_distance())
+
+    def training_state(self) -> dict[str, Any]:
+        """All that this rank needs to go on to the bit: for torch.save, a file a rank. Collective."""
+        self.settle()
+        state = self._group.state(self._local)
+        tensors = {arena: {name: torch.from_numpy(one) for name, one in of.items()} for arena, of in state.items()}
+        consensus = {name: torch.from_numpy(one) for name, one in self._core.consensus_weights().items()}
+        own = {"optimizer": self._optimizer.state_dict()} if self._group.unfused else {}
+        return {
+            "step": self.steps,
+            "arenas": tensors,
+            "consensus": consensus,
+            "module": {name: tensor.clone() for name, tensor in self.state_dict().items()},
+            **own,
+        }
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what training_state gave on this rank. Collective. ValueError for another module's."""
+        self.settle()
+        kinds = {name for name, kind in self._core.arenas().items() if kind != "gradient"}
+        if set(state["arenas"]) != kinds:
+            raise ValueError(f"state: has {sorted(state['arenas'])}; this strategy and optimizer want {sorted(kinds)}")
+        original(self.module).load_state_dict(state["module"])
+        for name, arrays in state["arenas"].items():
+            self._core.load_arena(name, {key: one.numpy() for key, one in arrays.items()}, self._local)
+        self._core.load_consensus({key: one.numpy() for key, one in state["consensus"].items()})
+        if self._group.unfused:
+            self._optimizer.load_state_dict(state["optimizer"])
+        self._core.step = self._done = int(state["step"])
+        self._rested = False
+        self._rest()
+
+    def close(self) -> None:
+        """Remove the hooks and give the parameters memory of their own. Collective."""
+        if not self._handles:
+            return
+        self.settle()
+        while self._handles:
+            self._handles.pop().remove()
+        for layer in self._layers:
+            for _, tensor in layer.parameters:
+                tensor.data = tensor.data.clone()
+                tensor.grad = None
+        self._weights.clear()
+        self._gradients.clear()
+
+    def __enter__(self) -> Wrapped:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+
+@named_keywords
+def wrap(
+    module: Any,
+    optimizer: Any = None,
+    strategy: Strategy | None = None,
+    *,
+    comm: Any = None,
+    compression: AdaComp | None = None,
+    seed: int = 0,
+    timeout: float = 0.0,
+    network: Network | None = None,
+    overlap: bool = True,
+    trace: int = 0,
+) -> Wrapped:
+    """A PyTorch module that trains with the other ranks: call it, call backward(), and its `step()`.
+
+        model = gg.torch.wrap(net, optimizer=gg.SGD(lr=0.02, momentum=0.9), strategy=gg.GossipGraD())
+        for x, y in loader:  # of this rank's samples
+            loss_of(model(x), y).backward()
+            model.step()
+
+    module       a torch.nn.Module with float32 parameters on the CPU, the same on all ranks; a torch.compiled one too.
+                 All ranks begin with rank 0's parameters and buffers. Those that train (requires_grad) become views of
+                 the core's memory: the same Parameter objects, without a copy. Frozen ones stay as they are.
+    optimizer    of gossipgrad: fused with the exchange, as gg.SGD(lr=0.1) or gg.Adam(); None: SGD(lr=0.01,
+                 momentum=0.9). Or a torch.optim one of the module's parameters: slower, because each rank's step is
+                 made first, and what it changed is then exchanged like the gradient of an SGD with a rate of 1.
+    strategy     None: GossipGraD(). `gg.AllReduce()` computes what DistributedDataParallel does.
+    comm         None: the ranks of mpiexec; or a communicator of mpi4py. For several ranks in one process there is
+                 gg.torch.replicas.
+    overlap      True: a layer is exchanged as soon as its gradient is there, while the backward pass goes on. False:
+                 all in step(), so that gradients may be changed before (clip_grad_norm_, gradient penalties by two
+                 backward passes).
+    compression, seed, timeout, network, trace   as of gossipgrad.Trainer. With timeout= a rank that does not come, for
+                 example because it skipped a step, is an error on those that wait.
+
+    The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights. Collective;
+    ValueError on all ranks for modules or options that differ, RuntimeError under torchrun, where no MPI runs.
+    """
+    if isinstance(comm, VirtualCluster):
+        raise ValueError("comm is a VirtualCluster; allowed: gossipgrad.torch.replicas(make_module, cluster)")
+    overlap = flag("overlap", overlap)
+    group = Group(
+        [module],
+        [layers_of(module)],
+        optimizer=optimizer,
+        strategy=strategy,
+        compression=compression,
+        comm=comm,
+        seed=seed,
+        timeout=timeout,
+        network=network,
+        trace=trace,
+    )
+    if group.unfused and group.team.rank == 0:
+        warn("optimizer: one of torch's, whose step is a pass of its own: gossipgrad's, as gg.SGD(...), is faster")
+    return Wrapped(module, group, 0, overlap, optimizer if group.unfused else None)

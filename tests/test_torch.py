@@ -1,0 +1,770 @@
+"""gossipgrad.torch: modules of PyTorch against our own networks, DDP, plain PyTorch, and MPI against replicas."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import gossipgrad.torch  # noqa: E402
+from gossipgrad.torch.group import check_launcher  # noqa: E402
+from gossipgrad.torch.modules import Recorder, layers_of, owners  # noqa: E402
+
+torch.set_num_threads(1)
+
+STRATEGIES = {
+    "gossip": gg.GossipGraD(),
+    "late gossip": gg.GossipGraD(staleness=1),
+    "gossip of weights": gg.GossipGraD(exchange="weights", topology="ring"),
+    "gossip of gradients": gg.GossipGraD(exchange="gradients"),
+    "gossip by slices": gg.GossipGraD(slices=2),
+    "all-reduce": gg.AllReduce(),
+    "layer-wise": gg.LayerwiseAllReduce(),
+    "overlapped": gg.OverlappedAveraging(),
+    "periodic": gg.PeriodicAllReduce(period=3),
+    "elastic": gg.ElasticAveraging(),
+    "none": gg.NoExchange(),
+}
+
+
+def small(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def batch(step, rank=0, n=4, features=4, classes=3):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(n, features, generator=generator)
+    return x, torch.randint(0, classes, (n,), generator=generator)
+
+
+def trained(models, steps=5, of=batch):
+    """Each rank trains on its batches; state_dicts by rank, completed."""
+
+    def train(model, rank):
+        for step in range(steps):
+            x, y = of(step, rank)
+            F.cross_entropy(model(x), y).backward()
+            model.step()
+
+    models.run(train)
+    models.settle()
+    return [{name: one.clone() for name, one in model.state_dict().items()} for model in models]
+
+
+def plain(module, optimizer, steps=5, of=batch, rank=0):
+    for step in range(steps):
+        x, y = of(step, rank)
+        optimizer.zero_grad()
+        F.cross_entropy(module(x), y).backward()
+        optimizer.step()
+    return module.state_dict()
+
+
+def close(one, other, **tolerance):
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], msg=name, **({"rtol": 2e-5, "atol": 2e-6} | tolerance))
+
+
+# ---- what a module consists of
+
+
+class Odd(nn.Module):
+    """Registered in another order than it is used; one weight serves twice, one layer is never used, one is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 9, bias=False)
+        self.unused = nn.Linear(2, 2)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.norm = nn.LayerNorm(6)
+        self.first = nn.Embedding(9, 6)
+        self.scalar = nn.Parameter(torch.tensor(1.5))
+        self.last.weight = self.first.weight
+
+    def forward(self, tokens):
+        return self.last(self.frozen(self.norm(self.first(tokens))) * self.scalar)
+
+
+def test_layers_are_modules_with_trainable_tensors_of_their_own():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Sequential(nn.Flatten(), nn.LSTM(8, 3)))
+    found = [one.described() for one in layers_of(net)]
+    assert [name for name, _ in found] == ["0", "1", "2.1"]
+    assert found[0][1] == [
+        ("0.weight", (2, 1, 3, 3), "weight", "conv", 1.0, 1.0),
+        ("0.bias", (2,), "bias", "conv", 1.0, 1.0),
+    ]
+    assert [(name, role) for name, _, role, *_ in found[1][1]] == [
+        ("1.weight", "scale"),
+        ("1.bias", "shift"),
+        ("1.running_mean", "statistic"),
+        ("1.running_var", "statistic"),
+    ]
+    assert {role for name, _, role, family, *_ in found[2][1] if "bias" in name} == {"bias"}
+    assert {family for *_, family, _, _ in found[2][1]} == {"recurrent"}
+    odd = {one.name: [name for name, _ in one.parameters] for one in layers_of(Odd())}
+    assert odd == {
+        "module": ["scalar"],
+        "last": ["last.weight"],
+        "unused": ["unused.weight", "unused.bias"],
+        "norm": ["norm.weight", "norm.bias"],
+    }
+    assert layers_of(Odd())[0].described()[1][0][1] == (1,)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: nn.Linear(2, 2).double(), "weight: dtype torch.float64; allowed: torch.float32"),
+        (lambda: nn.Linear(2, 2, device="meta"), "weight: is on meta; allowed: tensors on the CPU"),
+        (lambda: nn.LazyLinear(2), "weight: has no shape yet; run a batch"),
+        (lambda: nn.ReLU(), "module: has no parameters that train"),
+        (lambda: nn.Linear(2, 2).requires_grad_(False), "module: has no parameters that train"),
+        (lambda: F.relu, "module is a .*; allowed: a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_named(module, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        gg.torch.wrap(module())
+
+
+def recorded(net, *inputs):
+    layers = layers_of(net)
+    recorder = Recorder(layers)
+    of = owners(net, layers)
+    handles = [one.register_forward_pre_hook(lambda part, _: recorder.enter(of[part])) for one in of]
+    with recorder:
+        net(*inputs)
+    for handle in handles:
+        handle.remove()
+    return [layers[i].name for i in recorder.order()], {layers[i].name for i in recorder.early()}
+
+
+def test_the_order_is_that_of_use_and_what_no_hook_announces_is_early():
+    order, early = recorded(Odd(), torch.tensor([[1, 2]]))
+    # "last" was registered first and owns the weight that the embedding uses before it.
+    assert order == ["module", "last", "norm", "unused"] and early == {"unused"}
+    attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    order, early = recorded(attention, torch.randn(2, 3, 8))
+    assert order[:2] == ["self_attn", "self_attn.out_proj"] and early == {"self_attn.out_proj"}
+    assert order.index("norm1") < order.index("linear1") < order.index("linear2") < order.index("norm2")
+
+
+# ---- the same as our own networks, DDP and plain PyTorch
+
+
+def convolutional():
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10)
+    )
+
+
+def images(step, rank=0):
+    generator = torch.Generator().manual_seed(77 * step + rank)
+    return torch.randn(6, 1, 8, 8, generator=generator), torch.randint(0, 10, (6,), generator=generator)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_wrapped_module_trains_as_our_own_network(strategy, p):
+    layers = [gg.Conv2d(4, 3), gg.BatchNorm2d(), gg.ReLU(), gg.MaxPool2d(2), gg.Flatten(), gg.Linear(10)]
+    net = gg.Sequential(layers, input=(1, 8, 8))
+    first = convolutional()
+    names = [name for name, _, _ in net.graph.parameters()]
+    tensors = {name: one for name, one in first.state_dict().items() if not name.endswith("num_batches_tracked")}
+    net.load_weights(dict(zip(names, (one.numpy() for one in tensors.values()), strict=True)))
+    optimizer = gg.SGD(0.02, momentum=0.9, weight_decay=1e-3)
+    models = gg.torch.replicas(convolutional, p, optimizer, strategy, seed=5)
+    got = trained(models, 50, images)
+    with gg.Trainer(net, optimizer=optimizer, strategy=strategy, comm=gg.VirtualCluster(p), seed=5) as trainer:
+        for step in range(50):
+            drawn = [images(step, rank) for rank in range(p)]
+            trainer.train_step([x.numpy() for x, _ in drawn], [y.numpy().astype(np.int32) for _, y in drawn])
+        for rank in range(p):
+            wanted = trainer.weights(rank=rank)
+            for name, own in zip(tensors, names, strict=True):
+                np.testing.assert_allclose(got[rank][name], wanted[own], rtol=1e-3, atol=2e-5, err_msg=f"{rank} {name}")
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_one_rank_is_plain_pytorch(adam):
+    models = gg.torch.replicas(small, 1, gg.Adam(0.01) if adam else gg.SGD(0.1, momentum=0.9, weight_decay=0.01))
+    module = small()
+    optimizer = (
+        torch.optim.Adam(module.parameters(), 0.01)
+        if adam
+        else torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+    )
+    close(trained(models, 20)[0], plain(module, optimizer, 20), rtol=1e-4, atol=1e-5)
+
+
+UNDER_MPI = """
+import hashlib, sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+import gossipgrad as gg
+import gossipgrad.torch
+sys.path.insert(0, "tests")
+from test_torch import MPI_CASES, batch, convolutional, images, small
+torch.set_num_threads(1)
+for name, (make, of, options) in MPI_CASES.items():
+    model = gg.torch.wrap(make(), **options)
+    for step in range(12):
+        x, y = of(step, model.rank)
+        F.cross_entropy(model(x), y).backward()
+        model.step()
+    model.settle()
+    digest = hashlib.sha256()
+    for one in model.state_dict().values():
+        digest.update(one.numpy().tobytes())
+    print(name, model.rank, digest.hexdigest()[:16], flush=True)
+    model.close()
+"""
+
+MPI_CASES = {
+    "gossip": (convolutional, images, {"optimizer": gg.SGD(0.05, momentum=0.9)}),
+    "late": (small, batch, {"optimizer": gg.Adam(0.01), "strategy": gg.GossipGraD(staleness=1)}),
+    "all-reduce": (convolutional, images, {"optimizer": gg.SGD(0.05), "strategy": gg.LayerwiseAllReduce()}),
+    "clipped": (small, batch, {"optimizer": gg.SGD(0.5, clip_norm=0.1), "strategy": gg.AllReduce()}),
+}
+
+
+def torch_env():
+    """Ranks find PyTorch where this process has it."""
+    return {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def test_under_mpi_the_same_bits_as_replicas(mpirun):
+    import hashlib
+
+    lines = set(mpirun(3, UNDER_MPI, env=torch_env()).stdout.splitlines())
+    wanted = set()
+    for name, (make, of, options) in MPI_CASES.items():
+        for rank, state in enumerate(trained(gg.torch.replicas(make, 3, **options), 12, of)):
+            digest = hashlib.sha256()
+            for one in state.values():
+                digest.update(one.numpy().tobytes())
+            wanted.add(f"{name} {rank} {digest.hexdigest()[:16]}")
+    assert lines == wanted
+
+
+BESIDE_DDP = """
+import sys, tempfile
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import gossipgrad as gg
+import gossipgrad.torch
+sys.path.insert(0, "tests")
+from test_torch import batch, small
+torch.set_num_threads(1)
+team = gg.Team()
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=team.rank, world_size=team.size)
+theirs = torch.nn.parallel.DistributedDataParallel(small(), broadcast_buffers=True)
+optimizer = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+strategies = [gg.AllReduce(), gg.LayerwiseAllReduce()]
+ours = [gg.torch.wrap(small(team.rank and 9), gg.SGD(0.1, 0.9, 0.01), one) for one in strategies]
+for step in range(50):
+    x, y = batch(step, team.rank)
+    optimizer.zero_grad()
+    F.cross_entropy(theirs(x), y).backward()
+    optimizer.step()
+    for model in ours:
+        F.cross_entropy(model(x), y).backward()
+        model.step()
+for model in ours:
+    model.settle()
+    for name, one in theirs.module.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], one, rtol=1e-4, atol=1e-5)
+    model.close()
+print("equal", team.rank, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_all_reduce_is_ddp(mpirun, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(BESIDE_DDP)
+    done = mpirun(2, [script, tmp_path / "store"], env=torch_env())
+    assert sorted(done.stdout.split()) == ["0", "1", "equal", "equal"]
+
+
+# ---- what training loops do
+
+
+def test_parameters_are_the_same_objects_and_views_of_the_arenas():
+    net = small()
+    tensors = list(net.parameters())
+    model = gg.torch.wrap(net, gg.SGD(0.1))
+    assert all(one is other for one, other in zip(tensors, net.parameters(), strict=True))
+    before = [one.data_ptr() for one in tensors]
+    x, y = batch(0)
+    F.cross_entropy(model(x), y).backward()
+    assert all(one.grad is not None and one.grad.shape == one.shape for one in tensors)
+    model.step()
+    assert all(one.grad is None for one in tensors) and [one.data_ptr() for one in tensors] == before
+    assert all(one.data_ptr() % 64 == 0 for one in tensors)
+    model.close()
+    assert [one.data_ptr() for one in tensors] != before
+
+
+def test_gradients_are_accumulated_by_no_sync():
+    models = gg.torch.replicas(small, 2, gg.SGD(0.1, momentum=0.9), gg.AllReduce())
+
+    def train(model, rank):
+        for step in range(4):
+            with model.no_sync():
+                for part in range(2):
+                    x, y = batch(10 * step + part, rank)
+                    (F.cross_entropy(model(x), y) / 3).backward()
+            x, y = batch(10 * step + 2, rank)
+            (F.cross_entropy(model(x), y) / 3).backward()
+            model.step()
+
+    models.run(train)
+    module = small()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    for step in range(4):
+        optimizer.zero_grad()
+        for rank in range(2):
+            for part in range(3):
+                x, y = batch(10 * step + part, rank)
+                (F.cross_entropy(module(x), y) / 6).backward()
+        optimizer.step()
+    for model in models:
+        close(model.state_dict(), module.state_dict())
+
+
+def test_step_exchanges_what_no_sync_left():
+    model, module = gg.torch.wrap(small(), gg.SGD(0.1)), small()
+    with model.no_sync():
+        F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+    model.step()
+    close(model.state_dict(), plain(module, torch.optim.SGD(module.parameters(), 0.1), 1))
+
+
+@pytest.mark.parametrize("zero", ["model", "module", "none"])
+def test_zero_grad_is_needless_and_harmless(zero):
+    model, module = gg.torch.wrap(small(), gg.SGD(0.1)), small()
+    for step in range(3):
+        if zero != "none":
+            (model if zero == "model" else model.module).zero_grad()
+        F.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+        model.step()
+    close(model.state_dict(), plain(module, torch.optim.SGD(module.parameters(), 0.1), 3))
+
+
+def test_clipping_by_the_optimizer_or_without_overlap():
+    module = small()
+    optimizer = torch.optim.SGD(module.parameters(), 0.5)
+    for step in range(4):
+        optimizer.zero_grad()
+        F.cross_entropy(module(batch(step)[0]), batch(step)[1]).backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+        optimizer.step()
+    ours = gg.torch.wrap(small(), gg.SGD(0.5, clip_norm=0.1))
+    by_hand = gg.torch.wrap(small(), gg.SGD(0.5), overlap=False)
+    too_late = gg.torch.wrap(small(), gg.SGD(0.5))
+    for step in range(4):
+        for model in (ours, by_hand):
+            F.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+            if model is by_hand:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            model.step()
+    close(ours.state_dict(), module.state_dict())
+    close(by_hand.state_dict(), module.state_dict())
+    F.cross_entropy(too_late(batch(0)[0]), batch(0)[1]).backward()
+    torch.nn.utils.clip_grad_norm_(too_late.parameters(), 0.1)
+    with pytest.raises(
+        RuntimeError, match="0.weight: its gradient was changed after it had been exchanged.*overlap=False"
+    ):
+        too_late.step()
+
+
+def tokens(step, rank=0):
+    generator = torch.Generator().manual_seed(5 * step + rank)
+    return torch.randint(0, 9, (4, 3), generator=generator), torch.randint(0, 9, (4, 3), generator=generator)
+
+
+def test_shared_frozen_and_unused_parameters():
+    def make():
+        torch.manual_seed(0)
+        return Odd()
+
+    def loss(model, step, rank):
+        x, y = tokens(step, rank)
+        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    models = gg.torch.replicas(make, 2, gg.SGD(0.1, momentum=0.9), gg.AllReduce())
+
+    def train(model, rank):
+        for step in range(4):
+            loss(model, step, rank).backward()
+            model.step()
+
+    with pytest.warns(UserWarning, match="'unused.weight', 'unused.bias': no gradient in step 0; it counts as zero"):
+        models.run(train)
+    module = make()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    for step in range(4):
+        optimizer.zero_grad()
+        for rank in range(2):
+            (loss(module, step, rank) / 2).backward()
+        optimizer.step()
+    for model in models:
+        close(model.state_dict(), module.state_dict())
+        assert model.module.last.weight is model.module.first.weight
+
+
+def test_statistics_are_averaged_and_evaluation_reads_them():
+    models = gg.torch.replicas(convolutional, 2, gg.SGD(0.0), gg.AllReduce())
+    trained(models, 3, images)
+    singles = [convolutional(), convolutional()]
+    mean, var = singles[0][1].running_mean.clone(), singles[0][1].running_var.clone()
+    for step in range(3):
+        for rank, one in enumerate(singles):
+            one[1].running_mean.copy_(mean)
+            one[1].running_var.copy_(var)
+            one(images(step, rank)[0])
+        mean = (singles[0][1].running_mean + singles[1][1].running_mean) / 2
+        var = (singles[0][1].running_var + singles[1][1].running_var) / 2
+    for model in models:
+        torch.testing.assert_close(model.module[1].running_mean, mean)
+        torch.testing.assert_close(model.module[1].running_var, var)
+    x = images(9)[0]
+    models[0].eval()
+    singles[0].eval()
+    singles[0][1].running_mean.copy_(mean)
+    singles[0][1].running_var.copy_(var)
+    with torch.no_grad():
+        torch.testing.assert_close(models[0](x), singles[0](x))
+
+
+def test_evaluation_by_one_rank_changes_nothing():
+    """Between steps, and between a forward and a backward pass, of one rank alone."""
+
+    def run(evaluates):
+        models = gg.torch.replicas(convolutional, 3, gg.SGD(0.05, momentum=0.9))
+
+        def train(model, rank):
+            for step in range(6):
+                if evaluates and rank == 1:
+                    model.eval()
+                    with torch.no_grad():
+                        model(images(99)[0])
+                    model.state_dict()
+                    model.train()
+                x, y = images(step, rank)
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                model.step()
+
+        models.run(train)
+        models.settle()
+        return [model.state_dict() for model in models]
+
+    for one, other in zip(run(False), run(True), strict=True):
+        assert all((one[name] == other[name]).all() for name in one)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+def test_an_optimizer_of_torch(kind):
+    made = kind(small().parameters(), lr=0.01)
+    module = small()
+    with pytest.warns(UserWarning, match="optimizer: one of torch's.*is faster"):
+        model = gg.torch.wrap(module, kind(module.parameters(), lr=0.01))
+    for step in range(10):
+        F.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+        model.step()
+    other = small()
+    made = kind(other.parameters(), lr=0.01)
+    close(model.state_dict(), plain(other, made, 10))
+
+
+def test_an_optimizer_of_torch_and_several_ranks():
+    """Averages of what the ranks' steps changed: with SGD that is the step of the mean gradient."""
+    models = gg.torch.replicas(
+        small, 3, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9), gg.AllReduce()
+    )
+    got = trained(models, 6)
+    fused = trained(gg.torch.replicas(small, 3, gg.SGD(0.1, momentum=0.9), gg.AllReduce()), 6)
+    for one, other in zip(got, fused, strict=True):
+        close(one, other)
+
+
+def test_state_dicts_go_in_and_out(tmp_path):
+    models = gg.torch.replicas(convolutional, 2, gg.SGD(0.05, momentum=0.9))
+    states = trained(models, 3, images)
+    mean = models[0].consensus_state_dict()
+    for name, one in mean.items():
+        if one.is_floating_point():
+            torch.testing.assert_close(one, (states[0][name] + states[1][name]) / 2)
+    assert mean.keys() == convolutional().state_dict().keys()
+    torch.save(states[0], tmp_path / "net.pt")
+    models.load_state_dict(torch.load(tmp_path / "net.pt"))
+    assert models[0].consensus_distance() == 0
+    for model in models:
+        close(model.state_dict(), states[0], rtol=0, atol=0)
+    plain_module = convolutional()
+    plain_module.load_state_dict(models[0].state_dict())
+
+
+@pytest.mark.parametrize("strategy", [gg.GossipGraD(staleness=1), gg.OverlappedAveraging(), gg.ElasticAveraging()])
+def test_training_goes_on_to_the_bit(strategy, tmp_path):
+    def run(model, rank, first, last):
+        for step in range(first, last):
+            x, y = images(step, rank)
+            F.cross_entropy(model(x), y).backward()
+            model.step()
+
+    def make():
+        return gg.torch.replicas(convolutional, 3, gg.Adam(0.01), strategy)
+
+    whole = make()
+    whole.run(lambda model, rank: run(model, rank, 0, 4))
+    whole.settle()
+    whole.run(lambda model, rank: run(model, rank, 4, 8))
+    whole.settle()
+    half = make()
+    half.run(lambda model, rank: run(model, rank, 0, 4))
+    for rank, state in enumerate(half.training_states()):
+        torch.save(state, tmp_path / f"{rank}.pt")
+    again = make()
+    again.load_training_states([torch.load(tmp_path / f"{rank}.pt") for rank in range(3)])
+    assert again[0].steps == 4
+    again.run(lambda model, rank: run(model, rank, 4, 8))
+    again.settle()
+    for one, other in zip(whole, again, strict=True):
+        for name, tensor in one.state_dict().items():
+            assert (tensor == other.state_dict()[name]).all(), name
+
+
+def test_a_compiled_module():
+    module = small()
+    model = gg.torch.wrap(torch.compile(module, backend="eager"), gg.SGD(0.1))
+    for step in range(3):
+        F.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+        model.step()
+    other = small()
+    close(model.state_dict(), plain(other, torch.optim.SGD(other.parameters(), 0.1), 3))
+
+
+def test_gradient_penalties():
+    """torch.autograd.grad fires no hook; two backward passes want overlap=False or no_sync."""
+
+    def penalised(model, x, y):
+        x = x.clone().requires_grad_()
+        loss = F.cross_entropy(model(x), y)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + (slope**2).sum()
+
+    model, module = gg.torch.wrap(small(), gg.SGD(0.1)), small()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for step in range(4):
+        penalised(model, *batch(step)).backward()
+        model.step()
+        optimizer.zero_grad()
+        penalised(module, *batch(step)).backward()
+        optimizer.step()
+    close(model.state_dict(), module.state_dict())
+
+
+def test_learning_rates():
+    schedule = gg.schedules.StepDecay(every=2, gamma=0.5)
+    model, module = gg.torch.wrap(small(), gg.SGD(0.1, schedule=schedule)), small()
+    by_function = gg.torch.wrap(small(), gg.SGD(0.1, schedule=lambda t: 0.5 ** (t // 2)))
+    by_hand = gg.torch.wrap(small(), gg.SGD(0.1))
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    decay = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for step in range(6):
+        by_hand.learning_rate = 0.1 * 0.5 ** (step // 2)
+        for one in (model, by_function, by_hand):
+            assert one.learning_rate == pytest.approx(optimizer.param_groups[0]["lr"])
+            F.cross_entropy(one(batch(step)[0]), batch(step)[1]).backward()
+            one.step()
+        plain(module, optimizer, 1, lambda _, __, step=step: batch(step))
+        decay.step()
+    for one in (model, by_function, by_hand):
+        close(one.state_dict(), module.state_dict())
+
+
+# ---- misuse
+
+
+def test_misuse_is_an_error_that_says_what_is_allowed():
+    model = gg.torch.wrap(small(), gg.SGD(0.1))
+    x, y = batch(0)
+    with pytest.raises(RuntimeError, match=r"step\(\) without a forward and a backward pass"):
+        model.step()
+    loss = F.cross_entropy(model(x), y)
+    with pytest.raises(RuntimeError, match=r"step\(\) without a backward pass since the last one: no parameter"):
+        model.step()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="a second gradient in step 0, after its layer was exchanged.*no_sync"):
+        loss.backward(retain_graph=True)
+    with pytest.raises(
+        RuntimeError, match="forward pass in the middle of step 0: its gradients are exchanged.*model.step"
+    ):
+        model(x)
+    model.step()
+    with pytest.raises(
+        RuntimeError, match="a gradient outside of a step: this backward pass belongs to a forward pass"
+    ):
+        loss.backward()
+    model.module.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    model.step()
+    model.module[0].weight.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="0.weight: was trained when the module was wrapped; wrap it again"):
+        model(x)
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ArithmeticError("on purpose")
+
+
+def test_an_exception_in_backward_leaves_a_step_that_can_be_ended():
+    model = gg.torch.wrap(small(), gg.SGD(0.1))
+    x, y = batch(0)
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    hidden = Fails.apply(model.module[0](x))
+    model(x)
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        F.cross_entropy(model.module[2](hidden), y).backward()
+    with pytest.raises(RuntimeError, match="forward pass in the middle of step 0: .*'2'.* are exchanged, .*'0'.* not"):
+        model(x)
+    with pytest.warns(UserWarning, match="'0.weight', '0.bias': no gradient in step 0"):
+        model.step()
+    after = model.state_dict()
+    assert (after["0.weight"] == before["0.weight"]).all() and (after["2.weight"] != before["2.weight"]).any()
+    F.cross_entropy(model(x), y).backward()
+    model.step()
+
+
+def test_options_that_cannot_be():
+    for options, message in (
+        ({"optimizer": "sgd"}, "optimizer is a str"),
+        ({"optimizer": gg.SGD(0.1, schedule=gg.schedules.Cosine())}, "total='auto' is known only in Trainer.fit"),
+        ({"strategy": gg.GossipGraD(shuffle_samples=True)}, "shuffle_samples=True: allowed: False"),
+        ({"comm": gg.VirtualCluster(2)}, "comm is a VirtualCluster; allowed: gossipgrad.torch.replicas"),
+        ({"overlap": 3}, "overlap=3: allowed: True or False"),
+        ({"momentum": 3}, "no keyword 'momentum'"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            gg.torch.wrap(small(), **options)
+
+
+def test_under_torchrun_it_says_how_to_launch():
+    check_launcher({"WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+    check_launcher({"WORLD_SIZE": "4", "LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})
+    with pytest.raises(
+        RuntimeError, match=r"torchrun \(WORLD_SIZE=4\), where no MPI runs.*gossipgrad run -n 4 script.py"
+    ):
+        check_launcher({"WORLD_SIZE": "4", "LOCAL_RANK": "0"})
+
+
+MISUSE = """
+import sys
+import torch
+import torch.nn.functional as F
+import gossipgrad as gg
+import gossipgrad.torch
+sys.path.insert(0, "tests")
+from test_torch import Odd, batch, small
+torch.set_num_threads(1)
+rank = gg.Team().rank
+
+def refused(text, call):
+    try:
+        call()
+    except (ValueError, TypeError, RuntimeError) as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+
+refused("ranks differ in what must be equal on all. module, ", lambda: gg.torch.wrap(Odd() if rank else small()))
+other = torch.nn.Sequential(torch.nn.Linear(4, 5 + rank), torch.nn.Tanh(), torch.nn.Linear(5 + rank, 3))
+shapes = "module, 0.weight: torch.float32 (5, 4) on rank 0; torch.float32 (6, 4) on rank 1"
+refused(shapes, lambda: gg.torch.wrap(other))
+frozen = small()
+frozen[0].requires_grad_(rank == 0)
+refused("trained, 0.weight: in Linear on rank 0; absent on rank 1", lambda: gg.torch.wrap(frozen))
+refused("seed: 0 on rank 0; 1 on rank 1", lambda: gg.torch.wrap(small(), seed=rank))
+
+# Registered the other way round, branches in an order of each rank's own; the arenas' order is rank 0's.
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c, self.b, self.a = torch.nn.Linear(4, 3), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.flip = False
+    def forward(self, x):
+        first, second = (self.b, self.a) if self.flip else (self.a, self.b)
+        return self.c(first(x).tanh() + second(x))
+
+torch.manual_seed(rank)
+for strategy in (gg.LayerwiseAllReduce(), gg.GossipGraD()):
+    model = gg.torch.wrap(Branches(), gg.SGD(0.1, momentum=0.9), strategy)
+    names = []
+    for step in range(9):
+        model.module.flip = step >= 5 or bool(rank)
+        F.cross_entropy(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+        model.step()
+        names.append("".join(layer.name for layer in model._layers))
+    assert names == ["abc"] * 7 + ["bac"] * 2, names
+    total = sum(one.double().sum().item() for one in model.consensus_state_dict().values())
+    print(f"{rank} {model.consensus_distance() < 1e-6} {total:.9f}", flush=True)
+    model.close()
+
+# One rank skips a step.
+model = gg.torch.wrap(small(), gg.SGD(0.1), gg.AllReduce(), timeout=1.0)
+for step in range(3):
+    if rank == 1 and step == 1:
+        import time
+        print("skips", flush=True)
+        time.sleep(30)
+    F.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+    model.step()
+"""
+
+
+def test_misuse_under_mpi_ends_in_errors_on_all_ranks(mpirun):
+    done = mpirun(2, MISUSE, env=torch_env(), check=False)
+    lines = done.stdout.splitlines()
+    assert "skips" in lines, done.stderr
+    by_rank = [[line.split()[1:] for line in lines if line.startswith(f"{rank} ")] for rank in (0, 1)]
+    assert by_rank[0] == by_rank[1] and by_rank[0][0][0] == "True", lines
+    assert done.returncode != 0 and "CommunicationError" in done.stderr and "rank 1" in done.stderr, done.stderr
+
+
+def test_nothing_else_needs_torch():
+    import subprocess
+
+    program = "import sys, gossipgrad; assert 'torch' not in sys.modules; assert gossipgrad.torch.wrap"
+    assert subprocess.run([sys.executable, "-c", program], env={**os.environ, **torch_env()}).returncode == 0
+
+
+def test_a_copy_of_a_wrapped_model_is_refused_or_plain():
+    model = gg.torch.wrap(small(), gg.SGD(0.1))
+    state = copy.deepcopy(model.state_dict())
+    fresh = small()
+    fresh.load_state_dict(state)
+    close(fresh.state_dict(), state, rtol=0, atol=0)
