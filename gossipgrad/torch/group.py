@@ -193,10 +193,14 @@ class Group:
 
     def settle(self, rank: int) -> None:
         """Complete what is in flight: of virtual ranks outside of run all of them. Collective."""
-        if self.virtual is None or self.running:
-            self.core.settle(rank)
-        else:
+        if self.resting():
             self.core.settle()
+        else:
+            self.core.settle(rank)
+
+    def resting(self) -> bool:
+        """Are there virtual ranks, whose threads do not run? Calls are then made for all of them."""
+        return self.virtual is not None and not self.running
 
     # ---- learning rates
 

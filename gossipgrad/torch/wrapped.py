@@ -122,7 +122,14 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     def _rest(self) -> None:
         """All weights of this rank are current, without others' help."""
-        if self._open:
+        if self._group.resting():
+            if self._open:
+                self.settle()
+            elif not self._rested:
+                self._core.wait()
+                for one in self._group.members:
+                    one._take_all_statistics()
+        elif self._open:
             for layer in range(len(self._layers)):
                 self._need(layer)
         elif not self._rested:
@@ -367,7 +374,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     def settle(self) -> None:
         """Complete and mix what is in flight. Collective, between two steps."""
-        together = [self] if self._group.running else self._group.members
+        together = self._group.members if self._group.resting() else [self]
         for one in together:
             one._end_unused_step("settle()")
         self._group.settle(self._local)
