@@ -87,7 +87,8 @@ class Group:
             self._share_first_weights(modules)
         self.exchange: str | None = None
         if isinstance(self.strategy, strategies.GossipGraD):
-            self.exchange = self.strategy.exchange_on(machines(self.team, network))
+            links = network if self.virtual is None else Network(self.virtual.latency, self.virtual.bandwidth)
+            self.exchange = self.strategy.exchange_on(machines(self.team, links))
             if self.compression is not None:
                 self.exchange = "weights"
         self._rates_until = 0
