@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from gossipgrad.errors import integer, number
 from gossipgrad.replicas import checked_compression, checked_optimizer, checked_strategy
 from gossipgrad.schedules import Constant, Function
 from gossipgrad.torch.modules import Layer, original
-
-if TYPE_CHECKING:
-    from gossipgrad.torch.wrapped import Wrapped
 
 Arrays = dict[str, NDArray[np.float32]]
 # A function of the step is asked for so many learning rates at a time.
@@ -92,7 +89,7 @@ class Group:
             if self.compression is not None:
                 self.exchange = "weights"
         self._rates_until = 0
-        self.members: list[Wrapped] = []  # of the local ranks
+        self.members: list[Any] = []  # the wrapped modules of the local ranks
         self.running = False  # do the threads of virtual ranks run?
         self.core = self._made()
         for rank in range(len(self.layers)):

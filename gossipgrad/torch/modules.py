@@ -17,6 +17,8 @@ _NORMS = (
     *([torch.nn.RMSNorm] if hasattr(torch.nn, "RMSNorm") else []),
 )
 _STATISTICS = ("running_mean", "running_var")
+# Name, shape, role, family, and the factors of the learning rate and the weight decay.
+Parameter = tuple[str, Sequence[int], str, str, float, float]
 _MOST_AXES = 5  # that the core's shapes have
 
 
@@ -32,10 +34,12 @@ class Layer:
     parameters: list[tuple[str, Any]] = field(default_factory=list)
     statistics: list[tuple[str, Any]] = field(default_factory=list)
 
-    def described(self) -> tuple[str, list[tuple[str, tuple[int, ...], str, str, float, float]]]:
+    def described(self) -> tuple[str, list[Parameter]]:
         """What _core.Exchange wants to know of it."""
         family = _family(self.module)
-        own = [(name, shape_of(tensor), _role(self.module, name), family, 1.0, 1.0) for name, tensor in self.parameters]
+        own: list[Parameter] = [
+            (name, shape_of(tensor), _role(self.module, name), family, 1.0, 1.0) for name, tensor in self.parameters
+        ]
         own += [(name, shape_of(tensor), "statistic", family, 1.0, 1.0) for name, tensor in self.statistics]
         return self.name, own
 
