@@ -890,7 +890,7 @@ static void check_gather(gg_dtype dtype, gg_layout layout, int64_t n, int64_t va
         .dtype = dtype, .values = values, .n = n, .scale = 1.5f, .shift = -0.25f, .layout = layout, .out = out};
     args.rows = dtype == GG_UINT8 ? (const void *)bytes : dtype == GG_INT32 ? (const void *)integers : numbers;
     args.index = indexed ? index : NULL;
-    args.channels = channels;
+    args.runs = channels;
     args.scales = channels > 0 ? scales : NULL;
     gg_backend_native.gather(device, &args);
     bool good = true;
