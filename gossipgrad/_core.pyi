@@ -195,6 +195,13 @@ class Trainer:
     @property
     def isa(self) -> str: ...
     def node_backends(self) -> list[str]: ...
+    def measure_algorithms(
+        self, batch: int, known: list[tuple[int, ...]], /
+    ) -> list[tuple[tuple[int, ...], str, str, float]]:
+        """Seconds of each candidate, as (convolution, pass, algorithm, seconds), of the convolutions of a training step
+        that are not known. A convolution: batch, channels, height, width, filters, two paddings, bias, ReLU."""
+    def set_algorithms(self, choices: list[tuple[tuple[int, ...], tuple[str, str, str]]], /) -> None:
+        """Those of forward, weights and data of these convolutions, on the local ranks; between steps."""
     def node_algorithms(self) -> list[dict[str, tuple[str, str]] | None]:
         """Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."""
     def partitioned_fc(self) -> list[str]: ...

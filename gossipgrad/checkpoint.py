@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import agreement, fingerprint, notices, strategies
+from gossipgrad import agreement, algorithms, fingerprint, notices, strategies
 from gossipgrad import checkpoint_files as files
 from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.errors import CheckpointError, counted
@@ -62,6 +62,7 @@ def _write(replicas: Replicas, path: str, state: str, step: int) -> None:
         "epochs": replicas.history.epochs,
         "learning_rate": replicas.set_rate,
         "apoptosis": _apoptosis(replicas),
+        "algorithms": replicas.algorithms,
         "rank_files": everywhere,
     }
 
@@ -87,6 +88,14 @@ def _read_apoptosis(saved: Record | None) -> Record | None:
     return None if saved is None else {"course": saved["course"], "report": dict(saved["report"])}
 
 
+def _algorithms(described: Any) -> list[Record] | None:
+    """What can be understood; KeyError, TypeError, ValueError: this cannot."""
+    if described is None:
+        return None
+    algorithms.choices(described)
+    return list(described)
+
+
 @dataclass
 class _Saved:
     """What a checkpoint says of itself."""
@@ -101,6 +110,7 @@ class _Saved:
     optimizer: str
     moments_since: int
     apoptosis: Record | None
+    algorithms: list[Record] | None  # None: saved before there were any to choose
 
     @classmethod
     def of(cls, name: str, description: dict[str, Any]) -> _Saved:
@@ -115,6 +125,7 @@ class _Saved:
                 learning_rate=None if description.get("learning_rate") is None else float(description["learning_rate"]),
                 optimizer=str(description["settings"]["optimizer"]),
                 moments_since=int(description["moments_since"]),
+                algorithms=_algorithms(description.get("algorithms")),
                 apoptosis=_read_apoptosis(description.get("apoptosis")),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -190,6 +201,8 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
     replicas.set_state(saved.step, parts, consensus, strategies.from_settings(saved.settings).workers(saved.ranks))
     _restore_rate(replicas, saved)
+    if saved.algorithms is not None:
+        replicas.set_algorithms(saved.algorithms, saved=True)
     replicas.epoch = saved.epoch
     replicas.history.epochs = saved.epochs
     _restore_apoptosis(replicas, saved)

@@ -174,6 +174,7 @@ class History:
         partitioned_fc: list[str] | None = None,
         tuning: Record | None = None,
         apoptosis: Record | None = None,
+        algorithms: list[Record] | None = None,
     ) -> None:
         self.settings = settings or {}
         self.environment = environment or {}
@@ -183,6 +184,7 @@ class History:
         self.partitioned_fc = partitioned_fc or []
         self.tuning = tuning or {}
         self.apoptosis = apoptosis or {}
+        self.algorithms = algorithms or []
         self.epochs = epochs if epochs is not None else []
         self.weights_sha256 = weights_sha256 or []
 
@@ -221,6 +223,7 @@ class History:
             "schedule": self.schedule,
             "partitioned_fc": self.partitioned_fc,
             "tuning": self.tuning,
+            "algorithms": self.algorithms,
             "apoptosis": self.apoptosis,
             "epochs": self.epochs,
             "weights_sha256": self.weights_sha256,

@@ -22,7 +22,7 @@ from gossipgrad.strategies import GossipGraD, Strategy
 # Settings that may differ between a run and its resume without changing what is learnt, or that are no options.
 _FREE = {
     *("epochs", "threads", "backend", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"),
-    *("validation_samples", "dataset", "model", "exchange", "metrics", "final_mix"),
+    *("tune", "validation_samples", "dataset", "model", "exchange", "metrics", "final_mix"),
     *("straggler_probability", "straggler_delay", "latency", "bandwidth"),
 }
 

@@ -21,6 +21,7 @@ from gossipgrad import (
     _core,
     _stall,
     agreement,
+    algorithms,
     apoptosis,
     cluster,
     environment,
@@ -35,7 +36,7 @@ from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.compression import BY_NAME as COMPRESSIONS
 from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import check_keywords, choice, counted, did_you_mean, integer, number
+from gossipgrad.errors import check_keywords, choice, counted, did_you_mean, flag, integer, number
 from gossipgrad.history import History, Record
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DEVICES, DTYPES, Backend, ConvAlgorithm, Device, DType
 from gossipgrad.metrics import Metrics, parse
@@ -49,7 +50,7 @@ RESIDUE = "residue"  # of rank_state, where something is compressed
 _FIXED = frozenset(
     {
         *("net", "loss", "heads", "optimizer", "strategy", "compression", "apoptosis", "seed", "comm", "team"),
-        *("threads", "backend", "conv_algorithm", "trace"),
+        *("threads", "backend", "conv_algorithm", "tune", "trace"),
         *("straggler", "network", "compute_time", "metrics"),
     }
 )
@@ -157,6 +158,7 @@ class Replicas:
         threads: int | None = 1,
         backend: Backend | None = None,
         conv_algorithm: ConvAlgorithm = "auto",
+        tune: bool | None = None,
         dtype: DType = "float32",
         device: Device = "cpu",
         trace: int = 0,
@@ -181,6 +183,9 @@ class Replicas:
             self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
             self.backend: Backend | None = choice("backend", backend, BACKENDS)
             self.conv_algorithm: ConvAlgorithm = choice("conv_algorithm", conv_algorithm, CONV_ALGORITHMS)
+            self.tune = algorithms.wanted() if tune is None else flag("tune", tune)
+            self.algorithms: list[Record] = []  # of convolutions, as in the report
+            self.algorithms_saved = False  # they are those of a checkpoint
             choice("dtype", dtype, DTYPES)
             choice("device", device, DEVICES)
             self.trace = integer("trace", trace, 0)
@@ -352,6 +357,7 @@ class Replicas:
             compute_time=self.compute_time,
             conv_algorithm=self.conv_algorithm,
         )
+        self._core.set_algorithms(algorithms.choices(self.algorithms))
         if state is not None:
             self.set_state(*state)
         elif self.net.loaded:
@@ -549,6 +555,27 @@ class Replicas:
         with agreement.agreed(self.team, _stall.current(place), f"step {self.step}") as one:
             yield one
 
+    def choose_algorithms(self, batch: int) -> None:
+        """Set the algorithms of the convolutions of a training step with this batch, on all ranks. Collective.
+
+        Where a checkpoint has said which, it is those.
+        """
+        if self.algorithms_saved:
+            return
+        text = b"[]"
+        with self.agreed("algorithms"):
+            if self.team.rank == 0 and self.tune and self.conv_algorithm == "auto":
+                where = algorithms.machine(self.core.isa, self.core.backend, self.threads)
+                own, path = algorithms.known(self.algorithms), algorithms.cache_path()
+                found = algorithms.measured(batch, self.core.measure_algorithms, where, path, own)
+                text = json.dumps(algorithms.report(found)).encode()
+        self.set_algorithms(json.loads(self.gather(text)[0]))
+
+    def set_algorithms(self, described: list[Record], saved: bool = False) -> None:
+        """How convolutions are computed from now on, the same on all ranks. saved: a checkpoint says so."""
+        self.algorithms, self.algorithms_saved = described, saved
+        self.core.set_algorithms(algorithms.choices(described))
+
     def gather(self, data: bytes) -> list[bytes]:
         """Every process's bytes, of any length, by rank. Collective."""
         return agreement.gather(self.team, data, self.where)
@@ -571,6 +598,7 @@ class Replicas:
             "threads": self.threads,
             "backend": self.backend,
             "conv_algorithm": self.conv_algorithm,
+            "tune": self.tune,
             "dtype": "float32",
             "device": "cpu",
             "comm": self.team.kind,
@@ -623,6 +651,7 @@ class Replicas:
 
     def _describe_network(self) -> None:
         self.history.tuning = self.tuning if self._core is not None else {}
+        self.history.algorithms = self.algorithms
         self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
 
     def describe_apoptosis(self) -> None:

@@ -76,7 +76,12 @@ class Trainer(Replicas):
     backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
     conv_algorithm  how convolutions with windows of 3 x 3 and stride 1 are computed: "winograd" by Winograd's method
                F(4x4,3x3), which has a quarter of the multiplications and errors up to several times larger, "direct" by
-               sums of products, "auto" each pass of each layer by what is usually faster on this CPU's vectors.
+               sums of products, "auto" each pass of each layer by the fastest.
+    tune       True: fit measures, before its first step, which algorithm is the fastest for each pass of each such
+               layer. Rank 0 measures for all; the times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache) by CPU,
+               shape, threads and version, the choice is in the report ("algorithms") and in checkpoints, so that a
+               resumed run computes the same bits. False: fixed rules, so that the bits of a run depend on nothing that
+               is measured. None: True, unless $GOSSIPGRAD_TUNE is 0.
     dtype, device  "float32" and "cpu": there are no others yet.
     trace      how many spans a rank stores for write_trace; 0: none.
     timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the
@@ -199,6 +204,7 @@ class Trainer(Replicas):
         if call.resume is not None:
             checkpoint.restore(self, call.resume)
             notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs)
+        self.choose_algorithms(call.batch_size)
         self.last_epoch = call.epochs if call.resume is not None else self.epoch + call.epochs
         steps = loop.steps_of_epoch(sizes, call.batch_size, call.streams or call.drop_last)
         self.set_total(self.step + max(self.last_epoch - self.epoch, 0) * steps)

@@ -125,6 +125,8 @@ struct gg_plan {
 /* Makes room for one more of `size` bytes behind `count`: gives the array's new place, or NULL with an error set. */
 gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, void **out);
 
+/* A plan without memory: it cannot run. */
+gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg_plan **out);
 /* The steps: tables, layouts, fusion, reorders, views. */
 gg_status gg_plan_build(gg_plan *plan);
 /* Lifetimes, in-place operations, meeting gradients, sharing; gets the block and fills every step's pointers. */

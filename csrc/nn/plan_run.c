@@ -85,7 +85,7 @@ cleanup:
     return status;
 }
 
-gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
+gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
     gg_status status = GG_OK;
     void *block = NULL;
     gg_plan *plan = NULL;
@@ -104,6 +104,18 @@ gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, 
     GG_TRY(find_kernels(plan));
     GG_TRY(gg_plan_build(plan));
     if (options->training) GG_TRY(gg_plan_check_losses(plan));
+    *out = plan;
+    plan = NULL;
+cleanup:
+    gg_plan_destroy(plan);
+    return status;
+}
+
+gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
+    gg_status status = GG_OK;
+    gg_plan *plan = NULL;
+    *out = NULL;
+    GG_TRY(gg_plan_make(graph, options, &plan));
     GG_TRY(gg_plan_layout(plan));
     *out = plan;
     plan = NULL;

@@ -1,4 +1,5 @@
 /* _core.Trainer: the time of each part of the network, the trace, memory. */
+#include "base/memory.h"
 #include "python/trainer.h"
 
 static PyObject *node_backends(PyObject *self, PyObject *unused) {
@@ -131,9 +132,118 @@ static PyObject *py_trainer_tuning(PyObject *self, PyObject *unused) {
     return gg_py_tuning(gg_replica_tuning(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
 }
 
+/* ---- algorithms of convolutions ---- */
+
+/* Of a key: batch, channels, height and width of the input, channels of the output, padding, bias?, ReLU? */
+#define KEY_FORMAT "LLLLLLLLL"
+
+static PyObject *key_tuple(const gg_conv_key *k) {
+    return Py_BuildValue("(" KEY_FORMAT ")", (long long)k->batch, (long long)k->input[0], (long long)k->input[1],
+                         (long long)k->input[2], (long long)k->output, (long long)k->padding[0],
+                         (long long)k->padding[1], (long long)k->bias, (long long)k->relu);
+}
+
+static int read_key(PyObject *tuple, gg_conv_key *out) {
+    long long n[9];
+    if (!PyTuple_Check(tuple)) {
+        PyErr_Format(PyExc_TypeError, "a convolution is described by a tuple of 9 integers, not %s",
+                     Py_TYPE(tuple)->tp_name);
+        return -1;
+    }
+    if (!PyArg_ParseTuple(tuple, KEY_FORMAT ":a convolution", &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7],
+                          &n[8]))
+        return -1;
+    *out = (gg_conv_key){.batch = n[0],
+                         .input = {n[1], n[2], n[3]},
+                         .output = n[4],
+                         .padding = {n[5], n[6]},
+                         .bias = n[7],
+                         .relu = n[8]};
+    return 0;
+}
+
+static PyObject *timings_list(const gg_conv_timing *rows, int count) {
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < count; ++i) {
+        PyObject *row = Py_BuildValue("(Nssd)", key_tuple(&rows[i].key), gg_pass_name(rows[i].pass),
+                                      gg_algorithm_name(rows[i].algorithm), rows[i].seconds);
+        if (row == NULL || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+static PyObject *measure_algorithms(PyObject *self, PyObject *args) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *known, *list = NULL;
+    long long batch;
+    gg_conv_timing *rows = NULL;
+    gg_conv_key *keys = NULL;
+    int count = 0;
+    gg_status status;
+    if (!PyArg_ParseTuple(args, "LO!:measure_algorithms", &batch, &PyList_Type, &known)) return NULL;
+    const Py_ssize_t knowns = PyList_GET_SIZE(known);
+    keys = PyMem_Calloc((size_t)knowns + 1, sizeof *keys);
+    if (keys == NULL) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < knowns; ++i)
+        if (read_key(PyList_GET_ITEM(known, i), &keys[i]) < 0) goto cleanup;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_replica_measure_algorithms(gg_trainer_replica(t->trainer, 0), batch, keys, (int)knowns, &rows, &count);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) gg_py_raise(status);
+    else list = timings_list(rows, count);
+cleanup:
+    gg_free(rows);
+    PyMem_Free(keys);
+    return list;
+}
+
+static int read_choice(PyObject *item, gg_conv_choice *out) {
+    const char *algorithms[GG_ALGORITHM_COUNT], *name[GG_PASS_COUNT];
+    PyObject *key;
+    for (int i = 0; i < GG_ALGORITHM_COUNT; ++i) algorithms[i] = gg_algorithm_name((gg_algorithm)i);
+    if (!PyTuple_Check(item)) {
+        PyErr_SetString(PyExc_TypeError, "a choice is a tuple of a convolution and three algorithms");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(item, "O(sss):a choice", &key, &name[0], &name[1], &name[2])) return -1;
+    if (read_key(key, &out->key) < 0) return -1;
+    for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
+        const int choice = gg_py_choice(gg_pass_name((gg_pass)pass), name[pass], algorithms, GG_ALGORITHM_COUNT);
+        if (choice < 0) return -1;
+        out->algorithm[pass] = (gg_algorithm)choice;
+    }
+    return 0;
+}
+
+static PyObject *set_algorithms(PyObject *self, PyObject *list) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_status status = GG_OK;
+    if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "set_algorithms: wanted a list");
+    const Py_ssize_t count = PyList_GET_SIZE(list);
+    gg_conv_choice *choices = PyMem_Calloc((size_t)count + 1, sizeof *choices);
+    if (choices == NULL) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; ++i)
+        if (read_choice(PyList_GET_ITEM(list, i), &choices[i]) < 0) goto failed;
+    for (int local = 0; local < gg_team_local(t->team->team) && status == GG_OK; ++local)
+        status = gg_replica_set_algorithms(gg_trainer_replica(t->trainer, local), choices, (int)count);
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        goto failed;
+    }
+    PyMem_Free(choices);
+    Py_RETURN_NONE;
+failed:
+    PyMem_Free(choices);
+    return NULL;
+}
+
 PyMethodDef gg_py_trainer_measures[] = {
     {"node_algorithms", node_algorithms, METH_NOARGS,
      "Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."},
+    {"measure_algorithms", measure_algorithms, METH_VARARGS,
+     "What each candidate takes for each pass of the convolutions of a training step: batch, those known already."},
+    {"set_algorithms", set_algorithms, METH_O, "The algorithms of these convolutions, on the local ranks."},
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"partitioned_fc", partitioned_fc, METH_NOARGS,
      "Names of the layers whose inputs and errors were exchanged in some step so far."},

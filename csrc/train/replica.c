@@ -102,6 +102,7 @@ void gg_replica_destroy(gg_replica *r) {
     if (r == NULL) return;
     gg_replica_dismantle(r);
     gg_plans_clear(&r->plans);
+    gg_free(r->algorithms);
     gg_batches_clear(&r->data);
     gg_free(r->carried);
     gg_free(r->batches);
@@ -127,6 +128,27 @@ const bool *gg_replica_fc_partitioned(const gg_replica *r) {
 }
 bool gg_replica_compresses(const gg_replica *r) { return r->exchange != NULL && gg_exchange_compresses(r->exchange); }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->plans.pinned; }
+
+gg_status gg_replica_measure_algorithms(gg_replica *r, int64_t batch, const gg_conv_key *known, int knowns,
+                                        gg_conv_timing **out, int *count) {
+    gg_plan_options options = r->plans.options;
+    options.batch = batch;
+    return gg_measure_algorithms(r->options.graph, &options, known, knowns, out, count);
+}
+
+gg_status gg_replica_set_algorithms(gg_replica *r, const gg_conv_choice *choices, int count) {
+    gg_status status = GG_OK;
+    void *block = NULL;
+    GG_TRY(gg_calloc((size_t)count + 1, sizeof *choices, "algorithms of convolutions", &block));
+    if (count > 0) memcpy(block, choices, (size_t)count * sizeof *choices);
+    gg_plans_clear(&r->plans);
+    gg_free(r->algorithms);
+    r->algorithms = block;
+    r->plans.options.conv_choice = block;
+    r->plans.options.conv_choices = count;
+cleanup:
+    return status;
+}
 
 const char *gg_replica_backend_name(const gg_replica *r) {
     if (r->onednn == NULL) return "native";

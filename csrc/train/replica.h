@@ -8,6 +8,7 @@
 
 #include "comm/sample_ring.h"
 #include "data/loader.h"
+#include "nn/measure.h"
 #include "nn/plan.h"
 #include "strategy/tuning.h"
 
@@ -208,6 +209,12 @@ double gg_replica_clock_offset(const gg_replica *replica);
 /* Adds "step 12, WHAT: " to the message of a failure, and returns it. */
 gg_status gg_replica_at(const gg_replica *replica, const char *what, gg_status status);
 const char *gg_replica_backend_name(const gg_replica *replica);
+/* Measures the algorithms of the convolutions of a training step with this batch, as gg_measure_algorithms. */
+gg_status gg_replica_measure_algorithms(gg_replica *replica, int64_t batch, const gg_conv_key *known, int knowns,
+                                        gg_conv_timing **out, int *count);
+/* The algorithms of these convolutions, copied, in place of those given before; the next steps make their plans anew.
+ */
+gg_status gg_replica_set_algorithms(gg_replica *replica, const gg_conv_choice *choices, int count);
 gg_isa gg_replica_isa(const gg_replica *replica);
 /* Of each layer: whether the strategy has computed the gradient of its weight in some step so far; NULL: of none. */
 const bool *gg_replica_fc_partitioned(const gg_replica *replica);

@@ -20,6 +20,7 @@ struct gg_replica {
     gg_exchange *exchange;      /* NULL: a reshape has failed half-way */
     gg_state no_state;          /* then: no arenas, and the steps done */
     gg_plans plans;             /* the plan of the last step is pinned */
+    gg_conv_choice *algorithms; /* of convolutions, as the plans' options have them; NULL: none are set */
     gg_plan_hooks hooks;
     bool failed;           /* in the middle of an exchange: settling is impossible from then on */
     double *layer_seconds; /* modelled forward time of one sample, or of any batch; backward is twice that */

@@ -430,5 +430,5 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
 def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="of each rank; default: OMP_NUM_THREADS, else 1")
     add_backend(parser)
-    help_ = "how 3x3 convolutions are computed; default: auto, each pass of each layer by what is usually faster"
+    help_ = "how 3x3 convolutions are computed; default: auto, each pass of each layer by the fastest"
     parser.add_argument("--conv-algorithm", choices=CONV_ALGORITHMS, default="auto", help=help_)

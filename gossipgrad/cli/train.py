@@ -78,6 +78,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, orders and draws")
     add_machine(parser)
+    help_ = "choose algorithms by fixed rules; default: measure them once, unless $GOSSIPGRAD_TUNE is 0"
+    parser.add_argument("--no-tune", action="store_true", help=help_)
     parser.add_argument(
         "--virtual-ranks",
         type=int,
@@ -197,6 +199,7 @@ def train(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         conv_algorithm=arguments.conv_algorithm,
+        tune=False if arguments.no_tune else None,
         trace=TRACE_SPANS if arguments.trace else 0,
         timeout=timeout,
         straggler=straggler,

@@ -1,0 +1,131 @@
+"""Which algorithm computes each pass of each convolution: measured once on a machine, and the same on all ranks.
+
+A convolution is described by nine numbers: batch, channels, height and width of its input, channels of its output,
+padding, and whether it has a bias and a ReLU. Rank 0 measures those that neither the checkpoint nor the cache knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gossipgrad import environment
+from gossipgrad.files import write_atomically
+
+Key = tuple[int, ...]
+Seconds = dict[str, dict[str, float]]  # by pass, then by algorithm
+Measured = dict[Key, Seconds]
+Measure = Callable[[int, list[Key]], Iterable[tuple[Key, str, str, float]]]  # batch, and what is known already
+PASSES = ("forward", "weights", "data")
+_FIELDS = ("batch", "channels", "height", "width", "filters", "padding_height", "padding_width", "bias", "relu")
+
+
+def cache_path() -> str:
+    """$XDG_CACHE_HOME/gossipgrad/algorithms.json; ~/.cache where that is not set."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "gossipgrad", "algorithms.json")
+
+
+def wanted() -> bool:
+    """Whether $GOSSIPGRAD_TUNE asks for measuring, which it does unless it is 0."""
+    return os.environ.get("GOSSIPGRAD_TUNE", "1") != "0"
+
+
+def machine(isa: str, backend: str, threads: int) -> str:
+    """What the times in the cache are of."""
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        found: dict[str, str] = {}
+        for line in file:
+            name, _, value = line.partition(":")
+            found.setdefault(name.strip(), value.strip())
+        cpu = " ".join(found.get(key, "") for key in ("model name", "cpu family", "model", "stepping"))
+    return f"gossipgrad {environment.VERSION}, {cpu}, {isa}, {backend}, threads {threads}"
+
+
+def _text(key: Key) -> str:
+    return " ".join(map(str, key))
+
+
+def _read(path: str) -> dict[str, dict[str, Seconds]]:
+    """The cache; empty where there is none, or none that can be read: it is measured again then."""
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        found = json.load(file)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, float) and value > 0
+
+
+def _sound(seconds: Any) -> bool:
+    return isinstance(seconds, dict) and all(
+        one in PASSES and isinstance(times, dict) and times and all(map(_number, times.values()))
+        for one, times in seconds.items()
+    )
+
+
+def measured(batch: int, measure: Measure, where: str, path: str, own: Measured | None = None) -> Measured:
+    """The times of all convolutions that have several algorithms, of any batch: those that this trainer has, its own,
+    then those of the cache; what is in neither is measured, and then in the cache."""
+    cache = _read(path)
+    entries = cache.get(where)
+    read: Measured = {}
+    for text, seconds in (entries if isinstance(entries, dict) else {}).items():
+        with contextlib.suppress(ValueError):
+            key = tuple(map(int, text.split()))
+            if len(key) == len(_FIELDS) and _sound(seconds):
+                read[key] = seconds
+    fresh: Measured = {}
+    read |= own or {}
+    for key, one, algorithm, time in measure(batch, list(read)):
+        fresh.setdefault(tuple(key), {}).setdefault(one, {})[algorithm] = time
+    if fresh:
+        cache[where] = {_text(key): seconds for key, seconds in (read | fresh).items()}
+        with contextlib.suppress(OSError):  # a read-only home: measured again by the next process
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_atomically(path, json.dumps(cache, indent=0).encode())
+    return {key: seconds for key, seconds in (read | fresh).items() if key[0] == batch} | (own or {})
+
+
+def fastest(seconds: Seconds) -> tuple[str, str, str]:
+    """Of each pass the algorithm with the shortest time; direct where nothing was measured."""
+
+    def of(one: str) -> str:
+        times = seconds.get(one, {"direct": 0.0})
+        return min(times, key=lambda algorithm: times[algorithm])
+
+    forward, weights, data = map(of, PASSES)
+    return forward, weights, data
+
+
+def report(found: Measured) -> list[dict[str, Any]]:
+    """What was chosen, and what each candidate took, in terms of JSON."""
+    return [
+        {
+            **dict(zip(_FIELDS, key, strict=True)),
+            "algorithms": dict(zip(PASSES, fastest(seconds), strict=True)),
+            "seconds": seconds,
+        }
+        for key, seconds in sorted(found.items())
+    ]
+
+
+def known(described: Iterable[dict[str, Any]]) -> Measured:
+    """The times in a report."""
+    return {tuple(int(one[field]) for field in _FIELDS): one["seconds"] for one in described}
+
+
+def choices(described: Iterable[dict[str, Any]]) -> list[tuple[Key, tuple[str, str, str]]]:
+    """What the core is told, from a report. KeyError, TypeError, ValueError: it is none."""
+    made = []
+    for one in described:
+        forward, weights, data = (str(one["algorithms"][each]) for each in PASSES)
+        made.append((tuple(int(one[field]) for field in _FIELDS), (forward, weights, data)))
+    return made

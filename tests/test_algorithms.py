@@ -1,0 +1,177 @@
+"""The choice of algorithms for convolutions: measured once, cached, the same on all ranks and after a resume."""
+
+import json
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import algorithms
+
+PASSES = algorithms.PASSES
+CANDIDATES = {"direct", "winograd4", "winograd2"}
+KEY = (8, 16, 10, 9, 20, 1, 1, 1, 1)  # of the second convolution of network(), with batches of 8
+SECONDS = {
+    "forward": {"direct": 3.0, "winograd4": 2.0, "winograd2": 1.0},
+    "weights": {"direct": 1.0, "winograd4": 2.0},
+    "data": {"direct": 3.0, "winograd4": 1.0, "winograd2": 2.0},
+}
+CHOSEN = ("winograd2", "direct", "winograd4")
+
+
+def network():
+    layers = [
+        gg.Conv2d(16, 3, padding=1),
+        gg.ReLU(),
+        gg.Conv2d(20, 3, padding=1),
+        gg.ReLU(),
+        gg.Flatten(),
+        gg.Linear(3),
+    ]
+    return gg.Sequential(layers, input=(5, 10, 9))
+
+
+def data(n=32):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((n, 5, 10, 9), np.float32), rng.integers(0, 3, n).astype(np.int32)
+
+
+def fit(trainer, epochs=1, **options):
+    return trainer.fit(*data(), epochs=epochs, batch_size=8, progress=False, **options)
+
+
+def used(trainer):
+    """What the second convolution is computed by."""
+    return {one: algorithm for one, (_, algorithm) in trainer.core.node_algorithms()[3].items()}
+
+
+def refuse(*_):
+    raise AssertionError("measured")
+
+
+@pytest.fixture
+def injected(monkeypatch, tmp_path):
+    """Times that are not measured; the cache is in an empty folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(algorithms, "measured", lambda *_: {KEY: SECONDS})
+
+
+def test_what_is_measured_is_in_the_cache(tmp_path):
+    path = str(tmp_path / "folder" / "cache.json")
+    asked = []
+
+    def measure(batch, known):
+        asked.append((batch, known))
+        return [(KEY, one, name, time) for one in PASSES for name, time in SECONDS[one].items() if KEY not in known]
+
+    assert algorithms.measured(8, measure, "here", path) == {KEY: SECONDS}
+    assert algorithms.measured(8, measure, "here", path) == {KEY: SECONDS}
+    assert algorithms.measured(4, measure, "here", path) == {}
+    assert algorithms.measured(8, measure, "another CPU", path) == {KEY: SECONDS}
+    assert asked == [(8, []), (8, [KEY]), (4, [KEY]), (8, [])]
+    own = {KEY: {"forward": {"direct": 1.0}}}
+    assert algorithms.measured(8, measure, "here", path, own) == own  # what this trainer has used comes first
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"here": 3}', '{"here": {"1 2": {}}}', '{"here": {"8 16 10 9 20 1 1 1 1": {"forward": 0}}}'],
+)
+def test_a_cache_that_cannot_be_read_is_measured_again(tmp_path, text):
+    path = tmp_path / "cache.json"
+    path.write_text(text)
+    rows = [(KEY, one, name, time) for one in PASSES for name, time in SECONDS[one].items()]
+    assert algorithms.measured(8, lambda batch, known: rows if known == [] else [], "here", str(path)) == {KEY: SECONDS}
+    assert json.loads(path.read_text())["here"]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    rows = [(KEY, "forward", "direct", 1.0)]
+    found = algorithms.measured(8, lambda *_: rows, "here", str(tmp_path / "file" / "cache.json"))
+    assert found == {KEY: {"forward": {"direct": 1.0}}}
+
+
+def test_the_fastest_of_each_pass():
+    assert algorithms.fastest(SECONDS) == CHOSEN
+    assert algorithms.fastest({"data": SECONDS["data"]}) == ("direct", "direct", "winograd4")
+    described = json.loads(json.dumps(algorithms.report({KEY: SECONDS})))
+    assert algorithms.choices(described) == [(KEY, CHOSEN)]
+    assert described[0]["seconds"] == SECONDS and described[0]["filters"] == 20
+
+
+def test_the_core_measures_every_candidate():
+    with gg.Trainer(network(), backend="native") as trainer:
+        rows = trainer.core.measure_algorithms(8, [])
+        assert {(key, one): {name for k, o, name, _ in rows if (k, o) == (key, one)} for key, one, *_ in rows} == {
+            ((8, 5, 10, 9, 16, 1, 1, 1, 1), "forward"): CANDIDATES,
+            ((8, 5, 10, 9, 16, 1, 1, 1, 1), "weights"): CANDIDATES,
+            **{(KEY, one): CANDIDATES for one in PASSES},
+        }
+        assert all(seconds > 0 for *_, seconds in rows)
+        assert {key for key, *_ in trainer.core.measure_algorithms(8, [KEY])} == {(8, 5, 10, 9, 16, 1, 1, 1, 1)}
+    with gg.Trainer(network()) as trainer:  # whichever layouts the tables choose
+        assert all(name in CANDIDATES for *_, name, _ in trainer.core.measure_algorithms(8, []))
+
+
+def test_fit_uses_what_was_measured(injected):
+    with gg.Trainer(
+        network(), backend="native", tune=True, comm=gg.VirtualCluster(2), strategy=gg.AllReduce()
+    ) as trainer:
+        history = fit(trainer)
+        assert used(trainer) == dict(zip(PASSES, CHOSEN, strict=True))
+        assert history.algorithms == algorithms.report({KEY: SECONDS})
+        assert history.to_dict()["algorithms"] == history.algorithms and history.settings["tune"] is True
+        assert len(set(trainer.weights_sha256())) == 1
+    with gg.Trainer(network(), backend="native", tune=False) as trainer:
+        assert fit(trainer).algorithms == []
+        assert set(used(trainer).values()) == {"direct"}  # by the rule: too few channels
+    with gg.Trainer(network(), backend="native", tune=True, conv_algorithm="winograd") as trainer:
+        assert fit(trainer).algorithms == []
+        assert set(used(trainer).values()) == {"winograd4"}
+
+
+def test_a_resumed_run_computes_the_same_bits(injected, monkeypatch, tmp_path):
+    options = {"backend": "native", "comm": gg.VirtualCluster(2), "seed": 3}
+    with gg.Trainer(network(), tune=True, **options) as whole:
+        wanted = fit(whole, epochs=2).weights_sha256
+    with gg.Trainer(network(), tune=True, **options) as half:
+        fit(half)
+        half.save(tmp_path / "c")
+    monkeypatch.setattr(algorithms, "measured", refuse)
+    for tune in (True, False):
+        with gg.Trainer(network(), tune=tune, **options) as rest:
+            history = fit(rest, epochs=2, resume=tmp_path / "c")
+            assert history.weights_sha256 == wanted and used(rest) == dict(zip(PASSES, CHOSEN, strict=True))
+    with gg.Trainer(network(), tune=False, conv_algorithm="direct", **options) as other:
+        assert fit(other, epochs=2).weights_sha256 != wanted
+    with gg.Trainer(network(), tune=False, **options) as first:  # of rules, and so it goes on
+        fit(first)
+        first.save(tmp_path / "rules")
+        wanted = fit(first, epochs=1).weights_sha256
+    with gg.Trainer(network(), tune=True, **options) as rest:
+        assert fit(rest, epochs=2, resume=tmp_path / "rules").weights_sha256 == wanted
+
+
+def test_without_a_word_tests_do_not_measure(monkeypatch):
+    monkeypatch.setattr(algorithms, "measured", refuse)
+    with gg.Trainer(network()) as trainer:
+        fit(trainer)
+    monkeypatch.delenv("GOSSIPGRAD_TUNE")
+    with gg.Trainer(network()) as trainer, pytest.raises(AssertionError, match="measured"):
+        fit(trainer)
+
+
+def test_measuring_for_itself(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with gg.Trainer(network(), backend="native", tune=True) as trainer:
+        first = fit(trainer).algorithms
+    assert len(first) == 2 and (tmp_path / "gossipgrad" / "algorithms.json").exists()
+    with gg.Trainer(network(), backend="native", tune=True) as trainer:
+        assert fit(trainer).algorithms == first
+
+
+@pytest.mark.parametrize("choices", [{}, [3], [(KEY, ("direct",))], [(KEY[:3], CHOSEN)], [(KEY, ("fft",) * 3)]])
+def test_choices_are_checked(choices):
+    with gg.Trainer(network()) as trainer, pytest.raises((TypeError, ValueError)):
+        trainer.core.set_algorithms(choices)
