@@ -382,6 +382,9 @@ def shrunk_twice(comm=None):
         core.run(3)
     assert core.run(steps) == steps
     found += [trainer.weights_sha256(), core.end_epoch()["samples"]]
+    core.load_arena("weight", {key: np.full_like(array, np.nan) for key, array in core.arena("weight").items()})
+    with pytest.raises(FloatingPointError, match="are not finite"):  # on every rank, though rank 0 alone looks
+        core.plan_shrink({"conv": 0.0})
     rank = trainer.rank
     trainer.close()
     return found, rank
